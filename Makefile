@@ -108,7 +108,7 @@ $(READY): pyproject.toml constraints.txt Makefile
 	fi; \
 	$$pip install --quiet --no-cache-dir --disable-pip-version-check --constraint constraints.txt uv; \
 	echo 'set-up 3/5  the packages of constraints.txt (4 GB; downloaded the first time)'; \
-	$(UV_INSTALL) $(TORCH_BACKEND) --build-constraints constraints.txt --editable '.[cpu,docker,wandb]' --group dev; \
+	$(UV_INSTALL) $(TORCH_BACKEND) --build-constraints constraints.txt --editable '.[cpu,docker,images,wandb]' --group dev; \
 	echo 'set-up 4/5  torchstore, whose own pins are older than what it runs with'; \
 	$(UV_INSTALL) --no-deps torchstore; \
 	echo 'set-up 5/5  reasoning-gym, where a C compiler can build what it needs'; \

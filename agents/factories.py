@@ -25,7 +25,7 @@ async def open_scripted(script: str, settings: AgentSettings) -> AsyncIterator[A
     """
     if settings.temperature is not None or settings.top_p is not None or settings.deterministic:
         raise UserError("a scripted agent does not sample: leave --temperature, --top-p and --deterministic out")
-    _check_thinking(settings)
+    _check_no_model(settings)
     if settings.idle_seconds is not None:
         raise UserError("a scripted agent does not stream: leave --idle-seconds out and set --answer-seconds instead")
     if script == "expert" and not hasattr(env_class(settings.env), "expert"):
@@ -50,7 +50,7 @@ async def open_openai(endpoint: str, settings: AgentSettings) -> AsyncIterator[A
         raise UserError(
             "an external endpoint does not guarantee equal answers: leave --deterministic out and set --temperature 0"
         )
-    _check_thinking(settings)
+    _check_no_model(settings)
     model, _, url = re.sub(r"@(?=https?://)", "\0", endpoint, count=1).partition("\0")
     agent = ChatAgent(
         model,
@@ -69,9 +69,15 @@ async def open_openai(endpoint: str, settings: AgentSettings) -> AsyncIterator[A
         yield agent
 
 
-def _check_thinking(settings: AgentSettings) -> None:
+def _check_no_model(settings: AgentSettings) -> None:
+    """Refuse what only a model in an engine of ours has."""
     if settings.thinking is not None:
         raise UserError(
             f"thinking is {settings.thinking!r}, which is for local models, vllm: and checkpoint:, whose prompts are "
             "rendered here: leave --thinking out"
+        )
+    if settings.adapter:
+        raise UserError(
+            f"the adapter is {settings.adapter}, which is for local models, vllm: and checkpoint:, whose engine "
+            "computes with it: leave --adapter out"
         )

@@ -6,6 +6,7 @@ import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
+from agents.answer_form import check_answer
 from agents.renderer.dialects import from_openai
 from forge_env.core.episode import Turn
 from forge_env.core.errors import PolicyError, UserError
@@ -83,7 +84,8 @@ class ScriptedAgent:
     share with a lock. A coroutine runs on the event loop and needs no thread.
 
     The calls of a scripted message are in OpenAI's form, with `arguments` as an object; missing ids are filled in.
-    Arguments that are text stay unchanged, valid JSON or not, like those of a model.
+    Arguments that are text stay unchanged, valid JSON or not, like those of a model. Where the environment asks for a
+    form, see `NextTurn.constraint`, the answer of the function is checked.
 
     Args:
         script: the function.
@@ -93,6 +95,8 @@ class ScriptedAgent:
         name: of the script, for messages; that of the function by default.
         answer_seconds: time limit for an answer, in seconds.
     """
+
+    constrains = True
 
     def __init__(
         self,
@@ -112,14 +116,26 @@ class ScriptedAgent:
         """Ask the script for one turn.
 
         Raises:
-            PolicyError: when the script returns no assistant message.
+            PolicyError: when the script returns no assistant message, or one of another form than was asked for.
             BaseException: whatever the script raises.
         """
         message = _checked(self._name, await self._script(conversation.messages))
         calls = from_openai(message)
         action = Action(message=message, tool_calls=calls)
+        constraint = conversation.constraint
+        label = ""
+        if constraint is not None:
+            label = constraint.label
+            check_answer(constraint, action, f"the script {self._name}")
         if self._renderer is None:
-            return Turn(kind="text", observation=conversation.observation, message=message, tool_calls=calls), action
+            turn = Turn(
+                kind="text",
+                observation=conversation.observation,
+                message=message,
+                tool_calls=calls,
+                constraint=label,
+            )
+            return turn, action
         prompt, old, starts_row = self._renderer.next_prompt(conversation, tools)
         turn = Turn(
             kind="tokens",
@@ -129,6 +145,7 @@ class ScriptedAgent:
             prompt_ids=tuple(prompt[old:]),
             token_ids=tuple(self._renderer.write(message)),
             starts_row=starts_row,
+            constraint=label,
         )
         return turn, action
 

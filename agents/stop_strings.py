@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from forge_env.core.turn import first_versions
 from forge_env.core.types import Completion
 
 
@@ -30,16 +31,7 @@ def truncate_at_stop(completion: Completion, stop: Sequence[str], decode: Callab
         completion,
         token_ids=ids[:low],
         logprobs=completion.generator_logprobs[:low],
-        versions=_first(completion.versions, low),
+        versions=first_versions(completion.versions, low),
         finish_reason="stop",
+        constrained=max(0, completion.constrained - len(ids) + low),
     )
-
-
-def _first(versions: Sequence[tuple[int, int]], count: int) -> tuple[tuple[int, int], ...]:
-    """The version spans of the first `count` tokens."""
-    kept: list[tuple[int, int]] = []
-    for version, length in versions:
-        if count > 0:
-            kept.append((version, min(length, count)))
-        count -= length
-    return tuple(kept)

@@ -49,16 +49,27 @@ async def sample_within(
     inserted = tuple(close) if is_in_thought(first.token_ids) else ()
     begun = (*first.token_ids, *inserted)
     rest = await ask((*prompt, *begun), replace(sampling, max_tokens=sampling.max_tokens - len(begun)), 1)
+    return joined(first, inserted, rest), [first.prompt_ids, rest.prompt_ids]
+
+
+def joined(first: Completion, inserted: Sequence[int], rest: Completion) -> Completion:
+    """Join the completions of two requests of a turn, with the tokens that were inserted between them.
+
+    Raises:
+        InvariantError: when the engine has seen another prompt than the tokens so far.
+    """
+    begun = (*first.token_ids, *inserted)
     if rest.prompt_ids != (*first.prompt_ids, *begun):
         raise InvariantError("what the engine saw of a turn's second request is not the turn so far")
-    whole = replace(
+    known = len(first.prompt_ids) + len(first.token_ids) - 1
+    return replace(
         rest,
         prompt_ids=first.prompt_ids,
         token_ids=(*begun, *rest.token_ids),
         logprobs=(*first.logprobs, *(0.0 for _ in inserted), *rest.logprobs),
         versions=(*first.versions, *([(NOT_SAMPLED, len(inserted))] if inserted else []), *rest.versions),
+        routes=(*first.routes, *(routes.within(known, routes.end) for routes in rest.routes)),
     )
-    return whole, [first.prompt_ids, rest.prompt_ids]
 
 
 def context_digest(seen: Sequence[Sequence[int]], versions: Sequence[tuple[int, int]]) -> str:

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from agents.constrained import ConstrainedTurn
 from agents.renderer.families import Thinking
 from agents.renderer.rendering import Renderer
 from agents.stop_strings import truncate_at_stop
 from agents.thought_budget import context_digest, sample_within
 from forge_env.core.episode import Turn
-from forge_env.core.protocols import ANSWER_SECONDS, ContextFull, Conversation, NextTurn, Policy
-from forge_env.core.types import Action, Completion, Message, Sampling, ToolSpec
+from forge_env.core.protocols import ANSWER_SECONDS, ContextFull, Conversation, NextTurn, Policy, PromptCounted
+from forge_env.core.types import NOT_SAMPLED, Action, Completion, Message, Sampling, TokenLogprob, ToolSpec
 
 _DEFAULT_TURN = NextTurn()
 
@@ -29,6 +30,9 @@ class TokenAgent:
     """
 
     completes = True
+    constrains = True
+    gives_logprobs = True
+    counts = True
 
     def __init__(
         self,
@@ -54,6 +58,8 @@ class TokenAgent:
 
         Raises:
             ContextFull: when the prompt leaves no room to answer.
+            PromptCounted: when it is only to be counted.
+            TurnRefused: when the answer cannot be held to its form: by the policy, or for a feature of the schema.
             PolicyError: when the policy did not answer.
         """
         asked, observation = conversation.asked or _DEFAULT_TURN, conversation.observation
@@ -62,15 +68,20 @@ class TokenAgent:
         else:
             prompt, old, starts_row = self.renderer.plain_prompt(conversation, asked.prompt)
             observation = (_as_message(self.renderer.decode(prompt[old:])),)
+        if asked.count:
+            raise PromptCounted(len(prompt))
         room = min(conversation.max_turn_tokens, conversation.max_tokens - len(prompt))
         if asked.max_tokens is not None:
             room = min(room, asked.max_tokens)
         if room < 1:
             raise ContextFull(f"the prompt has {len(prompt)} tokens, and the context {conversation.max_tokens}")
-        completion, seen = await self._sample(conversation, asked, prompt, room)
+        grammar = self.renderer.grammar(asked.constraint, tools) if asked.constraint is not None else ""
+        completion, seen = await self._sample(conversation, asked, prompt, room, grammar)
         if asked.stop:
             completion = truncate_at_stop(completion, asked.stop, self.renderer.decode)
         action = self.renderer.read(completion.token_ids, completion.finish_reason)
+        # Of the earlier turns' tokens only the last one was no input yet, and the last one of this turn is not.
+        first, end = max(0, old - 1), len(prompt) + len(completion.token_ids) - 1
         turn = Turn(
             kind="sampled",
             observation=observation,
@@ -83,6 +94,9 @@ class TokenAgent:
             starts_row=starts_row,
             context_digest=context_digest(seen, completion.versions),
             finish_reason=completion.finish_reason,
+            routes=tuple(routes.within(first, end) for routes in completion.routes) if completion.routes else (),
+            constraint="" if asked.constraint is None else asked.constraint.label,
+            constrained=completion.constrained,
         )
         if conversation.asked is not None:
             usage = {"prompt_tokens": len(prompt), "completion_tokens": len(completion.token_ids)}
@@ -90,6 +104,8 @@ class TokenAgent:
         if asked.prompt is not None:
             text = self.renderer.plain_text(completion.token_ids)
             action = replace(action, message={"role": "assistant", "content": text}, tool_calls=())
+        if asked.logprobs:
+            action = replace(action, logprobs=self._logprobs(turn))
         return turn, action
 
     async def end_conversation(self, request_id: str) -> None:
@@ -97,8 +113,18 @@ class TokenAgent:
         if (end := getattr(self._policy, "end_conversation", None)) is not None:
             await end(request_id)
 
+    def _logprobs(self, turn: Turn) -> tuple[TokenLogprob, ...]:
+        """Of the sampled tokens of a turn, without the token that ended it."""
+        versions = [version for version, count in turn.versions for _ in range(count)]
+        sampled = [
+            TokenLogprob(self.renderer.token_bytes(token), logprob)
+            for token, logprob, version in zip(turn.token_ids, turn.generator_logprobs, versions, strict=True)
+            if version != NOT_SAMPLED
+        ]
+        return tuple(sampled[:-1] if turn.token_ids[-1] in self.renderer.stop_token_ids else sampled)
+
     async def _sample(
-        self, conversation: Conversation, asked: NextTurn, prompt: Sequence[int], room: int
+        self, conversation: Conversation, asked: NextTurn, prompt: Sequence[int], room: int, grammar: str
     ) -> tuple[Completion, list[tuple[int, ...]]]:
         """Sample the tokens of one turn; returns them, and the prompt of each request as the engine reports it."""
         turn, seed, session = len(conversation.turns), conversation.seed, conversation.request_id
@@ -110,10 +136,12 @@ class TokenAgent:
             seed=None if seed is None else _turn_seed(seed, turn, 0),
             stop_token_ids=self.renderer.stop_token_ids,
             stop=asked.stop,
+            grammar=grammar,
         )
         budget = conversation.max_thinking_tokens
         # A plain prompt has no template, and so no thought.
-        if not budget or not self.renderer.thinks or asked.prompt is not None:
+        thinks = self.renderer.thinks and asked.prompt is None
+        if not grammar and not (budget and thinks):
             completion = await self._policy.generate(prompt, sampling, request_id=request_id, session=session)
             return completion, [completion.prompt_ids]
 
@@ -123,6 +151,9 @@ class TokenAgent:
             id_ = f"{request_id}+{number}" if number else request_id
             return await self._policy.generate(prompt_ids, sampling, request_id=id_, session=session)
 
+        if grammar:
+            constrained = ConstrainedTurn(ask=ask, renderer=self.renderer, budget=budget)
+            return await constrained.sample(prompt, sampling, thinks=thinks)
         return await sample_within(
             ask,
             prompt,

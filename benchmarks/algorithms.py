@@ -17,7 +17,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from benchmarks.demo import KEPT
+from benchmarks.demo import KEPT, commit
 from benchmarks.machine import describe
 
 ALGORITHMS = ("grpo", "dapo", "gspo", "sapo", "cispo", "reinforce")
@@ -84,7 +84,7 @@ def main() -> int:
             run(algorithm, known.env, options, folders[0])
         newest = {name: next(f for f in folders if (f / name / "summary.json").is_file()) for name in ALGORITHMS}
         results = [read(algorithm, folder) for algorithm, folder in newest.items()]
-    written = {"machine": describe(), "env": known.env, "options": options, "runs": results}
+    written = {"machine": describe(), "commit": commit(), "env": known.env, "options": options, "runs": results}
     RESULTS.write_text(json.dumps(written, indent=2) + "\n")
     draw(results, known.env)
     for result in results:

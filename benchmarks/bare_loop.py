@@ -3,9 +3,10 @@
     python -m benchmarks.bare_loop --run outputs/RUN
     python -m benchmarks.bare_loop --compare-latest
 
-It samples 64 two-turn episodes with transformers' own model and cache, looks the tool's answer up in Python, and takes
-one AdamW step. That is the least that the algorithm costs on this machine; the run's own step is given as a multiple of
-it. What it leaves out is the point: isolation, scheduling, weight transport, token-exact records.
+It samples as many two-turn episodes as a step of the run has, with transformers' own model and cache, looks the tool's
+answer up in Python, and takes one AdamW step. That is the least that the algorithm costs on this machine; the run's own
+step is given as a multiple of it. What it leaves out is the point: isolation, scheduling, weight transport, token-exact
+records.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import yaml
 from torch.nn.functional import log_softmax
 from transformers import AutoModelForCausalLM
 from transformers.utils.logging import disable_progress_bar
@@ -32,15 +34,22 @@ from forge_env.core.types import Message, Task
 from forge_env.registry.registry import env_class
 from trainers.objective.advantages import group_relative
 
-PROMPTS, GROUP, STEPS = 8, 8, 12
+STEPS = 12
 FIRST_TURN_TOKENS = 32
 SECOND_TURN_TOKENS = 32
 
 
 class BareLoop:
-    """One model, one optimizer, one process."""
+    """One model, one optimizer, one process.
 
-    def __init__(self, model: Path, env_name: str) -> None:
+    Args:
+        model: a Hugging Face folder.
+        env_name: code_exec or math.
+        group: episodes of a prompt.
+    """
+
+    def __init__(self, model: Path, env_name: str, group: int) -> None:
+        self.group = group
         self.env = env_class(env_name)
         self.renderer = Renderer(model)
         self.model: Any = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32, attn_implementation="sdpa")
@@ -153,7 +162,7 @@ class BareLoop:
         ids = padded("ids", torch.long)
         mask, old = padded("mask", torch.float32)[:, 1:], padded("logprobs", torch.float32)[:, 1:]
         rewards = [e["reward"] for e in episodes]
-        groups = [group_relative(rewards[i : i + GROUP]) for i in range(0, len(rewards), GROUP)]
+        groups = [group_relative(rewards[i : i + self.group]) for i in range(0, len(rewards), self.group)]
         advantages = torch.tensor([a for group in groups for a in group])[:, None]
         new = log_softmax(self.model(ids).logits[:, :-1], -1).gather(2, ids[:, 1:, None])[..., 0]
         ratio = ((new - old) * mask).exp()
@@ -164,14 +173,14 @@ class BareLoop:
         self.optimizer.zero_grad()
 
 
-def measure(model: Path, env_name: str) -> dict[str, Any]:
-    """Time STEPS steps; returns the medians in seconds."""
+def measure(model: Path, env_name: str, prompts: int, group: int) -> dict[str, Any]:
+    """Time STEPS steps of `prompts` groups; returns the medians in seconds."""
     torch.manual_seed(0)
-    loop = BareLoop(model, env_name)
-    tasks = loop.env.tasks("train", count=PROMPTS * STEPS, seed=0)
+    loop = BareLoop(model, env_name, group)
+    tasks = loop.env.tasks("train", count=prompts * STEPS, seed=0)
     sampling, training, tokens, rewards = [], [], [], []
     for step in range(STEPS):
-        batch = [task for task in tasks[step * PROMPTS : (step + 1) * PROMPTS] for _ in range(GROUP)]
+        batch = [task for task in tasks[step * prompts : (step + 1) * prompts] for _ in range(group)]
         started = time.perf_counter()
         episodes = loop.rollouts(batch)
         sampled = time.perf_counter()
@@ -182,6 +191,7 @@ def measure(model: Path, env_name: str) -> dict[str, Any]:
         rewards.append(statistics.fmean(e["reward"] for e in episodes))
     steps = [a + b for a, b in zip(sampling, training, strict=True)]
     return {
+        "episodes": prompts * group,
         "bare_step_seconds": statistics.median(steps),
         "bare_sampling_seconds": statistics.median(sampling),
         "bare_training_seconds": statistics.median(training),
@@ -207,12 +217,15 @@ def main() -> int:
         return 2
     summary = json.loads((run / "summary.json").read_text())
     disable_progress_bar()
-    result = measure(run / "model", summary["env"])
+    config = yaml.safe_load((run / "config.yaml").read_text())
+    training, group = config["training"], config[summary["algorithm"]]["n_samples"]
+    prompts = training["batch_size"] * training["gradient_accumulation_steps"]
+    result = measure(run / "model", summary["env"], prompts, group)
     result["run_step_seconds"] = summary["median_step_seconds"]
     result["ratio"] = result["run_step_seconds"] / result["bare_step_seconds"]
     (run / "bare_loop.json").write_text(json.dumps(result, indent=2) + "\n")
     print(
-        f"one step of {PROMPTS * GROUP} two-turn episodes: {result['run_step_seconds']:.2f} s in the run "
+        f"one step of {prompts * group} two-turn episodes: {result['run_step_seconds']:.2f} s in the run "
         f"(engine, actors, sandbox, store), {result['bare_step_seconds']:.2f} s in the bare single-process loop "
         f"({result['bare_sampling_seconds']:.2f} s sampling + {result['bare_training_seconds']:.2f} s training): "
         f"{result['ratio']:.2f}x"

@@ -43,6 +43,16 @@ def file_tasks(data: str, split: str, *, count: int, seed: int, make: Callable[[
     return random.Random(seed).sample(list(tasks_by_id.values()), count)
 
 
+def all_file_tasks(data: str, *, make: Callable[[Any, str], Task]) -> list[Task]:
+    """Return every task of a file, in its order; the first of equal tasks counts. Arguments and errors as above."""
+    path = Path(data).expanduser()
+    tasks_by_id: dict[str, Task] = {}
+    for number, row in _rows(path):
+        task = make(row, f"{path}:{number}")
+        tasks_by_id.setdefault(task.id, task)
+    return list(tasks_by_id.values())
+
+
 def _rows(path: Path) -> Iterator[tuple[int, Any]]:
     try:
         with path.open(encoding="utf-8-sig") as file:  # some editors begin a file with a byte order mark

@@ -34,11 +34,15 @@ def draw_tasks(
     draw: Callable[[random.Random], C],
     pair: Callable[[C], tuple[str, int]],
     make: Callable[[C], Task],
+    by_pair_only: bool = False,
 ) -> list[Task]:
     """Draw `count` distinct tasks of a split.
 
     A content is held out when its pair of operation and constant is, or by its own hash. Half of the "test" tasks have
     pairs that are not in training, the other half new combinations of known parts.
+
+    Args:
+        by_pair_only: hold out nothing by its own hash, so that all "test" tasks have pairs that are not in training.
 
     Raises:
         UserError: for an unknown split, or more tasks than there are.
@@ -53,10 +57,10 @@ def draw_tasks(
             break
         content = draw(rng)
         new_pair = is_held_out_pair(*pair(content))
-        held_out = new_pair or bucket(content, 10) == 0
+        held_out = new_pair or (not by_pair_only and bucket(content, 10) == 0)
         if content in contents or held_out != (split == "test"):
             continue
-        if split == "test" and new_pair and unseen_pairs >= (count + 1) // 2:
+        if split == "test" and not by_pair_only and new_pair and unseen_pairs >= (count + 1) // 2:
             continue
         unseen_pairs += new_pair
         contents[content] = None

@@ -6,18 +6,21 @@ import importlib
 import inspect
 import os
 import typing
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from forge_env.core.errors import SandboxUnavailable, UserError, nearest
-from forge_env.core.sandbox import Sandbox
 
-Opener = Callable[..., Awaitable[Sandbox]]
+Opener = Callable[..., Awaitable[Any]]
 
 BACKENDS = {
     "namespace": "sandboxes.host.namespace:open_namespace_sandbox",
     "docker": "sandboxes.docker.backend:open_docker_sandbox",
     "subprocess": "sandboxes.host.insecure:open_insecure",
+}
+WORKSPACE_BACKENDS = {
+    "namespace": "sandboxes.workspaces.namespace:open_namespace_workspaces",
+    "docker": "sandboxes.workspaces.docker:open_docker_workspaces",
 }
 AUTO = ("namespace", "docker")
 """Backends that "auto" tries, in order; never the one without isolation."""
@@ -34,9 +37,9 @@ def chosen(name: str) -> str:
     return name
 
 
-def load_backend(name: str) -> Opener:
+def load_backend(name: str, backends: Mapping[str, str] = BACKENDS) -> Opener:
     """Return the function that opens a backend. Raises SandboxUnavailable if a package is not installed."""
-    module, function = BACKENDS[name].split(":")
+    module, function = backends[name].split(":")
     try:
         opener: Opener = getattr(importlib.import_module(module), function)
     except ModuleNotFoundError as error:

@@ -68,8 +68,12 @@ def pytest_unconfigure() -> None:
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """A run that has written to the home folder has failed, and names what it left; each worker has its own."""
-    left = sorted(str(path.relative_to(HOME)) for path in HOME.rglob("*") if not path.is_dir())
+    """A run that has written to the home folder has failed, and names what it left; each worker has its own.
+
+    The compiled kernels that a GPU's driver keeps there are its own.
+    """
+    files = (path.relative_to(HOME) for path in HOME.rglob("*") if not path.is_dir())
+    left = sorted(str(path) for path in files if path.parts[0] != ".nv")
     if hasattr(session.config, "workeroutput"):
         session.config.workeroutput[WRITTEN] = left
         shutil.rmtree(HOME, ignore_errors=True)  # a worker runs nothing at exit

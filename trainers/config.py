@@ -35,7 +35,7 @@ SHORT_OPTIONS = {
 class ModelConfig:
     path: str = ""
     """A Hugging Face folder or hub id; empty makes a small Qwen3 on the spot."""
-    size: Literal["tiny", "100m"] = "tiny"
+    size: Literal["tiny", "100m", "tiny-moe"] = "tiny"
     """Of the model that is made on the spot: half a million parameters, or a hundred million."""
 
 
@@ -102,15 +102,18 @@ class WarmupConfig:
 
     steps: int = -1
     """Optimizer steps at most; -1 is 200 for a model made on the spot, and none for a model that was given."""
-    until_success: float = 0.25
+    until_success: float = 0.22
     """Stop as soon as the policy solves this share of the probe tasks; 1 never stops early."""
-    probe_every: int = 4
+    probe_every: int = 2
     """Steps between two probes."""
-    probe_tasks: int = 64
+    probe_tasks: int = 96
     """Training tasks of one probe, none of them among the demonstrations."""
     demonstrations: int = 1024
     batch_size: int = 32
     """Demonstrations of one optimizer step."""
+    balance: Literal["none", "length"] = "length"
+    """"length" shows demonstrations of every common length, in tokens, equally often; "none" shows every demonstration
+    equally often."""
     learning_rate: float = 3e-3
     learning_rate_warmup: int = 50
     """Steps over which the learning rate rises from 0."""
@@ -120,18 +123,19 @@ class WarmupConfig:
 class TrainingConfig:
     steps: int = 120
     seed: int = 0
-    batch_size: int = 8
+    batch_size: int = 12
     """Global prompts (= groups) per micro-step, over all ranks."""
     gradient_accumulation_steps: int = 1
     """Micro-steps per optimizer step; an optimizer step has batch_size times this many groups."""
     sync_interval: int = 1
     """Optimizer steps between two updates of the engine's weights: the number of mini-batches per batch of rollouts, 4
     in GSPO's paper and 16 in DAPO's. Each mini-batch has the groups of one step."""
-    learning_rate: float = 5e-4
+    learning_rate: float = 6e-4
     lr_schedule: Literal["constant", "linear", "cosine"] = "linear"
     """Learning rate after its warm-up: "linear" and "cosine" decay to 0 at the last step."""
-    warmup_steps: int = 0
-    """Steps over which the learning rate rises from 0."""
+    warmup_steps: int = -1
+    """Steps over which the learning rate rises from 0; -1 is a twentieth of the steps, and 10 at most. AdamW's first
+    steps move every weight by the whole learning rate, which can undo what a small model knows."""
     weight_decay: float = 0.0
     max_grad_norm: float = 1.0
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
@@ -204,12 +208,27 @@ class LoraConfig:
     targets: list[str] = field(default_factory=lambda: ["all-linear"])
     """The matrices that get an adapter: all-linear, or any of q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj and
     down_proj, with commas between them."""
-    publish: Literal["merged", "adapter"] = "merged"
-    """What the engine gets: the weights with the adapters merged in float32, or the adapters alone, which it computes
-    beside the weights that it started with."""
+    publish: Literal["auto", "merged", "adapter"] = "auto"
+    """What the engine gets: "merged" weights, summed in float32; or the "adapter" alone, which it computes beside the
+    weights that it started with. "auto" is merged for an engine in float32 and for a model with experts, and else
+    adapter for one in bfloat16, whose rounding would swallow small updates of merged weights."""
     adapter: str = ""
     """An adapter in PEFT's format to start from: a folder with adapter_config.json; its rank, alpha and targets must be
     those set here. The KL penalty is then against it."""
+
+
+@dataclass(kw_only=True)
+class MoEConfig:
+    """Models with experts; docs/experts.md."""
+
+    replay: Literal["auto", "on", "off"] = "auto"
+    """Whether the trainer computes tokens with the experts that the engine chose for them (routing replay); "auto" does
+    in a policy-gradient run of a model with experts."""
+    compare_interval: int = 20
+    """With replay: the first optimizer step, and from there on each after so many, also measures how far trainer and
+    engine are apart without it, which takes one forward pass more; 0 never does."""
+    record_routes: bool = False
+    """Write the experts that the engine chose into the files of episodes, too: most of their size then."""
 
 
 @dataclass(kw_only=True)
@@ -354,6 +373,9 @@ class ParallelismConfig:
     """Processes that share every row, each with a part of its tokens; weights are sharded over them as well. For rows
     whose activations do not fit on one GPU."""
     expert_parallel_degree: int = 1
+    """Processes that the experts of each layer are spread over, of a model that has experts. They are those of the
+    other degrees but replicas: it divides their number, and the number of experts. Tokens are exchanged between them,
+    and each gathers the weights of its own experts only."""
 
 
 @dataclass(kw_only=True)
@@ -409,6 +431,9 @@ class MetricsConfig:
     """The run's name at W&B; empty is that of the run's folder."""
     sinks: list[str] = field(default_factory=list)
     """Sinks of your own, "module:Class", with commas between them; see trainers/metrics/sink.py."""
+    otel: Literal["off", "spans", "messages"] = "off"
+    """OpenTelemetry spans of episodes, turns and tool calls, sent to OTEL_EXPORTER_OTLP_TRACES_ENDPOINT;
+    "messages" sends the texts of messages, arguments and results, too."""
     system_seconds: float = 10.0
     """Seconds between two measurements of CPU, memory, disk and GPUs; 0 is none."""
 
@@ -429,6 +454,7 @@ class RunConfig:
     warmup: WarmupConfig = field(default_factory=WarmupConfig)
     training: TrainingConfig = field(default_factory=TrainingConfig)
     lora: LoraConfig = field(default_factory=LoraConfig)
+    moe: MoEConfig = field(default_factory=MoEConfig)
     services: ServicesConfig = field(default_factory=ServicesConfig)
     launcher: LauncherConfig = field(default_factory=LauncherConfig)
     deadlines: DeadlinesConfig = field(default_factory=DeadlinesConfig)
@@ -449,6 +475,11 @@ class RunConfig:
     def groups_per_step(self) -> int:
         """Groups of one optimizer step."""
         return self.training.batch_size * self.training.gradient_accumulation_steps
+
+    def rising_steps(self, steps: int) -> int:
+        """Of so many optimizer steps, those over which the learning rate rises from 0."""
+        given = self.training.warmup_steps
+        return given if given >= 0 else min(10, steps // 20)
 
     @property
     def staleness(self) -> int:

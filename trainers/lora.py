@@ -7,33 +7,21 @@ trained. trainers/titan/lora.py builds them; trainers/titan/adapter_files.py rea
 from __future__ import annotations
 
 import difflib
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from agents.generator.adapter_folder import read_config
+from agents.generator.lora_slot import RANKS, TARGETS
 from forge_env.core.errors import UserError
-from trainers.config import LoraConfig
+from trainers.config import LoraConfig, RunConfig
 from trainers.model.shape import ModelShape
 
 ALL = "all-linear"
-TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-"""The matrices of a transformer block, by Hugging Face's names: what "all-linear" stands for."""
-CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
-"""The two files of an adapter in PEFT's format."""
-_PLAIN: dict[str, tuple[Any, ...]] = {
-    "peft_type": ("LORA",),
-    "bias": ("none", None),
-    "use_rslora": (False, None),
-    "use_dora": (False, None),
-    "fan_in_fan_out": (False, None),
-    "rank_pattern": ({}, None),
-    "alpha_pattern": ({}, None),
-    "modules_to_save": ([], None),
-    "layers_to_transform": ([], None),
-}
-"""Settings of PEFT, and the values under which an adapter is what the formula above says."""
+"""What stands for all of `TARGETS`."""
+IN_ATTENTION, IN_MLP = TARGETS[:4], TARGETS[4:]
+"""The latter are no single matrices in a model with experts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,38 +52,67 @@ class Lora:
         return shape.num_hidden_layers * self.parameters_of_layer(shape)
 
 
+def published_parameters(lora: Lora | None, shape: ModelShape) -> int:
+    """Numbers of one snapshot of the weights that an engine gets."""
+    return lora.parameters(shape) if lora and lora.publish == "adapter" else shape.parameters
+
+
 def target_sizes(shape: ModelShape) -> dict[str, tuple[int, int]]:
     """Inputs and outputs of the matrix of each target."""
     h, q, k, m = shape.hidden_size, shape.query_size, shape.key_value_size, shape.intermediate_size
     return dict(zip(TARGETS, [(h, q), (h, k), (h, k), (q, h), (h, m), (h, m), (m, h)], strict=True))
 
 
-def lora_of(config: LoraConfig) -> Lora | None:
-    """The adapters that a config asks for, which `check_config` has checked; None for training all weights."""
-    if config.rank < 1:
+def lora_of(config: RunConfig, shape: ModelShape | None = None) -> Lora | None:
+    """The adapters that a config asks for, which `check_config` has checked; None for training all weights.
+
+    `shape` is that of the model, where it is known: what the engine gets depends on it.
+    """
+    section = config.lora
+    if section.rank < 1:
         return None
     return Lora(
-        rank=config.rank,
-        alpha=float(config.alpha),
-        targets=tuple(name for name in TARGETS if name in config.targets) or TARGETS,
-        adapter=str(Path(config.adapter).expanduser().resolve()) if config.adapter else "",
-        publish=config.publish,
+        rank=section.rank,
+        alpha=float(section.alpha),
+        targets=tuple(name for name in TARGETS if name in section.targets) or TARGETS,
+        adapter=str(Path(section.adapter).expanduser().resolve()) if section.adapter else "",
+        publish=choose_publish(section, config.engine_dtype, shape)[0],
     )
 
 
-def check_config(config: LoraConfig) -> None:
+def choose_publish(config: LoraConfig, engine_dtype: str, shape: ModelShape | None = None) -> tuple[str, str]:
+    """What the engine gets, "merged" weights or the "adapter" alone, and why that was chosen.
+
+    Args:
+        config: the section.
+        engine_dtype: what the engine computes in, "float32" or "bfloat16".
+        shape: of the model; None where it is not known yet.
+    """
+    if config.publish != "auto":
+        return config.publish, "as --lora.publish says"
+    if engine_dtype == "float32":
+        return "merged", "an engine in float32 has merged weights without rounding, and is the fastest with them"
+    if shape is not None and shape.num_experts:
+        return "merged", "the model has experts, whose kernels differ in an engine that holds adapters"
+    if config.rank > RANKS[-1]:
+        return "merged", f"the engine takes adapters of rank up to {RANKS[-1]}"
+    return "adapter", f"an engine in {engine_dtype} would round small updates of merged weights away"
+
+
+def check_config(config: RunConfig) -> None:
     """Check the names of the targets, and the adapter to start from.
 
     Raises:
         UserError: for an unknown target, or an adapter folder that does not fit the other settings.
     """
-    if list(config.targets) != [ALL]:
-        _check_targets(config.targets)
+    section = config.lora
+    if list(section.targets) != [ALL]:
+        _check_targets(section.targets)
     lora = lora_of(config)
-    if lora is None and config.adapter:
+    if lora is None and section.adapter:
         raise UserError(
-            f"--lora.adapter is {config.adapter} and --lora.rank is 0, which trains all weights: set the latter to the "
-            "adapter's rank, which its adapter_config.json names r"
+            f"--lora.adapter is {section.adapter} and --lora.rank is 0, which trains all weights: set the latter "
+            "to the adapter's rank, which its adapter_config.json names r"
         )
     if lora is not None and lora.adapter:
         check_adapter(Path(lora.adapter), lora)
@@ -141,21 +158,7 @@ def check_adapter(folder: Path, lora: Lora) -> None:
     Raises:
         UserError: when it has not.
     """
-    for name in (CONFIG, WEIGHTS):
-        if not (folder / name).is_file():
-            raise UserError(f"--lora.adapter is {folder}, which is no PEFT folder: it has no {name}")
-    try:
-        saved = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise UserError(f"{folder / CONFIG} is not valid JSON: {error}") from None
-    if not isinstance(saved, dict):
-        raise UserError(f"{folder / CONFIG} is not the config of an adapter: it holds no JSON object")
-    for name, allowed in _PLAIN.items():
-        if saved.get(name, allowed[0]) not in allowed:
-            raise UserError(
-                f"--lora.adapter is {folder}, whose {name} is {saved[name]!r}, and only {allowed[0]!r} can be trained: "
-                "choose another adapter, or merge it into its model and start from that"
-            )
+    saved = read_config(folder, option="--lora.adapter")
     for name, key, value in (("rank", "r", lora.rank), ("alpha", "lora_alpha", lora.alpha)):
         if saved.get(key) != value:
             raise UserError(

@@ -6,12 +6,15 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
-from agents.chat.client import ChatClient, Reply, Usage
+from agents.answer_form import check_answer
+from agents.chat.client import ChatClient, Reply
 from agents.renderer.dialects import from_openai, to_openai
 from agents.renderer.model_json import decode_all
+from forge_env.core.constraint import Constraint
 from forge_env.core.episode import Turn
 from forge_env.core.protocols import ContextFull, Conversation
 from forge_env.core.types import Action, Message, ToolSpec
+from forge_env.core.usage import Prices, Usage
 
 OPENAI = "https://api.openai.com/v1"
 TIMEOUT = 120.0
@@ -21,7 +24,9 @@ TIMEOUT = 120.0
 class ChatAgent:
     """Answers with a model behind an endpoint. Close it, or use it with `async with`.
 
-    It sends the conversation without the reasoning of earlier turns. It sends no seed, since many endpoints refuse one.
+    Where the environment asks for a form of the answer, the endpoint gets it as `response_format` or `tool_choice`, and
+    an answer of another form is an error. It sends the conversation without the reasoning of earlier turns. It sends no
+    seed, since many endpoints refuse one.
 
     Args:
         model: the model's name, as the endpoint knows it.
@@ -38,10 +43,13 @@ class ChatAgent:
         retries: further attempts after a temporary refusal (HTTP 408, 409, 429, 5xx), a failed connection, or an
             unreadable answer.
         extra_body: further fields of every request; None takes a field out.
+        prices: of a million tokens; `usage.spent` then counts the cost.
 
     Raises:
         UserError: for a setting out of range, and when a remote endpoint has no API key.
     """
+
+    constrains = True
 
     def __init__(
         self,
@@ -57,6 +65,7 @@ class ChatAgent:
         answer_seconds: float | None = None,
         retries: int = 4,
         extra_body: Mapping[str, Any] | None = None,
+        prices: Prices | None = None,
     ) -> None:
         self.temperature = temperature
         self.answer_seconds = answer_seconds
@@ -70,6 +79,7 @@ class ChatAgent:
             idle_timeout=idle_timeout,
             retries=retries,
             extra_body=dict(extra_body or {}),
+            prices=prices,
         )
 
     def __repr__(self) -> str:
@@ -88,13 +98,18 @@ class ChatAgent:
             ContextFull: when the endpoint says that the conversation is too long, or by its count the limit is used up.
             PolicyError: when there was no answer.
         """
+        constraint = conversation.constraint
+        offered = tools if constraint is None else _callable(constraint, tools)
         reply = await self.client.complete(
             [_sent(message) for message in conversation.messages],
-            tools=tools,
+            tools=offered,
             max_tokens=_room(conversation),
             temperature=self.temperature,
+            more=_form(constraint, offered) if constraint is not None else {},
         )
         action = _action(reply)
+        if constraint is not None and not reply.message.get("refusal"):
+            check_answer(constraint, action, repr(self))
         turn = Turn(
             kind="text",
             observation=conversation.observation,
@@ -102,6 +117,7 @@ class ChatAgent:
             tool_calls=action.tool_calls,
             finish_reason=action.finish_reason,
             usage=reply.usage,
+            constraint="" if constraint is None else constraint.label,
         )
         return turn, action
 
@@ -127,19 +143,26 @@ def _room(conversation: Conversation) -> int:
     return room
 
 
-def text_of(reply: Reply) -> str:
-    """Return the content of an answer; a refusal stands for it where there is none."""
-    content = reply.message.get("content")
-    if isinstance(content, list):  # in parts, as some endpoints write it
-        content = "".join(p["text"] for p in content if isinstance(p, dict) and isinstance(p.get("text"), str))
-    if not content:
-        content = reply.message.get("refusal")
-    return content if isinstance(content, str) else ""
+def _callable(constraint: Constraint, tools: Sequence[ToolSpec]) -> Sequence[ToolSpec]:
+    """The tools that the answer may call. Where it has to call one, the endpoint gets these alone: the field
+    `tool_choice` names one tool or all of them."""
+    if constraint.schema and not constraint.tools:
+        return tools  # they stay in the prompt, and `tool_choice` is none
+    return [tool for tool in tools if tool["function"]["name"] in constraint.tools]
+
+
+def _form(constraint: Constraint, tools: Sequence[ToolSpec]) -> dict[str, Any]:
+    """The fields of a request that ask for a form of the answer."""
+    if constraint.schema:
+        form = {"name": "answer", "schema": json.loads(constraint.schema)}
+        choice = {"tool_choice": "auto" if constraint.tools else "none"} if tools else {}
+        return {"response_format": {"type": "json_schema", "json_schema": form}, **choice}
+    return {"tool_choice": "required"}
 
 
 def _action(reply: Reply) -> Action:
     calls = from_openai(reply.message)
-    message: Message = {"role": "assistant", "content": text_of(reply)}
+    message: Message = {"role": "assistant", "content": reply.text}
     reasoning = reply.message.get("reasoning_content") or reply.message.get("reasoning")
     if reasoning and isinstance(reasoning, str):
         message["reasoning_content"] = reasoning

@@ -32,26 +32,12 @@ from agents.chat.reply import (
 from agents.chat.stream import read_body
 from forge_env.core.errors import PolicyError, UserError
 from forge_env.core.protocols import ContextFull
+from forge_env.core.usage import Prices, Usage
 from forge_env.utils.deadlines import queued
 
 _CONNECT_SECONDS = 10.0
 _RETRIED = {408, 409, 429} | set(range(500, 600))
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 30.0
-
-
-@dataclass(slots=True)
-class Usage:
-    """Tokens and requests, summed over all requests; the token counts are the endpoint's."""
-
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
-    requests: int = 0
-    """Requests sent, retries included."""
-    retries: int = 0
-
-    def cost(self, *, prompt: float, completion: float) -> float:
-        """Return the cost of the tokens, from prices per million tokens."""
-        return (self.prompt_tokens * prompt + self.completion_tokens * completion) / 1e6
 
 
 @dataclass(slots=True)
@@ -94,6 +80,8 @@ class ChatClient:
     retries: int = 4
     extra_body: Mapping[str, Any] = field(default_factory=dict)
     """Further fields of every request; a None removes a field that this client sends."""
+    prices: Prices | None = None
+    """Prices of the endpoint; `Usage.spent` then counts the cost."""
     usage: Usage = field(default_factory=Usage)
     _next_start: float = field(default=0.0, init=False, repr=False)
     _pools: WeakKeyDictionary[asyncio.AbstractEventLoop, _Pool] = field(
@@ -143,8 +131,21 @@ class ChatClient:
         max_tokens: int,
         temperature: float | None = None,
         timeout: float | None = None,
+        seed: int | None = None,
+        used: Usage | None = None,
+        more: Mapping[str, Any] | None = None,
     ) -> Reply:
-        """Return the answer to a conversation; `timeout` is the client's by default.
+        """Return the answer to a conversation.
+
+        Args:
+            messages: in the endpoint's form.
+            tools: that the model may call.
+            max_tokens: of the answer.
+            temperature: of sampling; None leaves it to the endpoint.
+            timeout: in seconds; the client's by default.
+            seed: of sampling; None sends none, since some endpoints refuse one.
+            more: further fields of this request.
+            used: what this call uses is added to it, also when the call fails.
 
         Raises:
             UserError: when the endpoint refuses the key, or does not know the model.
@@ -156,20 +157,26 @@ class ChatClient:
         body: dict[str, Any] = {"model": self.model, "messages": list(messages), limit: max_tokens}
         if self.idle_timeout is not None:
             body |= {"stream": True, "stream_options": {"include_usage": True}}
-        body |= {"temperature": temperature, "tools": list(tools) or None, **self.extra_body}
+        body |= {"temperature": temperature, "seed": seed, "tools": list(tools) or None}
+        body |= {**(more or {}), **self.extra_body}
         text = json.dumps({k: v for k, v in body.items() if v is not None}, ensure_ascii=False)
         # A model may write lone surrogates, which UTF-8 cannot encode.
         content = text.encode("utf-8", "replace")
+        tallies = (self.usage,) if used is None else (self.usage, used)
         async with self._slot() as client:
-            return await self._retried(client, content, self.timeout if timeout is None else timeout)
+            return await self._retried(client, content, self.timeout if timeout is None else timeout, tallies)
 
-    async def _retried(self, client: httpx.AsyncClient, content: bytes, seconds: float) -> Reply:
+    async def _retried(
+        self, client: httpx.AsyncClient, content: bytes, seconds: float, tallies: Sequence[Usage]
+    ) -> Reply:
         left, attempt = seconds, 0
         while True:
             await self._wait_for_rate_limit()
             started = time.monotonic()
+            _count(tallies, Usage(requests=1))
             result = await self._attempt(client, content, left, seconds)
             if isinstance(result, Reply):
+                _count(tallies, self._usage_of(result))
                 return result
             left -= time.monotonic() - started
             attempt += 1
@@ -180,7 +187,7 @@ class ChatClient:
                 raise self._error(
                     f"{result.reason}; too little of the {seconds:g} s is left to wait {pause:.1f} s and try again"
                 )
-            self.usage.retries += 1
+            _count(tallies, Usage(retries=1))
             await asyncio.sleep(pause)
             left -= pause
 
@@ -189,7 +196,6 @@ class ChatClient:
     ) -> Reply | _Failure:
         key = self._key()
         headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {key}"} if key else {})
-        self.usage.requests += 1
         idle = self.idle_timeout
         limits = httpx.Timeout(None, connect=_CONNECT_SECONDS, read=idle)
         url = f"{self.base_url}/chat/completions"
@@ -211,12 +217,12 @@ class ChatClient:
         data = redacted(body, key)
         if response.status_code != 200:
             return self._refusal(response, data)
-        reply = read_reply(data)
-        if reply is None:
-            return _Failure(f"its answer is no chat completion: {message_of(data)}")
-        self.usage.prompt_tokens += reply.usage["prompt_tokens"]
-        self.usage.completion_tokens += reply.usage["completion_tokens"]
-        return reply
+        return read_reply(data) or _Failure(f"its answer is no chat completion: {message_of(data)}")
+
+    def _usage_of(self, reply: Reply) -> Usage:
+        prompt, completion = reply.usage["prompt_tokens"], reply.usage["completion_tokens"]
+        spent = None if self.prices is None else self.prices.cost(prompt, completion)
+        return Usage(prompt_tokens=prompt, completion_tokens=completion, spent=spent)
 
     def _refusal(self, response: httpx.Response, data: Any) -> _Failure:
         status, message = response.status_code, message_of(data)
@@ -287,3 +293,8 @@ class ChatClient:
 
     def _error(self, reason: str) -> PolicyError:
         return PolicyError(f"{self.model} at {self.base_url}: {reason}")
+
+
+def _count(tallies: Sequence[Usage], usage: Usage) -> None:
+    for tally in tallies:
+        tally.add(usage)

@@ -26,10 +26,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
-from agents.chat.agent import OPENAI, ChatAgent, text_of
+from agents.chat.agent import OPENAI, ChatAgent
 from agents.chat.verdict_cache import VerdictCache
 from forge_env.core.errors import PolicyError, UserError
 from forge_env.core.protocols import ContextFull
+from forge_env.core.usage import Prices, Usage, record_usage
 from forge_env.utils.deadlines import queued
 
 DEFAULT_PROMPT = """\
@@ -86,6 +87,10 @@ class LLMJudge:
         timeout: seconds for one answer of the judge, with retries.
         attempts: how often an unreadable verdict is asked for, in all.
         max_tokens: tokens of the judge's answer.
+        prices: of a million tokens of the named model; unused with an agent, whose prices count.
+
+    In an episode, what the judge uses is recorded: `Episode.info["model_calls"]["judge"]`, see `forge_env.core.usage`.
+    A question that several episodes ask at once is recorded in the one that asked it.
 
     Raises:
         UserError: for an invalid prompt or setting, or a cache that cannot be read.
@@ -103,6 +108,7 @@ class LLMJudge:
         timeout: float = 60.0,
         attempts: int = 3,
         max_tokens: int = 1024,
+        prices: Prices | None = None,
     ) -> None:
         _check_prompt(prompt)
         if scale < 1 or attempts < 1 or not timeout > 0 or max_tokens < 1:
@@ -111,7 +117,9 @@ class LLMJudge:
             )
         self._owns_agent = isinstance(agent_or_model, str)
         self._agent = (
-            ChatAgent(agent_or_model, base_url, api_key_env=api_key_env, temperature=0.0, timeout=timeout)
+            ChatAgent(
+                agent_or_model, base_url, api_key_env=api_key_env, temperature=0.0, timeout=timeout, prices=prices
+            )
             if isinstance(agent_or_model, str)
             else agent_or_model
         )
@@ -137,6 +145,7 @@ class LLMJudge:
                 await question.done.wait()
             if question.error:
                 raise PolicyError(question.error)
+        record_usage("judge", Usage(), calls=0, cached=1)
         return score
 
     async def aclose(self) -> None:
@@ -156,18 +165,20 @@ class LLMJudge:
     async def _ask_once(self, question_key: tuple[int, str], prompt: str, response: str, target: str) -> float:
         """Ask, while others wait for the verdict. If this call is cancelled, one of them asks."""
         question = self._asking[question_key] = _Question()
+        used = Usage()
         try:
-            score, words = await self._ask(prompt, response, target)
+            score, words = await self._ask(prompt, response, target, used)
             self._verdicts.put(question_key[1], score, words)
             return score
         except PolicyError as error:
             question.error = str(error)
             raise
         finally:
+            record_usage("judge", used)
             del self._asking[question_key]
             question.done.set()
 
-    async def _ask(self, prompt: str, response: str, target: str) -> tuple[float, str]:
+    async def _ask(self, prompt: str, response: str, target: str, used: Usage) -> tuple[float, str]:
         messages = self._messages(prompt, response, target)
         words = ""
         for _ in range(self._attempts):
@@ -177,10 +188,11 @@ class LLMJudge:
                     max_tokens=self._max_tokens,
                     temperature=self._agent.temperature,
                     timeout=self._timeout,
+                    used=used,
                 )
             except ContextFull as error:
                 raise PolicyError(f"the text is too long for the judge: {error}") from None
-            words = text_of(reply)
+            words = reply.text
             score = None if reply.finish_reason == "length" else read_verdict(words, self._scale)
             if score is not None:
                 return score, words

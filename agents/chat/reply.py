@@ -29,6 +29,16 @@ class Reply:
     usage: Mapping[str, int]
     """"prompt_tokens" and "completion_tokens"."""
 
+    @property
+    def text(self) -> str:
+        """The content; a refusal stands for it where there is none."""
+        content = self.message.get("content")
+        if isinstance(content, list):  # in parts, as some endpoints write it
+            content = "".join(p["text"] for p in content if isinstance(p, dict) and isinstance(p.get("text"), str))
+        if not content:
+            content = self.message.get("refusal")
+        return content if isinstance(content, str) else ""
+
 
 def body_of(response: httpx.Response) -> Any:
     try:

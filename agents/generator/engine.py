@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from agents.generator.answers import Answers
 from agents.generator.engine_thread import STOP, EngineThread
+from agents.generator.grammar_trial import GrammarTrials
 from agents.generator.requests import Batch, Command, SampleRequest
 from agents.generator.start import EngineSettings
 from agents.generator.stats import EngineStats
@@ -42,6 +43,7 @@ class VLLMEngine:
         self._settings = settings
         self._answers = Answers()
         self._thread = EngineThread(model, settings, self._answers)
+        self._grammars = GrammarTrials(model)
         self._watchdog: asyncio.Task[None] | None = None
         self._closed = False
 
@@ -78,7 +80,12 @@ class VLLMEngine:
         self._watchdog = asyncio.create_task(self._watch(), name="engine watchdog")
 
     async def generate(
-        self, prompt_ids: Sequence[int], sampling: Sampling, request_id: str, conversation: str = ""
+        self,
+        prompt_ids: Sequence[int],
+        sampling: Sampling,
+        request_id: str,
+        conversation: str = "",
+        adapter: str = "",
     ) -> Completion:
         """Sample one completion, however long it takes. For an engine that hangs see `EngineSettings.stall_seconds`.
 
@@ -89,9 +96,12 @@ class VLLMEngine:
             sampling: its parameters.
             request_id: unique among the requests in flight.
             conversation: whose turn it is, if there may be further turns; see `Admission` and `end_conversation`.
+            adapter: the name of one that `load_adapter` has loaded, whose versions the completion then has; "" is the
+                model, with the published adapter if there is one.
         """
         self._check_running()
-        request = self._request(prompt_ids, sampling, request_id)
+        await self._try_grammar(sampling)
+        request = self._request(prompt_ids, sampling, request_id, adapter)
         admission, begin = self._thread.admission, partial(self._thread.inbox.put, request)
         if admission is None:
             begin()
@@ -103,7 +113,8 @@ class VLLMEngine:
             admission.abandoned(turn)
             raise
         # The salt of its cache entries is the version that it began with.
-        is_cached = all(version == self.version for version, _ in completion.versions)
+        present = self._thread.adapters.version(adapter, self.version)
+        is_cached = all(version == present for version, _ in completion.versions)
         admission.answered(turn, len(completion.token_ids), is_cached=is_cached)
         return completion
 
@@ -129,7 +140,9 @@ class VLLMEngine:
             Completions in the order of the requests; a PolicyError for a request that was refused.
         """
         self._check_running()
-        batch = [self._request(*request) for request in requests]
+        trials = [self._try_grammar(sampling) for _, sampling, *_ in requests]
+        tried = await asyncio.gather(*trials, return_exceptions=True)
+        batch = [self._request(*request) for request, wrong in zip(requests, tried, strict=True) if wrong is None]
         self._thread.inbox.put(Batch(batch))
         try:
             answers = await asyncio.gather(*(request.future for request in batch), return_exceptions=True)
@@ -137,7 +150,8 @@ class VLLMEngine:
             self._abort_all(batch)
             raise
         self._forget_prefixes()
-        return [_answer(answer) for answer in answers]
+        sampled = iter(answers)
+        return [_answer(next(sampled) if wrong is None else wrong) for wrong in tried]
 
     @property
     def is_asleep(self) -> bool:
@@ -188,6 +202,32 @@ class VLLMEngine:
         self._forget_prefixes()
         return seconds_by_phase
 
+    async def load_adapter(self, name: str, version: int, tensors: dict[str, Tensor]) -> None:
+        """Load an adapter that requests can name, or replace it, between two steps.
+
+        Requests in flight that name it go on with the new one; their tokens have the versions that sampled them.
+
+        Args:
+            name: letters, digits and . _ -, 64 at most.
+            version: of the adapter.
+            tensors: by PEFT's names, with alpha / rank in B. `open_adapter` of adapter_folder.py reads and checks
+                those of a folder.
+
+        Raises:
+            PolicyError: for a wrong name, tensors or rank, a sleeping engine, or when all `named_adapters` are taken.
+        """
+        await self._command(lambda: self._thread.load_adapter(name, version, tensors))
+        self._forget_prefixes()
+
+    async def drop_adapter(self, name: str) -> None:
+        """Forget a named adapter, which frees its slot.
+
+        Raises:
+            PolicyError: for an unknown name, a sleeping engine, or while requests are in flight that name it.
+        """
+        await self._command(lambda: self._thread.drop_adapter(name))
+        self._forget_prefixes()
+
     async def close(self) -> None:
         """Stop the engine. Its memory is freed with the last reference to this object."""
         if not self._closed:
@@ -197,6 +237,7 @@ class VLLMEngine:
             watchdog, self._watchdog = self._watchdog, None
             if watchdog is not None:
                 watchdog.cancel()
+            await self._grammars.close()
             self._thread.inbox.put(STOP)
             await asyncio.to_thread(self._thread.join, 10.0)
             self._answers.fail_all("the engine was closed")
@@ -207,8 +248,16 @@ class VLLMEngine:
         if self.broken or self._closed:
             raise PolicyError(f"the engine is not running: {self.broken or 'it was closed'}")
 
-    def _request(self, prompt_ids: Sequence[int], sampling: Sampling, request_id: str) -> SampleRequest:
-        return SampleRequest(request_id, list(prompt_ids), sampling, self._answers.future())
+    async def _try_grammar(self, sampling: Sampling) -> None:
+        """Try a grammar, if there is one; meanwhile the engine may have been closed, and would answer nothing."""
+        if sampling.grammar:
+            await self._grammars.check(sampling.grammar, self._thread.vocabulary)
+            self._check_running()
+
+    def _request(
+        self, prompt_ids: Sequence[int], sampling: Sampling, request_id: str, adapter: str = ""
+    ) -> SampleRequest:
+        return SampleRequest(request_id, list(prompt_ids), sampling, self._answers.future(), adapter)
 
     async def _command(self, run: Callable[[], Any]) -> Any:
         self._check_running()

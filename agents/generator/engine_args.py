@@ -32,6 +32,7 @@ _BY_US = {
     "tensor_parallel_size": "it is --services.generator.procs",
     "distributed_executor_backend": "it is --services.generator.worker_process",
     "enable_sleep_mode": "it is --services.generator.sleep",
+    "enable_return_routed_experts": "it is --moe.replay",
     "enable_chunked_prefill": "it is on with a GPU; on a CPU it breaks requests that have a seed",
     "disable_log_stats": "the run has metrics of its own",
 }
@@ -71,6 +72,7 @@ _OTHER_WEIGHTS = {
     "cpu_offload_params": "weights in the host's memory do not take new weights over in place",
     "enable_lora": "the trainer publishes whole weights",
     "weight_transfer_config": "weights come by --weights.store",
+    "moe_backend": "other kernels rearrange the weights of experts, and new weights come as the trainer has them",
     "model_impl": "new weights are loaded by the names of vLLM's own models",
     "model_weights": "weights come from --model, and then from the trainer",
     "hf_config_path": "the engine's and the trainer's model are one: --model",

@@ -16,16 +16,18 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from agents.generator import lora_slot
 from agents.generator.admission import Admission
 from agents.generator.answers import Answers
 from agents.generator.batch_delay import BatchDelay
+from agents.generator.grammars import check_features, prepare_grammars
+from agents.generator.lora_slot import PUBLISHED, AdapterTable, drop_adapter, load_adapter
 from agents.generator.process_group import group
 from agents.generator.requests import Batch, Command, SampleRequest, check_tokens, completion_of, vllm_sampling
+from agents.generator.route_log import log_routes, routes_of
 from agents.generator.start import EngineSettings, import_vllm, load_engine
 from agents.generator.stats import CacheCounters, EngineStats
 from agents.generator.worker import load_weights, pull_weights
-from forge_env.core.errors import PolicyError
+from forge_env.core.errors import PolicyError, TurnRefused
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -54,6 +56,7 @@ class EngineThread(threading.Thread):
         """vLLM's `LLMEngine`."""
         self.version = 0
         """Of the weights that tokens are sampled with."""
+        self.adapters = AdapterTable(settings.lora_rank, settings.named_adapters)
         self.stats = EngineStats()
         self.counters: CacheCounters | None = None
         """Set with `engine`."""
@@ -67,7 +70,7 @@ class EngineThread(threading.Thread):
         self.is_commanded = False
         """Whether a command runs rather than steps."""
         self.is_asleep = False
-        self._is_loaded = False  # whether weights, or an adapter, have come since the start
+        self._has_grammars = False
         self._model = model
         self._settings = settings
         self._answers = answers
@@ -114,14 +117,23 @@ class EngineThread(threading.Thread):
         self.phases = {"import": (began, loading - began), "load": (loading, time.time() - loading)}
         if compiling := self.engine.vllm_config.compilation_config.compilation_time:
             self.phases["load: compile"] = None, compiling
-        self.engine.set_weight_version(str(self.version))
+        self.engine.set_weight_version(self.adapters.stamp(self.version))
+        if self._settings.lora_rank:
+            self.engine.collective_rpc(load_adapter, args=(PUBLISHED, {}))
+        if self._logs_routes:
+            self.engine.collective_rpc(log_routes)
         self.counters = CacheCounters(self.engine)
         config = self.engine.vllm_config
         if self._settings.admission and (tokens := config.cache_config.kv_cache_size_tokens):
             block = config.cache_config.block_size
             # vLLM keeps one block for itself.
             self.admission = Admission(tokens - block, config.scheduler_config.max_num_seqs, block=block)
-        self._vocabulary: int = self.engine.model_config.get_vocab_size()
+        self.vocabulary: int = self.engine.model_config.get_vocab_size()
+
+    @property
+    def _logs_routes(self) -> bool:
+        """Whether the workers log routes; on a GPU vLLM's outputs have them."""
+        return self._settings.return_routes and not self.engine.vllm_config.aux_output_config.enabled
 
     # ---- steps ----
 
@@ -137,11 +149,25 @@ class EngineThread(threading.Thread):
                 self.counters.step(self.stats, time.perf_counter() - started, self.admission)
 
     def _step(self) -> None:
-        for output in self.engine.step():
-            if output.finished:
-                request = self.pending.pop(output.request_id)
-                self.answered += 1
-                self._answers.resolve(request.future, completion_of(output))
+        finished = [output for output in self.engine.step() if output.finished]
+        routes = self._routes_of(finished) if self._logs_routes and finished else {}
+        for output in finished:
+            request = self.pending.pop(output.request_id)
+            self.answered += 1
+            grammar = request.sampling.grammar
+            if grammar and output.outputs[0].finish_reason == "error":
+                self._answers.resolve(request.future, error=TurnRefused("the engine cannot compile this form"))
+                continue
+            completion = completion_of(output, request.adapter, routes.get(output.request_id), grammar=grammar)
+            self._answers.resolve(request.future, completion)
+
+    def _routes_of(self, outputs: Sequence[Any]) -> dict[str, Any]:
+        """The experts of finished requests, by their ids; before the next step, which may use their blocks again."""
+        tokens = {
+            output.request_id: len(output.prompt_token_ids) + len(output.outputs[0].token_ids) - 1 for output in outputs
+        }
+        routes: dict[str, Any] = self.engine.collective_rpc(routes_of, args=(tokens,))[0]
+        return routes
 
     def _finish_scheduled_steps(self) -> None:
         """Finish the steps that a GPU computes while the next ones are scheduled. vLLM records the weight version of a
@@ -205,16 +231,21 @@ class EngineThread(threading.Thread):
         from vllm.inputs import TokensPrompt
 
         params = vllm_sampling(request.sampling)
-        # The salt keeps prefixes of one weight version from being reused under another.
-        prompt = TokensPrompt(prompt_token_ids=request.prompt_ids, cache_salt=str(self.version))
         self._abort_older(request.request_id)
         try:
+            adapter = self.adapters.request(request.adapter)
+            salt = self.adapters.salt(request.adapter, self.version)
+            prompt = TokensPrompt(prompt_token_ids=request.prompt_ids, cache_salt=salt)
             if request.sampling.stop:
                 self._load_tokenizer()
-            check_tokens(request.prompt_ids, self._vocabulary)
-            # Until an adapter is published, the model is the frozen one.
-            adapter = lora_slot.request() if self._settings.lora_rank and self._is_loaded else None
+            check_tokens(request.prompt_ids, self.vocabulary)
+            if request.sampling.grammar:
+                self._load_grammars()
+                check_features(request.sampling.grammar)
             self.engine.add_request(request.request_id, prompt, params, lora_request=adapter)
+        except TurnRefused as error:
+            self._answers.resolve(request.future, error=error)
+            return
         except Exception as error:
             self._answers.resolve(request.future, error=PolicyError(f"the engine refused a request: {error}"))
             return
@@ -227,6 +258,12 @@ class EngineThread(threading.Thread):
 
         if self.engine.output_processor.tokenizer is None:
             self.engine.output_processor.tokenizer = get_tokenizer(self._model)
+
+    def _load_grammars(self) -> None:
+        """Prepare for requests with a grammar. The engine starts without, since few have one."""
+        if not self._has_grammars:
+            prepare_grammars(self.engine, self._model)
+            self._has_grammars = True
 
     def _abort_older(self, request_id: str) -> None:
         """Abort a request with the same id: after its caller died, the same group runs again with the same ids."""
@@ -301,10 +338,38 @@ class EngineThread(threading.Thread):
 
     def _set_version(self, version: int) -> None:
         """Record the version of the weights that tokens are sampled with from now on."""
-        self.engine.set_weight_version(str(version))
-        # Old cache entries can never be hit again, since the version is in the salt; this frees their memory.
+        self.version = version
+        self._stamp()
+
+    def _stamp(self) -> None:
+        self.engine.set_weight_version(self.adapters.stamp(self.version))
+        # Old cache entries can never be hit again, since all versions are in the salt; this frees their memory.
         recompute = self._settings.cache_on_update == "recompute"
         if recompute or not self.engine.has_unfinished_requests():
             self.engine.reset_prefix_cache(reset_running_requests=recompute)
-        self.version = version
-        self._is_loaded = True
+
+    # ---- adapters: commands ----
+
+    def load_adapter(self, name: str, version: int, tensors: dict[str, Tensor]) -> None:
+        """Load an adapter by its name, or replace it; requests in flight that name it go on with the new one."""
+        number = self.adapters.free_slot(name, tensors)
+        self._check_awake()
+        self._finish_scheduled_steps()
+        self.engine.collective_rpc(load_adapter, args=(number, tensors))
+        self.adapters.put(name, number, version)
+        self._stamp()
+
+    def drop_adapter(self, name: str) -> None:
+        """Empty the slot of an adapter."""
+        number = self.adapters.slot(name)
+        self._check_awake()
+        if count := sum(request.adapter == name for request in self.pending.values()):
+            raise PolicyError(f"adapter {name} has {count} requests in flight: let them end before it is dropped")
+        self._finish_scheduled_steps()
+        self.engine.collective_rpc(drop_adapter, args=(number,))
+        self.adapters.drop(name)
+        self._stamp()
+
+    def _check_awake(self) -> None:
+        if self.is_asleep:
+            raise PolicyError("the engine sleeps, and has no memory for adapters: wake it by new weights first")

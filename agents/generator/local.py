@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, cast
 
+from agents.generator.adapter_folder import AdapterFolder, open_adapter
 from agents.generator.engine import VLLMEngine
 from agents.generator.start import EngineSettings
 from agents.model_folder import context_length, find_model
@@ -40,7 +41,8 @@ class LocalPolicy:
 
     Args:
         model: Hugging Face folder.
-        settings: of the engine.
+        settings: of the engine; its `lora_rank` is that of the adapter.
+        adapter: that all requests are computed with; None is none.
         deterministic: run one request at a time, without the prefix cache. The other requests of a batch, and cached
             prefixes, change the last bits of sums and sometimes a token.
         answer_seconds: time limit for one answer; None sets none, since the engine ends every request or reports that
@@ -55,11 +57,13 @@ class LocalPolicy:
         model: str | Path,
         settings: EngineSettings,
         *,
+        adapter: AdapterFolder | None = None,
         deterministic: bool = False,
         answer_seconds: float | None = None,
     ) -> None:
         self._model = str(model)
         self._engine = _Engine(self._model, settings)
+        self._adapter = adapter
         self._alone = asyncio.Lock() if deterministic else None
         self.answer_seconds = answer_seconds
 
@@ -67,6 +71,8 @@ class LocalPolicy:
         try:
             async with asyncio.timeout(START_SECONDS):
                 await self._engine.start()
+                if self._adapter is not None:
+                    await self._engine.update_weights(0, self._adapter.tensors())
                 # Warm up: the first request triggers compilation.
                 await self._engine.generate([0, 1, 2], Sampling(max_tokens=4, seed=0), "warm-up")
         except BaseException as error:
@@ -126,8 +132,8 @@ async def open_vllm(model: str, settings: AgentSettings) -> AsyncIterator[Agent]
     """Open vllm:MODEL, a Hugging Face folder or hub id.
 
     Raises:
-        UserError: when there is no such model or no vLLM, --temperature is given with --deterministic, or --thinking
-            on for a model that has no thinking.
+        UserError: when there is no such model, adapter or vLLM, --temperature is given with --deterministic, or
+            --thinking on for a model that has no thinking.
         PolicyError: when the engine does not start.
     """
     temperature = 1.0 if settings.temperature is None else settings.temperature
@@ -140,10 +146,12 @@ async def open_vllm(model: str, settings: AgentSettings) -> AsyncIterator[Agent]
     if importlib.util.find_spec("vllm") is None:
         raise UserError("vllm: needs the package vllm: pip install 'forge-env[cpu]', or 'forge-env[gpu]' on a GPU")
     folder = find_model(model, option="vllm:")
+    adapter = open_adapter(Path(settings.adapter).expanduser(), folder) if settings.adapter else None
     context = min(settings.max_tokens, context_length(folder) or settings.max_tokens)
     policy = LocalPolicy(
         folder,
-        _engine(settings, context),
+        _engine(settings, context, lora_rank=adapter.rank if adapter else 0),
+        adapter=adapter,
         deterministic=settings.deterministic,
         answer_seconds=settings.answer_seconds,
     )
@@ -168,7 +176,7 @@ async def open_checkpoint(run: str, settings: AgentSettings) -> AsyncIterator[Ag
         yield agent
 
 
-def _engine(settings: AgentSettings, context: int) -> EngineSettings:
+def _engine(settings: AgentSettings, context: int, lora_rank: int = 0) -> EngineSettings:
     import torch
 
     on_gpu = torch.cuda.is_available()
@@ -180,4 +188,5 @@ def _engine(settings: AgentSettings, context: int) -> EngineSettings:
         gather_s=0.0 if on_gpu or settings.deterministic else GATHER_S,
         stall_seconds=EngineSettings().stall_seconds if settings.idle_seconds is None else settings.idle_seconds,
         seed=settings.seed,
+        lora_rank=lora_rank,
     )

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
+import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from agents.generator.lora_slot import version_of
+from forge_env.core.routes import Routes
 from forge_env.core.types import Completion, Sampling
 
 if TYPE_CHECKING:
@@ -21,6 +25,7 @@ class SampleRequest:
     prompt_ids: list[int]
     sampling: Sampling
     future: asyncio.Future[Completion] = field(compare=False)
+    adapter: str = ""
 
 
 @dataclass(slots=True)
@@ -52,7 +57,7 @@ def check_tokens(prompt_ids: Sequence[int], vocabulary: int) -> None:
 def vllm_sampling(sampling: Sampling) -> SamplingParams:
     """Sampling in vLLM's form: the logprob of each sampled token is wanted, and one output at the end."""
     from vllm import SamplingParams
-    from vllm.sampling_params import RequestOutputKind
+    from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 
     return SamplingParams(
         temperature=sampling.temperature,
@@ -66,17 +71,31 @@ def vllm_sampling(sampling: Sampling) -> SamplingParams:
         detokenize=bool(sampling.stop),  # text costs time, and only stop strings need it
         skip_special_tokens=False,
         output_kind=RequestOutputKind.FINAL_ONLY,
+        structured_outputs=StructuredOutputsParams(structural_tag=sampling.grammar) if sampling.grammar else None,
     )
 
 
-def completion_of(output: Any) -> Completion:
-    """The completion in vLLM's output of a finished request."""
+def completion_of(output: Any, adapter: str = "", routes: Any = None, *, grammar: str = "") -> Completion:
+    """The completion in vLLM's output of a finished request, which named an adapter.
+
+    Args:
+        output: of vLLM.
+        adapter: its name.
+        grammar: that was applied to the request.
+        routes: (tokens, layers, active) uint8 or uint16, the experts of all tokens but the last; on a GPU vLLM's output
+            has them.
+    """
     answer = output.outputs[0]
+    spans = [(version_of(span.version, adapter), span.end - span.start) for span in answer.weight_versions or ()]
+    by_version = itertools.groupby(spans, key=operator.itemgetter(0))  # another adapter's version may have changed
     token_ids = tuple(answer.token_ids)
+    routes = answer.routed_experts if routes is None else routes
     return Completion(
         prompt_ids=tuple(output.prompt_token_ids),
         token_ids=token_ids,
         logprobs=tuple(step[token].logprob for step, token in zip(answer.logprobs, token_ids, strict=True)),
-        versions=tuple((int(span.version), span.end - span.start) for span in answer.weight_versions or ()),
+        versions=tuple((version, sum(count for _, count in group)) for version, group in by_version),
         finish_reason=answer.finish_reason,
+        routes=() if routes is None else (Routes.of(0, routes),),
+        constrained=len(token_ids) if grammar else 0,
     )

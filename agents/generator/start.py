@@ -6,10 +6,12 @@ import importlib
 import json
 import os
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from agents.generator import fork_server
 from agents.generator.compile_cache import stable_path
 from agents.generator.lora_slot import slot_arguments
 from agents.generator.worker import end_with
@@ -17,6 +19,10 @@ from agents.generator.worker import end_with
 SHARED_GPU_FRACTION = 0.05
 CPU_BLOCK_TOKENS = 32
 """Tokens of a block of the KV cache on a CPU."""
+KERNEL_SETTINGS = Path(__file__).parent / "lora_kernels"
+"""Settings of vLLM's LoRA kernels by GPU, measured by benchmarks.gpu.lora_kernels."""
+_TUNED_BY_FLASHINFER = ("quantization", "linear_backend", "moe_backend", "attention_backend", "kernel_config")
+"""Arguments of vLLM that may choose kernels of FlashInfer's; a dense model in bfloat16 has none without them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +47,13 @@ class EngineSettings:
     engine_args: Mapping[str, Any] = field(default_factory=dict)
     """Further arguments of vLLM's EngineArgs, as `agents.generator.engine_args.read_engine_args` returns them."""
     lora_rank: int = 0
-    """Of the adapter that is published in the place of weights, see `agents.generator.lora_slot`; 0 is none."""
+    """Of adapters, at most, of which one is published in the place of weights: see `agents.generator.lora_slot`; 0 is
+    none."""
+    named_adapters: int = 0
+    """Adapters beside the published one that can be loaded by name, of rank `lora_rank` at most; see
+    `VLLMEngine.load_adapter`."""
+    return_routes: bool = False
+    """Whether completions have the experts that each token was computed with; see `agents.generator.route_log`."""
     admission: bool = False
     """Whether turns wait until they fit in the cache beside the conversations in progress; see `Admission`."""
     cache_on_update: str = "keep"
@@ -68,15 +80,27 @@ class EngineSettings:
         """Whether the workers are separate processes; these fetch new weights themselves."""
         return self.worker_process or self.tensor_parallel > 1
 
+    @property
+    def forks_workers(self) -> bool:
+        """Whether the workers are forks of a server; numactl, which binds processes to nodes, has to start them."""
+        return self.has_worker_processes and not self.engine_args.get("numa_bind")
+
 
 def import_vllm(settings: EngineSettings) -> None:
-    """Import vLLM after setting the environment variables that it reads."""
+    """Import vLLM after setting the environment variables that it reads. Where the engine has worker processes, the
+    server that they are forked from imports it meanwhile."""
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", str(max(1, round(settings.kv_cache_gib))))
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
     # Binding threads to cores would pin the engine to cores that other processes of the run use, too.
     os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+    # FlashInfer's sampler gives no processed logprobs, so no request of ours would use it; its import takes seconds.
+    os.environ.setdefault("VLLM_USE_FLASHINFER_SAMPLER", "0")
+    if settings.lora_rank:  # vLLM brings none; where there is no file for a GPU, it has one setting for all shapes
+        os.environ.setdefault("VLLM_TUNED_CONFIG_FOLDER", str(KERNEL_SETTINGS))
+    if settings.forks_workers:
+        fork_server.start()
     importlib.import_module("vllm.v1.engine.llm_engine")
 
 
@@ -88,7 +112,7 @@ def load_engine(model: str, settings: EngineSettings) -> Any:
 
     if settings.threads:
         torch.set_num_threads(settings.threads)
-    if settings.has_worker_processes:  # a forked child of a process with threads and an open GPU does not work
+    if settings.has_worker_processes:  # a forked child of this process, with threads and an open GPU, does not work
         os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"
     _register_architecture(model)
     # Only compiled graphs are kept under the model's path.
@@ -97,7 +121,8 @@ def load_engine(model: str, settings: EngineSettings) -> Any:
     if on_gpu and settings.gpu_memory_gib:
         gpu_bytes = torch.cuda.get_device_properties(0).total_memory
     arguments = engine_arguments(settings, on_gpu=on_gpu, gpu_bytes=gpu_bytes)
-    engine = LLMEngine.from_engine_args(EngineArgs(model=name, **(arguments | dict(settings.engine_args))))
+    with fork_server.vllm_forks() if settings.forks_workers else nullcontext():
+        engine = LLMEngine.from_engine_args(EngineArgs(model=name, **(arguments | dict(settings.engine_args))))
     if settings.has_worker_processes:
         engine.collective_rpc(end_with, args=(os.getpid(),))
     return engine
@@ -118,7 +143,9 @@ def engine_arguments(settings: EngineSettings, *, on_gpu: bool, gpu_bytes: int =
     elif settings.gpu_memory_gib and on_gpu:
         fraction *= min(1.0, settings.gpu_memory_gib * 2**30 / gpu_bytes)
     return {
-        **slot_arguments(settings.lora_rank),
+        **slot_arguments(settings.lora_rank, settings.named_adapters),
+        # On a CPU `agents.generator.route_log` does it: vLLM's own way needs its second model runner, and so Triton.
+        "enable_return_routed_experts": settings.return_routes and on_gpu,
         "dtype": settings.dtype,
         "max_model_len": settings.max_model_len,
         "max_num_seqs": settings.max_requests,
@@ -131,6 +158,8 @@ def engine_arguments(settings: EngineSettings, *, on_gpu: bool, gpu_bytes: int =
         "tensor_parallel_size": settings.tensor_parallel,
         "distributed_executor_backend": "mp" if settings.has_worker_processes else None,
         "seed": settings.seed,
+        # On a GPU other kernels of experts rearrange the weights, and new weights are written in place as they come.
+        "moe_backend": "triton" if on_gpu else "auto",
         "enable_prefix_caching": True,
         # The prefix cache finds whole blocks only. vLLM's 128 tokens on a CPU are more than many prompts have, and 32
         # is the smallest block that its attention kernel runs at full speed with.
@@ -140,6 +169,8 @@ def engine_arguments(settings: EngineSettings, *, on_gpu: bool, gpu_bytes: int =
         # vLLM puts weights and cache into a memory pool that it can empty. It switches torch's expandable segments
         # off while it fills the pool, where the environment has them on.
         "enable_sleep_mode": settings.sleep and on_gpu,
+        # Tuning imports FlashInfer and computes the longest step: seconds, and for nothing without kernels of its own.
+        "enable_flashinfer_autotune": None if any(map(settings.engine_args.get, _TUNED_BY_FLASHINFER)) else False,
         "skip_tokenizer_init": True,
         "disable_log_stats": True,
         # Logprobs at the sampling temperature: the trainer computes its logprobs at the same one.

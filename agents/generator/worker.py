@@ -13,7 +13,9 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from agents.generator.lora_slot import is_adapter, load_adapter
+from agents.generator.expert_weights import check_complete, forget_kernels
+from agents.generator.lora_slot import PUBLISHED, is_adapter, load_adapter
+from forge_env.core.errors import PolicyError
 from forge_env.runtime.process.lifetime import die_with
 
 if TYPE_CHECKING:
@@ -28,14 +30,20 @@ def load_weights(worker: Any, weights: Mapping[str, Tensor]) -> None:
     Args:
         worker: vLLM's worker.
         weights: full tensors by their Hugging Face names, or an adapter's by PEFT's, on any device; in any dtype, and
-            without a cast, or memory for one, in the model's.
+            without a cast, or memory for one, in the model's. Those of experts must be complete.
+
+    Raises:
+        UserError: when weights of experts are missing; nothing has changed.
     """
     import torch
 
     if is_adapter(weights):
-        load_adapter(worker, weights)
+        load_adapter(worker, PUBLISHED, weights)
         return
+    if worker.vllm_config.lora_config is not None:
+        raise PolicyError("an engine with adapters keeps its frozen weights: give it an adapter, by PEFT's names")
     config = worker.vllm_config.model_config
+    check_complete(config.hf_text_config, weights)
     if torch.version.cuda and worker.device.type == "cuda" and config.quantization is None:
         # The parameters have the layout of the checkpoint: copy_ writes in place, and casts.
         with torch.no_grad():
@@ -43,6 +51,8 @@ def load_weights(worker: Any, weights: Mapping[str, Tensor]) -> None:
         return
     # Elsewhere layers have repacked their weights, and vLLM repacks the new ones. Another dtype is cast here, tensor by
     # tensor: vLLM would log a warning for each of them.
+    if worker.device.type == "cpu":
+        forget_kernels(worker.model_runner.get_model())
     cast = ((name, tensor.to(config.dtype)) for name, tensor in weights.items())
     worker.reload_weights(weights_iterator=cast)
     if worker.device.type == "cpu" and config.hf_text_config.tie_word_embeddings:

@@ -17,6 +17,7 @@ from agents.renderer.qwen25 import Qwen25Renderer
 from agents.renderer.tokenizer import FastTokenizer, chat_template
 from forge_env.core.errors import UserError, nearest
 
+Calls = Literal["hermes", "llama"]
 Thinking = Literal["off", "on", "template"]
 """Whether a model thinks before it answers; "template" is what the chat template of its family does by default."""
 
@@ -38,6 +39,8 @@ class Family:
     """A string that is in no chat template of this family."""
     dialect: str = "none"
     """Dialect of calls that the library leaves in the content, such as several or malformed calls of Llama."""
+    calls: Calls = "hermes"
+    """How the template writes calls, for the grammar of an answer that has to be one."""
     one_call: bool = False
     """Whether the template refuses a message with several calls."""
     marks: tuple[str, ...] = ()
@@ -62,10 +65,12 @@ _LLAMA3 = Family(
     models="Llama 3.1 and later",
     template=("<|start_header_id|>", "ipython"),
     dialect="llama",
+    calls="llama",
     one_call=True,
 )
 THINK, END_THINK = "<think>", "</think>"
-CLOSE_THOUGHT = f"\n{END_THINK}\n\n"
+AFTER_THOUGHT = "\n\n"
+CLOSE_THOUGHT = f"\n{END_THINK}{AFTER_THOUGHT}"
 """What a chat template writes between a thought and the answer."""
 _BEGUN = rf"assistant\n{THINK}"  # in a generation prompt; in a string literal of the template a line end is \n
 # architecture of config.json -> family

@@ -17,10 +17,20 @@ from typing import Any
 from renderers.base import ParsedToolCall, ToolCallParseStatus
 
 from agents.renderer.dialects import parse, to_openai
-from agents.renderer.families import CLOSE_THOUGHT, END_THINK, THINK, Thinking, check_thinking, find_family
+from agents.renderer.families import (
+    AFTER_THOUGHT,
+    CLOSE_THOUGHT,
+    END_THINK,
+    THINK,
+    Thinking,
+    check_thinking,
+    find_family,
+)
+from agents.renderer.grammar import grammar_of
 from agents.renderer.model_json import flaw
 from agents.renderer.template_parts import TemplateParts, learn_template_parts
 from agents.renderer.tokenizer import FastTokenizer, chat_template
+from forge_env.core.constraint import Constraint
 from forge_env.core.errors import TemplateError, UserError
 from forge_env.core.protocols import Conversation
 from forge_env.core.types import Action, Message, ToolCall, ToolSpec
@@ -56,6 +66,10 @@ class Renderer:
         self._think, self._end_think = self._tokenizer.convert_tokens_to_ids([THINK, END_THINK])
         self.close_thought: tuple[int, ...] = tuple(self._tokenizer.encode(CLOSE_THOUGHT)) if self.thinks else ()
         """The tokens that end a thought; the answer comes next."""
+        self.end_thought: int = self._end_think
+        """The token that ends a thought."""
+        self.after_thought: tuple[int, ...] = tuple(self._tokenizer.encode(AFTER_THOUGHT)) if self.thinks else ()
+        """The tokens between that one and the answer."""
         self._first_prompts: dict[Any, TemplateParts | None] = {}
         self._tools: dict[int, tuple[Sequence[ToolSpec], str]] = {}
         self._bridges = {role: self._learn_bridge(role) for role in ("tool", "user")}
@@ -144,6 +158,22 @@ class Renderer:
     def text(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> str:
         """Return a conversation as the model's input text, with special tokens."""
         return self._tokenizer.decode(self._render(messages, tools))
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes that a token stands for, which may be a part of a character."""
+        return self._tokenizer.token_bytes(token_id)
+
+    def grammar(self, constraint: Constraint, tools: Sequence[ToolSpec]) -> str:
+        """Return the grammar of an answer, for `Sampling.grammar`.
+
+        Args:
+            constraint: the form of the answer.
+            tools: of which it may name some.
+
+        Raises:
+            TurnRefused: when it names a tool that is not one of them.
+        """
+        return grammar_of(constraint, tools, self._family.calls, self._tokenizer.convert_tokens_to_ids)
 
     def is_in_thought(self, token_ids: Sequence[int]) -> bool:
         """Whether the tokens of a turn begin with a thought, which they do not end."""

@@ -73,6 +73,13 @@ class FastTokenizer:
             return self._tokenizer.id_to_token(ids)
         return [self._tokenizer.id_to_token(i) for i in ids]
 
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes that a token stands for, which may be a part of a character. The vocabulary is byte-level BPE."""
+        text = self._tokenizer.id_to_token(token_id) or ""
+        if not all(character in _BYTES for character in text):
+            return text.encode("utf-8", "replace")
+        return bytes([_BYTES[character] for character in text])
+
     @property
     def special_tokens(self) -> list[str]:
         """Special and added tokens, as text."""
@@ -91,3 +98,13 @@ def chat_template(folder: Path) -> str:
     template = json.loads(config.read_text()).get("chat_template") if config.is_file() else None
     # Some folders hold several templates by name.
     return template if isinstance(template, str) else json.dumps(template or "", ensure_ascii=False)
+
+
+def _byte_characters() -> dict[str, int]:
+    """The characters by which byte-level BPE writes bytes: printable ones of Latin-1 stand for themselves."""
+    plain = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in plain]
+    return {chr(byte): byte for byte in plain} | {chr(0x100 + i): byte for i, byte in enumerate(others)}
+
+
+_BYTES = _byte_characters()

@@ -5,6 +5,7 @@
     python -m benchmarks.gpu.large apart --model /tmp/8B
     python -m benchmarks.gpu.large publish --model /tmp/8B
     python -m benchmarks.gpu.large mismatch --shape 0.6B
+    python -m benchmarks.gpu.large live --shape 0.6B --tokens 4096 --steps 8 --left-out 3
 
 - shared: the engine sleeps while the trainer, on all GPUs, steps. The step over the sum of its parts, MFU of training,
   and the memory that the driver counts for each process beside what `--dry-run` says.
@@ -12,6 +13,8 @@
   `--training.staleness` 0 for the seconds of rollouts and of training, and with 1 for the step over the longer of them.
   The first steps of the second run find their episodes ready: take --steps 6 --left-out 3.
 - publish: the trainer alone takes and commits snapshots, and says in which dtypes the bytes went.
+- live: engine and trainer share the card, and the engine samples while the trainer steps (staleness 1): how long the
+  engine takes new weights, as a share of a step.
 - mismatch: short runs with each setting that moves the engine's logprobs, and what they are off by.
 
 Episodes are those of `benchmarks.gpu.fixed_length`: 64 of 8,192 tokens a step, a quarter of them sampled. The first
@@ -128,6 +131,23 @@ def apart(model: Path, temp: Path, given: argparse.Namespace) -> dict[str, Any]:
     return found
 
 
+def live(model: Path, temp: Path, given: argparse.Namespace) -> dict[str, Any]:
+    placing = ("--launcher.share_gpus=yes",) if not given.cpu else ()
+    awake = ("--services.generator.sleep=no", "--training.staleness=1")
+    found = run(
+        "live",
+        temp / "live",
+        model,
+        [*placing, *awake, *_fast(given)],
+        given,
+        steps=given.steps,
+        left_out=given.left_out,
+    )
+    names = ("seconds/step", "seconds/sync_stall", "seconds/publish", "seconds/fetch", "seconds/swap")
+    taken = records(temp / "live", "train")
+    return found | {"weights": [{name: step.get(name) for name in names} for step in taken]}
+
+
 def _fast(given: argparse.Namespace) -> Sequence[str]:
     return FAST[:1] if given.cpu else (*FAST, f"--training.activation_checkpoint={given.checkpointing}")
 
@@ -222,7 +242,7 @@ def _said(command: Sequence[str]) -> str:
         return ""
 
 
-CASES = {"shared": shared, "apart": apart, "publish": publish, "mismatch": mismatch}
+CASES = {"shared": shared, "apart": apart, "publish": publish, "mismatch": mismatch, "live": live}
 
 
 def read_arguments(arguments: Sequence[str]) -> argparse.Namespace:

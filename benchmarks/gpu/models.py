@@ -34,6 +34,22 @@ SHAPES: dict[str, dict[str, Any]] = {
         "num_attention_heads": 32,
         "tie_word_embeddings": False,
     },
+    "30B-A3B": {
+        "architectures": ["Qwen3MoeForCausalLM"],
+        "model_type": "qwen3_moe",
+        "hidden_size": 2048,
+        "intermediate_size": 6144,
+        "num_hidden_layers": 48,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 4,
+        "num_experts": 128,
+        "num_experts_per_tok": 8,
+        "moe_intermediate_size": 768,
+        "norm_topk_prob": True,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [],
+        "tie_word_embeddings": False,
+    },
     "tiny": {
         "hidden_size": 64,
         "intermediate_size": 128,
@@ -44,8 +60,10 @@ SHAPES: dict[str, dict[str, Any]] = {
         "vocab_size": 1024,
     },
 }
-"""Of Qwen/Qwen3-NAME's config.json, but for "tiny"; unless said otherwise, all have 8 key-value heads of 128, and tied
-embeddings."""
+SHAPES["tiny-moe"] = SHAPES["30B-A3B"] | SHAPES["tiny"] | {"num_experts": 8, "num_experts_per_tok": 2}
+SHAPES["tiny-moe"]["moe_intermediate_size"] = 32
+"""Of Qwen/Qwen3-NAME's config.json, but for the tiny ones; unless said otherwise, all have 8 key-value heads of 128,
+and tied embeddings."""
 
 
 def make_random_model(name: str, tokenizer_of: Path, folder: Path, *, layers: int = 0, seed: int = 0) -> int:
@@ -78,7 +96,7 @@ def make_random_model(name: str, tokenizer_of: Path, folder: Path, *, layers: in
 
 
 def _shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
-    width, inner, head = config["hidden_size"], config["intermediate_size"], config["head_dim"]
+    width, head = config["hidden_size"], config["head_dim"]
     queries, keys = (config[f"num_{kind}_heads"] * head for kind in ("attention", "key_value"))
     shapes: dict[str, tuple[int, ...]] = {
         "model.embed_tokens.weight": (config["vocab_size"], width),
@@ -92,16 +110,25 @@ def _shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
             "self_attn.o_proj": (width, queries),
             "self_attn.q_norm": (head,),
             "self_attn.k_norm": (head,),
-            "mlp.gate_proj": (inner, width),
-            "mlp.up_proj": (inner, width),
-            "mlp.down_proj": (width, inner),
             "input_layernorm": (width,),
             "post_attention_layernorm": (width,),
+            **_feed_forward(config),
         }
         shapes |= {f"model.layers.{i}.{part}.weight": shape for part, shape in layer.items()}
     if not config["tie_word_embeddings"]:
         shapes["lm_head.weight"] = (config["vocab_size"], width)
     return shapes
+
+
+def _feed_forward(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
+    """The feed-forward network of a layer: one, or one for each expert, and their router."""
+    width, experts = config["hidden_size"], config.get("num_experts", 0)
+    inner = config["moe_intermediate_size"] if experts else config["intermediate_size"]
+    one = {"gate_proj": (inner, width), "up_proj": (inner, width), "down_proj": (width, inner)}
+    if not experts:
+        return {f"mlp.{name}": shape for name, shape in one.items()}
+    router = {"mlp.gate": (experts, width)}
+    return router | {f"mlp.experts.{i}.{name}": shape for i in range(experts) for name, shape in one.items()}
 
 
 def _random_weights(shapes: dict[str, tuple[int, ...]], seed: int) -> Iterator[tuple[str, Tensor]]:

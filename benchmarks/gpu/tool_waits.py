@@ -85,7 +85,7 @@ async def measure(model: Path, given: argparse.Namespace, *, admission: bool) ->
         max_model_len=context,
         max_requests=given.at_once,
         dtype="float32" if given.cpu else "bfloat16",
-        kv_cache_gib=1.0 if given.cpu else 32.0,
+        kv_cache_gib=1.0 if given.cpu else given.kv_cache_gib,
         enforce_eager=given.cpu,
         worker_process=given.worker_process,
         admission=admission,
@@ -107,6 +107,7 @@ async def measure(model: Path, given: argparse.Namespace, *, admission: bool) ->
     return {
         "tokens": played.tokens,
         "seconds": played.seconds,
+        "engine_ready_seconds": played.engine_ready,
         "tokens_per_second": played.tokens / played.seconds,
         "cache_tokens": blocks * block,
         "prefix_hit_rate": did.prefix_found / did.prefix_asked,
@@ -131,23 +132,31 @@ def main() -> None:
     parser.add_argument("--answer-tokens", type=int, default=128, help="of a tool")
     parser.add_argument("--envs", type=int, default=4)
     parser.add_argument("--worker-process", action="store_true", help="see EngineSettings")
+    parser.add_argument("--kv-cache-gib", type=float, default=32.0)
+    parser.add_argument("--model", type=Path, help="made before by benchmarks.gpu.models")
+    parser.add_argument("--only", choices=["with_admission", "without_admission"], help="one of both, without a ratio")
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
     given.shape = given.shape or ("tiny" if given.cpu else "0.6B")
     given.prompt_tokens = given.prompt_tokens or (256 if given.cpu else 2048)
     with tempfile.TemporaryDirectory() as temp:
-        model = Path(temp) / "model"
-        make_random_model(given.shape, make_tokenizer(Path(temp) / "tokenizer"), model)
+        model = given.model or Path(temp) / "model"
+        if given.model is None:
+            make_random_model(given.shape, make_tokenizer(Path(temp) / "tokenizer"), model)
         found = {}
         for name, admission in (("with_admission", True), ("without_admission", False)):
+            if given.only not in (None, name):
+                continue
             found[name] = asyncio.run(measure(model, given, admission=admission))
             print(name, json.dumps(found[name]), flush=True)
-    result = {
+    result: dict[str, Any] = {
         "machine": describe(),
-        "settings": {name: value for name, value in vars(given).items() if name != "json"},
+        "settings": {name: value for name, value in vars(given).items() if name not in ("json", "model")},
         **found,
-        "ratio": found["with_admission"]["tokens_per_second"] / found["without_admission"]["tokens_per_second"],
     }
+    if not given.only:
+        speeds = [found[name]["tokens_per_second"] for name in ("with_admission", "without_admission")]
+        result["ratio"] = speeds[0] / speeds[1]
     print(json.dumps(result, indent=2))
     if given.json:
         given.json.write_text(json.dumps(result, indent=2) + "\n")

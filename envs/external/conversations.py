@@ -42,6 +42,25 @@ class ProgramConversation:
     """The contents of its messages, the last response included."""
     text: str = ""
     """Prompt and response, of a conversation in plain text."""
+    turns: int = 0
+    """Requests that were answered."""
+    asked: Sequence[Content] | None = None
+    """The contents of the request that the model is answering, if it is."""
+
+    @property
+    def is_asked(self) -> bool:
+        """Whether the model is answering its last request."""
+        return self.asked is not None
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether a request of it has been answered or is being answered."""
+        return self.turns > 0 or self.is_asked
+
+    @property
+    def history(self) -> Sequence[Content]:
+        """The contents of its messages, with those that are being answered."""
+        return self.known if self.asked is None else self.asked
 
 
 class ProgramConversations:
@@ -53,33 +72,45 @@ class ProgramConversations:
     def place(self, request: ProgramRequest) -> tuple[ProgramConversation, tuple[Message, ...]]:
         """Return the conversation of a request, and the messages that are new to it.
 
-        A request continues the longest conversation that it begins with and adds to, if the tools are the same. Any
-        other request begins a new conversation.
+        A request continues the longest conversation that it begins with and adds to, if the tools are the same and the
+        model is not answering another request of it. Any other request begins a new conversation. The numbers of
+        conversations depend on the order of the requests alone, not on when they are answered.
         """
-        if request.prompt is not None:
-            return self._place_text(request.prompt), ()
         contents = [content_of(message) for message in request.messages]
-        candidates = [item for item in self._all if _continues(item, contents, request.tools)]
-        if not candidates:
-            return self._new(tools=request.tools), _with_model_ids(request.messages)
-        conversation = max(candidates, key=lambda item: (len(item.known), item.number))
-        return conversation, _with_model_ids(request.messages[len(conversation.known) :])
+        if request.prompt is not None:
+            conversation = self._place_text(request.prompt)
+        else:
+            conversation = self._place_chat(contents, request.tools)
+        observation = _with_model_ids(request.messages[len(conversation.known) :])
+        conversation.asked = contents
+        return conversation, observation
+
+    def before(self, conversation: ProgramConversation) -> Sequence[ProgramConversation]:
+        """Return the conversations that began before one."""
+        return self._all[: conversation.number]
 
     def refused(self, conversation: ProgramConversation) -> None:
-        """Remove a conversation that was begun by a request that is refused."""
-        if conversation is self._all[-1] and not conversation.known and not conversation.text:
-            self._all.pop()
+        """Forget the last request of a conversation, which was refused, or counted and no more."""
+        conversation.asked = None
 
     def answered(self, conversation: ProgramConversation, request: ProgramRequest, reply: Message) -> None:
         """Add a response, as the program receives it."""
+        conversation.asked = None
+        conversation.turns += 1
         if isinstance(request.prompt, str):
             conversation.text = request.prompt + reply["content"]
         elif request.prompt is None:
             conversation.known = [content_of(message) for message in (*request.messages, reply)]
 
+    def _place_chat(self, contents: Sequence[Content], tools: Sequence[ToolSpec]) -> ProgramConversation:
+        candidates = [item for item in self._all if _continues(item, contents, tools)]
+        return max(candidates, key=lambda item: (len(item.known), item.number), default=None) or self._new(tools)
+
     def _place_text(self, prompt: str | Sequence[int]) -> ProgramConversation:
         candidates = [
-            item for item in self._all if item.text and isinstance(prompt, str) and prompt.startswith(item.text)
+            item
+            for item in self._all
+            if item.text and not item.is_asked and isinstance(prompt, str) and prompt.startswith(item.text)
         ]
         return max(candidates, key=lambda item: len(item.text), default=None) or self._new()
 
@@ -105,4 +136,6 @@ def _with_model_id(message: Message) -> Message:
 
 def _continues(conversation: ProgramConversation, contents: Sequence[Content], tools: Sequence[ToolSpec]) -> bool:
     known = conversation.known
+    if conversation.is_asked:
+        return False
     return 0 < len(known) < len(contents) and list(contents[: len(known)]) == known and conversation.tools == tools

@@ -1,65 +1,66 @@
-"""external: a program that speaks OpenAI's API, run once per episode; the model behind the API is the agent.
+"""external: a program that speaks a model's API, run once per episode; the model behind the API is the agent.
 
     make("external", command="python my_agent.py")
     make("external", command="python my_agent.py {prompt}", tasks="math")
     make("external", command="./agent.sh", data="tasks.jsonl", reward="grade.py:grade")
+    make("external", command="python3 /agent/my_agent.py", files="agent", tasks="harbor:tasks")  # inside its workspace
 
 A request of the program is the observation, and the agent's action is the response. So the program decides what the
-model reads, which tools it has, and how many turns there are. Recording, training and measuring are the same as in any
-other environment.
+model reads, which tools it has, and how many turns there are; requests that come at once are turns at once. Recording,
+training and measuring are the same as in any other environment.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
-import os
-import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 from envs.external.conversations import ProgramConversation, ProgramConversations
-from envs.external.gateway import MODEL, Gateway
-from envs.external.program import Program, command_of, how_it_ended, new_folder
+from envs.external.inside import InsideProgram, score_inside, start_in_room, start_inside
+from envs.external.player import Player
+from envs.external.program import command_of
+from envs.external.record import PlayerRecord, ended_by, too_long
 from envs.external.requests import RequestRefused
 from envs.external.responses import ProgramReply
-from envs.external.scoring import Result, read_result
-from envs.external.session import PendingRequest, ProgramSession
-from envs.external.setup import Setup
+from envs.external.rooms import has_workspaces, is_inside, task_factory
+from envs.external.row_began import why_row_began
+from envs.external.session import PendingRequest, ProgramSession, was_cut_by_program
+from envs.external.setup import ProgramSetup, Setup
+from envs.external.start_program import start_program
 from envs.external.tasks import make_tasks
-from forge_env.core.env import Env, StepResult
+from forge_env.core.env import ConcurrentEnv, StepResult, TimeSpentBy
 from forge_env.core.errors import EnvError
 from forge_env.core.protocols import NextTurn
 from forge_env.core.types import Action, EpisodeLimits, Message, Outcome, Task
 from forge_env.utils.deadlines import Deadline, queued
 
-SHOWN = 4000
-"""Characters of a program's output that are kept with the episode."""
-_TASK, _PROMPT, _RESULT = "task.json", "prompt.txt", "result.json"
+T = TypeVar("T")
 LAST_WORDS_SECONDS = 1.0
 """How long a program may go on after the response that the episode is over, to print its results and to end."""
 _MARGIN = 0.9  # share of a step's limit after which a program is ended, before the rollout ends the step
 
 
-class External(Env):
+class External(ConcurrentEnv):
     """A program of yours, with the model behind an OpenAI-compatible endpoint."""
 
     shared: ClassVar = {"setup": "envs.external.setup:open_setup"}
-    time_spent_by = "model"
+    time_spent_by: TimeSpentBy = "model"
     """Time between two requests counts as the model's, since its answers decide what the program does."""
 
     setup: Setup
 
     def __init__(self) -> None:
         if not hasattr(self, "setup"):
-            raise EnvError("External is made by its factory, which opens its gateway: forge_env.make('external')")
+            name = type(self).__name__
+            raise EnvError(f"{name} is made by its factory, which opens its gateway: forge_env.make('{name.lower()}')")
         self._session: ProgramSession | None = None
-        self._program: Program | None = None
-        self._pending: PendingRequest | None = None
-        self._record: _ProgramRecord | None = None
+        self._player: Player | None = None
+        self._asked: dict[int, _Asked] = {}
+        """What the model is answering, by the number of its conversation."""
+        self._record: PlayerRecord | None = None
 
     @classmethod
     def tasks(
@@ -71,6 +72,7 @@ class External(Env):
         command: str = "",
         tasks: str = "",
         data: str = "",
+        image: str = "",
     ) -> Sequence[Task]:
         """Return numbered tasks, those of a file, or those of another environment.
 
@@ -81,12 +83,18 @@ class External(Env):
             command: the program, see `envs.external.setup.open_setup`; that it exists is checked here.
             tasks: the name of an environment, which then scores the program's answer as well.
             data: a file of JSON lines, each with a "prompt", and a "target" and "metadata" where there are any.
+            image: see `open_setup`.
 
         Raises:
             UserError: see `envs.external.tasks.make_tasks`; and when there is no command, or no such program.
         """
-        command_of(command)
-        return make_tasks(split, count=count, seed=seed, tasks=tasks, data=data)
+        command_of(command, is_inside=is_inside(tasks, image))
+        return make_tasks(split, count=count, seed=seed, tasks=tasks, data=data, image=image)
+
+    @classmethod
+    def limits(cls, *, tasks: str = "", data: str = "", image: str = "") -> Mapping[str, float]:
+        """The limits of the tasks' environment where a program runs in its workspaces."""
+        return task_factory(tasks, data=data, image=image).declared_limits() if has_workspaces(tasks) else {}
 
     @classmethod
     def effects(cls, *, command: str = "") -> str:
@@ -101,54 +109,101 @@ class External(Env):
         self._conversations = ProgramConversations()
         self._turns = 0
         self._last: tuple[PendingRequest, Action] | None = None
-        self._is_full = False
+        self._full_at: int | None = None
+        self._none_asked = asyncio.Event()
         self._messages: list[Message] = []
+        self._next_step: Sequence[Message] = ()
+        self._verdict: Mapping[str, Any] = {}
         self._record = None
-        self._session = self.setup.gateway.open()
-        self._program = await self._start(self._session, seed or 0)
-        self._record = _ProgramRecord(self._program, self._session, self.setup.gateway)
-        if self._program.listener is not None:
-            await self.setup.gateway.serve(self._session, self._program.listener)
+        session = self._session = self.setup.gateway.open()
+        player = self._player = await self._begin(session, seed or 0)
+        record = self._record = PlayerRecord(player, session, self.setup.gateway)
+        await self._present(player)
         try:
-            await self._wait()
+            pending = await self._next_request()
         except TimeoutError:
-            silent = f"the program {self._record.silence} for {self._wait_seconds:g} s"
-            raise EnvError(silent + self._record.failure_details()) from None
-        if self._pending is None:
-            code = await self._program.ended()
-            raise EnvError(
-                f"the program {how_it_ended(code)} and {self._record.silence}{self._record.failure_details()}"
-            )
-        return self._observe(self._pending)
+            silent = f"{player.who} {record.silence} for {self._patience}"
+            raise self._fault(silent + record.failure_details()) from None
+        if pending is None:
+            code = await self._exit_code()
+            raise self._fault(f"{player.who} {player.ending(code)} and {record.silence}{record.failure_details()}")
+        return self._observe(pending)
 
     async def step(self, action: Action) -> StepResult:
-        if self._session is None or self._pending is None:
+        """Take the answer to the request at hand, for callers that play one turn at a time."""
+        if self._session is None or len(self._asked) != 1:
             raise EnvError("External.step was called before reset or after the end: reset starts an episode")
-        pending, conversation = self._pending, self._conversation
+        await self.answer(next(iter(self._asked)), action)
+        return await self.listen()
+
+    async def answer(self, context: int, action: Action) -> None:
+        """Deliver an answer to the program."""
+        if self._asked[context].pending.request.counts:  # of a caller that answers each request
+            await self.refused(context, "nobody counts tokens in this episode: go on without their number")
+            return
+        pending, conversation = self._asked.pop(context)
         reply = ProgramReply.of(action, pending.request, turn=self._turns)
         self._turns += 1
         self._conversations.answered(conversation, pending.request, reply.message)
-        self._messages = [*pending.request.messages, reply.message]
-        self._last, self._is_full = (pending, action), False
+        if self._last is None or pending.number > self._last[0].number:  # whatever the order of the answers
+            self._messages = [*pending.request.messages, reply.message]
+            self._last = (pending, action)
+        if self._full_at is not None and pending.number > self._full_at:
+            self._full_at = None  # the program has gone on after the refusal
         pending.reply.set_result(reply)
-        return await self._next_observation()
+        self._note_answered()
+
+    async def no_room(self, context: int, reason: str) -> None:
+        """Refuse a prompt that is too long, which the program may shorten."""
+        assert self._session is not None
+        pending, conversation = self._asked.pop(context)
+        self._full_at = self._session.count
+        self._conversations.refused(conversation)
+        self._session.refuse(pending, too_long(reason or f"it has {self._limits.max_tokens} tokens"))
+        self._note_answered()
+
+    async def refused(self, context: int, reason: str) -> None:
+        """Refuse a request whose answer the agent cannot give in the form that it asks for."""
+        assert self._session is not None
+        pending, conversation = self._asked.pop(context)
+        self._conversations.refused(conversation)
+        self._session.refuse(pending, RequestRefused(400, reason, code="unsupported_form"))
+        self._note_answered()
+
+    async def counted(self, context: int, tokens: int) -> None:
+        """Tell the program how many tokens its prompt has."""
+        pending, conversation = self._asked.pop(context)
+        self._conversations.refused(conversation)
+        pending.reply.set_result(ProgramReply.of_count(tokens))
+        self._note_answered()
+
+    async def listen(self) -> StepResult:
+        """Wait for the next request of the program, or for its end."""
+        assert self._record is not None and self._player is not None
+        try:
+            pending = await self._next_request()
+        except TimeoutError:
+            return self._silent()
+        if pending is None:
+            return await self._end()
+        observation, info = self._observe(pending)
+        return observation, 0.0, False, False, info
 
     async def on_limit(self, limit: str, reason: str = "") -> StepResult | None:
-        """Refuse a prompt that is too long, which the program may shorten, or close the session."""
-        if self._session is None or self._program is None or self._record is None:
+        """Close the session; or, for callers that play one turn at a time, refuse a prompt that is too long."""
+        if self._session is None or self._player is None or self._record is None:
             return None
-        if limit == "max_tokens" and self._pending is not None:
-            self._is_full = True
-            self._conversations.refused(self._conversation)
-            self._session.refuse(self._pending, _too_long(reason or f"it has {self._limits.max_tokens} tokens"))
-            return await self._next_observation()
-        self._record.note = _ended_by(limit, self._limits)
+        if limit == "max_tokens" and len(self._asked) == 1:
+            await self.no_room(next(iter(self._asked)), reason)
+            return await self.listen()
+        self._record.note = ended_by(limit, self._limits)
+        self._tell(outcome="truncated", ended_by=limit, error=self._record.note)
         waited_for = self._session.has_waiting_request
         self._session.close(self._record.note, limit)
         if waited_for:
-            with contextlib.suppress(TimeoutError):
+            with contextlib.suppress(TimeoutError, EnvError):
                 async with asyncio.timeout(LAST_WORDS_SECONDS):
-                    await self._program.ended()
+                    await self._player.ended()
         return None
 
     def final_info(self) -> Mapping[str, Any]:
@@ -156,138 +211,185 @@ class External(Env):
         return {} if self._record is None else self._record.info()
 
     async def close(self) -> None:
-        session, program = self._session, self._program
-        self._session = self._program = self._pending = None
+        session, player = self._session, self._player
+        self._session = self._player = None
+        self._asked.clear()
         try:
-            if program is not None:
-                await program.close()
+            if player is not None:
+                await player.close()
         finally:
             if session is not None:
-                self.setup.gateway.close(session)
+                self._close_session(session)
 
     @property
     def _wait_seconds(self) -> float:
+        """How long the player may take between two requests."""
         return _MARGIN * self._limits.step_seconds
 
-    async def _start(self, session: ProgramSession, seed: int) -> Program:
-        folder = new_folder()
+    @property
+    def _patience(self) -> str:
+        """The time that the player has used up."""
+        return f"{self._wait_seconds:g} s"
+
+    @property
+    def _scores_failures(self) -> bool:
+        assert isinstance(self.setup, ProgramSetup)
+        return self.setup.scores_failures
+
+    # what depends on who plays the episode
+
+    async def _begin(self, session: ProgramSession, seed: int) -> Player:
+        assert isinstance(self.setup, ProgramSetup)
+        if self.setup.rooms is not None:
+            return await start_inside(self.setup, session, self._task, seed, self._limits)
+        return await start_program(self.setup, session, self._task, seed)
+
+    async def _present(self, player: Player) -> None:
+        """Let the player come to the gateway."""
+        assert self._session is not None
+        if player.listener is not None:
+            await self.setup.gateway.serve(self._session, player.listener)
+
+    def _silent(self) -> StepResult:
+        """End the episode of a player that does nothing."""
+        assert self._record is not None and self._player is not None
+        nothing = f"{self._player.who} did nothing that could be seen for {self._patience}, and was ended"
+        if self._last is None or self.time_spent_by == "service":
+            raise EnvError(nothing + self._record.failure_details()) from None
+        self._record.note = f"{ended_by('step_seconds', self._limits)}: {nothing}"
+        return (), 0.0, False, True, {**self._record.info(), "ended_by": "step_seconds"}
+
+    def _fault(self, why: str) -> EnvError:
+        """Return the error that ends the episode."""
+        self._tell(outcome="fault", error=why)
+        return EnvError(why)
+
+    def _tell(self, **summary: Any) -> None:
+        """Tell the player how the episode ends, where it asks for that."""
+
+    def _close_session(self, session: ProgramSession) -> None:
+        self.setup.gateway.close(session)
+
+    # what does not
+
+    async def _exit_code(self) -> int:
+        """Wait for the end of the player; return its exit code."""
+        assert self._player is not None and self._record is not None
         try:
-            prompt = self._write_task(folder, seed)
-            return await Program.start(
-                [word.replace("{prompt}", prompt) for word in self.setup.command],
-                folder=folder,
-                variables=self._variables(session, folder, seed),
-                cwd=self.setup.cwd,
-                stdin=folder / _PROMPT,
-                sandbox_port=self.setup.gateway.port if self.setup.sandbox else None,
-            )
-        except BaseException as error:
-            shutil.rmtree(folder, ignore_errors=True)
-            if isinstance(error, OSError):
-                raise EnvError(f"the program cannot be started: {error}") from error
-            raise
+            return await self._player.ended()
+        except EnvError as error:
+            raise self._fault(f"{error}{self._record.failure_details()}") from None
 
-    def _write_task(self, folder: Path, seed: int) -> str:
-        """Write the task without its target for the program, and return the text of the prompt."""
-        prompt = next((m["content"] for m in reversed(self._task.prompt) if m["role"] == "user"), "")
-        task = {"id": self._task.id, "messages": self._task.prompt, "metadata": dict(self._task.metadata), "seed": seed}
-        (folder / _TASK).write_text(json.dumps(task, default=repr), encoding="utf-8")
-        (folder / _PROMPT).write_text(prompt, encoding="utf-8", errors="replace")
-        return prompt
+    async def _next_request(self) -> PendingRequest | None:
+        """Wait for the next request of the program; None when it has ended.
 
-    def _variables(self, session: ProgramSession, folder: Path, seed: int) -> dict[str, str]:
-        base_url = self.setup.gateway.base_url
-        not_proxied = ",".join(filter(None, [os.environ.get("NO_PROXY"), "127.0.0.1", "localhost", self.setup.host]))
-        return {
-            "OPENAI_BASE_URL": base_url,
-            "OPENAI_API_BASE": base_url,
-            "OPENAI_API_KEY": session.token,
-            "OPENAI_MODEL": MODEL,
-            "FORGE_ENV_TASK": str(folder / _TASK),
-            "FORGE_ENV_RESULT": str(folder / _RESULT),
-            "FORGE_ENV_SEED": str(seed),
-            "TMPDIR": str(folder),
-            # A program in Python that is killed must have written what it printed.
-            "PYTHONUNBUFFERED": "1",
-            "NO_PROXY": not_proxied,
-            "no_proxy": not_proxied,
-        }
-
-    async def _wait(self) -> None:
-        """Wait for the next request of the program; None is pending when it has ended."""
-        assert self._session is not None and self._program is not None
-        self._pending = None
+        Raises:
+            TimeoutError: when neither comes in time; the time stands still while the model answers.
+        """
+        assert self._session is not None and self._player is not None
         asking = asyncio.create_task(self._session.next())
-        ending = asyncio.create_task(self._program.ended())
+        ending = asyncio.create_task(self._player.ended())
+        answered = asyncio.create_task(self._none_asked.wait())
         try:
-            done, _ = await asyncio.wait(
-                {asking, ending}, timeout=self._wait_seconds, return_when=asyncio.FIRST_COMPLETED
-            )
-            if not done:
+            if self._asked:
+                async with queued():
+                    await asyncio.wait({asking, ending, answered}, return_when=asyncio.FIRST_COMPLETED)
+            if not asking.done() and not ending.done():
+                await self._wait_for_player({asking, ending})
+            if ending.done():
+                return None
+            if not asking.done():
                 raise TimeoutError
-            if not ending.done():
-                self._pending = asking.result()
+            return asking.result()
         finally:
-            for task in (asking, ending):
+            for task in (asking, ending, answered):
                 task.cancel()
-            await asyncio.gather(asking, ending, return_exceptions=True)
+            await asyncio.gather(asking, ending, answered, return_exceptions=True)
 
-    async def _next_observation(self) -> StepResult:
-        """Wait for the next request of the program, or for its end."""
-        assert self._record is not None
-        try:
-            await self._wait()
-        except TimeoutError:
-            nothing = f"the program did nothing that could be seen for {self._wait_seconds:g} s, and was ended"
-            if self._last is None:
-                raise EnvError(nothing + self._record.failure_details()) from None
-            self._record.note = f"{_ended_by('step_seconds', self._limits)}: {nothing}"
-            return (), 0.0, False, True, {**self._record.info(), "ended_by": "step_seconds"}
-        if self._pending is not None:
-            observation, info = self._observe(self._pending)
-            return observation, 0.0, False, False, info
-        return await self._end()
+    async def _wait_for_player(self, done: set[asyncio.Task[Any]]) -> None:
+        """Wait until one of these is done, for as long as the player may take."""
+        await asyncio.wait(done, timeout=self._wait_seconds, return_when=asyncio.FIRST_COMPLETED)
 
     def _observe(self, pending: PendingRequest) -> tuple[Sequence[Message], dict[str, Any]]:
         request = pending.request
-        self._conversation: ProgramConversation
-        self._conversation, observation = self._conversations.place(request)
-        self.tools = self._conversation.tools
+        conversation, observation = self._conversations.place(request)
+        began = None
+        if not conversation.turns:
+            began = why_row_began(request, conversation.asked or (), self._conversations.before(conversation))
+        self._asked[conversation.number] = _Asked(pending, conversation)
+        self._none_asked.clear()
+        self.tools = conversation.tools
         return observation, {
             "next": NextTurn(
-                context=self._conversation.number,
+                context=conversation.number,
                 max_tokens=request.max_tokens,
                 stop=request.stop,
                 prompt=request.prompt,
+                constraint=request.constraint,
+                logprobs=request.logprobs,
+                count=request.counts,
+                began=began,
             )
         }
 
+    def _note_answered(self) -> None:
+        if not self._asked:
+            self._none_asked.set()
+
     async def _end(self) -> StepResult:
         """After the end of the program: check that all of it is recorded, and score it."""
-        assert self._session is not None and self._program is not None and self._record is not None
-        code = await self._program.ended()
-        if missing := self._session.missing():
-            raise EnvError(f"{missing}: the record is not complete, and gets no reward{self._record.failure_details()}")
-        if code and not self.setup.scores_failures and self._is_full and self._last is not None:
+        assert self._session is not None and self._player is not None and self._record is not None
+        player, record = self._player, self._record
+        code = await self._exit_code()
+        if missing := self._session.missing(player.who):
+            raise self._fault(f"{missing}: the record is not complete, and gets no reward{record.failure_details()}")
+        if code and not self._scores_failures and self._full_at is not None and self._last is not None:
             # The program failed on a full context. The model has filled it as well, so this is no fault of the program.
-            self._record.note = f"{_ended_by('max_tokens', self._limits)}: the program {how_it_ended(code)} on that"
-            return (), 0.0, False, True, {**self._record.info(), "ended_by": "max_tokens"}
-        if code and not self.setup.scores_failures:
-            raise EnvError(f"the program {how_it_ended(code)}{self._record.failure_details()}")
-        last_words = self._messages[-1]["content"] if self._messages else ""
-        result = read_result(self._program.folder / _RESULT, self._program.tail("stdout"), last_words)
-        if code:
-            result = replace(result, reward=0.0)  # the reward that a program gives itself counts only if it succeeded
-        reward, parts = await self._score(result)
-        info: dict[str, Any] = {**self._record.info(), "rewards": parts}
-        if self._last is not None and _was_cut_by_program(*self._last):
+            record.note = f"{ended_by('max_tokens', self._limits)}: {player.who} {player.ending(code)} on that"
+            return (), 0.0, False, True, {**record.info(), "ended_by": "max_tokens"}
+        if code and not self._scores_failures:
+            raise EnvError(f"{player.who} {player.ending(code)}{record.failure_details()}")
+        try:
+            reward, parts = await self._reward(player, code)
+        except EnvError as error:
+            self._tell(outcome="fault", error=str(error))
+            raise
+        if self._next_step:
+            return await self._go_on()
+        self._tell(outcome="scored", reward=reward, rewards=parts)
+        info: dict[str, Any] = {**record.info(), **self._verdict, "rewards": parts}
+        if self._last is not None and was_cut_by_program(*self._last):
             info["outcome"] = Outcome.SCORED
         return (), reward, True, False, info
 
-    async def _score(self, result: Result) -> tuple[float, dict[str, float]]:
+    async def _reward(self, player: Player, code: int) -> tuple[float, dict[str, float]]:
+        """Return the reward and its breakdown, of a player that has ended with this exit code."""
+        result = player.result(self._messages[-1]["content"] if self._messages else "")
+        if isinstance(player, InsideProgram) and player.room.env is not None and self.setup.scorer.part is None:
+            scored = await self._in_time(score_inside(player.room, result.answer))
+            reward, parts, self._verdict, self._next_step = scored
+            return reward, parts
+        if code:
+            result = replace(result, reward=0.0)  # the reward that a program gives itself counts only if it succeeded
+        seed, limits = self._seed or 0, self._limits
+        scoring = self.setup.scorer.score(self._task, self._messages, result, seed=seed, limits=limits)
+        return await self._in_time(scoring)
+
+    async def _go_on(self) -> StepResult:
+        """Start the program again in its workspace, for the next step of a task that has several."""
+        assert isinstance(self._player, InsideProgram) and isinstance(self.setup, ProgramSetup)
+        assert self._session is not None
+        messages, self._next_step = self._next_step, ()
+        room, seed = self._player.room, self._seed or 0
+        async with queued():
+            player = await start_in_room(self.setup, self._session, room, self._task, messages, seed)
+        self._player, self._record = player, PlayerRecord(player, self._session, self.setup.gateway)
+        await self._present(player)
+        return await self.listen()
+
+    async def _in_time(self, scoring: Awaitable[T]) -> T:
         """Score with a separate deadline, while the deadlines of the step and the episode are suspended."""
-        deadline, seed = Deadline(self._limits.scoring_seconds), self._seed or 0
-        scoring = self.setup.scorer.score(self._task, self._messages, result, seed=seed, limits=self._limits)
+        deadline = Deadline(self._limits.scoring_seconds)
         try:
             async with queued():
                 return await deadline.run(scoring)
@@ -297,63 +399,8 @@ class External(Env):
             raise EnvError(f"scoring took longer than {self._limits.scoring_seconds:g} s") from None
 
 
-class _ProgramRecord:
-    """What the episode records of a program, also after its end and after the close of its environment."""
+class _Asked(NamedTuple):
+    """A request that the model is answering."""
 
-    def __init__(self, program: Program, session: ProgramSession, gateway: Gateway) -> None:
-        self.note = ""
-        """What ended the episode, where the program did not end by itself."""
-        self._program = program
-        self._session = session
-        self._gateway = gateway
-        self._unknown_before = gateway.unknown_requests
-
-    @property
-    def silence(self) -> str:
-        """A clause about a program none of whose requests reached the model."""
-        return "was answered nothing" if self._session.refusals.counts else "asked the model nothing"
-
-    def info(self) -> dict[str, Any]:
-        """Return the info of the episode, with the last SHOWN characters of both streams."""
-        kept: dict[str, Any] = {name: self._program.tail(name)[-SHOWN:] for name in ("stdout", "stderr")}
-        if self._program.exit_code is not None:
-            kept["exit_code"] = self._program.exit_code
-        if self.note:
-            kept["note"] = self.note
-        refusals = self._session.refusals
-        if not refusals.counts:
-            return {"program": kept}
-        return {"program": {**kept, "refused": refusals.sentences}, "refused_requests": dict(refusals.counts)}
-
-    def failure_details(self) -> str:
-        """The end of a sentence about a failure: the refused requests, and the last lines of standard error."""
-        unknown = self._gateway.unknown_requests - self._unknown_before
-        parts = [str(self._session.refusals)]
-        if unknown and not self._session.count:
-            parts.append(
-                f"{unknown} {'request' if unknown == 1 else 'requests'} without the key of a running program came "
-                "to the gateway meanwhile: a program's key is its OPENAI_API_KEY"
-            )
-        lines = " | ".join(self._program.tail("stderr").split("\n")[-6:]).strip(" |")
-        parts.append(f"it wrote: {lines[-600:]}" if lines else "")
-        return "".join(f"; {part}" for part in parts if part)
-
-
-def _ended_by(limit: str, limits: EpisodeLimits) -> str:
-    return f"the episode was ended by {limit} ({getattr(limits, limit):g})"
-
-
-def _too_long(reason: str) -> RequestRefused:
-    """The refusal of a prompt that leaves no room for a response, in OpenAI's words, which clients look for."""
-    return RequestRefused(
-        400,
-        f"This model's maximum context length is exceeded: {reason}. Please reduce the length of the messages.",
-        code="context_length_exceeded",
-        param="messages",
-    )
-
-
-def _was_cut_by_program(pending: PendingRequest, action: Action) -> bool:
-    """Whether the last response ended at the `max_tokens` that the program had set."""
-    limit, used = pending.request.max_tokens, (action.usage or {}).get("completion_tokens", 0)
-    return action.finish_reason == "length" and limit is not None and used >= limit
+    pending: PendingRequest
+    conversation: ProgramConversation

@@ -1,4 +1,4 @@
-"""The gateway: an OpenAI-compatible endpoint for the programs of one process. Each program has its own token.
+"""The gateway: an endpoint for the programs of one process, in several dialects. Each program has its own token.
 
 A request waits until the episode that it belongs to has a response.
 """
@@ -10,14 +10,17 @@ import hashlib
 import importlib.util
 import json
 import socket
+from collections import ChainMap, OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
-from envs.external.requests import ProgramRequest, RequestRefused, read_chat, read_completion
-from envs.external.responses import ProgramReply
+from envs.external.dialects.dialect import Dialect, dump
+from envs.external.dialects.table import DIALECTS, default_dialect, list_of_models
+from envs.external.requests import RequestRefused
 from envs.external.session import PendingRequest, ProgramSession
 from forge_env.core.errors import ServiceError, UserError
+from forge_env.serve.http_server import open_listener
 
 MODEL = "policy"
 """The name of the only model; requests for other names are accepted too."""
@@ -25,27 +28,31 @@ MAX_BODY = 16 * 2**20
 BODY_SECONDS = 60.0
 KEEP_ALIVE_SECONDS = 10.0
 START_SECONDS = 30.0
+REMEMBERED = 1024
+"""Sessions that are still known after their end, where that was asked for."""
 _KEEP_ALIVE = {"type": "http.response.body", "body": b": the answer is being sampled\n\n", "more_body": True}
 _DISCONNECT_ROUNDS = 4  # rounds of the event loop until a closed connection is known to a task that waits for it
 
 Receive = Callable[[], Awaitable[Mapping[str, Any]]]
 Send = Callable[[Mapping[str, Any]], Awaitable[None]]
-_READERS: Mapping[str, Callable[[Any], ProgramRequest]] = {
-    "/v1/chat/completions": read_chat,
-    "/v1/completions": read_completion,
-}
 
 
 class Gateway:
-    """The sessions that are open, and the ASGI app that serves them."""
+    """The sessions that are open, and the ASGI app that serves them.
 
-    def __init__(self) -> None:
+    Args:
+        max_body: the most bytes of a request.
+    """
+
+    def __init__(self, *, max_body: int = MAX_BODY) -> None:
+        self.max_body = max_body
         self.base_url = ""
         """The URL that programs are given, such as http://127.0.0.1:40123/v1."""
         self.port = 0
         self.unknown_requests = 0
         """How many requests came without the token of a running episode."""
         self._sessions: dict[str, ProgramSession] = {}
+        self._over: OrderedDict[str, ProgramSession] = OrderedDict()
         self._servers: dict[ProgramSession, asyncio.Server] = {}
         self._new_protocol: Callable[[], asyncio.Protocol]
 
@@ -55,17 +62,28 @@ class Gateway:
         self._sessions[session.token] = session
         return session
 
-    def close(self, session: ProgramSession) -> None:
-        """End a session. May be called again."""
-        self._sessions.pop(session.token, None)
+    def close(self, session: ProgramSession, *, is_remembered: bool = False) -> None:
+        """End a session. May be called again.
+
+        Args:
+            session: to end.
+            is_remembered: whether later requests are told that it is over, and not that nobody knows their token.
+        """
+        known = self._sessions.pop(session.token, None)
         session.close()
+        if is_remembered and known is not None:
+            self._over[session.token] = session
+            while len(self._over) > REMEMBERED:
+                self._over.popitem(last=False)
         if server := self._servers.pop(session, None):
             server.close()
 
     async def serve(self, session: ProgramSession, listener: socket.socket) -> None:
-        """Serve a further listener until the session is closed, such as one in the network of a sandbox."""
+        """Serve a further listener until the session is closed or has another, such as one in a sandbox's network."""
         loop = asyncio.get_running_loop()
         server = await loop.create_server(self._new_protocol, sock=listener, start_serving=False)
+        if former := self._servers.pop(session, None):
+            former.close()
         self._servers[session] = server
         await server.start_serving()
 
@@ -73,48 +91,64 @@ class Gateway:
         """Answer one request."""
         if scope["type"] != "http":
             return
-        try:
-            await self._route(scope, receive, send)
-        except RequestRefused as refusal:
-            headers = [(b"x-should-retry", b"false")] if refusal.final else []
-            await _send_json(send, refusal.status, refusal.body, headers)
-
-    async def _route(self, scope: Mapping[str, Any], receive: Receive, send: Send) -> None:
         headers = {name.lower(): value for name, value in scope["headers"]}
+        path = scope["path"].rstrip("/")
+        dialect = DIALECTS.get(path) or default_dialect(headers)
+        try:
+            await self._route(scope["method"], path, dialect, headers, receive, send)
+        except RequestRefused as refusal:
+            more = [(b"x-should-retry", b"false")] if refusal.final else []
+            await send_json(send, refusal.status, dialect.error(refusal), more)
+
+    async def _route(
+        self, method: str, path: str, dialect: Dialect, headers: Mapping[bytes, bytes], receive: Receive, send: Send
+    ) -> None:
         session = self._session(headers)
-        method, path = scope["method"], scope["path"].rstrip("/")
         if method == "GET" and (path == "/v1/models" or path.startswith("/v1/models/")):
-            await _send_json(send, 200, _models(path.removeprefix("/v1/models").lstrip("/")))
+            name = path.removeprefix("/v1/models").lstrip("/")
+            await send_json(send, 200, list_of_models(name, MODEL, headers))
             return
         try:
-            pending = await _queue_request(session, method, path, headers, receive)
+            pending = await _queue_request(session, method, path, headers, receive, self.max_body)
         except RequestRefused as refusal:
             if refusal.status < 500:  # above, the episode is over
                 session.refusals.add(refusal)
             raise
-        await _Delivery(session, pending, receive, send).run()
+        await _Delivery(session, pending, dialect, receive, send).run()
 
     def _session(self, headers: Mapping[bytes, bytes]) -> ProgramSession:
-        scheme, _, token = headers.get(b"authorization", b"").decode("latin-1").partition(" ")
-        session = self._sessions.get(token.strip()) if scheme.lower() == "bearer" else None
+        tokens = [bearer_token(headers), headers.get(b"x-api-key", b"").decode("latin-1").strip()]
+        known: Mapping[str, ProgramSession] = ChainMap(self._sessions, self._over)
+        session = next((known[token] for token in tokens if token in known), None)
         if session is None:
             self.unknown_requests += 1
-            message = "this endpoint needs the bearer token that its program was given, and this is no such token"
+            message = "this endpoint needs the token that its program was given, and this is no such token"
             raise RequestRefused(401, message, code="invalid_api_key")
         return session
 
 
+def bearer_token(headers: Mapping[bytes, bytes]) -> str:
+    """Return the bearer token of a request; empty if it has none."""
+    scheme, _, token = headers.get(b"authorization", b"").decode("latin-1").partition(" ")
+    return token.strip() if scheme.lower() == "bearer" else ""
+
+
 async def _queue_request(
-    session: ProgramSession, method: str, path: str, headers: Mapping[bytes, bytes], receive: Receive
+    session: ProgramSession,
+    method: str,
+    path: str,
+    headers: Mapping[bytes, bytes],
+    receive: Receive,
+    max_body: int,
 ) -> PendingRequest:
     """Read a request and queue it in the session."""
-    if path not in _READERS:
-        offered = ", ".join(["/v1/models", *_READERS])
+    if path not in DIALECTS:
+        offered = ", ".join(["/v1/models", *DIALECTS])
         raise RequestRefused(404, f"there is no {path}; there are {offered}", code="not_found")
     if method != "POST":
         raise RequestRefused(405, f"{path} is asked with POST, not with {method}", code="method_not_allowed")
-    data = await _body(headers, receive)
-    request = _READERS[path](_json(data))
+    data = await read_body(headers, receive, max_body)
+    request = DIALECTS[path].read(parse_json(data), session.histories)
     is_retry = headers.get(b"x-stainless-retry-count", b"0") != b"0"
     return session.add(request, hashlib.blake2b(path.encode() + data).digest(), is_retry=is_retry)
 
@@ -122,14 +156,17 @@ async def _queue_request(
 class _Delivery:
     """One connection that waits for a response and delivers it."""
 
-    def __init__(self, session: ProgramSession, pending: PendingRequest, receive: Receive, send: Send) -> None:
+    def __init__(
+        self, session: ProgramSession, pending: PendingRequest, dialect: Dialect, receive: Receive, send: Send
+    ) -> None:
         self._session = session
         self._pending = pending
+        self._dialect = dialect
         self._receive = receive
         self._send = send
 
     async def run(self) -> None:
-        disconnected = asyncio.create_task(_until_disconnected(self._receive))
+        disconnected = asyncio.create_task(until_disconnected(self._receive))
         try:
             deliver = self._stream if self._pending.request.stream else self._whole
             await deliver(disconnected)
@@ -140,10 +177,11 @@ class _Delivery:
     async def _whole(self, disconnected: asyncio.Task[None]) -> None:
         reply = self._pending.reply
         await _either(reply, disconnected)
-        if await self._is_disconnected(disconnected):
+        if await is_disconnected(disconnected):
             return
-        answer = reply.result().body(self._pending.request)
-        await _send_json(self._send, 200, answer, _headers(self._pending))
+        answer = self._dialect.body(reply.result(), self._pending.request)
+        self._remember()
+        await send_json(self._send, 200, answer, _headers(self._pending))
         self._session.delivered(self._pending)
 
     async def _stream(self, disconnected: asyncio.Task[None]) -> None:
@@ -156,37 +194,27 @@ class _Delivery:
         while not reply.done() and not disconnected.done():
             if not await _either(reply, disconnected, timeout=KEEP_ALIVE_SECONDS):
                 await self._send(_KEEP_ALIVE)
-        if await self._is_disconnected(disconnected):
+        if await is_disconnected(disconnected):
             return
         # In one message: a client may close the connection as soon as it has read the end of the response.
-        events = b"".join(_events(reply, self._pending.request))
+        try:
+            events = b"".join(self._dialect.events(reply.result(), self._pending.request))
+            self._remember()
+        except RequestRefused as refusal:
+            events = b"".join(self._dialect.error_events(refusal))
         await self._send({"type": "http.response.body", "body": events})
         self._session.delivered(self._pending)
 
-    async def _is_disconnected(self, disconnected: asyncio.Task[None]) -> bool:
-        """Whether the client has closed its connection."""
-        for _ in range(_DISCONNECT_ROUNDS):
-            await asyncio.sleep(0)
-        return disconnected.done()
-
-
-def _events(reply: asyncio.Future[ProgramReply], request: ProgramRequest) -> Iterator[bytes]:
-    try:
-        for chunk in reply.result().chunks(request):
-            yield b"data: " + _dump(chunk) + b"\n\n"
-    except RequestRefused as refusal:
-        yield b"data: " + _dump(refusal.body) + b"\n\n"
-    yield b"data: [DONE]\n\n"
+    def _remember(self) -> None:
+        """Keep the conversation up to this response, for a request that names it."""
+        reply, request = self._pending.reply.result(), self._pending.request
+        if name := self._dialect.name_of(reply):
+            self._session.histories[name] = (*request.messages[request.leading :], reply.message)
 
 
 def _headers(pending: PendingRequest) -> list[tuple[bytes, bytes]]:
     ignored = pending.request.ignored
     return [(b"x-forge-env-ignored", ", ".join(ignored).encode())] if ignored else []
-
-
-def _models(name: str) -> dict[str, Any]:
-    model = {"id": name or MODEL, "object": "model", "created": 0, "owned_by": "forge_env"}
-    return model if name else {"object": "list", "data": [model]}
 
 
 async def _either(*waited: asyncio.Future[Any], timeout: float | None = None) -> bool:
@@ -195,15 +223,28 @@ async def _either(*waited: asyncio.Future[Any], timeout: float | None = None) ->
     return bool(done)
 
 
-async def _until_disconnected(receive: Receive) -> None:
+async def is_disconnected(disconnected: asyncio.Task[None]) -> bool:
+    """Whether the client has closed its connection, by the task of `until_disconnected`."""
+    for _ in range(_DISCONNECT_ROUNDS):
+        await asyncio.sleep(0)
+    return disconnected.done()
+
+
+async def until_disconnected(receive: Receive) -> None:
+    """Wait until the client has closed its connection."""
     while (await receive())["type"] != "http.disconnect":
         pass
 
 
-async def _body(headers: Mapping[bytes, bytes], receive: Receive) -> bytes:
-    too_large = RequestRefused(413, f"the body is larger than {MAX_BODY} bytes, which is all that a request may have")
+async def read_body(headers: Mapping[bytes, bytes], receive: Receive, max_body: int) -> bytes:
+    """Read the body of a request, of a bounded size and in a bounded time.
+
+    Raises:
+        RequestRefused: when it exceeds one of both.
+    """
+    too_large = RequestRefused(413, f"the body is larger than {max_body} bytes, which is all that a request may have")
     length = headers.get(b"content-length", b"0")
-    if length.isdigit() and int(length) > MAX_BODY:
+    if length.isdigit() and int(length) > max_body:
         raise too_large
     data = bytearray()
     try:
@@ -211,7 +252,7 @@ async def _body(headers: Mapping[bytes, bytes], receive: Receive) -> bytes:
             while True:
                 event = await receive()
                 data += event.get("body", b"")
-                if len(data) > MAX_BODY:
+                if len(data) > max_body:
                     raise too_large
                 if event["type"] == "http.disconnect" or not event.get("more_body"):
                     return bytes(data)
@@ -219,20 +260,22 @@ async def _body(headers: Mapping[bytes, bytes], receive: Receive) -> bytes:
         raise RequestRefused(408, f"the body did not come within {BODY_SECONDS:g} s") from None
 
 
-def _json(data: bytes) -> Any:
+def parse_json(data: bytes) -> Any:
+    """Parse a body.
+
+    Raises:
+        RequestRefused: when it is no JSON.
+    """
     try:
         return json.loads(data)
     except (ValueError, RecursionError):
         raise RequestRefused(400, "the body is no JSON") from None
 
 
-def _dump(value: Any) -> bytes:
-    return json.dumps(value).encode()  # in ASCII: a model may write surrogates, which UTF-8 cannot carry
-
-
-async def _send_json(send: Send, status: int, value: Any, headers: list[tuple[bytes, bytes]] | None = None) -> None:
+async def send_json(send: Send, status: int, value: Any, headers: list[tuple[bytes, bytes]] | None = None) -> None:
+    """Send a response."""
     await _start(send, status, b"application/json", headers or [])
-    await send({"type": "http.response.body", "body": _dump(value)})
+    await send({"type": "http.response.body", "body": dump(value)})
 
 
 async def _start(send: Send, status: int, kind: bytes, headers: list[tuple[bytes, bytes]]) -> None:
@@ -269,7 +312,7 @@ def _listener(host: str) -> socket.socket:
     try:
         if host in ("", "0.0.0.0", "::"):
             raise OSError("programs need one address to call, and this stands for all of them")
-        return socket.create_server((host, 0), backlog=2048)
+        return open_listener(host, 0)
     except OSError as error:
         raise UserError(
             f"the gateway cannot listen at host={host!r}: {error}; name an address of this machine, or leave host out "

@@ -3,27 +3,34 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import os
 import shlex
 import shutil
 import signal
 import socket
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from envs.external.output import TAIL_BYTES, ProgramOutput
+from envs.external.scoring import Result, read_result, text_of
 from envs.processes.guard import guarded
 from forge_env.core.errors import EnvError, SandboxUnavailable, UserError
 from sandboxes.host.program import check_shown, confined, installation, listener_of
 
-TAIL_BYTES = 64 * 2**10
+RESULT = "result.json"
+"""The file in its folder that the program writes its result to."""
 STOP_SECONDS = 10.0
 DRAIN_SECONDS = 1.0
 """How long its output is read after its end: the pipes stay open only if a process that it started still runs."""
 
 
-def command_of(text: str) -> list[str]:
+def command_of(text: str, *, is_inside: bool = False) -> list[str]:
     """Split a command line.
+
+    Args:
+        is_inside: whether it runs in a workspace, whose programs are not looked up.
 
     Raises:
         UserError: when there is none, or no such program.
@@ -35,25 +42,25 @@ def command_of(text: str) -> list[str]:
     if not command:
         raise UserError("the command is empty: name the program that runs in every episode, as 'python my_agent.py'")
     is_in_cwd = os.sep in command[0] and not os.path.isabs(command[0])  # wherever that will be
-    if shutil.which(command[0]) is None and not is_in_cwd:
+    if not is_inside and shutil.which(command[0]) is None and not is_in_cwd:
         raise UserError(f"the command {text!r} cannot be started: there is no program {command[0]!r}")
     return command
 
 
-class Program:
+class Program(ProgramOutput):
     """A running program. `Program.start` makes one."""
 
     def __init__(self, process: asyncio.subprocess.Process, folder: Path) -> None:
+        super().__init__()
         self.folder = folder
         self.listener: socket.socket | None = None
         """A listener in the network of its sandbox, for the gateway to serve."""
-        self.exit_code: int | None = None
-        """128 and more for a signal; None while it runs, and where `close` ended it."""
         self._process = process
         assert process.stdout is not None and process.stderr is not None
-        self._tails = {"stdout": bytearray(), "stderr": bytearray()}
         streams = {"stdout": process.stdout, "stderr": process.stderr}
-        self._reading = [asyncio.create_task(_keep_tail(stream, self._tails[name])) for name, stream in streams.items()]
+        self._reading = [
+            asyncio.create_task(_read(stream, functools.partial(self.note, name))) for name, stream in streams.items()
+        ]
 
     @classmethod
     async def start(
@@ -119,9 +126,10 @@ class Program:
         self.exit_code = code if code >= 0 else 128 - code
         return self.exit_code
 
-    def tail(self, name: str) -> str:
-        """Return the last TAIL_BYTES that it wrote to "stdout" or "stderr"."""
-        return self._tails[name].decode("utf-8", "replace")
+    def result(self, last_words: str) -> Result:
+        """See `read_result`."""
+        file = self.folder / RESULT
+        return read_result(text_of(file) if os.path.lexists(file) else None, self.tail("stdout"), last_words)
 
     async def close(self) -> None:
         """End it and all processes that it started, and remove its folder. May be called again."""
@@ -162,20 +170,9 @@ def new_folder() -> Path:
     return Path(tempfile.mkdtemp(prefix="forge_env_external_"))
 
 
-def how_it_ended(code: int) -> str:
-    """Describe an exit code, for the middle of a sentence."""
-    if code <= 128:
-        return f"ended with exit code {code}"
-    try:
-        return f"was ended by {signal.Signals(code - 128).name}"
-    except ValueError:
-        return f"ended with exit code {code}"
-
-
-async def _keep_tail(stream: asyncio.StreamReader, tail: bytearray) -> None:
+async def _read(stream: asyncio.StreamReader, note: Callable[[bytes], None]) -> None:
     while data := await stream.read(TAIL_BYTES):
-        tail += data
-        del tail[:-TAIL_BYTES]
+        note(data)
 
 
 def _environment(variables: Mapping[str, str]) -> dict[str, str]:
@@ -189,7 +186,7 @@ def _environment(variables: Mapping[str, str]) -> dict[str, str]:
 
 def _sparse_environment(variables: Mapping[str, str], folder: Path) -> dict[str, str]:
     """Return the variables of a program in a sandbox: none of this process that could be a secret, and no proxy."""
-    shown = ("OPENAI_", "FORGE_ENV_", "TMPDIR", "PYTHONUNBUFFERED")
+    shown = ("OPENAI_", "ANTHROPIC_", "FORGE_ENV_", "TMPDIR", "PYTHONUNBUFFERED")
     kept = {name: value for name, value in variables.items() if name.startswith(shown)}
     path, language = os.environ.get("PATH", os.defpath), os.environ.get("LANG", "C.UTF-8")
     return {"PATH": path, "LANG": language, "HOME": str(folder), **kept}

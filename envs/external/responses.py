@@ -1,15 +1,15 @@
-"""Responses to a program: completions and chunks in OpenAI's formats."""
+"""A response to a program, whatever the dialect that it goes out in."""
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from envs.external.requests import ProgramRequest
-from forge_env.core.types import Action, Message
+from forge_env.core.types import Action, Message, TokenLogprob
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,12 +21,16 @@ class ProgramReply:
     finish_reason: str
     """"stop", "length" or "tool_calls"."""
     usage: Mapping[str, int]
+    stop_text: str = ""
+    """The stop text that ended it, if one did."""
+    logprobs: tuple[TokenLogprob, ...] = ()
+    """Of the sampled tokens, where the program asked for them."""
     created: int = field(default_factory=lambda: int(time.time()))
 
     @classmethod
     def of(cls, action: Action, request: ProgramRequest, *, turn: int) -> ProgramReply:
         """Make a response of an action: cut at the first stop text, with only those calls that could be parsed."""
-        content, finish = _cut(action, request.stop)
+        content, finish, stop_text = _cut(action, request.stop)
         message: Message = {"role": "assistant", "content": content}
         if reasoning := action.message.get("reasoning_content"):
             message["reasoning_content"] = reasoning
@@ -39,50 +43,15 @@ class ProgramReply:
             message=message,
             finish_reason="tool_calls" if calls and finish == "stop" else finish,
             usage={**used, "total_tokens": sum(used.values())},
+            stop_text=stop_text,
+            logprobs=action.logprobs if request.logprobs else (),
         )
 
-    def body(self, request: ProgramRequest) -> dict[str, Any]:
-        """Return the whole response as one object."""
-        if request.prompt is not None:
-            choice: dict[str, Any] = {"text": self.message["content"], "logprobs": None}
-        else:
-            choice = {"message": {**self.message, "content": self._content}, "logprobs": None}
-        return {**self._head(request, ""), "choices": [self._choice(choice, self.finish_reason)], "usage": self.usage}
-
-    def chunks(self, request: ProgramRequest) -> Iterator[dict[str, Any]]:
-        """Give the response in pieces, for a stream."""
-        head = self._head(request, ".chunk")
-        if request.include_usage:
-            head["usage"] = None
-        for delta in self._deltas() if request.prompt is None else ():
-            yield {**head, "choices": [self._choice({"delta": delta}, None)]}
-        if request.prompt is None:
-            last: dict[str, Any] = {"delta": {}}
-        else:
-            last = {"text": self.message["content"], "logprobs": None}
-        yield {**head, "choices": [self._choice(last, self.finish_reason)]}
-        if request.include_usage:
-            yield {**head, "choices": [], "usage": self.usage}
-
-    @property
-    def _content(self) -> str | None:
-        return self.message["content"] or (None if "tool_calls" in self.message else "")
-
-    def _deltas(self) -> Iterator[dict[str, Any]]:
-        yield {"role": "assistant", "content": "" if "tool_calls" not in self.message else None}
-        if "reasoning_content" in self.message:
-            yield {"reasoning_content": self.message["reasoning_content"]}
-        if self.message["content"]:
-            yield {"content": self.message["content"]}
-        for i, call in enumerate(self.message.get("tool_calls", ())):
-            yield {"tool_calls": [{"index": i, **call}]}
-
-    def _head(self, request: ProgramRequest, suffix: str) -> dict[str, Any]:
-        kind = f"chat.completion{suffix}" if request.prompt is None else "text_completion"
-        return {"id": self.id, "object": kind, "created": self.created, "model": request.model}
-
-    def _choice(self, content: Mapping[str, Any], finish_reason: str | None) -> dict[str, Any]:
-        return {"index": 0, **content, "finish_reason": finish_reason}
+    @classmethod
+    def of_count(cls, tokens: int) -> ProgramReply:
+        """Make a response that has the number of tokens of the prompt alone."""
+        usage = {"prompt_tokens": tokens, "completion_tokens": 0, "total_tokens": tokens}
+        return cls(id="count", message={"role": "assistant", "content": ""}, finish_reason="stop", usage=usage)
 
 
 def call_id(turn: int, model_id: str) -> str:
@@ -96,13 +65,16 @@ def model_call_id(seen: str) -> str:
     return model_id if dash and turn.startswith("turn") and turn[4:].isdecimal() else seen
 
 
-def _cut(action: Action, stop: Sequence[str]) -> tuple[str, str]:
+def _cut(action: Action, stop: Sequence[str]) -> tuple[str, str, str]:
     content = action.message["content"] or ""
     raws = [call.raw for call in action.tool_calls if call.arguments is None and call.raw]
     if raws and raws[0] not in content:  # an agent leaves the text of all calls in the content, or of none
         content += "".join(raws)
-    positions = [position for position in (content.find(text) for text in stop) if position >= 0]
-    return (content[: min(positions)], "stop") if positions else (content, action.finish_reason)
+    places = [(content.find(text), text) for text in stop if text in content]
+    if not places:
+        return content, action.finish_reason, ""
+    position, text = min(places, key=lambda place: place[0])
+    return content[:position], "stop", text
 
 
 def _calls(action: Action, turn: int) -> list[dict[str, Any]]:

@@ -33,20 +33,21 @@ class Result:
     """Whether the last line printed named a reward. It does not count, since a program may print the model's text."""
 
 
-def read_result(file: Path, stdout: str, last_words: str) -> Result:
+def read_result(file: str | None, stdout: str, last_words: str) -> Result:
     """Read the answer from the result file, else from the last line printed, else use the model's last message.
 
-    File and line may be JSON with an "answer"; any other line is the answer itself. A "reward" counts in the file only:
-    programs print what a model wrote, and the model could write such a line.
+    `file` is the text of the result file, None if there is none. File and line may be JSON with an "answer"; any other
+    line is the answer itself. A "reward" counts in the file only: programs print what a model wrote, and the model
+    could write such a line.
 
     Raises:
-        EnvError: when the file cannot be read, or the reward is none.
+        EnvError: when the file is no such object, or the reward is none.
     """
     lines = [line for line in stdout.splitlines() if line.strip()]
     line = lines[-1].strip() if lines else ""
     printed = _object(line) or {}
     answer = last_words if printed else line or last_words
-    in_file = _object(_text_of(file)) if os.path.lexists(file) else {}
+    in_file = {} if file is None else _object(file)
     if in_file is None:
         raise EnvError('the result file of the program is no JSON object like {"answer": "4", "reward": 1.0}')
     values = {**printed, **in_file}
@@ -69,7 +70,12 @@ def _object(text: str) -> dict[str, Any] | None:
     return value if isinstance(value, dict) and value.keys() & {"answer", "reward"} else None
 
 
-def _text_of(file: Path) -> str:
+def text_of(file: Path) -> str:
+    """Return the text of a result file on this machine.
+
+    Raises:
+        EnvError: it is no file, or cannot be read.
+    """
     try:
         # No link, which could lead out of a sandbox, and no pipe, which would block.
         with open(os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as opened:
@@ -88,11 +94,20 @@ class Scorer:
         part: a reward function; it is used where there is one.
         env: the opened environment of the tasks; it is used where there is no function.
         reward_range: the least and the largest reward that the program may give itself.
+        giver: the name of that reward in the Episode.
     """
 
     part: RewardPart | None = None
     env: EnvFactory | None = None
     reward_range: tuple[float, float] = (-1.0, 1.0)
+    giver: str = "program"
+
+    @property
+    def name(self) -> str:
+        """What scores an answer; empty where the agent says what its work is worth."""
+        if self.part is not None:
+            return f"the function {self.part.name}"
+        return "" if self.env is None else f"the environment {self.env.name}"
 
     async def score(
         self, task: Task, messages: Sequence[Message], result: Result, *, seed: int, limits: EpisodeLimits
@@ -118,7 +133,7 @@ class Scorer:
                 f"the program gave the reward {result.reward:g}, and the option reward_range says {low:g},{high:g}: "
                 "set it to the range that the program's rewards have"
             )
-        return result.reward, {"program": result.reward}
+        return result.reward, {self.giver: result.reward}
 
 
 async def _score_in(

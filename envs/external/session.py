@@ -1,7 +1,7 @@
 """The requests of one program, from their arrival to the delivery of their responses.
 
-Requests are answered one after another. When the program ends, every response must have been delivered: otherwise the
-program has acted on less than what was recorded.
+When the program ends, every response must have been delivered: otherwise the program has acted on less than what was
+recorded.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections import Counter, deque
 
 from envs.external.requests import ProgramRequest, RequestRefused
 from envs.external.responses import ProgramReply
+from forge_env.core.types import Action, Message
 
 SHOWN = 4
 """Reasons of refusals that the message of a fault names."""
@@ -79,6 +80,8 @@ class ProgramSession:
         self.token = secrets.token_urlsafe(32)
         self.count = 0
         self.refusals = Refusals()
+        self.histories: dict[str, tuple[Message, ...]] = {}
+        """The conversations up to the responses that a request may name, by the name."""
         self._end = ("the episode is over", "episode_over")
         self._open: list[PendingRequest] = []
         self._queue: deque[PendingRequest] = deque()
@@ -138,14 +141,14 @@ class ProgramSession:
         _refuse(pending, refusal)
         self._open.remove(pending)
 
-    def missing(self) -> str:
-        """Return why the record is not complete; empty when it is."""
+    def missing(self, who: str = "the program") -> str:
+        """Return why the record is not complete; empty when it is. `who` has asked."""
         if not self._open:
             return ""
         pending = self._open[0]
         if pending.reply.done():
-            return f"the answer to request {pending.number} did not reach the program"
-        return f"request {pending.number} was still waiting for its answer when the program ended"
+            return f"the answer to request {pending.number} did not reach {who}"
+        return f"request {pending.number} was still waiting for its answer when {who} ended"
 
     @property
     def has_waiting_request(self) -> bool:
@@ -174,3 +177,9 @@ class ProgramSession:
     def _enqueue(self, pending: PendingRequest) -> None:
         self._queue.append(pending)
         self._arrived.set()
+
+
+def was_cut_by_program(pending: PendingRequest, action: Action) -> bool:
+    """Whether the last response ended at the `max_tokens` that the program had set."""
+    limit, used = pending.request.max_tokens, (action.usage or {}).get("completion_tokens", 0)
+    return action.finish_reason == "length" and limit is not None and used >= limit

@@ -10,6 +10,7 @@ from typing import Any
 
 from envs.external.gateway import Gateway, open_gateway
 from envs.external.program import command_of, shown_to
+from envs.external.rooms import Rooms, has_workspaces, is_inside, open_rooms
 from envs.external.scoring import Scorer
 from forge_env.core.errors import UserError, nearest
 from forge_env.core.reward_value import MAX_REWARD
@@ -21,23 +22,33 @@ FAILURES = ("fault", "score")
 SANDBOXES = ("namespaces",)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Setup:
-    """What an episode needs beside its task."""
+    """What an episode needs beside its task, whatever plays it."""
 
-    command: list[str]
     gateway: Gateway
     scorer: Scorer
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProgramSetup(Setup):
+    """What an episode of a program needs."""
+
+    command: list[str]
     host: str
     cwd: str
     scores_failures: bool
     sandbox: str
+    rooms: Rooms | None = None
+    """The workspaces that programs run in; None if they run on this machine."""
 
     def enforced(self) -> dict[str, Any]:
         """Return what confines the programs; the sandbox was tried when this was opened."""
+        if self.rooms is not None:
+            return self.rooms.enforced()
         if self.sandbox:
             return {"namespaces": True, "seccomp": True, "missing": ()}
-        return {"missing": ("programs are trusted: they run as you do, unless sandbox is 'namespaces'",)}
+        return {"missing": ("programs are trusted: they run as you do, unless sandbox or image is set",)}
 
 
 @asynccontextmanager
@@ -50,12 +61,16 @@ async def open_setup(
     on_failure: str = "fault",
     sandbox: str = "",
     reward_range: str = "-1,1",
-) -> AsyncIterator[Setup]:
+    data: str = "",
+    image: str = "",
+    files: str = "",
+) -> AsyncIterator[ProgramSetup]:
     """Open what the episodes share.
 
     Args:
         command: the program and its arguments, split as a shell does; {prompt} in it is the text of the task's prompt.
-        tasks: the environment that the tasks come from, which then scores the program's answer.
+        tasks: the environment that the tasks come from, which then scores the program's answer. If it has workspaces,
+            the program runs in that of its task, and what it leaves there is scored.
         reward: a function that scores it, as `forge_env.tool_env.rubric` says; "module:function" or "file.py:function".
         host: the address of this machine where the gateway listens. Any other than 127.0.0.1 opens it to the network
             behind that address, without encryption: a token alone then keeps others out.
@@ -64,32 +79,54 @@ async def open_setup(
             answer is scored all the same; the reward that it gives itself is 0 then.
         sandbox: "namespaces" puts the program where it sees its own files and the gateway only; without, it is trusted.
         reward_range: the least and the largest reward that the program may give itself, "0,100" for example.
+        data: the file of the tasks; of `tasks` where that is an environment with such an option.
+        image: the image of a workspace that the program runs in, where it reaches the gateway only: host,
+            host:PACKAGES, or what `sandboxes.images.resolve.find_image` finds.
+        files: a folder of this machine that is copied to /agent in the workspace.
 
     Raises:
         UserError: for a command or a reward that is not there, an address that is not this machine's, or no range.
         SandboxUnavailable: programs cannot be isolated on this machine.
     """
-    words = command_of(command)
+    inside = is_inside(tasks, image)
+    words = command_of(command, is_inside=inside)
+    if inside:
+        _check_inside(sandbox, host, cwd)
     if on_failure not in FAILURES:
         raise UserError(f"on_failure is {on_failure!r}; it is {' or '.join(FAILURES)}")
     if cwd and not Path(cwd).is_dir():
         raise UserError(f"cwd is {cwd!r}, and there is no such folder for the program to start in")
-    allowed = _range(reward_range)
     if sandbox:
         await _check_sandbox(sandbox, words, host, cwd)
-    part = load_reward(reward) if reward else None
-    async with AsyncExitStack() as stack:
-        env = await stack.enter_async_context(make(tasks)) if tasks and part is None else None
-        gateway = await stack.enter_async_context(open_gateway(host))
-        yield Setup(
+    async with (
+        open_scorer("" if has_workspaces(tasks) else tasks, reward, reward_range) as scorer,
+        open_gateway(host) as gateway,
+        open_rooms(tasks, data=data, image=image, files=files) as rooms,
+    ):
+        yield ProgramSetup(
             command=words,
             gateway=gateway,
-            scorer=Scorer(part=part, env=env, reward_range=allowed),
+            scorer=scorer,
             host=host,
             cwd=cwd,
             scores_failures=on_failure == "score",
             sandbox=sandbox,
+            rooms=rooms,
         )
+
+
+@asynccontextmanager
+async def open_scorer(tasks: str, reward: str, reward_range: str, giver: str = "program") -> AsyncIterator[Scorer]:
+    """Open what scores answers; see `open_setup` for the options.
+
+    Raises:
+        UserError: for a reward that is not there, or no range.
+    """
+    allowed = _range(reward_range)
+    part = load_reward(reward) if reward else None
+    async with AsyncExitStack() as stack:
+        env = await stack.enter_async_context(make(tasks)) if tasks and part is None else None
+        yield Scorer(part=part, env=env, reward_range=allowed, giver=giver)
 
 
 def _range(text: str) -> tuple[float, float]:
@@ -102,6 +139,16 @@ def _range(text: str) -> tuple[float, float]:
             f"reward_range is {text!r}; it is two numbers, the least and the largest reward: 0,1 for example"
         )
     return low, high
+
+
+def _check_inside(sandbox: str, host: str, cwd: str) -> None:
+    """Refuse options that have no meaning for a program in a workspace."""
+    for name, value in (("sandbox", sandbox), ("cwd", cwd), ("host", "" if host == "127.0.0.1" else host)):
+        if value:
+            raise UserError(
+                f"{name} is {value!r}, and the program runs in a workspace, where it has no meaning: leave it out; "
+                "the option files copies a folder of this machine there"
+            )
 
 
 async def _check_sandbox(sandbox: str, command: list[str], host: str, cwd: str) -> None:

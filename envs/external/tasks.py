@@ -6,27 +6,28 @@ import random
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from envs.external.rooms import has_workspaces, task_factory
 from envs.jsonl_tasks import file_tasks
 from envs.task_kinds import kind_of_row
 from forge_env.core.errors import UserError
 from forge_env.core.types import Message, Task
-from forge_env.rollout.factory import make
 
 _PROMPTS, _TARGETS = ("prompt", "question", "messages"), ("target", "answer")
 
 
-def make_tasks(split: str, *, count: int, seed: int, tasks: str, data: str) -> Sequence[Task]:
+def make_tasks(split: str, *, count: int, seed: int, tasks: str, data: str, image: str = "") -> Sequence[Task]:
     """Return the tasks that these options of external ask for.
 
     Raises:
-        UserError: for both, a file that cannot be read, a row that is no task, and more tasks than there are.
+        UserError: for data that `tasks` has no use for, a file that cannot be read, a row that is no task, and more
+            tasks than there are.
     """
-    if tasks and data:
+    if tasks and data and not has_workspaces(tasks):
         raise UserError(
             f"tasks is {tasks!r} and data is {data!r}: the tasks come from one of them, leave the other out"
         )
     if tasks:
-        return make(tasks).tasks(split, count=count, seed=seed)
+        return task_factory(tasks, data=data, image=image).tasks(split, count=count, seed=seed)
     if data:
         return file_tasks(data, split, count=count, seed=seed, make=_task)
     rng = random.Random(f"{split}/{seed}")

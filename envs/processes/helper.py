@@ -35,11 +35,19 @@ class HelperProcess:
         library_file: what the process runs, see `envs.processes.worker`.
         name: of the process, in messages.
         environment: variables beside those of this process.
+        python: the interpreter, of Python 3.11 or newer; by default this process's.
     """
 
-    def __init__(self, library_file: str, *, name: str, environment: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        library_file: str,
+        *,
+        name: str,
+        environment: Mapping[str, str] | None = None,
+        python: str = sys.executable,
+    ) -> None:
         # -P keeps the script's folder off its path: a module there may not hide one of Python's
-        self._command = [sys.executable, "-P", str(Path(worker.__file__)), library_file]
+        self._command = [python, "-P", str(Path(worker.__file__)), library_file]
         self._name = name
         self._environment = dict(environment or {})
         self._lock = threading.RLock()  # it knows its owner
@@ -195,8 +203,11 @@ class HelperProcess:
 
     def _tried(self) -> dict[str, Any]:
         command = [*self._command, "try"]
+        environ = {**os.environ, **self._environment}
         try:
-            trial = subprocess.run(command, capture_output=True, text=True, timeout=START_SECONDS, check=True)
+            trial = subprocess.run(
+                command, capture_output=True, text=True, timeout=START_SECONDS, check=True, env=environ
+            )
             enforced: dict[str, Any] = json.loads(trial.stdout)
         except (OSError, ValueError, subprocess.SubprocessError) as error:
             raise ServiceError(f"{self._name} cannot be confined: {error}") from error

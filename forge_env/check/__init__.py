@@ -5,9 +5,21 @@ Example::
     report = await run_checks(make("math", level=2))
     for row in report.rows:
         print(row.name, row.ok, row.detail)
+
+Of an environment whose tasks are files of others, `run_audit` audits the tasks.
 """
 
+from forge_env.check.audit import run_audit
+from forge_env.check.audit_report import AuditReport, TaskReport
 from forge_env.check.report import CheckReport, CheckRow, Latency
 from forge_env.check.runner import run_checks
 
-__all__ = ["CheckReport", "CheckRow", "Latency", "run_checks"]
+__all__ = [
+    "AuditReport",
+    "CheckReport",
+    "CheckRow",
+    "Latency",
+    "TaskReport",
+    "run_audit",
+    "run_checks",
+]

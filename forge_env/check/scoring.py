@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
 from forge_env.check.constant_answers import is_same, right_answers
 from forge_env.check.context import LIMITS, CheckContext, CheckFailed, CheckSkipped, shorten
 from forge_env.check.direct_calls import fresh_instance, reset
 from forge_env.check.sample_arguments import sample_arguments, uniform_arguments
 from forge_env.check.strategies import (
+    Strategy,
     actions_in_order,
+    as_action,
     final_answer,
     follow_expert,
     never_finish,
@@ -18,7 +21,9 @@ from forge_env.check.strategies import (
     tool_names,
 )
 from forge_env.core.episode import Episode
-from forge_env.core.types import Action, Outcome, Task, ToolSpec
+from forge_env.core.errors import PolicyError, UserError
+from forge_env.core.protocols import Conversation
+from forge_env.core.types import Action, Message, Outcome, Task, ToolSpec
 from forge_env.evaluation.evaluate import is_success
 from forge_env.tool_env.tool_env import ToolEnv
 
@@ -50,6 +55,8 @@ async def gold(context: CheckContext) -> str:
         raise CheckSkipped(
             "there is no expert: define the staticmethod expert(messages) to have the gold answers checked"
         )
+    if refusal := await _refusal(context, context.tasks[0]):
+        raise CheckSkipped(refusal)
     for task in context.tasks:
         episode = await context.episode(task, follow_expert(context.expert))
         if not episode.outcome.is_valid:
@@ -63,6 +70,17 @@ async def gold(context: CheckContext) -> str:
             )
         context.gold[task.id] = _final_answer(episode)
     return f"the expert scores full marks on {len(context.tasks)} of {len(context.tasks)} tasks"
+
+
+async def _refusal(context: CheckContext, task: Task) -> str:
+    """Return why the expert solves no such tasks: it raises a UserError for those of a user's file, for example."""
+    assert context.expert is not None
+    conversation = Conversation(request_id="check", seed=context.seed, observation=task.prompt)
+    try:
+        await follow_expert(context.expert)(conversation, ())
+    except PolicyError as error:
+        return str(error.__cause__) if isinstance(error.__cause__, UserError) else ""
+    return ""
 
 
 async def wrong(context: CheckContext) -> str:
@@ -100,12 +118,13 @@ async def cheats(context: CheckContext) -> str:
         )
     tried = 0
     for task in context.tasks:
-        for i, answer in enumerate(list_cheats(task)):
-            episode = await context.episode(task, actions_in_order(final_answer(answer)))
+        for i, cheat in enumerate(list_cheats(task)):
+            episode = await context.episode(task, _strategy_of(cheat))
             _require_valid(episode, task, f"the cheat {i}")
             if _reward(episode) > 0:
+                shown = cheat if isinstance(cheat, str) else repr([_shown(message) for message in cheat])
                 raise CheckFailed(
-                    f"the cheat {i} of the task {task.id!r} scores {_reward(episode):g}, not 0: {shorten(answer)!r}"
+                    f"the cheat {i} of the task {task.id!r} scores {_reward(episode):g}, not 0: {shorten(shown)!r}"
                 )
             tried += 1
     if not tried:
@@ -124,6 +143,17 @@ async def limits(context: CheckContext) -> str:
         )
     how = "is truncated" if episode.outcome is Outcome.TRUNCATED else "is ended by the environment"
     return f"an agent that never stops {how} after {len(episode.turns)} turns"
+
+
+def _strategy_of(cheat: str | Sequence[Message]) -> Strategy:
+    """A cheat is a final answer, or assistant messages that are sent one after another."""
+    if isinstance(cheat, str):
+        return actions_in_order(final_answer(cheat))
+    return actions_in_order(*map(as_action, cheat))
+
+
+def _shown(message: Message) -> Any:
+    return message["content"] or [call["function"] for call in message.get("tool_calls", ())]
 
 
 def _wrong_answers(context: CheckContext, task: Task) -> Iterator[tuple[str, str]]:

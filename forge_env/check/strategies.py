@@ -131,14 +131,22 @@ def follow_expert(expert: Callable[[list[Message]], Any]) -> Strategy:
 
     async def strategy(conversation: Conversation, tools: Sequence[ToolSpec]) -> Action:
         try:
-            message = await invoke(expert, conversation.messages)
-            return Action(message=_assistant_message(message), tool_calls=_parsed_calls(message))
+            return as_action(await invoke(expert, conversation.messages))
         except NOT_CAUGHT:
             raise
         except BaseException as error:
             raise PolicyError(describe("expert", error)) from error
 
     return strategy
+
+
+def as_action(message: Message) -> Action:
+    """Return the action of an assistant message in OpenAI's format.
+
+    Raises:
+        ValueError: it is no such message.
+    """
+    return Action(message=_assistant_message(message), tool_calls=_parsed_calls(message))
 
 
 def _assistant_message(message: Message) -> Message:

@@ -14,7 +14,8 @@ from forge_env.cli.progress import PeriodicLines
 from forge_env.cli.run_async import run_async
 
 if TYPE_CHECKING:
-    from forge_env.check import CheckReport, CheckRow
+    from forge_env.check import AuditReport, CheckReport, CheckRow
+    from forge_env.rollout.factory import EnvFactory
 
 _VERDICTS = {True: "ok", False: "FAILED", None: "skipped"}
 
@@ -26,23 +27,41 @@ def check(
         typer.Option("--option", "--options", help="Option of the environment, such as level=2; may be repeated."),
     ] = [],  # noqa: B006 (typer reads it, nobody changes it)
     seed: Annotated[int, typer.Option(help="Seed of the tasks and the episodes.")] = 0,
-    tasks: Annotated[int, typer.Option(help="Number of tasks to check.")] = 8,
+    tasks: Annotated[int | None, typer.Option(help="Number of tasks: 8 to check, and all to audit.")] = None,
     only: Annotated[str, typer.Option(help="Names of the checks to run, separated by commas.")] = "",
-    seconds: Annotated[float, typer.Option(help="Time budget; a check that exceeds it is 'not checked'.")] = 120.0,
+    seconds: Annotated[
+        float | None, typer.Option(help="Time budget: 120 to check, 3600 to audit; what exceeds it is 'not checked'.")
+    ] = None,
     as_json: Json = False,
 ) -> int:
-    """Test whether an environment can be trusted; exits with 1 when a check fails."""
-    from forge_env.check import run_checks
+    """Test whether an environment can be trusted, or audit the tasks of a folder; exits with 1 when something fails.
+
+    An environment whose tasks are files of others (harbor:PATH) has them audited, unless --only names checks: the
+    solution earns 1, an empty answer and known cheats earn 0, the verifier is deterministic and needs no network.
+    """
     from forge_env.rollout.factory import make
+
+    factory = make(name, **parse_options(option))
+    if hasattr(factory.env_class, "audit") and not only:
+        return _audit(factory, seed, tasks, seconds, as_json)
+    names = [check for check in only.split(",") if check.strip()]
+    return _check(factory, seed, tasks, seconds, names, as_json)
+
+
+def _check(
+    factory: EnvFactory, seed: int, tasks: int | None, seconds: float | None, only: list[str], as_json: bool
+) -> int:
+    from forge_env.check import run_checks
+    from forge_env.check.runner import BUDGET_SECONDS
 
     progress = _Progress()
     with stdout_to_stderr(as_json):
         work = run_checks(
-            make(name, **parse_options(option)),
+            factory,
             seed=seed,
-            tasks=tasks,
-            only=[check for check in only.split(",") if check.strip()],
-            seconds=seconds,
+            tasks=8 if tasks is None else tasks,
+            only=only,
+            seconds=BUDGET_SECONDS if seconds is None else seconds,
             progress=progress.begin,
             on_episode=progress.count_episodes,
         )
@@ -53,8 +72,56 @@ def check(
     if as_json:
         emit(report.to_dict())
     else:
-        _show(name, report)
+        _show(factory.name, report)
     return 0 if report.ok else 1
+
+
+def _audit(factory: EnvFactory, seed: int, tasks: int | None, seconds: float | None, as_json: bool) -> int:
+    from forge_env.check import run_audit
+    from forge_env.check.audit import SECONDS
+
+    lines = PeriodicLines()
+    with stdout_to_stderr(as_json):
+        work = run_audit(
+            factory,
+            seed=seed,
+            tasks=tasks,
+            seconds=SECONDS if seconds is None else seconds,
+            progress=lambda name, done: lines.write(f"{done} tasks audited, {name} the latest"),
+        )
+        report = run_async(work)
+    if as_json:
+        emit(report.to_dict())
+    else:
+        _show_audit(report)
+    return 0 if report.ok else 1
+
+
+def _show_audit(report: AuditReport) -> None:
+    def reward(value: float | None) -> str:
+        return "none" if value is None else f"{value:g}"
+
+    rows = [
+        (
+            task.name,
+            _VERDICTS[task.ok],
+            reward(task.solution),
+            reward(task.empty),
+            f"{len(task.paid)} of {len(task.cheats)}",
+            f"{task.verifier_seconds:.2f} s",
+        )
+        for task in report.tasks
+    ]
+    show_table(("task", "result", "solution", "empty", "cheats paid", "verifier"), rows)
+    for task in report.tasks:
+        for problem in (*task.problems, *(f"it pays a cheat: {name}" for name in task.paid)):
+            say(f"{task.name}: {problem}")
+    failed = sum(not task.ok for task in report.tasks)
+    left = f"; not audited: {', '.join(report.not_audited)}" if report.not_audited else ""
+    say(
+        f"{report.name}: {len(report.tasks)} tasks audited in {report.seconds:.0f} s, {failed} not to be trusted, "
+        f"{len(report.hackable)} pay a cheat{left}"
+    )
 
 
 class _Progress:

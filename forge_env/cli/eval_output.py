@@ -9,8 +9,14 @@ from forge_env.cli.output import note, say, show_table
 from forge_env.cli.progress import PeriodicLines
 from forge_env.core.episode import Episode
 from forge_env.core.types import Outcome
+from forge_env.core.usage import Prices
 from forge_env.evaluation.evaluate import is_success
-from forge_env.evaluation.summary import Prices, tokens_of
+from forge_env.evaluation.summary import tokens_of
+
+
+def named(agent: str, adapter: str) -> str:
+    """The agent, and the adapter that it computes with."""
+    return f"{agent} with {adapter}" if adapter else agent
 
 
 class LiveProgress:
@@ -61,6 +67,9 @@ class LiveProgress:
         return "  ".join(figures)
 
 
+_CALL_COLUMNS = ("calls", "requests", "prompt_tokens", "completion_tokens", "cost")
+
+
 def show_result(result: dict[str, Any]) -> None:
     """Print the tables of a finished evaluation."""
     n = result["n"]
@@ -71,12 +80,18 @@ def show_result(result: dict[str, Any]) -> None:
         + _without_timeouts(result),
     )
     _show_kinds(result)
+    if len(parts := result.get("rewards", {})) > 1:  # one part is the reward itself
+        rows = [(name, _number(part["mean"]), str(part["episodes"])) for name, part in parts.items()]
+        show_table(("part of the reward", "mean", "episodes"), rows)
     if result["tools"]:
         tools = [
             (name, *_tool_counts(figures), f"{figures['p50_s']:.4f} s", f"{figures['p95_s']:.4f} s")
             for name, figures in result["tools"].items()
         ]
         show_table(("tool", "calls", "errors", "faults", "p50", "p95"), tools)
+    if calls := result.get("model_calls"):
+        rows = [(role, *(f"{of_role.get(name, 0):,.6g}" for name in _CALL_COLUMNS)) for role, of_role in calls.items()]
+        show_table(("model of", *(name.replace("_", " ") for name in _CALL_COLUMNS)), rows)
     if result["faults"]:
         faults = [(name, str(count), result["first_errors"][name]) for name, count in result["faults"].items()]
         show_table(("fault", "episodes", "the first one's error"), faults)
@@ -85,7 +100,8 @@ def show_result(result: dict[str, Any]) -> None:
     cost = f", cost {result['cost']:.4f}" if "cost" in result else ""
     ended = f" ({_counts(result['outcomes'])})" if result["outcomes"] else ""
     say(
-        f"{result['agent']} in {result['env']}: {result['episodes']} episodes of {result['tasks']} tasks{ended}, "
+        f"{named(result['agent'], result['adapter'])} in {result['env']}: {result['episodes']} episodes of "
+        f"{result['tasks']} tasks{ended}, "
         f"{result['tokens']:,} tokens{cost}, {result['seconds']:.1f} s"
     )
     say(f"{result['episodes_run']} episodes were run now, {result['episodes_read']} read")

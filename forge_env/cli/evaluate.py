@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -14,8 +16,9 @@ from forge_env.cli.run_async import run_async
 
 if TYPE_CHECKING:
     from forge_env.core.types import EpisodeLimits
+    from forge_env.core.usage import Prices
     from forge_env.evaluation.plan import EvalPlan
-    from forge_env.evaluation.summary import Prices
+    from forge_env.telemetry.sender import SpanSender
 
 _AGENT = (
     "scripted:expert, scripted:null, scripted:FILE.py:FUNCTION, openai:MODEL@BASE_URL, vllm:FOLDER_OR_HUB_ID or "
@@ -25,12 +28,15 @@ _ANSWER_SECONDS = "Time limit of one answer; else 1800 for a script, 120 for an 
 _IDLE_SECONDS = "Silence after which an answer is given up: an endpoint then streams; else 300 for a local model."
 _LIMIT = "Limit of an episode; else that of a checkpoint's training, or what the environment declares."
 _THINKING = "Whether a local model thinks: off, on or template; else as a checkpoint's training did, and off for vllm:."
+_ADAPTER = "Folder of an adapter in PEFT's format, for the model of vllm:."
+_OTEL = "OpenTelemetry spans of episodes, turns and tool calls: off, spans, or messages for their texts, too."
 _SAMPLING = "Of sampling; else 1, or the endpoint's default."
 
 Options = Annotated[list[str], typer.Option(help="Option of the environment, such as level=2; may be repeated.")]
 Tools = Annotated[list[str], typer.Option(help="Value of the environment's option tools; may be repeated.")]
 Command = Annotated[str, typer.Option(help="Value of the environment's option command, for example of external.")]
 Sampling = Annotated[float | None, typer.Option(help=_SAMPLING)]
+Adapter = Annotated[str, typer.Option(help=_ADAPTER)]
 Thinking = Annotated[str | None, typer.Option(help=_THINKING)]
 Limit = Annotated[int | None, typer.Option(help=_LIMIT)]
 Seconds = Annotated[float | None, typer.Option(help=_LIMIT)]
@@ -54,6 +60,7 @@ def evaluate(
     top_p: Sampling = None,
     deterministic: Annotated[bool, typer.Option("--deterministic", help="Greedy, and exactly repeatable.")] = False,
     thinking: Thinking = None,
+    adapter: Adapter = "",
     max_turns: Limit = None,
     max_turn_tokens: Limit = None,
     max_tokens: Limit = None,
@@ -67,6 +74,7 @@ def evaluate(
     idle_seconds: IdleSeconds = None,
     price_prompt: Annotated[float | None, typer.Option(help="Price of a million prompt tokens.")] = None,
     price_completion: Annotated[float | None, typer.Option(help="Price of a million sampled tokens.")] = None,
+    otel: Annotated[str, typer.Option(help=_OTEL)] = "off",
     as_json: Json = False,
 ) -> int:
     """Measure an agent in an environment, and record every episode.
@@ -74,7 +82,9 @@ def evaluate(
     Exits with 1 when no episode ended without a fault of the machinery.
     """
     from forge_env.evaluation.plan import EvalPlan, thinking_of
+    from forge_env.telemetry.sender import check_otel
 
+    check_otel(otel, "--otel")
     options = parse_options(option, tools, command)
     given_limits = {
         "max_turns": max_turns,
@@ -97,6 +107,7 @@ def evaluate(
         top_p=top_p,
         deterministic=deterministic,
         thinking=thinking or thinking_of(agent),
+        adapter=adapter,
         answer_seconds=answer_seconds,
         idle_seconds=idle_seconds,
         limits=_limits(agent, env, options, given_limits),
@@ -107,18 +118,20 @@ def evaluate(
         "api_key_env": api_key_env,
         "prices": _prices(price_prompt, price_completion),
     }
-    return _run(plan, out, settings, as_json=as_json)
+    return _run(plan, out, settings, otel, as_json=as_json)
 
 
-def _run(plan: EvalPlan, out: Path, settings: dict[str, Any], *, as_json: bool) -> int:
+def _run(plan: EvalPlan, out: Path, settings: dict[str, Any], otel: str, *, as_json: bool) -> int:
     """Run the evaluation with its progress on stderr, and print the result."""
-    from forge_env.cli.eval_output import LiveProgress, show_result
+    from forge_env.cli.eval_output import LiveProgress, named, show_result
     from forge_env.evaluation.run import run_evaluation
 
-    progress = LiveProgress(f"{plan.agent} in {plan.env}", quiet=as_json, prices=settings["prices"])
-    evaluation = run_evaluation(plan, out, progress=progress.update, **settings)
+    progress = LiveProgress(
+        f"{named(plan.agent, plan.adapter)} in {plan.env}", quiet=as_json, prices=settings["prices"]
+    )
     try:
-        with stdout_to_stderr(as_json), progress:
+        with stdout_to_stderr(as_json), _spans(plan, otel) as spans, progress:
+            evaluation = run_evaluation(plan, out, progress=progress.update, spans=spans, **settings)
             result = {**run_async(evaluation), "out": str(out)}
     except (KeyboardInterrupt, SystemExit):
         note(f"{progress.done} of {progress.total} episodes are in {out}; the same command resumes from there")
@@ -128,8 +141,23 @@ def _run(plan: EvalPlan, out: Path, settings: dict[str, Any], *, as_json: bool) 
     return 0 if result["episodes"] else 1
 
 
+@contextmanager
+def _spans(plan: EvalPlan, otel: str) -> Iterator[SpanSender | None]:
+    if otel == "off":
+        yield None
+        return
+    from forge_env.telemetry.sender import SpanSender
+    from forge_env.telemetry.spans import source_of
+
+    def say(text: str) -> None:
+        note(text.removeprefix("warning: "))
+
+    with SpanSender(source_of(plan.agent), messages=otel == "messages", say=say) as spans:
+        yield spans
+
+
 def _prices(prompt: float | None, completion: float | None) -> Prices | None:
-    from forge_env.evaluation.summary import Prices
+    from forge_env.core.usage import Prices
 
     if prompt is None and completion is None:
         return None
@@ -161,5 +189,10 @@ def _show_notes(result: dict[str, Any], tasks: int, out: Path) -> None:
     if refused := result["refused_requests"]:
         reasons = ", ".join(f"{reason} ({count})" for reason, count in refused.items())
         note(f"{sum(refused.values())} requests of the programs were refused: {reasons}; the episodes' info says more")
+    for kind, rows in result["row_began"].items():
+        if kind in ("template", "environment"):  # no program made them
+            continue
+        count = "1 row" if rows["count"] == 1 else f"{rows['count']} rows"
+        note(f"{count} began for the reason {kind}, for example in {rows['example']}")
     if faults := sum(result["faults"].values()):
         note(f"faults that left no result: {faults}, see {out}/faults.jsonl; the same command tries them again")

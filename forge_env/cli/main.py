@@ -19,6 +19,9 @@ from forge_env.cli import (
     check,
     diff,
     evaluate,
+    export,
+    image,
+    import_logs,
     list_info,
     new,
     output,
@@ -27,6 +30,8 @@ from forge_env.cli import (
     report,
     sandbox,
     score,
+    serve,
+    suite,
     view,
 )
 from forge_env.core.errors import ForgeError, InvariantError, UserError, first_error
@@ -45,6 +50,8 @@ app.command("info")(list_info.info)
 app.command("new")(new.new)
 app.command("check")(check.check)
 app.add_typer(sandbox.app, name="sandbox")
+app.add_typer(image.app, name="image")
+app.add_typer(suite.app, name="suite")
 app.command("eval")(evaluate.evaluate)
 app.command("score")(score.score)
 app.command("diff")(diff.diff)
@@ -52,6 +59,9 @@ app.command("audit")(audit.audit)
 app.command("report")(report.report)
 app.command("replay")(replay.replay)
 app.command("view")(view.view)
+app.command("serve")(serve.serve)
+app.command("export")(export.export)
+app.command("import")(import_logs.import_logs)
 
 
 @app.callback()

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from forge_env.cli.output import Json, emit, say, show_table
-from forge_env.core.errors import SandboxUnavailable, UserError
+from forge_env.core.errors import SandboxError, SandboxUnavailable, UserError
 
 app = typer.Typer(help="Run untrusted code, and show what each sandbox enforces.", rich_markup_mode=None)
 
@@ -52,18 +52,22 @@ def run(
 
 @app.command("info")
 def info(as_json: Json = False) -> None:
-    """Show what each sandbox enforces on this machine, as measured, and what is missing."""
-    backends = asyncio.run(_measure())
+    """Show what backends of sandboxes and workspaces enforce on this machine, as measured, and what is missing."""
+    measured = asyncio.run(_measure())
     if as_json:
-        emit({"backends": backends})
+        emit({"backends": measured["sandbox"], "workspaces": measured["workspaces"]})
         return
-    capabilities = [name for name in next((c for c in backends.values() if "missing" in c), {}) if name != "missing"]
-    rows = [[name, *(_cell(backends[backend].get(name)) for backend in backends)] for name in capabilities]
-    if rows:
-        show_table(("", *backends), rows)
-    for backend, capability in backends.items():
-        for problem in capability.get("missing", [capability.get("unavailable")]):
-            say(f"{backend}: {problem}")
+    for kind, backends in measured.items():
+        capabilities = [
+            name for name in next((c for c in backends.values() if "missing" in c), {}) if name != "missing"
+        ]
+        rows = [[name, *(_cell(backends[backend].get(name)) for backend in backends)] for name in capabilities]
+        if rows:
+            show_table((kind, *backends), rows)
+    for kind, backends in measured.items():
+        for backend, capability in backends.items():
+            for problem in capability.get("missing", [capability.get("unavailable")]):
+                say(f"{kind}, {backend}: {problem}")
 
 
 async def _run(backend: str, code: str, inputs: dict[str, Any], limits: dict[str, Any], repeat: int) -> int:
@@ -92,18 +96,20 @@ def _as_data(result: Any) -> dict[str, Any]:
     return data
 
 
-async def _measure() -> dict[str, dict[str, Any]]:
+async def _measure() -> dict[str, dict[str, dict[str, Any]]]:
+    """Return, for sandboxes and for workspaces, the capabilities of each backend or why it is not available."""
     from forge_env.utils.targets import load
 
-    open_sandbox = load("sandboxes:open_sandbox")
-    backends: dict[str, dict[str, Any]] = {}
-    for backend in _ISOLATING:
-        try:
-            async with open_sandbox(backend) as sandbox:
-                backends[backend] = asdict(sandbox.capabilities)
-        except SandboxUnavailable as error:
-            backends[backend] = {"unavailable": str(error)}
-    return backends
+    openers = {"sandbox": load("sandboxes:open_sandbox"), "workspaces": load("sandboxes:open_workspaces")}
+    measured: dict[str, dict[str, dict[str, Any]]] = {kind: {} for kind in openers}
+    for kind, opener in openers.items():
+        for backend in _ISOLATING:
+            try:
+                async with opener(backend) as opened:
+                    measured[kind][backend] = asdict(opened.capabilities)
+            except (SandboxUnavailable, SandboxError) as error:
+                measured[kind][backend] = {"unavailable": str(error)}
+    return measured
 
 
 def _cell(value: Any) -> str:

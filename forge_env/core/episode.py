@@ -19,6 +19,7 @@ from typing import Any
 
 from forge_env.core.errors import UserError
 from forge_env.core.packed import json_list
+from forge_env.core.routes import Routes
 from forge_env.core.turn import TOKEN_FIELDS, Row, Turn, TurnKind, broken, digest, join, require
 from forge_env.core.types import NOT_SAMPLED, Message, Outcome, Task, ToolCall, ToolUse
 
@@ -88,9 +89,13 @@ class Episode:
                 raise broken(f"outcome {self.outcome} needs a finite reward, got {self.reward}")
         elif self.reward is not None:
             raise broken(f"outcome {self.outcome} has no reward, got {self.reward}")
-        with_tokens = [turn for turn in self.turns if turn.kind != "text"]
-        require(not with_tokens or with_tokens[0].starts_row, "the first turn with tokens starts a row")
-        self.rows  # noqa: B018  checks the digests
+        for turn in self.turns:
+            if turn.kind != "text":
+                require(turn.starts_row, "the first turn with tokens starts a row")
+                self.rows  # noqa: B018  checks the digests
+                break
+        else:
+            self._set(rows=())  # as reading them would do, which takes a lock
 
     def _set(self, **values: Any) -> None:
         for name, value in values.items():
@@ -113,6 +118,19 @@ class Episode:
     @cached_property
     def rows(self) -> tuple[Row, ...]:
         """The training rows. This checks every digest that an engine reported."""
+        return tuple(join(turns) for turns in self._turns_of_rows())
+
+    @property
+    def supervised_rows(self) -> tuple[Row, ...]:
+        """The rows for supervised training, where the tokens that were sampled under a grammar are learned, too.
+
+        A loss that reads logprobs leaves those tokens out, since they are not the model's own; an imitation does not.
+        """
+        if not any(turn.constrained for turn in self.turns):
+            return self.rows
+        return tuple(join([replace(turn, constrained=0) for turn in turns]) for turns in self._turns_of_rows())
+
+    def _turns_of_rows(self) -> list[list[Turn]]:
         rows: list[list[Turn]] = []
         for turn in self.turns:
             if turn.kind == "text":
@@ -120,7 +138,7 @@ class Episode:
             if turn.starts_row:
                 rows.append([])
             rows[-1].append(turn)
-        return tuple(join(turns) for turns in rows)
+        return rows
 
     def __getstate__(self) -> dict[str, Any]:
         """Pickle the fields, and the line if it was made; the rows are derived again when they are needed."""
@@ -228,11 +246,21 @@ class Group:
         return tuple(e.reward for e in self.valid if e.reward is not None)
 
 
-def write_jsonl(path: Path, episodes: Iterable[Episode]) -> None:
-    """Append episodes to a JSON-lines file; their lines are then forgotten, for they are as large as all the rest."""
+def write_jsonl(path: Path, episodes: Iterable[Episode], *, routes: bool = True) -> None:
+    """Append episodes to a JSON-lines file; their lines are then forgotten, for they are as large as all the rest.
+
+    Args:
+        path: of the file.
+        episodes: to write.
+        routes: whether to write the experts that an engine chose, where there are any: the most of an episode then.
+    """
     with path.open("ab") as file:
         for episode in episodes:
-            file.write(episode.line)
+            if routes or not any(turn.routes for turn in episode.turns):
+                file.write(episode.line)
+            else:
+                turns = tuple(replace(turn, routes=()) for turn in episode.turns)
+                file.write(replace(episode, turns=turns).line)
             vars(episode).pop("line", None)
 
 
@@ -274,9 +302,18 @@ def _fields_of(value: Any) -> dict[str, Any]:
     return asdict(value)
 
 
+_ONLY_IF_SET = ("routes", "constraint", "constrained")  # in a line
+
+
 def _turn_json(turn: Turn) -> str:
     values = ((f.name, getattr(turn, f.name)) for f in fields(turn))
-    texts = (f'"{name}": {json_list(value) if name in TOKEN_FIELDS else _json(value)}' for name, value in values)
+    texts = [
+        f'"{name}": {json_list(value) if name in TOKEN_FIELDS else _json(value)}'
+        for name, value in values
+        if name not in _ONLY_IF_SET or (name != "routes" and value)
+    ]
+    if turn.routes:
+        texts.append(f'"routes": {_json([routes.text for routes in turn.routes])}')
     return "{" + ", ".join(texts) + "}"
 
 
@@ -285,4 +322,5 @@ def _turn_from(item: dict[str, Any]) -> Turn:
     calls = tuple(ToolCall(**call) for call in item["tool_calls"])
     spans = tuple((version, count) for version, count in item["versions"])
     uses = tuple(ToolUse(**use) for use in item.get("tool_uses", ()))
-    return Turn(**{**item, **tuples, "tool_calls": calls, "versions": spans, "tool_uses": uses})
+    routes = tuple(map(Routes.of_text, item.get("routes", ())))
+    return Turn(**{**item, **tuples, "tool_calls": calls, "versions": spans, "tool_uses": uses, "routes": routes})

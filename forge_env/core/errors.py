@@ -4,6 +4,7 @@ ForgeError
 ├── UserError                a mistake that the user can correct: one sentence, exit code 2, no stack trace
 │   └── TemplateError        a chat template cannot render some messages
 ├── EnvError                 the environment's own code broke            -> Outcome.ENV_FAULT
+│   └── TurnRefused           the agent cannot do what the environment asks of a turn
 ├── InfraError               the machinery of an episode broke           -> Outcome.INFRA_FAULT
 │   ├── SandboxError         the sandbox failed, not the code in it
 │   ├── SandboxUnavailable   this machine has no usable sandbox
@@ -38,6 +39,10 @@ class EnvError(ForgeError):
 
     where = ""
     """Part of the episode, file and line, if the user's code raised it itself: "tool buy (shop.py:41)"; else ""."""
+
+
+class TurnRefused(EnvError):
+    """The agent cannot do what the environment asks of a turn, see `NextTurn`; the environment may ask otherwise."""
 
 
 class InfraError(ForgeError):

@@ -4,13 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
+from forge_env.core.constraint import Constraint
 from forge_env.core.episode import Turn
 from forge_env.core.types import Action, Completion, Message, Sampling, ToolSpec
 
 ANSWER_SECONDS = 1800.0
 """Default time limit of an agent's answer."""
+
+
+class RowBegan(NamedTuple):
+    """Why a conversation begins, and a row of the Episode with it, though there were others before."""
+
+    kind: str
+    """A word for counting, such as "edited_message"."""
+    why: str
+    """What differs from an earlier conversation, in a few words that let a user mend his agent."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +42,15 @@ class NextTurn:
     prompt: str | tuple[int, ...] | None = None
     """The whole prompt, as text or token ids, for an agent that `completes`: it replaces the observation and is used
     without a chat template."""
+    constraint: Constraint | None = None
+    """The form that the answer must have, for an agent that `constrains`."""
+    logprobs: bool = False
+    """Whether the action needs the logprobs of its tokens, for an agent that `gives_logprobs`."""
+    count: bool = False
+    """Whether the tokens of the prompt are to be counted, by an agent that `counts`. It samples nothing, and there is
+    no turn. Only a `ConcurrentEnv` may ask for it."""
+    began: RowBegan | None = None
+    """Why a new conversation begins, for the record."""
 
 
 @dataclass(slots=True)
@@ -51,6 +70,11 @@ class Conversation:
     """Requirements of the next turn, if the environment has any."""
 
     @property
+    def constraint(self) -> Constraint | None:
+        """The form that the next answer must have, if any."""
+        return None if self.asked is None else self.asked.constraint
+
+    @property
     def messages(self) -> list[Message]:
         history: list[Message] = []
         for turn in self.turns:
@@ -63,10 +87,21 @@ class ContextFull(Exception):
     """Raised by an agent when the next prompt leaves no room to answer: the episode is truncated, which is no fault."""
 
 
+class PromptCounted(Exception):
+    """Raised by an agent for `NextTurn.count`: the prompt has `tokens` tokens."""
+
+    def __init__(self, tokens: int) -> None:
+        super().__init__(f"the prompt has {tokens} tokens")
+        self.tokens = tokens
+
+
 class Agent(Protocol):
     """Works on messages: reads a conversation and answers it.
 
-    An agent that also accepts a plain prompt, see `NextTurn.prompt`, has the attribute `completes = True`.
+    An agent that also accepts a plain prompt, see `NextTurn.prompt`, has the attribute `completes = True`; one that
+    holds its answers to a form, see `NextTurn.constraint`, `constrains = True`; and one whose actions can have logprobs
+    `gives_logprobs = True`. One that counts the tokens of a prompt, see `NextTurn.count`, `counts = True`. Any other
+    agent is not asked for such a turn: the environment is told that it is refused.
 
     The time limits of an episode do not run while an agent answers. The attribute `answer_seconds`, by default
     ANSWER_SECONDS, limits an answer; None means that the agent limits its answers itself.
@@ -82,6 +117,8 @@ class Agent(Protocol):
 
         Raises:
             ContextFull: when the prompt leaves no room to answer.
+            PromptCounted: when the prompt is only to be counted.
+            TurnRefused: when it cannot do what `NextTurn` asks.
             InfraError: when the policy did not answer.
             UserError: for a mistake that affects every episode; it ends the run.
         """

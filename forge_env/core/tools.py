@@ -237,7 +237,10 @@ class _ArgumentModel:
         except ValidationError as error:
             problems = (f"{'.'.join(map(str, e['loc'])) or 'arguments'}: {e['msg']}." for e in error.errors())
             raise ValueError(" ".join(problems)) from None
-        return {alias: values[name] for name, alias in self._names}
+        coerced = {}
+        for name, alias in self._names:  # a comprehension would cost a call of its own
+            coerced[alias] = values[name]
+        return coerced
 
 
 def _parameters(name: str, function: Callable[..., Any]) -> list[inspect.Parameter]:

@@ -16,6 +16,8 @@ from forge_env.core.types import NOT_SAMPLED, Message, ToolCall, ToolUse
 if TYPE_CHECKING:
     import numpy as np
 
+    from forge_env.core.routes import Routes
+
 TurnKind = Literal["text", "tokens", "sampled"]
 TOKEN_FIELDS = ("prompt_ids", "token_ids", "logprobs")
 
@@ -90,6 +92,13 @@ class Turn(_Packable):
     """Results of the tool calls."""
     usage: Mapping[str, float] | None = None
     """Token counts reported by an external endpoint: "prompt_tokens", "completion_tokens"."""
+    routes: tuple[Routes, ...] = ()
+    """Experts that the engine chose for the tokens of the row; those of earlier turns are there already."""
+    constraint: str = ""
+    """`Constraint.label` of the form that the answer had to have; "" where it was free."""
+    constrained: int = 0
+    """Number of `token_ids`, the last ones, that were sampled under a grammar. Their logprobs are those of the tokens
+    that the grammar allowed; a trainer does not know the grammar, so no loss is over them."""
 
     def __post_init__(self) -> None:
         # A slot without a value would raise at every look. mypy does not see the slot of the parent.
@@ -100,6 +109,8 @@ class Turn(_Packable):
             )
             return
         require(bool(self.token_ids), "a turn holds at least one token that the model wrote")
+        if self.constrained:
+            require(0 < self.constrained <= len(self.token_ids), "constrained tokens are tokens of the turn")
         if self.kind == "tokens":
             require(not self.logprobs and not self.versions, "a demonstration has no logprobs and no versions")
             return
@@ -139,6 +150,11 @@ class Turn(_Packable):
     def num_written(self) -> int:
         """Number of `token_ids` that the model sampled, or the expert wrote: all but those that were inserted."""
         return self.num_tokens - sum(n for version, n in self.versions if version == NOT_SAMPLED)
+
+    @property
+    def num_trained(self) -> int:
+        """Number of `token_ids` that a loss is over: those that were written, and not under a grammar."""
+        return self.num_written - self.constrained
 
     def __getstate__(self) -> tuple[tuple[Any, ...], PackedTurn]:
         return tuple(getattr(self, name) for name in _OTHER_FIELDS), self.packed
@@ -185,9 +201,9 @@ class RowArrays(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row(_Packable):
-    """One contiguous training sequence of an Episode; all four fields have one entry per token.
+    """One contiguous training sequence of an Episode; its first four fields have one entry per token.
 
-    The fields are tuples. A row of an Episode makes them when they are read; `arrays` makes no Python objects at all.
+    They are tuples. A row of an Episode makes them when they are read; `arrays` makes no Python objects at all.
 
     Example: ``Row(token_ids=(1, 8, 3, 9, 2), loss_mask=(False, False, False, True, True),
     generator_logprobs=(0.0, 0.0, 0.0, -0.2, -0.1), versions=(-1, -1, -1, 0, 0))``
@@ -197,11 +213,14 @@ class Row(_Packable):
 
     token_ids: tuple[int, ...]
     loss_mask: tuple[bool, ...]
-    """True exactly on the tokens that the model sampled (or the expert wrote)."""
+    """True exactly on the tokens that the model sampled freely (or the expert wrote): not on those that an agent
+    inserted, and not on those that were sampled under a grammar."""
     generator_logprobs: tuple[float, ...]
     """The logprob of the policy that sampled, where the mask is true and there is one, else 0."""
     versions: tuple[int, ...]
-    """Weight version of each sampled token, -1 elsewhere."""
+    """Weight version of each token where the mask is true, -1 elsewhere."""
+    routes: tuple[Routes, ...] = ()
+    """Experts that the engine chose for the row's tokens; where two of them have a token, the first one counts."""
 
     @property
     def mask(self) -> tuple[bool, ...]:
@@ -233,11 +252,13 @@ class Row(_Packable):
         found = zip(self.packed, (np.int32, np.bool_, np.float64, np.int32), strict=True)
         return RowArrays(*(np.frombuffer(data, dtype=dtype) for data, dtype in found))
 
-    def __getstate__(self) -> PackedRow:
-        return self.packed
+    def __getstate__(self) -> tuple[PackedRow, tuple[Routes, ...]]:
+        return self.packed, self.routes
 
-    def __setstate__(self, packed: PackedRow) -> None:
+    def __setstate__(self, state: tuple[PackedRow, tuple[Routes, ...]]) -> None:
+        packed, routes = state
         object.__setattr__(self, "_packed", packed)
+        object.__setattr__(self, "routes", routes)
 
     if not TYPE_CHECKING:
 
@@ -272,8 +293,29 @@ def join(turns: Sequence[Turn]) -> Row:
             at = num_prompt + start
         row_hash.update(ids[4 * at :])
     row = object.__new__(Row)
-    row.__setstate__(join_turns([(tokens, turn.versions) for tokens, turn in zip(packed, turns, strict=True)]))
+    joined = join_turns([_free(tokens, turn) for tokens, turn in zip(packed, turns, strict=True)])
+    row.__setstate__((joined, tuple(routes for turn in turns for routes in turn.routes)))
     return row
+
+
+def _free(packed: PackedTurn, turn: Turn) -> tuple[PackedTurn, Sequence[tuple[int, int]]]:
+    """The tokens and versions of a turn as its row has them: constrained tokens as if nobody had sampled them."""
+    count = turn.constrained
+    if not count:
+        return packed, turn.versions
+    logprobs = packed.logprobs and packed.logprobs[: -8 * count] + bytes(8 * count)
+    spans = first_versions(turn.versions, turn.num_tokens - count)
+    return packed._replace(logprobs=logprobs), (*spans, (NOT_SAMPLED, count))
+
+
+def first_versions(versions: Sequence[tuple[int, int]], count: int) -> tuple[tuple[int, int], ...]:
+    """The spans (version, number of tokens) of the first `count` tokens."""
+    kept: list[tuple[int, int]] = []
+    for version, length in versions:
+        if count > 0:
+            kept.append((version, min(length, count)))
+        count -= length
+    return tuple(kept)
 
 
 def _requests(turn: Turn) -> list[tuple[int, str]]:

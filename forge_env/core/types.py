@@ -11,7 +11,20 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Literal, NotRequired, Required, TypedDict, TypeVar, dataclass_transform
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Literal,
+    NamedTuple,
+    NotRequired,
+    Required,
+    TypedDict,
+    TypeVar,
+    dataclass_transform,
+)
+
+if TYPE_CHECKING:
+    from forge_env.core.routes import Routes
 
 T = TypeVar("T")
 
@@ -66,6 +79,14 @@ class ToolCall:
     error: str = ""
 
 
+class TokenLogprob(NamedTuple):
+    """A sampled token, and the logprob that it was sampled with."""
+
+    text: bytes
+    """A token may be a part of a character."""
+    logprob: float
+
+
 @record
 class Action:
     """An action in an environment: an assistant message with its parsed tool calls."""
@@ -76,6 +97,8 @@ class Action:
     """"stop", or "length" when the model was cut off."""
     usage: Mapping[str, int] | None = None
     """"prompt_tokens" and "completion_tokens" of the turn, where the agent counts them."""
+    logprobs: tuple[TokenLogprob, ...] = ()
+    """Of the tokens that the model sampled, without the stop token, where the environment asked for them."""
 
     @property
     def text(self) -> str:
@@ -128,13 +151,15 @@ class Outcome(StrEnum):
     @property
     def is_valid(self) -> bool:
         """Whether the episode has a reward and takes part in its group's baseline."""
-        return self in (Outcome.SCORED, Outcome.TRUNCATED, Outcome.MODEL_FAULT)
+        return self in _VALID
 
     @property
     def is_attempt(self) -> bool:
         """Whether it counts in an evaluation: valid, or a TIMEOUT, which is an attempt that did not succeed."""
         return self.is_valid or self is Outcome.TIMEOUT
 
+
+_VALID = (Outcome.SCORED, Outcome.TRUNCATED, Outcome.MODEL_FAULT)
 
 NOT_SAMPLED = -1
 """The weight version of tokens that no weights sampled: those of prompts, and those that an agent inserted."""
@@ -197,6 +222,9 @@ class Sampling:
     stop_token_ids: tuple[int, ...] = ()
     stop: tuple[str, ...] = ()
     """Texts that end the turn. A policy may ignore them: the agent then cuts the completion."""
+    grammar: str = ""
+    """A structural tag of XGrammar, as JSON, that the sampled tokens must match; "" is none. A policy that has applied
+    it says so in `Completion.constrained`."""
 
 
 @record
@@ -217,6 +245,12 @@ class Completion:
     text: str = ""
     finish_reason: str = "stop"
     metadata: Mapping[str, Any] = field(default_factory=dict)
+    routes: tuple[Routes, ...] = ()
+    """Experts of a mixture-of-experts model that the engine chose for the tokens of `prompt_ids` and `token_ids`, all
+    but the last one, which was no input; empty where the engine does not return them."""
+    constrained: int = 0
+    """Number of tokens, the last of `token_ids`, that were sampled under `Sampling.grammar`. Their logprobs are those
+    of the tokens that the grammar allowed."""
 
     @property
     def generator_logprobs(self) -> tuple[float, ...]:

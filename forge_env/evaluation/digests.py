@@ -21,6 +21,7 @@ from forge_env.utils.targets import is_file, load, split_target
 
 FIND_MODEL = "agents.model_folder:find_model"
 MODEL_FILES = ("*.safetensors", "*.json", "*.jinja", "*.txt", "*.model")
+ADAPTER_FILES = ("adapter_model.safetensors", "adapter_config.json")
 NOT_COVERED = (
     "packages that the code imports, and modules that it imports by a computed name",
     "files and services that the code reads while it runs, where no option names them",
@@ -28,19 +29,20 @@ NOT_COVERED = (
 ENDPOINT_NOT_COVERED = "what the endpoint serves under the model's name"
 
 
-def depends_on(agent: str, factory: EnvFactory, tasks: Sequence[Task]) -> dict[str, Any]:
+def depends_on(agent: str, factory: EnvFactory, tasks: Sequence[Task], *, adapter: str = "") -> dict[str, Any]:
     """Return the digests of what an evaluation measures, by part, and a list of what they do not cover.
 
     Args:
         agent: name of the agent, as on the command line.
         factory: of the environment.
         tasks: all tasks, in order.
+        adapter: the folder of its adapter; "" is none.
 
     Raises:
         UserError: for a missing model, or a file that cannot be read.
     """
     try:
-        agent_digests = _agent_digests(agent)
+        agent_digests = {**_agent_digests(agent), **_adapter_digests(adapter)}
     except OSError as error:
         raise UserError(f"{error.filename} cannot be read: {error.strerror}") from None
     return {
@@ -67,7 +69,8 @@ def environment_digests(factory: EnvFactory) -> dict[str, str]:
     modules = [*_modules(factory.env_class), *_named_code(factory.options)]
     files = _named_files(factory.options)
     try:
-        return {**code_digests(modules), **{name: file_digest(path) for name, path in files.items()}}
+        served = getattr(factory.env_class, "served_digests", {})  # of code that another machine runs
+        return {**code_digests(modules), **{name: file_digest(path) for name, path in files.items()}, **served}
     except OSError as error:
         raise UserError(f"{error.filename} cannot be read: {error.strerror}") from None
 
@@ -156,6 +159,14 @@ def _agent_digests(agent: str) -> dict[str, str]:
     if kind in ("vllm", "checkpoint"):
         return files_digests(path for pattern in MODEL_FILES for path in _model_folder(kind, argument).glob(pattern))
     return {}
+
+
+def _adapter_digests(folder: str) -> dict[str, str]:
+    if not folder:
+        return {}
+    path = Path(folder).expanduser()  # a missing folder is reported when the agent is opened
+    digests = files_digests(file for pattern in ADAPTER_FILES for file in path.glob(pattern))
+    return {f"adapter/{name}": digest for name, digest in digests.items()}
 
 
 def _model_folder(kind: str, name: str) -> Path:

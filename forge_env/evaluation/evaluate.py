@@ -15,6 +15,7 @@ from forge_env.core.env import SUCCESS
 from forge_env.core.episode import Episode, Group
 from forge_env.core.errors import ForgeError, first_error
 from forge_env.core.types import Task
+from forge_env.evaluation.metrics import model_call_metrics
 from forge_env.utils.statistics import (
     Estimate,
     Paired,
@@ -137,7 +138,8 @@ class Evaluation:
         counts = {"episodes": len(self.attempts), "timeouts": self.timeouts, "faults": self.faults}
         if refused := self.refused_requests:
             counts["refused_requests"] = sum(refused.values())
-        return (figures if self.attempts else {}) | {name: float(count) for name, count in counts.items()}
+        figures = figures if self.attempts else {}
+        return figures | {name: float(count) for name, count in counts.items()} | model_call_metrics(self.episodes)
 
     def _rates_of(self, tasks: Sequence[str]) -> list[float]:
         """The success rate of each of these tasks."""

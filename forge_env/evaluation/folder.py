@@ -198,7 +198,8 @@ def _added(present: Mapping[str, Any], plan: Mapping[str, Any]) -> dict[str, Any
     limits = present.get("limits")
     if isinstance(limits, dict):
         limits = {"max_thinking_tokens": 0, **limits}
-    return {"thinking": present.get("thinking", plan.get("thinking") and "off"), "limits": limits}
+    thinking = present.get("thinking", plan.get("thinking") and "off")
+    return {"thinking": thinking, "adapter": present.get("adapter", ""), "limits": limits}
 
 
 def fault_class(episode: Episode) -> str:

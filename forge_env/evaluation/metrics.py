@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 import statistics
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from forge_env.core.episode import Episode
 from forge_env.core.types import Outcome
+from forge_env.core.usage import INFO_KEY, ROLES
 
 _TOOL_FAULT = re.compile(r"(?:[A-Za-z]+: )?(?:the )?tool ([A-Za-z0-9_-]{1,64})(?: \(|: | raised )")
 """Matches the error of an episode that a tool call ended, such as "ServiceError: tool search: ..."."""
@@ -82,13 +83,82 @@ def tool_metrics(episodes: Iterable[Episode]) -> dict[str, float]:
     return metrics
 
 
+def reward_parts(episodes: Iterable[Episode]) -> dict[str, dict[str, float]]:
+    """Return the mean of each part of the reward, and the number of episodes that have it: {"mean", "episodes"}.
+
+    An episode without a part, such as one that a limit has ended, does not count for it.
+    """
+    values: dict[str, list[float]] = defaultdict(list)
+    for episode in episodes:
+        if episode.outcome.is_valid:
+            for name, value in episode.rewards.items():
+                values[name].append(value)
+    return {
+        name: {"mean": statistics.fmean(of_part), "episodes": len(of_part)} for name, of_part in sorted(values.items())
+    }
+
+
+def model_calls(episodes: Iterable[Episode]) -> dict[str, dict[str, float]]:
+    """Return what the models beside the policy have used, by role ("user", "judge") and name ("calls", "cost", ...)."""
+    sums: dict[str, dict[str, float]] = {}
+    for episode in episodes:
+        recorded = episode.info.get(INFO_KEY)
+        for role in ROLES:
+            of_role = recorded.get(role) if isinstance(recorded, Mapping) else None
+            if isinstance(of_role, Mapping):  # an environment may write anything there
+                total = sums.setdefault(role, {})
+                for name, count in of_role.items():
+                    if isinstance(count, (int, float)):
+                        total[name] = total.get(name, 0) + count
+    return sums
+
+
+def model_call_metrics(episodes: Iterable[Episode]) -> dict[str, float]:
+    """Return the same as flat metrics: user/calls, user/prompt_tokens, judge/cost, ..."""
+    calls = model_calls(episodes)
+    return {f"{role}/{name}": float(count) for role, counts in calls.items() for name, count in counts.items()}
+
+
 def row_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
-    """Return rollout/rows_per_episode, the mean number of rows, and rollout/repeated_tokens: the share of the tokens of
-    all rows that repeats the beginning of the row before, and so is computed again."""
+    """Return figures of rows, as flat metrics.
+
+    rollout/rows_per_episode is the mean number of rows; rollout/repeated_tokens the share of the tokens of all rows
+    that repeats the beginning of an earlier row, and so is computed again; rollout/row_began/KIND, where there are any,
+    the mean number of rows that began for that reason; rollout/constrained_tokens, where there are any, the share of
+    the tokens that were written under a grammar.
+    """
     turns = [turn for episode in episodes for turn in episode.turns if turn.kind != "text"]
     tokens = sum(turn.num_prompt + turn.num_tokens for turn in turns)  # counting them unpacks nothing
     repeated = sum(episode.info.get("repeated_tokens", 0) for episode in episodes)
+    constrained = sum(turn.constrained for turn in turns)
     return {
         "rollout/rows_per_episode": sum(turn.starts_row for turn in turns) / max(len(episodes), 1),
         "rollout/repeated_tokens": repeated / max(tokens, 1),
+        **(
+            {"rollout/constrained_tokens": constrained / sum(turn.num_written for turn in turns)} if constrained else {}
+        ),
+        **{f"rollout/row_began/{kind}": rows.count / len(episodes) for kind, rows in rows_began(episodes).items()},
     }
+
+
+@dataclass(slots=True, kw_only=True)
+class RowsBegan:
+    """The rows that began for one reason."""
+
+    count: int = 0
+    example: str = ""
+    """A sentence about the first one: the episode, the turn, and what differs from an earlier row."""
+
+
+def rows_began(episodes: Iterable[Episode]) -> dict[str, RowsBegan]:
+    """Return the rows after the first one of each episode by the kind of their reason, out of info["row_began"]."""
+    found: dict[str, RowsBegan] = defaultdict(RowsBegan)
+    for episode in episodes:
+        rows = episode.info.get("row_began")
+        for row in rows if isinstance(rows, list) else ():  # an environment may write anything there
+            if not isinstance(row, Mapping) or not isinstance(row.get("kind"), str):
+                continue
+            began = found[row["kind"]]
+            began.count += 1
+            began.example = began.example or f"{episode.id}, turn {row.get('turn')}: {row.get('why')}"
+    return dict(sorted(found.items()))

@@ -63,6 +63,8 @@ class EvalPlan:
     deterministic: bool = False
     thinking: str | None = None
     """See `AgentSettings`; of a local model never None."""
+    adapter: str = ""
+    """See `AgentSettings`."""
     answer_seconds: float | None = None
     """See `AgentSettings`. An answer that exceeds a time limit is left out of the figures, which so depend on it."""
     idle_seconds: float | None = None
@@ -74,6 +76,11 @@ class EvalPlan:
             object.__setattr__(self, "thinking", "off")
         if self.thinking not in (None, *THINKING):
             raise UserError(f"thinking is {self.thinking!r}. {nearest(self.thinking, THINKING)}")
+        if self.adapter and kind not in LOCAL:
+            raise UserError(
+                f"the adapter is {self.adapter} and the agent is {self.agent}: an adapter is for local models, vllm: "
+                "and checkpoint:, so leave --adapter out or name such an agent"
+            )
         if self.tasks < 1 or self.n < 1:
             raise UserError(f"tasks is {self.tasks} and n is {self.n}; both must be 1 or more")
         if self.temperature is not None and not 0 <= self.temperature < float("inf"):
@@ -101,7 +108,7 @@ class EvalPlan:
         Raises:
             UserError: for a missing model, or a file that cannot be read.
         """
-        digests = depends_on(self.agent, factory, tasks)
+        digests = depends_on(self.agent, factory, tasks, adapter=self.adapter)
         return {
             "version": PLAN_VERSION,
             **asdict(self),

@@ -12,13 +12,15 @@ from forge_env.core.episode import Episode, Group
 from forge_env.core.errors import UserError
 from forge_env.core.protocols import Agent
 from forge_env.core.types import Task
+from forge_env.core.usage import Prices
 from forge_env.evaluation.evaluate import evaluate
 from forge_env.evaluation.folder import EvalFolder, has_digests
 from forge_env.evaluation.plan import Attempt, EvalPlan, all_attempts, episode_seed
-from forge_env.evaluation.summary import Prices, summarise
+from forge_env.evaluation.summary import summarise
 from forge_env.registry.agent_spec import AgentSettings, open_agent
 from forge_env.rollout.factory import EnvFactory, make
 from forge_env.rollout.rollout import run_episode
+from forge_env.telemetry.sender import SpanSender
 
 Progress = Callable[[int, "Episode | None"], None]
 """Called with the number of attempts, and each episode that was read or run; None before the first one."""
@@ -33,11 +35,14 @@ async def run_evaluation(
     api_key_env: str = "OPENAI_API_KEY",
     prices: Prices | None = None,
     progress: Progress = lambda total, episode: None,
+    spans: SpanSender | None = None,
 ) -> dict[str, Any]:
     """Evaluate an agent into a folder; returns the content of eval.json, and the numbers of episodes run and read.
 
     An interrupted evaluation is resumed: recorded episodes are kept, faulted ones are run again. A cancelled or failed
     call leaves a folder that can be resumed.
+
+    `spans` gets the episodes that are run now.
 
     Raises:
         UserError: for a wrong setting, an agent that cannot be opened, a folder with other content, or results of an
@@ -54,6 +59,7 @@ async def run_evaluation(
         top_p=plan.top_p,
         deterministic=plan.deterministic,
         thinking=plan.thinking,
+        adapter=plan.adapter,
         max_tokens=plan.limits.max_tokens,
         concurrency=concurrency,
         requests_per_minute=requests_per_minute,
@@ -77,7 +83,13 @@ async def run_evaluation(
         if missing:
             async with factory, open_agent(plan.agent, settings) as agent:
                 folder.begin()
-                runner = _AttemptRunner(plan, factory, agent, folder, lambda e: progress(len(attempts), e))
+
+                def ended(episode: Episode) -> None:
+                    if spans is not None:
+                        spans.add(episode)
+                    progress(len(attempts), episode)
+
+                runner = _AttemptRunner(plan, factory, agent, folder, ended)
                 await runner.run_all(missing, concurrency)
             episodes_run = len(missing)
         result = summarise(plan, attempts, folder.episodes(), folder.faults(), prices)

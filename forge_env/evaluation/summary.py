@@ -5,27 +5,25 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 from forge_env.core.episode import Episode
+from forge_env.core.usage import Prices
 from forge_env.evaluation.evaluate import Evaluation
 from forge_env.evaluation.folder import fault_class
 from forge_env.evaluation.kinds import Kinds
-from forge_env.evaluation.metrics import ToolFigures, faulted_tool, tool_figures
+from forge_env.evaluation.metrics import (
+    ToolFigures,
+    faulted_tool,
+    model_calls,
+    reward_parts,
+    row_metrics,
+    rows_began,
+    tool_figures,
+)
 from forge_env.evaluation.plan import Attempt, EvalPlan
 from forge_env.utils.statistics import Estimate
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Prices:
-    """Prices of an endpoint for a million tokens, in any currency."""
-
-    prompt: float = 0.0
-    completion: float = 0.0
-
-    def cost(self, prompt: int, completion: int) -> float:
-        return (prompt * self.prompt + completion * self.completion) / 1e6
 
 
 def summarise(
@@ -57,6 +55,7 @@ def summarise(
     return {
         "env": plan.env,
         "agent": plan.agent,
+        "adapter": plan.adapter,
         "options": dict(plan.options),
         "split": plan.split,
         "seed": plan.seed,
@@ -65,6 +64,7 @@ def summarise(
         "episodes": len(done),
         "successes": evaluation.successes,
         **_figures(evaluation, plan.n),
+        **({"rewards": parts} if (parts := reward_parts(done)) else {}),
         "timeouts": evaluation.timeouts,
         "without_timeouts": {
             f"avg@{plan.n}": _number(evaluation.without_timeouts.value),
@@ -76,6 +76,8 @@ def summarise(
         "faults": dict(sorted(Counter(map(fault_class, unresolved)).items())),
         "first_errors": _first_errors(unresolved),
         "refused_requests": evaluation.refused_requests,
+        **{name.removeprefix("rollout/"): value for name, value in row_metrics(done).items() if "began" not in name},
+        "row_began": {kind: asdict(rows) for kind, rows in rows_began(done).items()},
         "faults_retried": len(faulted) - len(unresolved),
         "tools": (tools := _tools(done, unresolved)),
         "warnings": [*_warnings(tools), *filter(None, [kinds.note])],
@@ -85,6 +87,7 @@ def summarise(
         "prompt_tokens": prompt,
         "completion_tokens": completion,
         **({} if prices is None else {"cost": prices.cost(prompt, completion)}),
+        **({"model_calls": calls} if (calls := model_calls((*done, *faulted))) else {}),
         "seconds": busy_seconds((*done, *faulted)),
     }
 

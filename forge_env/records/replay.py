@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from forge_env.core.episode import Episode, Turn
-from forge_env.core.errors import PolicyError, UserError
+from forge_env.core.errors import PolicyError, TurnRefused, UserError
 from forge_env.core.protocols import ContextFull, Conversation
 from forge_env.core.types import Action, Message, Outcome, ToolSpec, ToolUse
 from forge_env.records.replay_text import compare_values, readable
@@ -123,6 +123,7 @@ class Replayer:
     """
 
     completes = True
+    constrains = True
 
     def __init__(self, recorded: Episode, *, keep_going: bool = False) -> None:
         self._recorded = recorded
@@ -137,12 +138,12 @@ class Replayer:
 
         Raises:
             ContextFull: where the recorded prompt left no room, and after the last turn of a truncated episode.
+            TurnRefused: where the environment asks for another form of answer than that of the recorded turn.
             PolicyError: where there is no turn to take.
         """
-        if self._full[len(self.taken)]:
-            self._full[len(self.taken)] -= 1
-            raise ContextFull("the prompt left no room to answer when this was recorded")
         number = self._next(conversation)
+        if self._was_full(conversation, number):
+            raise ContextFull("the prompt left no room to answer when this was recorded")
         if number == len(self._recorded.turns):
             raise self._end(conversation.observation)
         turn = self._recorded.turns[number]
@@ -150,9 +151,27 @@ class Replayer:
         if not self._keep_going and compare_values(turn.observation, observation) == "different":
             reason = f"the observation before turn {number} differs, so that the turn is no answer to it"
             raise self._stopped(reason, number, observation)
+        asked = conversation.asked
+        if asked is not None and asked.constraint is not None and asked.constraint.label != turn.constraint:
+            raise TurnRefused("the answer had not this form when it was recorded")
         taken = replace(turn, observation=observation, reward=0.0, tool_uses=(), policy_seconds=0.0, env_seconds=0.0)
         self.taken[number] = taken
         return taken, Action(message=turn.message, tool_calls=turn.tool_calls, finish_reason=turn.finish_reason)
+
+    def _was_full(self, conversation: Conversation, number: int) -> bool:
+        """Whether the next prompt left no room to answer. Where turns ran at once, it
+        is one that fits no recorded turn."""
+        turns, count = self._recorded.turns, len(self.taken)
+        if "turns_at_once" in self._recorded.info:
+            count = min(+self._full, default=count)
+            if number < len(turns):
+                was = turns[number]
+                if compare_values(was.observation, _observation(conversation, was)) != "different":
+                    return False
+        if not self._full[count]:
+            return False
+        self._full[count] -= 1
+        return True
 
     def _next(self, conversation: Conversation) -> int:
         """Return the number of the recorded turn that comes next in a conversation."""

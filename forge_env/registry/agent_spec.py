@@ -41,6 +41,8 @@ class AgentSettings:
     """Greedy, one request at a time and without a prefix cache, so that a run repeats exactly on one machine."""
     thinking: str | None = None
     """Whether a local model thinks before it answers: "off", "on" or "template"; None is off."""
+    adapter: str = ""
+    """A folder in PEFT's format, whose adapter a local model computes with; "" is none."""
     max_tokens: int = 4096
     """Context length: tokens of a row, prompt and answers together."""
     concurrency: int = 16

@@ -26,21 +26,41 @@ from forge_env.utils.targets import add_to_path, is_source, load, source_of
 __all__ = ["Entry", "entries", "env_class", "env_names", "find", "load", "register", "tool_names", "tools_of"]
 
 ENVS: dict[str, str] = {
+    "agentdojo": "envs.suites.agentdojo:AgentDojo",
+    "bfcl": "envs.suites.bfcl:Bfcl",
+    "bug_fix": "envs.bug_fix.env:BugFix",
     "code_exec": "envs.code_exec:CodeExec",
     "external": "envs.external:External",
+    "humaneval": "envs.suites.humaneval:HumanEval",
     "math": "envs.math:Math",
+    "sessions": "envs.external:Sessions",
     "tool_api": "envs.tool_api:ToolApi",
+    "workspace": "envs.workspace.env:WorkspaceTasks",
 }
 TOOLS: dict[str, str] = {}
 _DESCRIPTIONS = {
+    "agentdojo": "AgentDojo: tasks with tools, and prompt injections in what the tools return.",
+    "bfcl": "The Berkeley Function Calling Leaderboard: calls in one turn, and conversations with back ends.",
+    "bug_fix": "A small Python package with a fault, in a workspace with a shell and files.",
     "code_exec": "Python in a sandbox, and a program that hidden tests grade.",
     "external": "A program of yours, with the model behind an OpenAI-compatible endpoint.",
+    "humaneval": "HumanEval: complete a Python function, graded in the sandbox.",
     "math": "Word problems, with a calculator.",
+    "sessions": "Agents elsewhere, which take the episodes over HTTP.",
     "tool_api": "Tools that are HTTP services, MCP servers or your own functions.",
+    "workspace": "Tasks of a file: an instruction, an image with files, a command that verifies.",
 }
 FAMILIES: dict[str, str] = {
     "gymnasium": "envs.gymnasium_text:resolve",
+    "harbor": "envs.harbor.env:resolve",
+    "http": "forge_env.remote.env:resolve_http",
+    "https": "forge_env.remote.env:resolve_https",
+    "openenv": "envs.openenv.env:resolve",
+    "ors": "envs.ors.env:resolve",
     "reasoning_gym": "envs.reasoning.env:resolve",
+    "swe": "envs.swe.env:resolve",
+    "textarena": "envs.textarena.env:resolve",
+    "verifiers": "envs.verifiers.env:resolve",
 }
 """Prefixes of names such as "gymnasium:FrozenLake-v1": a function makes the class from what follows the colon."""
 

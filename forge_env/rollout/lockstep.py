@@ -65,6 +65,8 @@ class _PendingRequest:
     """A request that waits for its batch, and then for its completion."""
 
     request: Request
+    episode: object
+    """Of which it is; the turns of an episode may run at once."""
     sent: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
     answer: asyncio.Future[Completion] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
@@ -78,8 +80,8 @@ class Wave:
             await asyncio.gather(*(play(task, wave) for task in tasks))  # each within `with wave.episode():`
 
     Args:
-        episodes: number of episodes, each with one request at a time. A batch is sent when each of them has a request
-            or has ended.
+        episodes: number of episodes. A batch is sent when each of them has a request or has ended. If turns of one
+            episode run at once, the batch has those that have come until then, which depends on time.
     """
 
     def __init__(self, episodes: int) -> None:
@@ -103,9 +105,11 @@ class Wave:
     @contextmanager
     def episode(self) -> Iterator[None]:
         """The scope of one episode: after the block, however it ends, the others no longer wait for it."""
+        token = _episode.set(object())
         try:
             yield
         finally:
+            _episode.reset(token)
             self._running -= 1
             self._send_when_complete()
 
@@ -116,7 +120,7 @@ class Wave:
         if request.request_id in self._pending:
             raise InvariantError(f"two requests of a wave have the id {request.request_id}")
         self._policy = policy
-        pending = self._pending[request.request_id] = _PendingRequest(request)
+        pending = self._pending[request.request_id] = _PendingRequest(request, _episode.get() or object())
         try:
             self._send_when_complete()
             async with queued():
@@ -127,7 +131,8 @@ class Wave:
 
     def _send_when_complete(self) -> None:
         batch = [pending for pending in self._pending.values() if not pending.sent.done()]
-        if self._sending is None and batch and len(batch) >= self._running and self._policy is not None:
+        episodes = len({id(pending.episode) for pending in batch})
+        if self._sending is None and batch and episodes >= self._running and self._policy is not None:
             batch.sort(key=lambda pending: pending.request.request_id)
             self._sending = asyncio.create_task(self._send(self._policy, batch))
 
@@ -152,3 +157,4 @@ class Wave:
 
 
 _wave: ContextVar[Wave | None] = ContextVar("wave", default=None)
+_episode: ContextVar[object] = ContextVar("episode", default=None)

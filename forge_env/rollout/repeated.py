@@ -10,22 +10,28 @@ from forge_env.core.episode import Turn
 
 
 def repeated_tokens(turns: Sequence[Turn]) -> int:
-    """Return how many tokens of an episode's rows are a beginning that the row before it has, too.
+    """Return how many tokens of an episode's rows are a beginning that an earlier row has, too.
 
     Engine and trainer compute them once more. In the later row they are a prompt, so none of them is a target twice.
     """
     if sum([turn.starts_row for turn in turns]) < 2:
         return 0
-    repeated = 0
-    before, row = array("i"), array("i")
+    rows: list[array[int]] = []
     for turn in turns:
-        if turn.starts_row:
-            before, row = row, array("i", turn.prompt_ids)
-            repeated += _common_prefix(before, row)
-        else:
-            row.extend(turn.prompt_ids)
-        row.extend(turn.token_ids)
-    return repeated
+        if turn.starts_row or not rows:
+            rows.append(array("i"))
+        rows[-1].extend(turn.prompt_ids)
+        rows[-1].extend(turn.token_ids)
+    return sum(_longest_prefix(rows[:i], row) for i, row in enumerate(rows))
+
+
+def _longest_prefix(earlier: Sequence[array[int]], row: array[int]) -> int:
+    """The number of leading items that a row shares with the one of `earlier` that has the most in common with it."""
+    most = 0
+    for other in earlier:
+        if other[: most + 1] == row[: most + 1]:
+            most = max(most, _common_prefix(other, row))
+    return most
 
 
 def _common_prefix(a: array[int], b: array[int]) -> int:

@@ -30,7 +30,6 @@ from forge_env.tool_env.toolbox import Toolbox, answer_to
 from forge_env.utils.deadlines import Deadline, queued
 from forge_env.utils.threads import awaitable, invoke
 
-_DEFAULT_LIMITS = EpisodeLimits()
 _RESERVED = {**members.ENV, **members.TOOL_ENV}
 
 
@@ -49,6 +48,9 @@ class ToolEnv(Env):
     messages: list[Message]
     """The whole conversation, including the current turn."""
 
+    # Not set by the constructor unless they differ: setting an attribute of an environment costs a check of its name.
+    _use_tools: bool = True
+    _limits: EpisodeLimits = EpisodeLimits()
     _tools: ClassVar[Mapping[str, Tool]] = {}
     _specs: ClassVar[Sequence[ToolSpec]] = ()
     _rewards: ClassVar[Sequence[RewardPart]] = ()
@@ -75,8 +77,8 @@ class ToolEnv(Env):
             use_tools: if False, the tools are shown but refuse every call, to measure their benefit.
             extra_tools: further tools; one with the name of a method replaces it.
         """
-        self._use_tools = use_tools
-        self._limits = _DEFAULT_LIMITS
+        if not use_tools:
+            self._use_tools = False
         self.set_tools({tool.name: tool for tool in extra_tools})
 
     def __setattr__(self, name: str, value: Any) -> None:

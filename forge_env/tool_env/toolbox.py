@@ -110,6 +110,8 @@ class Toolbox:
             try:
                 with deadline:
                     result = await invoke(tool.function, *owner, **arguments)
+                if type(result) is str and len(result) <= tool.options.max_output:  # the usual case
+                    return result, ""
                 if isinstance(result, ToolFailure):
                     return _cut(str(result), tool.options.max_output), result.kind
                 return _text(result, tool.options.max_output), ""

@@ -64,7 +64,6 @@ class Deadline:
         self._place: Place = place  # type: ignore[assignment]  # one that is None is looked up on entry
         self.expired = False
         """Whether the time is used up; otherwise a TimeoutError came from the work itself."""
-        self._since: float | None = None  # when the clock was started; None while it is paused
         self._pauses = -1  # number of present pauses; -1: no work is running
 
     @property
@@ -72,21 +71,37 @@ class Deadline:
         """Seconds that the clock has run, up to its last pause or the end."""
         return self.seconds - self._left
 
+    @property
+    def left(self) -> float:
+        """Seconds until it expires; not above 0 once it has."""
+        return self._left if self._since is None else self._due - self._place.timer.time()
+
+    def spend(self, seconds: float) -> None:
+        """Take seconds off, as if the clock had run for them."""
+        self._left -= seconds
+        if self._since is not None:
+            self._due -= seconds
+            if self._due < self._place.timer.at:
+                self._place.timer.move(self._due)
+
     async def run(self, work: Awaitable[T]) -> T:
         """Await `work` within this deadline."""
         with self:
             return await work
 
     def __enter__(self) -> None:
+        outer = self._outer = _innermost.get()
         place = self._place
         if place is None:
-            place = self._place = Place()
+            # The enclosing deadline may be that of a parent task.
+            is_same_task = outer is not None and outer._place.task is asyncio.current_task()
+            place = self._place = outer._place if is_same_task else Place()
         self._cancelling = place.task.cancelling()
-        self._outer = _innermost.get()
         self._token: Token[Deadline | None] = _innermost.set(self)
         self._pauses = 0
         timer = place.timer
-        self._since = since = timer.time()
+        since = timer.time()
+        self._since: float | None = since  # when the clock was started; None while it is paused
         self._due = due = since + self._left
         timer.deadlines.add(self)
         if due < timer.at:
@@ -162,6 +177,23 @@ class _Timer:
 
 _innermost: ContextVar[Deadline | None] = ContextVar("deadline", default=None)
 """The innermost of the deadlines that the current code runs within."""
+
+
+def seconds_left() -> float:
+    """Return the time until the first of the enclosing deadlines expires; infinity if there is none."""
+    left, deadline = _NEVER, _innermost.get()
+    while deadline is not None:
+        left = min(left, deadline.left)
+        deadline = deadline._outer
+    return left
+
+
+def spend(seconds: float) -> None:
+    """Take time off all enclosing deadlines: work was done elsewhere while they were paused."""
+    deadline = _innermost.get()
+    while deadline is not None:
+        deadline.spend(seconds)
+        deadline = deadline._outer
 
 
 class queued:

@@ -38,9 +38,7 @@ def invoke(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Corout
 
     An exception of the call itself, for wrong arguments for example, is raised where the result is awaited.
     """
-    code = getattr(function, "__code__", None)
-    is_coroutine_function = code is not None and code.co_flags & _COROUTINE
-    if not is_coroutine_function and not _is_awaited(function):
+    if not _is_awaited(function):
         return _in_thread(function, args, kwargs)
     try:
         return function(*args, **kwargs)  # without a coroutine around it, which would cost as much as many a step
@@ -83,7 +81,10 @@ def awaitable(function: F) -> F:
 
 
 def _is_awaited(function: Callable[..., Any]) -> bool:
-    """Whether what it returns is to be awaited; slow, so `invoke` looks at the flags of its code before."""
+    """Whether what it returns is to be awaited."""
+    code = getattr(function, "__code__", None)
+    if code is not None and code.co_flags & _COROUTINE:  # the usual case; `inspect` takes several times as long
+        return True
     return hasattr(function, "__forge_awaitable__") or inspect.iscoroutinefunction(function)
 
 

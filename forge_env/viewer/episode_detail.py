@@ -101,6 +101,7 @@ def _commands(run: StoredRun, row: sqlite3.Row) -> dict[str, str]:
         words = ["forge-env", "eval"]
         for name in ("env", "agent", "tasks", "seed", "split"):
             words += [f"--{name}", str(plan[name])]
+        words += ["--adapter", str(plan["adapter"])] if plan.get("adapter") else []
         options = plan.get("options")
         for name, value in options.items() if isinstance(options, dict) else ():
             words += ["--option", f"{name}={value}"]

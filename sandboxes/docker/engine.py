@@ -24,14 +24,21 @@ class Engine:
     def __init__(self, client: Any, info: dict[str, Any]) -> None:
         self.client = client
         self.machine: str = info["Architecture"]
+        self.identity: str = info.get("ID") or ""
         import docker.errors
 
         self._errors = docker.errors
 
     @classmethod
-    async def connect(cls) -> Engine:
-        """Raises SandboxUnavailable if the SDK is not installed or no engine answers."""
-        client, info = await asyncio.to_thread(_connect)
+    async def connect(cls, *, call_s: float = _CALL_S) -> Engine:
+        """Connect to the engine that the environment names.
+
+        Args: call_s: deadline of a call, in seconds.
+
+        Raises:
+            SandboxUnavailable: the SDK is not installed or no engine answers.
+        """
+        client, info = await asyncio.to_thread(_connect, call_s)
         if info.get("OSType") != "linux" or info.get("Architecture") not in supported_machines():
             client.close()
             raise SandboxUnavailable(
@@ -58,6 +65,10 @@ class Engine:
             isinstance(cause, self._errors.APIError) and cause.status_code == 409
         )
 
+    def is_not_there(self, error: SandboxError) -> bool:
+        """Whether the engine reported that the object does not exist."""
+        return isinstance(error.__cause__, self._errors.NotFound)
+
     def has_just_ended(self, error: SandboxError) -> bool:
         """Whether the engine failed to kill a container, for it ended by itself in that moment."""
         cause = error.__cause__
@@ -82,7 +93,7 @@ class Engine:
         self.client.close()
 
 
-def _connect() -> tuple[Any, dict[str, Any]]:
+def _connect(call_s: float) -> tuple[Any, dict[str, Any]]:
     try:
         import docker
         import docker.errors
@@ -98,7 +109,7 @@ def _connect() -> tuple[Any, dict[str, Any]]:
         raise SandboxUnavailable(
             f"docker sandbox: no Docker engine answers ({_one_line(error)}); start one, or name it with DOCKER_HOST."
         ) from error
-    client.api.timeout = _CALL_S
+    client.api.timeout = call_s
     # A connection per call: calls are rare, and an idle connection would hold a descriptor.
     client.api.headers["Connection"] = "close"
     return client, info

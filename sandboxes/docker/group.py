@@ -53,11 +53,16 @@ class ContainerGroups(Groups):
 
 
 class ContainerSlot(SlotGroup):
-    """Args: events: the file that counts processes killed for lack of memory."""
+    """Reads what happens in a group that the engine has made.
 
-    def __init__(self, events: str) -> None:
+    Args:
+        events: the file that counts processes killed for lack of memory.
+        refusals: the file that counts processes refused by the limit; "" for none.
+    """
+
+    def __init__(self, events: str, refusals: str = "") -> None:
         super().__init__([], keep_open=True)
-        self._events = events
+        self._events, self._refusals = events, refusals
 
     def join_files(self) -> list[int]:
         # A snippet is in the group already, so joining writes to /dev/null.
@@ -68,7 +73,11 @@ class ContainerSlot(SlotGroup):
 
     def _counters(self) -> dict[str, int]:
         counts = self._fields(self._events)
-        return {"killed": counts.get("oom_kill", 0), "at_limit": counts.get("oom", 0), "refused": 0}
+        refused = self._fields(self._refusals).get("max", 0) if self._refusals else 0
+        return {"killed": counts.get("oom_kill", 0), "at_limit": counts.get("oom", 0), "refused": refused}
+
+    def allow_cpus(self, cpus: float) -> None:
+        """The engine has limited them."""
 
     def _met_limit(self, more: dict[str, int]) -> bool:
         """Version 1 does not count hits of the limit, and its peak cannot be reset from inside."""

@@ -40,6 +40,20 @@ async def reap(engine: Engine) -> int:
     return len(orphans)
 
 
+async def reap_images(engine: Engine) -> int:
+    """Remove the images that dead owners on this machine have made, and return their number. Raises SandboxError."""
+    listed = await engine.call(engine.client.api.images, all=True, filters={"label": LABEL})
+    orphans = [image for image in listed if _has_dead_owner(image.get("Labels") or {})]
+    # Those of a snapshot of a snapshot first: the engine refuses to remove what others are based on.
+    for image in sorted(orphans, key=_created, reverse=True):
+        try:
+            await engine.call(engine.client.api.remove_image, image["Id"], noprune=True)
+        except SandboxError as error:
+            if not engine.is_missing(error):
+                raise
+    return len(orphans)
+
+
 async def remove(engine: Engine, container: str) -> None:
     """Remove a container, running or not, with everything in it. Raises SandboxError."""
     for tries_left in reversed(range(_TRIES)):
@@ -57,9 +71,13 @@ async def remove(engine: Engine, container: str) -> None:
 def _is_orphan(container: dict[str, Any]) -> bool:
     owner = container.get("Labels") or {}
     if owner.get(_MACHINE) == _machine() != "":
-        return _start_time(owner.get(_PID, "")) != owner.get(_START)
+        return _has_dead_owner(owner)
     # The owner is on another machine, or from before a reboot: it cannot be looked up.
     return container.get("State") != "running" and time.time() - _created(container) > _STALE_S
+
+
+def _has_dead_owner(owner: dict[str, str]) -> bool:
+    return owner.get(_MACHINE) == _machine() != "" and _start_time(owner.get(_PID, "")) != owner.get(_START)
 
 
 def _created(container: dict[str, Any]) -> float:

@@ -33,6 +33,7 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+import guest_init as init_program  # type: ignore[import-not-found]
 import guest_kernel as kernel  # type: ignore[import-not-found]
 import guest_network as network  # type: ignore[import-not-found]
 import guest_session as session  # type: ignore[import-not-found]
@@ -76,7 +77,7 @@ def _enter_outer_ring(control: socket.socket, config: dict[str, Any]) -> None:
         os._exit(0)
     os.close(held_by_starter)
     kernel.die_with_parent()
-    kernel.enter_minimal_root(config.get("packages", ()))
+    kernel.enter_minimal_root(config.get("packages", ()), {init_program.PATH: init_program.executable()})
     socket.sethostname("sandbox")
     Zygote(control, lifeline, config, first_id if privileged else None).serve()
 
@@ -248,29 +249,22 @@ class Zygote:
         slot_network = self._network(message["slot"])
         init_is_bare, held_by_init = os.pipe()
         try:
-            init = kernel.clone_into_new_pid_namespace()
-            if not init:
-                _run_init()
-        except OSError:
-            os.close(init_is_bare)
-            raise
-        finally:
-            os.close(held_by_init)
-        run = RunningSnippet(message["run"], message["slot"], init)
-        self._by_pid[init] = run
-        try:
-            namespace = os.pidfd_open(init)
             try:
-                kernel.setns(namespace, kernel.NEWPID)
+                kernel.unshare(kernel.NEWPID)  # the next processes are in it, and the first of them is its pid 1
+                os.set_inheritable(held_by_init, True)
+                init = init_program.start()
             finally:
-                os.close(namespace)
-            run.snippet = os.fork()
+                os.close(held_by_init)
+            run = RunningSnippet(message["run"], message["slot"], init)
+            self._by_pid[init] = run
+            try:
+                run.snippet = os.fork()
+            except OSError:
+                os.kill(init, signal.SIGKILL)
+                raise
             if not run.snippet:
                 os.read(init_is_bare, 1)  # ends when init has closed the zygote's descriptors: none shows in its /proc
                 self._run_snippet(message, fds, slot_network.descriptor)
-        except OSError:
-            os.kill(init, signal.SIGKILL)
-            raise
         finally:
             os.close(init_is_bare)
             kernel.setns(self._own_pid_namespace, kernel.NEWPID)
@@ -379,15 +373,6 @@ def _preimport(name: str, control: socket.socket) -> None:
         reason = f"{type(error).__name__}: {error}"[:_MAX_REASON]
         _send(control, {"failed": reason, "missing": error.name if isinstance(error, ModuleNotFoundError) else None})
         os._exit(1)
-
-
-def _run_init() -> NoReturn:
-    """Run as pid 1 of a snippet's namespace. The kernel reaps its children, since SIGCHLD is ignored."""
-    kernel.die_with_parent()
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-    os.closerange(0, 2**16)
-    while True:
-        signal.pause()
 
 
 def _join_groups(fds: list[int]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import fcntl
 import os
 import platform
@@ -11,19 +12,20 @@ import signal
 import socket
 import struct
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 NEWNS, NEWUTS, NEWIPC, NEWUSER, NEWPID, NEWNET = 0x20000, 0x4000000, 0x8000000, 0x10000000, 0x20000000, 0x40000000
+NEWCGROUP = 0x2000000
 _MS_NOSUID, _MS_NODEV, _MS_NOEXEC, _MS_BIND, _MS_REC, _MS_PRIVATE = 2, 4, 8, 0x1000, 0x4000, 0x40000
 _MNT_DETACH = 2
-_SIOCSIFFLAGS, _IFF_UP = 0x8914, 1
+_SIOCSIFFLAGS, _SIOCSIFADDR, _IFF_UP = 0x8914, 0x8916, 1
 _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_SECCOMP, _PR_SET_NO_NEW_PRIVS = 1, 4, 22, 38
 _PR_CAPBSET_READ, _PR_CAPBSET_DROP, _PR_SET_SECUREBITS = 23, 24, 28
 # NOROOT: user 0 gets no capabilities by being user 0. KEEP_CAPS stays off, and NO_CAP_AMBIENT_RAISE. All locked.
 _SECUREBITS = 0x1 | 0x2 | 0x20 | 0x40 | 0x80
 _SYS_MOUNT_SETATTR = 442
-_SYS_CLONE, _SYS_PIVOT_ROOT = {"x86_64": (56, 155), "aarch64": (220, 41)}[platform.machine()]
+_SYS_PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}[platform.machine()]
 
 _SMALL_LIMITS = (
     # Not 0: if core dumps go to a program of the host, 0 still starts it; 1 prevents it.
@@ -44,7 +46,6 @@ INSIDE_ID = 61000
 """User id of a program whose starter has no user ids to assign."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
-_libc_with_gil = ctypes.PyDLL(None, use_errno=True)
 
 
 def _check(result: int, what: str) -> int:
@@ -67,17 +68,23 @@ def mount(source: str, target: str, kind: str | None, flags: int, data: str | No
     _check(_libc.mount(*arguments, flags, data.encode() if data else None), f"mount {target}")
 
 
-def clone_into_new_pid_namespace() -> int:
-    """Fork without Python's fork hooks; the child is pid 1 of a new pid namespace and must only pause.
+def pivot_root(new: bytes, old: bytes) -> None:
+    _check(_libc.syscall(_SYS_PIVOT_ROOT, new, old), "pivot_root")
 
-    The GIL is held across the call, so that the child holds it, too.
+
+def end_ignored_signals() -> None:
+    """Let signals that are ignored have their default effect again, before a program starts that would inherit it.
+
+    Python ignores SIGPIPE and SIGXFSZ; a shell that starts a job in the background, SIGINT and SIGQUIT.
     """
-    return _check(_libc_with_gil.syscall(_SYS_CLONE, NEWPID | signal.SIGCHLD, 0, 0, 0, 0), "clone")
+    for number in signal.valid_signals():
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, signal.SIG_DFL)
 
 
-def die_with_parent() -> None:
-    """Send SIGKILL to this process when its parent ends. A change of the uid clears the setting."""
-    _check(_libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0), "prctl")
+def die_with_parent(by: int = signal.SIGKILL) -> None:
+    """Send a signal to this process when its parent ends. A change of the uid clears the setting."""
+    _check(_libc.prctl(_PR_SET_PDEATHSIG, by, 0, 0, 0), "prctl")
 
 
 def be_killed_first() -> None:
@@ -109,8 +116,20 @@ def unused_ids(first: int, count: int) -> int:
 
 def bring_up_loopback() -> None:
     """Bring up the loopback of this network namespace."""
+    _set_loopback_flags(_IFF_UP)
+
+
+def take_down_loopback() -> None:
+    """Take down the loopback of this network namespace, and its address with it, so that no address can be reached."""
+    _set_loopback_flags(0)
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
-        fcntl.ioctl(any_socket, _SIOCSIFFLAGS, struct.pack("16sH22x", b"lo", _IFF_UP))
+        none = struct.pack("16sHH4s16x", b"lo", socket.AF_INET, 0, bytes(4))
+        fcntl.ioctl(any_socket, _SIOCSIFADDR, none)
+
+
+def _set_loopback_flags(flags: int) -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+        fcntl.ioctl(any_socket, _SIOCSIFFLAGS, struct.pack("16sH22x", b"lo", flags))
 
 
 def mount_private_tmp(size: int) -> None:
@@ -182,13 +201,24 @@ def empty_bounding_set() -> bool:
 
     It takes CAP_SETPCAP, which a process loses when it changes its user. Without it nothing changes.
     """
+    emptied = bound_capabilities(())
+    _libc.prctl(_PR_SET_SECUREBITS, _SECUREBITS, 0, 0, 0)
+    return emptied
+
+
+def bound_capabilities(kept: Collection[int]) -> bool:
+    """Drop every capability but those `kept` from the bounding set; return whether no other one is left."""
     capability, left = 0, False
     while (held := _libc.prctl(_PR_CAPBSET_READ, capability, 0, 0, 0)) >= 0:
-        if held and _libc.prctl(_PR_CAPBSET_DROP, capability, 0, 0, 0) != 0:
+        if held and capability not in kept and _libc.prctl(_PR_CAPBSET_DROP, capability, 0, 0, 0) != 0:
             left = True
         capability += 1
-    _libc.prctl(_PR_SET_SECUREBITS, _SECUREBITS, 0, 0, 0)
     return not left
+
+
+def set_dumpable(dumpable: bool) -> None:
+    """Set whether this process can be dumped, traced and looked at in /proc by others of its user."""
+    _check(_libc.prctl(_PR_SET_DUMPABLE, int(dumpable), 0, 0, 0), "prctl")
 
 
 class Lockdown:
@@ -203,12 +233,24 @@ class Lockdown:
         self._cap_header = (ctypes.c_uint32 * 2)(0x20080522, 0)  # _LINUX_CAPABILITY_VERSION_3, this process
         self._no_caps = (ctypes.c_uint32 * 6)()
 
+    def keep_capabilities(self, kept: Collection[int]) -> None:
+        """Give up every capability but those `kept`, for this process and all that it starts.
+
+        Raises:
+            OSError: this process lacks one of them.
+        """
+        if not bound_capabilities(kept):
+            raise OSError(errno.EPERM, "the bounding set of capabilities cannot be reduced")
+        mask = sum(1 << capability for capability in kept)
+        low, high = mask & 0xFFFFFFFF, mask >> 32
+        held = (ctypes.c_uint32 * 6)(low, low, 0, high, high, 0)  # effective, permitted, inheritable; twice
+        _check(_libc.capset(self._cap_header, held), "capset")
+
     def apply(self, *, with_parent: bool = True) -> None:
         """Args: with_parent: die when the thread that started this process ends."""
         empty_bounding_set()  # a process that has changed its user did it before
         _check(_libc.capset(self._cap_header, self._no_caps), "capset")
-        # Not dumpable: a crash must not start the host's core dump handler.
-        _check(_libc.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0), "prctl")
+        set_dumpable(False)  # a crash must not start the host's core dump handler
         if with_parent:
             die_with_parent()
         self.filter_calls()
@@ -219,10 +261,12 @@ class Lockdown:
         _check(_libc.prctl(_PR_SET_SECCOMP, 2, ctypes.byref(self._program), 0, 0), "seccomp")
 
 
-def enter_minimal_root(packages: Sequence[tuple[str, str]] = ()) -> None:
+def enter_minimal_root(packages: Sequence[tuple[str, str]], programs: Mapping[str, bytes]) -> None:
     """Replace the root of this mount namespace by a read-only tmpfs that holds only what Python needs.
 
-    Args: packages: pairs of a path and the path below PACKAGES at which it is shown.
+    Args:
+        packages: pairs of a path and the path below PACKAGES at which it is shown.
+        programs: further executables, by their paths.
     """
     interpreter = _interpreter_paths()
     _enter_new_root()
@@ -231,6 +275,9 @@ def enter_minimal_root(packages: Sequence[tuple[str, str]] = ()) -> None:
         _bind(source, target)
     for source, target in packages:
         _bind(source, f"{PACKAGES}/{target}")
+    for target, program in programs.items():
+        Path(target).write_bytes(program)
+        os.chmod(target, 0o755)
     _leave_old_root()
 
 
@@ -263,7 +310,7 @@ def _enter_new_root() -> None:
     # Mounted over /tmp and pivoted to immediately, so sources below the real /tmp stay reachable in /old.
     mount("tmpfs", "/tmp", "tmpfs", _MS_NOSUID | _MS_NODEV, "size=1m,mode=755")
     os.mkdir("/tmp/old")
-    _check(_libc.syscall(_SYS_PIVOT_ROOT, b"/tmp", b"/tmp/old"), "pivot_root")
+    pivot_root(b"/tmp", b"/tmp/old")
     os.chdir("/")
     os.umask(0o022)
     for name in ("usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32"):

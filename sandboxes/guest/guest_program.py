@@ -106,8 +106,9 @@ def _run_program(spec: dict[str, Any], command: list[str], user: int | None, loc
             os.setresuid(user, user, user)
         os.chdir(spec["cwd"])
         lockdown.apply()
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGPIPE, signal.SIGXFSZ):
-            signal.signal(number, signal.SIG_DFL)  # Python ignores the last two, and the program would inherit that
+        kernel.end_ignored_signals()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, signal.SIG_DFL)
         code = 127
         os.execvp(command[0], command)
     except BaseException as failure:

@@ -70,6 +70,10 @@ _DENIED = {
     },
 }  # fmt: skip
 
+# Allowed in a workspace whose memory a control group counts: databases share memory with their processes, and browsers
+# and build tools make memory files. Its ipc namespace is its own.
+_ALLOWED_IF_COUNTED = ("shmget", "semget", "msgget", "memfd_create")
+
 # Denied to a worker that only reads and calculates: programs, sockets, signals and priorities of other processes, and
 # changes to files, since it has no mount namespace. The numbers that all architectures share come first.
 _DENIED_READER_EVERYWHERE = {"pidfd_send_signal": 424, "pidfd_open": 434, "openat2": 437, "fchmodat2": 452}
@@ -131,13 +135,14 @@ def denied_calls(machine: str) -> dict[str, int]:
     return _DENIED[machine] | _DENIED_EVERYWHERE
 
 
-def seccomp_filter(machine: str | None = None, *, reads_only: bool = False) -> bytes:
+def seccomp_filter(machine: str | None = None, *, reads_only: bool = False, counted: bool = False) -> bytes:
     """Return the filter as an array of `struct sock_filter`. Raises KeyError for an unsupported machine.
 
     Args:
         machine: a name as from `platform.machine()`; this machine by default.
         reads_only: for a process without mount and network namespace: it may read files, but not change files, open
             sockets, run programs or signal other processes.
+        counted: for a workspace whose memory a control group counts: shared memory and memory files are allowed.
     """
     machine = machine or platform.machine()
     program = [
@@ -151,6 +156,8 @@ def seccomp_filter(machine: str | None = None, *, reads_only: bool = False) -> b
     # glibc falls back to clone, whose flags a filter can inspect (clone3 passes them by pointer).
     program += _when(_IF_EQUAL, _CLONE3, _ERRNO | errno.ENOSYS)
     denied = denied_calls(machine)
+    if counted:
+        denied = {name: number for name, number in denied.items() if name not in _ALLOWED_IF_COUNTED}
     if reads_only:
         denied |= _DENIED_READER[machine] | _DENIED_READER_EVERYWHERE
     for number in sorted(denied.values()):

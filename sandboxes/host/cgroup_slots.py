@@ -76,6 +76,10 @@ class SlotGroup:
             left=self._processes(),
         )
 
+    def allow_cpus(self, cpus: float) -> None:
+        """Let the group use so many CPUs at once; one by default. Without the cpu controller nothing changes."""
+        raise NotImplementedError
+
     def close(self) -> None:
         """Remove the group if it is empty; otherwise a later reaper removes it."""
         for fd in self._open.values():
@@ -152,9 +156,14 @@ class SlotGroupV1(SlotGroup):
         # The limit with swap must not be the smaller one. Kernels without swap accounting do not have it.
         self._limits = [f"{memory}/memory.limit_in_bytes", f"{memory}/memory.memsw.limit_in_bytes"]
         self._limits = [file for file in self._limits if os.path.exists(file)]
-        if "cpu" in folders:
-            self._write(f"{folders['cpu']}/cpu.cfs_period_us", _CPU_PERIOD_US)
-            self._write(f"{folders['cpu']}/cpu.cfs_quota_us", _CPU_PERIOD_US)
+        self._cpu = str(folders.get("cpu", ""))
+        if self._cpu:
+            self._write(f"{self._cpu}/cpu.cfs_period_us", _CPU_PERIOD_US)
+            self.allow_cpus(1.0)
+
+    def allow_cpus(self, cpus: float) -> None:
+        if self._cpu:
+            self._write(f"{self._cpu}/cpu.cfs_quota_us", int(cpus * _CPU_PERIOD_US))
 
     def _set_limits(self, memory: int, processes: int) -> None:
         lowered = memory <= self._set.get("memory", memory)  # a new group has no limit
@@ -187,8 +196,12 @@ class SlotGroupV2(SlotGroup):
     def __init__(self, folder: Path, *, keep_open: bool) -> None:
         super().__init__([folder], keep_open=keep_open)
         self._folder = str(folder)
-        if (folder / "cpu.max").exists():
-            (folder / "cpu.max").write_text(f"{_CPU_PERIOD_US} {_CPU_PERIOD_US}")
+        self.allow_cpus(1.0)
+
+    def allow_cpus(self, cpus: float) -> None:
+        quota = Path(f"{self._folder}/cpu.max")
+        if quota.exists():
+            quota.write_text(f"{int(cpus * _CPU_PERIOD_US)} {_CPU_PERIOD_US}")
 
     def _set_limits(self, memory: int, processes: int) -> None:
         self._write(f"{self._folder}/memory.max", memory)

@@ -41,7 +41,7 @@ class Groups:
 
     def __init__(self, folders: CgroupFolders) -> None:
         self.version = folders.version
-        name = f"{_PREFIX}{_owner(os.getpid())}-{next(_numbers)}"
+        name = f"{_PREFIX}{owner_name(os.getpid())}-{next(_numbers)}"
         self._folders = {controller: folder / name for controller, folder in folders.folders.items()}
         self._slots: dict[int, SlotGroupV1 | SlotGroupV2] = {}
         wanted: list[str] = []
@@ -67,6 +67,17 @@ class Groups:
             else:
                 self._slots[number] = SlotGroupV2(folders["memory"], keep_open=keep_open)
         return self._slots[number]
+
+    def drop(self, number: int) -> None:
+        """Remove the group of a slot whose processes have ended."""
+        slot = self._slots.pop(number, None)
+        if slot is not None:
+            slot.close()
+
+    @property
+    def tops(self) -> list[Path]:
+        """The folders that hold the groups of all slots."""
+        return sorted(set(self._folders.values()))
 
     def close(self) -> None:
         """Remove the groups. The next sandbox reaps a group that the kernel still holds."""
@@ -141,6 +152,36 @@ def find_v1(mounts: str, membership: str) -> CgroupFolders | str:
     return CgroupFolders(version="cgroup_v1", folders=folders)
 
 
+def groups_of(pid: int) -> dict[str, Path]:
+    """Return the folders of the groups "memory" and "pids" of any process, as far as they are visible here."""
+    try:
+        membership = Path(f"/proc/{pid}/cgroup").read_text()
+    except OSError:
+        return {}
+    return find_groups(Path("/proc/self/mountinfo").read_text(), membership)
+
+
+def find_groups(mounts: str, membership: str) -> dict[str, Path]:
+    """Return those of `groups_of`. Args: as for `find_v2`, the membership of any process."""
+    paths: dict[str, PurePosixPath] = {}  # by controller; "" is version 2
+    for line in membership.splitlines():
+        _, controllers, path = line.split(":", 2)
+        paths |= dict.fromkeys(controllers.split(","), PurePosixPath(path))
+    folders: dict[str, Path] = {}
+    for mount in _mounts(mounts):
+        if mount.kind not in ("cgroup", "cgroup2"):
+            continue
+        for name in _NEEDED:
+            in_v1 = mount.kind == "cgroup" and name in mount.options
+            path_of_it = paths.get(name if in_v1 else "") if in_v1 or mount.kind == "cgroup2" else None
+            if path_of_it is None or ".." in path_of_it.parts or not path_of_it.is_relative_to(mount.root):
+                continue
+            folder = mount.point / path_of_it.relative_to(mount.root)
+            if (folder / ("memory.oom_control" if in_v1 and name == "memory" else f"{name}.events")).exists():
+                folders[name] = folder
+    return folders
+
+
 def reap(folders: CgroupFolders) -> None:
     """Remove the groups of dead owners in this pid namespace."""
     namespace = os.stat("/proc/self/ns/pid").st_ino
@@ -150,7 +191,7 @@ def reap(folders: CgroupFolders) -> None:
             folder.glob(f"{_PREFIX}{namespace}-*"), folder.parent.glob(f"*/{_PREFIX}{namespace}-*")
         ):
             pid = group.name.removeprefix(_PREFIX).split("-")[1]
-            if not group.name.startswith(f"{_PREFIX}{_owner(int(pid))}-"):
+            if not group.name.startswith(f"{_PREFIX}{owner_name(int(pid))}-"):
                 _remove(group)
 
 
@@ -190,7 +231,7 @@ def _can_hold_groups(folder: Path) -> bool:
     return may_write and set(_NEEDED) <= set(enabled)
 
 
-def _owner(pid: int) -> str:
+def owner_name(pid: int) -> str:
     """Return a name that is unique to a process: pid namespace, pid and start time."""
     namespace = os.stat("/proc/self/ns/pid").st_ino
     try:

@@ -17,8 +17,8 @@ _NAMESPACES = ("pid", "mnt", "net", "ipc", "uts")
 _LIMITED = {"core", "cpu", "fsize", "memlock", "msgqueue", "nice", "nofile", "nproc", "rtprio", "sigpending", "stack"}
 """Resource limits of every snippet; "data" or "as", the memory of a process, comes on top."""
 
-# Every canary returns its observation; the host judges.
-_CANARIES = """
+# Every canary returns its observation; the host judges. workspaces/selftest.py runs them, too.
+CANARIES = """
 import ctypes, os, resource, signal, socket
 
 def readable(path):
@@ -52,7 +52,7 @@ def allocates(size):
 
 def connects():
     try:
-        with socket.create_connection(("192.0.2.1", 53), timeout=1):
+        with socket.create_connection((b"192.0.2.1", 53), timeout=1):  # bytes need no codec of host names
             return True
     except TimeoutError:
         return True
@@ -76,7 +76,7 @@ def limited():
     return names
 
 def watches(libc):
-    shared = os.open(os.path.dirname(os.__file__), os.O_RDONLY)
+    shared = os.open("/", os.O_RDONLY)
     own = os.open("/tmp/leased", os.O_RDONLY | os.O_CREAT)
     os.unlink("/tmp/leased")
     tried = {"inotify": lambda: libc.inotify_init1(0), "dnotify": lambda: libc.fcntl(shared, 1026, 1),
@@ -148,7 +148,7 @@ async def look(sandbox: Sandbox) -> dict[str, Any]:
     # In a folder that every user may enter, so only its mode and the sandbox protect it.
     with tempfile.NamedTemporaryFile(dir="/tmp", prefix="forge-env-canary-") as secret:
         call = Call(function="look", args=[secret.name, 2 * LIMITS.memory_bytes, _NAMESPACES])
-        result = await sandbox.run(ExecRequest(code=_CANARIES, call=call, limits=LIMITS))
+        result = await sandbox.run(ExecRequest(code=CANARIES, call=call, limits=LIMITS))
     if result.status is not ExecStatus.OK or result.value is None:
         reason = result.error or result.stderr.strip().rpartition("\n")[2] or f"it ended with {result.status}"
         raise SandboxUnavailable(f"namespace sandbox: the self-test could not run here: {reason}.")

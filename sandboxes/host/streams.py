@@ -51,12 +51,16 @@ class CappedPipe:
     Args:
         cap: bytes to keep; the rest is counted and discarded, so a flood costs no memory.
         on_flood: called once after more than `flood` bytes.
+        on_data: called with every chunk, also with what is discarded.
     """
 
-    def __init__(self, cap: int, flood: int, on_flood: Callable[[], None]) -> None:
+    def __init__(
+        self, cap: int, flood: int, on_flood: Callable[[], None], on_data: Callable[[bytes], None] | None = None
+    ) -> None:
         self._cap = cap
         self._flood = flood
         self._on_flood = on_flood
+        self._on_data = on_data
         self._reported = False
         self._reading = True
         self._kept = bytearray()
@@ -69,6 +73,11 @@ class CappedPipe:
     @property
     def data(self) -> bytes:
         return bytes(self._kept)
+
+    @property
+    def total(self) -> int:
+        """Bytes read so far, with those that were discarded."""
+        return self._total
 
     @property
     def truncated(self) -> bool:
@@ -129,6 +138,8 @@ class CappedPipe:
             return False
         self._total += len(chunk)
         self._kept += chunk[: max(0, self._cap - len(self._kept))]
+        if self._on_data is not None:
+            self._on_data(chunk)
         if self.flooded and not self._reported:
             self._reported = True
             self._on_flood()

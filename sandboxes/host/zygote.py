@@ -123,7 +123,7 @@ class Zygote:
         require_supported_platform()
         host_end, guest_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with guest_end:
-            process = _spawn(guest_end.fileno())
+            process = spawn(_GUEST, guest_end.fileno())
         host_end.setblocking(False)
         host_end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2**20)
         zygote = cls(process, host_end)
@@ -194,24 +194,9 @@ class Zygote:
         self._lose("the sandbox was closed")
         self._ready.cancel()
         # The zygote ends at the end of its control socket; its starter ends after all processes below it.
-        await self._exited(_CLOSE_S)
+        await exited(self._process, _CLOSE_S)
         self._process.kill()
         self._process.wait()
-
-    async def _exited(self, timeout_s: float) -> None:
-        if self._process.poll() is not None:
-            return
-        pidfd = os.pidfd_open(self._process.pid)
-        exited = asyncio.Event()
-        self._loop.add_reader(pidfd, exited.set)
-        try:
-            async with asyncio.timeout(timeout_s):
-                await exited.wait()
-        except TimeoutError:
-            pass
-        finally:
-            self._loop.remove_reader(pidfd)
-            os.close(pidfd)
 
     def _send_kills(self) -> None:
         """Send pending kills: closing very many sessions at once can fill the socket; the rest follows when it has
@@ -274,12 +259,30 @@ class Zygote:
                 ended.set_result(ExitReport(failure=reason))
 
 
-def _spawn(control_fd: int) -> subprocess.Popen[bytes]:
+async def exited(process: subprocess.Popen[bytes], timeout_s: float) -> None:
+    """Wait until a process has ended, at most `timeout_s`."""
+    if process.poll() is not None:
+        return
+    pidfd = os.pidfd_open(process.pid)
+    loop, ended = asyncio.get_running_loop(), asyncio.Event()
+    loop.add_reader(pidfd, ended.set)
+    try:
+        async with asyncio.timeout(timeout_s):
+            await ended.wait()
+    except TimeoutError:
+        pass
+    finally:
+        loop.remove_reader(pidfd)
+        os.close(pidfd)
+
+
+def spawn(program: Path, control_fd: int) -> subprocess.Popen[bytes]:
+    """Start a program of the guest in a bare interpreter, with one end of its control socket."""
     python = getattr(sys, "_base_executable", None) or sys.executable
     # -P -s and a clean environment isolate like -I, which would ignore the hash seed. With a fixed seed the same code
     # iterates its sets in the same order in every zygote, so a grade can be reproduced.
     return subprocess.Popen(
-        [python, "-P", "-s", "-S", "-B", "-X", "utf8", str(_GUEST), str(control_fd)],
+        [python, "-P", "-s", "-S", "-B", "-X", "utf8", str(program), str(control_fd)],
         # BLAS libraries would start a thread per CPU, and glibc would reserve address space per thread.
         env={"PYTHONHASHSEED": "0", "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "2"},
         cwd="/",

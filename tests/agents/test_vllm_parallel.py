@@ -71,6 +71,7 @@ async def test_processes_of_their_own_say_what_one_says_with_the_weights_of_any_
     two = VLLMEngine(str(tiny_model), settings)
     await two.start()
     workers = workers_of(psutil.Process(), settings.tensor_parallel)
+    assert all("forkserver" in "".join(worker.parent().cmdline()) for worker in workers)  # vLLM is not imported again
     found = [await ask(two)]
     seconds = await two.pull_weights(7, store)
     found.append(await ask(two))

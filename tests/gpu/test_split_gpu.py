@@ -76,7 +76,7 @@ def take_steps(model: Path, samples: list[Sample], settings: TitanSettings) -> t
     try:
         logprobs = trainer.logprobs(samples)
         samples = with_logprobs(samples, logprobs)
-        splits = [batch.is_part for batch in trainer._micro_batches(samples)]
+        splits = [batch.is_part for batch in trainer._batches.of(samples)]
         losses = (GRPOLoss(), GSPOLoss(clip_low=0.2, clip_high=0.2), DAPOLoss(entropy_coef=0.01))
         if torch.cuda.is_available():
             torch.cuda.reset_peak_memory_stats()

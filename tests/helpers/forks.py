@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from tests.helpers.ports import free_ports
+from forge_env.runtime.process.ranks import RankRendezvous
 
 ROOT = Path(__file__).resolve().parents[2]
 DEADLINE_S = 120.0
@@ -79,12 +79,11 @@ def run_ranks(function: Callable[..., None], *arguments: Any, world: int, second
     Raises:
         AssertionError: when one has failed; what it wrote to stderr is among what the test has captured.
     """
-    shared = {"WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(*free_ports(1))}
+    rendezvous = RankRendezvous(world)  # outlives the ranks: one of them may end while another still reads its store
     ranks: list[Forked] = []
     try:
-        for number in map(str, range(world)):
-            environ = shared | {"RANK": number, "LOCAL_RANK": number}
-            ranks.append(Forked(_without_connection, function, *arguments, environ=environ))
+        for number in range(world):
+            ranks.append(Forked(_without_connection, function, *arguments, environ=rendezvous.environ(number)))
         running: dict[Any, Forked] = {rank.process.sentinel: rank for rank in ranks}
         deadline = time.monotonic() + seconds
         while running:

@@ -175,7 +175,9 @@ async def test_a_second_request_of_an_id_takes_the_place_of_the_first(engine: VL
     assert len((await beside).token_ids) == 40
 
 
-def test_the_class_of_a_model_is_looked_at_in_the_engine_s_own_process(engine: VLLMEngine, tmp_path: Path) -> None:
+async def test_the_class_of_a_model_is_looked_at_in_the_engine_s_own_process(
+    engine: VLLMEngine, tmp_path: Path
+) -> None:
     """vLLM does it in another process otherwise, which imports everything once more; of others it finds out itself."""
     from vllm import ModelRegistry
     from vllm.model_executor.models.qwen3 import Qwen3ForCausalLM

@@ -5,20 +5,27 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import itertools
+import json
 import random
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
+from agents.generator.adapter_folder import CONFIG, WEIGHTS, open_adapter
 from agents.generator.engine import VLLMEngine
+from agents.generator.lora_slot import PUBLISHED
 from agents.generator.requests import completion_of, vllm_sampling
 from agents.generator.start import EngineSettings, load_engine
-from forge_env.core.episode import Row
-from forge_env.core.types import Completion, Sampling
+from forge_env.core.episode import Row, read_jsonl
+from forge_env.core.errors import PolicyError
+from forge_env.core.types import Completion, EpisodeLimits, Sampling
+from forge_env.evaluation.plan import EvalPlan
+from forge_env.evaluation.run import run_evaluation
 from trainers.batching.batch import Sample
-from trainers.lora import Lora
+from trainers.lora import Lora, adapter_config
 from trainers.losses import SFTLoss
 from trainers.titan.trainer import TitanSettings, TitanTrainer
 
@@ -53,6 +60,11 @@ def train(trainer: TitanTrainer) -> None:
         for _ in range(4)
     ]
     trainer.train_step([Sample(rows=(row,)) for row in rows], SFTLoss())
+
+
+def id_of_published(worker: Any) -> int:
+    """Which of vLLM's objects the adapter in the slot of unnamed requests is."""
+    return id(worker.model_runner.lora_manager._adapter_manager.get_adapter(PUBLISHED))
 
 
 def mean_difference(completions: list[Completion], logprobs: list[Any]) -> float:
@@ -94,12 +106,14 @@ async def test_an_adapter_is_replaced_between_two_steps(tiny_model: Path) -> Non
     trainer = TitanTrainer(tiny_model, TitanSettings(learning_rate=1e-2, dtype="float32", lora=lora))
     try:
         before: list[Completion] = []
+        registered: list[int] = []
         for version in range(3):
             if version:
                 for _ in range(4):
                     train(trainer)
                 with trainer.model.published.stream(torch.float32) as tensors:
                     await engine.update_weights(version, {name: tensor.clone() for name, tensor in tensors})
+                registered += await engine._command(lambda: engine._thread.engine.collective_rpc(id_of_published))
             prompts = [[version + 1, number, *range(40, 60)] for number in range(8)]
             calls = [
                 engine.generate(prompt, Sampling(max_tokens=24, seed=number), f"{version}/{number}")
@@ -113,6 +127,7 @@ async def test_an_adapter_is_replaced_between_two_steps(tiny_model: Path) -> Non
                 old = [Sample(rows=(row_of(completion),)) for completion in before]
                 assert mean_difference(before, trainer.logprobs(old)) > 0.01, "the versions differ"
             before = completions
+        assert registered[0] == registered[1], "the second one was copied to the places of the first"
         under_way = asyncio.create_task(engine.generate([9, 9, 9], Sampling(max_tokens=200, seed=1), "under way"))
         await asyncio.sleep(0)  # it is the first in the engine's queue
         await engine.generate([9, 9], Sampling(max_tokens=4, seed=1), "beside")  # by then it runs
@@ -123,6 +138,163 @@ async def test_an_adapter_is_replaced_between_two_steps(tiny_model: Path) -> Non
     finally:
         await engine.close()
         trainer.close()
+
+
+@pytest.mark.asyncio
+async def test_an_evaluation_with_an_adapter_is_of_the_model_with_it(tiny_model: Path, tmp_path: Path) -> None:
+    """Of a PEFT folder, without a trainer; the trainer that starts from it has the logprobs of the episodes."""
+    adapter = write_adapter(tmp_path / "adapter", tiny_model, LORA)
+    limits = EpisodeLimits(max_turns=2, max_turn_tokens=12, max_tokens=1024)
+    plan = EvalPlan(env="math", agent=f"vllm:{tiny_model}", adapter=str(adapter), tasks=4, limits=limits)
+    result = await run_evaluation(plan, tmp_path / "out")
+    assert result["episodes"] == 4 and result["adapter"] == str(adapter)
+    written = json.loads((tmp_path / "out" / "eval.json").read_text())
+    assert "adapter/adapter_model.safetensors" in written["depends_on"]["agent"]
+    samples = [Sample(rows=episode.rows) for episode in read_jsonl(tmp_path / "out" / "episodes.jsonl")]
+    lora = dataclasses.replace(LORA, adapter=str(adapter))
+    trainer = TitanTrainer(tiny_model, TitanSettings(dtype="float32", lora=lora))
+    start = TitanTrainer(tiny_model, TitanSettings(dtype="float32"))
+    try:
+        assert row_difference(samples, trainer.logprobs(samples)) <= 1e-5
+        assert row_difference(samples, start.logprobs(samples)) > 0.05, "the adapter matters"
+    finally:
+        trainer.close()
+        start.close()
+
+
+@pytest.mark.asyncio
+async def test_both_exports_load_in_the_engine(tiny_model: Path, tmp_path: Path) -> None:
+    """The merged Hugging Face folder, and the adapter's beside the base, have the trainer's logprobs."""
+    random_one = write_adapter(tmp_path / "random", tiny_model, dataclasses.replace(LORA, rank=4), seed=3)
+    settings = TitanSettings(dtype="float32", lora=dataclasses.replace(LORA, rank=4, adapter=str(random_one)))
+    trainer = TitanTrainer(tiny_model, settings)
+    trainer.export_hf(tmp_path / "merged")
+    trainer.export_adapter(tmp_path / "adapter")
+    trainer.close()
+    limits = EpisodeLimits(max_turns=2, max_turn_tokens=12, max_tokens=1024)
+    samples = {}
+    for name, model, adapter in (("merged", tmp_path / "merged", ""), ("adapter", tiny_model, tmp_path / "adapter")):
+        plan = EvalPlan(env="math", agent=f"vllm:{model}", adapter=str(adapter), tasks=2, limits=limits)
+        assert (await run_evaluation(plan, tmp_path / f"of {name}"))["episodes"] == 2
+        episodes = read_jsonl(tmp_path / f"of {name}" / "episodes.jsonl")
+        samples[name] = [Sample(rows=episode.rows) for episode in episodes]
+    trainer = TitanTrainer(tiny_model, settings)
+    try:
+        for of_one in samples.values():
+            assert row_difference(of_one, trainer.logprobs(of_one)) <= 1e-5
+    finally:
+        trainer.close()
+
+
+@pytest.mark.asyncio
+async def test_named_adapters_and_the_model_do_not_disturb_each_other(tiny_model: Path, tmp_path: Path) -> None:
+    """Interleaved in one engine each has the logprobs of a trainer that has it alone, also when one is replaced."""
+    folders = {name: write_adapter(tmp_path / name, tiny_model, LORA, seed=ord(name)) for name in "ab"}
+    tensors = {name: open_adapter(folder, tiny_model).tensors() for name, folder in folders.items()}
+    settings = EngineSettings(max_model_len=256, max_requests=16, lora_rank=8, named_adapters=2)
+    engine = VLLMEngine(str(tiny_model), settings)
+    await engine.start()
+    # After the engine, whose process group it then shares.
+    alone = {"": TitanTrainer(tiny_model, TitanSettings(dtype="float32"))}
+    for name, folder in folders.items():
+        lora = dataclasses.replace(LORA, adapter=str(folder))
+        alone[name] = TitanTrainer(tiny_model, TitanSettings(dtype="float32", lora=lora))
+
+    async def check(expected: dict[str, tuple[str, int]]) -> None:
+        """Requests with the same prompts, each name's in turn; name -> whose logprobs it has, and its version."""
+        asked = [(name, number) for number in range(4) for name in expected]
+        calls = (
+            engine.generate(
+                [number, *range(40, 80)], Sampling(max_tokens=12, seed=number), f"{name}/{number}", "", name
+            )
+            for name, number in asked
+        )
+        completions = list(await asyncio.gather(*calls))
+        for name, (like, version) in expected.items():
+            mine = [completion for completion, (whose, _) in zip(completions, asked, strict=True) if whose == name]
+            assert {span for completion in mine for span in completion.versions} == {(version, 12)}
+            samples = [Sample(rows=(row_of(completion),)) for completion in mine]
+            differences = {who: mean_difference(mine, trainer.logprobs(samples)) for who, trainer in alone.items()}
+            assert differences[like] <= 1e-5 and min(differences[who] for who in alone if who != like) > 0.05
+
+    try:
+        await check({"": ("", 0)})
+        await engine.load_adapter("a", 3, tensors["a"])
+        await engine.load_adapter("b", 5, tensors["b"])
+        await check({"a": ("a", 3), "": ("", 0), "b": ("b", 5)})
+        await engine.load_adapter("a", 4, tensors["b"])
+        await check({"b": ("b", 5), "a": ("b", 4), "": ("", 0)})
+        sampling = Sampling(max_tokens=200, seed=1)
+        # While a request runs, the cache is kept: nothing in it may be found by other tensors of the same version.
+        busy = asyncio.create_task(engine.generate([9, 9, 9], sampling, "busy"))
+        await asyncio.sleep(0)  # it is the first in the engine's queue
+        await engine.load_adapter("a", 4, tensors["a"])
+        await check({"b": ("b", 5), "a": ("a", 4), "": ("", 0)})
+        await busy
+
+        under_way = [
+            asyncio.create_task(engine.generate([9, 9, 9], sampling, f"{n} goes on", "", n)) for n in ("a", "")
+        ]
+        await asyncio.sleep(0)  # they are the first in the engine's queue
+        await engine.generate([9, 9], Sampling(max_tokens=4, seed=1), "beside", "", "b")  # by then they run
+        await engine.load_adapter("a", 6, tensors["b"])
+        with pytest.raises(PolicyError, match="adapter a has 1 requests in flight: let them end before it is dropped"):
+            await engine.drop_adapter("a")
+        of_a, of_model = [(await task).versions for task in under_way]
+        assert [version for version, _ in of_a] == [4, 6] and sum(count for _, count in of_a) == 200
+        assert of_model == ((0, 200),)
+
+        with pytest.raises(
+            PolicyError, match="there is no slot for adapter c: the engine has 2 of them, taken by a, b"
+        ):
+            await engine.load_adapter("c", 1, tensors["a"])
+        await engine.drop_adapter("a")
+        for refused in (engine.drop_adapter("a"), engine.generate([9], sampling, "late", "", "a")):
+            with pytest.raises(PolicyError, match="there is no adapter 'a' in the engine; it has b"):
+                await refused
+        large = write_adapter(tmp_path / "large", tiny_model, dataclasses.replace(LORA, rank=9))
+        with pytest.raises(PolicyError, match="adapter c has rank 9, and the engine's slots have 8"):
+            await engine.load_adapter("c", 1, open_adapter(large, tiny_model).tensors())
+        for name, halves, match in (("x y", tensors["a"], "is named 'x y'"), ("c", {}, "has no tensors")):
+            with pytest.raises(PolicyError, match=match):
+                await engine.load_adapter(name, 1, halves)
+        with pytest.raises(PolicyError, match="keeps its frozen weights"):
+            await engine.update_weights(1, load_file(tiny_model / "model.safetensors"))
+        await engine.load_adapter("c", 1, tensors["a"])
+        await engine.update_weights(2, tensors["b"])  # the published adapter, which requests without a name have
+        await check({"c": ("a", 1), "": ("b", 2), "b": ("b", 5)})
+    finally:
+        await engine.close()
+        for trainer in alone.values():
+            trainer.close()
+
+
+def write_adapter(folder: Path, model: Path, lora: Lora, seed: int = 0) -> Path:
+    """A random adapter of a model in PEFT's format."""
+    generator, halves = torch.Generator().manual_seed(seed), {}
+    for name, weight in load_file(model / "model.safetensors").items():
+        if name.removesuffix(".weight").rpartition(".")[2] in lora.targets:
+            layer = f"base_model.model.{name.removesuffix('.weight')}"
+            for half, shape in (("A", (lora.rank, weight.shape[1])), ("B", (weight.shape[0], lora.rank))):
+                halves[f"{layer}.lora_{half}.weight"] = 0.1 * torch.randn(shape, generator=generator)
+    folder.mkdir()
+    save_file(halves, folder / WEIGHTS)
+    (folder / CONFIG).write_text(json.dumps(adapter_config(lora, str(model))))
+    return folder
+
+
+def row_difference(samples: list[Sample], logprobs: list[Any]) -> float:
+    """The mean |difference| of the trainer's logprobs and the engine's, over all sampled tokens."""
+    pairs = []
+    for sample, values in zip(samples, logprobs, strict=True):
+        sampled = [
+            logprob
+            for row in sample.rows
+            for logprob, is_sampled in zip(row.generator_logprobs, row.loss_mask, strict=True)
+            if is_sampled
+        ]
+        pairs += [abs(a - b) for a, b in zip(sampled, values, strict=True)]
+    return float(sum(pairs) / len(pairs))
 
 
 def row_of(completion: Completion) -> Row:

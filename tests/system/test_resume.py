@@ -98,13 +98,13 @@ def test_a_killed_run_goes_on_from_its_checkpoint(start) -> None:  # type: ignor
     page = (killed.output / "report.html").read_text()
     assert "complete" in page and f"{step + 3:,}" in page and "goes on after step" in page
     learned = [json.loads(line) for line in (killed.output / "trained.jsonl").read_text().splitlines()]
-    assert [line["step"] for line in learned] == [i for i in range(1, step + 4) for _ in range(64)]
+    assert [line["step"] for line in learned] == [i for i in range(1, step + 4) for _ in range(96)]
     kept = sorted(path.name for path in folder.iterdir())
     assert kept[-1] == f"step_{step + 3:06d}" and len(kept) == 2
 
     train = list(read_jsonl(killed.output / "episodes" / "train.jsonl"))
-    assert len(train) == 64 * (step + 3)
-    versions = [{v for e in train[i : i + 64] for v in e.versions} for i in range(0, len(train), 64)]
+    assert len(train) == 96 * (step + 3)
+    versions = [{v for e in train[i : i + 96] for v in e.versions} for i in range(0, len(train), 96)]
     assert versions == [{version} for version in range(step + 3)]  # synchronous: each step has the next one
     tasks = [episode.task.id for episode in train[::8]]
     assert len(set(tasks[:64])) == min(64, len(tasks))  # no task again before all have had their turn

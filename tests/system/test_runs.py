@@ -128,6 +128,7 @@ def test_two_steps_of_grpo(start) -> None:  # type: ignore[no-untyped-def]
     run = start(
         "trainers.grpo", "--env", "code_exec", "--steps", "2", "--tasks", "256", "--dataset.held_out", "16",
         "--warmup.steps", "56", "--warmup.demonstrations", "128", "--warmup.probe_tasks", "16",
+        "--training.entropy_coef", "0.01",  # so that each step trains, whatever its rewards
         "--metrics.system_seconds", "1",
     )  # fmt: skip
     console = run.end()
@@ -237,6 +238,26 @@ def test_adapters_in_a_whole_run(start, publish: str) -> None:  # type: ignore[n
         config = json.loads((run.output / adapter / "adapter_config.json").read_text())
         assert config["r"] == 4 and Path(config["base_model_name_or_path"]).name == "initial_model"
         assert (run.output / adapter / "adapter_model.safetensors").stat().st_size < 200_000
+
+
+def test_a_model_with_experts_replays_the_routes_of_its_engine(start) -> None:  # type: ignore[no-untyped-def]
+    run = start(
+        "trainers.grpo", "--env", "math", "--model.size", "tiny-moe", "--steps", "2", "--tasks", "128",
+        "--dataset.held_out", "8", "--warmup.steps", "4", "--warmup.demonstrations", "64", "--grpo.n_samples", "4",
+        "--training.batch_size", "4", "--training.entropy_coef", "0.01",  # so that each step trains
+        "--training.sync_interval", "2", "--training.old_logprobs", "trainer", "--moe.replay", "on",
+    )  # fmt: skip
+    console = run.end()
+    assert run.process.returncode == 0, console
+    run.assert_nothing_left()
+    lines = [json.loads(line) for line in (run.output / "metrics.jsonl").read_text().splitlines()]
+    first, second = (line for line in lines if line["phase"] == "train")
+    assert first["skipped"] == second["skipped"] == 0 and first["mean_abs_logprob_difference"] <= 1e-4
+    assert first["replay/holes"] == second["replay/holes"] == 0
+    assert first["replay/experts_differ"] < 0.01 < second["replay/experts_differ"], "the first step changed the router"
+    assert {"replay/difference_without", "replay/kl_without"} <= first.keys() - second.keys()
+    assert not [line for line in lines if line["phase"] == "warmup" and "replay/holes" in line], "there is no engine"
+    _check_export(run.output / "model")
 
 
 def _check_sleep(output: Path) -> None:
@@ -357,9 +378,9 @@ def _check_start(output: Path, console: str, names: set[str]) -> None:
 
 def _check_episodes(output: Path) -> None:
     train = list(read_jsonl(output / "episodes" / "train.jsonl"))  # construction checks every invariant again
-    assert len(train) == 2 * 8 * 8
+    assert len(train) == 2 * 12 * 8
     assert all(episode.outcome.is_valid and episode.is_trainable for episode in train)
-    first, second = train[:64], train[64:]
+    first, second = train[:96], train[96:]
     published = {version for episode in first for version in episode.versions}
     assert len(published) == 1, "synchronous: one step's episodes are sampled by one version"
     assert {version for episode in second for version in episode.versions} == {published.pop() + 1}
@@ -370,7 +391,7 @@ def _check_episodes(output: Path) -> None:
 def _check_kinds(output: Path, records: list[dict[str, Any]], summary: dict[str, Any]) -> None:
     """Success by kind of task in the episodes, the metrics of all phases, TensorBoard, the summary and the report."""
     train = list(read_jsonl(output / "episodes" / "train.jsonl"))
-    first, probe = train[:64], next(r for r in records if r["phase"] == "warmup" and "success" in r)
+    first, probe = train[:96], next(r for r in records if r["phase"] == "warmup" and "success" in r)
     by_phase = {(record["phase"], record["step"]): record for record in records}
     of_step, before = by_phase["train", 1], by_phase["evaluation", 0]
     for kind in {episode.task.kind for episode in first}:
@@ -419,7 +440,7 @@ def _check_page(output: Path, summary: dict[str, Any]) -> None:
         assert f"<figcaption>{chart}" in page, chart
     for name in ("success_before", "success_after"):
         assert f">{short(summary[name])}<" in page
-    assert "<code>python</code>" in page and "learning_rate: 0.0005" in page and "<script" not in page
+    assert "<code>python</code>" in page and "learning_rate: 0.0006" in page and "<script" not in page
 
 
 def _check_export(folder: Path) -> None:

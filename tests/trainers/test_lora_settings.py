@@ -8,14 +8,15 @@ from typing import Any
 
 import pytest
 
-from agents.generator.lora_slot import slot_arguments
+from agents.generator.adapter_folder import CONFIG, WEIGHTS
+from agents.generator.lora_slot import TARGETS, slot_arguments
 from forge_env.core.errors import UserError
 from tests.trainers.setup.test_memory import SMALL
 from trainers import cispo, dapo, grpo, gspo, reinforce, sapo, sft
 from trainers.config import LoraConfig, RunConfig
-from trainers.lora import CONFIG, TARGETS, WEIGHTS, Lora, adapter_config, check_config, lora_of
-from trainers.setup.meaning import about_adapters
-from trainers.setup.memory import trainer_memory
+from trainers.lora import Lora, adapter_config, check_config, lora_of
+from trainers.setup.meaning import about_adapters, meaning
+from trainers.setup.memory import adapter_bytes, trainer_memory
 from trainers.setup.memory_fsdp import Moment, fsdp_moments
 from trainers.setup.options.read_config import read_config
 from trainers.setup.plan import make_plan
@@ -41,12 +42,70 @@ def test_an_engine_gets_merged_weights_or_adapters() -> None:
     merged, alone = plan_of("--lora.rank=10"), plan_of("--lora.rank=10", "--lora.publish=adapter")
     assert (merged.engine.lora_rank, alone.engine.lora_rank) == (0, 10)
     assert slot_arguments(merged.engine.lora_rank) == {}
-    assert slot_arguments(alone.engine.lora_rank) == {"enable_lora": True, "max_loras": 1, "max_lora_rank": 16}
+    slot = {"enable_lora": True, "max_loras": 1, "max_lora_rank": 16, "lora_target_modules": list(TARGETS)}
+    assert slot_arguments(alone.engine.lora_rank) == slot
+    assert slot_arguments(10, named=2) == slot | {"max_loras": 3}
     assert "merged in float32" in about_adapters(merged) and "adapters, which alone are sent" in about_adapters(alone)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "rank", "words"),
+    [
+        ([], 0, "and cast to its float32: an engine in float32 has merged weights without rounding"),
+        (["--generator.with_gpus"], 16, "sent to it: an engine in bfloat16 would round small updates of merged"),
+        (["--generator.with_gpus", "--lora.publish=merged"], 0, "cast to its bfloat16: as --lora.publish says"),
+        (["--lora.publish=adapter"], 16, "sent to it: as --lora.publish says"),
+        (["--generator.with_gpus", "--lora.rank=600"], 0, "the engine takes adapters of rank up to 512"),
+    ],
+)
+def test_what_the_engine_gets_is_chosen_by_its_dtype(arguments: list[str], rank: int, words: str) -> None:
+    plan = plan_of("--lora.rank=16", *arguments)
+    assert plan.engine.lora_rank == rank and plan.trainer["lora"].publish == ("adapter" if rank else "merged")
+    assert words in about_adapters(plan) and words in dict(meaning(plan))["adapters"]
+
+
+def test_an_engine_of_a_model_with_experts_gets_merged_weights() -> None:
+    arguments = ["--model.size=tiny-moe", "--generator.with_gpus", "--lora.rank=16", "--lora.targets=q_proj,v_proj"]
+    plan = plan_of(*arguments)
+    assert plan.engine.lora_rank == 0 and plan.trainer["lora"].publish == "merged"
+    assert "cast to its bfloat16: the model has experts, whose kernels differ" in about_adapters(plan)
+    assert not [problem for problem in plan.problems if "lora" in problem]
+
+
+def test_the_plan_counts_what_an_engine_with_adapters_has() -> None:
+    """The slot and the adapter in the engine, and snapshots of adapters, not of weights, wherever they are kept."""
+    arguments = ["--model=Qwen/Qwen3-8B", "--generator.with_gpus", "--trainer.with_gpus", "--launcher.gpus_per_host=2"]
+    arguments += ["--launcher.gpu_memory_gib=141", "--lora.rank=16"]
+    alone, merged = plan_of(*arguments), plan_of(*arguments, "--lora.publish=merged")
+    adapter, weights = 2 * 43_646_976, 2 * 8_190_735_360
+
+    def held(plan: RunPlan, service: str) -> dict[str, float]:
+        (memory,) = [memory for process, memory in plan.processes if process.service == service]
+        assert memory is not None
+        return dict(memory.held)
+
+    assert held(alone, "generator")["adapter"] == 2 * adapter, "the slot of rank 16, and the adapter"
+    assert "adapter" not in held(merged, "generator")
+    assert held(alone, "trainer")["versions"] % adapter == 0 < held(alone, "trainer")["versions"] < weights
+    assert held(merged, "trainer")["versions"] % weights == 0
+
+
+def test_tensor_parallelism_cuts_one_half_of_each_slot() -> None:
+    lora = Lora(rank=2, alpha=4.0, publish="adapter")  # in a slot of rank 8
+    one, two = (adapter_bytes(SMALL, lora, compute=2, tensor=tensor) for tensor in (1, 2))
+    # Of SMALL: inputs and outputs of q 8 8, k 8 4, v 8 4, o 8 8, gate and up 8 16, down 16 8; two layers.
+    cut = 8 + 4 + 4 + 8 + 16 + 16 + 16
+    assert one == 2 * (8 * 2 * (8 + 8 + 8 + 8 + 8 + 8 + 8 + cut) + lora.parameters(SMALL))
+    assert one - two == 2 * 8 * 2 * cut / 2
+    memory = trainer_memory(
+        SMALL, shard=1, lora=lora, published=2, tensor=1, tokens=16, compute=2, checkpointing="none", versions=2
+    )
+    assert memory.phases[1] == {"published": (4 + 4 + 2) * 2 * 16}, "the largest half, scaled and cast"
+    assert memory.held["versions"] == 2 * 2 * lora.parameters(SMALL)
+
+
 def test_all_linear_is_every_matrix_of_a_block() -> None:
-    lora = lora_of(LoraConfig(rank=2))
+    lora = lora_of(grpo.Config(lora=LoraConfig(rank=2)))
     assert lora is not None and lora.targets == TARGETS and lora.scaling == 16.0
     # Of SMALL: inputs and outputs of q 8 8, k 8 4, v 8 4, o 8 8, gate and up 8 16, down 16 8.
     assert lora.parameters_of_layer(SMALL) == 2 * (16 + 12 + 12 + 16 + 24 + 24 + 24)
@@ -103,12 +162,12 @@ def test_a_mistake_is_one_sentence(arguments: list[str], sentence: str) -> None:
     assert sentence in plan_of(*arguments).problems
 
 
-def write(folder: Path, **changes: Any) -> LoraConfig:
+def write(folder: Path, **changes: Any) -> grpo.Config:
     """An adapter's folder of which only the config is looked at, and the settings that start from it."""
     folder.mkdir(exist_ok=True)
     (folder / CONFIG).write_text(json.dumps(adapter_config(Lora(rank=4, alpha=8.0), "base") | changes))
     (folder / WEIGHTS).touch()
-    return LoraConfig(rank=4, alpha=8.0, adapter=str(folder))
+    return grpo.Config(lora=LoraConfig(rank=4, alpha=8.0, adapter=str(folder)))
 
 
 def test_an_adapter_to_start_from(tmp_path: Path) -> None:
@@ -123,7 +182,7 @@ def test_an_adapter_to_start_from(tmp_path: Path) -> None:
     [
         ({"r": 8}, r"--lora.rank is 4, and the adapter in .* has r = 8: set --lora.rank to that"),
         ({"lora_alpha": 16}, r"--lora.alpha is 8, and the adapter in .* has lora_alpha = 16"),
-        ({"use_rslora": True}, "whose use_rslora is True, and only False can be trained"),
+        ({"use_rslora": True}, "whose use_rslora is True, and only False is supported"),
         ({"use_dora": True}, "use_dora is True"),
         ({"bias": "all"}, "bias is 'all', and only 'none'"),
         ({"modules_to_save": ["lm_head"]}, "modules_to_save"),
@@ -139,7 +198,7 @@ def test_an_adapter_of_another_kind_is_refused(tmp_path: Path, changes: dict[str
 def test_a_folder_that_is_no_adapter_is_refused(tmp_path: Path) -> None:
     config = write(tmp_path / "adapter")
     with pytest.raises(UserError, match="--lora.rank is 0, which trains all weights"):
-        check_config(LoraConfig(adapter=config.adapter))
+        check_config(grpo.Config(lora=LoraConfig(adapter=config.lora.adapter)))
     (tmp_path / "adapter" / CONFIG).write_text("{")
     with pytest.raises(UserError, match="is not valid JSON"):
         check_config(config)

@@ -11,7 +11,7 @@ An episode whose rows do not fit into one micro-batch is split over several, per
 episodes, so it cannot be called on these micro-batches: `trainers.titan.backward` says what becomes of them.
 
 Letters in shapes: B sequences of a micro-batch, L tokens of a sequence, E episodes, T targets of an episode,
-N sampled targets of the micro-batch.
+N sampled targets of the micro-batch, K experts that compute a token in a layer.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from torch import Tensor
 
 from forge_env.core.errors import InvariantError
 from trainers.batching.packing import DEFAULT_CROSSOVER, Layout, plan_packed, plan_padded, round_up
+from trainers.batching.routes import routes_shape, write_routes
 
 if TYPE_CHECKING:
     from forge_env.core.episode import Row
@@ -106,6 +107,11 @@ class MicroBatch:
     is_part: bool = False
     """Whether it holds rows of a split episode; the loss layout is then of the rows that are here, and no loss is to be
     called on it."""
+    routes: Tensor | None = None
+    """(B, L, layers, K) int16 numbers of the experts that compute each token, -1 where the router chooses them: in
+    padding, and where the engine returned none. None where no row has any, or they are not asked for."""
+    rows_read: tuple[int, int] = (0, 0)
+    """With `routes`: the tokens without the padding, and those of them whose experts the router chooses."""
 
     def scatter(self, values: Tensor) -> Tensor:
         """Bring values of the sampled targets only, (N,), into the loss layout, (E, T); zero elsewhere."""
@@ -156,6 +162,7 @@ class _Format(NamedTuple):
     multiple: int
     packed: bool
     optional: frozenset[str]  # which of `_OPTIONAL` all samples have
+    routes: tuple[int, int] | None  # layers and active experts
 
 
 def pack(
@@ -168,6 +175,7 @@ def pack(
     rank: int = 0,
     ranks: int = 1,
     crossover: float = DEFAULT_CROSSOVER,
+    with_routes: bool = False,
 ) -> list[MicroBatch]:
     """Lay one rank's share of the samples out as micro-batches of at most `max_tokens` model tokens.
 
@@ -185,9 +193,11 @@ def pack(
     Every rank gives the same samples and gets its own micro-batches of one common plan, which balances FLOPs in each
     round of the ranks (see `trainers.batching.packing`).
 
+    `with_routes` says whether the micro-batches have the experts that the engine chose, if any row has them.
+
     Raises:
-        InvariantError: a row whose fields differ in length, or values that are not one per sampled target. All
-            ranks find it, whoever would have got the sample.
+        InvariantError: a row whose fields differ in length, values that are not one per sampled target, or routes of
+            several models. All ranks find it, whoever would have got the sample.
     """
     reads: list[_Read] = []
     for index, sample in enumerate(samples):
@@ -202,7 +212,8 @@ def pack(
     # Decided over all samples, so that a loss sees the same whatever the micro-batches are.
     learned = [read.sample for read in reads if any(read.counts)]
     optional = frozenset(name for name in _OPTIONAL if all(getattr(sample, name) is not None for sample in learned))
-    format_ = _Format(pad_id=pad_id, multiple=multiple, packed=bool(pack_length), optional=optional)
+    routes = routes_shape(row for sample in samples for row in sample.rows) if with_routes else None
+    format_ = _Format(pad_id=pad_id, multiple=multiple, packed=bool(pack_length), optional=optional, routes=routes)
     return [_build(reads, layout, format_) for layout in layouts]
 
 
@@ -228,16 +239,22 @@ def empty_batch(length: int) -> MicroBatch:
     )
 
 
-def batches_to_compile(multiple: int, *, sequences: int) -> list[MicroBatch]:
-    """Two small micro-batches without samples that differ in every size that differs between the batches of a run.
+def batches_to_compile(multiple: int, *, sequences: int, full: int = 0) -> list[MicroBatch]:
+    """Micro-batches without samples: two small ones that differ in every size that differs between the batches of a
+    run, and with `full` a long one.
 
     Args:
         multiple: what the length of a sequence is a multiple of.
         sequences: 1 where rows are packed into sequences, and more where each row is a sequence.
+        full: the most tokens that the long one, of packed rows, may have; none is made if it has to be as short as the
+            others.
     """
     unit = round_up(11, multiple)  # odd where it may be: code for even lengths only would be compiled again
     batches = []
-    for number, rows in enumerate(([unit, 2 * unit], [unit, unit, 3 * unit])):
+    wanted = [[unit, 2 * unit], [unit, unit, 3 * unit]]
+    if (repeats := (full // sum(wanted[1]) - 1) // 2 * 2 + 1) > 1:  # odd, as the unit
+        wanted.append(wanted[1] * repeats)
+    for number, rows in enumerate(wanted):
         length = sum(rows)
         positions = torch.cat([torch.arange(row) for row in rows])[None].clone()  # a view would be compiled as one
         batch = empty_batch(length)
@@ -274,6 +291,8 @@ def _build(reads: Sequence[_Read], layout: Layout, format_: _Format) -> MicroBat
     B, L = len(layout), round_up(longest, format_.multiple)
     tokens = np.full((B, L), format_.pad_id, dtype=np.int64)
     positions = np.zeros((B, L), dtype=np.int64)
+    routes = None if format_.routes is None else np.full((B, L, *format_.routes), -1, dtype=np.int16)
+    holes = 0
     rows_of = _rows_of_each(layout)
     order = list(rows_of)
     episode_of = {sample: episode for episode, sample in enumerate(order)}
@@ -290,6 +309,8 @@ def _build(reads: Sequence[_Read], layout: Layout, format_: _Format) -> MicroBat
             inputs = number, slice(start, start + n)  # of (B, L)
             tokens[inputs] = row.token_ids[:n]
             positions[inputs] = np.arange(n)
+            if routes is not None:
+                holes += write_routes(reads[sample].sample.rows[row_number], routes[inputs])
             first = sum(lengths[before] for before in rows_of[sample] if before < row_number)
             outputs = episode_of[sample], slice(first, first + n)  # of (E, T)
             source[outputs] = np.arange(n) + (number * L + start)
@@ -298,6 +319,7 @@ def _build(reads: Sequence[_Read], layout: Layout, format_: _Format) -> MicroBat
             generator_logprobs[outputs] = row.generator_logprobs[1 : n + 1]
             start += n
         positions[number, start:] = np.arange(L - start)  # the padding is a document of its own
+    places = [place for sequence in layout for place in sequence]
     # A sampled token whose generator logprob is not finite has no ratio: it leaves the mask and every count.
     loss_mask = sampled & np.isfinite(generator_logprobs)
     slots = np.flatnonzero(sampled)
@@ -323,6 +345,8 @@ def _build(reads: Sequence[_Read], layout: Layout, format_: _Format) -> MicroBat
             sum(_is_counted(reads[s], rows_of[s], bool(is_valid[episode])) for s, episode in episode_of.items()),
         ),
         is_part=any(rows != reads[s].rows for s, rows in rows_of.items()),
+        routes=None if routes is None else torch.from_numpy(routes),
+        rows_read=(0, 0) if routes is None else (sum(reads[s].lengths[row] for s, row in places), holes),
         **values,
     )
 

@@ -34,14 +34,16 @@ MORE_SEQUENCES = 8  # than the fewest that would do: how far it is looked for
 
 
 def flops_crossover(config: Mapping[str, Any]) -> float:
-    """The row length at which attention costs as much as the matrices, from a Hugging Face config of a dense model.
+    """The row length at which attention costs as much as the matrices, from a Hugging Face config.
 
-    The output layer counts as if it ran on every token, so rows with few sampled tokens are slightly overrated.
+    Of experts those count that compute a token. The output layer counts as if it ran on every token, so rows with few
+    sampled tokens are slightly overrated.
     """
     width, heads, layers = config["hidden_size"], config["num_attention_heads"], config["num_hidden_layers"]
     head_dim = config.get("head_dim") or width // heads
     kv_heads = config.get("num_key_value_heads") or heads
-    layer = 2 * width * head_dim * (heads + kv_heads) + 3 * width * config["intermediate_size"]
+    of_experts = (config.get("num_experts_per_tok") or 0) * (config.get("moe_intermediate_size") or 0)
+    layer = 2 * width * head_dim * (heads + kv_heads) + 3 * width * (of_experts or config["intermediate_size"])
     return float((layers * layer + width * config["vocab_size"]) / (layers * heads * head_dim))
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from forge_env.core.episode import Group
 from forge_env.core.types import Task
 from forge_env.evaluation.evaluate import is_success
-from forge_env.evaluation.metrics import row_metrics, tool_metrics
+from forge_env.evaluation.metrics import model_call_metrics, row_metrics, tool_metrics
 from trainers.controller.alarms import MismatchAlarm
 from trainers.controller.loop_state import LoopState
 from trainers.controller.loop_work import LoopWork
@@ -79,7 +79,8 @@ class PolicyGradientWork(LoopWork):
             await run.report.written()  # the episodes of the step before: a slow disk is waited for here
             is_present = self.old is not None and old is None
             async with self._engines.reading(run.services.policy) as use:
-                metrics = await run.train_step(samples, self.objective.loss, old_is_present=is_present)
+                options = {"old_is_present": is_present, "compare_replay": run.plan.compares_replay(step)}
+                metrics = await run.train_step(samples, self.objective.loss, **options)
                 used = await use
         learned = [episode for episode in episodes if self.objective.learns_from(episode)]
         run.report.trained(step, zip(learned, (sample.advantage for sample in samples), strict=True))
@@ -113,10 +114,12 @@ class PolicyGradientWork(LoopWork):
             "groups_run_again": float(services.envs.client.retries),
         }
         by_kind = self.run.kinds.training_metrics(episodes)
-        values = metrics | shown | row_metrics(episodes) | tool_metrics(episodes) | counts | by_kind
+        played = [episode for group in groups for episode in (*group.episodes, *group.replaced)]
+        figures = row_metrics(episodes) | tool_metrics(episodes) | model_call_metrics(played)
+        values = metrics | shown | figures | counts | by_kind
         report.metrics("train", step, values)
         report.point(step, values)
-        report.episodes("train", [episode for group in groups for episode in (*group.episodes, *group.replaced)])
+        report.episodes("train", played)
 
     def is_evaluated(self, step: int) -> bool:
         return self.run.evaluations.is_due(step)

@@ -7,10 +7,27 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from forge_env.telemetry.sender import SpanSender
+from forge_env.telemetry.spans import Source
 from trainers.metrics.background import Background
 from trainers.metrics.sink import load_sink
 from trainers.metrics.tensorboard import TensorBoard
 from trainers.metrics.wandb import Wandb
+
+
+def open_spans(config: Mapping[str, Any], say: Callable[[str], None]) -> SpanSender | None:
+    """Start what sends the run's episodes to OpenTelemetry; None if no config asks for it.
+
+    Args:
+        config: of the run, as nested dictionaries.
+        say: told when spans cannot be sent.
+    """
+    mode = config["metrics"].get("otel", "off")
+    if mode == "off":
+        return None
+    model = config["model"]["path"] or "tiny model"
+    source = Source(agent="policy", provider="vllm", model=model)
+    return SpanSender(source, messages=mode == "messages", say=say)
 
 
 def open_sinks(folder: Path, config: Mapping[str, Any], say: Callable[[str], None]) -> list[Background]:

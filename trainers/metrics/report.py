@@ -18,7 +18,7 @@ from forge_env.report.page import write_page
 from trainers.batching.batch import Numbers
 from trainers.metrics.console import RunConsole
 from trainers.metrics.json_lines import JsonLines
-from trainers.metrics.open import open_sinks
+from trainers.metrics.open import open_sinks, open_spans
 from trainers.metrics.record_thread import RecordThread
 from trainers.metrics.reward_plot import write_reward_plot
 from trainers.metrics.sink import Sink
@@ -48,11 +48,13 @@ class Report:
         self.curve: list[dict[str, float]] = []
         self.timeline = Timeline(folder / "trace.json")
         self._peaks: dict[str, float] = {}
+        self._records_routes = bool((config or {}).get("moe", {}).get("record_routes"))
         self._trained = Trained(folder / "trained.jsonl")
         self._record = RecordThread()  # of the episodes and what was trained on them
         self.written = self._record.written
         self._metrics = JsonLines(folder / "metrics.jsonl", self.console.seconds)
         self._others = open_sinks(folder, config, self.warn) if config else []
+        self._spans = open_spans(config, self.warn) if config else None
         self._sampler: Sampler | None = None
 
     def __enter__(self) -> Report:
@@ -176,7 +178,11 @@ class Report:
 
     def episodes(self, phase: str, episodes: Iterable[Episode]) -> None:
         """Record episodes, in a thread: `written` waits for it."""
-        self._record.write(write_jsonl, self._episodes(phase), list(episodes))
+        listed = list(episodes)
+        self._record.write(write_jsonl, self._episodes(phase), listed, routes=self._records_routes)
+        if self._spans is not None:
+            for episode in listed:
+                self._spans.add(episode, phase)
 
     def trained(self, step: int, advantages: Iterable[tuple[Episode, float | Numbers]]) -> None:
         """Record the episodes of an optimizer step and their advantages; see `trainers.metrics.trained`."""
@@ -214,6 +220,8 @@ class Report:
             stack.callback(self._record.close)
             for sink in self._others:
                 stack.callback(sink.close)
+            if self._spans is not None:
+                stack.callback(self._spans.close)
             stack.callback(self.stop_measuring)
 
 

@@ -31,11 +31,14 @@ class Family:
     """Whether the projections of queries, keys and values have a bias."""
     thinks: bool = False
     """Whether its models may think before they answer; agents/renderer/families.py knows it of a folder."""
+    has_experts: bool = False
+    """Whether each layer has experts in the place of one MLP, of which a router chooses a few for each token."""
 
 
 # model_type of config.json -> family
 FAMILIES = {
     "qwen3": Family(architecture="Qwen3ForCausalLM", qk_norm=True, thinks=True),
+    "qwen3_moe": Family(architecture="Qwen3MoeForCausalLM", qk_norm=True, thinks=True, has_experts=True),
     "llama": Family(architecture="LlamaForCausalLM", rope_types=("default", "llama3")),
     "qwen2": Family(architecture="Qwen2ForCausalLM", qkv_bias=True),
 }
@@ -65,7 +68,53 @@ def check_config(config: Mapping[str, Any], where: str) -> Family:
         raise UserError(f"{where} has num_key_value_heads={kv_heads}, which must divide num_attention_heads={heads}.")
     for what in _unsupported(config, family):
         raise UserError(f"{where} asks for {what}, which the trainer does not support for {architecture}.")
+    if family.has_experts:
+        _check_experts(config, where)
     return family
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Experts:
+    """The experts of each layer of a mixture-of-experts model."""
+
+    count: int
+    """How many there are."""
+    active: int
+    """How many the router chooses for a token."""
+    size: int
+    """The width of one expert's MLP."""
+    normalised: bool
+    """Whether the router's scores of the chosen experts are divided by their sum."""
+
+
+def read_experts(config: Mapping[str, Any]) -> Experts | None:
+    """The experts of a config that `check_config` has checked; None for a dense model."""
+    if not FAMILIES[config["model_type"]].has_experts:
+        return None
+    return Experts(
+        count=_expert_count(config),
+        active=config["num_experts_per_tok"],
+        size=config["moe_intermediate_size"],
+        normalised=bool(config.get("norm_topk_prob", False)),
+    )
+
+
+def _expert_count(config: Mapping[str, Any]) -> Any:
+    """The number of experts, under the name of either version of transformers."""
+    return config.get("num_experts") or config.get("num_local_experts")
+
+
+def _check_experts(config: Mapping[str, Any], where: str) -> None:
+    names = ("num_experts_per_tok", "moe_intermediate_size")
+    sizes = {"num_experts": _expert_count(config), **{name: config.get(name) for name in names}}
+    for name, size in sizes.items():
+        if not isinstance(size, int) or isinstance(size, bool) or size < 1:
+            raise UserError(f"{where} has {name}={size!r}: a model with experts needs a whole number above 0 there.")
+    if sizes["num_experts_per_tok"] > sizes["num_experts"]:
+        raise UserError(
+            f"{where} has num_experts_per_tok={sizes['num_experts_per_tok']}, which cannot be more than "
+            f"num_experts={sizes['num_experts']}."
+        )
 
 
 def head_sizes(config: Mapping[str, Any]) -> tuple[int, int, int]:
@@ -100,6 +149,8 @@ def _unsupported(config: Mapping[str, Any], family: Family) -> list[str]:
         "mlp_bias": config.get("mlp_bias"),
         f"hidden_act {config.get('hidden_act')!r}": config.get("hidden_act", "silu") != "silu",
         "quantized weights": config.get("quantization_config"),
+        "dense layers between those with experts": family.has_experts
+        and (config.get("mlp_only_layers") or config.get("decoder_sparse_step", 1) != 1),
     }
     return [what for what, is_so in unsupported.items() if is_so]
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from forge_env.core.errors import UserError
-from trainers.model.families import FAMILIES, check_config, head_sizes
+from trainers.model.families import FAMILIES, Experts, check_config, head_sizes, read_experts
 from trainers.model.sizes import MODEL_SIZES
 
 _SIZES = ("num_attention_heads", "hidden_size", "intermediate_size", "num_hidden_layers", "vocab_size")
@@ -18,7 +18,7 @@ _OPTIONAL_SIZES = ("num_key_value_heads", "head_dim", "max_position_embeddings")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelShape:
-    """Sizes of a dense decoder such as Qwen3, Qwen2.5 or Llama 3, in Hugging Face's names."""
+    """Sizes of a decoder such as Qwen3, Qwen2.5 or Llama 3, dense or with experts, in Hugging Face's names."""
 
     hidden_size: int
     intermediate_size: int
@@ -36,6 +36,12 @@ class ModelShape:
     """Whether their projections, and that of the values, have a bias, as Qwen2.5's do."""
     thinks: bool = False
     """Whether models of the family may think before they answer, as Qwen3's do."""
+    num_experts: int = 0
+    """Experts of each layer, in the place of one MLP of `intermediate_size`; 0 for a dense model."""
+    num_experts_per_tok: int = 0
+    """Experts that compute a token."""
+    moe_intermediate_size: int = 0
+    """Width of one expert's MLP."""
 
     @property
     def query_size(self) -> int:
@@ -48,11 +54,28 @@ class ModelShape:
 
     @property
     def layer_parameters(self) -> int:
-        """Parameters of one transformer block: attention, gated MLP, two norms."""
+        """Parameters of one transformer block: attention, two norms, and a gated MLP, or a router and its experts."""
         width, query, key = self.hidden_size, self.query_size, self.key_value_size
         attention = 2 * width * query + 2 * width * key
         attention += 2 * self.head_dim * self.qk_norm + (query + 2 * key) * self.qkv_bias
-        return attention + 3 * width * self.intermediate_size + 2 * width
+        mlp = self.num_experts * width + self.expert_parameters if self.num_experts else 3 * width * self.mlp_size
+        return attention + mlp + 2 * width
+
+    @property
+    def expert_parameters(self) -> int:
+        """Parameters of all experts of one transformer block."""
+        return 3 * self.hidden_size * self.moe_intermediate_size * self.num_experts
+
+    @property
+    def active_layer_parameters(self) -> int:
+        """Parameters of one transformer block that a token is multiplied with."""
+        idle = self.num_experts - self.num_experts_per_tok
+        return self.layer_parameters - 3 * self.hidden_size * self.moe_intermediate_size * idle
+
+    @property
+    def mlp_size(self) -> int:
+        """Hidden numbers of a token in the MLP of a block, or in the experts that compute it."""
+        return self.num_experts_per_tok * self.moe_intermediate_size if self.num_experts else self.intermediate_size
 
     @property
     def embedding_parameters(self) -> int:
@@ -61,17 +84,23 @@ class ModelShape:
 
     @property
     def largest_matrix(self) -> int:
-        """Parameters of the largest matrix: the embedding, the MLP's, or those of attention that are fused."""
-        return self.hidden_size * max(
-            self.vocab_size, self.intermediate_size, self.query_size + 2 * self.key_value_size
-        )
+        """Parameters of the largest matrix: the embedding, the MLP's, one of all experts, or those of attention that
+        are fused."""
+        mlp = self.num_experts * self.moe_intermediate_size or self.intermediate_size
+        return self.hidden_size * max(self.vocab_size, mlp, self.query_size + 2 * self.key_value_size)
 
     @property
     def parameters(self) -> int:
         return self.embedding_parameters + self.num_hidden_layers * self.layer_parameters + self.hidden_size
 
 
-def _known(model_type: str, sizes: tuple[int, ...], *, tie_word_embeddings: bool = False) -> ModelShape:
+def _known(
+    model_type: str,
+    sizes: tuple[int, ...],
+    *,
+    tie_word_embeddings: bool = False,
+    experts: tuple[int, int, int] = (0, 0, 0),
+) -> ModelShape:
     family = FAMILIES[model_type]
     width, inner, layers, heads, key_value_heads, head_dim, vocabulary, context = sizes
     return ModelShape(
@@ -87,6 +116,9 @@ def _known(model_type: str, sizes: tuple[int, ...], *, tie_word_embeddings: bool
         qk_norm=family.qk_norm,
         qkv_bias=family.qkv_bias,
         thinks=family.thinks,
+        num_experts=experts[0],
+        num_experts_per_tok=experts[1],
+        moe_intermediate_size=experts[2],
     )
 
 
@@ -97,6 +129,7 @@ KNOWN_SHAPES: dict[str, ModelShape] = {
     "Qwen/Qwen3-8B": _known("qwen3", (4096, 12288, 36, 32, 8, 128, 151936, 40960)),
     "Qwen/Qwen3-14B": _known("qwen3", (5120, 17408, 40, 40, 8, 128, 151936, 40960)),
     "Qwen/Qwen3-32B": _known("qwen3", (5120, 25600, 64, 64, 8, 128, 151936, 40960)),
+    "Qwen/Qwen3-30B-A3B": _known("qwen3_moe", (2048, 6144, 48, 32, 4, 128, 151936, 40960), experts=(128, 8, 768)),
     "Qwen/Qwen2.5-7B-Instruct": _known("qwen2", (3584, 18944, 28, 28, 4, 128, 152064, 32768)),
     "Qwen/Qwen2.5-14B-Instruct": _known("qwen2", (5120, 13824, 48, 40, 8, 128, 152064, 32768)),
     "Qwen/Qwen2.5-32B-Instruct": _known("qwen2", (5120, 27648, 64, 40, 8, 128, 152064, 32768)),
@@ -145,7 +178,7 @@ def find_shape(path: str, size: str = "tiny") -> FoundModel:
 
 def made_model(size: str) -> str:
     """What a model made on the spot is called, for a person."""
-    return "a tiny Qwen3" if size == "tiny" else f"a Qwen3 of size {size}"
+    return {"tiny": "a tiny Qwen3", "tiny-moe": "a tiny Qwen3 with experts"}.get(size, f"a Qwen3 of size {size}")
 
 
 def made_shape(size: str) -> ModelShape:
@@ -160,8 +193,11 @@ def made_shape(size: str) -> ModelShape:
         head_dim=made.head_dim,
         vocab_size=made.vocab_size,
         max_position_embeddings=made.max_position_embeddings,
-        qk_norm=FAMILIES["qwen3"].qk_norm,
-        thinks=FAMILIES["qwen3"].thinks,
+        qk_norm=FAMILIES[made.model_type].qk_norm,
+        thinks=FAMILIES[made.model_type].thinks,
+        num_experts=made.num_experts,
+        num_experts_per_tok=made.num_experts_per_tok,
+        moe_intermediate_size=made.moe_intermediate_size,
     )
 
 
@@ -183,6 +219,7 @@ def read_shape(path: Path) -> ModelShape:
         if config.get(name) is not None:
             _check_size(config, name, path)
     family = check_config(config, str(path))
+    experts = read_experts(config) or Experts(count=0, active=0, size=0, normalised=False)
     heads, key_value_heads, head_dim = head_sizes(config)
     return ModelShape(
         hidden_size=config["hidden_size"],
@@ -197,13 +234,16 @@ def read_shape(path: Path) -> ModelShape:
         qk_norm=family.qk_norm,
         qkv_bias=family.qkv_bias,
         thinks=family.thinks,
+        num_experts=experts.count,
+        num_experts_per_tok=experts.active,
+        moe_intermediate_size=experts.size,
     )
 
 
 def _check_size(config: Mapping[str, Any], name: str, path: Path) -> None:
     value = config.get(name)
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise UserError(f"{path} says {name} = {value!r}: a dense language model has a whole number above 0 there")
+        raise UserError(f"{path} says {name} = {value!r}: a language model has a whole number above 0 there")
 
 
 def _cached_config(hub_id: str) -> Path | None:

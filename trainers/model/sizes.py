@@ -20,6 +20,14 @@ class ModelSize:
     rope_theta: float = 10_000.0
     vocab_size: int = 640
     """Upper bound; the tokenizer may need fewer entries."""
+    num_experts: int = 0
+    """Experts of each layer, in the place of one MLP of `intermediate_size`; 0 for a dense model."""
+    num_experts_per_tok: int = 0
+    moe_intermediate_size: int = 0
+
+    @property
+    def model_type(self) -> str:
+        return "qwen3_moe" if self.num_experts else "qwen3"
 
 
 MODEL_SIZES: Mapping[str, ModelSize] = {
@@ -34,5 +42,6 @@ MODEL_SIZES: Mapping[str, ModelSize] = {
         max_position_embeddings=4096,
         vocab_size=1024,
     ),
+    "tiny-moe": ModelSize(num_experts=8, num_experts_per_tok=2, moe_intermediate_size=192),
 }
 """By the name of the setting `model.size`."""

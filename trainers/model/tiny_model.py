@@ -19,6 +19,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_token
 
 from agents.renderer.rendering import Renderer
 from forge_env.core.types import Message, ToolSpec
+from trainers.model.families import FAMILIES
 from trainers.model.sizes import ModelSize
 
 SPECIAL_TOKENS = (
@@ -32,6 +33,7 @@ SPECIAL_TOKENS = (
     "<think>",
     "</think>",
 )
+EXPERT_SIZES = ("num_experts", "num_experts_per_tok", "moe_intermediate_size")
 _TEMPLATE = Path(__file__).with_name("qwen3_chat_template.jinja")
 
 
@@ -95,10 +97,16 @@ def _save_tokenizer(tokenizer: Tokenizer, folder: Path, config: dict[str, object
 
 
 def _config(size: ModelSize, *, vocab_size: int) -> dict[str, object]:
+    sizes, experts = asdict(size), {}
+    if size.num_experts:
+        experts = {"norm_topk_prob": True, "decoder_sparse_step": 1, "mlp_only_layers": []}
+    else:
+        sizes = {name: value for name, value in sizes.items() if name not in EXPERT_SIZES}
     return {
-        **asdict(size),
-        "architectures": ["Qwen3ForCausalLM"],
-        "model_type": "qwen3",
+        **sizes,
+        **experts,
+        "architectures": [FAMILIES[size.model_type].architecture],
+        "model_type": size.model_type,
         "vocab_size": vocab_size,
         "attention_bias": False,
         "attention_dropout": 0.0,
@@ -120,6 +128,9 @@ def _random_weights(config: dict[str, object], seed: int) -> dict[str, torch.Ten
     sizes = {key: value for key, value in config.items() if isinstance(value, int)}
     width, heads, kv = sizes["hidden_size"], sizes["num_attention_heads"], sizes["num_key_value_heads"]
     head, inner, vocab = sizes["head_dim"], sizes["intermediate_size"], sizes["vocab_size"]
+    experts, mlps = sizes.get("num_experts", 0), ["mlp"]
+    if experts:
+        inner, mlps = sizes["moe_intermediate_size"], [f"mlp.experts.{number}" for number in range(experts)]
 
     def matrix(*shape: int) -> torch.Tensor:
         return torch.randn(*shape, generator=generator) * 0.02
@@ -137,9 +148,16 @@ def _random_weights(config: dict[str, object], seed: int) -> dict[str, torch.Ten
             "self_attn.o_proj": matrix(width, heads * head),
             "self_attn.q_norm": torch.ones(head),
             "self_attn.k_norm": torch.ones(head),
-            "mlp.gate_proj": matrix(inner, width),
-            "mlp.up_proj": matrix(inner, width),
-            "mlp.down_proj": matrix(width, inner),
+            **({"mlp.gate": matrix(experts, width)} if experts else {}),
+            **{
+                f"{mlp}.{name}": matrix(*shape)
+                for mlp in mlps
+                for name, shape in (
+                    ("gate_proj", (inner, width)),
+                    ("up_proj", (inner, width)),
+                    ("down_proj", (width, inner)),
+                )
+            },
             "input_layernorm": torch.ones(width),
             "post_attention_layernorm": torch.ones(width),
         }

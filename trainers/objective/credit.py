@@ -23,11 +23,11 @@ Credit = Literal["episode", "turn"]
 def turn_targets(episode: Episode) -> list[int]:
     """How many sampled targets each turn of an episode has, in the order of its rows.
 
-    All of its sampled tokens, and none that were inserted, but for one that is the first of its row: nothing comes
-    before it that could predict it.
+    All of its tokens that were sampled freely, and none that were inserted or constrained, but for one that is the
+    first of its row: nothing comes before it that could predict it.
     """
     return [
-        turn.num_written - (turn.starts_row and not turn.num_prompt and bool(turn.num_tokens)) for turn in episode.turns
+        turn.num_trained - (turn.starts_row and not turn.num_prompt and bool(turn.num_tokens)) for turn in episode.turns
     ]
 
 

@@ -32,7 +32,7 @@ from trainers.run.services import Services, start_services
 from trainers.run.startup import Startup
 from trainers.run.training_run import TrainingRun
 from trainers.setup.held_out import HeldOutSet, held_out_sets
-from trainers.setup.meaning import about_services
+from trainers.setup.meaning import about_adapters, about_services
 from trainers.setup.plan import with_model
 from trainers.setup.run_plan import RunPlan
 
@@ -211,6 +211,8 @@ def _say_what_is_up(plan: RunPlan, report: Report) -> None:
     if plan.environment is None:
         return
     report.say(plan.store_reason)
+    if plan.config.lora.rank:
+        report.say(f"adapters: {about_adapters(plan)}")
     if plan.about_engine:
         report.say(plan.about_engine)
     step_seconds = plan.config.training.step_seconds

@@ -12,7 +12,7 @@ from pathlib import Path
 from forge_env.core.errors import UserError
 from trainers.checkpoints import Checkpoint, check_fits, find
 from trainers.config import RunConfig
-from trainers.setup.checks import check_output, check_resume
+from trainers.setup.checks.run_checks import check_output, check_resume
 
 
 def claim_folder(path: str) -> Path:

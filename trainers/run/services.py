@@ -124,7 +124,7 @@ async def start_services(
     titan = spawn_trainer(
         launcher,
         model,
-        plan.trainer,
+        _trainer_settings(plan),
         procs=wanted.trainer.procs,
         store=store,
         store_dtype=plan.engine.dtype,
@@ -224,7 +224,7 @@ async def _start_trainer(
     trainer = plan.config.services.trainer
     (place,) = plan.placement.replicas["trainer"]
     where: dict[str, Any] = {"environ": _resources(trainer, place), "num_hosts": place.num_hosts}
-    titan = spawn_trainer(launcher, model, plan.trainer, procs=trainer.procs, **where)
+    titan = spawn_trainer(launcher, model, _trainer_settings(plan), procs=trainer.procs, **where)
     await launcher.start("trainer", seconds=plan.deadlines.weights)
     no_engine = asyncio.create_task(asyncio.sleep(0))
     policy = Service(actor_class=PolicyActor, arguments={}, name="generator", launcher=launcher)  # never started
@@ -237,6 +237,12 @@ async def _start_trainer(
         engine_ready=no_engine,
         guard=launcher.guard,
     )
+
+
+def _trainer_settings(plan: RunPlan) -> dict[str, Any]:
+    """Arguments of TitanSettings. An engine that sleeps while the trainer steps is awake while it loads: the memory of
+    a step is not there then."""
+    return {**plan.trainer, "compile_full": not plan.engine.sleep}
 
 
 def _weight_sync(

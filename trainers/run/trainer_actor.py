@@ -133,10 +133,19 @@ class TrainerActor(ForgeActor):
 
     @concurrent_endpoint
     async def step(
-        self, samples: Sequence[Sample], loss: Loss, temperature: float, old_is_present: bool = False
+        self,
+        samples: Sequence[Sample],
+        loss: Loss,
+        temperature: float,
+        old_is_present: bool = False,
+        compare_replay: bool = False,
     ) -> dict[str, float] | None:
         """One optimizer step on whole episodes, see `TitanTrainer.train_step`; returns its metrics."""
-        options = {"temperature": temperature, "old_is_present": old_is_present}
+        options = {
+            "temperature": temperature,
+            "old_is_present": old_is_present,
+            "compare_replay": compare_replay,
+        }
         return await self._run(self._trainer.train_step, samples, loss, **options)
 
     @concurrent_endpoint

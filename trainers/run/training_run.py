@@ -85,7 +85,7 @@ class TrainingRun:
         training = self.config.training
         planned = {
             "learning_rate": training.learning_rate,
-            "warmup_steps": training.warmup_steps,
+            "warmup_steps": self.config.rising_steps(self.plan.steps),
             "lr_schedule": training.lr_schedule,
             "total_steps": self.plan.steps,
         }
@@ -93,13 +93,15 @@ class TrainingRun:
         await within(self.plan.deadlines.base, begin, "the trainer")
 
     async def train_step(
-        self, samples: Sequence[Sample], loss: Any, *, old_is_present: bool = False
+        self, samples: Sequence[Sample], loss: Any, *, old_is_present: bool = False, compare_replay: bool = False
     ) -> dict[str, float]:
-        """One optimizer step; returns its metrics. `old_is_present` says that the old logprobs are the present ones."""
+        """One optimizer step; returns its metrics. `old_is_present` says that the old logprobs are the present ones,
+        and `compare_replay` that it is also measured without routing replay."""
         packed = await PackedSamples.of(samples)
         await self.weights.make_room()
         self.weights.changed()
-        call = self.services.trainer.call_one(TrainerActor.step, packed, loss, self.config.temperature, old_is_present)
+        options = self.config.temperature, old_is_present, compare_replay
+        call = self.services.trainer.call_one(TrainerActor.step, packed, loss, *options)
         with self.report.timeline.span("trainer", "optimizer step", samples=len(samples)):
             metrics = await within(self.config.training.step_seconds, call, STEP)
         await packed.free()

@@ -6,6 +6,7 @@ import random
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
+from typing import Literal
 
 from forge_env.core.episode import Episode
 from forge_env.core.errors import UserError
@@ -44,14 +45,15 @@ async def warm_up(
     warmup = run.config.warmup
     with run.startup.phase("demonstrations"):
         demonstrations = await _demonstrations(run)
-    batches = _batches(run, demonstrations, warmup.batch_size)
+    seed = run.config.training.seed
+    shown = batches(demonstrations, warmup.batch_size, seed=seed, balance=warmup.balance)
     await run.begin_training(learning_rate=warmup.learning_rate, warmup_steps=warmup.learning_rate_warmup)
     loss, success = SFTLoss(), 0.0
     names, now = ("loss", "success"), time.perf_counter()
     run.report.follow("warmup", title="warm-up, at most", total=steps, names=names, since=now)
     for step in range(1, steps + 1):
         async with around():
-            metrics = await run.train_step([Sample(rows=e.rows) for e in next(batches)], loss)
+            metrics = await run.train_step([Sample(rows=e.rows) for e in next(shown)], loss)
         if step % warmup.probe_every == 0 and step >= warmup.learning_rate_warmup and warmup.until_success < 1:
             probe = await _probe(run, step)
             success = probe.success_rate
@@ -104,12 +106,33 @@ async def _probe(run: TrainingRun, step: int) -> Evaluation:
     return await run.rollouts.measure(tasks, phase=f"probe/{step}")
 
 
-def _batches(run: TrainingRun, episodes: Sequence[Episode], size: int) -> Iterator[list[Episode]]:
-    """Go through the demonstrations again and again, in a new order each time."""
-    rng = random.Random(run.config.training.seed)
-    order: list[Episode] = []
+def batches(
+    episodes: Sequence[Episode], size: int, *, seed: int, balance: Literal["none", "length"]
+) -> Iterator[list[Episode]]:
+    """Go through the demonstrations again and again, in a new order each time.
+
+    With balance "length" this is done for each length by itself, and a batch draws the lengths. A length weighs as many
+    demonstrations as it has, at most `size`: so common lengths come equally often, and none that is rare is repeated
+    without end. A small model copies numbers from a fixed distance. Where nearly all demonstrations have one length, it
+    solves that length alone, and reinforcement learning gets no signal from the others.
+
+    Args:
+        episodes: the demonstrations.
+        size: of a batch.
+        seed: of the order.
+        balance: see `WarmupConfig.balance`.
+    """
+    rng, draws = random.Random(seed), random.Random(f"lengths/{seed}")
+    by_length: dict[int, list[Episode]] = {}
+    for episode in episodes:
+        length = sum(turn.num_prompt + turn.num_tokens for turn in episode.turns) if balance == "length" else 0
+        by_length.setdefault(length, []).append(episode)
+    orders = [_again_and_again(members, rng) for members in by_length.values()]
+    weights = [min(len(members), size) for members in by_length.values()]
     while True:
-        while len(order) < size:
-            order += rng.sample(episodes, len(episodes))
-        yield order[:size]
-        order = order[size:]
+        yield [next(order) for order in draws.choices(orders, weights, k=size)]
+
+
+def _again_and_again(episodes: Sequence[Episode], rng: random.Random) -> Iterator[Episode]:
+    while True:
+        yield from rng.sample(episodes, len(episodes))

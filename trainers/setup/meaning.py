@@ -6,7 +6,7 @@ from typing import Any
 
 from agents.generator.engine_args import approximations
 from trainers.config import RunConfig
-from trainers.lora import lora_of
+from trainers.lora import choose_publish, lora_of
 from trainers.model.shape import FoundModel
 from trainers.setup.memory import gib, state_bytes
 from trainers.setup.options.parser import leaves
@@ -35,6 +35,7 @@ def meaning(plan: RunPlan) -> list[tuple[str, str]]:
         *([("engine", plan.about_engine)] if plan.about_engine else []),
         *([("", about_approximations(plan))] if about_approximations(plan) else []),
         *([("adapters", about_adapters(plan))] if plan.config.lora.rank > 0 else []),
+        *([("routing replay", about_replay(plan))] if about_replay(plan) else []),
         ("optimizer", _about_optimizer(plan)),
         ("precision", _about_precision(config)),
     ]
@@ -62,15 +63,33 @@ def about_approximations(plan: RunPlan) -> str:
 
 def about_adapters(plan: RunPlan) -> str:
     """What is trained in the place of all weights, and how it reaches the engine; "" where all weights are trained."""
-    lora, shape = lora_of(plan.config.lora), plan.model.shape
+    shape = plan.model.shape
+    lora = lora_of(plan.config, shape)
     if lora is None:
         return ""
     count = f", {lora.parameters(shape):,} of {shape.parameters:,} parameters" if shape else ""
     start = f", started from {lora.adapter}" if lora.adapter else ""
-    engine = "the engine computes with the adapters, which alone are sent to it"
-    if lora.publish == "merged":
-        engine = f"merged in float32 for the engine, and cast to its {plan.config.engine_dtype}"
-    return f"rank {lora.rank}, alpha {lora.alpha:g}, on {', '.join(lora.targets)}{count}{start}; {engine}"
+    return f"rank {lora.rank}, alpha {lora.alpha:g}, on {', '.join(lora.targets)}{count}{start}; {_publishing(plan)}"
+
+
+def about_replay(plan: RunPlan) -> str:
+    """Whose experts compute the tokens that are trained; "" for a dense model, and where there is no engine."""
+    shape, moe = plan.model.shape, plan.config.moe
+    if shape is None or not shape.num_experts or plan.config.algorithm is None:
+        return ""
+    if not plan.replays_routes:
+        return "off, as --moe.replay says: the trainer's router chooses the experts of each token itself"
+    often = f"; every {moe.compare_interval} steps also measured without" if moe.compare_interval else ""
+    return f"the trainer computes each token with the experts that the engine chose for it{often}"
+
+
+def _publishing(plan: RunPlan) -> str:
+    """How adapters reach the engine, and why so."""
+    dtype = plan.config.engine_dtype
+    choice, reason = choose_publish(plan.config.lora, dtype, plan.model.shape)
+    if choice == "merged":
+        return f"merged in float32 for the engine, and cast to its {dtype}: {reason}"
+    return f"the engine computes with the adapters, which alone are sent to it: {reason}"
 
 
 def about_services(plan: RunPlan) -> str:
@@ -111,7 +130,8 @@ def _about_weights(config: RunConfig) -> str:
 
 def _about_optimizer(plan: RunPlan) -> str:
     config, training, shape = plan.config, plan.config.training, plan.model.shape
-    rise = f", rising over {_count(training.warmup_steps, 'step')}" if training.warmup_steps else ""
+    rising = config.rising_steps(plan.steps)
+    rise = f", rising over {_count(rising, 'step')}" if rising else ""
     rate = f"learning rate {training.learning_rate:g} {training.lr_schedule}{rise}"
     kept = {"float32": "", "bfloat16": ", moments in bfloat16", "8bit": ", moments in 8 bits"}[training.optimizer_state]
     on_host = training.cpu_offload and config.services.trainer.with_gpus
@@ -135,10 +155,12 @@ def _about_precision(config: RunConfig) -> str:
 def _about_model(model: FoundModel) -> str:
     if model.shape is None:
         return f"{model.where}; its sizes are not known here"
-    shape = model.shape
+    shape, experts = model.shape, ""
+    if shape.num_experts:
+        experts = f"{shape.num_experts} experts in each, of which {shape.num_experts_per_tok} compute a token, "
     return (
         f"{model.where}: {shape.parameters:,} parameters, {shape.num_hidden_layers} layers of {shape.hidden_size}, "
-        f"vocabulary {shape.vocab_size:,}"
+        f"{experts}vocabulary {shape.vocab_size:,}"
     )
 
 

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
-from trainers.lora import Lora, target_sizes
+from agents.generator.lora_slot import slot_rank
+from trainers.lora import Lora, published_parameters, target_sizes
 from trainers.model.shape import ModelShape
 from trainers.setup.memory_fsdp import Moment, fsdp_moments
 
@@ -88,8 +90,11 @@ def host_bytes(shape: ModelShape, optimizer: str = "float32", *, ranks: int) -> 
     of them up to a power of two bytes (ATen/core/CachingHostAllocator.h): a quarter more as a rule, and more for an
     embedding. The moments are in ordinary memory. Vectors are left out.
     """
-    h, q, k, m = shape.hidden_size, shape.query_size, shape.key_value_size, shape.intermediate_size
-    of_layer = [h * (q + 2 * k), h * q, h * m, h * m, h * m]  # queries, keys and values are one matrix
+    h, q, k = shape.hidden_size, shape.query_size, shape.key_value_size
+    # A matrix of all experts is one. Queries, keys and values are one, too.
+    mlp = h * (shape.num_experts * shape.moe_intermediate_size or shape.intermediate_size)
+    router = [h * shape.num_experts] if shape.num_experts else []
+    of_layer = [h * (q + 2 * k), h * q, mlp, mlp, mlp, *router]
     embeddings = [shape.vocab_size * h] * (1 if shape.tie_word_embeddings else 2)
     pinned = sum(_power_of_two(-(-FLOAT32 * size // ranks)) for size in of_layer * shape.num_hidden_layers + embeddings)
     return 2 * ranks * pinned + state_bytes(shape, optimizer) - 2 * FLOAT32 * shape.parameters
@@ -119,6 +124,7 @@ def trainer_memory(
     fp32_head: bool = False,
     replicas: int = 1,
     lora: Lora | None = None,
+    expert: int = 1,
 ) -> Memory:
     """One rank of the trainer.
 
@@ -134,8 +140,9 @@ def trainer_memory(
     - published: between two steps the weights are published one tensor at a time, in the engine's dtype: the largest
       one whole, and where it is cut its pieces once more. Nothing where one process publishes its own float32.
     - adapters: with `lora` state is `adapter_state_bytes`, only they have gradients, each keeps rank more numbers of a
-      token, and a weight is published by way of a float32 copy and its sum with the adapter.
-    - versions: of the full weights in the engine's dtype, kept for the engines where these have them from this GPU.
+      token, and a weight is published by way of a float32 copy and its sum with the adapter; or the adapters alone are
+      published, one half after the other.
+    - versions: of what is published in the engine's dtype, kept for the engines where these have them from this GPU.
 
     Args:
         shape: the model.
@@ -155,6 +162,7 @@ def trainer_memory(
         fp32_head: as `training.fp32_head`.
         replicas: groups of ranks that each hold all weights.
         lora: the adapters, where only these are trained.
+        expert: ranks that the experts of a layer are spread over, which are among `shard` x `tensor`.
     """
     ranks = shard * tensor
     in_head = FLOAT32 if fp32_head else compute
@@ -162,7 +170,14 @@ def trainer_memory(
     if ranks * replicas > 1 or compute != FLOAT32 or offloaded:
         adapter = lora.parameters_of_layer(shape) if lora else 0
         found = fsdp_moments(
-            shape, shard=shard, compute=compute, in_head=in_head, reshard=reshard, tensor=tensor, adapter=adapter
+            shape,
+            shard=shard,
+            compute=compute,
+            in_head=in_head,
+            reshard=reshard,
+            tensor=tensor,
+            adapter=adapter,
+            expert=expert,
         )
     waiting = FLOAT32 * shape.parameters / ranks if offloaded and replicas > 1 else 0
     tokens = -(-tokens // context)
@@ -192,15 +207,17 @@ def trainer_memory(
         of_gradients = FLOAT32 * lora.parameters(shape) / shard
     held = {} if offloaded else {"state": state}
     if versions:
-        held["versions"] = float(versions * published * shape.parameters)
+        held["versions"] = float(versions * published * published_parameters(lora, shape))
     # Between two steps there are no gradients.
     resting = sum(held.values()) - (0 if offloaded else of_gradients)
     if ranks == 1 and published == FLOAT32 and not offloaded and not lora:
         return Memory(held=held, phases=(step,), resting=resting)
     one = float(published * shape.largest_matrix) * (2 if ranks > 1 else 1)
-    if lora:  # the weight and the sum with its adapter in float32, and that cast
-        largest = max(math.prod(target_sizes(shape)[name]) for name in lora.targets)
-        one = max(one, float((2 * FLOAT32 + published) * largest))
+    sizes = [target_sizes(shape)[name] for name in lora.targets] if lora else []
+    if lora and lora.publish == "adapter":  # a half in float32, and its product with the scaling, and that cast
+        one = float((2 * FLOAT32 + published) * lora.rank * max(max(size) for size in sizes))
+    elif lora:  # the weight and the sum with its adapter in float32, and that cast
+        one = max(one, float((2 * FLOAT32 + published) * max(math.prod(size) for size in sizes)))
     return Memory(held=held, phases=(step, {"published": one}), resting=resting)
 
 
@@ -236,16 +253,46 @@ def activation_bytes(
     Attention keeps the keys and values that it has gathered from the other ranks: 2k for each token of theirs, where
     all is kept, and in the block that is computed again. An adapter keeps its rank more of each token, where its
     block does not keep its input alone, and what it adds to the MLP is there while the block is at work: m.
+
+    Experts in the place of the MLP: see `_mlp_numbers`.
     """
-    h, q, k, m = shape.hidden_size, shape.query_size, shape.key_value_size, shape.intermediate_size
+    h, q, k, m = shape.hidden_size, shape.query_size, shape.key_value_size, shape.mlp_size
+    mlp = _mlp_numbers(shape, compute)
     gathered = 2 * k * (context - 1)
     low = lora.rank * len(lora.targets) if lora else 0
-    everything = 4 * h + 3 * q + 3 * k + 4 * m + gathered + low
-    fused = 3 * h + 3 * q + 3 * k + 3 * m + gathered + low
-    selective = 2 * h + 2 * q + 2 * k + m + low
+    everything = 4 * h + 3 * q + 3 * k + mlp.everything + gathered + low
+    fused = 3 * h + 3 * q + 3 * k + mlp.compiled + gathered + low
+    selective = h + 2 * q + 2 * k + mlp.selective + low
     kept = {"none": fused if compiled else everything, "selective": selective, "full": h}[checkpointing]
-    at_work = 2 * m + h + m * (lora is not None) + (0 if checkpointing == "none" else everything)
+    at_work = mlp.gradients + m * (lora is not None) + (0 if checkpointing == "none" else everything)
     return float(compute * tokens * shape.num_hidden_layers * kept), float(compute * tokens * at_work)
+
+
+class _MlpNumbers(NamedTuple):
+    """Numbers of the compute dtype that the MLP of a block keeps for each token."""
+
+    everything: float
+    """Without checkpointing."""
+    compiled: float
+    """Without checkpointing, in a compiled block."""
+    selective: float
+    gradients: float
+    """At work, of its activations."""
+
+
+def _mlp_numbers(shape: ModelShape, compute: int) -> _MlpNumbers:
+    """What `activation_bytes` counts for the MLP, or for the experts, of which K compute a token.
+
+    With m = K x moe_intermediate_size, experts keep the MLP's 4m, and h of their input and h of their output, in
+    float32, for each of the K; the router keeps its scores of all experts, in float32. "selective" computes all of it
+    again but the choice of the experts, K scores in float32 and K indices in int64.
+    """
+    h, m, chosen = shape.hidden_size, shape.mlp_size, shape.num_experts_per_tok
+    if not shape.num_experts:
+        return _MlpNumbers(4 * m, 3 * m, m + h, 2 * m + h)
+    routed = chosen * h * (1 + FLOAT32 / compute)
+    everything = 4 * m + routed + shape.num_experts * FLOAT32 / compute
+    return _MlpNumbers(everything, everything, chosen * 12 / compute, 2 * m + h + routed)
 
 
 def generator_memory(
@@ -254,7 +301,8 @@ def generator_memory(
     tensor: int,
     compute: int,
     cache: float,
-    receives: bool = False,
+    received: float = 0.0,
+    adapter: float = 0.0,
     buffers: float = 0.0,
     asleep: float | None = None,
 ) -> Memory:
@@ -263,15 +311,30 @@ def generator_memory(
     vLLM takes the cache as one block at its start, and queues requests for which there is no room.
 
     Args:
-        receives: whether it keeps memory into which the full weights come, in its dtype.
+        received: bytes of memory that it keeps for the snapshot that comes in.
+        adapter: bytes of an adapter that it computes with, see `adapter_bytes`.
         buffers: bytes of everything else, see `engine_buffers`.
         asleep: bytes that it keeps while it sleeps; None for an engine that does not.
     """
     held = {"weights": compute * shape.parameters / tensor, "cache": cache}
     held |= {"buffers": buffers} if buffers else {}
-    if receives:
-        held["received"] = float(compute * shape.parameters)
+    held |= {"adapter": adapter} if adapter else {}
+    held |= {"received": received} if received else {}
     return Memory(held=held, resting=asleep)
+
+
+def adapter_bytes(shape: ModelShape, lora: Lora, *, compute: int, tensor: int) -> float:
+    """What an adapter takes in one process of the engine: the slot, and the adapter that is copied into it.
+
+    - the slot: A and B of all `TARGETS`, with the rank of vLLM's kernels. The one of the two that lies along the cut of
+      the matrix is cut by tensor parallelism: B of queries, keys, values, gate and up, and A of the other two.
+    - the adapter itself, whole.
+    """
+    slot = 0.0
+    for name, (inputs, outputs) in target_sizes(shape).items():
+        whole, cut = (outputs, inputs) if name in ("o_proj", "down_proj") else (inputs, outputs)
+        slot += slot_rank(lora.rank) * shape.num_hidden_layers * (whole + cut / tensor)
+    return compute * (slot + lora.parameters(shape))
 
 
 def engine_buffers(shape: ModelShape, *, tensor: int, compute: int, requests: int, graphs: bool, tokens: int) -> float:
@@ -279,11 +342,13 @@ def engine_buffers(shape: ModelShape, *, tensor: int, compute: int, requests: in
 
     - what it keeps when it sleeps, see `engine_residue`
     - activations of one step: the residual stream in and out, and of the layer at work the MLP's gate, up and product,
-      or the queries, keys, values and attention's output: tokens x (2h + max(3m, 2q + 2k) / tensor) x compute
+      or the queries, keys, values and attention's output: tokens x (2h + max(3m, 2q + 2k) / tensor) x compute; and
+      the outputs of the experts that compute a token, h of each
     - logits and logprobs of one token of each request, in float32: requests x V x 2 x 4
     """
-    h, q, k, m = shape.hidden_size, shape.query_size, shape.key_value_size, shape.intermediate_size
-    activations = compute * tokens * (2 * h + max(3 * m, 2 * q + 2 * k) / tensor)
+    h, q, k, m = shape.hidden_size, shape.query_size, shape.key_value_size, shape.mlp_size
+    routed = shape.num_experts_per_tok * h
+    activations = compute * tokens * (2 * h + routed + max(3 * m, 2 * q + 2 * k) / tensor)
     logits = 2 * FLOAT32 * requests * shape.vocab_size
     return engine_residue(tensor=tensor, graphs=graphs) + activations + logits
 
@@ -324,8 +389,9 @@ def reference_memory(
         shard: processes that the weights are sharded over.
         fp32_head: as `training.fp32_head`.
     """
-    h, q, k, m = shape.hidden_size, shape.query_size, shape.key_value_size, shape.intermediate_size
-    forward = compute * tokens * (4 * h + 3 * q + 3 * k + 4 * m) + tokens * shape.vocab_size * FLOAT32 / 8
+    h, q, k = shape.hidden_size, shape.query_size, shape.key_value_size
+    of_block = 4 * h + 3 * q + 3 * k + _mlp_numbers(shape, compute).everything
+    forward = compute * tokens * of_block + tokens * shape.vocab_size * FLOAT32 / 8
     head = float((FLOAT32 if fp32_head else compute) * shape.vocab_size * h)
     weights = head + compute * (shape.parameters - shape.vocab_size * h)
     held = {"weights": weights / shard, "forward": forward}
@@ -334,10 +400,6 @@ def reference_memory(
     return Memory(held=held)
 
 
-def store_memory(shape: ModelShape, *, published: int) -> Memory:
-    """The weight store: two versions of the full weights in the host's memory.
-
-    Args:
-        published: bytes of a number in them, 2 or 4.
-    """
-    return Memory(held={"weights": 2.0 * published * shape.parameters})
+def store_memory(size: int) -> Memory:
+    """The weight store: two snapshots of `size` bytes in the host's memory."""
+    return Memory(held={"weights": 2.0 * size})

@@ -38,7 +38,15 @@ class Moment:
 
 
 def fsdp_moments(
-    shape: ModelShape, *, shard: int, compute: int, in_head: int, reshard: str, tensor: int = 1, adapter: int = 0
+    shape: ModelShape,
+    *,
+    shard: int,
+    compute: int,
+    in_head: int,
+    reshard: str,
+    tensor: int = 1,
+    adapter: int = 0,
+    expert: int = 1,
 ) -> list[Moment]:
     """The moments of a micro-batch, in bytes over all `tensor` ranks that each matrix is cut over.
 
@@ -50,18 +58,28 @@ def fsdp_moments(
         reshard: as `training.reshard_after_forward`.
         tensor: ranks that each matrix is cut over.
         adapter: parameters of the adapters of a block, which alone have gradients then; 0 where all weights have.
+        expert: ranks that the experts of a layer are spread over: of these a rank gathers its own.
     """
-    head, block, tied = shape.vocab_size * shape.hidden_size, shape.layer_parameters, shape.tie_word_embeddings
+    head, tied = shape.vocab_size * shape.hidden_size, shape.tie_word_embeddings
+    # Parameters of a block that other ranks gather.
+    elsewhere = shape.expert_parameters * (1 - tensor / expert) if expert > 1 else 0
+    block, whole = shape.layer_parameters - elsewhere, shape.parameters - elsewhere * shape.num_hidden_layers
     if adapter:
         return _moments_of_adapters(
-            shape, shard=shard, compute=compute, of_head=in_head * head, reshard=reshard, adapter=adapter
+            shape,
+            shard=shard,
+            compute=compute,
+            of_head=in_head * head,
+            reshard=reshard,
+            adapter=adapter,
+            elsewhere=elsewhere,
         )
     of_head, of_block = in_head * head, compute * block
     # A tied unit stays until the embedding has its gradients, and is summed last.
     stays = of_head if tied else 0
     before = block if tied else max(head, block)
     if reshard == "never":  # each unit is freed when its own gradients are there
-        at_head = compute * (shape.parameters - head) + of_head
+        at_head = compute * (whole - head) + of_head
         in_block = at_head - (of_head - stays)
         summing_head, summing_block = (0 if tied else in_block), in_block - of_block
     else:
@@ -82,14 +100,14 @@ def fsdp_moments(
 
 
 def _moments_of_adapters(
-    shape: ModelShape, *, shard: int, compute: int, of_head: int, reshard: str, adapter: int
+    shape: ModelShape, *, shard: int, compute: int, of_head: int, reshard: str, adapter: int, elsewhere: float
 ) -> list[Moment]:
     """The same where all weights but adapters are frozen: gathered as ever, and without gradients."""
-    of_block = compute * (shape.layer_parameters + adapter)
+    of_block = compute * (shape.layer_parameters - elsewhere + adapter)
     coming = of_block if shard > 1 else 0
     head, in_block = of_head + coming, of_block + coming + of_head * shape.tie_word_embeddings
     if reshard == "never":
-        whole = compute * (shape.parameters + adapter * shape.num_hidden_layers)
+        whole = compute * (shape.parameters + (adapter - elsewhere) * shape.num_hidden_layers)
         head = in_block = whole + of_head - compute * shape.vocab_size * shape.hidden_size
     gradients = max(compute * adapter + REDUCED * adapter, _summed(adapter, shard, compute))
     buffer = of_head if shard > 1 else 0  # in which the output layer's weights came
@@ -99,6 +117,6 @@ def _moments_of_adapters(
     ]
 
 
-def _summed(unit: int, shard: int, compute: int) -> float:
+def _summed(unit: float, shard: int, compute: int) -> float:
     """Bytes while the gradients of a unit of so many parameters are summed."""
     return REDUCED * unit + max(compute * unit, REDUCED * unit * (2 if shard == 1 else 1 / shard))

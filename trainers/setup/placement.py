@@ -205,7 +205,8 @@ def _processes(
 
     A trainer's rank is its place in the shards times the tensor degree, plus its place in tensor parallelism: the ranks
     that exchange most are neighbours. Ranks that share sequences (CP) are neighbouring shards: weights are sharded over
-    them too. Groups that each hold all weights (HSDP) follow one another.
+    them too. Ranks that experts are spread over (EP) are neighbours. Groups that each hold all weights (HSDP) follow
+    one another.
     """
     placed = [
         Process(service="controller", part="this process: the loop, the report"),
@@ -247,7 +248,9 @@ def _trainer_part(config: RunConfig, rank: int) -> str:
     copy, shard = divmod(rank // tensor, shards)
     context = max(1, config.parallelism.context_parallel_degree)
     of_copy, of_rows = f"copy {copy}, " if copies > 1 else "", f"CP {shard % context}, " if context > 1 else ""
-    return f"{of_copy}FSDP {shard}, {of_rows}TP {rank % tensor}"
+    experts = max(1, config.parallelism.expert_parallel_degree)
+    of_experts = f", EP {(shard * tensor + rank % tensor) % experts}" if experts > 1 else ""
+    return f"{of_copy}FSDP {shard}, {of_rows}TP {rank % tensor}{of_experts}"
 
 
 def _reference_parts(procs: int) -> list[str]:

@@ -15,7 +15,7 @@ from forge_env.runtime.weights import WeightStore
 from trainers.config import RunConfig
 from trainers.model.shape import FoundModel, ModelShape, read_shape
 from trainers.objective.old_logprobs import whose_old_logprobs
-from trainers.setup import checks
+from trainers.setup.checks import machine_checks, model_checks, run_checks
 from trainers.setup.deadlines import Deadlines, patience
 from trainers.setup.held_out import check_sets
 from trainers.setup.hosts import check_hosts, host_settings
@@ -26,6 +26,7 @@ from trainers.setup.packages import check_ours, check_packages, missing_packages
 from trainers.setup.placement import Placement, make_placement
 from trainers.setup.run_plan import RunPlan
 from trainers.setup.sizing.engine import check_engine, episodes_at_once
+from trainers.setup.sizing.estimates import snapshot_bytes
 from trainers.setup.sizing.fit import Given, card_size, check_fit, check_sleep, check_speculation, plan_memory
 from trainers.setup.titan_settings import reference_settings, trainer_settings
 from trainers.setup.weight_store import find_store
@@ -71,38 +72,40 @@ def make_plan(config: RunConfig) -> RunPlan:
     problems.attempt(check_packages)
     problems.add(*of_numbers.sentences)
     problems.attempt(give_dataset, config)
-    environment = problems.attempt(checks.make_environment, config)
+    environment = problems.attempt(run_checks.make_environment, config)
     problems.attempt(check_sets, config)
-    problems.attempt(checks.check_plugins, config)
-    problems.attempt(checks.check_metrics, config)
-    problems.attempt(checks.check_pace, sound)
-    problems.attempt(checks.check_deterministic, sound, old_logprobs)
-    problems.attempt(checks.check_schedule, sound)
-    problems.attempt(checks.check_resume, config)
-    model = problems.attempt(checks.find_model, config) or _unknown(config)
-    problems.attempt(checks.check_length, config, model.shape)
-    problems.attempt(checks.check_thinking, sound, model.shape)
-    problems.attempt(checks.check_services, config)
+    problems.attempt(run_checks.check_plugins, config)
+    problems.attempt(run_checks.check_metrics, config)
+    problems.attempt(run_checks.check_pace, sound)
+    problems.attempt(run_checks.check_deterministic, sound, old_logprobs)
+    problems.attempt(run_checks.check_schedule, sound)
+    problems.attempt(run_checks.check_resume, config)
+    model = problems.attempt(model_checks.find_model, config) or _unknown(config)
+    problems.attempt(model_checks.check_length, config, model.shape)
+    problems.attempt(model_checks.check_thinking, sound, model.shape)
+    problems.attempt(machine_checks.check_services, config)
     card = problems.attempt(card_size, sound, placement)
     store = problems.attempt(_find_store, config, placement, model.shape, card)
-    problems.attempt(checks.check_parallelism, sound)
-    problems.attempt(checks.check_optimizer, sound)
-    problems.attempt(checks.check_lora, sound)
-    problems.attempt(checks.check_host_memory, sound, model.shape, checks.host_memory(placement))
-    problems.attempt(checks.check_context, sound)
-    problems.attempt(checks.check_attention, sound)
-    problems.attempt(checks.check_heads, sound, model.shape)
+    problems.attempt(machine_checks.check_parallelism, sound)
+    problems.attempt(machine_checks.check_optimizer, sound)
+    problems.attempt(model_checks.check_lora, sound)
+    problems.attempt(machine_checks.check_host_memory, sound, model.shape, machine_checks.host_memory(placement))
+    problems.attempt(machine_checks.check_context, sound)
+    problems.attempt(machine_checks.check_attention, sound)
+    problems.attempt(model_checks.check_heads, sound, model.shape)
+    problems.attempt(model_checks.check_experts, sound, model.shape)
+    problems.attempt(model_checks.check_replay, sound, model.shape)
     problems.attempt(check_hosts, config)
-    problems.attempt(checks.check_sharing, sound, placement)
-    problems.attempt(checks.check_gpus, placement)
-    problems.attempt(checks.check_places, sound, placement)
+    problems.attempt(machine_checks.check_sharing, sound, placement)
+    problems.attempt(machine_checks.check_gpus, placement)
+    problems.attempt(machine_checks.check_places, sound, placement)
     engine_args = problems.attempt(read_engine_args, config.services.generator.engine) or {}
     given = Given(card=card, old_logprobs=old_logprobs, engine_args=engine_args)
     problems.attempt(check_engine, sound, model.shape, engine_args)
     problems.attempt(check_sleep, sound, placement, given)
     problems.attempt(check_speculation, sound, given)
     problems.add(*of_algorithm.sentences)
-    problems.attempt(checks.check_data, config)
+    problems.attempt(run_checks.check_data, config)
     memory = plan_memory(sound, placement, model.shape, store[0] if store else None, given)
     fit = partial(check_fit, has_reference=placement.has_reference)
     problems.attempt(fit, sound, memory, model.shape, given)
@@ -119,7 +122,7 @@ def make_plan(config: RunConfig) -> RunPlan:
         card=card,
         engine=memory.engine,
         about_engine=memory.about_engine,
-        trainer=trainer_settings(config),
+        trainer=trainer_settings(config, model.shape),
         reference=reference_settings(config),
         store=store[0] if store else None,
         store_reason=store[1] if store else "",
@@ -144,10 +147,12 @@ def with_model(plan: RunPlan, folder: Path) -> RunPlan:
         return plan
     config, placement = plan.config, plan.placement
     shape = read_shape(folder / "config.json")
-    checks.check_length(config, shape)
-    checks.check_heads(config, shape)
+    model_checks.check_length(config, shape)
+    model_checks.check_heads(config, shape)
+    model_checks.check_experts(config, shape)
+    model_checks.check_replay(config, shape)
     check_engine(config, shape, plan.engine.engine_args)
-    store, reason = find_store(config, placement, shape.parameters, plan.card)
+    store, reason = find_store(config, placement, snapshot_bytes(config, shape), plan.card)
     given = Given(card=plan.card, old_logprobs=plan.old_logprobs, engine_args=plan.engine.engine_args)
     memory = plan_memory(config, placement, shape, store, given)
     check_fit(config, memory, shape, given, has_reference=placement.has_reference)
@@ -157,6 +162,7 @@ def with_model(plan: RunPlan, folder: Path) -> RunPlan:
         engine=memory.engine,
         about_engine=memory.about_engine,
         processes=memory.processes,
+        trainer=trainer_settings(config, shape),
         store=store,
         store_reason=reason,
         deadlines=Deadlines(config.deadlines, shape.parameters),
@@ -175,7 +181,7 @@ def _find_store(
     Raises:
         UserError: when the store that the config names cannot work, as far as that is known.
     """
-    store = find_store(config, placement, shape.parameters if shape else 0, card)
+    store = find_store(config, placement, snapshot_bytes(config, shape) if shape else 0, card)
     return store if shape else None
 
 

@@ -99,6 +99,16 @@ class RunPlan:
         """Optimizer steps whose old logprobs are of the same weights; their groups are all sampled before the first."""
         return self.config.training.sync_interval if self.old_logprobs == "trainer" else 1
 
+    @property
+    def replays_routes(self) -> bool:
+        """Whether the engine returns the experts that it chose, and the trainer computes with them."""
+        return self.engine.return_routes
+
+    def compares_replay(self, step: int) -> bool:
+        """Whether a step, from 1, is also measured without replay."""
+        interval = self.config.moe.compare_interval
+        return self.replays_routes and interval > 0 and (step - 1) % interval == 0
+
     def check(self) -> None:
         """Raise the first problem.
 

@@ -6,16 +6,17 @@ from typing import Any
 
 from trainers.config import RunConfig
 from trainers.lora import lora_of
+from trainers.model.shape import ModelShape
 
 ADAM_BETAS = (0.9, 0.95)
 
 
-def trainer_settings(config: RunConfig) -> dict[str, Any]:
-    """Arguments of `trainers.titan.trainer.TitanSettings`."""
+def trainer_settings(config: RunConfig, shape: ModelShape | None = None) -> dict[str, Any]:
+    """Arguments of `trainers.titan.trainer.TitanSettings`; `shape` is that of the model, where it is known."""
     training, parallelism = config.training, config.parallelism
     return {
         "learning_rate": training.learning_rate,
-        "warmup_steps": training.warmup_steps,
+        "warmup_steps": config.rising_steps(training.steps),
         "weight_decay": training.weight_decay,
         "max_grad_norm": training.max_grad_norm,
         "betas": ADAM_BETAS,
@@ -29,12 +30,14 @@ def trainer_settings(config: RunConfig) -> dict[str, Any]:
         "reshard_after_forward": training.reshard_after_forward,
         "optimizer_state": training.optimizer_state,
         "fp32_head": training.fp32_head,
-        "lora": lora_of(config.lora),
+        "replay": config.moe.replay != "off",
+        "lora": lora_of(config, shape),
         "dp_replicate": parallelism.data_parallel_replicate_degree,
         "gpu_memory_gib": config.launcher.gpu_memory_gib,
         "dp_shard": parallelism.data_parallel_shard_degree,
         "tp": parallelism.tensor_parallel_degree,
         "cp": parallelism.context_parallel_degree,
+        "ep": parallelism.expert_parallel_degree,
         "threads": config.services.trainer.threads,
         "deterministic": training.deterministic,
         "max_tokens_per_micro_batch": training.max_tokens_per_micro_batch,

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 from forge_env.runtime.weights import WeightStore, choose_store
 from trainers.config import RunConfig
-from trainers.setup.memory import BYTES
 from trainers.setup.placement import Placement
 
 
 def find_store(
-    config: RunConfig, placement: Placement, parameters: int, card: float | None = None
+    config: RunConfig, placement: Placement, size: int, card: float | None = None
 ) -> tuple[WeightStore, str]:
-    """Choose the store of a run whose model has so many parameters; returns it, and a sentence that says why.
-
-    The weights are published in the engine's dtype.
+    """Choose the store of a run; returns it, and a sentence that says why.
 
     Args:
         config: of the run.
         placement: of its processes.
-        parameters: of its model.
+        size: bytes of one snapshot of its weights, see `snapshot_bytes`.
         card: bytes that the run may use of each GPU; None where that is not known.
 
     Raises:
@@ -28,7 +25,7 @@ def find_store(
     all_on_gpus = services.trainer.with_gpus and services.generator.with_gpus
     return choose_store(
         config.weights.store,
-        size=BYTES[config.engine_dtype] * parameters,
+        size=size,
         all_on_gpus=all_on_gpus,
         hosts=placement.num_hosts,
         shared_gpus=all_on_gpus and placement.shares_gpus,

@@ -35,10 +35,10 @@ class SFTConfig:
 class Config(RunConfig):
     env: EnvConfig = field(default_factory=lambda: EnvConfig(name=""))
     """Without a name it is code_exec, or with sft.data none."""
-    training: TrainingConfig = field(default_factory=lambda: TrainingConfig(steps=0, learning_rate=0.0))
+    training: TrainingConfig = field(default_factory=lambda: TrainingConfig(steps=0, learning_rate=0.0, warmup_steps=0))
     """steps 0 is 150 on demonstrations, and on data as many as its epochs have; learning_rate 0 is, on data, 3e-3 for
     the tiny model and 1e-5 for one that was given. Data is always packed on a GPU."""
-    warmup: WarmupConfig = field(default_factory=lambda: WarmupConfig(until_success=1.0))
+    warmup: WarmupConfig = field(default_factory=lambda: WarmupConfig(until_success=1.0, balance="none"))
     sft: SFTConfig = field(default_factory=SFTConfig)
 
     def settle(self) -> None:

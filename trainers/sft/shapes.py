@@ -110,7 +110,7 @@ def _chat(messages: list[Message], row: Mapping[str, Any]) -> Chat:
         raise BadChat("it begins with an assistant message, which answers nothing")
     if not any(message["role"] == "assistant" for message in messages):
         raise BadChat("it has no assistant message to learn from")
-    return Chat(messages=tuple(messages), tools=_tools(row.get("tools")))
+    return Chat(messages=tuple(messages), tools=tools_of(row))
 
 
 def _message(item: Any) -> Message:
@@ -158,8 +158,13 @@ def _text(content: Any) -> str:
     raise BadChat(f"a message's content is {kind(content)}, not text")
 
 
-def _tools(value: Any) -> tuple[ToolSpec, ...]:
-    listed = _parsed(value) or []
+def tools_of(row: Mapping[str, Any]) -> tuple[ToolSpec, ...]:
+    """Return the tools in the column `tools`; none where there is no such column.
+
+    Raises:
+        BadChat: when it is no list of tools.
+    """
+    listed = _parsed(row.get("tools")) or []
     if not isinstance(listed, (list, tuple)):
         raise BadChat(f"its tools are {kind(listed)}, not a list")
     return tuple(_tool(item) for item in listed)

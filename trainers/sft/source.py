@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 from forge_env.core.episode import Episode, Row
 from forge_env.core.errors import InvariantError, UserError
 from forge_env.core.types import Message, ToolSpec
-from trainers.sft.shapes import BadChat, find_shape
+from forge_env.records.exports.run_facts import imported_facts
+from trainers.sft.shapes import BadChat, find_shape, tools_of
 
 if TYPE_CHECKING:
     from trainers.sft.config import SFTConfig
@@ -193,8 +194,12 @@ def _episode(raw: Raw, min_reward: float) -> Example | LeftOut:
     if not episode.turns:
         return LeftOut(reason="without a turn", detail=f"its outcome is {episode.outcome}")
     has_tokens = all(turn.kind != "text" for turn in episode.turns)
-    rows: Sequence[Row] = episode.rows if has_tokens else ()
-    return Example(messages=tuple(episode.messages), rows=tuple(rows), env=episode.env)
+    rows: Sequence[Row] = episode.supervised_rows if has_tokens else ()
+    try:  # an imported Episode brings its tools along
+        tools = tools_of(imported_facts(episode))
+    except BadChat as error:
+        return LeftOut(reason=UNREADABLE, detail=str(error))
+    return Example(messages=tuple(episode.messages), tools=tools, rows=tuple(rows), env=episode.env)
 
 
 def _first_line(error: Exception) -> str:

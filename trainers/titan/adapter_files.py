@@ -16,13 +16,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from agents.generator.adapter_folder import CONFIG, WEIGHTS
+from agents.generator.lora_slot import PREFIX
 from forge_env.core.errors import UserError
-from trainers.lora import CONFIG, WEIGHTS, adapter_config
+from trainers.lora import adapter_config
 from trainers.titan.shards import reshard, whole_of
 from trainers.titan.weight_files import WeightFiles, write_file
 from trainers.titan.whole_folder import is_first, replacement
-
-PREFIX = "base_model.model."
 
 
 class _Layer(NamedTuple):

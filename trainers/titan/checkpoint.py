@@ -33,6 +33,7 @@ from torchtitan.components.optimizer import LRSchedulersContainer, OptimizersCon
 from forge_env.core.errors import ServiceError, UserError
 from forge_env.utils.disks import full_disk
 from trainers import checkpoints
+from trainers.model.families import read_experts
 from trainers.titan.lora import is_adapter
 from trainers.titan.whole_folder import barrier, begin_folder, is_first, partial_of, take_place
 
@@ -235,7 +236,9 @@ class _RandomState:
 def _shape(config: Mapping[str, Any]) -> dict[str, Any]:
     """What two models must share for one's checkpoint to fit the other."""
     names = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
-    return {name: config.get(name) for name in (*names, "num_key_value_heads", "head_dim", "tie_word_embeddings")}
+    return {name: config.get(name) for name in (*names, "num_key_value_heads", "head_dim", "tie_word_embeddings")} | (
+        {"experts": [experts.count, experts.size]} if (experts := read_experts(config)) else {}
+    )
 
 
 def _lora(model: TitanModel) -> dict[str, Any] | None:

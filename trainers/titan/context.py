@@ -96,7 +96,7 @@ class Context:
         return LocalBatch(**given | {"selected": selected, "targets": targets, "chosen": chosen})
 
     def cut(self, values: Tensor) -> Tensor:
-        """This rank's part (B, L / ranks) of (B, L)."""
+        """This rank's part (B, L / ranks, ...) of (B, L, ...)."""
         return values[:, head_tail(values.shape[1], self.ranks, values.device)[self.rank]]
 
     def local_places(self, selected: Tensor, length: int) -> Tensor:

@@ -5,7 +5,8 @@
     titan_config(config)    the same as TorchTitan's config of a model
 
 TorchTitan has no Qwen2.5. It is TorchTitan's Qwen3 without the norms of queries and keys, and with biases in their
-projections, which TorchTitan's sharding and fused projections already know.
+projections, which TorchTitan's sharding and fused projections already know. Qwen3 with experts is TorchTitan's Qwen3
+with the layers of experts.py. TorchTitan has no Mixtral, and no gated shared expert, which Qwen2-MoE has.
 
 Llama's queries and keys are rotated as complex numbers, in pairs of neighbours, and Hugging Face stores their weights
 for pairs that lie half a head apart: TorchTitan's adapter reorders the rows on the way in and out.
@@ -15,7 +16,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -36,8 +37,9 @@ from torchtitan.models.qwen3.state_dict_adapter import Qwen3StateDictAdapter
 from torchtitan.protocols.state_dict_adapter import StateDictAdapter
 
 from forge_env.core.errors import UserError
-from trainers.model.families import FAMILIES, LLAMA3_ROPE, check_config, head_sizes, rope_parameters
+from trainers.model.families import FAMILIES, LLAMA3_ROPE, check_config, head_sizes, read_experts, rope_parameters
 from trainers.titan.attention import CausalSDPA
+from trainers.titan.experts import ReplayedBlock, ReplayedModel, experts_config
 
 # Every weight is loaded after construction, so initial values would be wasted work.
 _SKIP = {"weight": skip_param_init, "bias": skip_param_init}
@@ -72,13 +74,14 @@ class TitanFamily:
     adapter: type[StateDictAdapter]
     """Between Hugging Face's names and layout of weights and TorchTitan's."""
     shard: Callable[..., None]
-    """Fill in how the config's matrices are cut for tensor parallelism: shard(config, enable_sp=)."""
+    """Fill in how the config's matrices are cut for tensor and expert parallelism: shard(config, enable_sp=,
+    enable_ep=)."""
     parallelize: Callable[..., Any]
     """TorchTitan's tensor parallelism, activation checkpointing, compilation and FSDP, in this order."""
 
 
-def _shard_qwen3(config: Qwen3Model.Config, *, enable_sp: bool) -> None:
-    set_qwen3_sharding_config(config, enable_sp=enable_sp, enable_ep=False)
+def _shard_llama(config: Llama3Model.Config, *, enable_sp: bool, enable_ep: bool) -> None:
+    set_llama3_sharding_config(config, enable_sp=enable_sp)
 
 
 def _parallelize_llama(model: Llama3Model, *, skip_dp: bool, **settings: Any) -> Llama3Model:
@@ -86,32 +89,27 @@ def _parallelize_llama(model: Llama3Model, *, skip_dp: bool, **settings: Any) ->
     return parallelize_qwen3(model, skip_dp=True, **settings) if skip_dp else parallelize_llama(model, **settings)
 
 
+_QWEN3 = TitanFamily(
+    model=Qwen3Model.Config,
+    block=Qwen3TransformerBlock.Config,
+    rope=CosSinRoPE.Config,
+    adapter=Qwen3StateDictAdapter,
+    shard=set_qwen3_sharding_config,
+    parallelize=parallelize_qwen3,
+)
 # model_type of config.json -> how TorchTitan builds it
 TITAN = {
-    "qwen3": TitanFamily(
-        model=Qwen3Model.Config,
-        block=Qwen3TransformerBlock.Config,
-        rope=CosSinRoPE.Config,
-        adapter=Qwen3StateDictAdapter,
-        shard=_shard_qwen3,
-        parallelize=parallelize_qwen3,
-    ),
+    "qwen3": _QWEN3,
+    "qwen3_moe": replace(_QWEN3, model=ReplayedModel.Config, block=ReplayedBlock.Config),
     "llama": TitanFamily(
         model=Llama3Model.Config,
         block=Llama3TransformerBlock.Config,
         rope=ComplexRoPE.Config,
         adapter=Llama3StateDictAdapter,
-        shard=set_llama3_sharding_config,
+        shard=_shard_llama,
         parallelize=_parallelize_llama,
     ),
-    "qwen2": TitanFamily(
-        model=Qwen3Model.Config,
-        block=Qwen3TransformerBlock.Config,
-        rope=CosSinRoPE.Config,
-        adapter=Qwen2StateDictAdapter,
-        shard=_shard_qwen3,
-        parallelize=parallelize_qwen3,
-    ),
+    "qwen2": replace(_QWEN3, adapter=Qwen2StateDictAdapter),
 }
 
 
@@ -176,14 +174,15 @@ def _layer(config: Mapping[str, Any], *, attention: str, fuse_qkv: bool) -> Tran
     for name in ("wqkv",) if fuse_qkv else ("wq", "wkv"):
         projection = getattr(gqa.qkv_linear, name)
         projection.bias, projection.param_init = family.qkv_bias, _SKIP
-    return titan.block(
-        attention=gqa,
-        feed_forward=make_ffn_config(
-            dim=width, hidden_dim=config["intermediate_size"], w1_param_init=_SKIP, w2w3_param_init=_SKIP
-        ),
-        attention_norm=_norm(config, width),
-        ffn_norm=_norm(config, width),
-    )
+    experts = read_experts(config)
+    if experts is not None:
+        mlp: dict[str, Any] = {"moe": experts_config(width, experts, _SKIP)}
+    else:
+        hidden = config["intermediate_size"]
+        mlp = {
+            "feed_forward": make_ffn_config(dim=width, hidden_dim=hidden, w1_param_init=_SKIP, w2w3_param_init=_SKIP)
+        }
+    return titan.block(attention=gqa, attention_norm=_norm(config, width), ffn_norm=_norm(config, width), **mlp)
 
 
 def _norm(config: Mapping[str, Any], size: int) -> RMSNorm.Config:

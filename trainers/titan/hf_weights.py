@@ -1,15 +1,17 @@
 """The weights of a TorchTitan model under Hugging Face names: streamed out tensor by tensor, and read shard by shard.
 
-One parameter of the model is one tensor of Hugging Face, with two exceptions, which families.py and the device decide:
+One parameter of the model is one tensor of Hugging Face, with three exceptions, which families.py and the device
+decide:
 
 - a fused projection (wqkv) is the projections of queries, keys and values,
-- Llama's projections of queries and keys have their rows in another order.
+- Llama's projections of queries and keys have their rows in another order,
+- a matrix of all experts of a layer is one of each expert.
 
 A weight with an adapter (lora.py) comes out merged: both are one matrix. `load` leaves adapters as they are.
 
 Both directions handle one parameter at a time, so a process needs memory for one parameter beside the model. On the way
-out it is a whole parameter in the wanted dtype. On the way in a rank reads its own slice of the file; for the two
-exceptions it reads the whole tensors that make the parameter.
+out it is a whole parameter in the wanted dtype. On the way in a rank reads its own slice of the file; for the first
+two exceptions it reads the whole tensors that make the parameter.
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ from torchtitan.models.common.attention import FusedQKVLinear
 from torchtitan.protocols.state_dict_adapter import StateDictAdapter
 
 from forge_env.core.errors import InvariantError, UserError
+from trainers.titan.experts import is_expert
 from trainers.titan.lora import adapted, is_adapter
 from trainers.titan.shards import reshard, shard_of, whole_of
 from trainers.titan.weight_files import WeightFiles
@@ -115,6 +118,9 @@ class HFWeights:
                 continue
             if list(map(id, pieces.values())) == [id(whole)]:  # the adapter has nothing to change
                 shard.copy_(files.read(next(iter(pieces)), place))
+            elif is_expert(name):
+                for part, hf_name in zip(shard, list(pieces)[place[0]], strict=True):
+                    part.copy_(files.read(hf_name, place[1:]))
             else:
                 shard.copy_(self._from_hf(name, {hf_name: files.read(hf_name) for hf_name in pieces})[place])
 

@@ -22,8 +22,8 @@ from torchtitan.distributed.activation_checkpoint import FullAC, SelectiveAC
 from torchtitan.models.common import Decoder, RoPE
 
 from forge_env.core.errors import UserError
-from trainers.lora import Lora
-from trainers.model.families import head_sizes
+from trainers.lora import IN_ATTENTION, IN_MLP, Lora
+from trainers.model.families import Experts, head_sizes, read_experts
 from trainers.titan.adapter_files import AdapterWeights, load_adapter
 from trainers.titan.attention import document_mask
 from trainers.titan.context import Context
@@ -90,6 +90,7 @@ class TitanModel:
         fuse_qkv = self.device.type != "cpu" and lora is None
         self.config = titan_config(self.hf_config, attention=attention, fuse_qkv=fuse_qkv)
         _check_degrees(self.hf_config, parallel)
+        _check_experts(self.hf_config, parallel, fp32_head=fp32_head, lora=lora)
         self.is_offloaded = cpu_offload and self.device.type != "cpu"
         self._fp32_head = fp32_head and dtype != "float32"
         self._lora = lora
@@ -115,11 +116,18 @@ class TitanModel:
         return AdapterWeights(self) if self._lora is not None and self._lora.publish == "adapter" else self.weights
 
     @property
+    def experts(self) -> Experts | None:
+        """Those of each layer; None of a dense model."""
+        return read_experts(self.hf_config)
+
+    @property
     def max_length(self) -> int:
         """The longest row that the position embedding covers."""
         return self.config.max_seq_len
 
-    def logits(self, tokens: Tensor, positions: Tensor | None, selected: Tensor) -> Tensor:
+    def logits(
+        self, tokens: Tensor, positions: Tensor | None, selected: Tensor, routes: Tensor | None = None
+    ) -> Tensor:
         """Run the model and return the logits of some places only.
 
         The choice is made before the output layer, which is most of the work of a small model and most of the
@@ -129,12 +137,14 @@ class TitanModel:
             tokens: (B, L) int64.
             positions: (B, L) int64 that restart at 0 with each packed row; None when each sequence is one row.
             selected: (N,) int64 places in the flattened (B, L); with context parallelism, all of this rank's part.
+            routes: (B, L, layers, K) integers, the experts that compute each token, -1 where the router chooses; None
+                where it chooses everywhere, as in a dense model.
 
         Returns:
             (N, vocabulary) in the dtype the model computes in, with gradient.
         """
         self._head.ask_logits(self._places(tokens, selected))
-        return self._run(tokens, positions)
+        return self._run(tokens, positions, routes)
 
     def logprobs(
         self,
@@ -145,6 +155,7 @@ class TitanModel:
         temperature: float,
         *,
         with_entropy: bool = False,
+        routes: Tensor | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         """Logprobs of targets (N,) int64 at the places `selected`, without ever holding all their logits.
 
@@ -156,7 +167,14 @@ class TitanModel:
             Logprobs (N,), and entropies (N,) in nats or None: float32, with gradient, the same on tensor ranks.
         """
         self._head.ask_logprobs(self._places(tokens, selected), targets, temperature, with_entropy)
-        return self._run(tokens, positions)
+        return self._run(tokens, positions, routes)
+
+    @property
+    def replayed(self) -> Tensor:
+        """Of the last forward pass with routes: tokens with given experts, and those of them for which the router would
+        have chosen others; (2,) int64, over all layers, of this rank's part."""
+        counts: Tensor = self.module.replayed
+        return counts
 
     def sum_over_replicas(self, now: bool) -> None:
         """Whether the next backward passes sum gradients over the replicas of HSDP.
@@ -181,11 +199,13 @@ class TitanModel:
             data_parallel_shard_degree=self.parallel.dp_shard,
             tensor_parallel_degree=self.parallel.tp,
             context_parallel_degree=self.parallel.cp,
+            expert_parallel_degree=self.parallel.ep,
             fsdp_reshard_after_forward=reshard_after_forward,
             spmd_backend=SPMD_BACKEND,
         )
-        if self.parallel.tp_enabled:
-            self.family.shard(self.config, enable_sp=parallelism.enable_sequence_parallel)
+        if self.parallel.tp_enabled or self.parallel.ep_enabled:
+            is_cut, is_spread = parallelism.enable_sequence_parallel, self.parallel.ep_enabled
+            self.family.shard(self.config, enable_sp=is_cut, enable_ep=is_spread)
         with torch.device("meta"):
             module: Decoder = (
                 self.config.build() if self._lora is None else build_with_adapters(self.config, self._lora)
@@ -234,12 +254,13 @@ class TitanModel:
         """Where the output layer finds them: context parallelism gives it this rank's part of the tokens."""
         return selected if self.context.ranks == 1 else self.context.local_places(selected, tokens.shape[1])
 
-    def _run(self, tokens: Tensor, positions: Tensor | None) -> Any:
+    def _run(self, tokens: Tensor, positions: Tensor | None, routes: Tensor | None) -> Any:
         if self.context.ranks > 1:
-            return self._run_part(tokens, _positions(tokens) if positions is None else positions)
-        return self.module(tokens, attention_masks=self._masks(tokens, positions), positions=positions)
+            return self._run_part(tokens, _positions(tokens) if positions is None else positions, routes)
+        given = {} if routes is None else {"routes": routes}
+        return self.module(tokens, attention_masks=self._masks(tokens, positions), positions=positions, **given)
 
-    def _run_part(self, tokens: Tensor, positions: Tensor) -> Any:
+    def _run_part(self, tokens: Tensor, positions: Tensor, routes: Tensor | None) -> Any:
         """The forward pass of this rank's part; every rank gets whole sequences, which are small beside activations."""
         if self.attention == "sdpa":
             masks: Any = self.context.mask(positions)
@@ -247,7 +268,8 @@ class TitanModel:
             masks = self.context.block_mask(positions, self.config.first_attention.inner_attention.block_size)
         # Only padding is beyond the last position that there is.
         positions = self.context.cut(positions).clamp(max=self.max_length - 1)
-        return self.module(self.context.cut(tokens), attention_masks=masks, positions=positions)
+        given = {} if routes is None else {"routes": self.context.cut(routes)}
+        return self.module(self.context.cut(tokens), attention_masks=masks, positions=positions, **given)
 
     def _masks(self, tokens: Tensor, positions: Tensor | None) -> Any:
         if self.attention == "sdpa":
@@ -278,6 +300,25 @@ def _check_degrees(config: Mapping[str, Any], parallel: ParallelDims) -> None:
     for name, number in {"num_attention_heads": heads, "num_key_value_heads": kv_heads}.items():
         if number % parallel.tp:
             raise UserError(f"tp={parallel.tp} does not divide {name}={number}: choose a divisor.")
+
+
+def _check_experts(config: Mapping[str, Any], parallel: ParallelDims, *, fp32_head: bool, lora: Lora | None) -> None:
+    experts = read_experts(config)
+    if experts is None:
+        if parallel.ep_enabled:
+            raise UserError(f"ep={parallel.ep} spreads experts over ranks, and the model has none: use ep=1.")
+        return
+    if experts.count % parallel.ep:
+        raise UserError(f"ep={parallel.ep} does not divide num_experts={experts.count}: choose a divisor.")
+    if not parallel.ep_enabled and experts.size % parallel.tp:
+        raise UserError(f"tp={parallel.tp} does not divide moe_intermediate_size={experts.size}: choose a divisor.")
+    if parallel.ep_enabled and fp32_head:
+        raise UserError(f"fp32_head=True and ep={parallel.ep} cannot be used together: leave one of them out.")
+    if lora is not None and (unfit := sorted(set(lora.targets) & set(IN_MLP))):
+        raise UserError(
+            f"lora targets {', '.join(unfit)} are matrices of experts, which get no adapter: choose of those of "
+            f"attention, {', '.join(IN_ATTENTION)}."
+        )
 
 
 def _keep_tied(module: Decoder) -> None:

@@ -33,11 +33,11 @@ def init_process_group() -> bool:
     return True
 
 
-def parallel_dims(dp_shard: int, tp: int, cp: int = 1, dp_replicate: int = 1) -> ParallelDims:
+def parallel_dims(dp_shard: int, tp: int, cp: int = 1, dp_replicate: int = 1, ep: int = 1) -> ParallelDims:
     """TorchTitan's meshes over all ranks; `dp_shard` -1 is all that the other degrees leave.
 
     Raises:
-        UserError: the degrees do not multiply to the number of ranks.
+        UserError: the degrees do not multiply to the number of ranks, or `ep` does not divide those of one replica.
     """
     world = dist.get_world_size()
     shard = max(1, world // (dp_replicate * tp * cp)) if dp_shard == -1 else dp_shard
@@ -46,6 +46,11 @@ def parallel_dims(dp_shard: int, tp: int, cp: int = 1, dp_replicate: int = 1) ->
             f"dp_replicate={dp_replicate} times dp_shard={dp_shard} times tp={tp} times cp={cp} must be the number of "
             f"ranks, {world}."
         )
+    if shard * tp * cp % ep:
+        raise UserError(
+            f"ep={ep} must divide the number of ranks that hold the weights together, dp_shard times tp times cp, "
+            f"{shard * tp * cp}."
+        )
     titan_dist.set_spmd_backend(SPMD_BACKEND)
     return ParallelDims.from_config(
         ParallelismConfig(
@@ -53,6 +58,7 @@ def parallel_dims(dp_shard: int, tp: int, cp: int = 1, dp_replicate: int = 1) ->
             data_parallel_shard_degree=shard,
             tensor_parallel_degree=tp,
             context_parallel_degree=cp,
+            expert_parallel_degree=ep,
             spmd_backend=SPMD_BACKEND,
         ),
         world,

@@ -46,12 +46,17 @@ class TitanSettings:
     """Ranks to cut each matrix over."""
     cp: int = 1
     """Ranks to cut each sequence over; see context.py."""
+    ep: int = 1
+    """Ranks to spread the experts of each layer over; it divides dp_shard times tp times cp, whose ranks they are."""
     threads: int = 0
     """CPU threads of torch; 0 leaves them as they are."""
     deterministic: bool = False
     """Let torch use deterministic algorithms only, in this process from now on."""
     compile: bool = False
     """Compile each transformer block; costs minutes at the start, pays on a GPU."""
+    compile_full: bool = False
+    """On GPU, with `pack_length`: compile for a full micro-batch, too, before the first step. It takes the memory of a
+    step."""
     activation_checkpoint: str = "none"
     """Which activations the backward pass computes again instead of keeping them: "none", "selective" or "full"."""
     keep_logits_gib: float = 10.0
@@ -65,6 +70,9 @@ class TitanSettings:
     """What AdamW's moments are kept in: "float32", "bfloat16" or "8bit"; see `trainers.titan.optimizer`."""
     fp32_head: bool = False
     """Compute the output layer in float32 with float32 weights, where the rest of the model computes in bfloat16."""
+    replay: bool = True
+    """In a model with experts: compute tokens with the experts that the engine chose, where rows have their `routes`.
+    """
     lora: Lora | None = None
     """Adapters to train in the place of all weights, which are then frozen in the dtype that the model computes in."""
     gpu_memory_gib: float = 0.0

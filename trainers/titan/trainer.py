@@ -16,8 +16,10 @@ No actor is defined here: the caller decides in which process the trainer runs. 
 - parallel.py: the process group, the meshes, what the device can do.
 - checkpoint.py: checkpoints. export.py: the weights for everybody else.
 - hf_weights.py: the weights under Hugging Face names, tensor by tensor; weight_files.py: in safetensors.
+- rank_batches.py: a rank's share of a step, and sums over the ranks.
 - context.py: context parallelism, where ranks share a sequence.
 - lora.py: adapters, which are trained in the place of all weights; adapter_files.py: in PEFT's format.
+- experts.py: layers with experts, and routing replay; replay_metrics.py: what is measured of it.
 - optimizer.py: AdamW. fp32_head.py: an output layer in float32.
 - head.py, lm_head.py: from hidden states to logprobs and entropy, without all the logits.
 - backward.py: from logprobs to gradients, also of episodes whose rows are in several micro-batches.
@@ -33,8 +35,9 @@ import math
 import os
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -45,9 +48,8 @@ from torch import Tensor
 from trainers.titan.model import TitanModel  # isort: skip
 from torchtitan.distributed import utils as titan_dist
 
-from forge_env.core.errors import InvariantError, UserError
-from trainers.batching.batch import MicroBatch, Sample, batches_to_compile, by_sample, empty_batch, pack
-from trainers.batching.packing import flops_crossover
+from forge_env.core.errors import UserError
+from trainers.batching.batch import MicroBatch, Sample, batches_to_compile, by_sample
 from trainers.lora import check_trainer
 from trainers.objective.loss_call import Loss, LossCall
 from trainers.objective.loss_metrics import LossMetrics
@@ -61,27 +63,20 @@ from trainers.titan.head import check_temperature
 from trainers.titan.lora import Adapters
 from trainers.titan.optimizer import build_adamw, check_state, restore_state_dtype, set_hyperparameters
 from trainers.titan.parallel import init_process_group, parallel_dims, resolve
+from trainers.titan.rank_batches import RankBatches
+from trainers.titan.replay_metrics import ReplayMetrics
 from trainers.titan.schedule import build_schedule
 from trainers.titan.settings import TitanSettings
 
 
-class _Counts(NamedTuple):
-    """What every rank knows of a step's micro-batches."""
-
-    tokens: int  # valid ones, over all ranks
-    episodes: int  # with any, likewise
-    rounds: int  # the most micro-batches that any rank has
-    rounds_of_parts: int  # the most with rows of split episodes
-
-
 class TitanTrainer:
-    """Trains one model from a Hugging Face folder: Qwen3, Qwen2.5 or Llama 3.
+    """Trains one model from a Hugging Face folder: Qwen3, dense or with experts, Qwen2.5 or Llama 3.
 
     Args:
         model_path: the folder.
         settings: how to train.
         is_frozen: give logprobs only. There is no optimizer, and the weights are in the dtype that the model computes
-            in.
+            in. It replays no routes: they are those of the policy, and this is another model.
 
     Raises:
         UserError: a setting or the model folder is wrong.
@@ -99,7 +94,9 @@ class TitanTrainer:
         self._owns_group = init_process_group()
         try:
             limit_memory(settings.gpu_memory_gib)
-            self.parallel = parallel_dims(settings.dp_shard, settings.tp, settings.cp, settings.dp_replicate)
+            self.parallel = parallel_dims(
+                settings.dp_shard, settings.tp, settings.cp, settings.dp_replicate, settings.ep
+            )
             dtype, attention = resolve(settings.dtype, settings.attention, settings.cp)
             check_trainer(settings.lora, settings.optimizer_state, cpu_offload=settings.cpu_offload)
             check_state(settings.optimizer_state, is_on_cpu=device().type == "cpu" or settings.cpu_offload)
@@ -122,21 +119,20 @@ class TitanTrainer:
         except BaseException:
             self._destroy_group()
             raise
+        self._replays = settings.replay and not is_frozen and self.model.experts is not None
         self._state = TrainingState(self.model, settings.optimizer_state)
         self.device = self.model.device
         # Tensor and context parallelism cut sequences evenly; compiled kernels should see few different lengths.
         tuned = self.device.type != "cpu" and (attention == "flex" or settings.compile)
-        self._multiple = multiple_of_lengths(settings.cp, tensor=settings.tp, tuned=tuned)
+        multiple = multiple_of_lengths(settings.cp, tensor=settings.tp, tuned=tuned)
+        self._batches = RankBatches(self.model, self.parallel, settings, multiple=multiple, replays=self._replays)
         if is_frozen:
             self.model.module.requires_grad_(False).eval()
         else:
             self.begin()
-        batch_mesh = self.parallel.get_optional_mesh("batch")
-        self._data_group = batch_mesh.get_group() if batch_mesh is not None else None
-        self._data_rank = batch_mesh.get_local_rank() if batch_mesh is not None else 0
         if settings.compile:
             try:
-                self._compile()
+                self._compile(multiple)
             except BaseException:
                 self._destroy_group()
                 raise
@@ -175,7 +171,13 @@ class TitanTrainer:
     # -- training ------------------------------------------------------------------------------------------------
 
     def train_step(
-        self, samples: Sequence[Sample], loss: Loss, *, temperature: float = 1.0, old_is_present: bool = False
+        self,
+        samples: Sequence[Sample],
+        loss: Loss,
+        *,
+        temperature: float = 1.0,
+        old_is_present: bool = False,
+        compare_replay: bool = False,
     ) -> dict[str, float]:
         """Take one optimizer step on `samples`; every rank is given the same ones.
 
@@ -185,13 +187,15 @@ class TitanTrainer:
             temperature: the sampling temperature; all logprobs and the entropy are taken of logits / temperature.
             old_is_present: give the loss, for old_logprobs, those of this very pass without their gradient: a ratio to
                 them is exactly 1, which no second pass would give. Otherwise they are the samples' own, if any.
+            compare_replay: where rows have routes, also measure the step without them: one forward pass more.
 
         Returns:
             loss, grad_norm, learning_rate (of this step), tokens and episodes (valid ones), tokens_left_out and
             episodes_left_out (those of them that have no advantage, where the loss gets nothing of such: they were not
-            computed, and the loss is still divided by all), what `LossMetrics.values` has of the others, seconds, and
-            skipped: 1.0 when nothing was changed, because there was no valid token or the loss or the gradient was not
-            finite. A step that leaves all of them out is one with a gradient of 0.
+            computed, and the loss is still divided by all), what `LossMetrics.values` and, where rows have routes,
+            `ReplayMetrics.values` have of the others, seconds, and skipped: 1.0 when nothing was changed, because there
+            was no valid token or the loss or the gradient was not finite. A step that leaves all of them out is one
+            with a gradient of 0.
 
         Raises:
             UserError: the loss asks for what there is not, or returns something other than a scalar; a row is longer
@@ -201,34 +205,37 @@ class TitanTrainer:
         start = time.perf_counter()
         call = LossCall(loss)
         check_temperature(temperature)
-        self._check_rows(samples)
+        self._batches.check_rows(samples)
         idle = [sample for sample in samples if call.skips_idle and not sample.has_advantage]
         learned = [s for s in samples if s.has_advantage] if idle else samples
-        batches = self._micro_batches(learned)
-        computed, episodes, rounds, rounds_of_parts = self._count(batches)
+        batches = self._batches.of(learned)
+        computed, episodes, rounds, rounds_of_parts, rows_read = self._batches.count(batches)
         # Every rank has all samples, so this needs no collective.
         left_out = [sum(units) for units in zip(*(sample.units for sample in idle), strict=True)] or [0, 0]
         tokens, episodes = computed + left_out[0], episodes + left_out[1]
         learning_rate = self.learning_rate
-        metrics = LossMetrics(loss, self.device)
+        metrics, replay = LossMetrics(loss, self.device), ReplayMetrics(self.model, rows_read)
         normalizer = torch.tensor(float(call.units(tokens, episodes)), device=self.device)
         step = StepLoss(call, normalizer, metrics, old_is_present=old_is_present)
         split = SplitEpisodes(learned, batches, step)
         # With all left out, one round of padding still gives every parameter its gradient, which is 0.
-        ready = self._rounds(batches, max(rounds, 1) if tokens else 0)
+        ready = self._batches.rounds(batches, max(rounds, 1) if tokens else 0)
         try:
+            if compare_replay and replay.is_on:
+                replay.compare(ready, partial(self._logprobs, temperature=temperature))
             if tokens and rounds_of_parts:
-                parts = self._padded([batch for batch in ready if batch.is_part], rounds_of_parts)
+                parts = self._batches.padded([batch for batch in ready if batch.is_part], rounds_of_parts)
                 split.call_loss(self._values(learned, parts, temperature, with_entropy=True))
             for number, batch in enumerate(ready, 1):
                 self.model.sum_over_replicas(number == len(ready))
-                if batch.is_part:
-                    split.backward(batch, *self._logprobs(batch, temperature, with_entropy=split.uses_entropy))
-                else:  # the entropy is for the metrics in any case: only a loss that uses it pays for its gradient
-                    step.backward(batch, *self._logprobs(batch, temperature, with_entropy=True))
-            total_loss = self._sum_over_ranks(step.total)
-            self._sum_over_ranks(metrics.sums)
-            self._max_over_ranks(metrics.largest)
+                # The entropy is for the metrics in any case: only a loss that uses it pays for its gradient.
+                found = self._logprobs(batch, temperature, with_entropy=split.uses_entropy or not batch.is_part)
+                replay.add(batch)
+                (split if batch.is_part else step).backward(batch, *found)
+            total_loss = self._batches.sum_over_ranks(step.total)
+            replay.sum_over_ranks(self._batches.sum_over_ranks)
+            self._batches.sum_over_ranks(metrics.sums)
+            self._batches.max_over_ranks(metrics.largest)
             norm = self._clip_gradients() if tokens else total_loss.new_zeros(())
             total, grad_norm = torch.stack([total_loss, norm]).tolist()  # here, and only here, a GPU is waited for
             healthy = tokens > 0 and math.isfinite(total) and math.isfinite(grad_norm)
@@ -250,27 +257,34 @@ class TitanTrainer:
             "tokens_left_out": float(left_out[0]),
             "episodes_left_out": float(left_out[1]),
             **metrics.values(computed),
+            **replay.values(computed),
             "skipped": float(not healthy),
             "seconds": time.perf_counter() - start,
         }
 
     def logprobs(self, samples: Sequence[Sample], temperature: float = 1.0) -> list[np.ndarray]:
         """This model's logprobs of the sampled targets: one float32 array per sample, in row order, the same on every
-        rank."""
+        rank. Where rows have routes they are those of a training step, with the engine's experts."""
+        return self._logprobs_of(samples, temperature, with_routes=self._replays)
+
+    def _logprobs_of(self, samples: Sequence[Sample], temperature: float, *, with_routes: bool) -> list[np.ndarray]:
         check_temperature(temperature)
-        self._check_rows(samples)
-        batches = self._micro_batches(samples)
-        (values,) = self._values(samples, self._rounds(batches, self._count(batches).rounds), temperature)
+        self._batches.check_rows(samples)
+        batches = self._batches.of(samples, with_routes=with_routes)
+        ready = self._batches.rounds(batches, self._batches.count(batches).rounds)
+        (values,) = self._values(samples, ready, temperature)
         return by_sample(samples, values)
 
     def reference_logprobs(self, samples: Sequence[Sample], temperature: float = 1.0) -> list[np.ndarray]:
         """As `logprobs`, under the model that the adapters started from: the frozen base, or what was kept.
 
+        It chooses its experts itself, as a reference model of its own does.
+
         Raises:
             UserError: the trainer trains all weights, so that it has no frozen base.
         """
         with self._adapters.reference():
-            return self.logprobs(samples, temperature)
+            return self._logprobs_of(samples, temperature, with_routes=False)
 
     @property
     def _adapters(self) -> Adapters:
@@ -281,7 +295,7 @@ class TitanTrainer:
     @property
     def data_ranks(self) -> int:
         """Ranks that share the samples of a step."""
-        return self.parallel.dp_replicate * self.parallel.dp_shard
+        return self._batches.ranks
 
     @property
     def learning_rate(self) -> float:
@@ -307,24 +321,31 @@ class TitanTrainer:
             values = self._logprobs(batch, temperature, with_entropy=with_entropy)
             if batch.samples:
                 found[:, batch.numbers] = torch.stack([value for value in values if value is not None])
-        return self._sum_over_ranks(found)
+        return self._batches.sum_over_ranks(found)
 
     def _logprobs(
         self, batch: MicroBatch, temperature: float, *, with_entropy: bool = False
     ) -> tuple[Tensor, Tensor | None]:
-        inputs = batch.tokens, batch.positions, batch.selected, batch.targets
-        logprobs, entropies = self.model.logprobs(*inputs, temperature, with_entropy=with_entropy)
+        inputs, routes = (batch.tokens, batch.positions, batch.selected, batch.targets), batch.routes
+        if routes is None and self._replays and self.settings.compile and (experts := self.model.experts):
+            # A block is compiled for routes once, and not a second time for none.
+            shape = *batch.tokens.shape, len(self.model.module.layers), experts.active
+            routes = batch.tokens.new_full(shape, -1, dtype=torch.int16)
+        logprobs, entropies = self.model.logprobs(*inputs, temperature, with_entropy=with_entropy, routes=routes)
         whole = self.model.context.whole
         return whole(logprobs, batch), None if entropies is None else whole(entropies, batch)
 
-    def _compile(self) -> None:
+    def _compile(self, multiple: int) -> None:
         """Compile the blocks for sequences of any length, before the first step.
 
-        Torch compiles for the first shape that it is given, and again for all shapes when it is given another.
+        Torch compiles for the first shape that it is given, and again for all shapes when it is given another. On a GPU
+        that is only for all small ones: Inductor fuses the reductions of large tensors in another way.
         """
-        sequences = 1 if self.settings.pack_length else 2
-        for batch in batches_to_compile(self._multiple, sequences=sequences):
-            inputs = self._placed(batch)
+        settings = self.settings
+        is_full = settings.compile_full and self.device.type != "cpu"
+        full = min(settings.pack_length, settings.max_tokens_per_micro_batch) if is_full else 0
+        for batch in batches_to_compile(multiple, sequences=1 if settings.pack_length else 2, full=full):
+            inputs = self._batches.placed(batch)
             if not self.model.module.training:
                 with torch.no_grad():
                     self._logprobs(inputs, 1.0)
@@ -334,71 +355,10 @@ class TitanTrainer:
             (logprobs.sum() + entropies.sum()).backward()  # type: ignore[union-attr]
             self._optimizer.zero_grad()
 
-    def _check_rows(self, samples: Sequence[Sample]) -> None:
-        """Check that the model can read every row."""
-        rows = [row.arrays.token_ids for sample in samples for row in sample.rows]
-        longest = max(map(len, rows), default=0)
-        if longest > self.model.max_length:
-            raise UserError(
-                f"a row has {longest} tokens, more than the model's max_position_embeddings={self.model.max_length}."
-            )
-        highest = max((int(token_ids.max()) for token_ids in rows if len(token_ids)), default=0)
-        vocabulary = self.model.config.vocab_size
-        if highest >= vocabulary:
-            raise InvariantError(f"a row holds token {highest}, but the model's vocabulary has {vocabulary} entries")
-
-    def _micro_batches(self, samples: Sequence[Sample]) -> list[MicroBatch]:
-        """This rank's share of the samples, on the CPU, with `samples` numbered as the caller did."""
-        return pack(
-            samples,
-            max_tokens=self.settings.max_tokens_per_micro_batch,
-            pack_length=self.settings.pack_length,
-            pad_id=0,
-            multiple=self._multiple,
-            rank=self._data_rank,
-            ranks=self.data_ranks,
-            crossover=flops_crossover(self.model.hf_config),
-        )
-
-    def _count(self, batches: Sequence[MicroBatch]) -> _Counts:
-        units = [batch.units for batch in batches]
-        sums = [sum(t for t, _ in units), sum(e for _, e in units)]
-        most = [len(batches), sum(batch.is_part for batch in batches)]
-        if self._data_group is None:
-            return _Counts(*sums, *most)
-        return _Counts(
-            *self._sum_over_ranks(torch.tensor(sums, device=self.device)).tolist(),
-            *self._max_over_ranks(torch.tensor(most, device=self.device)).tolist(),
-        )
-
-    def _rounds(self, batches: Sequence[MicroBatch], rounds: int) -> list[MicroBatch]:
-        """`rounds` batches on the device, with empty ones at the end.
-
-        All go there before the first pass: a later copy would wait for the passes that are queued by then.
-        """
-        return self._padded([self._placed(batch) for batch in batches[:rounds]], rounds)
-
-    def _padded(self, batches: Sequence[MicroBatch], rounds: int) -> list[MicroBatch]:
-        """Add empty batches: every rank has to run the model equally often, or collectives never meet."""
-        return [*batches, *[self._placed(empty_batch(self._multiple))] * (rounds - len(batches))]
-
-    def _placed(self, batch: MicroBatch) -> MicroBatch:
-        """The rank's part of a micro-batch, on the device."""
-        return self.model.context.local(batch).to(self.device)
-
-    def _sum_over_ranks(self, values: Tensor) -> Tensor:
-        if self._data_group is not None:
-            dist.all_reduce(values, group=self._data_group)
-        return values
-
-    def _max_over_ranks(self, values: Tensor) -> Tensor:
-        if self._data_group is not None:
-            dist.all_reduce(values, op=dist.ReduceOp.MAX, group=self._data_group)
-        return values
-
     def _clip_gradients(self) -> Tensor:
         parameters = list(self.model.module.parameters())
-        norm = titan_dist.clip_grad_norm_(parameters, self.settings.max_grad_norm)
+        limit, is_spread = self.settings.max_grad_norm, self.parallel.ep_enabled
+        norm = titan_dist.clip_grad_norm_(parameters, limit, ep_enabled=is_spread)
         return norm.to(self.device)  # where gradients are in the host's memory, so is their norm
 
     # -- weights and checkpoints ---------------------------------------------------------------------------------

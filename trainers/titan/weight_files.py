@@ -7,6 +7,7 @@ dtype, shape and offsets of each tensor; then the tensors, one after the other w
 from __future__ import annotations
 
 import json
+import mmap
 import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -24,6 +25,7 @@ INDEX = "model.safetensors.index.json"
 MAX_FILE_BYTES = 5 * 10**9
 """Of one file of a folder, unless a single tensor is larger; Hugging Face's own limit."""
 _DTYPES = {torch.float64: "F64", torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
+_KINDS = {kind: dtype for dtype, kind in _DTYPES.items()}
 _ALIGNMENT = 8  # bytes: where the tensors begin
 
 
@@ -45,11 +47,13 @@ class WeightFiles:
         self.where = where
         self.shapes: dict[str, tuple[int, ...]] = {}
         self._files: dict[str, Path] = {}
+        self._places: dict[str, tuple[str, int, int]] = {}  # dtype, and where the tensor begins and ends in its file
         for file in files:
-            with _opened(file) as content:
+            with _opened(file) as content:  # checks the header
                 for name in content.keys():  # noqa: SIM118  not a dictionary
                     self.shapes[name] = tuple(content.get_slice(name).get_shape())
                     self._files[name] = file
+            self._places |= _places(file)
 
     @classmethod
     def of_folder(cls, folder: Path) -> WeightFiles:
@@ -69,14 +73,19 @@ class WeightFiles:
     def read(self, name: str, place: tuple[slice, ...] | None = None) -> Tensor:
         """A tensor, or a slice of it, on the CPU, in the file's dtype.
 
-        It is a view of the file, whose pages are read when they are used, and given back with the tensor.
+        It is a view of the file, whose pages are read when they are used, and given back with the tensor. The names in
+        the file are not read again: there are thousands of them where a layer has many experts.
 
         Raises:
             UserError: when the file is damaged.
         """
-        with _opened(self._files[name]) as content:
-            tensor: Tensor = content.get_tensor(name) if place is None else content.get_slice(name)[place]
-            return tensor
+        path, (kind, start, end) = self._files[name], self._places[name]
+        if kind not in _KINDS:
+            with _opened(path) as content:
+                tensor: Tensor = content.get_tensor(name) if place is None else content.get_slice(name)[place]
+                return tensor
+        whole = _view(path, _KINDS[kind], start, end).view(self.shapes[name])
+        return whole if place is None else whole[place]
 
 
 def write_folder(
@@ -150,3 +159,25 @@ def _opened(path: Path) -> Iterator[Any]:
             yield content
     except SafetensorError as error:
         raise UserError(f"{path} is damaged: {error}.") from None
+
+
+def _places(path: Path) -> dict[str, tuple[str, int, int]]:
+    """By the names of a file's tensors: dtype, and the bytes of the file where it begins and ends."""
+    with path.open("rb") as file:
+        (size,) = struct.unpack("<Q", file.read(8))
+        header = json.loads(file.read(size))
+    header.pop("__metadata__", None)
+    return {
+        name: (entry["dtype"], *(8 + size + offset for offset in entry["data_offsets"]))
+        for name, entry in header.items()
+    }
+
+
+def _view(path: Path, dtype: torch.dtype, start: int, end: int) -> Tensor:
+    """A part of a file as a tensor of one dimension; it is mapped for as long as the tensor lives."""
+    if start == end:
+        return torch.empty(0, dtype=dtype)
+    first = start - start % mmap.ALLOCATIONGRANULARITY
+    with path.open("rb") as file:  # a private map: what is written to the tensor does not reach the file
+        mapped = mmap.mmap(file.fileno(), end - first, access=mmap.ACCESS_COPY, offset=first)
+    return torch.frombuffer(mapped, dtype=dtype, count=(end - start) // dtype.itemsize, offset=start - first)

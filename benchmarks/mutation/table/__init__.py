@@ -9,12 +9,14 @@ from benchmarks.mutation.table import (
     controller,
     digests,
     episodes,
+    forms,
     grading,
     kinds,
     lora,
     losses,
     objective,
     sandbox,
+    verdicts,
     weights,
 )
 
@@ -31,4 +33,6 @@ TABLE: tuple[Mutant, ...] = (
     *weights.MUTANTS,
     *lora.MUTANTS,
     *admission.MUTANTS,
+    *forms.MUTANTS,
+    *verdicts.MUTANTS,
 )

@@ -210,7 +210,7 @@ MUTANTS = (
     ),
     Mutant(
         name="what a turn's second request saw is not checked",
-        function="sample_within",
+        function="joined",
         old="rest.prompt_ids != (*first.prompt_ids, *begun)",
         new="not rest.prompt_ids",
         tests=THOUGHT,

@@ -107,7 +107,7 @@ MUTANTS = (
     Mutant(
         name="inserted tokens count as targets of a turn",
         function="turn_targets",
-        old="turn.num_written",
+        old="turn.num_trained",
         new="len(turn.token_ids)",
         tests=(*CREDIT, "test_thought_budget.py"),
     ),

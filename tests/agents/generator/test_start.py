@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from agents.generator.start import EngineSettings, engine_arguments
+import json
+import os
+from typing import Any
+
+import pytest
+
+from agents.generator import start
+from agents.generator.start import KERNEL_SETTINGS, EngineSettings, engine_arguments, import_vllm
 from agents.generator.vllm_source import ENGINE_ARGS, field_types
 
 
@@ -19,6 +26,11 @@ def test_a_block_of_the_cache_on_a_cpu_is_shorter_than_most_prompts() -> None:
     assert engine_arguments(EngineSettings(), on_gpu=True)["block_size"] is None, "what the attention kernel asks for"
 
 
+def test_the_experts_of_an_engine_on_a_gpu_stay_as_the_trainer_has_them() -> None:
+    assert engine_arguments(EngineSettings(), on_gpu=True)["moe_backend"] == "triton"
+    assert engine_arguments(EngineSettings(), on_gpu=False)["moe_backend"] == "auto"
+
+
 def test_a_cache_of_given_size_asks_for_little_free_memory() -> None:
     shared = engine_arguments(EngineSettings(kv_cache_gib=2.0), on_gpu=True)
     assert (shared["gpu_memory_utilization"], shared["kv_cache_memory_bytes"]) == (0.05, 2 * 2**30)
@@ -32,5 +44,41 @@ def test_only_an_engine_on_a_gpu_sleeps_in_vllm() -> None:
     assert not engine_arguments(settings, on_gpu=False)["enable_sleep_mode"]
 
 
+def test_nothing_is_tuned_for_kernels_that_a_dense_model_in_bfloat16_has_not() -> None:
+    assert engine_arguments(EngineSettings(), on_gpu=True)["enable_flashinfer_autotune"] is False
+    quantized = EngineSettings(engine_args={"quantization": "fp8"})
+    assert engine_arguments(quantized, on_gpu=True)["enable_flashinfer_autotune"] is None, "vLLM's own choice"
+
+
 def test_the_installed_vllm_knows_every_argument() -> None:
     assert not engine_arguments(EngineSettings(), on_gpu=True).keys() - field_types(*ENGINE_ARGS).keys()
+
+
+KERNEL_KEYS = {"block_m", "block_n", "block_k", "num_warps", "num_ctas", "num_stages", "max_nreg"}
+
+
+@pytest.mark.parametrize("end, more", [("SHRINK", ("split_k", "group_size_m")), ("EXPAND_TRUE", ())])
+def test_kernel_settings_are_there_for_each_number_of_matrices_that_vllm_fuses(end: str, more: tuple[str, ...]) -> None:
+    """vLLM takes the nearest of all numbers but this one, and fails where it is missing."""
+    files = list(KERNEL_SETTINGS.glob(f"*_{end}.json"))
+    assert files
+    for file in files:
+        for by_slices in json.loads(file.read_text()).values():
+            assert set(by_slices) == {"1", "2", "3"}, file
+            settings: list[Any] = list(by_slices.values())
+            for _ in ("tokens", "inputs", "outputs"):
+                settings = [value for table in settings for value in table.values()]
+            assert all(set(setting) == KERNEL_KEYS | set(more) for setting in settings), file
+
+
+@pytest.mark.parametrize(
+    "rank, given, expected", [(0, None, None), (16, None, str(KERNEL_SETTINGS)), (16, "/mine", "/mine")], ids=str
+)
+def test_an_engine_with_adapters_takes_the_kernel_settings_of_the_package_unless_others_are_given(
+    monkeypatch: pytest.MonkeyPatch, rank: int, given: str | None, expected: str | None
+) -> None:
+    environ = {"VLLM_TUNED_CONFIG_FOLDER": given} if given else {}
+    monkeypatch.setattr(os, "environ", environ)
+    monkeypatch.setattr(start.importlib, "import_module", lambda name: None)
+    import_vllm(EngineSettings(lora_rank=rank))
+    assert environ.get("VLLM_TUNED_CONFIG_FOLDER") == expected

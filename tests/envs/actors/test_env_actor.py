@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from forge_env.core.episode import write_jsonl
+from forge_env.core.episode import Episode, write_jsonl
 from forge_env.core.faults import FaultPolicy
 from forge_env.core.types import EpisodeLimits
 from forge_env.rollout.factory import make
@@ -36,6 +34,6 @@ async def test_a_group_arrives_with_its_lines_and_nobody_has_unpacked_it(
         assert episode.turns and all(turn.num_tokens for turn in episode.turns)
         with pytest.raises(AttributeError):
             type(episode.turns[0]).__dict__["token_ids"].__get__(episode.turns[0])
-        assert json.loads(line) == json.loads(json.dumps(asdict(episode)))
+        assert Episode.from_json(line.decode()) == episode
         write_jsonl(tmp_path / "train.jsonl", [episode])
     assert (tmp_path / "train.jsonl").read_text().count("\n") == 4

@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import shlex
+import shutil
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
@@ -25,6 +26,14 @@ from forge_env.rollout.rollout import run_episode
 
 TASK = Task(prompt=({"role": "user", "content": "go"},), target="3")
 LIMITS = EpisodeLimits(max_turns=20, step_seconds=60.0)
+ENGINE_LIMITS = EpisodeLimits(max_turns=6, max_tokens=12_000, max_turn_tokens=60)
+
+
+def make_long_model(model: Path, folder: Path) -> None:
+    """Copy a model, for the long prompts of agent packages."""
+    shutil.copytree(model, folder)
+    config = folder / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"max_position_embeddings": 16_384}))
 
 
 class SaysPolicy(ScriptedPolicy):

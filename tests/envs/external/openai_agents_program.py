@@ -1,4 +1,7 @@
-"""An agent of the package openai-agents, as its documentation writes one; it knows nothing of forge_env."""
+"""An agent of the package openai-agents, as its documentation writes one; it knows nothing of forge_env.
+
+With the argument "chat" it speaks Chat Completions; with "default" what the package speaks by default, Responses.
+"""
 
 import asyncio
 import json
@@ -16,8 +19,9 @@ def add(a: int, b: int) -> int:
     return a + b
 
 
-async def main(question: str) -> None:
-    set_default_openai_api("chat_completions")
+async def main(mode: str, question: str) -> None:
+    if mode == "chat":
+        set_default_openai_api("chat_completions")
     agent = Agent(name="adder", instructions="Add with the tool.", tools=[add], model=os.environ["OPENAI_MODEL"])
     first = await Runner.run(agent, question)
     streamed = Runner.run_streamed(agent, [*first.to_input_list(), {"role": "user", "content": "And again?"}])
@@ -30,4 +34,4 @@ async def main(question: str) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main(sys.stdin.read()))
+    asyncio.run(main(sys.argv[1], sys.stdin.read()))

@@ -128,7 +128,7 @@ async def test_a_client_does_not_try_again_when_the_episode_is_over(tiny_model: 
     [
         ([{"n": 2}], {"n": 1}, "1 request was refused (1 x HTTP 400: n is 2, which is not offered"),
         ([{"n": 2}, {"n": 3}, {"stop": [""]}], {"n": 2, "stop": 1}, "3 requests were refused (2 x HTTP 400: n is 2"),
-        ([{"path": "/responses"}], {"not_found": 1}, "1 x HTTP 404: there is no /v1/responses"),
+        ([{"path": "/embeddings"}], {"not_found": 1}, "1 x HTTP 404: there is no /v1/embeddings"),
         ([{"messages": [{}]}, {"messages": [{"role": "user"}, 5]}], {"messages": 2}, "messages[0] has no role"),
     ],
 )
@@ -258,8 +258,22 @@ def test_an_evaluation_shows_what_was_refused(tmp_path: Path, capfd: pytest.Capt
     out, err = capfd.readouterr()
     assert json.loads(out)["refused_requests"] == {"n": 2}
     assert "2 requests of the programs were refused: n (2)" in err
+    assert "began for the reason" not in err
     line[line.index("--command") + 1], line[-1] = command("refused", '[{"n": 2}]'), str(tmp_path / "faults")
     assert main([*line, "--json"]) == 1
     result = json.loads(capfd.readouterr().out)
     assert result["refused_requests"] == {"n": 2}, "those of the faults as well"
     assert "n is 2" in next(iter(result["first_errors"].values()))
+
+
+def test_an_evaluation_shows_why_rows_began(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "says.py").write_text("def model(messages):\n    return {'role': 'assistant', 'content': 'a'}\n")
+    line = ["eval", "--env", "external", "--agent", f"scripted:{tmp_path}/says.py:model", "--tasks", "2"]
+    line += ["--command", command("refused", "[{}, {}]"), "--out", str(tmp_path / "out"), "--json"]
+    assert main(line) == 0
+    out, err = capfd.readouterr()
+    result = json.loads(out)
+    example = result["row_began"]["repeated"]["example"]
+    assert result["row_began"] == {"repeated": {"count": 2, "example": example}}
+    assert example.endswith("turn 1: it repeats 1 message of an earlier conversation, and adds nothing")
+    assert f"2 rows began for the reason repeated, for example in {example}" in err

@@ -166,9 +166,7 @@ async def test_other_tools_begin_a_new_row(factory: EnvFactory, tiny_model: Path
     assert [turn.starts_row for turn in episode.turns] == [True, True]
 
 
-async def test_requests_at_once_are_answered_one_after_another(
-    factory: EnvFactory, tiny_model: Path, tmp_path: Path
-) -> None:
+async def test_requests_at_once_are_rows_of_their_own(factory: EnvFactory, tiny_model: Path, tmp_path: Path) -> None:
     async with playing(factory, says(tiny_model, *map(str, range(5))), tmp_path) as program:
         answers = await asyncio.gather(*(program.chat(f"question {i}") for i in range(5)))
         episode = await program.end()
@@ -260,8 +258,9 @@ async def test_an_agent_of_messages_completes_no_prompt(factory: EnvFactory, tmp
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"n": 2}, "n is 2"),
     ({"logit_bias": {"5": 1}}, "logit_bias"),
-    ({"response_format": {"type": "json_object"}}, "response_format"),
-    ({"logprobs": True}, "logprobs"),
+    ({"response_format": {"type": "grammar"}}, "response_format is"),
+    ({"top_logprobs": 2}, "top_logprobs"),
+    ({"unheard_of": 1}, "'unheard_of' is no field"),
     ({"stop": [""]}, "stop is a text"),
     ({"max_tokens": "many"}, "max_tokens is"),
     ({"messages": []}, "messages is missing"),
@@ -279,7 +278,7 @@ async def test_what_is_not_offered_is_refused_and_is_no_turn(
 ) -> None:
     async with playing(factory, says(tiny_model, "fine"), tmp_path) as program:
         url, headers = f"{program.base_url}/chat/completions", {"Authorization": f"Bearer {program.token}"}
-        good = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "unheard_of": 1}
+        good = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
         async with httpx.AsyncClient(headers=headers) as client:
             for change, reason in REFUSED:
                 done = await client.post(url, json={**good, **change})
@@ -288,7 +287,7 @@ async def test_what_is_not_offered_is_refused_and_is_no_turn(
             for text in ("{", "[" * 100_000, "5"):
                 assert (await client.post(url, content=text)).status_code == 400
             assert (await client.get(url)).status_code == 405
-            assert (await client.post(f"{program.base_url}/responses", json={})).status_code == 404
+            assert (await client.post(f"{program.base_url}/embeddings", json={})).status_code == 404
             assert (await client.post(url, content=b" " * (16 * 2**20 + 1))).status_code == 413
             done = await client.post(url, json={**good, "temperature": 0.2, "top_p": 1, "tool_choice": "auto"})
             assert done.headers["x-forge-env-ignored"] == "temperature, top_p"

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
+import json
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,46 +12,34 @@ from agents.renderer.decoding import open_decoder
 from forge_env.core.episode import write_jsonl
 from forge_env.core.types import EpisodeLimits, Outcome, Task
 from forge_env.records.audit import audit
+from forge_env.registry.agent_spec import AgentSettings, open_agent
 from forge_env.rollout.factory import make
 from forge_env.rollout.rollout import run_episode
-from tests.envs.external.external_playing import calls, says
+from tests.envs.external.external_playing import ENGINE_LIMITS, calls, make_long_model, says
+from tests.helpers.own_environment import python_with
 
 ROOT = Path(__file__).resolve().parents[3]
 PACKAGE = "openai-agents==0.24.0"
+MINI = "mini-swe-agent==2.4.6"
+LOGS = Path(__file__).with_name("logs")
 PROGRAM = Path(__file__).with_name("openai_agents_program.py")
-INSTALL_SECONDS = 240.0
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture
 def interpreter() -> Path:
-    """The Python of an environment that holds the package; made once, in .cache/."""
-    folder = ROOT / ".cache" / PACKAGE.replace("==", "-")
-    python, ready = folder / "bin" / "python", folder / ".ready"
-    if ready.exists():
-        return python
-    uv = Path(sys.executable).with_name("uv")
-    if not uv.exists():
-        pytest.skip("uv is not installed")
-    environ = {"UV_CACHE_DIR": str(ROOT / ".cache" / "uv"), **os.environ}
-    for command in (
-        [uv, "venv", "--quiet", "--clear", "--python", sys.executable, folder],
-        [uv, "pip", "install", "--quiet", "--python", python, PACKAGE],
-    ):
-        done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=INSTALL_SECONDS)
-        if done.returncode:
-            pytest.skip(f"{PACKAGE} cannot be installed: {done.stderr.strip()[-300:]}")
-    ready.touch()
-    return python
+    """The Python of an environment that holds openai-agents."""
+    return python_with(PACKAGE)
 
 
+@pytest.mark.parametrize("mode", ["chat", "default"])
 async def test_openai_agents_runs_as_it_is_and_leaves_exact_tokens(
-    interpreter: Path, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    interpreter: Path, mode: str, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", str(ROOT))  # ours would hide the package's `agents`
     monkeypatch.setenv("OPENAI_AGENTS_DISABLE_TRACING", "1")  # it would send its traces to OpenAI
     agent = says(tiny_model, calls("add", a=19, b=23), "42", calls("add", a=42, b=1), "43")
     task = Task(prompt=({"role": "user", "content": "What is 19 + 23?"},))
-    async with make("external", command=shlex.join([str(interpreter), str(PROGRAM)])) as factory:
+    async with make("external", command=shlex.join([str(interpreter), str(PROGRAM), mode])) as factory:
         limits = EpisodeLimits(max_tokens=10_000)
         episode = await run_episode(factory, agent, task, seed=0, episode_id="e", limits=limits)
 
@@ -68,3 +54,57 @@ async def test_openai_agents_runs_as_it_is_and_leaves_exact_tokens(
     file = tmp_path / "episodes.jsonl"
     write_jsonl(file, [episode])
     assert audit(file, open_decoder(tiny_model)).problems == []
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(500)  # it installs the package
+@pytest.mark.parametrize(("mode", "rows"), [("fixed", 1), ("edited", 3)])
+async def test_mini_swe_agent_sends_what_its_log_says(
+    mode: str, rows: int, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The logs that test_external_logs.py replays are those of the package."""
+    log = [json.loads(line) for line in (LOGS / f"mini_swe_agent_{mode}.jsonl").read_text().splitlines()]
+    recorded = [json.loads(line["response"]["tool_calls"][0]["function"]["arguments"]) for line in log]
+    commands = [arguments["command"] for arguments in recorded]
+    made = "touch a.txt; " + commands[0]  # the folder of the log had two; that of a program has prompt.txt
+    agent = says(tiny_model, *(calls("bash", command=command) for command in [made, *commands[1:]]))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    command = shlex.join([str(python_with(MINI)), str(PROGRAM.with_name("mini_swe_program.py")), mode])
+    task = Task(prompt=({"role": "user", "content": log[0]["request"]["messages"][1]["content"]},))
+    async with make("external", command=command) as factory:
+        limits = EpisodeLimits(max_tokens=40_000)
+        episode = await run_episode(factory, agent, task, seed=0, episode_id="e", limits=limits)
+    assert (episode.outcome, episode.reward, len(episode.rows)) == (Outcome.SCORED, 1.0, rows), episode.error
+    assert {row["kind"] for row in episode.info.get("row_began", ())} == ({"system_prompt"} if rows > 1 else set())
+    sent = [m["content"] for m in episode.messages if m["role"] == "system"]
+    assert sent == [line["request"]["messages"][0]["content"] for line in log][:rows]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(500)  # it installs the packages, and starts an engine
+async def test_a_real_engine_answers_them_and_its_tokens_are_exact(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A random model solves nothing: what is asserted is that requests are answered, and what was recorded."""
+    monkeypatch.setenv("OPENAI_AGENTS_DISABLE_TRACING", "1")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    commands = {
+        "openai-agents chat": [str(python_with(PACKAGE)), str(PROGRAM), "chat"],
+        "openai-agents default": [str(python_with(PACKAGE)), str(PROGRAM), "default"],
+        "mini-swe-agent": [str(python_with(MINI)), str(PROGRAM.with_name("mini_swe_program.py")), "fixed"],
+    }
+    make_long_model(tiny_model, tmp_path / "model")
+    settings = AgentSettings(env="external", max_tokens=ENGINE_LIMITS.max_tokens, concurrency=1)
+    task = Task(prompt=({"role": "user", "content": "What is 19 + 23?"},))
+    episodes = []
+    async with open_agent(f"checkpoint:{tmp_path}", settings) as agent:
+        for name, command in commands.items():
+            async with make("external", command=shlex.join(command), on_failure="score") as factory:
+                episodes.append(await run_episode(factory, agent, task, seed=0, episode_id=name, limits=ENGINE_LIMITS))
+    told = {e.id: (e.outcome, e.error, e.info.get("refused_requests"), len(e.turns)) for e in episodes}
+    assert all(e.outcome in (Outcome.SCORED, Outcome.TRUNCATED) and e.turns for e in episodes), told
+    assert not any("refused_requests" in e.info for e in episodes), told
+    file = tmp_path / "episodes.jsonl"
+    write_jsonl(file, episodes)
+    result = audit(file, open_decoder(tiny_model))
+    assert (result.problems, result.episodes) == ([], len(commands)), told

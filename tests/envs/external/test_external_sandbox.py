@@ -104,8 +104,9 @@ async def test_a_program_sees_its_own_and_reaches_the_gateway_only(
     assert all(inside["writes"]) and inside["own"] == "written"
     assert inside["descriptors"] == [0, 1, 2]
     assert inside["ids"][0] != 0
-    given = {name for name in inside["variables"] if not name.startswith(("OPENAI_", "FORGE_ENV_"))}
+    given = {name for name in inside["variables"] if not name.startswith(("OPENAI_", "ANTHROPIC_", "FORGE_ENV_"))}
     assert given <= {"PATH", "LANG", "HOME", "TMPDIR", "PYTHONUNBUFFERED", "LC_CTYPE"}  # the last is Python's own doing
+    assert inside["variables"]["ANTHROPIC_BASE_URL"] == inside["variables"]["OPENAI_BASE_URL"].removesuffix("/v1")
     assert inside["variables"]["HOME"] == inside["variables"]["TMPDIR"]
 
 

@@ -64,6 +64,22 @@ def test_responses_errors_and_limits(helper: HelperProcess) -> None:
     assert helper.pid == first
 
 
+def test_another_interpreter_runs_the_library(tmp_path: Path) -> None:
+    python = tmp_path / "other-python"
+    python.write_text(f'#!/bin/sh\nNAME=other exec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    (tmp_path / "library.py").write_text(
+        "import os\nPACKAGES = ()\n"
+        "def open_library(run_forked):\n    return lambda request: {'name': os.environ['NAME']}\n"
+    )
+    helper = HelperProcess(str(tmp_path / "library.py"), name="the small helper", python=str(python))
+    try:
+        assert helper.enforced()["network_denied"] in (True, False), "it is tried with that interpreter, too"
+        assert helper.request({}, seconds=60) == {"name": "other"}
+    finally:
+        helper.close()
+
+
 def test_a_library_that_cannot_be_opened_is_an_error_with_its_reason(tmp_path: Path) -> None:
     (tmp_path / "library.py").write_text("PACKAGES = ()\ndef open_library(run_forked):\n    import no_such_module\n")
     helper = HelperProcess(str(tmp_path / "library.py"), name="the small helper")

@@ -599,6 +599,20 @@ async def test_an_expert_may_be_a_coroutine() -> None:
     assert report.ok and verdicts(report)["gold answers"] is True, failures(report)
 
 
+class ChoosyExpert(Good):
+    """Its expert solves no tasks of this kind."""
+
+    @staticmethod
+    def expert(messages: list[Message]) -> Message:
+        raise UserError("there is no expert for the tasks of a file")
+
+
+async def test_an_expert_may_refuse_the_tasks() -> None:
+    report = await run_checks(EnvFactory(ChoosyExpert), tasks=2, only=["gold answers"])
+    [row] = [row for row in report.rows if row.name == "gold answers"]
+    assert (row.ok, row.detail) == (None, "there is no expert for the tasks of a file")
+
+
 async def test_without_expert_and_cheats_their_checks_are_skipped_with_a_reason() -> None:
     report = await run_checks(EnvFactory(Plain), tasks=2)
     skipped = {row.name: row.detail for row in report.rows if row.ok is None}

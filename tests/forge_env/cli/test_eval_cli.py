@@ -610,6 +610,7 @@ def test_a_folder_of_something_else_or_in_use_is_refused(run: Run) -> None:
         ({"thinking": "of"}, "thinking is 'of'. Did you mean off?"),
         ({"thinking": "off"}, "thinking is 'off', which is for local models, vllm: and checkpoint:"),
         ({"agent": "openai:gpt@http://127.0.0.1:9/v1", "thinking": "on"}, "leave --thinking out"),
+        ({"adapter": "mine"}, "the adapter is mine and the agent is scripted:expert: an adapter is for local models"),
     ],
 )
 def test_a_mistake_is_one_sentence(run: Run, changes: dict[str, str], words: str) -> None:
@@ -755,6 +756,35 @@ def test_an_evaluation_of_a_model_that_thinks_is_not_gone_on_with_without(tiny_m
     with EvalFolder(out, plan()), pytest.raises(UserError, match="in use|another process"), EvalFolder(out, plan()):
         pass
     with pytest.raises(UserError, match=r"other settings \(thinking 'off'\)"), EvalFolder(out, plan(thinking="on")):
+        pass
+
+
+def test_an_evaluation_is_of_one_adapter(tiny_model: Path, project: Path) -> None:
+    """The plan names it with the digests of its files; an older plan, which names none, is of the model alone."""
+    factory, adapter = make("math"), project / "adapter"
+    tasks = factory.tasks("test", count=1)
+    adapter.mkdir()
+    for name in ("adapter_config.json", "adapter_model.safetensors", "README.md"):
+        (adapter / name).write_text("1")
+
+    def plan(**settings: Any) -> dict[str, Any]:
+        return EvalPlan(env="math", agent=f"vllm:{tiny_model}", **settings).to_dict(factory, tasks)
+
+    adapted = plan(adapter=str(adapter))
+    names = {name for name in adapted["depends_on"]["agent"] if name.startswith("adapter/")}
+    assert names == {"adapter/adapter_config.json", "adapter/adapter_model.safetensors"}
+    with EvalFolder(project / "out", adapted) as folder:
+        folder.begin()
+        folder.add(Episode(task=tasks[0], reward=0.0, id=f"{tasks[0].id}/0"))
+    with pytest.raises(UserError, match=r"other settings \(adapter '.*adapter'\)"), EvalFolder(project / "out", plan()):
+        pass
+    (adapter / "adapter_model.safetensors").write_text("2")
+    changed = plan(adapter=str(adapter))
+    with pytest.raises(UserError, match=r"the agent \(adapter/adapter_model"), EvalFolder(project / "out", changed):
+        pass
+    recorded = {name: value for name, value in plan().items() if name != "adapter"}  # as an older forge_env wrote it
+    (project / "out" / "plan.json").write_text(json.dumps(recorded))
+    with EvalFolder(project / "out", plan()):
         pass
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 
 from forge_env.core.episode import Episode, Turn
 from forge_env.core.types import Outcome, Task, ToolUse
-from forge_env.evaluation.metrics import tool_figures, tool_metrics
+from forge_env.evaluation.metrics import model_call_metrics, reward_parts, tool_figures, tool_metrics
 
 TASK = Task(prompt=({"role": "user", "content": "?"},))
 
@@ -29,6 +32,16 @@ def test_calls_and_errors_are_counted_by_tool() -> None:
     assert figures["add"].seconds == [0.1, 9.0, 0.2]
 
 
+def test_the_parts_of_the_reward_are_averaged_over_the_episodes_that_have_them() -> None:
+    both, one = {"utility": 1.0, "security": 0.0}, {"utility": 0.0}
+    episodes = [replace(episode(), rewards=parts) for parts in (both, one, {"utility": 1.0, "security": 1.0}, {})]
+    fault = replace(episode(), rewards=both, outcome=Outcome.ENV_FAULT, reward=None)
+    assert reward_parts([*episodes, fault]) == {
+        "security": {"mean": 0.5, "episodes": 2},
+        "utility": {"mean": pytest.approx(2 / 3), "episodes": 3},
+    }
+
+
 def test_quantiles() -> None:
     metrics = tool_metrics([episode(*(ToolUse(name="t", seconds=float(s)) for s in range(101)))])
     assert metrics["tool/t/p50_s"] == pytest.approx(50.0) and metrics["tool/t/p95_s"] == pytest.approx(95.0)
@@ -36,3 +49,16 @@ def test_quantiles() -> None:
     assert (alone["tool/t/p50_s"], alone["tool/t/p95_s"]) == (2.0, 2.0)
     never = tool_metrics([episode(ToolUse(name="t", error="bad_arguments"))])
     assert never == {"tool/t/calls": 1, "tool/t/errors": 1, "tool/t/p50_s": 0.0, "tool/t/p95_s": 0.0}
+
+
+def test_what_models_beside_the_policy_use_is_summed_by_role() -> None:
+    infos: list[dict[str, Any]] = [
+        {"model_calls": {"user": {"calls": 2, "cost": 0.25}, "judge": {"calls": 1}}},
+        {"model_calls": {"user": {"calls": 3, "cost": 0.5, "odd": "x"}, "other": {"calls": 9}}},
+        {"model_calls": {"user": 3}},
+        {"model_calls": ["user"]},
+        {},
+    ]
+    episodes = [replace(episode(), info=info) for info in infos]
+    assert model_call_metrics(episodes) == {"user/calls": 5.0, "user/cost": 0.75, "judge/calls": 1.0}
+    assert model_call_metrics([]) == {}

@@ -86,6 +86,23 @@ async def test_the_batches_do_not_depend_on_the_delays() -> None:
         assert await batches_of(turns, random.Random(seed)) == expected
 
 
+async def test_two_requests_of_one_episode_do_not_stand_for_another_episode() -> None:
+    policy = Batches()
+    lockstep = LockstepPolicy(policy)
+
+    async def play(name: str, requests: int, wave: Wave) -> None:
+        with wave.episode():
+            await asyncio.gather(*(ask(lockstep, f"{name}/{i}") for i in range(requests)))
+
+    async with Wave(2) as wave, asyncio.TaskGroup() as episodes:
+        episodes.create_task(play("parallel", 2, wave))
+        for _ in range(20):
+            await asyncio.sleep(0)  # until both of its requests have come
+        assert policy.seen == []
+        episodes.create_task(play("slow", 1, wave))
+    assert policy.seen == [["parallel/0", "parallel/1", "slow/0"]]
+
+
 async def test_an_episode_that_breaks_or_times_out_is_not_waited_for() -> None:
     policy = Batches()
     lockstep = LockstepPolicy(policy)

@@ -290,7 +290,11 @@ def f(host):
     for start in range(0, len(held), 4096): held[start] = 1
     return ["held a gigabyte"]
 """,
+        # A shared mapping is freed only when its holder has ended. On a loaded machine the kernel may not wait for
+        # that: it then kills what else is in the control group. In a container that is the agent too: the run is a
+        # fault.
         ends=(MEMORY,),
+        takes_container=True,
         counted=True,
     ),
 ]

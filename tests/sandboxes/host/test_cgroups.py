@@ -20,9 +20,11 @@ import pytest_asyncio
 
 from forge_env.core.errors import SandboxUnavailable
 from forge_env.core.sandbox import ExecRequest, ExecStatus, Limits, Sandbox
+from forge_env.core.workspace import WorkspaceLimits
 from sandboxes import open_sandbox
 from sandboxes.host.cgroup_slots import SlotGroupV1, SlotGroupV2
-from sandboxes.host.cgroups import CgroupFolders, Groups, find_v1, find_v2, open_groups, reap
+from sandboxes.host.cgroups import CgroupFolders, Groups, find_groups, find_v1, find_v2, open_groups, reap
+from sandboxes.workspaces.command import Watched
 
 ROOT = Path(__file__).parents[3]
 MEGABYTE = 2**20
@@ -263,6 +265,24 @@ def test_version_2_is_not_taken_above_the_mount_or_without_controllers(unified: 
     assert find_v2("", "0::/\n") == "cgroup v2: it is not mounted"
 
 
+def test_the_groups_of_any_process_are_found_where_they_are_visible(tmp_path: Path) -> None:
+    for name in ("memory/x/y/memory.oom_control", "pids/x/pids.events", "x/memory.oom_control"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    mounts = MOUNTS_V1.format(root=tmp_path)
+    both = {"memory": tmp_path / "memory/x/y", "pids": tmp_path / "pids/x"}
+    assert find_groups(mounts, "4:memory:/x/y\n3:pids:/x\n0::/gone\n") == both
+    assert find_groups(mounts, "4:memory:/../x\n3:pids:/y\n0::/\n") == {}
+    (tmp_path / "unified/x").mkdir(parents=True)
+    for name in ("memory.events", "pids.events"):
+        (tmp_path / "unified/x" / name).touch()
+    v2 = MOUNTS_V2.format(inside="/", root=tmp_path / "unified")
+    assert find_groups(v2, "0::/x\n") == dict.fromkeys(("memory", "pids"), tmp_path / "unified/x")
+    inside = MOUNTS_V2.format(inside="/x", root=tmp_path / "unified/x")
+    assert find_groups(inside, "0::/x\n") == dict.fromkeys(("memory", "pids"), tmp_path / "unified/x")
+    assert find_groups(inside, "0::/other\n") == {}
+
+
 # --- a stand-in for version 2 ---
 
 FILES_V2 = {
@@ -297,6 +317,19 @@ def test_version_2_limits_and_counters(tmp_path: Path) -> None:
     (tmp_path / "0/memory.events").write_text("low 0\nhigh 0\nmax 9\noom 1\noom_kill 3\n")
     use = slot.end()
     assert use.host_out_of_memory and not use.memory_exceeded and not use.processes_exceeded
+
+
+def test_a_workspace_counts_its_disk_as_memory_in_version_2(tmp_path: Path) -> None:
+    slot = slot_v2(tmp_path / "0")
+    watched = Watched(
+        slot, WorkspaceLimits(memory_bytes=100 * MEGABYTE, disk_bytes=50 * MEGABYTE, processes=9, cpus=0.5)
+    )
+    read = {name: (tmp_path / "0" / name).read_text() for name in FILES_V2}
+    assert read["memory.max"] == str(166 * MEGABYTE) and read["pids.max"].startswith("10")
+    assert read["cpu.max"] == "50000 100000"
+    assert not watched.usage().memory_exceeded
+    (tmp_path / "0/memory.events").write_text("low 0\nhigh 0\nmax 9\noom 1\noom_kill 1\n")
+    assert watched.usage().memory_exceeded and not watched.usage().memory_exceeded, "counted once"
 
 
 def test_join_files_are_those_of_the_group(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import errno
 import json
 import os
+import platform
 import shutil
 import signal
 import socket
@@ -24,6 +25,7 @@ import pytest_asyncio
 from forge_env.core.errors import SandboxError, SandboxUnavailable, UserError
 from forge_env.core.sandbox import Call, ExecRequest, ExecResult, ExecStatus, Limits, Sandbox
 from sandboxes import open_sandbox
+from sandboxes.guest import guest_init
 from tests.helpers.waiting import is_alive, until
 
 if sys.platform != "linux":
@@ -618,6 +620,7 @@ OWNER = """
 import asyncio
 from forge_env.core.sandbox import ExecRequest, Limits
 from sandboxes import open_sandbox
+from sandboxes.guest import guest_init
 
 async def main():
     async with open_sandbox("namespace", slots=2) as sandbox:
@@ -724,3 +727,40 @@ def test_importing_the_package_loads_no_backend() -> None:
     code = "import sys, sandboxes; print({m for m in sys.modules if 'sandboxes.' in m} - {'sandboxes.settings'})"
     found = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "set()"
+
+
+async def test_init_is_a_small_program_that_leaves_no_dead_processes(sandbox: Sandbox) -> None:
+    code = """
+        import os
+        def f():
+            with open("/proc/1/status") as lines:
+                status = dict(line.split(":", 1) for line in lines)
+            if not (child := os.fork()):
+                os.fork()  # an orphan; the kernel reaps it for init, which ignores SIGCHLD
+                os._exit(0)
+            os.waitpid(child, 0)
+            while sum(name.isdigit() for name in os.listdir("/proc")) > 2:
+                pass
+            with open("/proc/1/cmdline") as line:
+                return line.read(), int(status["SigIgn"], 16) >> 16 & 1, int(status["VmRSS"].split()[0])
+    """
+    name, ignores_ends, resident_kib = await value(sandbox, code)
+    assert (name, ignores_ends) == ("init\0", 1)
+    assert resident_kib < 1024  # a fork of the zygote has several MiB
+
+
+@pytest.mark.skipif(platform.machine() not in ("x86_64", "aarch64"), reason="there is no program for this processor")
+async def test_the_program_of_init_closes_every_descriptor(tmp_path: Path) -> None:
+    path = tmp_path / "init"
+    path.write_bytes(guest_init.executable())
+    path.chmod(0o755)
+    read_end, write_end = os.pipe()
+    with subprocess.Popen([path], pass_fds=[write_end]) as init:
+        os.close(write_end)
+        try:
+            assert os.read(read_end, 1) == b""  # it has closed the other end
+            assert os.listdir(f"/proc/{init.pid}/fd") == []
+            assert init.poll() is None
+        finally:
+            os.close(read_end)
+            init.kill()

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from forge_env.core.episode import Row
 from forge_env.core.errors import InvariantError
-from trainers.batching.batch import MicroBatch, Sample, by_sample, empty_batch, pack
+from trainers.batching.batch import MicroBatch, Sample, batches_to_compile, by_sample, empty_batch, pack
 
 
 def make_row(token_ids: list[int], mask: list[bool], logprobs: list[float] | None = None) -> Row:
@@ -230,6 +230,18 @@ def test_a_row_whose_fields_differ_in_length_is_a_bug():
     row = Row(token_ids=(1, 2), loss_mask=(False, True), generator_logprobs=(0.0,), versions=(-1, 0))
     with pytest.raises(InvariantError, match="different lengths"):
         pack([Sample(rows=(row,))], max_tokens=9, pack_length=0, pad_id=0)
+
+
+@pytest.mark.parametrize("multiple", [1, 2, 128])
+def test_a_long_batch_to_compile_is_nearly_full_and_no_longer(multiple):
+    short = batches_to_compile(multiple, sequences=1)
+    *same, long = batches_to_compile(multiple, sequences=1, full=16384)
+    assert [batch.tokens.shape for batch in same] == [batch.tokens.shape for batch in short]
+    length = long.tokens.shape[1]
+    assert 0.9 * 16384 < length <= 16384 and length % multiple == 0
+    assert multiple > 1 or length % 2  # code for even lengths only would be compiled again
+    assert long.positions is not None and long.positions.shape == long.tokens.shape
+    assert len(batches_to_compile(128, sequences=1, full=1024)) == 2, "no longer than the others"
 
 
 def test_an_empty_batch_counts_nothing():

@@ -19,6 +19,7 @@ SIZES = {
     "num_key_value_heads": 2,
     "vocab_size": 320,
 }
+EXPERTS = {"qwen3_moe": {"num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 48}}
 
 
 @pytest.mark.parametrize(
@@ -30,6 +31,7 @@ SIZES = {
         ("Qwen/Qwen3-8B", 8_190_735_360),
         ("Qwen/Qwen3-14B", 14_768_307_200),
         ("Qwen/Qwen3-32B", 32_762_123_264),
+        ("Qwen/Qwen3-30B-A3B", 30_532_122_624),
         ("Qwen/Qwen2.5-7B-Instruct", 7_615_616_512),
         ("meta-llama/Llama-3.1-8B", 8_030_261_248),
     ],
@@ -39,12 +41,29 @@ def test_known_models_have_the_published_number_of_parameters(name: str, paramet
 
 
 @pytest.mark.parametrize("tied", [True, False])
-@pytest.mark.parametrize("kind", ["qwen3", "qwen2", "llama"])
+@pytest.mark.parametrize("kind", ["qwen3", "qwen2", "llama", "qwen3_moe"])
 def test_parameters_are_those_that_transformers_makes(tmp_path: Path, kind: str, tied: bool) -> None:
-    config = AutoConfig.for_model(kind, **SIZES, tie_word_embeddings=tied)
+    config = AutoConfig.for_model(kind, **SIZES, **EXPERTS.get(kind, {}), tie_word_embeddings=tied)
     config.save_pretrained(tmp_path)
     model = AutoModelForCausalLM.from_config(config)
     assert read_shape(tmp_path / "config.json").parameters == sum(parameter.numel() for parameter in model.parameters())
+
+
+def test_the_parameters_that_a_token_meets_are_those_of_the_active_experts() -> None:
+    shape = KNOWN_SHAPES["Qwen/Qwen3-30B-A3B"]
+    one = 3 * shape.hidden_size * shape.moe_intermediate_size
+    assert shape.expert_parameters == 128 * one
+    assert shape.layer_parameters - shape.active_layer_parameters == 120 * one
+    active = shape.parameters - shape.num_hidden_layers * 120 * one
+    assert round(active / 1e9, 2) == 3.35  # published as 3.3 billion
+
+
+@pytest.mark.parametrize("spelling", ["num_experts", "num_local_experts"])
+def test_the_number_of_experts_is_read_under_either_name(tmp_path: Path, spelling: str) -> None:
+    experts = {spelling: 5, "num_experts_per_tok": 2, "moe_intermediate_size": 48}
+    (tmp_path / "config.json").write_text(json.dumps({**SIZES, **experts, "model_type": "qwen3_moe"}))
+    shape = read_shape(tmp_path / "config.json")
+    assert (shape.num_experts, shape.num_experts_per_tok, shape.mlp_size) == (5, 2, 96)
 
 
 def test_no_model_is_the_tiny_one() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import typing
 from pathlib import Path
 
@@ -59,10 +60,40 @@ def test_the_plan_knows_the_shape_before_the_model_is_made(made: tuple[Path, int
     assert find_shape("", "100m").shape == planned
 
 
+def test_a_tiny_model_with_experts_that_transformers_loads(tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    chat: list[Message] = [{"role": "user", "content": "What is 12 times 30?"}, {"role": "assistant", "content": "360"}]
+    parameters = make_tiny_model(tmp_path / "model", [chat], Math().tools, seed=0, size=MODEL_SIZES["tiny-moe"])
+    model, report = AutoModelForCausalLM.from_pretrained(tmp_path / "model", output_loading_info=True)
+    assert not any(report[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    assert sum(parameter.numel() for parameter in model.parameters()) == parameters
+    real, planned = read_shape(tmp_path / "model" / "config.json"), made_shape("tiny-moe")
+    assert real.parameters == parameters
+    assert dataclasses.replace(planned, vocab_size=real.vocab_size) == real
+    assert model.config.norm_topk_prob, "as published models have it"
+
+
+def test_a_dense_model_has_no_experts_in_its_config(made: tuple[Path, int]) -> None:
+    assert "expert" not in (made[0] / "config.json").read_text()
+
+
 def test_a_plan_names_the_model_and_estimates_its_memory() -> None:
     tiny, large = (make_plan(read_config(Config, options)) for options in ([], ["--model.size", "100m"]))
     assert "a Qwen3 of size 100m, made at the start" in dict(meaning(large))["model"]
     assert "a tiny Qwen3, made at the start" in dict(meaning(tiny))["model"]
+    spread = make_plan(
+        read_config(
+            Config,
+            ["--model.size=tiny-moe", "--trainer.procs=4", "--parallelism.expert_parallel_degree=2",
+             "--parallelism.tensor_parallel_degree=2"],
+        )
+    )  # fmt: skip
+    assert spread.problems == [] and spread.trainer["ep"] == 2
+    assert "with experts, made at the start" in dict(meaning(spread))["model"]
+    assert "8 experts in each, of which 2 compute a token" in dict(meaning(spread))["model"]
+    parts = [process.part for process, _ in spread.processes if process.service == "trainer"]
+    assert parts == ["FSDP 0, TP 0, EP 0", "FSDP 0, TP 1, EP 1", "FSDP 1, TP 0, EP 0", "FSDP 1, TP 1, EP 1"]
     assert large.problems == []
     (state,) = (memory.held["state"] for process, memory in large.processes if memory and process.service == "trainer")
     assert state == 16 * made_shape("100m").parameters

@@ -82,9 +82,22 @@ def test_the_trainer_is_given_what_the_config_says() -> None:
     }
     assert {name: getattr(settings, name) for name in wanted} == wanted
     plain = TitanSettings(**trainer_settings(RunConfig()))
-    recipe = {"learning_rate", "betas", "threads", "max_tokens_per_micro_batch"}  # of the tiny recipe
+    recipe = {"learning_rate", "warmup_steps", "betas", "threads", "max_tokens_per_micro_batch"}  # of the tiny recipe
     for field in dataclasses.fields(TitanSettings):
         assert field.name in recipe or getattr(plain, field.name) == field.default, field.name
+
+
+def test_the_learning_rate_rises_over_a_twentieth_of_the_steps_unless_told_otherwise() -> None:
+    assert [RunConfig().rising_steps(steps) for steps in (1, 19, 20, 120, 200, 5000)] == [0, 0, 1, 6, 10, 10]
+    for given in (0, 7):
+        assert RunConfig(training=TrainingConfig(warmup_steps=given)).rising_steps(120) == given
+
+
+def test_a_full_micro_batch_is_compiled_at_the_start_unless_the_engine_has_the_memory_then() -> None:
+    plan = make_plan(RunConfig())
+    assert services._trainer_settings(plan)["compile_full"]
+    asleep = dataclasses.replace(plan, engine=dataclasses.replace(plan.engine, sleep=True))
+    assert not services._trainer_settings(asleep)["compile_full"]
 
 
 def test_the_placement_names_every_process() -> None:

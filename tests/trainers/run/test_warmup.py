@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import replace
+from itertools import islice
+from typing import Literal
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from forge_env.core.episode import Episode
 from forge_env.core.types import Task
 from trainers.config import RunConfig, WarmupConfig
-from trainers.run.warmup import demonstrated, tasks_after_warmup, undemonstrated_first
+from trainers.run.warmup import batches, demonstrated, tasks_after_warmup, undemonstrated_first
 
 TASKS = [Task(prompt=(), id=str(number)) for number in range(10)]
 
@@ -37,3 +43,43 @@ def test_a_run_goes_through_them_in_this_order_after_a_warm_up_only() -> None:
     warmup = WarmupConfig(demonstrations=4, probe_tasks=2, steps=5)
     assert tasks_after_warmup(RunConfig(warmup=warmup), TASKS) == undemonstrated_first(TASKS, warmup)
     assert tasks_after_warmup(RunConfig(warmup=replace(warmup, steps=0)), TASKS) == TASKS
+
+
+def _demonstrations(counts: Mapping[int, int]) -> list[Episode]:
+    """So many demonstrations of each length in tokens."""
+    lengths = [length for length, count in counts.items() for _ in range(count)]
+    return [Episode(prompt_ids=[1] * (length - 2), response_ids=[1, 2], reward=1.0) for length in lengths]
+
+
+def _shown(episodes: list[Episode], *, balance: Literal["none", "length"], size: int = 8, steps: int = 100) -> Counter:
+    """How often each episode is shown, by its position."""
+    steps_of = islice(batches(episodes, size, seed=0, balance=balance), steps)
+    places = {id(episode): place for place, episode in enumerate(episodes)}
+    return Counter(places[id(episode)] for batch in steps_of for episode in batch)
+
+
+def test_common_lengths_are_shown_equally_often() -> None:
+    shown = _shown(_demonstrations({10: 180, 12: 20}), balance="length")
+    assert sum(shown.values()) == 800
+    assert sum(shown[place] for place in range(180)) == pytest.approx(400, abs=80)
+
+
+def test_a_length_of_one_demonstration_is_shown_as_rarely_as_one_of_a_whole_batch() -> None:
+    shown = _shown(_demonstrations({10: 160, 12: 1}), balance="length")
+    assert 50 < shown[160] < 140  # 1 draw in 9 of 800, where an equal share of the lengths would be 400
+
+
+def test_where_every_length_is_another_all_are_shown_alike() -> None:
+    shown = _shown(_demonstrations(dict.fromkeys(range(10, 60), 1)), balance="length")
+    assert set(shown) == set(range(50)) and max(shown.values()) < 40  # 16 in the mean
+
+
+def test_without_balance_every_pass_shows_everything_once() -> None:
+    shown = _shown(_demonstrations({10: 36, 12: 4}), balance="none", steps=10)
+    assert shown == dict.fromkeys(range(40), 2)
+
+
+def test_the_order_is_the_seed_s() -> None:
+    episodes = _demonstrations({10: 30, 12: 10})
+    first, again, other = (next(batches(episodes, 8, seed=seed, balance="length")) for seed in (3, 3, 4))
+    assert first == again and first != other

@@ -12,7 +12,7 @@ from trainers import dapo, reinforce, sapo, sft
 from trainers.config import RunConfig
 from trainers.grpo import Config
 from trainers.model.shape import KNOWN_SHAPES
-from trainers.setup.checks import check_attention, check_host_memory
+from trainers.setup.checks.machine_checks import check_attention, check_host_memory
 from trainers.setup.memory import host_bytes, state_bytes
 from trainers.setup.options.parser import leaves
 from trainers.setup.options.ranges import (
@@ -52,6 +52,7 @@ def refusal(*arguments: str, config_class: type[RunConfig] = Config) -> str:
     return str(caught.value)
 
 
+MOE = ("--model.size", "tiny-moe")
 GPUS = ("--trainer.with_gpus", "--generator.with_gpus")
 
 
@@ -101,6 +102,38 @@ def test_the_sentence_says_what_to_do(arguments: tuple[str, ...], sentence: str)
     [
         (("--parallelism.pipeline_parallel_degree", "2"), ["pipeline_parallel_degree is 2", "set it to 1"]),
         (("--parallelism.expert_parallel_degree", "2"), ["expert_parallel_degree is 2", "dense"]),
+        (
+            (*MOE, "--parallelism.expert_parallel_degree=3", "--trainer.procs=3"),
+            ["expert_parallel_degree is 3", "does not divide the model's experts, 8", "choose 1"],
+        ),
+        (
+            (*MOE, "--parallelism.expert_parallel_degree=4", "--trainer.procs=6"),
+            [
+                "expert_parallel_degree is 4",
+                "does not divide the number of trainer processes",
+                "6: choose 1, 2, 3 or 6",
+            ],
+        ),
+        (
+            (*MOE, "--parallelism.expert_parallel_degree=2", "--trainer.procs=2", "--training.fp32_head"),
+            ["expert_parallel_degree is 2", "--training.fp32_head true", "leave one of them out"],
+        ),
+        (
+            (*MOE, "--lora.rank=8"),
+            ["--lora.targets is all-linear", "experts", "set it to q_proj,k_proj,v_proj,o_proj"],
+        ),
+        (
+            (*MOE, "--lora.rank=8", "--lora.targets=q_proj", "--lora.publish=adapter"),
+            ["--lora.publish is adapter", "the model has experts", "set it to merged"],
+        ),
+        (("--moe.replay=on",), ["--moe.replay is on", "the model is dense", "leave it out"]),
+        ((*MOE, "--moe.compare_interval=-1"), ["--moe.compare_interval is -1", "at least 0"]),
+        (
+            (*MOE, "--generator.engine.quantization=fp8_per_tensor"),
+            ["quantization is fp8_per_tensor", "the model has experts", "leave it out"],
+        ),
+        (("--generator.engine.moe_backend=flashinfer_cutlass",), ["moe_backend is refused", "rearrange"]),
+        ((*MOE, "--lora.rank=8", "--lora.targets=q_proj,up_proj"), ["--lora.targets is q_proj,up_proj", "experts"]),
         (("--parallelism.data_parallel_replicate_degree", "2"), ["needs 2 trainer processes", "--trainer.procs 2"]),
         (
             (

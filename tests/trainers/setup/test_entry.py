@@ -127,7 +127,7 @@ def test_help_says_what_a_setting_is_and_what_is_allowed(capsys: pytest.CaptureF
     text = " ".join(capsys.readouterr().out.split())
     words = (
         "--trainer.NAME services.trainer.NAME",
-        "--training.batch_size 8 Global prompts (= groups) per micro-step, over all ranks.",
+        "--training.batch_size 12 Global prompts (= groups) per micro-step, over all ranks.",
         "instead of keeping them: saves memory, costs time. One of: none, selective",
         "--grpo.n_samples 8 Episodes of one group.",  # said by the section that it builds on
         "services.ref_model: The frozen reference model of the KL penalty;",
@@ -208,7 +208,7 @@ def test_a_signal_ends_what_was_started(number: signal.Signals, code: int) -> No
 
 
 def test_a_family_that_cannot_be_trained_is_refused_before_its_weights_are_downloaded(tmp_path: Path) -> None:
-    config = {"model_type": "qwen3_moe", "architectures": ["Qwen3MoeForCausalLM"], "hidden_size": 64, "vocab_size": 64}
+    config = {"model_type": "qwen2_moe", "architectures": ["Qwen2MoeForCausalLM"], "hidden_size": 64, "vocab_size": 64}
     sizes = {"intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1}
     with hub({"config.json": json.dumps(config | sizes), "model.safetensors": "x" * 64}) as (url, sent):
         command = [sys.executable, "-m", "trainers.grpo", "--env", "math", "--model", "some/moe"]
@@ -216,5 +216,5 @@ def test_a_family_that_cannot_be_trained_is_refused_before_its_weights_are_downl
         command += ["--output", str(tmp_path / "run")]
         done = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=120)
     assert done.returncode == 2, done.stderr
-    assert_one_sentence(done.stderr, "is a Qwen3MoeForCausalLM", "can be trained")
+    assert_one_sentence(done.stderr, "is a Qwen2MoeForCausalLM", "can be trained")
     assert sent == ["config.json"] and not (tmp_path / "run").exists()

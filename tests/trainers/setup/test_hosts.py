@@ -7,7 +7,7 @@ import pytest
 from forge_env.core.errors import UserError
 from forge_env.runtime.hosts.hosts import Hosts
 from trainers.grpo import Config
-from trainers.setup.checks import check_places
+from trainers.setup.checks.machine_checks import check_places
 from trainers.setup.hosts import check_hosts, count_hosts, host_settings
 from trainers.setup.options.read_config import read_config
 from trainers.setup.placement import Placement, ReplicaPlace, make_placement

@@ -124,7 +124,7 @@ def test_an_engine_holds_weights_and_cache() -> None:
 
 def test_who_receives_the_weights_has_memory_for_them() -> None:
     for ranks in (1, 2):
-        engine = generator_memory(SMALL, tensor=ranks, compute=2, cache=7.0, receives=True)
+        engine = generator_memory(SMALL, tensor=ranks, compute=2, cache=7.0, received=2.0 * PARAMETERS)
         assert engine.held["received"] == 2.0 * PARAMETERS
 
 
@@ -176,7 +176,7 @@ def test_the_reference_and_the_store() -> None:
     assert shared["gathered"] == 2 * min(head + 2 * layer, PARAMETERS)
     wide = reference_memory(SMALL, tokens=8, compute=2, fp32_head=True).held
     assert wide["weights"] == alone["weights"] + 2 * head
-    assert [store_memory(SMALL, published=size).total for size in (2, 4)] == [4 * PARAMETERS, 8 * PARAMETERS]
+    assert [store_memory(size * PARAMETERS).total for size in (2, 4)] == [4 * PARAMETERS, 8 * PARAMETERS]
 
 
 @pytest.mark.parametrize(("value", "text"), [(12.34, "12.3"), (1.234, "1.23"), (0.0123, "0.012"), (0.0, "0.000")])

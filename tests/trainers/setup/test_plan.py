@@ -315,6 +315,72 @@ def test_a_model_of_the_hub_is_checked_when_its_config_is_there(tmp_path: Path) 
             with_model(plan, tmp_path)
 
 
+# ---- routing replay ----
+
+MOE = "--model.size=tiny-moe"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "replays", "words"),
+    [
+        ([MOE], True, "the experts that the engine chose for it; every 20 steps also measured without"),
+        ([MOE, "--moe.replay=on", "--moe.compare_interval=0"], True, "the experts that the engine chose for it"),
+        ([MOE, "--moe.replay=off"], False, "off, as --moe.replay says"),
+        ([], False, None),
+    ],
+)
+def test_a_model_with_experts_replays_routes_unless_it_is_told_not_to(
+    arguments: list[str], replays: bool, words: str | None
+) -> None:
+    plan = plan_of(*arguments)
+    assert plan.replays_routes == replays and plan.trainer["replay"] == ("--moe.replay=off" not in arguments)
+    said = dict(meaning(plan)).get("routing replay")
+    assert said is None if words is None else said is not None and words in said
+    assert plan.problems == []
+
+
+def test_an_engine_that_cannot_return_routes_is_refused() -> None:
+    arguments = ("--generator.with_gpus", "--generator.engine.enable_prefix_caching=false")
+    problems = " ".join(plan_of(MOE, *arguments).problems)
+    assert "enable_prefix_caching is false, and vLLM 0.32" in problems and "or set --moe.replay off" in problems
+    for others in ([MOE, "--moe.replay=off"], []):
+        assert "enable_prefix_caching" not in " ".join(plan_of(*others, *arguments).problems)
+
+
+def test_supervised_training_has_no_routes() -> None:
+    plan = plan_of(MOE, config_class=sft.Config)
+    assert not plan.replays_routes and "routing replay" not in dict(meaning(plan))
+    (problem,) = plan_of(MOE, "--moe.replay=on", config_class=sft.Config).problems
+    assert "--moe.replay is on" in problem and "supervised training has no engine: leave it out" in problem
+
+
+def test_the_first_step_and_each_after_an_interval_is_measured_without_replay() -> None:
+    plan = plan_of(MOE, "--moe.compare_interval=3")
+    assert [step for step in range(1, 9) if plan.compares_replay(step)] == [1, 4, 7]
+    for arguments in ([MOE, "--moe.compare_interval=0"], [MOE, "--moe.replay=off"], []):
+        assert not any(plan_of(*arguments).compares_replay(step) for step in range(1, 30))
+
+
+def test_whether_routes_are_replayed_is_decided_when_the_model_is_there(tmp_path: Path) -> None:
+    config = {
+        "model_type": "qwen3_moe", "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 640, "max_position_embeddings": 1024,
+        "num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32,
+    }  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    name = "--model=nobody/knows-this"
+    arguments = (name, "--generator.with_gpus", "--lora.rank=4", "--lora.targets=q_proj", "--launcher.gpus_per_host=2")
+    plan = plan_of(*arguments)
+    found = with_model(plan, tmp_path)
+    assert (plan.replays_routes, found.replays_routes) == (False, True)
+    assert (plan.trainer["lora"].publish, found.trainer["lora"].publish) == ("adapter", "merged")
+    assert found.engine.lora_rank == 0
+    config |= {"model_type": "qwen3"}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(UserError, match="--moe.replay is on.* the model is dense"):
+        with_model(plan_of(name, "--moe.replay=on"), tmp_path)
+
+
 # ---- mistakes ----
 
 
@@ -335,7 +401,7 @@ def test_a_dry_run_prints_the_sentence_and_everything_else(capsys: pytest.Captur
     sentence = "parallelism needs 4 trainer processes, services.trainer.procs is 2: --trainer.procs 4"
     assert f"no: {sentence}" in text and text.endswith(f"error: {sentence}\n")
     words = [
-        "* training.learning_rate 1e-05 0.0005",
+        "* training.learning_rate 1e-05 0.0006",
         "training.weight_decay 0",
         "trainer 1 CPU, 2 threads FSDP 0, TP 1",
     ]

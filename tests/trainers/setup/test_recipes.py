@@ -20,6 +20,7 @@ RECIPES = sorted((Path(__file__).parents[3] / "recipes").glob("*.yaml"))
 def test_the_recipes_are_there() -> None:
     assert {path.stem for path in RECIPES} == {
         "tiny_cpu",
+        "tiny_bug_fix",
         "100m_code_exec",
         "100m_tool_api",
         "qwen3_0_6b_math",

@@ -7,6 +7,7 @@ import json
 import random
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from envs.math import Math
 from forge_env.core.episode import Episode, Row, write_jsonl
 from forge_env.core.errors import UserError
 from forge_env.core.types import EpisodeLimits, Message, ToolSpec
+from forge_env.evaluation.metrics import row_metrics
 from forge_env.rollout.factory import EnvFactory, make
 from forge_env.rollout.rollout import run_episode
 from tests.agents.renderer.test_rendering_families import make_llama
@@ -383,6 +385,35 @@ async def test_token_exact_episodes_are_taken_as_they_are(tmp_path: Path, tiny_m
     data, output = await prepared(tmp_path / "episodes.jsonl", tiny_model, held_out_share=0)
     assert data.about == "Episodes" and "another model" not in output
     assert Counter(s.rows for s in next(data.batches())) == Counter(episode.rows for episode in played)
+
+
+async def test_tokens_under_a_grammar_are_learned(tmp_path: Path, tiny_model: Path) -> None:
+    """No policy gradient is over them, since their logprobs are not the model's own; an imitation needs none."""
+    [plain] = await episodes(tiny_model, count=1)
+
+    def sampled(constrained: bool) -> Episode:
+        counts = [len(turn.token_ids) for turn in plain.turns]
+        turns = [
+            replace(
+                turn,
+                kind="sampled",
+                logprobs=(-0.5,) * count,
+                versions=((0, count),),
+                constrained=count * constrained,
+                constraint="json 0" * constrained,
+            )
+            for turn, count in zip(plain.turns, counts, strict=True)
+        ]
+        return replace(plain, turns=tuple(turns))
+
+    free, formed = sampled(False), sampled(True)
+    assert not any(any(row.loss_mask) for row in formed.rows)
+    assert row_metrics([free, formed])["rollout/constrained_tokens"] == 0.5
+    assert "rollout/constrained_tokens" not in row_metrics([free])
+    write_jsonl(tmp_path / "episodes.jsonl", [formed])
+    data, _ = await prepared(tmp_path / "episodes.jsonl", tiny_model, held_out_share=0)
+    [sample] = next(data.batches())
+    assert sample.rows == free.rows and any(any(row.loss_mask) for row in sample.rows)
 
 
 @pytest.mark.parametrize("recorded_with", ["text", "another model"])

@@ -203,11 +203,11 @@ def test_compiled_blocks_on_several_ranks_take_the_steps_of_one_process(compiled
 def find_inputs_of_blocks(root: Path) -> None:
     """Leave behind what each block is given where the blocks are to be compiled; the compiler is switched off."""
     init_process_group()
-    trainer = TitanTrainer(root / "tied", dataclasses.replace(SETTINGS, tp=2, compile=True))
     kinds: list[str] = []
-    for block in trainer.model.module.layers.values():
-        block.register_forward_pre_hook(lambda _, inputs: kinds.append(type(inputs[0]._local_tensor).__name__))
     with torch.compiler.set_stance("force_eager"):
+        trainer = TitanTrainer(root / "tied", dataclasses.replace(SETTINGS, tp=2, compile=True))
+        for block in trainer.model.module.layers.values():
+            block.register_forward_pre_hook(lambda _, inputs: kinds.append(type(inputs[0]._local_tensor).__name__))
         logprobs = [values.tolist() for values in trainer.logprobs(make_samples(7))]
     torch.save({"kinds": kinds, "logprobs": logprobs}, root / f"inputs {torch.distributed.get_rank()}.pt")
     torch.distributed.destroy_process_group()

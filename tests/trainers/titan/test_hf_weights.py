@@ -21,6 +21,7 @@ from tests.helpers.forks import run_ranks
 from tests.trainers.titan.folders import make_folder
 from tests.trainers.titan.weight_ranks import be_a_rank
 from tests.trainers.titan.weights import fused_projections, weights_of
+from trainers.titan import weight_files
 from trainers.titan.export import export_hf
 from trainers.titan.trainer import TitanSettings, TitanTrainer
 from trainers.titan.weight_files import WeightFiles, write_file, write_folder
@@ -119,6 +120,20 @@ def test_a_file_that_is_written_tensor_by_tensor_is_read_slice_by_slice(tmp_path
     assert files.shapes == {"matrix": (5, 7), "half": (3,), "none": (0, 2)}
     assert torch.equal(files.read("matrix", (slice(1, 3), slice(2, 7))), tensors["matrix"][1:3, 2:7])
     assert torch.equal(files.read("half"), tensors["half"])
+
+
+def test_the_names_in_a_file_are_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A layer with experts has hundreds of tensors, and opening a file reads the names of all."""
+    tensors = {f"{n}": torch.full((3, 2), float(n)) for n in range(8)} | {"bytes": torch.arange(5, dtype=torch.uint8)}
+    save_file(tensors, tmp_path / "w.safetensors")
+    files = WeightFiles(tmp_path, [tmp_path / "w.safetensors"])
+    assert torch.equal(files.read("bytes"), tensors.pop("bytes")), "of a dtype that no weight has"
+    monkeypatch.delattr(weight_files, "safe_open")
+    for name, tensor in tensors.items():
+        read = files.read(name)
+        assert torch.equal(read, tensor) and torch.equal(files.read(name, (slice(1, 3), slice(0, 1))), tensor[1:, :1])
+        read.zero_()
+        assert torch.equal(files.read(name), tensor), "the file is as before"
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.distributed.checkpoint import FileSystemReader
 from transformers import AutoModelForCausalLM
 
+from agents.generator.adapter_folder import CONFIG, WEIGHTS
 from forge_env.core.errors import UserError
 from tests.trainers.titan.folders import make_folder
 from tests.trainers.titan.test_trainer import (
@@ -29,7 +30,7 @@ from tests.trainers.titan.test_trainer import (
     run_cases,
 )
 from tests.trainers.titan.weights import weights_of
-from trainers.lora import CONFIG, WEIGHTS, Lora
+from trainers.lora import Lora
 from trainers.losses import SFTLoss
 from trainers.titan.trainer import TitanTrainer
 

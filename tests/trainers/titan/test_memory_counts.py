@@ -33,9 +33,12 @@ def bytes_of(*tensors: torch.Tensor) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
-@pytest.mark.parametrize(("family", "tied"), [("qwen3", False), ("qwen3", True), ("llama-3", False), ("qwen2.5", True)])
+@pytest.mark.parametrize(
+    ("family", "tied"),
+    [("qwen3", False), ("qwen3", True), ("llama-3", False), ("qwen2.5", True), ("qwen3-moe", False)],
+)
 def test_weights_gradients_moments_and_what_is_published(tmp_path: Path, family: str, tied: bool) -> None:
-    sizes = SIZES if family == "qwen3" else {name: size for name, size in SIZES.items() if name != "head_dim"}
+    sizes = SIZES if family.startswith("qwen3") else {name: size for name, size in SIZES.items() if name != "head_dim"}
     folder = make_folder(tmp_path / family, family, tied=tied, **sizes)
     shape, trainer = read_shape(folder / "config.json"), TitanTrainer(folder, SETTINGS)
     trainer.train_step(make_samples(), GRPOLoss())
@@ -75,11 +78,12 @@ def test_frozen_weights_and_adapters(tmp_path: Path, family: str, compute: str) 
     trainer.close()
 
 
+@pytest.mark.parametrize("family", ["qwen3", "qwen3-moe"])
 @pytest.mark.parametrize(("mode", "most"), [("none", 1.3), ("full", 1.05)])
-def test_what_is_kept_for_the_backward_pass(tmp_path: Path, mode: str, most: float) -> None:
+def test_what_is_kept_for_the_backward_pass(tmp_path: Path, family: str, mode: str, most: float) -> None:
     """A CPU keeps some of it twice, by other kernels than those that the formula counts; never less."""
     sizes = SIZES | {"max_position_embeddings": 1024, "num_hidden_layers": 6}
-    folder = make_folder(tmp_path / "model", "qwen3", tied=False, **sizes)
+    folder = make_folder(tmp_path / "model", family, tied=False, **sizes)
     trainer = TitanTrainer(folder, dataclasses.replace(SETTINGS, activation_checkpoint=mode))
     module, kept = trainer.model.module, {}
     held = {tensor.untyped_storage().data_ptr() for tensor in (*module.parameters(), *module.buffers())}

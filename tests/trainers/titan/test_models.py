@@ -45,7 +45,7 @@ def untouched(request: pytest.FixtureRequest, folders: dict[str, Path]) -> Itera
     trainer.close()
 
 
-@pytest.fixture(params=["qwen3", "llama-3-tied", "llama-3.2", "qwen2.5-tied"])
+@pytest.fixture(params=["qwen3", "llama-3-tied", "llama-3.2", "qwen2.5-tied", "qwen3-moe"])
 def folder(request: pytest.FixtureRequest, folders: dict[str, Path]) -> Path:
     return folders[request.param]
 
@@ -185,7 +185,7 @@ def test_a_trained_export_is_what_transformers_loads(folder, make_trainer, tmp_p
     assert saved.keys() == load_file(folder / "model.safetensors").keys()
 
 
-def test_every_weight_takes_the_step_that_transformers_takes(folder, make_trainer):
+def test_every_weight_takes_the_step_that_transformers_takes(folder, make_trainer, tmp_path):
     """One step of plain torch on transformers' model: a gradient that went elsewhere would show in its weight."""
     samples = some_samples()
     reference = AutoModelForCausalLM.from_pretrained(folder)
@@ -197,7 +197,8 @@ def test_every_weight_takes_the_step_that_transformers_takes(folder, make_traine
     trainer = make_trainer(folder, learning_rate=1.0, eps=1.0, max_grad_norm=1e9)
     before = weights_of(trainer)
     trainer.train_step(samples, SFTLoss())
-    expected = reference.state_dict()
+    reference.save_pretrained(tmp_path / "reference")
+    expected = load_file(tmp_path / "reference" / "model.safetensors")
     for name, value in weights_of(trainer).items():
         assert not torch.equal(value, before[name])
         torch.testing.assert_close(value, expected[name], atol=1e-6, rtol=0)
@@ -283,9 +284,14 @@ def test_compiled_blocks_take_the_same_step(folders, make_trainer, name, mode):
     ("name", "changes", "match"),
     [
         ("llama-3", {"model_type": "mistral", "architectures": ["MistralForCausalLM"]}, "MistralForCausalLM.*Llama"),
-        ("qwen3", {"model_type": "qwen3_moe", "architectures": ["Qwen3MoeForCausalLM"]}, "Qwen3MoeForCausalLM"),
+        ("qwen3", {"model_type": "qwen2_moe", "architectures": ["Qwen2MoeForCausalLM"]}, "Qwen2MoeForCausalLM"),
+        ("qwen3-moe", {"mlp_only_layers": [1]}, "dense layers between those with experts.*Qwen3MoeForCausalLM"),
+        ("qwen3-moe", {"decoder_sparse_step": 2}, "dense layers between those with experts"),
+        ("qwen3-moe", {"num_local_experts": ...}, "num_experts=None: a model with experts needs a whole number"),
+        ("qwen3-moe", {"moe_intermediate_size": ...}, "moe_intermediate_size=None"),
+        ("qwen3-moe", {"num_experts_per_tok": 9}, "num_experts_per_tok=9.* cannot be more than num_experts=8"),
         ("llama-3", {"architectures": ["LlamaForSequenceClassification"]}, "LlamaForSequenceClassification"),
-        ("qwen2.5", {"model_type": ...}, "only Qwen3ForCausalLM, LlamaForCausalLM, Qwen2ForCausalLM"),
+        ("qwen2.5", {"model_type": ...}, "only Qwen3ForCausalLM, Qwen3MoeForCausalLM, LlamaForCausalLM"),
         ("qwen3", {"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0}}, "'yarn'"),
         ("qwen2.5", {"rope_parameters": LLAMA3_ROPE}, "'llama3'"),
         ("qwen2.5", {"rope_parameters": ..., "rope_scaling": {"type": "linear", "factor": 2.0}}, "'linear'"),

@@ -10,6 +10,7 @@ from agents.generator.engine_args import has_draft_model
 from agents.generator.start import EngineSettings
 from forge_env.core.errors import UserError
 from trainers.config import RunConfig
+from trainers.lora import lora_of
 from trainers.model.shape import ModelShape
 from trainers.setup.memory import BYTES, GIB
 from trainers.setup.sizing.engine_cache import LEAST_REQUESTS, CacheDemand, size_cache
@@ -46,6 +47,7 @@ def plan_engine(
     """
     generator = config.services.generator
     on_gpu = generator.with_gpus
+    lora = lora_of(config, shape)
     settings = EngineSettings(
         max_model_len=config.env.max_tokens,
         max_requests=_requests(config),
@@ -55,7 +57,8 @@ def plan_engine(
         gpu_memory_gib=config.launcher.gpu_memory_gib,
         sleep=generator.sleep == "yes" and not hindrance,
         engine_args=engine_args,
-        lora_rank=config.lora.rank if config.lora.publish == "adapter" else 0,
+        lora_rank=lora.rank if lora and lora.publish == "adapter" else 0,
+        return_routes=_replays_routes(config, shape),
         admission=generator.admission,
         tensor_parallel=generator.procs,
         enforce_eager=not (on_gpu and generator.cuda_graphs),
@@ -101,9 +104,20 @@ def check_engine(config: RunConfig, shape: ModelShape | None, engine_args: Mappi
     """The engine's cache and steps have room for a request of full length, and for one token of each request.
 
     Raises:
-        UserError: otherwise.
+        UserError: otherwise; for a quantized model with experts, whose kernels do not take new weights; and where the
+            engine cannot return the experts that are to be replayed.
     """
+    if shape is not None and shape.num_experts and engine_args.get("quantization"):
+        raise UserError(
+            f"--services.generator.engine.quantization is {engine_args['quantization']}, and the model has experts, "
+            "whose quantized kernels do not take new weights over in place: leave it out"
+        )
     generator, longest = config.services.generator, config.env.max_tokens
+    if _replays_routes(config, shape) and generator.with_gpus and engine_args.get("enable_prefix_caching") is False:
+        raise UserError(
+            "--services.generator.engine.enable_prefix_caching is false, and vLLM 0.32 returns the experts that it "
+            "chose, which the trainer replays, with its prefix cache only: leave it out, or set --moe.replay off"
+        )
     one = _cache_of_one(config, shape, engine_args) if shape else 0.0
     if 0 < generator.kv_cache_gib * GIB < one:
         raise UserError(
@@ -133,6 +147,11 @@ def _cache_of_one(config: RunConfig, shape: ModelShape, engine_args: Mapping[str
 def episodes_at_once(config: RunConfig) -> int:
     """Episodes in flight in an evaluation."""
     return AT_ONCE[config.services.generator.with_gpus]
+
+
+def _replays_routes(config: RunConfig, shape: ModelShape | None) -> bool:
+    """Whether the trainer computes with the experts that the engine chose."""
+    return config.moe.replay != "off" and config.algorithm is not None and shape is not None and shape.num_experts > 0
 
 
 def _requests(config: RunConfig) -> int:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from agents.generator.start import EngineSettings
 from forge_env.runtime.weights import CudaIpcStore, NcclStore, WeightStore
 from trainers.config import RunConfig, ServiceConfig
-from trainers.lora import lora_of
+from trainers.lora import lora_of, published_parameters
 from trainers.model.shape import ModelShape
 from trainers.setup.memory import (
     BFLOAT16,
@@ -16,6 +17,7 @@ from trainers.setup.memory import (
     GIB,
     WORKSPACES,
     Memory,
+    adapter_bytes,
     engine_buffers,
     engine_residue,
     generator_memory,
@@ -46,7 +48,7 @@ def estimate_memory(
     is_on_gpu = isinstance(store, CudaIpcStore | NcclStore)
     receives = isinstance(store, NcclStore)
     if process.service == "store":
-        return Memory() if is_on_gpu else store_memory(shape, published=BYTES[config.engine_dtype])
+        return Memory() if is_on_gpu else store_memory(snapshot_bytes(config, shape))
     compute = FLOAT32 if process.gpu is None else BFLOAT16
     # Of one forward pass. The rows of an episode may go to several: what must fit is the longest row.
     tokens = max(config.training.max_tokens_per_micro_batch, config.env.max_tokens)
@@ -77,7 +79,8 @@ def estimate_memory(
         reshard=config.training.reshard_after_forward,
         fp32_head=config.training.fp32_head,
         replicas=replicas,
-        lora=lora_of(config.lora),
+        lora=lora_of(config, shape),
+        expert=max(1, config.parallelism.expert_parallel_degree),
     )
     return _with_runtime(memory, process, config.services.trainer.procs)
 
@@ -97,10 +100,19 @@ def engine_memory(
     config: RunConfig, shape: ModelShape, engine: EngineSettings, *, cache: float, receives: bool = False
 ) -> Memory:
     """The memory of one process of the engine with a cache of so many bytes."""
-    generator = config.services.generator
+    generator, lora = config.services.generator, lora_of(config, shape)
     tensor, compute = max(1, generator.procs), BFLOAT16 if generator.with_gpus else FLOAT32
+    received = float(snapshot_bytes(config, shape)) if receives else 0.0
+    adapter = adapter_bytes(shape, lora, compute=compute, tensor=tensor) if lora and engine.lora_rank else 0.0
+    parts: dict[str, Any] = {
+        "tensor": tensor,
+        "compute": compute,
+        "cache": cache,
+        "received": received,
+        "adapter": adapter,
+    }
     if not generator.with_gpus:
-        return generator_memory(shape, tensor=tensor, compute=compute, cache=cache, receives=receives)
+        return generator_memory(shape, **parts)
     graphs = not engine.enforce_eager
     buffers = engine_buffers(
         shape,
@@ -110,10 +122,13 @@ def engine_memory(
         graphs=graphs,
         tokens=engine.engine_args.get("max_num_batched_tokens") or engine.step_tokens,
     )
-    asleep = engine_residue(tensor=tensor, graphs=graphs) if engine.sleep else None
-    return generator_memory(
-        shape, tensor=tensor, compute=compute, cache=cache, receives=receives, buffers=buffers, asleep=asleep
-    )
+    asleep = engine_residue(tensor=tensor, graphs=graphs) + adapter if engine.sleep else None
+    return generator_memory(shape, **parts, buffers=buffers, asleep=asleep)
+
+
+def snapshot_bytes(config: RunConfig, shape: ModelShape) -> int:
+    """Bytes of one snapshot of the weights, which are published in the engine's dtype."""
+    return BYTES[config.engine_dtype] * published_parameters(lora_of(config, shape), shape)
 
 
 def trainer_dtype(config: RunConfig) -> str:

@@ -17,7 +17,7 @@ from trainers.setup.memory import GIB, Memory, gib
 from trainers.setup.placement import Placement, Process, make_placement
 from trainers.setup.sizing.card import Card, Processes, cards
 from trainers.setup.sizing.engine import plan_engine, why_awake
-from trainers.setup.sizing.estimates import estimate_memory
+from trainers.setup.sizing.estimates import estimate_memory, snapshot_bytes
 from trainers.setup.weight_store import find_store
 
 MOST_GPUS = 64  # of one host: the search for settings that fit ends there
@@ -168,7 +168,7 @@ def check_fit(
         if placement.gpus_needed > placement.num_hosts * placement.gpus_per_host:
             return False
         try:
-            store, _ = find_store(changed, placement, shape.parameters if shape else 0, card)
+            store, _ = find_store(changed, placement, snapshot_bytes(changed, shape) if shape else 0, card)
         except UserError:
             return False
         plan = plan_memory(changed, placement, shape, store, given)

@@ -1,0 +1,24 @@
+"""The form of an answer that no grammar was applied to: it is checked."""
+
+from __future__ import annotations
+
+from forge_env.core.constraint import Constraint, wrong_answer
+from forge_env.core.errors import PolicyError
+from forge_env.core.types import Action
+
+
+def check_answer(constraint: Constraint, action: Action, writer: str) -> None:
+    """Check an answer that was written without a grammar; one that a limit has cut off is not checked.
+
+    Args:
+        constraint: the form that it must have.
+        action: the answer.
+        writer: who wrote it, for the message.
+
+    Raises:
+        PolicyError: when it has another form.
+    """
+    if action.finish_reason == "length":
+        return
+    if wrong := wrong_answer(constraint, action.text, tuple(call.name for call in action.tool_calls)):
+        raise PolicyError(f"{writer} answered in another form than was asked for: {wrong}")

@@ -1,0 +1,70 @@
+"""Turns whose answer has a form: the thought before it is free, and the answer is sampled under a grammar."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from agents.renderer.rendering import Renderer
+from agents.thought_budget import Ask, joined
+from forge_env.core.errors import TurnRefused
+from forge_env.core.types import Completion, Sampling
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConstrainedTurn:
+    """Samples one turn under `Sampling.grammar`.
+
+    A model that thinks is asked twice: for its thought without the grammar, and then for the answer. So the tokens of a
+    thought have the logprobs of the model alone. A first completion that is no whole thought is dropped, and the answer
+    is sampled without one; whether it is dropped depends on its tokens alone, so those of a thought that is kept were
+    sampled as if nothing else could have come.
+    """
+
+    ask: Ask
+    renderer: Renderer
+    budget: int = 0
+    """Tokens of a thought, with the one that opens it; 0 is no limit."""
+
+    async def sample(
+        self, prompt: Sequence[int], sampling: Sampling, *, thinks: bool
+    ) -> tuple[Completion, list[tuple[int, ...]]]:
+        """Return the completion of the whole turn, and the prompt of each request as the engine reports it.
+
+        Args:
+            prompt: of the turn.
+            sampling: with the grammar; `max_tokens` is the limit of the whole turn.
+            thinks: whether a thought may come first.
+
+        Raises:
+            TurnRefused: when the policy knows no grammars, or refuses this one.
+        """
+        first = await self._thought(prompt, sampling) if thinks else None
+        if first is None:
+            answer = await self._answer(prompt, sampling, 1 if thinks else 0)
+            return answer, [answer.prompt_ids]
+        is_ended = first.token_ids[-1] == self.renderer.end_thought
+        inserted = self.renderer.after_thought if is_ended else self.renderer.close_thought
+        begun = (*first.token_ids, *inserted)
+        room = sampling.max_tokens - len(begun)
+        if room < 1 or not (is_ended or self.budget):
+            return replace(first, finish_reason="length"), [first.prompt_ids]
+        rest = await self._answer((*prompt, *begun), replace(sampling, max_tokens=room), 1)
+        return joined(first, inserted, rest), [first.prompt_ids, rest.prompt_ids]
+
+    async def _thought(self, prompt: Sequence[int], sampling: Sampling) -> Completion | None:
+        """Sample a thought with its end, or one that a limit has cut; None if the model has not thought."""
+        end = self.renderer.end_thought
+        room = min(sampling.max_tokens, self.budget or sampling.max_tokens)
+        stops = (*sampling.stop_token_ids, end)
+        first = await self.ask(prompt, replace(sampling, grammar="", stop=(), max_tokens=room, stop_token_ids=stops), 0)
+        ids = first.token_ids
+        is_whole = ids[-1] == end and self.renderer.is_in_thought(ids[:-1])
+        is_cut = first.finish_reason == "length" and self.renderer.is_in_thought(ids)
+        return first if is_whole or is_cut else None
+
+    async def _answer(self, prompt: Sequence[int], sampling: Sampling, number: int) -> Completion:
+        answer = await self.ask(prompt, sampling, number)
+        if answer.constrained != len(answer.token_ids):
+            raise TurnRefused("the policy samples without grammars, so it cannot hold an answer to a form")
+        return answer

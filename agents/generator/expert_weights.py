@@ -1,0 +1,52 @@
+"""New weights for the experts of a model in vLLM, where each layer's experts are one tensor in a kernel's own layout.
+
+On a CPU the kernel packs them when it is made, and vLLM makes it once: without a new kernel, new weights would be used
+as if they were packed. On a GPU vLLM's Triton kernel, which agents/generator/start.py asks for, takes them as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterator
+from typing import Any
+
+from forge_env.core.errors import UserError
+
+
+def check_complete(config: Any, names: Container[str]) -> None:
+    """Check that new weights have all matrices of all experts.
+
+    Args:
+        config: Hugging Face's, of the model.
+        names: of the weights.
+
+    Raises:
+        UserError: when one is missing.
+    """
+    missing = next((name for name in _names(config) if name not in names), None)
+    if missing is not None:
+        raise UserError(
+            f"new weights of a model with experts must be complete, and {missing} is missing: give the weights of all "
+            "experts of all layers"
+        )
+
+
+def forget_kernels(model: Any) -> None:
+    """Let the experts' kernels be made again, with the weights that come next; of a model on a CPU.
+
+    Args:
+        model: of vLLM.
+    """
+    for module in model.modules():
+        method: Any = getattr(module, "quant_method", None)
+        if method is not None and hasattr(method, "moe_kernel"):
+            method.moe_kernel = None
+
+
+def _names(config: Any) -> Iterator[str]:
+    experts = getattr(config, "num_experts", None) or getattr(config, "num_local_experts", None) or 0
+    if not experts:
+        return
+    for layer in range(config.num_hidden_layers):
+        for expert in range(experts):
+            for matrix in ("gate_proj", "up_proj", "down_proj"):
+                yield f"model.layers.{layer}.mlp.experts.{expert}.{matrix}.weight"

@@ -1,0 +1,111 @@
+"""The experts that vLLM's worker on a CPU chose for every token, kept where the token's keys and values are.
+
+A token that is found in the prefix cache was computed by an earlier request, and its experts are those of that time:
+they are kept by the token's place in the cache of keys and values, and read when a request has finished. On a GPU vLLM
+returns them itself (`enable_return_routed_experts`).
+"""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from forge_env.core.errors import PolicyError
+
+_SUFFIX = 9
+"""vLLM adds a dash and eight characters to the id of a request."""
+
+
+class RouteLog:
+    """What one worker has computed.
+
+    Args:
+        worker: vLLM's worker.
+
+    Raises:
+        PolicyError: for a model without experts, or one whose layers do not all have some.
+    """
+
+    def __init__(self, worker: Any) -> None:
+        from vllm.model_executor.layers.fused_moe.routed_experts_capturer import (
+            RoutedExpertsCapturer,
+            bind_routed_experts_capturer,
+        )
+
+        config, runner = worker.vllm_config, worker.model_runner
+        try:
+            self._capturer = RoutedExpertsCapturer(config.scheduler_config.max_num_batched_tokens, config)
+            bind_routed_experts_capturer(runner.get_model(), self._capturer)
+        except ValueError as error:
+            raise PolicyError(f"this engine cannot return the experts of its tokens: {error}") from None
+        self._block: int = config.cache_config.block_size
+        tokens = config.cache_config.num_gpu_blocks * self._block
+        kind = np.uint8 if self._capturer.output_dtype_name == "uint8" else np.uint16
+        self._experts = np.zeros((tokens, *self._capturer.shape_per_token), dtype=kind)
+
+    def record(self, runner: Any, scheduled: Mapping[str, int]) -> None:
+        """Keep the experts of the step that was just computed.
+
+        Args:
+            runner: vLLM's model runner.
+            scheduled: tokens of each request in the step.
+        """
+        requests = runner.input_batch.req_ids
+        starts = runner.input_batch.num_computed_tokens_cpu
+        places = [
+            self._places(runner, name, int(starts[row]), int(starts[row]) + scheduled[name])
+            for row, name in enumerate(requests)
+            if name in scheduled
+        ]
+        at = np.concatenate(places)
+        self._experts[at] = self._capturer.device_buffer[: len(at)].numpy()
+
+    def read(self, runner: Any, name: str, tokens: int) -> np.ndarray:
+        """The experts of the first tokens of a request, (tokens, layers, active)."""
+        return self._experts[self._places(runner, name, 0, tokens)]
+
+    def _places(self, runner: Any, name: str, first: int, end: int) -> np.ndarray:
+        """Where the keys and values of tokens `first` to `end - 1` of a request are."""
+        position = np.arange(first, end)
+        blocks = np.asarray(runner.requests[name].block_ids[0])
+        return blocks[position // self._block] * self._block + position % self._block
+
+
+_LOGS: weakref.WeakKeyDictionary[Any, RouteLog] = weakref.WeakKeyDictionary()
+"""By the model runner. Nothing may refer back to it: vLLM calls gc.freeze(), and a cycle would be kept for ever."""
+
+
+def log_routes(worker: Any) -> None:
+    """Begin to keep the experts of what a worker computes; tokens are sampled as without."""
+    runner = worker.model_runner
+    _LOGS[runner] = RouteLog(worker)
+    runner.execute_model = functools.partial(_execute, weakref.ref(runner))
+
+
+def routes_of(worker: Any, tokens: Mapping[str, int]) -> dict[str, np.ndarray]:
+    """The experts of requests that have just finished: no further step may have begun.
+
+    Args:
+        worker: vLLM's worker.
+        tokens: by the id of each request, how many of its tokens.
+
+    Returns:
+        (tokens, layers, active) by the same ids.
+    """
+    runner = worker.model_runner
+    log = _LOGS[runner]
+    inner = {name[:-_SUFFIX]: name for name in runner.requests}
+    return {name: log.read(runner, inner[name], count) for name, count in tokens.items()}
+
+
+def _execute(of: weakref.ref[Any], scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
+    runner = of()
+    assert runner is not None
+    result = type(runner).execute_model(runner, scheduler_output, *args, **kwargs)
+    if scheduler_output.total_num_scheduled_tokens:
+        _LOGS[runner].record(runner, scheduler_output.num_scheduled_tokens)
+    return result

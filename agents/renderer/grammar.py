@@ -1,0 +1,70 @@
+"""The grammar of an answer that has to have a form, as XGrammar reads it: a structural tag."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from forge_env.core.constraint import Constraint
+from forge_env.core.errors import TurnRefused
+from forge_env.core.types import FunctionSpec, ToolSpec
+
+if TYPE_CHECKING:
+    from agents.renderer.families import Calls
+
+_MOST_WHITESPACE = 32
+"""Characters between two parts of a JSON text; without a limit a model may write white space for ever."""
+_Format = dict[str, Any]
+
+
+def grammar_of(
+    constraint: Constraint, tools: Sequence[ToolSpec], calls: Calls, token_id: Callable[[str], int | None]
+) -> str:
+    """Return a structural tag of XGrammar, as JSON. The JSON of an answer follows the order of its schema.
+
+    Args:
+        constraint: the form of the answer.
+        tools: of which it may name some; the arguments of a call fit the parameters of its tool.
+        calls: how the model's template writes calls.
+        token_id: the id of a text that is one token of the vocabulary, such as a mark; else None.
+
+    Raises:
+        TurnRefused: when the constraint names a tool that is not there.
+    """
+    functions = {tool["function"]["name"]: tool["function"] for tool in tools}
+    if missing := [name for name in constraint.tools if name not in functions]:
+        offered = ", ".join(functions) or "none"
+        raise TurnRefused(
+            f"the tool {missing[0]!r:.80} has to be called, and is no tool of the request; they are {offered}"
+        )
+    choices = [_call(functions[name], calls, token_id) for name in constraint.tools]
+    if constraint.schema:
+        choices.append(_json(json.loads(constraint.schema)))
+    whole = choices[0] if len(choices) == 1 else {"type": "or", "elements": choices}
+    return json.dumps({"type": "structural_tag", "format": whole})
+
+
+def _call(function: FunctionSpec, calls: Calls, token_id: Callable[[str], int | None]) -> _Format:
+    name, arguments = json.dumps(function["name"]), _json(function["parameters"])
+    if calls == "llama":
+        return _sequence(_text(f'{{"name": {name}, "parameters": '), arguments, _text("}"))
+    begin, end = (_mark(mark, token_id) for mark in ("<tool_call>", "</tool_call>"))
+    return _sequence(begin, _text(f'\n{{"name": {name}, "arguments": '), arguments, _text("}\n"), end)
+
+
+def _mark(text: str, token_id: Callable[[str], int | None]) -> _Format:
+    id_ = token_id(text)
+    return _text(text) if id_ is None else {"type": "token", "token": id_}
+
+
+def _text(value: str) -> _Format:
+    return {"type": "const_string", "value": value}
+
+
+def _json(schema: Any) -> _Format:
+    return {"type": "json_schema", "json_schema": schema, "max_whitespace_cnt": _MOST_WHITESPACE}
+
+
+def _sequence(*elements: _Format) -> _Format:
+    return {"type": "sequence", "elements": list(elements)}

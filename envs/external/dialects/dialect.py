@@ -1,0 +1,60 @@
+"""What a dialect is: how a program's request is read, and how its response, stream and errors are written."""
+
+from __future__ import annotations
+
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from typing import Any, ClassVar
+
+from envs.external.dialects.fields import Fields
+from envs.external.requests import ProgramRequest, RequestRefused
+from envs.external.responses import ProgramReply
+from forge_env.core.types import Message
+
+Histories = Mapping[str, tuple[Message, ...]]
+"""The conversations of a session up to a response, by the id of the response."""
+
+
+class Dialect(ABC):
+    """One API that programs speak, at one path."""
+
+    path: ClassVar[str]
+    fields: ClassVar[Fields]
+
+    @abstractmethod
+    def read(self, body: Any, histories: Histories) -> ProgramRequest:
+        """Read the JSON body of a request.
+
+        Raises:
+            RequestRefused: it says what is wrong, or not offered.
+        """
+
+    @abstractmethod
+    def body(self, reply: ProgramReply, request: ProgramRequest) -> dict[str, Any]:
+        """The whole response as one object."""
+
+    @abstractmethod
+    def events(self, reply: ProgramReply, request: ProgramRequest) -> Iterator[bytes]:
+        """The response in pieces, for a stream of server-sent events."""
+
+    @abstractmethod
+    def error(self, refusal: RequestRefused) -> dict[str, Any]:
+        """The body of a refusal."""
+
+    @abstractmethod
+    def error_events(self, refusal: RequestRefused) -> Iterator[bytes]:
+        """A refusal in a stream that has begun."""
+
+    def name_of(self, reply: ProgramReply) -> str:
+        """The id by which a later request may name the response; "" where the dialect has no such."""
+        return ""
+
+
+def dump(value: Any) -> bytes:
+    return json.dumps(value).encode()  # in ASCII: a model may write surrogates, which UTF-8 cannot carry
+
+
+def event(data: Mapping[str, Any], name: str = "") -> bytes:
+    """One server-sent event."""
+    return (f"event: {name}\n".encode() if name else b"") + b"data: " + dump(data) + b"\n\n"

@@ -1,0 +1,59 @@
+"""The fields of a request: each is honoured, refused, or ignored and named; one that is unknown is refused."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from envs.external.requests import RequestRefused
+from forge_env.core.errors import nearest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fields:
+    """The fields that the requests of one dialect may have. A field that is null is not set."""
+
+    honoured: tuple[str, ...]
+    ignored: tuple[str, ...]
+    """Named in the response's header x-forge-env-ignored."""
+    refused: Mapping[str, str]
+    """Why, as the end of a sentence. A value that asks for nothing is not refused: false, 0, or an empty one."""
+
+    def check(self, body: Any) -> dict[str, Any]:
+        """Return the body of a request.
+
+        Raises:
+            RequestRefused: when it is no JSON object, or has a field that is refused or unknown.
+        """
+        if not isinstance(body, dict):
+            raise RequestRefused(400, "the body is no JSON object")
+        known = (*self.honoured, *self.ignored, *self.refused)
+        for name, value in body.items():
+            if value is None:
+                continue
+            if name not in known:
+                text = f"{name!r:.60} is no field that is known here: leave it out. {nearest(name, known)}"
+                raise RequestRefused(400, text, code="unknown_parameter", param=name[:60])
+            refuse(body, name, value if name in self.refused else None, self.refused.get(name, ""))
+        return body
+
+    def named(self, body: Mapping[str, Any]) -> tuple[str, ...]:
+        """The ignored fields that a request has set, in the order of their declaration."""
+        return tuple(name for name in self.ignored if body.get(name) is not None)
+
+
+def refuse(body: Mapping[str, Any], name: str, wrong: Any, reason: str) -> None:
+    """Refuse a field, if anything is wrong."""
+    if wrong:
+        shown = json.dumps(body.get(name))[:80]
+        raise RequestRefused(400, f"{name} is {shown}, which is not offered, for {reason}: leave it out", param=name)
+
+
+def ignored_of_tools(tools: Any, known: Sequence[str], within: str = "") -> tuple[str, ...]:
+    """The keys of the tools of a request that nobody reads, as "tools.KEY"; of a part of each tool with `within`."""
+    items = [item for item in tools if isinstance(item, dict)] if isinstance(tools, list) else []
+    parts = [item.get(within) for item in items] if within else items
+    names = {key: None for part in parts if isinstance(part, dict) for key in part if part[key] and key not in known}
+    return tuple(f"tools.{within + '.' if within else ''}{name[:40]}" for name in names)

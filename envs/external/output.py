@@ -1,0 +1,55 @@
+"""What a program has written, up to a bound, and how it ended."""
+
+from __future__ import annotations
+
+import signal
+from typing import Any
+
+TAIL_BYTES = 64 * 2**10
+SHOWN = 4000
+"""Characters of its output that are kept with the episode."""
+
+
+class ProgramOutput:
+    """The ends of both streams of a program, and its exit code."""
+
+    kind = "program"
+    who = "the program"
+
+    def __init__(self) -> None:
+        self.exit_code: int | None = None
+        """128 and more for a signal; None while it runs, and where it was ended."""
+        self._tails = {"stdout": bytearray(), "stderr": bytearray()}
+
+    def note(self, name: str, data: bytes) -> None:
+        """Add to "stdout" or "stderr"."""
+        tail = self._tails[name]
+        tail += data
+        del tail[:-TAIL_BYTES]
+
+    def tail(self, name: str) -> str:
+        """Return the last TAIL_BYTES that it wrote to "stdout" or "stderr"."""
+        return self._tails[name].decode("utf-8", "replace")
+
+    def ending(self, code: int) -> str:
+        """Return how it ended, as the verb of a sentence."""
+        return how_it_ended(code)
+
+    def facts(self) -> dict[str, Any]:
+        """Return the last SHOWN characters of both streams, and the exit code where it ended by itself."""
+        facts: dict[str, Any] = {name: self.tail(name)[-SHOWN:] for name in ("stdout", "stderr")}
+        return facts if self.exit_code is None else {**facts, "exit_code": self.exit_code}
+
+    def last_lines(self) -> str:
+        """Return the last lines of standard error."""
+        return " | ".join(self.tail("stderr").split("\n")[-6:]).strip(" |")[-600:]
+
+
+def how_it_ended(code: int) -> str:
+    """Describe an exit code, for the middle of a sentence."""
+    if code <= 128:
+        return f"ended with exit code {code}"
+    try:
+        return f"was ended by {signal.Signals(code - 128).name}"
+    except ValueError:
+        return f"ended with exit code {code}"

@@ -1,0 +1,68 @@
+"""What the episode records of its player: its output, its refused requests, and what ended it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from envs.external.gateway import Gateway
+from envs.external.player import Player
+from envs.external.requests import RequestRefused
+from envs.external.session import ProgramSession
+from forge_env.core.types import EpisodeLimits
+
+
+class PlayerRecord:
+    """What the episode records of its player, also after its end and after the close of its environment."""
+
+    def __init__(self, player: Player, session: ProgramSession, gateway: Gateway) -> None:
+        self.note = ""
+        """What ended the episode, where the player did not end by itself."""
+        self._player = player
+        self._session = session
+        self._gateway = gateway
+        self._unknown_before = gateway.unknown_requests
+
+    @property
+    def silence(self) -> str:
+        """A clause about a player none of whose requests reached the model."""
+        return "was answered nothing" if self._session.refusals.counts else "asked the model nothing"
+
+    def info(self) -> dict[str, Any]:
+        """Return the info of the episode."""
+        kept = self._player.facts()
+        if self.note:
+            kept["note"] = self.note
+        refusals = self._session.refusals
+        if not refusals.counts:
+            return {self._player.kind: kept}
+        return {
+            self._player.kind: {**kept, "refused": refusals.sentences},
+            "refused_requests": dict(refusals.counts),
+        }
+
+    def failure_details(self) -> str:
+        """The end of a sentence about a failure: the refused requests, and the last lines that the player wrote."""
+        unknown = self._gateway.unknown_requests - self._unknown_before
+        parts = [str(self._session.refusals)]
+        if unknown and not self._session.count:
+            parts.append(
+                f"{unknown} {'request' if unknown == 1 else 'requests'} without the key of a running program came "
+                "to the gateway meanwhile: a program's key is its OPENAI_API_KEY"
+            )
+        lines = self._player.last_lines()
+        parts.append(f"it wrote: {lines}" if lines else "")
+        return "".join(f"; {part}" for part in parts if part)
+
+
+def ended_by(limit: str, limits: EpisodeLimits) -> str:
+    return f"the episode was ended by {limit} ({getattr(limits, limit):g})"
+
+
+def too_long(reason: str) -> RequestRefused:
+    """The refusal of a prompt that leaves no room for a response, in OpenAI's words, which clients look for."""
+    return RequestRefused(
+        400,
+        f"This model's maximum context length is exceeded: {reason}. Please reduce the length of the messages.",
+        code="context_length_exceeded",
+        param="messages",
+    )

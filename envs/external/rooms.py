@@ -1,0 +1,92 @@
+"""Where programs run that do not run on this machine itself: in workspaces of an image, or of their tasks."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from envs.workspace.base import WorkspaceEnv
+from forge_env.core.errors import UserError
+from forge_env.core.workspace import UnpackedImage, WorkspaceCapabilities, Workspaces
+from forge_env.registry.registry import env_class
+from forge_env.rollout.factory import EnvFactory, make
+from sandboxes import open_workspaces
+from sandboxes.images.resolve import find_image
+
+FILES = "/agent"
+"""Where the files of the program are in a workspace."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rooms:
+    """The workspaces of programs. Either `factory` is set, or `workspaces` and `image`."""
+
+    files: Path | None
+    """A folder of this machine that is copied to FILES in every workspace."""
+    factory: EnvFactory | None = None
+    """The environment of the tasks, whose workspaces they are."""
+    workspaces: Workspaces | None = None
+    image: UnpackedImage | None = None
+
+    def enforced(self) -> dict[str, Any]:
+        """Return what confines the programs."""
+        shared = self.factory.shared.values() if self.factory is not None else [self.workspaces]
+        measured = [getattr(one, "capabilities", None) for one in shared]
+        return next((asdict(one) for one in measured if isinstance(one, WorkspaceCapabilities)), {"missing": ()})
+
+
+def has_workspaces(tasks: str) -> bool:
+    """Whether the environment of that name gives its tasks workspaces.
+
+    Raises:
+        UserError: there is no such environment.
+    """
+    return bool(tasks) and issubclass(env_class(tasks), WorkspaceEnv)
+
+
+def is_inside(tasks: str, image: str) -> bool:
+    """Whether programs run in workspaces. Raises UserError for an unknown environment."""
+    return bool(image) or has_workspaces(tasks)
+
+
+def task_factory(tasks: str, *, data: str, image: str) -> EnvFactory:
+    """Return the environment of the tasks, with those of the options that it has.
+
+    Raises:
+        UserError: there is no such environment, or it does not have an option that is set.
+    """
+    options: Mapping[str, str] = {"data": data, "image": image if has_workspaces(tasks) else ""}
+    return make(tasks, **{name: value for name, value in options.items() if value})
+
+
+@asynccontextmanager
+async def open_rooms(tasks: str, *, data: str, image: str, files: str) -> AsyncIterator[Rooms | None]:
+    """Open the workspaces that programs run in; None if they run on this machine.
+
+    Raises:
+        UserError: the image or the folder of files is not there, or there is no use for it.
+        SandboxUnavailable: this machine has no workspaces.
+    """
+    if not is_inside(tasks, image):
+        if files:
+            raise UserError(
+                f"files is {files!r}, which is for a program in a workspace: name an image, or tasks that have "
+                "workspaces"
+            )
+        yield None
+        return
+    folder = Path(files).expanduser().absolute() if files else None
+    if folder is not None and not folder.is_dir():
+        raise UserError(f"files is {files!r}, and there is no such folder to copy into the workspace")
+    async with AsyncExitStack() as stack:
+        if has_workspaces(tasks):
+            factory = await stack.enter_async_context(task_factory(tasks, data=data, image=image))
+            yield Rooms(files=folder, factory=factory)
+        else:
+            found = await asyncio.to_thread(find_image, image)
+            workspaces = await stack.enter_async_context(open_workspaces())
+            yield Rooms(files=folder, workspaces=workspaces, image=found)

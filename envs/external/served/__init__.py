@@ -1,0 +1,1 @@
+"""Sessions over HTTP: agents elsewhere take an episode, ask its model, and finish it."""

@@ -1,0 +1,64 @@
+"""Where a served gateway listens, and the token that its agents need."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from envs.external.gateway import Gateway
+from envs.external.served.app import ServedApp
+from envs.external.served.desk import Desk
+from forge_env.core.errors import UserError
+from forge_env.serve.http_server import serve_app
+from forge_env.serve.settings import TOKEN_VARIABLE, ServeSettings, read_token
+
+
+def address_of(listen: str) -> tuple[str, int]:
+    """Split HOST:PORT.
+
+    Raises:
+        UserError: when it is none.
+    """
+    host, _, port = listen.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    if not host or not port.isdecimal() or int(port) > 65535:
+        raise UserError(
+            f"listen is {listen!r}; it is HOST:PORT, such as 127.0.0.1:8000, or 0.0.0.0:8000 for all addresses of this "
+            "machine"
+        )
+    return host, int(port)
+
+
+def token_of(token_file: str) -> str:
+    """Return the token that agents need, from a file or from the environment.
+
+    Raises:
+        UserError: when there is none, or it is too short to keep anybody out.
+    """
+    token, is_new = read_token(file=Path(token_file) if token_file else None)
+    if is_new:
+        raise UserError(
+            f"agents elsewhere need a token: set the variable {TOKEN_VARIABLE}, or the option token_file, to a text "
+            "that nobody guesses; `openssl rand -hex 32` makes one"
+        )
+    return token
+
+
+@asynccontextmanager
+async def open_desk(desk: Desk, listen: str, max_request_bytes: int) -> AsyncIterator[Gateway]:
+    """Serve a desk and its gateway at HOST:PORT.
+
+    Raises:
+        UserError: when nobody can listen there, or uvicorn is not installed.
+        ServiceError: when the server does not start.
+    """
+    host, port = address_of(listen)
+    settings = ServeSettings(token=desk.token, host=host, port=port, max_request_bytes=max_request_bytes)
+    gateway = Gateway(max_body=max_request_bytes)
+    async with serve_app(ServedApp(desk, gateway), settings) as url:
+        gateway.base_url = f"{url}/v1"
+        try:
+            yield gateway
+        finally:
+            desk.stop()

@@ -1,0 +1,354 @@
+"""task.toml, schema version 1.4 of Harbor (harborframework.com, package `harbor` 0.26), and the files beside it."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import os
+import re
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from forge_env.core.errors import UserError, nearest
+from sandboxes.workspaces.proxy import Allowlist
+
+CONFIG = "task.toml"
+_VERSIONS = ("1.0", "1.1", "1.2", "1.3", "1.4")
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)([GMK])I?B?")
+_REFERENCE = re.compile(r"\$\{(\w+)(?::-([^}]*))?\}")
+
+NetworkMode = Literal["public", "no-network", "allowlist"]
+VerifierMode = Literal["shared", "separate"]
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Healthcheck(_Section):
+    command: str
+    interval_sec: float = 5.0
+    timeout_sec: float = 30.0
+    start_period_sec: float = 0.0
+    start_interval_sec: float = 5.0
+    retries: int = 3
+
+
+class Environment(_Section):
+    build_timeout_sec: float = 600.0
+    docker_image: str | None = None
+    os: Literal["linux", "windows"] = "linux"
+    cpus: float | None = None
+    memory_mb: int | None = None
+    storage_mb: int | None = None
+    gpus: int | None = None
+    gpu_types: list[str] | None = None
+    tpu: dict[str, Any] | None = None
+    mcp_servers: list[dict[str, Any]] = Field(default_factory=list)
+    env: dict[str, str] = Field(default_factory=dict)
+    skills_dir: str | None = None
+    healthcheck: Healthcheck | None = None
+    workdir: str | None = None
+    network_mode: NetworkMode = "public"
+    allowed_hosts: list[str] | None = None
+    allow_internet: bool | None = None
+    """Of older versions: `network_mode` is public or no-network by it."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_older_versions(cls, data: Any) -> Any:
+        """Read `memory = "2G"`, `storage = "10G"` and `allow_internet` as the fields that have taken their place."""
+        if not isinstance(data, dict):
+            return data
+        data = dict(data)
+        for old, new in (("memory", "memory_mb"), ("storage", "storage_mb")):
+            if isinstance(data.get(old), str):
+                data.setdefault(new, _megabytes(old, data.pop(old)))
+        if isinstance(data.get("allow_internet"), bool):
+            data.setdefault("network_mode", "public" if data["allow_internet"] else "no-network")
+        if isinstance(data.get("os"), str):
+            data["os"] = data["os"].lower()
+        return data
+
+
+def _megabytes(name: str, text: str) -> int:
+    """Read a size such as "2G". Raises ValueError for anything else."""
+    match = _SIZE.fullmatch(text.strip().upper())
+    if match is None:
+        raise ValueError(f"{name} is {text!r}; it is a size such as '2G' or '512M', or use {name}_mb")
+    return max(int(float(match[1]) * {"G": 1024.0, "M": 1.0, "K": 1 / 1024}[match[2]]), 1)
+
+
+class Artifact(_Section):
+    source: str
+    destination: str | None = None
+    exclude: list[str] = Field(default_factory=list)
+    service: str | None = None
+
+
+class Collect(_Section):
+    command: str
+    service: str = "main"
+    timeout_sec: float = 60.0
+    user: str | int | None = None
+
+
+class Verifier(_Section):
+    timeout_sec: float = 600.0
+    env: dict[str, str] = Field(default_factory=dict)
+    user: str | int | None = None
+    network_mode: NetworkMode | None = None
+    allowed_hosts: list[str] | None = None
+    environment_mode: VerifierMode | None = None
+    environment: Environment | None = None
+    collect: list[Collect] = Field(default_factory=list)
+
+
+class Agent(_Section):
+    timeout_sec: float | None = None
+    user: str | int | None = None
+    network_mode: NetworkMode | None = None
+    allowed_hosts: list[str] | None = None
+
+
+class Solution(_Section):
+    env: dict[str, str] = Field(default_factory=dict)
+
+
+class Step(_Section):
+    name: str
+    agent: Agent = Agent()
+    verifier: Verifier = Verifier()
+    min_reward: float | dict[str, float] | None = None
+    healthcheck: Healthcheck | None = None
+    artifacts: list[str | Artifact] = Field(default_factory=list)
+
+
+class Config(_Section):
+    """The whole of task.toml. `metadata` and `task` are free in what they hold."""
+
+    schema_version: str = "1.4"
+    task: dict[str, Any] = Field(default_factory=dict)
+    metadata: dict[str, Any] = Field(default_factory=dict)
+    verifier: Verifier = Verifier()
+    agent: Agent = Agent()
+    environment: Environment = Environment()
+    solution: Solution = Solution()
+    source: str | None = None
+    multi_step_reward_strategy: Literal["mean", "final"] = "mean"
+    steps: list[Step] = Field(default_factory=list)
+    artifacts: list[str | Artifact] = Field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class HarborTask:
+    """A task folder that has been read and checked."""
+
+    folder: Path
+    config: Config
+    digest: str
+    """Of every file of the folder."""
+
+    @property
+    def name(self) -> str:
+        return str(self.config.task.get("name") or self.folder.name)
+
+    @property
+    def steps(self) -> Sequence[Step | None]:
+        """The steps; one that is None for a task without steps."""
+        return self.config.steps or [None]
+
+    @property
+    def environment_folder(self) -> Path:
+        return self.folder / "environment"
+
+    def part(self, step: Step | None, name: str) -> Path:
+        """The folder or file `name` of a step; of the whole task where the step has none of its own, or for None."""
+        own = self.folder / "steps" / step.name / name if step else self.folder / name
+        return own if own.exists() else self.folder / name
+
+    def verifier_mode(self, step: Step | None) -> VerifierMode:
+        """Where the verifier runs: as the step or the task asks; separate where artefacts are declared, else shared."""
+        verifiers = ([step.verifier] if step else []) + [self.config.verifier]
+        for verifier in verifiers:
+            if verifier.environment_mode is not None:
+                return verifier.environment_mode
+            if verifier.environment is not None:
+                return "separate"
+        return "separate" if self.artifacts(step) else "shared"
+
+    def verifier(self, step: Step | None) -> Verifier:
+        """The settings of the verifier: those of the task, with what a step sets itself."""
+        if step is None:
+            return self.config.verifier
+        own = step.verifier.model_dump(exclude_unset=True)
+        return Verifier.model_validate(self.config.verifier.model_dump(exclude_unset=True) | own)
+
+    def artifacts(self, step: Step | None) -> list[Artifact]:
+        entries = [*self.config.artifacts, *(step.artifacts if step else ())]
+        return [Artifact(source=entry) if isinstance(entry, str) else entry for entry in entries]
+
+
+def find_tasks(path: Path) -> list[HarborTask]:
+    """Return the tasks of a folder: the folder itself, or those below it, sorted by name.
+
+    Raises:
+        UserError: there is none, or one of them is malformed.
+    """
+    if not path.is_dir():
+        raise UserError(f"there is no folder {path} with Harbor tasks")
+    folders = [path] if (path / CONFIG).is_file() else sorted(file.parent for file in path.glob(f"*/{CONFIG}"))
+    if not folders:
+        raise UserError(f"{path} has no Harbor task: neither it nor a folder in it has a {CONFIG}")
+    return [read_task(folder) for folder in folders]
+
+
+def read_task(folder: Path) -> HarborTask:
+    """Read and check a task folder.
+
+    Raises:
+        UserError: its task.toml is malformed, a file is missing, or it asks for what workspaces do not have.
+    """
+    folder = folder.resolve()
+    return _read(folder, _folder_digest(folder))
+
+
+@functools.lru_cache(maxsize=4096)
+def _read(folder: Path, digest: str) -> HarborTask:
+    path = folder / CONFIG
+    try:
+        data = tomllib.loads(path.read_text())
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise UserError(f"{path} cannot be read: {error}") from None
+    if "version" in data:  # its name before schema version 1.1
+        data.setdefault("schema_version", data.pop("version"))
+    try:
+        config = Config.model_validate(data)
+    except ValidationError as error:
+        raise UserError(f"{path}: {_problem(error)}") from None
+    task = HarborTask(folder, config, digest)
+    _check(task)
+    return task
+
+
+def _check(task: HarborTask) -> None:
+    path, config = task.folder / CONFIG, task.config
+    if config.schema_version not in _VERSIONS:
+        raise UserError(f"{path}: schema_version is {config.schema_version!r}; known are {', '.join(_VERSIONS)}")
+    environments = [
+        config.environment,
+        *(v.environment for v in (config.verifier, *(s.verifier for s in config.steps))),
+    ]
+    for environment in filter(None, environments):
+        _check_environment(path, environment)
+    names = [step.name for step in config.steps]
+    if len(set(names)) < len(names):
+        raise UserError(f"{path}: two steps have the same name")
+    for name in names:
+        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
+            raise UserError(f"{path}: the step {name!r} has no name for a folder")
+    for section in (
+        *environments,
+        config.agent,
+        config.verifier,
+        *(part for s in config.steps for part in (s.agent, s.verifier)),
+    ):
+        if section is not None:
+            _check_hosts(path, section)
+    for own in config.steps:
+        if own.agent.network_mode not in (None, config.agent.network_mode or config.environment.network_mode):
+            raise UserError(
+                f"{path}: the step {own.name!r} asks for another network of its agent; a workspace keeps the network "
+                "that it begins with, set it in [agent]"
+            )
+    for step in task.steps:
+        for hook in task.verifier(step).collect:
+            if hook.service != "main":
+                raise UserError(f"{path}: [[verifier.collect]] is for the service {hook.service!r}; a workspace is one")
+        for needed in ("instruction.md", "tests/test.sh"):
+            if not task.part(step, needed).is_file():
+                raise UserError(f"{task.folder} has no {needed}{f' for its step {step.name}' if step else ''}")
+        for artifact in task.artifacts(step):
+            if artifact.service not in (None, "main") or ".." in Path(artifact.source).parts:
+                raise UserError(f"{path}: the artefact {artifact.source!r} is no path of the one workspace there is")
+
+
+def _check_environment(path: Path, environment: Environment) -> None:
+    absent = {
+        "os": environment.os == "windows" and "Windows",
+        "gpus": bool(environment.gpus) and f"{environment.gpus} GPUs",
+        "tpu": environment.tpu is not None and "a TPU",
+        "mcp_servers": bool(environment.mcp_servers) and "MCP servers",
+    }
+    for field, asked in absent.items():
+        if asked:
+            raise UserError(f"{path}: [environment] {field} asks for {asked}, which a workspace does not have")
+    if (path.parent / "environment" / "docker-compose.yaml").exists():
+        raise UserError(f"{path}: its environment has several services (docker-compose.yaml); a workspace is one")
+
+
+def _check_hosts(path: Path, section: Environment | Agent | Verifier) -> None:
+    if section.network_mode == "allowlist":
+        try:
+            Allowlist(section.allowed_hosts or [])
+        except UserError as error:
+            raise UserError(f"{path}: {error}") from None
+    elif section.allowed_hosts:
+        raise UserError(f"{path}: allowed_hosts is {section.allowed_hosts}, which needs network_mode = 'allowlist'")
+
+
+def resolved(variables: Mapping[str, str], *, where: str) -> dict[str, str]:
+    """Return variables with "${NAME}" and "${NAME:-default}" replaced by those of this process.
+
+    Raises:
+        UserError: a variable without a default is not set.
+    """
+
+    def value(match: re.Match[str]) -> str:
+        found = os.environ.get(match[1], match[2])
+        if found is None:
+            raise UserError(f"{where} needs the environment variable {match[1]}, which is not set")
+        return found
+
+    return {name: _REFERENCE.sub(value, text) for name, text in variables.items()}
+
+
+def _problem(error: ValidationError) -> str:
+    """The first mistake in one sentence; for an unknown field with the nearest one."""
+    first = error.errors()[0]
+    place = ".".join(str(part) for part in first["loc"])
+    if first["type"] == "value_error":
+        return first["msg"].removeprefix("Value error, ")
+    if first["type"] != "extra_forbidden":
+        return f"{place} is {first['input']!r:.80}: {first['msg'].lower()}"
+    section: Any = Config
+    for part in first["loc"][:-1]:  # an index of a list leads to no other section
+        if inner := section.model_fields.get(part):
+            section = _model_of(inner.annotation)
+    return f"there is no field {place}. {nearest(str(first['loc'][-1]), section.model_fields)}"
+
+
+def _model_of(annotation: Any) -> Any:
+    """The section in an annotation such as `list[Step]` or `Environment | None`."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    models = [_model_of(part) for part in getattr(annotation, "__args__", ())]
+    return next((model for model in models if model is not None), None)
+
+
+def _folder_digest(folder: Path) -> str:
+    """Return a digest of paths and contents; links are refused, since they could lead out of the task."""
+    digest = hashlib.sha256()
+    for path in sorted(folder.rglob("*")):
+        name = path.relative_to(folder).as_posix()
+        if path.is_symlink() and not path.resolve().is_relative_to(folder):
+            raise UserError(f"{path} is a link out of its task; a task has only its own files")
+        digest.update(f"{name}\0".encode())
+        if path.is_file():
+            digest.update(hashlib.sha256(path.read_bytes()).digest())
+    return digest.hexdigest()

@@ -1,0 +1,339 @@
+"""Harbor tasks as episodes: `harbor:PATH`, a folder of tasks or one task.
+
+The agent works in a workspace of the task's image. When it ends, its processes are killed. Where the task asks for a
+separate verifier, or declares artefacts, only those are copied, without links and special files, into a fresh
+workspace; the tests appear only there. Where it asks for a shared verifier (Harbor's default), the tests run on a copy
+of the agent's whole file system: an agent that has replaced an interpreter or a library there can forge the verdict,
+and the episode says so (`info["verdict"]["forgeable"]`).
+
+No verdict is not a zero. When the verifier writes no reward, it is run on an untouched workspace: if it writes one
+there, the agent's work is what broke it, and the reward is 0; if not, the task is broken, which is a fault.
+"""
+
+from __future__ import annotations
+
+import functools
+import random
+from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any, ClassVar
+
+from envs.harbor.audit import audit_of, cheats_of
+from envs.harbor.config import Environment, HarborTask, Step, find_tasks, read_task
+from envs.harbor.images import Images, limits_of
+from envs.harbor.oracle import play_solution
+from envs.harbor.policies import agent_network, agent_seconds, agent_user, network_note, verifier_network
+from envs.harbor.staging import begin_step
+from envs.harbor.verify import (
+    HarborVerdict,
+    Submission,
+    collect_artifacts,
+    combine,
+    passes,
+    prepare_folders,
+    run_verifier,
+)
+from envs.task_splits import bucket
+from envs.workspace.base import WorkspaceEnv
+from envs.workspace.submission import copy_in
+from forge_env.core.env import Env, StepResult
+from forge_env.core.errors import EnvError, UserError
+from forge_env.core.task_audit import TaskAudit
+from forge_env.core.types import Action, Message, Task
+from forge_env.core.workspace import (
+    LOOPBACK,
+    Network,
+    Snapshot,
+    UnpackedImage,
+    Workspace,
+    Workspaces,
+)
+from forge_env.utils.deadlines import Deadline, queued
+from sandboxes.images.dockerfile import BuiltImage, with_settings
+
+_NO_LIMIT = 1e9
+_FORGEABLE = "the verifier ran with the agent's files, so a replaced interpreter or library could have decided"
+
+
+class Harbor(WorkspaceEnv):
+    """Tasks in Harbor's format. The reward is what the verifier of the task writes."""
+
+    shared: ClassVar = {"images": "envs.harbor.images:open_images"}
+    made_of: ClassVar[Sequence[str]] = ("sandboxes.images.dockerfile",)
+    path: ClassVar[str] = ""
+    """The folder of tasks; set by `resolve`."""
+
+    images: Images
+    _steps: Sequence[Step | None] = (None,)
+
+    @property
+    def workspaces(self) -> Workspaces:  # type: ignore[override]
+        return self.images.workspaces
+
+    def __init__(self, *, use_tools: bool = True, offline: bool = False) -> None:
+        """`offline`: whether verifiers have no network, whatever their task asks for."""
+        super().__init__(use_tools=use_tools)
+        self._offline = offline
+        self._leases = AsyncExitStack()
+        self._used = 0.0
+        """Seconds that the agent has worked on the present step."""
+        self._verdicts: list[HarborVerdict] = []  # of the steps so far
+
+    @classmethod
+    def tasks(cls, split: str = "train", *, count: int, seed: int = 0) -> Sequence[Task]:
+        """Return tasks of the folder: a tenth of them, chosen by their names, is "test", the others are "train".
+
+        A folder with one task has it in "train". "all" is every task.
+
+        Raises:
+            UserError: for an unknown split, a malformed task, and more tasks than there are.
+        """
+        if split not in ("train", "test", "all"):
+            raise UserError(f"there is no split {split!r}; the splits are train, test and all")
+        tasks = find_tasks(Path(cls.path))
+        by_name = sorted(tasks, key=lambda task: bucket(task.name, 2**32))
+        held_out = by_name[: max(len(tasks) // 10, len(tasks) > 1)]
+        if split != "all":
+            tasks = [task for task in tasks if (task in held_out) == (split == "test")]
+        if count > len(tasks):
+            raise UserError(f"{count} {split} tasks were asked for, {cls.path} has {len(tasks)}: ask for fewer")
+        return [_task_of(task) for task in random.Random(seed).sample(tasks, count)]
+
+    @classmethod
+    def limits(cls) -> Mapping[str, float]:
+        """The longest times of the tasks; turns and tokens are not limited by the format, so these are generous."""
+        tasks = find_tasks(Path(cls.path))
+        agent = max(sum(agent_seconds(task, step) for step in task.steps) for task in tasks)
+        # With a copy of the artefacts, and a second run on an untouched workspace where no reward was written.
+        scoring = 2 * max(task.verifier(step).timeout_sec for task in tasks for step in task.steps)
+        # The environment ends an agent that is out of time; the limits of the episode are for what it cannot end.
+        seconds = 1.1 * agent + 60.0
+        return {
+            "max_turns": 100,
+            "episode_seconds": seconds,
+            "step_seconds": seconds,
+            "scoring_seconds": scoring + 60.0,
+        }
+
+    @classmethod
+    def cheats(cls, task: Task) -> Sequence[str | Sequence[Message]]:
+        """Return what must earn nothing: a claim, and scripts that replace what the verifier runs with."""
+        return list(cheats_of(read_task(Path(task.metadata["folder"]))).values())
+
+    @classmethod
+    def audit(cls) -> Sequence[TaskAudit]:
+        """Return how `forge-env check` audits each task."""
+        return [audit_of(_task_of(task), task) for task in find_tasks(Path(cls.path))]
+
+    # The agent's workspace.
+
+    @property
+    def workdir(self) -> str:
+        return self._image.workdir
+
+    @property
+    def agent_env(self) -> Mapping[str, str]:
+        return self._image.env
+
+    @property
+    def agent_user(self) -> str | int | None:
+        user = agent_user(self._task, self._step)
+        return self._image.user or None if user is None else user
+
+    async def reset(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> Any:
+        messages, info = await super().reset(seed=seed, options=options)
+        self._task = read_task(Path(self.task.metadata["folder"]))
+        if self._task.digest != self.task.metadata["digest"]:
+            raise EnvError(f"the files of {self._task.folder} have changed since its task was read")
+        self._steps = self._task.steps
+        self._verdicts, self._used = [], 0.0
+        self._image = await self._image_of(self._task.environment_folder, self._task.config.environment)
+        if note := network_note(self._task):
+            info = {**info, "network": note}
+        return messages, info
+
+    async def _image_of(self, folder: Path, environment: Environment) -> BuiltImage:
+        """Return an image, which stays open until this episode ends."""
+        return await self._leases.enter_async_context(self.images.of(folder, environment, self._task.digest))
+
+    @property
+    def _step(self) -> Step | None:
+        return self._steps[len(self._verdicts)]
+
+    @property
+    def agent_network(self) -> Network:
+        return agent_network(self._task)
+
+    async def open_fresh(
+        self, image: UnpackedImage | Snapshot | None = None, *, network: Network | None = None
+    ) -> Workspace:
+        return await self._open(self._image.files if image is None else image, self._task.config.environment, network)
+
+    async def _open(
+        self, files: UnpackedImage | Snapshot, environment: Environment, network: Network | None
+    ) -> Workspace:
+        async with queued():
+            return await self.workspaces.open(
+                files, limits=limits_of(environment), network=network or self.agent_network
+            )
+
+    async def close(self) -> None:
+        await super().close()
+        await self._leases.aclose()
+
+    async def prepare(self, workspace: Workspace) -> None:
+        await prepare_folders(workspace, self.workdir, user=self.agent_user)
+        await begin_step(workspace, self._task, self._step, self._image, self.agent_user)
+
+    # Steps and the verdict.
+
+    async def step(self, action: Action) -> StepResult:
+        """Take one action. The answer of a step that is not the last brings the instruction of the next one.
+
+        An agent that has used up its time is ended, and what it has done is verified, as Harbor does.
+        """
+        if action.tool_calls:
+            return await self._act(action)
+        if len(self._verdicts) + 1 == len(self._steps):
+            return await super().step(action)
+        self.messages.append(action.message)
+        return await self._end_step(action.text)
+
+    async def _act(self, action: Action) -> StepResult:
+        limit = agent_seconds(self._task, self._step)
+        self.seconds_left = limit - self._used
+        clock = Deadline(_NO_LIMIT)
+        with clock:  # pauses where the agent is not at work
+            observation, reward, terminated, truncated, info = await super().step(action)
+        self._used += clock.used
+        if self._used < limit:
+            return observation, reward, terminated, truncated, info
+        info = {**info, "agent_timeout": f"the agent has worked for {limit:g} s, which is all that the task allows"}
+        if len(self._verdicts) + 1 == len(self._steps):
+            total, parts = await self._score("")
+            return observation, total, True, False, {**info, "rewards": parts, "verdict": dict(self._verdict or {})}
+        messages, total, terminated, truncated, more = await self._end_step("")
+        return [*observation, *messages], total, terminated, truncated, {**info, **more}
+
+    async def _end_step(self, answer: str) -> StepResult:
+        """Verify a step that is not the last, and begin the next one if its rewards allow that."""
+        step, workspace = self._step, await self.open()
+        async with queued():  # the verifier's time is no time of the model's
+            await workspace.end_processes()
+            total, facts = await self.grade(await self.collect(workspace), answer)
+            if step is not None and not passes(self._verdicts[-1], step.min_reward):
+                return [], total, True, False, {"verdict": dict(facts)}
+            self._shell, self._used = None, 0.0
+            await begin_step(workspace, self._task, self._step, self._image, self.agent_user)
+        message: Message = {"role": "user", "content": _instruction(self._task, self._step)}
+        self.messages.append(message)
+        return [message], 0.0, False, False, {}
+
+    async def collect(self, workspace: Workspace) -> Submission:
+        """Copy what the verifier is to see: the artefacts, or all files where the verifier is shared."""
+        step, verifier = self._step, self._task.verifier(self._step)
+        for hook in verifier.collect:
+            await workspace.exec(hook.command, user=hook.user, env=self.agent_env, timeout_s=hook.timeout_sec)
+            await workspace.end_processes()
+        if self._task.verifier_mode(step) == "shared":
+            return Submission(snapshot=await workspace.snapshot())
+        return Submission(copies=await collect_artifacts(workspace, self._task.artifacts(step), self.workdir))
+
+    async def grade(self, collected: Submission | None, answer: str) -> tuple[float, Mapping[str, Any]]:
+        """Verify the present step.
+
+        Raises:
+            EnvError: the task, and not the agent's work, is broken.
+        """
+        submission = collected or Submission()
+        try:
+            self._verdicts.append(await self._verify(submission))
+        finally:
+            await submission.close()
+        rewards = self._step_rewards()
+        return HarborVerdict(rewards=rewards).reward, self._facts(rewards)
+
+    def _step_rewards(self) -> Mapping[str, float]:
+        if len(self._steps) == 1:
+            return self._verdicts[0].rewards or {"reward": 0.0}
+        return combine(self._verdicts, self._task.config.multi_step_reward_strategy, len(self._steps))
+
+    def _facts(self, rewards: Mapping[str, float]) -> dict[str, Any]:
+        is_shared = any(self._task.verifier_mode(step) == "shared" for step in self._steps)
+        last = self._verdicts[-1]
+        steps = [dict(verdict.rewards or {}) for verdict in self._verdicts]
+        return {
+            "rewards": dict(rewards),
+            "verifier": "shared" if is_shared else "separate",
+            "forgeable": is_shared,
+            **({"forgeable_because": _FORGEABLE} if is_shared else {}),
+            "reason": last.reason,
+            "output": last.output,
+            "verifier_seconds": sum(verdict.seconds for verdict in self._verdicts),
+            **({"steps": steps} if len(self._steps) > 1 else {}),
+        }
+
+    async def _verify(self, submission: Submission) -> HarborVerdict:
+        if submission.copies.problem:
+            return HarborVerdict(rewards=None, reason=f"the artefact {submission.copies.problem}")
+        verdict = await self._run(self._step, submission)
+        if verdict.rewards is None and not verdict.timed_out:
+            control = await self._run(self._step, Submission())
+            if control.rewards is None and not control.timed_out:
+                raise EnvError(
+                    f"the verifier of {self._task.name} gives no reward, nor does it for an untouched workspace: "
+                    f"{verdict.reason}. {verdict.output[-300:]}"
+                )
+        return verdict
+
+    async def _run(self, step: Step | None, submission: Submission) -> HarborVerdict:
+        """Run the verifier on a submission in a workspace that is opened for it; an empty one is an untouched image."""
+        image = await self._verifier_image(step)
+        environment = self._task.config.environment
+        if self._task.verifier_mode(step) == "separate":
+            environment = self._task.verifier(step).environment or environment
+        network = LOOPBACK if self._offline else verifier_network(self._task, step)
+        workspace = await self._open(submission.snapshot or image.files, environment, network)
+        try:
+            await copy_in(workspace, submission.copies)
+            return await run_verifier(workspace, self._task, step, env=image.env, workdir=image.workdir)
+        finally:
+            await workspace.close()
+
+    async def _verifier_image(self, step: Step | None) -> BuiltImage:
+        environment, folder = self._task.verifier(step).environment, self._task.part(step, "tests")
+        if self._task.verifier_mode(step) == "shared" or environment is None:
+            return self._image
+        if environment.docker_image or (folder / "Dockerfile").is_file():
+            return await self._image_of(folder, environment)
+        return with_settings(self._image, env=environment.env, workdir=environment.workdir)
+
+
+def _task_of(task: HarborTask) -> Task:
+    first = task.config.steps[0] if task.config.steps else None
+    metadata = {"folder": str(task.folder), "digest": task.digest, "name": task.name}
+    kind = task.config.metadata.get("category") or task.config.metadata.get("difficulty") or ""
+    return Task(prompt=({"role": "user", "content": _instruction(task, first)},), metadata=metadata, kind=str(kind))
+
+
+def _instruction(task: HarborTask, step: Step | None) -> str:
+    return task.part(step, "instruction.md").read_text().strip()
+
+
+@functools.cache
+def resolve(rest: str) -> type[Env]:
+    """Return the environment of "harbor:PATH".
+
+    Raises:
+        UserError: there is no task in that folder, or one of them is malformed.
+    """
+    path = Path(rest).expanduser().absolute()
+    find_tasks(path)
+    attributes = {
+        "path": str(path),
+        "expert": staticmethod(functools.partial(play_solution, path)),
+        "__doc__": f"The Harbor tasks of {path}.",
+        "__module__": __name__,
+    }
+    return type("Harbor", (Harbor,), attributes)

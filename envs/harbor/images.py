@@ -1,0 +1,72 @@
+"""The images of Harbor tasks: found by name, or built from a Dockerfile, and shared by the episodes that use them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
+
+from envs.harbor.config import Environment, resolved
+from envs.workspace.bases import Bases
+from forge_env.core.errors import UserError
+from forge_env.core.workspace import WorkspaceLimits
+from sandboxes import open_workspaces
+from sandboxes.images.dockerfile import BuiltImage, build, built_from, with_settings
+from sandboxes.images.resolve import find_image
+
+_MB = 2**20
+
+
+class Images(Bases):
+    """The images of tasks. From `open_images`."""
+
+    def of(self, folder: Path, environment: Environment, digest: str) -> AbstractAsyncContextManager[BuiltImage]:
+        """Give the image of a task or of its verifier during a block.
+
+        Args:
+            folder: with the Dockerfile.
+            environment: its section.
+            digest: of the task.
+
+        Raises:
+            EnvError: there is no image of that name, or the Dockerfile cannot be built here: a fault of this task.
+        """
+        key = (digest, folder.name, environment.model_dump_json())
+        return self.lease(key, lambda: self._make(folder, environment))
+
+    async def _make(self, folder: Path, environment: Environment) -> BuiltImage:
+        env = resolved(environment.env, where=f"[environment.env] of {folder.parent.name}")
+        if environment.docker_image is not None:
+            image = built_from(await asyncio.to_thread(find_image, environment.docker_image))
+        elif (folder / "Dockerfile").is_file():
+            limits, seconds = limits_of(environment), environment.build_timeout_sec
+            image = await build(self.workspaces, folder, limits=limits, timeout_s=seconds)
+        else:
+            raise UserError(f"{folder.parent} names no docker_image, and {folder} has no Dockerfile")
+        return with_settings(image, env=env, workdir=environment.workdir)
+
+
+@asynccontextmanager
+async def open_images(backend: str = "auto") -> AsyncIterator[Images]:
+    """Open a backend of workspaces and the images that are made with it.
+
+    Args:
+        backend: of `sandboxes.open_workspaces`.
+    """
+    async with open_workspaces(backend) as workspaces:
+        images = Images(workspaces)
+        try:
+            yield images
+        finally:
+            await images.close()
+
+
+def limits_of(environment: Environment) -> WorkspaceLimits:
+    """Return the limits that a task asks for; the defaults of workspaces where it asks for none."""
+    default = WorkspaceLimits()
+    return WorkspaceLimits(
+        memory_bytes=environment.memory_mb * _MB if environment.memory_mb else default.memory_bytes,
+        disk_bytes=environment.storage_mb * _MB if environment.storage_mb else default.disk_bytes,
+        cpus=environment.cpus or default.cpus,
+    )

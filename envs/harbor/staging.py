@@ -1,0 +1,52 @@
+"""Prepares a workspace for a step of a Harbor task: its files, its set-up, and the wait until it is healthy."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from envs.harbor.config import HarborTask, Healthcheck, Step
+from forge_env.core.errors import EnvError
+from forge_env.core.workspace import CommandResult, Workspace
+from sandboxes.images.dockerfile import BuiltImage
+
+
+async def begin_step(
+    workspace: Workspace, task: HarborTask, step: Step | None, image: BuiltImage, user: str | int | None
+) -> None:
+    """Stage the files of a step, and wait until the workspace is healthy.
+
+    Raises:
+        EnvError: the set-up of a step fails, or the workspace does not become healthy.
+    """
+    env, workdir = image.env, image.workdir
+    if step is not None:
+        staged = task.folder / "steps" / step.name / "workdir"
+        if staged.is_dir():
+            await workspace.put_tree(staged, workdir, user=user)
+        if (staged / "setup.sh").is_file():
+            result = await workspace.exec(f"sh {workdir}/setup.sh", env=env, cwd=workdir, user="0")
+            if not result.ok:
+                raise EnvError(f"setup.sh of the step {step.name} of {task.name} fails: {result.stderr[-300:]}")
+    for check in filter(None, (task.config.environment.healthcheck, step.healthcheck if step else None)):
+        await _wait_until_healthy(workspace, task, check, image)
+
+
+async def _wait_until_healthy(workspace: Workspace, task: HarborTask, check: Healthcheck, image: BuiltImage) -> None:
+    """Run a check until it succeeds; failures count after the start period, and `retries` of them are the end."""
+    started, failures = time.monotonic(), 0
+    while True:
+        is_early = time.monotonic() - started < check.start_period_sec
+        result = await workspace.exec(
+            check.command, env=image.env, cwd=image.workdir, timeout_s=max(check.timeout_sec, 0.1)
+        )
+        if result.ok:
+            return
+        failures += not is_early
+        if failures >= max(check.retries, 1):
+            raise EnvError(f"the healthcheck of {task.name} fails: {check.command}: {_reason(result)}")
+        await asyncio.sleep(max(check.start_interval_sec if is_early else check.interval_sec, 0.0))
+
+
+def _reason(result: CommandResult) -> str:
+    return (result.stderr or result.stdout).strip()[-300:] or f"{result.status.value} {result.exit_code or ''}".strip()

@@ -1,0 +1,1 @@
+"""Environments that speak the OpenEnv protocol, `openenv:URL_OR_IMAGE`."""

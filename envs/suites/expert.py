@@ -1,0 +1,42 @@
+"""Solutions of the suites' tasks, found again by the beginning of a conversation: an expert sees nothing else."""
+
+from __future__ import annotations
+
+import json
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from forge_env.core.errors import EnvError
+from forge_env.core.types import Message, Task
+
+Script = Callable[[Sequence[Message]], Message]
+"""Returns the next message of a conversation."""
+
+_MAX_SCRIPTS = 100_000
+_scripts: OrderedDict[tuple[str, str], Script] = OrderedDict()
+
+
+def remember(suite: str, task: Task, script: Script) -> None:
+    """Keep the solution of a task. Of tasks with the same prompt, the one that was drawn last is kept."""
+    _scripts[suite, prompt_key(task.prompt)] = script
+    if len(_scripts) > _MAX_SCRIPTS:
+        _scripts.popitem(last=False)
+
+
+def expert_of(suite: str, messages: Sequence[Message]) -> Message:
+    """Return the next message of the solution of a conversation's task.
+
+    Raises:
+        EnvError: when no solution is known.
+    """
+    shown = [message for message in messages if message["role"] != "system"]
+    for length in range(len(shown), 0, -1):
+        if (script := _scripts.get((suite, prompt_key(shown[:length])))) is not None:
+            return script(messages)
+    raise EnvError(f"no solution of this task of {suite} is known: it has none, or was not drawn in this process")
+
+
+def prompt_key(messages: Sequence[Mapping[str, Any]]) -> str:
+    """Return a text that is the same for the same messages, without those of the system."""
+    return json.dumps([[m["role"], m["content"]] for m in messages if m["role"] != "system"])

@@ -1,0 +1,59 @@
+"""Draws tasks of a suite: the whole suite, or a part that is held out by content."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable
+
+from envs.suites.expert import Script, prompt_key, remember
+from envs.task_splits import bucket
+from forge_env.core.errors import UserError
+from forge_env.core.types import Task
+
+TEST_SHARE = 5
+"""One question in five is "test", chosen by a hash of the prompt."""
+SPLITS = ("all", "train", "test")
+UNSOUND = "unsound"
+"""Key in the metadata of a task that its suite scores wrongly, with the reason; it is in "all" only."""
+
+
+def select(
+    name: str,
+    tasks: Iterable[Task],
+    script_of: Callable[[Task], Script],
+    split: str,
+    *,
+    count: int,
+    seed: int,
+    each_prompt_once: bool = False,
+) -> list[Task]:
+    """Return `count` tasks of a split, shuffled by the seed; of "all", which is the whole suite, fewer if it has fewer.
+
+    "train" and "test" have no unsound task. The expert of the suite knows the drawn tasks.
+
+    Args:
+        script_of: returns the solution of a task that has a target.
+        each_prompt_once: of tasks with the same prompt, "train" and "test" have one: the expert could not tell which.
+
+    Raises:
+        UserError: for an unknown split, or more tasks than there are.
+    """
+    if split not in SPLITS:
+        raise UserError(f"there is no split {split!r} of {name}; the splits are {', '.join(SPLITS)}")
+    chosen = [task for task in tasks if split == "all" or _is_in(task, split)]
+    random.Random(f"{split}/{seed}").shuffle(chosen)
+    if split != "all" and each_prompt_once:
+        chosen = list({prompt_key(task.prompt): task for task in reversed(chosen)}.values())[::-1]
+    if split != "all" and len(chosen) < count:
+        raise UserError(
+            f"{count} {split} tasks of {name} were asked for, there are {len(chosen)}: ask for fewer, or take the "
+            "whole suite, which is the split all"
+        )
+    for task in chosen[:count]:
+        if task.target is not None:
+            remember(name, task, script_of(task))
+    return chosen[:count]
+
+
+def _is_in(task: Task, split: str) -> bool:
+    return UNSOUND not in task.metadata and (bucket(prompt_key(task.prompt), TEST_SHARE) == 0) == (split == "test")

@@ -1,0 +1,64 @@
+"""Runs tests by pytest and reports their outcomes. Put into the workspace of a verdict and run there; imported nowhere.
+
+The code under test runs in this process, so it is the reader who judges the report: it must come whole, with its nonce,
+and the canary, a test that fails, must have failed. Standard library and pytest only.
+"""
+
+import json
+import os
+import sys
+
+import pytest  # before anything of the repository can take its place
+
+
+class Canary(pytest.Item):
+    """A test that fails, among the others: whoever makes all tests pass makes this one pass."""
+
+    def runtest(self) -> None:
+        raise AssertionError("the canary fails")
+
+    def reportinfo(self) -> tuple:
+        return self.path, None, self.name
+
+
+class Outcomes:
+    """A plugin that notes how each test ended."""
+
+    def __init__(self, canary: str) -> None:
+        self.canary = canary
+        self.by_id: dict = {}
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_collection_modifyitems(self, session: pytest.Session, items: list) -> None:
+        items.append(Canary.from_parent(session, name=self.canary))
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        name = self.canary if report.nodeid.endswith(self.canary) else report.nodeid
+        outcome = report.outcome
+        if outcome == "skipped" and hasattr(report, "wasxfail"):
+            outcome = "passed"
+        if report.when == "call" or outcome != "passed":
+            self.by_id[name] = outcome if self.by_id.get(name) in (None, "passed") else self.by_id[name]
+
+
+def main() -> None:
+    request = json.load(sys.stdin)
+    out = os.dup(1)
+    os.dup2(2, 1)
+    sys.path.insert(0, os.getcwd())
+    outcomes = Outcomes(request["canary"])
+    files = [path for path in request["files"] if os.path.isfile(path)]
+    if files:
+        options = ["-q", "-p", "no:cacheprovider", f"--rootdir={os.getcwd()}"]
+        pytest.main([*options, *files], plugins=[outcomes])
+        sys.stdout.flush()
+    wanted = {*request["ids"], request["canary"]}
+    found = {name: outcome for name, outcome in outcomes.by_id.items() if name in wanted}
+    data = json.dumps({"nonce": request["nonce"], "outcomes": found}).encode()
+    while data:
+        data = data[os.write(out, data) :]
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""TextArena's games as environments, `textarena:ID`. The package runs in a helper process."""

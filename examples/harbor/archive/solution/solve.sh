@@ -1,0 +1,3 @@
+#!/bin/sh
+set -e
+cd /app && tar -czf tables.tar.gz $(find data -name '*.csv' | sort)

@@ -1,0 +1,9 @@
+"""Addresses found in a text."""
+
+import sys
+
+sys.path.insert(0, "/tests")
+import judge
+
+EXPECTED = ["ann@example.org", "bob.b@mail.example.com", "dee+x@example.net"]
+judge.reward(judge.read("/app/addresses.txt").split("\n") == [*EXPECTED, ""])

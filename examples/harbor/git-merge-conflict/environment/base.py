@@ -1,0 +1,2 @@
+def price(pieces, each):
+    return pieces * each

@@ -1,0 +1,2 @@
+def price(pieces, each):
+    return round(pieces * each, 2)

@@ -1,0 +1,17 @@
+"""Counts of status codes in a log."""
+
+import sys
+
+sys.path.insert(0, "/tests")
+import collections
+import json
+
+import judge
+
+with open("/tests/access.log") as file:
+    expected = collections.Counter(line.split()[3] for line in file)
+try:
+    answer = json.loads(judge.read("/app/counts.json"))
+except ValueError:
+    answer = None
+judge.reward(judge.same(answer, expected))

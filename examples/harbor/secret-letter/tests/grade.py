@@ -1,0 +1,10 @@
+"""A text in cipher."""
+
+import sys
+
+sys.path.insert(0, "/tests")
+import judge
+
+judge.reward(
+    judge.read("/app/plain.txt").strip() == "Dear Ann, the meeting is moved to Thursday at nine. Bring the maps!"
+)

@@ -1,0 +1,20 @@
+"""A program that reads its environment."""
+
+import sys
+
+sys.path.insert(0, "/tests")
+import os
+
+import judge
+
+other = os.environ["OTHER_PORT"]
+CASES = (
+    ({}, (0, "localhost:8080\n")),
+    ({"APP_HOST": "example.org"}, (0, "example.org:8080\n")),
+    ({"APP_PORT": other}, (0, f"localhost:{other}\n")),
+    ({"APP_PORT": "0"}, (1, "")),
+    ({"APP_PORT": "x"}, (1, "")),
+    ({"APP_PORT": "65536"}, (1, "")),
+)
+results = [judge.run("python3", "-I", "/app/settings.py", env=env) for env, _ in CASES]
+judge.reward(results == [expected for _, expected in CASES])

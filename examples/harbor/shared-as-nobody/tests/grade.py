@@ -1,0 +1,10 @@
+"""A shared verifier that cannot be forged."""
+
+import sys
+
+sys.path.insert(0, "/tests")
+import judge
+
+CASES = (("a bbb cc", "bbb"), ("one two", "one"), ("", ""), ("  x  ", "x"), ("aa bbbb cccc", "bbbb"))
+values = judge.call("/app/words.py", "longest", [[text] for text, _ in CASES])
+judge.reward(values == [[expected] for _, expected in CASES])

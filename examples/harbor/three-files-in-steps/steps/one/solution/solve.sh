@@ -1,0 +1,2 @@
+#!/bin/sh
+printf workspace | wc -c > /app/one.txt

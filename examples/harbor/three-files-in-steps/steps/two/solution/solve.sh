@@ -1,0 +1,2 @@
+#!/bin/sh
+echo 366 > /app/two.txt

@@ -1,0 +1,18 @@
+"""Days of work between two dates."""
+
+import sys
+
+sys.path.insert(0, "/tests")
+import judge
+
+CASES = [
+    [["2026-03-02", "2026-03-08", []], 5],
+    [["2026-03-07", "2026-03-08", []], 0],
+    [["2026-03-02", "2026-03-06", ["2026-03-04"]], 4],
+    [["2026-03-02", "2026-03-06", ["2026-03-07"]], 5],
+    [["2026-03-06", "2026-03-02", []], 0],
+    [["2024-02-28", "2024-03-01", []], 3],
+]
+values = judge.call("/app/workdays.py", "workdays", [arguments for arguments, _ in CASES])
+passed = sum(judge.same(value, [expected]) for value, (_, expected) in zip(values, CASES, strict=False))
+judge.reward(passed == len(CASES), passed=passed / len(CASES))

@@ -1,0 +1,27 @@
+"""What an environment whose tasks are files of others says about each, so that `forge-env check` can audit it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from forge_env.core.types import Message, Task
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskAudit:
+    """How one task is audited."""
+
+    name: str
+    task: Task
+    solution: Callable[[list[Message]], Any]
+    """Plays the solution: from the conversation so far to the next assistant message."""
+    cheats: Mapping[str, Sequence[Message]]
+    """What a cheat does -> its assistant messages."""
+    offline: Mapping[str, Any] | None = None
+    """Options of an instance whose verifier has no network; None where it has none anyway."""
+    verifier_limit: float = 0.0
+    """Seconds that the verifier may take; 0 for no limit. It took `info["verdict"]["verifier_seconds"]`."""
+    fetches: str = ""
+    """What the verifier seems to fetch from a network: named where the solution earns nothing without one."""

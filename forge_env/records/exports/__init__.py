@@ -1,0 +1,1 @@
+"""Records as other programs read them: `forge-env export`."""

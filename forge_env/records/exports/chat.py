@@ -1,0 +1,57 @@
+"""Episodes as lines of chat: for OpenAI's fine-tuning, and for `python -m trainers.sft`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from forge_env.core.episode import Episode
+from forge_env.records.exports.conversation import Said, conversations, last_answer, outcome_of
+
+_TAKEN = ("role", "content", "name", "tool_calls", "tool_call_id", "weight")
+"""Keys of a message that OpenAI's fine-tuning takes; it refuses a file with others."""
+
+
+def openai_lines(episode: Episode, tools: Sequence[Any], *, scores: bool) -> Iterator[dict[str, Any]]:
+    """Yield a line for each conversation of an episode that has an answer.
+
+    Without `scores` it is a line that OpenAI takes: it ends with an answer and holds nothing but messages and tools.
+    With them it is the whole conversation with its thoughts, and `episode` says what it is and how it was scored.
+    An answer that the environment showed, as the history of another conversation, has the weight 0.
+    """
+    parts = conversations(episode)
+    for number, said in enumerate(parts):
+        if not (end := last_answer(said)):
+            continue
+        shown = said if scores else said[:end]
+        messages = [_message(each, whole=scores) for each in shown]
+        line: dict[str, Any] = {"messages": messages, **({"tools": list(tools)} if tools else {})}
+        if scores:
+            about = outcome_of(episode)
+            line["episode"] = about if len(parts) == 1 else {**about, "id": f"{episode.id}#{number}"}
+        yield line
+
+
+def sft_lines(episode: Episode, tools: Sequence[Any]) -> Iterator[dict[str, Any]]:
+    """Yield a line for each conversation of an episode that has an answer, with its reward beside it."""
+    for said in conversations(episode):
+        if end := last_answer(said):
+            messages = [each.message for each in said[:end]]
+            about = {"id": episode.id, "reward": episode.reward}
+            yield {"messages": messages, **({"tools": list(tools)} if tools else {}), **about}
+
+
+def has_thoughts(episode: Episode) -> bool:
+    """Whether the model's thoughts are recorded, which OpenAI's format has no place for."""
+    return any(turn.message.get("reasoning_content") for turn in episode.turns)
+
+
+def _message(said: Said, *, whole: bool) -> Mapping[str, Any]:
+    message = said.message
+    if not whole:
+        message = {key: value for key, value in message.items() if key in _TAKEN}
+        if message["role"] == "tool":
+            message.pop("name", None)
+    if message["role"] == "assistant" and said.turn is None:
+        message = {**message, "weight": 0}
+    return message

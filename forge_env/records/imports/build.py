@@ -1,0 +1,178 @@
+"""Makes Episodes of conversations that other programs have logged."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from forge_env.core.episode import Episode
+from forge_env.core.errors import UserError
+from forge_env.core.message_shape import messages_problem
+from forge_env.core.turn import Turn
+from forge_env.core.types import Message, Outcome, Task, ToolCall, ToolUse
+from forge_env.records.exports.run_facts import IMPORTED
+
+OURS = "forge_env"
+
+
+class BadRecord(ValueError):
+    """A record that is not what its format asks for: the whole import ends with its place."""
+
+
+class NotCarried(ValueError):
+    """A record that no Episode can hold, such as one with images: it is left out, and counted by this reason."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Log:
+    """What a log says of one conversation; `build` makes an Episode of it."""
+
+    messages: list[tuple[Message, bool]] = field(default_factory=list)
+    """Each message, and whether the model wrote it in this conversation; the environment showed the others."""
+    turns: list[dict[str, Any]] = field(default_factory=list)
+    """Of each message that the model wrote: `reward`, `finish_reason`, seconds, `tool_uses`, `usage`, where known."""
+    tools: list[Any] = field(default_factory=list)
+    model: str = ""
+    about: Mapping[str, Any] = field(default_factory=dict)
+    """What `outcome_of` writes into an export, as far as it is known: the reward, the id, the task."""
+    source: str = ""
+    """The format, with its version."""
+    missing: set[str] = field(default_factory=set)
+    """What the log holds and an Episode of kind text does not."""
+
+
+def build(log: Log, default_reward: float | None, default_id: str) -> Episode:
+    """Make an Episode of kind text.
+
+    Args:
+        log: the conversation.
+        default_reward: where the log says nothing of a reward; None where that is a mistake.
+        default_id: of the episode, where the log has none.
+
+    Raises:
+        BadRecord: for messages or figures that are not what they must be.
+        NotCarried: for a conversation without an answer.
+        UserError: when there is no reward.
+    """
+    if problem := messages_problem([message for message, _ in log.messages]):
+        raise BadRecord(problem)
+    turns: list[Turn] = []
+    pending: list[Message] = []
+    facts = iter(log.turns)
+    for message, is_written in log.messages:
+        if not is_written:
+            pending.append(message)
+            continue
+        turns.append(_turn(tuple(pending), message, next(facts, {})))
+        pending = []
+    if not turns:
+        raise NotCarried("without an answer of the model")
+    about = log.about
+    outcome, reward = _outcome(about, default_reward)
+    if reward is not None and not any(fact.get("reward") for fact in log.turns):
+        turns[-1].reward = reward
+    return Episode(
+        task=_task(about.get("task"), turns[0].observation),
+        turns=tuple(turns),
+        tail=tuple(pending),
+        outcome=outcome,
+        reward=reward,
+        rewards=_rewards(about.get("rewards")),
+        success=about.get("success") if isinstance(about.get("success"), bool) and reward is not None else None,
+        id=_text(about.get("id")) or default_id,
+        group_id=_text(about.get("group_id")),
+        env=_text(about.get("env")),
+        seed=about["seed"] if isinstance(about.get("seed"), int) else 0,
+        error=_text(about.get("error")),
+        ended_by=_text(about.get("ended_by")),
+        info={
+            IMPORTED: {
+                "from": log.source,
+                **({"tools": log.tools} if log.tools else {}),
+                **({"model": log.model} if log.model else {}),
+            }
+        },
+    )
+
+
+def _outcome(about: Mapping[str, Any], default_reward: float | None) -> tuple[Outcome, float | None]:
+    try:
+        outcome = Outcome(about.get("outcome", Outcome.SCORED))
+    except ValueError:
+        raise BadRecord(f"its outcome is {about['outcome']!r}, one of {', '.join(Outcome)}") from None
+    if not outcome.is_valid:
+        return outcome, None
+    reward = about.get("reward")
+    if reward is None:
+        reward = default_reward
+    if reward is None:
+        raise UserError(
+            "it holds no reward, and an Episode has one: say with --reward what such records count as, "
+            "--reward 1 for demonstrations for example"
+        )
+    if isinstance(reward, bool) or not isinstance(reward, (int, float)) or not math.isfinite(reward):
+        raise BadRecord(f"its reward is {reward!r}, not a finite number")
+    return outcome, float(reward)
+
+
+def _turn(observation: tuple[Message, ...], message: Message, facts: Mapping[str, Any]) -> Turn:
+    uses = facts.get("tool_uses")
+    return Turn(
+        kind="text",
+        observation=observation,
+        message=message,
+        tool_calls=tuple(_parsed_call(call) for call in message.get("tool_calls", ())),
+        finish_reason=_text(facts.get("finish_reason")) or "stop",
+        reward=_number(facts.get("reward")),
+        policy_seconds=_number(facts.get("policy_seconds")),
+        env_seconds=_number(facts.get("env_seconds")),
+        tool_uses=tuple(
+            ToolUse(name=_text(use.get("name")), seconds=_number(use.get("seconds")), error=_text(use.get("error")))
+            for use in (uses if isinstance(uses, list) else ())
+            if isinstance(use, Mapping)
+        ),
+        usage=facts.get("usage") or None,
+    )
+
+
+def _parsed_call(call: Mapping[str, Any]) -> ToolCall:
+    function = call["function"]
+    text = function["arguments"]
+    try:
+        arguments = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        reason = f"The arguments are no JSON: {error}."
+        return ToolCall(id=call["id"], name=function["name"], arguments=None, raw=text, error=reason)
+    if not isinstance(arguments, dict):
+        reason = "The arguments are no JSON object."
+        return ToolCall(id=call["id"], name=function["name"], arguments=None, raw=text, error=reason)
+    return ToolCall(id=call["id"], name=function["name"], arguments=arguments)
+
+
+def _task(about: Any, shown: Sequence[Message]) -> Task:
+    if not isinstance(about, Mapping):
+        return Task(prompt=tuple(shown))
+    metadata = about.get("metadata")
+    return Task(
+        prompt=tuple(shown),
+        target=about.get("target"),
+        metadata=metadata if isinstance(metadata, Mapping) else {},
+        id=_text(about.get("id")),
+        kind=_text(about.get("kind")),
+    )
+
+
+def _rewards(value: Any) -> dict[str, float]:
+    return {name: _number(part) for name, part in value.items()} if isinstance(value, Mapping) else {}
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else ""
+
+
+def _number(value: Any) -> float:
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    return float(value) if is_number else 0.0

@@ -1,0 +1,1 @@
+"""Environments on other machines: the protocol, and its client, which is an environment like others."""

@@ -1,0 +1,167 @@
+"""Plays the turns of an episode at once, where its environment asks for several, see `ConcurrentEnv`.
+
+One task listens to the environment. Each turn has a task of its own: it awaits the agent's answer, records it, and
+gives it to the environment. The tasks are a group: an exception of one cancels the others, and nothing outlives the
+episode.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from forge_env.core.env import ConcurrentEnv
+from forge_env.core.episode import Turn
+from forge_env.core.errors import EnvError, TurnRefused, first_error
+from forge_env.core.protocols import ContextFull, Conversation, PromptCounted
+from forge_env.core.types import Action, Outcome, Task, ToolSpec
+from forge_env.rollout.env_results import StepResult, read_step
+from forge_env.rollout.episode_run import MAX_FULL_PROMPTS, End, EpisodeRun, LimitReached, cut_end
+from forge_env.utils.deadlines import Place
+
+
+async def play_concurrently(run: EpisodeRun, env: ConcurrentEnv, task: Task, seed: int) -> End:
+    """Play an episode to its end.
+
+    Raises:
+        LimitReached, ForgeError: as `EpisodeRun.play`; the first one, if several turns fail.
+    """
+    await run.reset(env, task, seed)
+    turns = _ConcurrentTurns(run, env)
+    try:
+        return await turns.play()
+    except BaseExceptionGroup as errors:
+        error = first_error(errors)
+        if isinstance(error, _TooManyUnanswered):
+            return Outcome.TRUNCATED, "max_tokens"
+        raise error from None
+
+
+class _TooManyUnanswered(Exception):
+    """The environment keeps asking for what the agent cannot answer."""
+
+
+class _ConcurrentTurns:
+    """The turns of one episode that the agent is answering."""
+
+    def __init__(self, run: EpisodeRun, env: ConcurrentEnv) -> None:
+        self._run = run
+        self._env = env
+        self._running: set[asyncio.Task[None]] = set()
+        self._answering: set[int] = set()
+        """Numbers of the conversations that wait for the agent."""
+        self._turns = 0
+        """Turns that were answered or are running."""
+        self._unanswered = 0
+        self._reward = 0.0
+        self._begun = 0
+        self._last: tuple[int, Conversation, Turn, Action] | None = None
+        """The answer to the latest turn, whatever the order of the answers, and the number of that turn."""
+        self._answered: tuple[float, Turn] | None = None
+        """When the environment took the last answer, and its turn."""
+
+    async def play(self) -> End:
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                try:
+                    return await self._listen(tasks)
+                finally:
+                    for task in self._running:
+                        task.cancel()
+        finally:
+            # To the turn that comes last in the record: which answer came last depends on time.
+            if turns := self._run.conversations.turns:
+                turns[-1].reward += self._reward
+            else:
+                self._run.reward += self._reward
+
+    async def _listen(self, tasks: asyncio.TaskGroup) -> End:
+        """Begin the turn that the environment has asked for, and wait for the next one, again and again."""
+        run, env = self._run, self._env
+        while True:
+            if self._turns >= run.limits.max_turns and self._running:
+                await asyncio.wait(self._running)  # one of them may have no room, and be no turn
+            if self._turns >= run.limits.max_turns:
+                await run.notify_limit(env, "max_turns")
+                return Outcome.TRUNCATED, "max_turns"
+            if run.seconds_left <= 0:  # the environment blocked the event loop, so that no deadline could end it
+                raise LimitReached("episode_seconds")
+            self._begin(tasks)
+            started = time.perf_counter()
+            step = await run.call_env(run.place, "step", read_step, env.listen)
+            end = self._apply(step, started)
+            if end is not None:
+                return end
+
+    def _begin(self, tasks: asyncio.TaskGroup) -> None:
+        run = self._run
+        conversation = run.conversations.current
+        number = 0 if conversation.asked is None else conversation.asked.context
+        if number in self._answering:
+            raise EnvError(
+                f"{type(self._env).__name__} asked for a turn of context {number}, whose last turn is being answered: "
+                "turns that run at once have different contexts"
+            )
+        self._turns += 1
+        self._begun += 1
+        self._answering.add(number)
+        if len(self._answering) > 1:
+            run.info["turns_at_once"] = max(len(self._answering), run.info.get("turns_at_once", 0))
+        # The environment sets its tools for each turn that it asks for.
+        task = tasks.create_task(self._take_turn(self._begun, number, conversation, self._env.tools))
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
+
+    async def _take_turn(self, begun: int, number: int, conversation: Conversation, tools: Sequence[ToolSpec]) -> None:
+        """Play one turn: the agent's answer, and the environment's taking it."""
+        run, place, started = self._run, Place(), time.perf_counter()
+        try:
+            turn, action = await run.act(place, conversation, tools)
+        except ContextFull as reason:
+            self._no_turn(number, conversation)
+            run.note_full_prompt()
+            await run.call_env(place, "on_limit", _nothing, self._env.no_room, number, str(reason))
+            return
+        except PromptCounted as count:
+            self._answering.remove(number)
+            self._turns -= 1
+            conversation.observation = ()
+            await run.call_env(place, "counted", _nothing, self._env.counted, number, count.tokens)
+            return
+        except TurnRefused as reason:
+            self._no_turn(number, conversation)
+            await run.call_env(place, "refused", _nothing, self._env.refused, number, str(reason))
+            return
+        answered = time.perf_counter()
+        self._answering.remove(number)  # the environment may ask for the next one before `answer` has returned
+        turn.policy_seconds = answered - started
+        run.record(conversation, turn)
+        if self._last is None or begun > self._last[0]:
+            self._last = begun, conversation, turn, action
+        await run.call_env(place, "step", _nothing, self._env.answer, number, action)
+        self._answered = time.perf_counter(), turn
+        turn.env_seconds += self._answered[0] - answered
+
+    def _no_turn(self, number: int, conversation: Conversation) -> None:
+        """Take a turn back that the agent has not answered, though the episode goes on."""
+        self._answering.remove(number)
+        self._turns -= 1
+        self._unanswered += 1
+        if self._unanswered > MAX_FULL_PROMPTS:
+            raise _TooManyUnanswered from None
+        conversation.observation = ()
+
+    def _apply(self, step: StepResult, started: float) -> End | None:
+        """Record what the environment says; returns the end of the episode, or None."""
+        if self._answered is not None and self._answered[0] > started:
+            # It has worked since that answer. Before, it may have waited for it.
+            self._answered[1].env_seconds += time.perf_counter() - self._answered[0]
+        self._reward += step.reward
+        end = self._run.apply(step)
+        return (self._last and cut_end(step, *self._last[1:])) or end
+
+
+def _nothing(result: Any) -> None:
+    """Read the result of a method that returns none."""

@@ -1,0 +1,294 @@
+"""The state of one episode while it runs, and its turns one after another."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, TypeVar
+
+from forge_env.core.env import Env
+from forge_env.core.episode import Turn
+from forge_env.core.errors import EnvError, ForgeError, PolicyError, TemplateError, TurnRefused, first_error
+from forge_env.core.protocols import ANSWER_SECONDS, Agent, ContextFull, Conversation, NextTurn, PromptCounted
+from forge_env.core.types import Action, EpisodeLimits, Outcome, Task, ToolSpec
+from forge_env.core.user_code import NOT_CAUGHT, describe, error_text, fault, guard
+from forge_env.rollout.conversations import Conversations
+from forge_env.rollout.env_calls import is_timeout
+from forge_env.rollout.env_results import StepResult, read_on_limit, read_reset, read_step
+from forge_env.utils.deadlines import Deadline, Place
+from forge_env.utils.threads import invoke, invoker
+
+T = TypeVar("T")
+End = tuple[Outcome, str]
+"""Outcome of an episode, and what ended it, see `Episode.ended_by`."""
+MAX_FULL_PROMPTS = 1000
+"""Ends an episode whose environment keeps asking prompts that leave no room for an answer."""
+
+
+class LimitReached(Exception):
+    """The environment has used up a time limit, "episode_seconds" or "step_seconds", in `part`."""
+
+    def __init__(self, limit: str, part: str = "step") -> None:
+        self.limit = limit
+        self.part = part
+
+
+class EpisodeRun:
+    """The state of one episode while it runs."""
+
+    __slots__ = (
+        *("agent", "ask", "conversations", "info", "last_turn", "limits", "place", "reward", "rewards"),
+        *("seconds_left", "step"),
+    )
+
+    def __init__(self, agent: Agent, conversations: Conversations, limits: EpisodeLimits) -> None:
+        self.agent = agent
+        self.conversations = conversations
+        self.limits = limits
+        self.place = Place()
+        self.ask: Callable[..., Awaitable[Any]] | None = None
+        """The agent's `act`."""
+        self.step: Callable[..., Awaitable[Any]]
+        self.rewards: dict[str, float] = {}
+        self.reward = 0.0
+        """Reward that was given before the first turn; any other reward belongs to a turn."""
+        self.last_turn: Turn | None = None
+        self.info: dict[str, Any] = {}
+        self.seconds_left = limits.episode_seconds
+        """What is left of the episode's time, which runs only in the environment, not while the agent answers."""
+
+    async def play(self, env: Env, task: Task, seed: int) -> End:
+        """Play to the end, one turn after another."""
+        await self.reset(env, task, seed)
+        self.step = invoker(env.step)
+        turns = full_prompts = 0
+        while turns < self.limits.max_turns:
+            if self.seconds_left <= 0:  # the environment blocked the event loop, so that no deadline could end it
+                raise LimitReached("episode_seconds")
+            started = time.perf_counter()
+            try:
+                turn, action = await self.act(self.place, self.conversations.current, env.tools)
+            except ContextFull as reason:
+                full_prompts += 1
+                if full_prompts > MAX_FULL_PROMPTS:
+                    return Outcome.TRUNCATED, "max_tokens"
+                end = await self._handle_full_prompt(env, str(reason))
+                if end is not None:
+                    return end
+                continue
+            except PromptCounted:
+                raise EnvError("NextTurn.count asks for no turn, so only a ConcurrentEnv may set it") from None
+            turns += 1
+            end = await self._step(env, turn, action, time.perf_counter() - started)
+            if end is not None:
+                return end
+        await self.notify_limit(env, "max_turns")
+        return Outcome.TRUNCATED, "max_turns"
+
+    async def reset(self, env: Env, task: Task, seed: int) -> None:
+        """Start the episode."""
+        options = {"task": task, "limits": self.limits}
+        reset = await self.call_env(self.place, "reset", read_reset, invoker(env.reset), seed=seed, options=options)
+        self.conversations.observe(reset.observation, reset.next_turn)
+        self.info |= reset.info
+
+    async def end_conversations(self) -> None:
+        """Tell an agent that wants to know that no turn will follow. An error there does not change the episode."""
+        if (end := getattr(self.agent, "end_conversation", None)) is None:
+            return
+        for request_id in self.conversations.request_ids:
+            try:
+                with Deadline(self.limits.step_seconds, self.place):
+                    await end(request_id)
+            except Exception as error:
+                self.info["end_conversation_error"] = describe("agent", error)
+
+    async def notify_limit(self, env: Env, limit: str) -> None:
+        """Tell an environment which limit has ended the episode. An error there does not change the episode."""
+        try:
+            with guard("on_limit"):
+                await Deadline(self.limits.step_seconds).run(invoke(env.on_limit, limit))
+        except ForgeError as error:
+            self.info["on_limit_error"] = error_text(error)
+
+    async def _handle_full_prompt(self, env: Env, reason: str) -> End | None:
+        """End the episode, as the next prompt leaves no room to answer, unless its environment continues.
+
+        Returns:
+            The end of the episode; None if it continues.
+        """
+        step = await self.call_env(self.place, "on_limit", read_on_limit, invoker(env.on_limit), "max_tokens", reason)
+        if step is None:
+            return Outcome.TRUNCATED, "max_tokens"
+        self.note_full_prompt()
+        if self.last_turn is None:
+            self.reward += step.reward
+        else:
+            self.last_turn.reward += step.reward
+        return self.apply(step)
+
+    def note_full_prompt(self) -> None:
+        """Record that a prompt left no room for an answer, after so many turns."""
+        self.info.setdefault("full_contexts", []).append(len(self.conversations.turns))
+
+    def time_limit_outcome(self, env: Env, name: str, end: LimitReached) -> tuple[Outcome, str, str]:
+        """Return the outcome of an episode that used up a time limit, what ended it, and why it has no reward."""
+        limit = end.limit
+        has_acted = bool(self.conversations.turns)  # before its first turn the model cannot be to blame
+        if has_acted and env.time_spent_by == "model":
+            return Outcome.TRUNCATED, limit, ""
+        if limit == "step_seconds":
+            return Outcome.ENV_FAULT, "", f"{end.part} took longer than {self.limits.step_seconds:g} s"
+        seconds = f"{self.limits.episode_seconds:g} s of episode_seconds"
+        return Outcome.TIMEOUT, limit, f"{name} and the services that it calls used up the {seconds}"
+
+    async def act(self, place: Place, conversation: Conversation, tools: Sequence[ToolSpec]) -> tuple[Turn, Action]:
+        """Await the agent's answer. The episode's time does not run; the agent has a deadline of its own, if any.
+
+        Args:
+            place: of the current task.
+            conversation: to be continued.
+            tools: that the model may call.
+
+        Raises:
+            ContextFull, PromptCounted, ForgeError: as the agent raises them.
+            TurnRefused: also for what an agent of its class is not asked.
+            PolicyError: for whatever else it raises or returns, SystemExit included, with file and line.
+        """
+        if conversation.asked is not None:
+            self._check_agent(conversation.asked)
+        deadline: Deadline | None = None
+        try:
+            seconds = getattr(self.agent, "answer_seconds", ANSWER_SECONDS)
+            deadline = Deadline(math.inf if seconds is None else seconds, place)
+            with deadline:
+                if self.ask is None:
+                    self.ask = invoker(self.agent.act)
+                answer = await self.ask(conversation, tools)
+            return _read_answer(self.agent, answer)
+        except NOT_CAUGHT as error:
+            task = asyncio.current_task()
+            if isinstance(error, GeneratorExit) or task is None or task.cancelling():
+                raise
+            # The episode was not cancelled: a task or future that the agent awaits was.
+            raise PolicyError(describe("agent", error)) from error
+        except BaseException as error:
+            if deadline is not None and deadline.expired and isinstance(error, TimeoutError):
+                raise PolicyError(f"{type(self.agent).__name__} did not answer within {seconds:g} s") from None
+            cause = first_error(error)  # an agent with a TaskGroup raises an exception group
+            if isinstance(cause, TemplateError) and conversation.asked is not None:
+                raise EnvError(str(cause)) from cause  # these messages are the environment's; others may be fine
+            if isinstance(cause, (ForgeError, ContextFull, PromptCounted)):
+                raise cause from None
+            raise PolicyError(describe("agent", cause if cause.__traceback__ else error)) from error
+
+    def _check_agent(self, next_turn: NextTurn) -> None:
+        agent, name = self.agent, type(self.agent).__name__
+        if next_turn.prompt is not None and not getattr(agent, "completes", False):
+            raise EnvError(
+                f"a plain prompt was to be completed, and {name} answers messages only: use an "
+                "agent that samples tokens, vllm: or checkpoint:, or ask for a chat completion"
+            )
+        if next_turn.constraint is not None:
+            if not getattr(agent, "constrains", False):
+                raise TurnRefused(f"{name} does not hold its answers to a form: ask without one, or use another agent")
+            self.info.setdefault("constraints", {})[next_turn.constraint.label] = next_turn.constraint.record
+        if next_turn.count and not getattr(agent, "counts", False):
+            raise TurnRefused(f"{name} counts no tokens: use an agent that samples tokens, vllm: or checkpoint:")
+        if next_turn.logprobs and not getattr(agent, "gives_logprobs", False):
+            raise TurnRefused(f"{name} gives no logprobs: ask without them, or use an agent that samples tokens")
+
+    async def _step(self, env: Env, turn: Turn, action: Action, policy_seconds: float) -> End | None:
+        """Take one step; returns the end of the episode, or None."""
+        started = time.perf_counter()
+        conversation = self.conversations.current
+        self.record(conversation, turn)
+        step = await self.call_env(self.place, "step", read_step, self.step, action)
+        turn.reward, turn.tool_uses = step.reward, step.tool_uses
+        turn.policy_seconds, turn.env_seconds = policy_seconds, time.perf_counter() - started
+        end = self.apply(step)
+        return (cut_end(step, conversation, turn, action) or end) if step.terminated else end
+
+    def record(self, conversation: Conversation, turn: Turn) -> None:
+        """Record a turn, before the environment takes it: the answer is kept even if the environment fails on it."""
+        conversation.turns.append(turn)
+        conversation.observation = ()
+        self.last_turn = turn
+
+    def apply(self, step: StepResult) -> End | None:
+        """Record the result of a step; returns the end of the episode, or None."""
+        self.conversations.observe(step.observation, step.next_turn)
+        if step.rewards:
+            self.rewards |= step.rewards
+        if step.info:
+            self.info |= step.info
+        if step.outcome is not None:
+            return step.outcome, step.ended_by if step.outcome.is_attempt else ""
+        if step.truncated:
+            return Outcome.TRUNCATED, step.ended_by
+        return (Outcome.SCORED, step.ended_by) if step.terminated else None
+
+    async def call_env(
+        self,
+        place: Place,
+        part: str,
+        read: Callable[[Any], T],
+        method: Callable[..., Awaitable[Any]],
+        *args: Any,
+        **kwargs: Any,
+    ) -> T:
+        """Call the environment within the limits of the step and the episode, and check its result.
+
+        Args:
+            place: of the current task.
+            part: "reset", "step" or "on_limit".
+            read: checks the result.
+            method: to call, with the other arguments.
+
+        Raises:
+            LimitReached: when the time is used up.
+            EnvError: for whatever else it raises, with file and line.
+        """
+        step_seconds, seconds_left = self.limits.step_seconds, self.seconds_left
+        limit = "step_seconds" if step_seconds < seconds_left else "episode_seconds"
+        deadline = Deadline(step_seconds if step_seconds < seconds_left else seconds_left, place)
+        try:
+            with deadline:
+                result = await method(*args, **kwargs)
+        except BaseException as error:
+            if is_timeout(error, deadline):
+                raise LimitReached(limit, part) from None
+            if (env_error := fault(part, error)) is None:
+                raise
+            raise env_error from error
+        finally:
+            self.seconds_left -= deadline.used
+        try:
+            return read(result)
+        except BaseException as error:
+            if (env_error := fault(f"{part} returned what cannot be read", error)) is None:
+                raise
+            raise env_error from error
+
+
+def cut_end(step: StepResult, conversation: Conversation, turn: Turn, action: Action) -> End | None:
+    """Return the end of an episode that ended with an answer that a limit had cut off; None for any other."""
+    if step.outcome is None and step.terminated and not step.truncated and action.finish_reason == "length":
+        return Outcome.TRUNCATED, _reached_limit(conversation, turn, action)
+    return None
+
+
+def _reached_limit(conversation: Conversation, turn: Turn, action: Action) -> str:
+    """Return the limit that cut off an answer."""
+    sampled = len(turn.token_ids) or (action.usage or {}).get("completion_tokens", 0)
+    return "max_tokens" if 0 < sampled < conversation.max_turn_tokens else "max_turn_tokens"
+
+
+def _read_answer(agent: Agent, answer: Any) -> tuple[Turn, Action]:
+    if isinstance(answer, tuple) and len(answer) == 2:
+        turn, action = answer
+        if isinstance(turn, Turn) and isinstance(action, Action):
+            return turn, action
+    raise PolicyError(f"{type(agent).__name__}.act returned {answer!r:.80}; it must return a Turn and an Action")

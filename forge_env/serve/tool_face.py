@@ -1,0 +1,69 @@
+"""An environment as tools alone, for protocols that know nothing else: its own, and one that writes a message."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from forge_env.core.types import Action, Message, ToolCall, ToolSpec
+
+ANSWER = "answer"
+_ANSWER_TEXT = (
+    "Write a message without a tool call: the final answer of the task, or what you say to whoever talks to you. "
+    "Returns the reply, or that the episode is over."
+)
+
+
+def names_of(tools: Sequence[ToolSpec]) -> list[str]:
+    return [tool["function"]["name"] for tool in tools]
+
+
+def free_name(name: str, taken: Collection[str]) -> str:
+    """Return the name of a tool of the server beside those of the environment: "answer", else "task_answer".
+
+    >>> free_name("answer", ["price"]), free_name("answer", ["answer"])
+    ('answer', 'task_answer')
+    """
+    while name in taken:
+        name = f"task_{name}"
+    return name
+
+
+def tool_list(tools: Sequence[ToolSpec]) -> list[dict[str, Any]]:
+    """Return the environment's tools and the one that writes a message: name, description and input_schema."""
+    functions = [tool["function"] for tool in tools]
+    listed = [
+        {
+            "name": function["name"],
+            "description": function.get("description", ""),
+            "input_schema": function.get("parameters") or {"type": "object", "properties": {}},
+        }
+        for function in functions
+    ]
+    text = {"type": "string", "description": "The text of the message."}
+    schema = {"type": "object", "properties": {"text": text}, "required": ["text"], "additionalProperties": False}
+    return [*listed, {"name": free_name(ANSWER, names_of(tools)), "description": _ANSWER_TEXT, "input_schema": schema}]
+
+
+def action_of(name: str, arguments: Mapping[str, Any], tools: Sequence[ToolSpec]) -> Action:
+    """Return the message that a call is: one tool call, or the text of the answer.
+
+    Raises:
+        ValueError: for an answer without a text.
+    """
+    if name == free_name(ANSWER, names_of(tools)):
+        text = arguments.get("text")
+        if not isinstance(text, str) or len(arguments) != 1:
+            raise ValueError(f"the tool {name} takes one argument, text, which is a string")
+        return Action(message={"role": "assistant", "content": text})
+    call = ToolCall(id=f"call_{uuid.uuid4().hex[:12]}", name=name, arguments=dict(arguments))
+    function = {"name": name, "arguments": json.dumps(call.arguments)}
+    shown = {"id": call.id, "type": "function", "function": function}
+    return Action(message={"role": "assistant", "content": "", "tool_calls": [shown]}, tool_calls=(call,))
+
+
+def text_of(messages: Sequence[Message]) -> str:
+    """Return the texts of messages."""
+    return "\n\n".join(message["content"] for message in messages if message["content"])

@@ -1,0 +1,1 @@
+"""Episodes as OpenTelemetry spans, sent only where that is asked for."""

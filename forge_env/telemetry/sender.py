@@ -1,0 +1,231 @@
+"""Sends the spans of episodes by OTLP over HTTP, in a thread of its own: a run never waits for a collector.
+
+The usual variables of OpenTelemetry hold: OTEL_EXPORTER_OTLP_TRACES_ENDPOINT or OTEL_EXPORTER_OTLP_ENDPOINT (else
+http://localhost:4318), headers, certificates, time-out, OTEL_SERVICE_NAME (else forge_env), OTEL_RESOURCE_ATTRIBUTES,
+OTEL_TRACES_SAMPLER, OTEL_SDK_DISABLED.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import os
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Literal, Self
+from urllib.parse import urlsplit
+
+from forge_env.core.episode import Episode
+from forge_env.core.errors import UserError
+from forge_env.telemetry.spans import SCHEMA_URL, Source, Span, episode_spans
+
+Otel = Literal["off", "spans", "messages"]
+"""Whether spans are sent, and whether with the texts of messages, arguments and results."""
+MODES = ("off", "spans", "messages")
+BACKLOG = 256
+"""Episodes that may wait for the collector."""
+TOGETHER = 32
+"""Episodes of one request; with messages it is one, because each may be large."""
+CLOSE_SECONDS = 10.0
+_PROTOCOL = "OTEL_EXPORTER_OTLP_PROTOCOL"
+
+
+def check_otel(mode: str, option: str) -> None:
+    """Check that spans can be sent as an option asks for.
+
+    Args:
+        mode: one of `MODES`.
+        option: its name, for what is said.
+
+    Raises:
+        UserError: for another mode, missing packages, or a protocol that is not OTLP over HTTP.
+    """
+    if mode not in MODES:
+        raise UserError(f"{option} {mode} is not one of {', '.join(MODES)}")
+    if mode == "off":
+        return
+    if not _is_installed():
+        raise UserError(
+            f"{option} {mode} needs OpenTelemetry's SDK and its exporter: pip install 'forge-env[otel]', or "
+            "pip install opentelemetry-sdk opentelemetry-exporter-otlp-proto-http"
+        )
+    for name in ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", _PROTOCOL):
+        if (protocol := os.environ.get(name, "")) not in ("", "http/protobuf"):
+            raise UserError(f"{name} is {protocol}, and forge_env sends http/protobuf: unset it, or set it to that")
+
+
+class SpanSender:
+    """A context manager that sends episodes as spans; `add` never waits.
+
+    A collector that is slow or gone costs the run nothing but its spans: what it does not take is counted, and said at
+    the first time and at the end.
+
+    Args:
+        source: what acts in the episodes.
+        messages: whether the texts of messages, arguments and results are sent.
+        say: told what goes wrong, from any thread.
+        backlog: episodes that may wait.
+        close_seconds: how long `close` waits at most, for a collector that has answered so far.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        *,
+        messages: bool,
+        say: Callable[[str], None],
+        backlog: int = BACKLOG,
+        close_seconds: float = CLOSE_SECONDS,
+    ) -> None:
+        self._source, self._messages, self._say, self._seconds = source, messages, say, close_seconds
+        self._queue: queue.Queue[tuple[Episode, str, float] | None] = queue.Queue(backlog)
+        self._exporter: Any = None
+        self._collector = ""
+        self._is_failing = self._is_closed = self._has_warned = False
+        self.added = self.sent = 0
+        """Episodes, and those of them that the collector has taken."""
+        self._thread = threading.Thread(target=self._run, name="opentelemetry", daemon=True)
+        self._thread.start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def add(self, episode: Episode, phase: str = "") -> None:
+        """Send the spans of an episode that has ended."""
+        self.added += 1
+        try:
+            self._queue.put_nowait((episode, phase, time.time()))
+        except queue.Full:
+            self._warn(f"{self._queue.maxsize} episodes wait for it already, so that spans are dropped")
+
+    def close(self) -> None:
+        """Wait for a while until everything is sent; a second call does nothing."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        deadline = time.monotonic() + (min(1.0, self._seconds) if self._is_failing else self._seconds)
+        try:
+            self._queue.put(None, timeout=max(0.0, deadline - time.monotonic()))
+        except queue.Full:
+            pass
+        self._thread.join(max(0.0, deadline - time.monotonic()))
+        if self._thread.is_alive() and self._exporter is not None:
+            self._exporter.shutdown()  # ends its pause before another attempt
+        if lost := self.added - self.sent:
+            self._say(f"warning: OpenTelemetry: the spans of {lost:,} of {self.added:,} episodes were not sent")
+
+    def _run(self) -> None:
+        try:
+            exporter, tracer, ended = self._open()
+            while items := self._next():
+                for episode, phase, recorded in items:
+                    spans = episode_spans(
+                        episode, self._source, recorded=recorded, phase=phase, messages=self._messages
+                    )
+                    _emit(tracer, spans)
+                self._is_failing = not self._export(exporter, ended)
+                self.sent += 0 if self._is_failing else len(items)
+                if self._is_failing:
+                    self._warn("it did not take spans; the run goes on without them")
+                ended.clear()
+            exporter.shutdown()
+        except Exception as error:  # whatever it is, the run is worth more than its spans
+            self._is_failing = True
+            self._warn(f"{type(error).__name__}: {' '.join(str(error).split())}"[:300])
+
+    def _open(self) -> tuple[Any, Any, list[Any]]:
+        """Make the exporter, and a tracer whose ended spans are in the list."""
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+        from opentelemetry.sdk.resources import SERVICE_NAME, Resource
+        from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
+
+        # Its warnings are ours to give; handlers that the user has set up still get them.
+        logging.getLogger("opentelemetry").addHandler(logging.NullHandler())
+        named = "OTEL_SERVICE_NAME" in os.environ or SERVICE_NAME in os.environ.get("OTEL_RESOURCE_ATTRIBUTES", "")
+        ended: list[Any] = []
+
+        class Collect(SpanProcessor):
+            def on_end(self, span: Any) -> None:
+                ended.append(span)
+
+        provider = TracerProvider(
+            resource=Resource.create({} if named else {SERVICE_NAME: "forge_env"}), shutdown_on_exit=False
+        )
+        provider.add_span_processor(Collect())
+        exporter = OTLPSpanExporter()
+        self._collector = _without_secrets(str(getattr(exporter, "_endpoint", "")))
+        self._exporter = exporter
+        return exporter, provider.get_tracer("forge_env", schema_url=SCHEMA_URL), ended
+
+    def _next(self) -> Sequence[tuple[Episode, str, float]]:
+        """Wait for episodes; nothing at the end."""
+        first = self._queue.get()
+        items = [] if first is None else [first]
+        while items and not self._messages and len(items) < TOGETHER:
+            try:
+                item = self._queue.get_nowait()
+            except queue.Empty:
+                break
+            if item is None:
+                self._queue.put_nowait(None)  # there is a place: one was taken, and nobody adds after the end
+                break
+            items.append(item)
+        return items
+
+    @staticmethod
+    def _export(exporter: Any, ended: Sequence[Any]) -> bool:
+        from opentelemetry.sdk.trace.export import SpanExportResult
+
+        return not ended or exporter.export(ended) is SpanExportResult.SUCCESS
+
+    def _warn(self, reason: str) -> None:
+        if not self._has_warned:
+            self._has_warned = True
+            place = f" at {self._collector}" if self._collector else ""
+            self._say(f"warning: OpenTelemetry: the collector{place}: {reason}")
+
+
+def _emit(tracer: Any, spans: Iterable[Span]) -> None:
+    """Start and end the spans of one episode, at their own times."""
+    from opentelemetry.trace import SpanKind, Status, StatusCode, set_span_in_context
+
+    kinds = {"internal": SpanKind.INTERNAL, "client": SpanKind.CLIENT}
+    context: Any = None
+    started = []
+    for span in spans:
+        made = tracer.start_span(
+            span.name,
+            context=context,
+            kind=kinds[span.kind],
+            attributes=span.attributes,
+            start_time=round(span.start * 1e9),
+        )
+        context = context or set_span_in_context(made)
+        end = round((span.start + span.seconds) * 1e9)
+        for name, attributes in span.events:
+            made.add_event(name, attributes, timestamp=end)
+        if span.error:
+            made.set_status(Status(StatusCode.ERROR, span.error))
+        started.append((made, end))
+    for made, end in started:
+        made.end(end_time=end)
+
+
+def _is_installed() -> bool:
+    try:
+        names = ("opentelemetry.sdk.trace", "opentelemetry.exporter.otlp.proto.http")
+        return all(importlib.util.find_spec(name) is not None for name in names)
+    except ModuleNotFoundError:
+        return False
+
+
+def _without_secrets(url: str) -> str:
+    """A URL without user, password and query."""
+    parts = urlsplit(url)
+    port = f":{parts.port}" if parts.port else ""
+    return f"{parts.scheme}://{parts.hostname or ''}{port}{parts.path}"

@@ -1,0 +1,103 @@
+"""The endpoint that an LLMUser asks, shared by all episodes: made at its first use, closed when no episode uses it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+from weakref import WeakKeyDictionary
+
+from forge_env.core.usage import Usage
+from forge_env.utils.targets import load
+
+_AGENT = "agents.chat.agent:ChatAgent"
+"""It is in a package above this one, and so named by its target."""
+
+
+class ChatReply(Protocol):
+    @property
+    def text(self) -> str: ...
+    @property
+    def finish_reason(self) -> str: ...
+
+
+class ChatCalls(Protocol):
+    """What is needed of `agents.chat.client.ChatClient`."""
+
+    @property
+    def model(self) -> str: ...
+
+    async def complete(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        max_tokens: int,
+        temperature: float | None,
+        timeout: float | None,
+        seed: int | None,
+        used: Usage,
+    ) -> ChatReply: ...
+
+
+class ChatEndpoint(Protocol):
+    """What is needed of an agent such as `agents.chat.agent.ChatAgent`."""
+
+    temperature: float | None
+
+    @property
+    def client(self) -> Any: ...
+
+    async def aclose(self) -> None: ...
+
+
+class SharedEndpoint:
+    """An agent that is lent, or one that is made by these settings. Connections are closed only of the latter."""
+
+    def __init__(self, lent: ChatEndpoint | None, settings: Mapping[str, Any]) -> None:
+        self._agent = lent
+        self._is_lent = lent is not None
+        self._settings = settings
+        self._uses: WeakKeyDictionary[asyncio.AbstractEventLoop, int] = WeakKeyDictionary()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_uses": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, _uses=WeakKeyDictionary())
+
+    @property
+    def name(self) -> str:
+        """The model's name, without making the agent."""
+        return str(self._settings["model"] if self._agent is None else self._agent.client.model)
+
+    @property
+    def temperature(self) -> float | None:
+        return self.agent.temperature
+
+    @property
+    def calls(self) -> ChatCalls:
+        client: ChatCalls = self.agent.client
+        return client
+
+    @property
+    def agent(self) -> ChatEndpoint:
+        """The agent, made at its first use.
+
+        Raises:
+            UserError: for a setting out of range, and when a remote endpoint has no API key.
+        """
+        if self._agent is None:
+            self._agent = load(_AGENT)(**self._settings)
+        return self._agent
+
+    def take(self) -> None:
+        """Keep the connections of the running event loop open until the matching `release`."""
+        loop = asyncio.get_running_loop()
+        self._uses[loop] = self._uses.get(loop, 0) + 1
+
+    async def release(self) -> None:
+        """Close the connections of the running event loop, if no other episode uses them."""
+        loop = asyncio.get_running_loop()
+        self._uses[loop] = uses = max(self._uses.get(loop, 0) - 1, 0)
+        if not uses and not self._is_lent and self._agent is not None:
+            await self._agent.aclose()

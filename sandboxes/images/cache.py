@@ -1,0 +1,224 @@
+"""The cache of unpacked images: one folder for each entry, which is complete as soon as it has its name.
+
+An entry that a process uses is locked by it (`in_use`, `held`), so that `remove` leaves it alone. The kernel frees the
+lock when the process ends, however it ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from forge_env.core.errors import SandboxError, UserError
+
+_VARIABLE = "FORGE_ENV_IMAGES"
+_PARTIAL = ".partial-"
+PRIVATE = ("layers", "images")
+"""Folders of the cache with entries of published images. Nobody else may enter them: setuid programs of an image must
+not be within reach of other users of the machine."""
+
+
+def images_folder() -> Path:
+    """Return the folder of the cache: FORGE_ENV_IMAGES, else forge_env/images in the user's cache.
+
+    Raises:
+        UserError: this user has no home folder, and no variable names another one.
+    """
+    if named := os.environ.get(_VARIABLE):
+        return Path(named).expanduser().absolute()
+    try:
+        caches = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    except RuntimeError:
+        raise UserError(f"this user has no home folder for a cache of images: set {_VARIABLE} to a folder") from None
+    return Path(caches).absolute() / "forge_env" / "images"
+
+
+def cached(name: str, build: Callable[[Path], None]) -> Path:
+    """Return the entry `name` of the cache; `build` fills it the first time. Arguments and exceptions as for `held`."""
+    with held(name, build) as folder:
+        return folder
+
+
+@contextmanager
+def held(name: str, build: Callable[[Path], None]) -> Iterator[Path]:
+    """Hold the entry `name` of the cache for the block; `build` fills it the first time.
+
+    Two processes that build the same entry at once both build it, and one of the two results stays.
+
+    Args:
+        build: called with a new, empty folder; when it raises, nothing stays behind. What a build leaves whose process
+            was killed is removed by the next one.
+
+    Raises:
+        SandboxError: the cache cannot be written.
+    """
+    folder = images_folder() / name
+    while (lock := _lock(folder, fcntl.LOCK_SH)) is None:
+        lock = _build(*_new_partial(folder.parent, folder.name), folder, build)
+        if lock is not None:
+            break
+    try:
+        yield folder
+    finally:
+        os.close(lock)
+
+
+@contextmanager
+def work_folder() -> Iterator[Path]:
+    """Make a folder for the block, on the disk of the cache: it has room for images if any disk has.
+
+    Raises:
+        SandboxError: the cache cannot be written.
+    """
+    folder, lock = _new_partial(images_folder(), "work")
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        os.close(lock)
+
+
+@contextmanager
+def in_use(root: Path) -> Iterator[None]:
+    """Keep an image in the cache for the block. A folder that is not in the cache is nobody's to remove.
+
+    Args: root: the folder of its root file system.
+
+    Raises:
+        UserError: the image was removed from the cache.
+    """
+    entry = _entry_of(root)
+    lock = _lock(entry, fcntl.LOCK_SH) if entry is not None else -1
+    if lock is None:
+        raise UserError(f"the image {root} is not in the cache any more: pull or build it again")
+    try:
+        yield
+    finally:
+        if lock >= 0:
+            os.close(lock)
+
+
+class ImagesInUse:
+    """Images that a process uses, each locked once however often it is used."""
+
+    def __init__(self) -> None:
+        self._uses: dict[Path, tuple[int, ExitStack]] = {}
+
+    def take(self, root: Path) -> None:
+        """Raises UserError as `in_use`."""
+        count, stack = self._uses.get(root) or (0, ExitStack())
+        if not count:
+            stack.enter_context(in_use(root))
+        self._uses[root] = (count + 1, stack)
+
+    def give_back(self, root: Path) -> None:
+        count, stack = self._uses.pop(root)
+        if count > 1:
+            self._uses[root] = (count - 1, stack)
+        else:
+            stack.close()
+
+
+def remove(folder: Path) -> bool:
+    """Remove an entry of the cache, unless a process uses it; return whether it is gone."""
+    lock = _lock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    if lock is None:
+        return not folder.exists()
+    gone = folder.parent / f"{_PARTIAL}removed-{folder.name[:40]}-{os.getpid()}"
+    try:
+        folder.rename(gone)
+        shutil.rmtree(gone, ignore_errors=True)
+    finally:
+        os.close(lock)
+    return True
+
+
+def sweep(parent: Path) -> None:
+    """Remove what builds and removals have left whose process was killed."""
+    for partial in parent.glob(f"{_PARTIAL}*"):
+        lock = _lock(partial, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if lock is not None:
+            shutil.rmtree(partial, ignore_errors=True)
+            os.close(lock)
+
+
+def _new_partial(parent: Path, name: str) -> tuple[Path, int]:
+    """Make a folder, and lock it, so that `sweep` leaves it alone; return it and its lock."""
+    try:
+        _make_parent(parent)
+        sweep(parent)
+        while True:
+            partial = Path(tempfile.mkdtemp(prefix=f"{_PARTIAL}{name[:40]}-", dir=parent))
+            lock = _lock(partial, fcntl.LOCK_EX)
+            if lock is not None:  # else another process has taken it for a leftover
+                return partial, lock
+    except OSError as error:
+        raise SandboxError(
+            f"the cache of images {parent} cannot be written ({error.strerror}): set {_VARIABLE} to a folder that can"
+        ) from None
+
+
+def _build(partial: Path, lock: int, folder: Path, build: Callable[[Path], None]) -> int | None:
+    """Fill `partial` and give it its name; return its lock, or None if another process was faster."""
+    done = False
+    try:
+        build(partial)
+        partial.chmod(0o755)
+        try:
+            partial.rename(folder)
+            done = True
+        except OSError:
+            if not folder.is_dir():  # otherwise another process was faster
+                raise
+        fcntl.flock(lock, fcntl.LOCK_SH)
+    finally:
+        if not done:
+            shutil.rmtree(partial, ignore_errors=True)
+            os.close(lock)
+    return lock if done else None
+
+
+def _lock(folder: Path, kind: int) -> int | None:
+    """Lock a folder; return the descriptor that holds the lock, or None if it is gone or cannot be locked now."""
+    try:
+        lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        raise SandboxError(f"the entry {folder} of the cache of images cannot be opened: {error.strerror}") from None
+    try:
+        fcntl.flock(lock, kind)
+        if os.path.samestat(os.fstat(lock), os.stat(folder)):
+            return lock
+    except (BlockingIOError, FileNotFoundError):
+        pass
+    except BaseException:
+        os.close(lock)
+        raise
+    os.close(lock)
+    return None
+
+
+def _entry_of(root: Path) -> Path | None:
+    """Return the entry of the cache that a root file system is in; None for a folder outside of the cache."""
+    try:
+        cache = images_folder()
+    except UserError:
+        return None  # there is no cache
+    if not root.is_relative_to(cache) or root == cache:
+        return None
+    parts = root.relative_to(cache).parts
+    return cache.joinpath(*parts[: 2 if parts[0] in PRIVATE else 1])
+
+
+def _make_parent(parent: Path) -> None:
+    parent.mkdir(parents=True, exist_ok=True)
+    if parent.name in PRIVATE:
+        with contextlib.suppress(PermissionError):
+            parent.chmod(0o700)

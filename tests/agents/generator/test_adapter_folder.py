@@ -1,0 +1,115 @@
+"""An adapter's folder in PEFT's format: what is read of it, and a sentence for every mistake."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from agents.generator.adapter_folder import CONFIG, WEIGHTS, open_adapter
+from forge_env.core.errors import UserError
+from forge_env.registry.agent_spec import AgentSettings, open_agent
+
+PLAIN = {"peft_type": "LORA", "r": 2, "lora_alpha": 6, "target_modules": ["q_proj"]}
+LAYER = "base_model.model.model.layers.0.self_attn.q_proj"
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """The weights of a model, in two files."""
+    folder = tmp_path / "model"
+    folder.mkdir()
+    for number in range(2):
+        name = f"model.layers.{number}.self_attn.q_proj.weight"
+        save_file({name: torch.zeros(6, 4)}, folder / f"model-{number}.safetensors")
+    return folder
+
+
+def write(folder: Path, halves: Mapping[str, torch.Tensor] | None = None, **changes: Any) -> Path:
+    folder.mkdir(exist_ok=True)
+    whole = {f"{LAYER}.lora_A.weight": torch.ones(2, 4), f"{LAYER}.lora_B.weight": torch.ones(6, 2)}
+    save_file(dict(whole if halves is None else halves), folder / WEIGHTS)
+    (folder / CONFIG).write_text(json.dumps(PLAIN | changes))
+    return folder
+
+
+def test_an_adapter_is_read_with_its_scaling(model: Path, tmp_path: Path) -> None:
+    folder = open_adapter(write(tmp_path / "adapter"), model)
+    assert (folder.rank, folder.alpha) == (2, 6.0)
+    tensors = folder.tensors()
+    assert torch.equal(tensors[f"{LAYER}.lora_A.weight"], torch.ones(2, 4))
+    assert torch.equal(tensors[f"{LAYER}.lora_B.weight"], torch.full((6, 2), 3.0))
+
+
+@pytest.mark.parametrize(
+    ("changes", "match"),
+    [
+        ({"r": 513}, "whose rank r is 513, and the engine takes ranks from 1 to 512: merge the adapter into its model"),
+        ({"r": 0}, "whose rank r is 0"),
+        ({"lora_alpha": None}, "whose lora_alpha is None, and it must be a number"),
+        ({"use_dora": True}, "whose use_dora is True, and only False is supported"),
+        ({"r": 4}, r"lora_A.weight has shape \[2, 4\], and rank 4 .* wants \[4, 4\]"),
+    ],
+)
+def test_an_adapter_that_the_engine_does_not_take_is_refused(
+    model: Path, tmp_path: Path, changes: dict[str, Any], match: str
+) -> None:
+    with pytest.raises(UserError, match=match):
+        open_adapter(write(tmp_path / "adapter", **changes), model)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "match"),
+    [
+        (
+            "layers.0",
+            "layers.2",
+            "an adapter of model.layers.2.self_attn.q_proj.weight, which the model .* does not have; the nearest is "
+            r"model.layers.\d.self_attn.q_proj.weight",
+        ),
+        ("q_proj", "qkv_proj", "and the engine computes adapters of q_proj, k_proj, .* only"),
+        ("self_attn", "mlp.experts.3", "computes adapters of"),
+        ("lora_", "lora_embedding_", "computes adapters of"),
+        ("0.self_attn.q_proj.lora_B", "1.self_attn.q_proj.lora_B", "lacks .*, the other half of"),
+    ],
+)
+def test_a_matrix_that_the_model_lacks_is_refused(model: Path, tmp_path: Path, old: str, new: str, match: str) -> None:
+    halves = load_file(write(tmp_path / "adapter") / WEIGHTS)
+    renamed = {name.replace(old, new): half for name, half in halves.items()}
+    with pytest.raises(UserError, match=match):
+        open_adapter(write(tmp_path / "adapter", renamed), model)
+
+
+def test_a_folder_that_is_no_adapter_is_refused(model: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="--adapter is .*nowhere, which is no folder: name one in PEFT's format"):
+        open_adapter(tmp_path / "nowhere", model)
+    with pytest.raises(UserError, match="is no PEFT folder: it has no adapter_config.json"):
+        open_adapter(model, model)
+    with pytest.raises(UserError, match="adapter_model.safetensors is empty"):
+        open_adapter(write(tmp_path / "adapter", {}), model)
+    (tmp_path / "adapter" / WEIGHTS).write_bytes(b"half a file")
+    with pytest.raises(UserError, match="is damaged: .*copy it again"):
+        open_adapter(tmp_path / "adapter", model)
+
+
+@pytest.mark.parametrize("agent", ["scripted:null", "openai:gpt@http://127.0.0.1:9/v1"])
+async def test_only_an_engine_computes_with_an_adapter(agent: str) -> None:
+    settings = AgentSettings(env="math", adapter="mine")
+    with pytest.raises(UserError, match="the adapter is mine, which is for local models"):
+        async with open_agent(agent, settings):
+            pass
+
+
+@pytest.mark.parametrize("kind", ["vllm", "checkpoint"])
+async def test_it_is_checked_before_the_engine_starts(tiny_model: Path, tmp_path: Path, kind: str) -> None:
+    (tmp_path / "model").symlink_to(tiny_model)
+    settings = replace(AgentSettings(env="math"), adapter=str(tmp_path / "nowhere"))
+    with pytest.raises(UserError, match="nowhere, which is no folder"):
+        async with open_agent(f"{kind}:{tiny_model if kind == 'vllm' else tmp_path}", settings):
+            pass

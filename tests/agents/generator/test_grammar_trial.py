@@ -1,0 +1,94 @@
+"""Grammars that would hold up the engine are refused, by a process with limits of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from agents.generator.engine import VLLMEngine
+from agents.generator.grammar_trial import GrammarTrials
+from agents.generator.start import EngineSettings
+from forge_env.core.errors import PolicyError, TurnRefused
+from forge_env.core.types import Sampling
+from tests.helpers.waiting import wait_until
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+VOCABULARY = 512
+GOOD = {"type": "object", "properties": {"pens": {"enum": [1, 2]}}, "required": ["pens"]}
+SLOW = {"type": "string", "pattern": "^((a{1,100}){1,100}){1,100}$"}
+WRONG: list[tuple[Any, str]] = [
+    (SLOW, "takes more than 1 s of CPU or too much memory: use .*, no repeats within repeats"),
+    ({"enum": []}, "enum array must not be empty"),
+    ({"$ref": "#/nowhere"}, "Cannot find field nowhere"),
+]
+
+
+def tag(schema: Any) -> str:
+    format_ = {"type": "json_schema", "json_schema": schema, "max_whitespace_cnt": 32}
+    return json.dumps({"type": "structural_tag", "format": format_})
+
+
+def is_gone(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    return False
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def trials(tiny_model: Path) -> AsyncIterator[GrammarTrials]:
+    opened = GrammarTrials(str(tiny_model), cpu_seconds=1)
+    yield opened
+    await opened.close()
+
+
+@pytest.mark.parametrize(("schema", "sentence"), WRONG, ids=["slow", "enum", "ref"])
+async def test_a_grammar_that_would_hold_up_the_engine_is_refused(
+    trials: GrammarTrials, schema: Any, sentence: str
+) -> None:
+    for _ in range(2):  # what is remembered is the same
+        with pytest.raises(TurnRefused, match=sentence):
+            await trials.check(tag(schema), VOCABULARY)
+    await trials.check(tag(GOOD), VOCABULARY)
+
+
+async def test_a_killed_process_is_started_again_and_a_closed_one_is_gone(trials: GrammarTrials) -> None:
+    await trials.check(tag(GOOD), VOCABULARY)
+    first = trials._process
+    assert first is not None
+    first.kill()
+    await first.wait()
+    await trials.check(tag({"type": "string"}), VOCABULARY)
+    second = trials._process
+    assert second is not None and second.pid != first.pid
+    slow = asyncio.create_task(trials.check(tag({**SLOW, "minLength": 0}), VOCABULARY))
+    while not trials._lock.locked():
+        await asyncio.sleep(0)
+    await trials.close()
+    with pytest.raises(PolicyError, match="the engine was closed"):
+        await slow
+    await asyncio.to_thread(wait_until, lambda: is_gone(second.pid), "the end of the process")
+
+
+async def test_an_engine_that_closes_meanwhile_answers(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its thread takes no request any more: one that came after the trial would wait for ever."""
+    engine = VLLMEngine(str(tiny_model), EngineSettings())
+    engine._answers.attach()
+    engine._thread.vocabulary = VOCABULARY
+
+    async def closes(grammar: str, vocabulary: int) -> None:
+        engine._closed = True
+
+    monkeypatch.setattr(engine._grammars, "check", closes)
+    sampling = Sampling(grammar=tag(GOOD))
+    async with asyncio.timeout(60):
+        with pytest.raises(PolicyError, match="was closed"):
+            await engine.generate([1], sampling, "r")

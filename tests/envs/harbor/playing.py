@@ -1,0 +1,46 @@
+"""Writes Harbor tasks, and plays them with messages."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import forge_env
+from agents.scripted import ScriptedAgent
+from forge_env import Episode
+from forge_env.core.types import Message
+
+TOML = """
+[metadata]
+category = "greeting"
+[environment]
+docker_image = "host"
+workdir = "/project"
+"""
+TEST = """#!/bin/sh
+mkdir -p /logs/verifier
+if [ "$(cat /project/hello.txt 2>/dev/null)" = hello ]; then echo 1; else echo 0; fi > /logs/verifier/reward.txt
+"""
+
+
+def write_task(folder: Path, toml: str = TOML, **files: str) -> Path:
+    """Write a task; files by path, with "__" for "/"."""
+    texts = {"task.toml": toml, "instruction.md": "Write hello to hello.txt.", "tests/test.sh": TEST}
+    texts |= {"solution/solve.sh": "#!/bin/sh\nmkdir -p /project && echo hello > /project/hello.txt\n"}
+    texts |= {path.replace("__", "/"): text for path, text in files.items()}
+    for path, text in texts.items():
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_text(text)
+    return folder
+
+
+async def play(path: Path, *messages: Message) -> Episode:
+    """Play messages in the first task of a folder; without any, the solution."""
+    async with forge_env.make(f"harbor:{path}") as factory:
+        [task] = factory.tasks("all", count=1)
+
+        def script(conversation: list[Message]) -> Message:
+            return messages[sum(message["role"] == "assistant" for message in conversation)]
+
+        agent = ScriptedAgent(script if messages else factory.env_class.expert)  # type: ignore[attr-defined]
+        limits = factory.episode_limits()
+        return await forge_env.run_episode(factory, agent, task, seed=0, episode_id="episode", limits=limits)

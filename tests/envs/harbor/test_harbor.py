@@ -1,0 +1,189 @@
+"""Harbor tasks: the format, verifiers in separate and shared workspaces, steps, and what is refused."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import forge_env
+from agents.scripted import ScriptedAgent
+from envs.bug_fix.to_harbor import main as write_bug_fixes
+from envs.harbor.config import find_tasks, read_task
+from envs.workspace.cheats import SCRIPTS, workspace_cheats
+from envs.workspace.messages import call, say
+from forge_env import Outcome
+from forge_env.core.errors import UserError
+from tests.envs.harbor.playing import TEST, TOML, play, write_task
+
+
+@pytest.fixture
+def dockerfile() -> str:
+    return (
+        "FROM host\nENV COLOUR=red\nWORKDIR /project\nRUN echo $COLOUR > colour.txt && mkdir -p sub\nCOPY data/ sub/\n"
+    )
+
+
+async def test_the_solution_is_paid_and_an_empty_answer_is_not(tmp_path: Path) -> None:
+    task = write_task(tmp_path / "hello", TOML.replace('workdir = "/project"', 'workdir = "/tmp"'))
+    solved = await play(task)
+    assert (solved.outcome, solved.reward) == (Outcome.SCORED, 1.0)
+    facts = solved.info["verdict"]
+    assert (facts["verifier"], facts["forgeable"], facts["rewards"]) == ("shared", True, {"reward": 1.0})
+    assert (await play(task, say("done"))).reward == 0.0
+    assert "both have only their own loopback" in solved.info["network"]
+
+
+async def test_a_dockerfile_is_built_without_a_daemon(tmp_path: Path, dockerfile: str) -> None:
+    toml = '[environment]\nnetwork_mode = "no-network"\n'
+    task = write_task(tmp_path / "built", toml, environment__Dockerfile=dockerfile, environment__data__a="one")
+    episode = await play(task, call("shell", command="pwd; cat colour.txt sub/a; echo; echo $COLOUR"), say("done"))
+    answers = [message["content"] for message in episode.messages if message["role"] == "tool"]
+    assert answers == ["/project\nred\none\nred"]
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ("RUN exit 3", "RUN exit 3: it ended with nonzero (3)"),
+        ("COPY nothing /x", "there is no 'nothing' beside the Dockerfile"),
+        ("COPY ../../secret /x", "leads out of the folder of the Dockerfile"),
+        ('SHELL ["bash"]', "SHELL needs buildah or docker"),
+        ("RUN --mount=type=cache true", "need buildah or docker"),
+    ],
+)
+async def test_what_a_dockerfile_cannot_do_is_a_sentence(tmp_path: Path, line: str, reason: str) -> None:
+    (tmp_path / "secret").write_text("x")
+    task = write_task(tmp_path / "bad", "", environment__Dockerfile=f"FROM host\n{line}\n")
+    episode = await play(task, say("done"))
+    assert episode.outcome is Outcome.ENV_FAULT and "Dockerfile:2" in episode.error and reason in episode.error, (
+        episode.error
+    )
+
+
+async def test_artifacts_alone_reach_a_separate_verifier(tmp_path: Path) -> None:
+    toml = 'artifacts = ["hello.txt"]\n' + TOML.replace('workdir = "/project"', 'workdir = "/tmp"')
+    test = """#!/bin/sh
+[ -e /tmp/other.txt ] && exit 1
+[ "$(cat /tmp/hello.txt)" = hello ] && echo '{"reward": 0.5, "speed": 2}' > /logs/verifier/reward.json
+echo 1 > /logs/verifier/reward.txt
+"""
+    task = write_task(tmp_path / "separate", toml, tests__test_sh="", **{"tests/test.sh": test})
+    episode = await play(task, call("shell", command="echo hello > hello.txt; echo x > other.txt"), say("done"))
+    assert episode.reward == 0.5 and episode.info["verdict"]["rewards"] == {"reward": 0.5, "speed": 2.0}
+    assert episode.info["verdict"]["forgeable"] is False
+    linked = await play(task, call("shell", command="ln -s /etc/passwd hello.txt"), say("done"))
+    assert linked.reward == 0.0 and "hello.txt cannot be copied" in linked.info["verdict"]["reason"]
+
+
+async def test_a_verifier_without_a_reward_is_a_fault_of_the_task_or_zero_for_who_broke_it(tmp_path: Path) -> None:
+    toml = TOML.replace('workdir = "/project"', 'workdir = "/tmp"')
+    silent = write_task(tmp_path / "silent", toml, **{"tests/test.sh": "#!/bin/sh\nexit 0\n"})
+    episode = await play(silent, say("done"))
+    assert episode.outcome is Outcome.ENV_FAULT and episode.reward is None
+    assert "nor does it for an untouched workspace" in episode.error
+    bad = write_task(tmp_path / "bad", toml, **{"tests/test.sh": "#!/bin/sh\necho nan > /logs/verifier/reward.txt\n"})
+    assert (await play(bad, say("done"))).outcome is Outcome.ENV_FAULT
+    fragile = write_task(tmp_path / "fragile", toml, **{"tests/test.sh": "#!/bin/sh\n[ -e /tmp/x ] && exit 1\n" + TEST})
+    broken = await play(fragile, call("shell", command="touch /tmp/x"), say("done"))
+    assert (broken.outcome, broken.reward) == (Outcome.SCORED, 0.0)
+    assert broken.info["verdict"]["reason"] == "the verifier wrote no reward"
+
+
+async def test_steps_follow_each_other_and_a_threshold_ends_them(tmp_path: Path) -> None:
+    toml = """
+multi_step_reward_strategy = "mean"
+[environment]
+docker_image = "host"
+workdir = "/tmp"
+[[steps]]
+name = "one"
+min_reward = 1.0
+[[steps]]
+name = "two"
+"""
+    test = "#!/bin/sh\n[ -e /tmp/NAME ] && echo 1 > /logs/verifier/reward.txt || echo 0 > /logs/verifier/reward.txt\n"
+    files = {}
+    for name in ("one", "two"):
+        files[f"steps/{name}/instruction.md"] = f"Make the file {name}."
+        files[f"steps/{name}/tests/test.sh"] = test.replace("NAME", name)
+        files[f"steps/{name}/solution/solve.sh"] = f"#!/bin/sh\ntouch /tmp/{name}\n"
+    task = write_task(tmp_path / "steps", toml, **files)
+    solved = await play(task)
+    assert solved.reward == 1.0 and solved.info["verdict"]["steps"] == [{"reward": 1.0}, {"reward": 1.0}]
+    users = [message["content"] for message in solved.messages if message["role"] == "user"]
+    assert users == ["Make the file one.", "Make the file two."]
+    half = await play(task, call("shell", command="touch one; ls /tests"), say("done"), say("done"))
+    assert half.reward == 0.5
+    assert "No such file" in next(m["content"] for m in half.messages if m["role"] == "tool")
+    assert (await play(task, say("done"))).info["verdict"]["steps"] == [{"reward": 0.0}]
+
+
+async def test_no_cheat_is_paid_by_a_separate_verifier_and_one_is_by_a_shared_one(tmp_path: Path) -> None:
+    write_bug_fixes([str(tmp_path / "tasks"), "--count", "1"])
+    episodes = await asyncio.gather(*(play(tmp_path / "tasks", *messages) for messages in workspace_cheats()))
+    assert [episode.reward for episode in episodes] == [0.0] * len(SCRIPTS)
+    assert (await play(tmp_path / "tasks")).reward == 1.0
+    toml = TOML.replace('workdir = "/project"', 'workdir = "/tmp"')
+    shared = write_task(
+        tmp_path / "shared", toml, **{"tests/test.sh": TEST.replace("#!/bin/sh", "#!/usr/bin/env bash")}
+    )
+    forged = await play(shared, call("shell", command=SCRIPTS["interpreters are replaced"]), say("done"))
+    assert forged.reward == 1.0 and forged.info["verdict"]["forgeable"] is True
+    assert "could have decided" in forged.info["verdict"]["forgeable_because"]
+
+
+@pytest.mark.parametrize(
+    ("toml", "reason"),
+    [
+        ("[enviroment]\n", "there is no field enviroment. Did you mean environment?"),
+        ("[environment]\nmemory = 3\n", "there is no field environment.memory. Did you mean memory_mb?"),
+        ("[[steps]]\nname = 'a'\ncolour = 1\n", "there is no field steps.0.colour"),
+        ("[environment]\ngpus = 2\n", "asks for 2 GPUs, which a workspace does not have"),
+        ("[environment]\nos = 'windows'\n", "asks for Windows"),
+        ("[verifier]\ntimeout_sec = 'long'\n", "verifier.timeout_sec is 'long'"),
+        ("schema_version = '9.0'\n", "schema_version is '9.0'; known are 1.0"),
+        ("artifacts = ['../x']\n", "the artefact '../x' is no path"),
+        ("[[steps]]\nname = '../x'\n", "has no name for a folder"),
+        ("= 1\n", "cannot be read"),
+    ],
+)
+def test_a_malformed_task_is_one_sentence(tmp_path: Path, toml: str, reason: str) -> None:
+    with pytest.raises(UserError) as error:
+        read_task(write_task(tmp_path / "bad", toml))
+    assert reason in str(error.value) and "\n" not in str(error.value)
+
+
+def test_what_is_not_there_is_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="there is no folder"):
+        find_tasks(tmp_path / "nothing")
+    with pytest.raises(UserError, match="has no Harbor task"):
+        find_tasks(tmp_path)
+    task = write_task(tmp_path / "a")
+    (task / "instruction.md").unlink()
+    with pytest.raises(UserError, match="has no instruction.md"):
+        find_tasks(tmp_path)
+    (task / "instruction.md").symlink_to("/etc/passwd")
+    with pytest.raises(UserError, match="is a link out of its task"):
+        find_tasks(tmp_path)
+
+
+async def test_a_task_that_has_changed_since_it_was_drawn_is_refused(tmp_path: Path) -> None:
+    path = write_task(tmp_path / "hello")
+    async with forge_env.make(f"harbor:{path}") as factory:
+        [task] = factory.tasks("all", count=1)
+        (path / "tests/test.sh").write_text("#!/bin/sh\necho 1 > /logs/verifier/reward.txt\n")
+        agent, limits = ScriptedAgent(lambda messages: say("done")), factory.episode_limits()
+        episode = await forge_env.run_episode(factory, agent, task, seed=0, episode_id="e", limits=limits)
+    assert episode.outcome is Outcome.ENV_FAULT and "have changed" in episode.error
+
+
+def test_splits_are_apart(tmp_path: Path) -> None:
+    write_bug_fixes([str(tmp_path / "tasks"), "--count", "11", "--level", "0"])
+    factory: Any = forge_env.make(f"harbor:{tmp_path / 'tasks'}")
+    train, test = factory.tasks("train", count=10), factory.tasks("test", count=1)
+    assert len({task.id for task in (*train, *test)}) == 11
+    with pytest.raises(UserError, match="ask for fewer"):
+        factory.tasks("test", count=2)

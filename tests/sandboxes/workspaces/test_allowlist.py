@@ -1,0 +1,108 @@
+"""The allowlist of a workspace: only named hosts, only by the proxy, only at public addresses unless they are named."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator
+
+import pytest
+import pytest_asyncio
+
+from forge_env.core.errors import UserError
+from forge_env.core.workspace import Network, NetworkMode, UnpackedImage, Workspaces
+from sandboxes.workspaces.proxy import Allowlist
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+ASK = "exec 3<>/dev/tcp/127.0.0.1/3128 && printf '{request}\\r\\n\\r\\n{after}' >&3 && cat <&3"
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def port() -> AsyncIterator[int]:
+    """A server on this machine that answers with the first line and the headers that it got."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\n\r\n" + b"seen: " + head.replace(b"\r\n", b"|"))
+        writer.close()
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+        yield server.sockets[0].getsockname()[1]
+
+
+def allowlist(*hosts: str) -> Network:
+    return Network(mode=NetworkMode.ALLOWLIST, allowed_hosts=hosts)
+
+
+async def test_only_what_is_allowed_is_reached(workspaces: Workspaces, small_image: UnpackedImage, port: int) -> None:
+    workspace = await workspaces.open(small_image, network=allowlist(f"127.0.0.1:{port}", f"localhost:{port}"))
+    try:
+
+        async def ask(request: str, after: str = "") -> str:
+            return (await workspace.exec(["bash", "-c", ASK.format(request=request, after=after)])).stdout
+
+        for _ in range(2):  # before and after a snapshot
+            assert (await workspace.exec("echo $HTTPS_PROXY")).stdout == "http://127.0.0.1:3128\n"
+            plain = await ask(f"GET http://127.0.0.1:{port}/a?b=c HTTP/1.1\\r\\nProxy-Authorization: secret\\r\\nA: b")
+            assert "seen: GET /a?b=c HTTP/1.1|A: b|Connection: close||" in plain
+            through = await ask(f"CONNECT 127.0.0.1:{port} HTTP/1.1", "GET / HTTP/1.0\\r\\n\\r\\n")
+            assert through.startswith("HTTP/1.1 200 Connection") and "seen: GET / HTTP/1.0||" in through
+            assert "403 Forbidden" in await ask("CONNECT 127.0.0.1:1 HTTP/1.1")
+            assert "not among the allowed hosts" in await ask("GET http://example.org/ HTTP/1.1")
+            assert "only private addresses" in await ask(f"CONNECT localhost:{port} HTTP/1.1")
+            for odd in (
+                "GET / HTTP/1.1",
+                "nonsense",
+                "CONNECT x HTTP/1.1",
+                "GET ftp://x/ HTTP/1.1",
+                "CONNECT [::1 HTTP/1.1",
+            ):
+                assert "400 Bad Request" in await ask(odd), odd
+            direct = await workspace.exec(["bash", "-c", f"exec 3<>/dev/tcp/127.0.0.1/{port}"])
+            assert direct.exit_code != 0
+            await (await workspace.snapshot()).close()
+    finally:
+        await workspace.close()
+
+
+async def test_an_open_connection_ends_with_the_workspace(workspaces: Workspaces, small_image: UnpackedImage) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        outside = server.getsockname()[1]
+        server.setblocking(False)
+        workspace = await workspaces.open(small_image, network=allowlist(f"127.0.0.1:{outside}"))
+        command = ASK.format(request=f"CONNECT 127.0.0.1:{outside} HTTP/1.1", after="")
+        task = asyncio.create_task(workspace.exec(["bash", "-c", command]))
+        connection, _ = await asyncio.get_running_loop().sock_accept(server)
+        with connection:
+            connection.setblocking(False)
+            await workspace.close()
+            async with asyncio.timeout(30):
+                assert await asyncio.get_running_loop().sock_recv(connection, 1) == b""
+        await asyncio.gather(task, return_exceptions=True)  # it saw the end of its connection, or was killed
+
+
+async def test_rules() -> None:
+    rules = Allowlist(("example.org", "*.example.com", "Mixed.Example.net.:8443", "10.0.0.1:80"))
+    for host, port, expected in (
+        ("example.org", 443, True),
+        ("EXAMPLE.org.", 80, True),
+        ("example.org", 22, False),
+        ("a.example.org", 443, False),
+        ("a.b.example.com", 443, True),
+        ("example.com", 443, False),
+        ("badexample.com", 443, False),
+        ("mixed.example.net", 8443, True),
+        ("mixed.example.net", 443, False),
+        ("10.0.0.1", 80, True),
+        ("10.0.0.2", 80, False),
+    ):
+        assert rules.allows(host, port) is expected, (host, port)
+    for hosts in ((), ("",), ("*",), ("*.",), ("a*b",), ("http://x",), ("x:0",), ("x:y",), ("x/y",)):
+        with pytest.raises(UserError):
+            Allowlist(hosts)
+
+
+async def test_the_port_of_the_proxy_is_taken(workspaces: Workspaces, small_image: UnpackedImage) -> None:
+    network = Network(mode=NetworkMode.ALLOWLIST, allowed_hosts=("example.org",), listeners=(3128,))
+    with pytest.raises(UserError, match="3128 is the proxy's"):
+        await workspaces.open(small_image, network=network)

@@ -1,0 +1,48 @@
+"""`metrics.otel`: a run sends the episodes that it records, and never waits for a collector at its end."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+
+from forge_env.core.episode import Episode
+from forge_env.core.errors import UserError
+from tests.helpers.collector import collecting
+from tests.helpers.packages import needs
+from trainers.grpo import Config
+from trainers.metrics.report import Report
+from trainers.setup.checks.run_checks import check_metrics
+
+pytestmark = needs("opentelemetry")
+
+
+def settings(mode: str) -> Config:
+    config = Config()
+    config.metrics.tensorboard = False
+    config.metrics.otel = mode  # type: ignore[assignment]
+    config.model.path = "org/model"
+    return config
+
+
+def test_a_run_sends_what_it_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    episode = Episode(prompt_ids=(1, 2), response_ids=(3,), logprobs=(-0.5,), reward=1.0)
+    with collecting() as collector:
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.url)
+        for mode in ("off", "spans"):
+            with Report(tmp_path / mode, asdict(settings(mode))) as report:
+                report.episodes("train", [episode])
+        found = collector.spans()
+    assert [span["name"] for span in found] == ["invoke_agent policy", "chat org/model"]
+    whole, chat = (span["attributes"] for span in found)
+    assert whole["forge_env.phase"] == "train" and whole["forge_env.reward"] == 1.0
+    assert (chat["gen_ai.usage.input_tokens"], chat["gen_ai.usage.output_tokens"]) == (2, 1)
+    assert chat["forge_env.weight_version"] == 0
+
+
+def test_a_wrong_protocol_is_refused_before_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc")
+    check_metrics(settings("off"))
+    with pytest.raises(UserError, match="grpc"):
+        check_metrics(settings("spans"))

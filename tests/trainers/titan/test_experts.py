@@ -1,0 +1,208 @@
+"""Models with experts: several ranks take the steps of one, expert parallelism among them, and what is refused."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("torchtitan")
+from safetensors.torch import load_file
+
+from forge_env.core.errors import UserError
+from tests.helpers.forks import run_ranks
+from tests.trainers.titan.folders import make_folder
+from tests.trainers.titan.test_context import PACKED, SETTINGS, take_steps
+from tests.trainers.titan.test_trainer import make_samples
+from tests.trainers.titan.weights import weights_of
+from trainers.lora import Lora
+from trainers.losses import GRPOLoss
+from trainers.titan.experts import WEIGHTS, SameDtypeExperts
+from trainers.titan.model import TitanModel
+from trainers.titan.parallel import init_process_group, parallel_dims
+from trainers.titan.trainer import TitanTrainer
+
+CASES: dict[str, dict[str, Any]] = {
+    "fsdp": {},
+    "ep": {"ep": 2},
+    "ep, packed, full": {"ep": 2, **PACKED, "activation_checkpoint": "full"},
+    "tp": {"tp": 2},
+    "tp, packed": {"tp": 2, **PACKED},
+    "tp, ep": {"tp": 2, "ep": 2},
+    "cp, ep": {"cp": 2, "ep": 2},
+}
+OF_FOUR: dict[str, dict[str, Any]] = {
+    "ep of fsdp": {"ep": 2},
+    "hsdp, ep": {"dp_replicate": 2, "ep": 2, "activation_checkpoint": "selective"},
+    "fsdp, tp, ep": {"tp": 2, "ep": 4},
+}
+Make = Callable[..., TitanTrainer]
+
+
+def make_model(folder: Path) -> Path:
+    return make_folder(folder, "qwen3-moe", tied=False)
+
+
+def be_a_rank(root: Path, cases: dict[str, dict[str, Any]]) -> None:
+    init_process_group()
+    rank = torch.distributed.get_rank()
+    for name, changes in cases.items():
+        trainer = TitanTrainer(root / "model", dataclasses.replace(SETTINGS, **changes))
+        torch.save(take_steps(trainer), root / f"{name} {rank}.pt")
+        trainer.save(root / name, 1, {})
+        parts = [_held(part) for part in trainer.model.module.modules() if isinstance(part, SameDtypeExperts)]
+        torch.save(parts, root / f"{name} {rank} parts.pt")
+        trainer.close()
+    torch.distributed.destroy_process_group()
+
+
+def _held(part: SameDtypeExperts) -> list[torch.Size]:
+    """What a rank holds of the experts of a layer between two steps."""
+    return [getattr(part, name).to_local().shape for name in WEIGHTS]
+
+
+@pytest.fixture(scope="module")
+def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("experts")
+    make_model(root / "model")
+    run_ranks(be_a_rank, root, CASES, world=2, seconds=300)
+    return root
+
+
+@pytest.fixture(scope="module")
+def four_ranks(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("more-experts")
+    make_model(root / "model")
+    run_ranks(be_a_rank, root, OF_FOUR, world=4, seconds=300)
+    return root
+
+
+@pytest.fixture
+def make() -> Iterator[Make]:
+    made: list[TitanTrainer] = []
+
+    def make(folder: Path, **changes: Any) -> TitanTrainer:
+        made.append(TitanTrainer(folder, dataclasses.replace(SETTINGS, **changes)))
+        return made[-1]
+
+    yield make
+    for trainer in made:
+        trainer.close()
+
+
+def compare(root: Path, name: str, make: Make, *, world: int) -> None:
+    """All ranks have the metrics and logprobs of one process, the first its weights; one goes on from their files."""
+    alone = make(root / "model")
+    expected = take_steps(alone)
+    for rank in range(world):
+        found = torch.load(root / f"{name} {rank}.pt")
+        for ours, theirs in zip(found["metrics"], expected["metrics"], strict=True):
+            assert ours | {"seconds": 0} == pytest.approx(theirs | {"seconds": 0}, abs=1e-5, rel=1e-4)
+        for ours, theirs in zip(found["logprobs"], expected["logprobs"], strict=True):
+            assert ours == pytest.approx(theirs, abs=1e-4)
+    found = torch.load(root / f"{name} 0.pt")["weights"]
+    assert found.keys() == expected["weights"].keys()
+    for weight, value in expected["weights"].items():
+        torch.testing.assert_close(found[weight], value, rtol=0, atol=1e-5, msg=weight)
+    another = make(root / "model")
+    another.load(root / name)
+    steps = [trainer.train_step(make_samples(7, seed=9), GRPOLoss()) | {"seconds": 0} for trainer in (another, alone)]
+    assert steps[0] == pytest.approx(steps[1], abs=1e-5, rel=1e-4)
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("name", CASES)
+def test_two_ranks_take_the_steps_of_one(two_ranks: Path, make: Make, name: str) -> None:
+    compare(two_ranks, name, make, world=2)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("name", OF_FOUR)
+def test_four_ranks_take_the_steps_of_one(four_ranks: Path, make: Make, name: str) -> None:
+    compare(four_ranks, name, make, world=4)
+
+
+@pytest.mark.parametrize(
+    ("name", "experts", "inner"), [("fsdp", 4, 32), ("ep", 4, 32), ("tp", 8, 16), ("tp, ep", 4, 32)]
+)
+def test_each_of_two_ranks_holds_half_of_the_experts(two_ranks: Path, name: str, experts: int, inner: int) -> None:
+    for rank in range(2):
+        for gate, down, up in torch.load(two_ranks / f"{name} {rank} parts.pt", weights_only=False):
+            assert gate == up == (experts, inner, 64) and down == (experts, 64, inner)
+
+
+def test_experts_and_router_compute_in_the_dtype_of_the_model(make: Make, tmp_path: Path) -> None:
+    trainer = make(make_model(tmp_path / "model"), dtype="bfloat16")
+    found: list[torch.dtype] = []
+    for part in trainer.model.module.modules():
+        if isinstance(part, SameDtypeExperts):
+            part.register_forward_hook(lambda module, given, output: found.append(output.dtype))
+    trainer.train_step(make_samples(2), GRPOLoss())
+    assert set(found) == {torch.bfloat16}
+
+
+def test_no_bias_balances_the_load(make: Make, tmp_path: Path) -> None:
+    trainer = make(make_model(tmp_path / "model"))
+    assert not [name for name, _ in trainer.model.module.named_buffers() if "expert_bias" in name]
+
+
+def test_adapters_of_attention_leave_the_experts_as_they_are(make: Make, tmp_path: Path) -> None:
+    lora = Lora(rank=4, alpha=8.0, targets=("q_proj", "v_proj"))
+    trainer = make(make_model(tmp_path / "model"), lora=lora)
+    before = weights_of(trainer)
+    for _ in range(2):  # the first leaves A as it is
+        trainer.train_step(make_samples(4), GRPOLoss())
+    changed = {
+        name.split(".")[-2] for name, value in weights_of(trainer).items() if not torch.equal(value, before[name])
+    }
+    assert changed == {"q_proj", "v_proj"}
+
+
+@pytest.mark.parametrize(
+    ("family", "changes", "match"),
+    [
+        ("qwen3", {"ep": 2}, "ep=2 must divide the number of ranks that hold the weights together.* 1"),
+        ("qwen3-moe", {"ep": 2}, "ep=2 must divide"),
+        ("qwen3-moe", {"lora": Lora(rank=4, alpha=8.0)}, "down_proj, gate_proj, up_proj are matrices of experts"),
+    ],
+)
+def test_settings_that_cannot_work_are_refused(
+    make: Make, tmp_path: Path, family: str, changes: dict[str, Any], match: str
+) -> None:
+    with pytest.raises(UserError, match=match):
+        make(make_folder(tmp_path / "model", family, tied=False), **changes)
+
+
+REFUSED_BY_TWO: list[tuple[str, dict[str, int], str]] = [
+    ("qwen3", {"tp": 1, "ep": 2}, "ep=2 spreads experts over ranks, and the model has none"),
+    ("qwen3-moe", {"tp": 1, "ep": 2}, "ep=2 does not divide num_experts=3"),
+    ("qwen3-moe", {"tp": 2}, "tp=2 does not divide moe_intermediate_size=33"),
+]
+
+
+def refuse_in_a_rank(root: Path) -> None:
+    init_process_group()
+    for family, degrees, match in REFUSED_BY_TWO:
+        with pytest.raises(UserError, match=match):
+            TitanModel(root / family, parallel_dims(-1, **degrees), dtype="float32", attention="sdpa")
+    torch.distributed.destroy_process_group()
+
+
+def test_degrees_that_do_not_fit_the_model_are_refused(tmp_path: Path) -> None:
+    make_folder(tmp_path / "qwen3", "qwen3", tied=False)
+    make_folder(tmp_path / "qwen3-moe", "qwen3-moe", tied=False, num_experts=3, moe_intermediate_size=33)
+    run_ranks(refuse_in_a_rank, tmp_path, world=2, seconds=100)
+
+
+def test_experts_are_exported_one_by_one(two_ranks: Path, make: Make) -> None:
+    saved = load_file(two_ranks / "model" / "model.safetensors")
+    assert saved["model.layers.1.mlp.experts.7.down_proj.weight"].shape == (64, 32)
+    layout = make(two_ranks / "model").model.weights.layout(torch.float32)
+    assert {name: tensor.shape for name, tensor in layout.items()} == {
+        name: value.shape for name, value in saved.items()
+    }

@@ -1,0 +1,169 @@
+"""Checks of the model: its folder, thinking, context, heads, experts and adapters."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from agents.generator.lora_slot import RANKS
+from agents.model_folder import find_model as find_folder
+from forge_env.core.errors import UserError
+from trainers.config import RunConfig
+from trainers.lora import IN_ATTENTION, IN_MLP, check_config, check_trainer, lora_of
+from trainers.model.shape import FoundModel, ModelShape, find_shape
+
+
+def find_model(config: RunConfig) -> FoundModel:
+    """Find the model of a run without downloading it, and check that a local folder is complete.
+
+    Raises:
+        UserError: when there is none, or it lacks something.
+    """
+    if config.model.path and config.model.size != "tiny":
+        raise UserError(
+            f"--model.size is {config.model.size}, which is for a model made on the spot, and --model is "
+            f"{config.model.path}: leave one of them out"
+        )
+    if config.model.path and Path(config.model.path).expanduser().exists():
+        find_folder(config.model.path)
+    return find_shape(config.model.path, config.model.size)
+
+
+def check_thinking(config: RunConfig, shape: ModelShape | None) -> None:
+    """Check `env.thinking` and its budget against the turn limit and the model, as far as the model is known.
+
+    Raises:
+        UserError: for a budget that leaves no room for an answer, or thinking that the model does not have.
+    """
+    env, folder = config.env, Path(config.model.path).expanduser()
+    if env.max_thinking_tokens and env.thinking == "off":
+        raise UserError(
+            f"--env.max_thinking_tokens is {env.max_thinking_tokens}, and --env.thinking is off, so that there is no "
+            "thought to limit: set the latter to on or template, or the former to 0"
+        )
+    if env.max_thinking_tokens >= env.max_turn_tokens:
+        raise UserError(
+            f"--env.max_thinking_tokens is {env.max_thinking_tokens}, and a turn has --env.max_turn_tokens, "
+            f"{env.max_turn_tokens}, at most: raise the latter, which the thought and the answer share, or set the "
+            "former to 0"
+        )
+    if env.thinking != "off" and config.model.path and (folder / "config.json").is_file():
+        from agents.renderer.families import check_thinking as check  # slow import, which most runs do not need
+
+        check(folder, env.thinking)
+    elif env.thinking == "on" and shape is not None and not shape.thinks:
+        raise UserError(
+            f"--env.thinking is on, and the model {config.model.path} has none: set it to off, or choose another model"
+        )
+
+
+def check_length(config: RunConfig, shape: ModelShape | None) -> None:
+    """Check that an episode fits into the model's context."""
+    if shape is None or not 0 < shape.max_position_embeddings < config.env.max_tokens:
+        return
+    name = "training.seq_len" if config.training.seq_len else "env.max_tokens"
+    raise UserError(
+        f"--{name} is {config.env.max_tokens}, and the model {config.model.path or 'made on the spot'} reads "
+        f"{shape.max_position_embeddings} tokens at most: set it to that or less"
+    )
+
+
+def check_heads(config: RunConfig, shape: ModelShape | None) -> None:
+    if shape is None:
+        return
+    degrees = {
+        "parallelism.tensor_parallel_degree": config.parallelism.tensor_parallel_degree,
+        "services.generator.procs": config.services.generator.procs,
+    }
+    for name, degree in degrees.items():
+        for what in ("num_attention_heads", "num_key_value_heads"):
+            heads = getattr(shape, what)
+            if heads % degree:
+                raise UserError(
+                    f"--{name} is {degree}, which does not divide the model's {what}, {heads}: choose "
+                    f"{_divisors(shape.num_attention_heads, shape.num_key_value_heads)}"
+                )
+
+
+def check_experts(config: RunConfig, shape: ModelShape | None) -> None:
+    """Check that experts can be spread, cut and adapted as they are wanted.
+
+    Raises:
+        UserError: when they cannot, or the model has none.
+    """
+    parallelism, degree = config.parallelism, config.parallelism.expert_parallel_degree
+    wanted = f"--parallelism.expert_parallel_degree is {degree}"
+    if shape is not None and degree > 1 and not shape.num_experts:
+        raise UserError(f"{wanted}, and the model is dense, and has no experts to spread: set it to 1")
+    ranks = max(1, config.services.trainer.procs // parallelism.data_parallel_replicate_degree)
+    if ranks % degree:
+        raise UserError(
+            f"{wanted}, which does not divide the number of trainer processes that hold the weights together, {ranks}: "
+            f"choose {_divisors(ranks)}"
+        )
+    if degree > 1 and config.training.fp32_head:
+        raise UserError(f"{wanted}, which does not work with --training.fp32_head true: leave one of them out")
+    if shape is None or not shape.num_experts:
+        return
+    if shape.num_experts % degree:
+        raise UserError(
+            f"{wanted}, which does not divide the model's experts, {shape.num_experts}: choose "
+            f"{_divisors(shape.num_experts, ranks)}"
+        )
+    cuts = {"services.generator.procs": config.services.generator.procs}
+    if degree == 1:
+        cuts["parallelism.tensor_parallel_degree"] = parallelism.tensor_parallel_degree
+    for name, cut in cuts.items():
+        if shape.moe_intermediate_size % cut:
+            raise UserError(
+                f"--{name} is {cut}, which does not divide the model's moe_intermediate_size, "
+                f"{shape.moe_intermediate_size}: choose a divisor"
+            )
+    lora = lora_of(config, shape)
+    if lora is not None and lora.publish == "adapter":
+        raise UserError(
+            f"--lora.publish is {config.lora.publish}, which sends the adapter alone, and the model has experts, whose "
+            "kernels differ in an engine that holds adapters: set it to merged"
+        )
+    if lora is not None and set(lora.targets) & set(IN_MLP):
+        raise UserError(
+            f"--lora.targets is {','.join(config.lora.targets)}, and the model has experts, whose matrices "
+            f"{', '.join(IN_MLP)} get no adapter: set it to {','.join(IN_ATTENTION)}, or to some of these"
+        )
+
+
+def check_replay(config: RunConfig, shape: ModelShape | None) -> None:
+    """Check that there are routes to replay, if they are asked for.
+
+    Raises:
+        UserError: when the run has no engine, or its model no experts.
+    """
+    if config.moe.replay != "on":
+        return
+    wanted = "--moe.replay is on, which replays the experts that the engine chose"
+    if config.algorithm is None:
+        raise UserError(f"{wanted}, and supervised training has no engine: leave it out")
+    if shape is not None and not shape.num_experts:
+        raise UserError(f"{wanted}, and the model is dense, and has none: leave it out, or choose a model with experts")
+
+
+def check_lora(config: RunConfig) -> None:
+    """Adapters are of known matrices, and the other settings work with them."""
+    check_config(config)
+    training, procs = config.training, config.services.ref_model.procs
+    check_trainer(lora_of(config), training.optimizer_state, cpu_offload=training.cpu_offload)
+    if config.lora.publish == "adapter" and not 1 <= config.lora.rank <= RANKS[-1]:
+        raise UserError(
+            f"--lora.publish is adapter and --lora.rank is {config.lora.rank}: the engine takes adapters of rank 1 to "
+            f"{RANKS[-1]}: set the rank to that, or --lora.publish to merged"
+        )
+    if config.lora.rank and procs:
+        raise UserError(
+            f"--services.ref_model.procs is {procs} and --lora.rank is {config.lora.rank}: a trainer of adapters is "
+            "its own reference model, without them: set the former to 0"
+        )
+
+
+def _divisors(*numbers: int) -> str:
+    """The common divisors, as "1, 2 or 4"."""
+    divisors = [str(n) for n in range(1, min(numbers) + 1) if not any(number % n for number in numbers)]
+    return " or ".join([", ".join(divisors[:-1]), divisors[-1]] if len(divisors) > 1 else divisors)

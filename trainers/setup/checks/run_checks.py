@@ -1,0 +1,164 @@
+"""Checks of what a run does: its environment, algorithm, schedule, folder, metrics and data."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from pathlib import Path
+
+from forge_env.core.env import Env
+from forge_env.core.errors import UserError
+from forge_env.registry.registry import env_class
+from forge_env.rollout.factory import EnvFactory, make
+from forge_env.telemetry.sender import check_otel
+from trainers.config import RunConfig
+from trainers.metrics.sink import load_sink
+from trainers.setup.options.read_config import data_file
+
+
+def make_environment(config: RunConfig) -> EnvFactory | None:
+    """Make the environments' factory; None for supervised training without an environment.
+
+    Raises:
+        UserError: for an environment or options that cannot be used.
+    """
+    factory = None
+    if config.env.name or config.algorithm is not None:
+        factory = make(config.env.name, **config.env.options)
+        factory.declared_limits()
+    config.env.fault_policy()
+    if config.algorithm is not None:
+        size = config.algorithm.n_samples
+        if 1 < size < config.env.min_valid:
+            raise UserError(
+                f"--env.min_valid is {config.env.min_valid}, and a group has --{config.algorithm_name}.n_samples, "
+                f"{size}, episodes, so that none would be trained on: set it to {size} or less"
+            )
+        _check_expert(config, env_class(config.env.name))
+    return factory
+
+
+def _check_expert(config: RunConfig, environment: type[Env]) -> None:
+    """Check that the environment has an expert, if the run begins with demonstrations."""
+    if hasattr(environment, "expert"):
+        return
+    if config.warmup.steps > 0 or not config.model.path:
+        why = f"--warmup.steps is {config.warmup.steps}" if config.warmup.steps > 0 else "there is no --model"
+        raise UserError(
+            f"the environment {config.env.name} has no expert, whose demonstrations the warm-up and the tiny model are "
+            f"made from, and {why}: train a --model that can do some of it already, with --warmup.steps 0"
+        )
+
+
+def check_plugins(config: RunConfig) -> None:
+    training = config.training
+    if config.algorithm is None and (training.loss or training.advantages or training.reward):
+        raise UserError(
+            "--loss, --advantages and --reward are for policy gradients: supervised training has its own loss"
+        )
+
+
+def check_pace(config: RunConfig) -> None:
+    """Check the staleness bound: between two syncs the engine's weights get up to sync_interval - 1 steps old."""
+    interval, staleness = config.training.sync_interval, config.staleness
+    if staleness < interval - 1:
+        raise UserError(
+            f"--training.sync_interval is {interval} and --training.staleness is {staleness}: the engine's weights are "
+            f"up to {interval - 1} steps old between two updates, so leave it out, or allow that: --training.staleness "
+            f"{interval - 1}"
+        )
+    if config.evaluation.interval % interval:
+        raise UserError(
+            f"--evaluation.interval is {config.evaluation.interval} and --training.sync_interval is {interval}: the "
+            f"engines have new weights every {interval} steps only, so evaluate at a multiple of {interval}"
+        )
+
+
+def check_deterministic(config: RunConfig, old_logprobs: str) -> None:
+    """Check `deterministic`, which needs one engine on a CPU, and groups that do not overlap with training."""
+    training, services = config.training, config.services
+    window = training.sync_interval if old_logprobs == "trainer" else 1
+    if not training.deterministic:
+        return
+    if config.staleness and training.sync_interval > window:
+        raise UserError(
+            f"--training.deterministic needs --training.sync_interval 1 or --training.old_logprobs trainer, and it is "
+            f"{training.sync_interval}: which groups a step takes must not depend on the clock"
+        )
+    if config.staleness > window - 1:
+        raise UserError(
+            f"--training.deterministic needs --training.staleness {window - 1}, and it is {config.staleness}: "
+            f"which weights sample a group must not depend on the clock"
+        )
+    for name in ("generator", "envs"):
+        replicas = getattr(services, name).num_replicas
+        if replicas > 1:
+            raise UserError(
+                f"--training.deterministic needs one replica of each service, and --services.{name}.num_replicas is "
+                f"{replicas}: set it to 1"
+            )
+    for name in ("generator", "trainer", "ref_model"):
+        if getattr(services, name).with_gpus:
+            raise UserError(
+                f"--training.deterministic is for CPU, and --services.{name}.with_gpus is true: a GPU's sums do not "
+                f"repeat bit by bit"
+            )
+
+
+def check_schedule(config: RunConfig) -> None:
+    training = config.training
+    if training.lr_schedule != "constant" and 0 < training.steps <= config.rising_steps(training.steps):
+        raise UserError(
+            f"--training.lr_schedule is {training.lr_schedule}, and --training.warmup_steps, {training.warmup_steps}, "
+            f"leaves none of the {training.steps} steps to decay in: make it shorter"
+        )
+
+
+def check_resume(config: RunConfig) -> None:
+    if config.resume and not config.output:
+        raise UserError("--resume needs --output FOLDER: the run to go on with")
+    if config.checkpoint.step and not config.resume:
+        raise UserError(
+            f"--checkpoint.step is {config.checkpoint.step}, and needs --resume: it is the checkpoint that a run goes "
+            "on from; give both, or leave it out"
+        )
+    if config.output and not config.resume:
+        check_output(config.output)
+
+
+def check_output(path: str) -> None:
+    """A new run has a folder of its own.
+
+    Raises:
+        UserError: when there is something already.
+    """
+    folder = Path(path)
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UserError(
+            f"--output {path} exists and is not empty: it may hold another run; go on with that one by --resume, or "
+            f"choose another folder"
+        )
+
+
+def check_metrics(config: RunConfig) -> None:
+    metrics = config.metrics
+    if metrics.wandb != "off" and importlib.util.find_spec("wandb") is None:
+        raise UserError(
+            f"--metrics.wandb is {metrics.wandb} and wandb is not installed: it comes with the extra of that name, or "
+            "by pip install 'wandb>=0.22'"
+        )
+    if metrics.wandb == "online" and not os.environ.get("WANDB_API_KEY"):
+        raise UserError(
+            "--metrics.wandb is online and WANDB_API_KEY is not set: set it to your key, or use --metrics.wandb offline"
+        )
+    check_otel(metrics.otel, "--metrics.otel")
+    for target in metrics.sinks:
+        load_sink(target)
+
+
+def check_data(config: RunConfig) -> None:
+    """Check that a local file of tasks exists."""
+    data = config.dataset
+    file = data_file(data.path, data.split)
+    if file is not None and not file.is_file():
+        raise UserError(f"--dataset.path is {data.path!r}, and there is no file {file}")

@@ -1,0 +1,232 @@
+"""Mixture-of-experts layers in TorchTitan's terms: a router chooses a few experts for each token.
+
+TorchTitan's experts compute in bfloat16, whatever the model computes in; `SameDtypeExperts` compute in the dtype of
+their input. There is no bias that balances the load of the experts (`load_balance_coeff`): it changes the routing from
+step to step beside the loss, and the engine does not know it.
+
+Routing replay: the model takes the experts that the engine chose as an input beside the tokens, and each block hands
+those of its layer to its router. The router's scores of them, and so its gradient, are the trainer's own.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, Replicate
+
+# First of all TorchTitan imports: it settles the device for the others.
+import trainers.titan.device  # noqa: F401  # isort: skip
+from torchtitan.models.common import Linear
+from torchtitan.models.common.config_utils import make_token_dispatcher_config
+from torchtitan.models.common.moe import GroupedExperts, MoE, RoutedExperts, TokenChoiceTopKRouter
+from torchtitan.models.qwen3.model import Qwen3Model, Qwen3TransformerBlock
+
+from trainers.model.families import Experts
+
+# TorchTitan's router asks autocast for float32, which exists on GPUs only; on a CPU it computes in the model's dtype.
+warnings.filterwarnings("ignore", "In CPU autocast, but the target dtype is not supported")
+WEIGHTS = ("w1_EFD", "w2_EDF", "w3_EFD")
+"""The stacked matrices of all experts of a layer: gate, down and up."""
+
+
+class SameDtypeExperts(GroupedExperts):
+    """TorchTitan's experts, computed in the dtype of their input."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(GroupedExperts.Config):
+        pass
+
+    def forward(self, x_RD: Tensor, num_tokens_per_expert_E: Tensor) -> Tensor:
+        """Compute tokens that are sorted by their expert.
+
+        Args:
+            x_RD: (tokens, width), those of the first local expert first.
+            num_tokens_per_expert_E: (local experts,) int64, how many tokens each has.
+
+        Returns:
+            (tokens, width) in the dtype of x_RD.
+        """
+        ends = num_tokens_per_expert_E.cumsum(0).int()
+        gate, down, up = (_local(getattr(self, name)).to(x_RD.dtype).transpose(-2, -1) for name in WEIGHTS)
+        hidden = F.silu(self._grouped_mm(A=x_RD, B_t=gate, offs=ends)) * self._grouped_mm(A=x_RD, B_t=up, offs=ends)
+        return self._grouped_mm(A=hidden, B_t=down, offs=ends)
+
+
+class Router(TokenChoiceTopKRouter):
+    """TokenChoiceTopKRouter that takes given experts, and works under tensor parallelism with any number of sequences.
+
+    Each tensor rank has a part of the sum that is the scores' gradient. DTensor would scatter the sum over the
+    sequences, and fails where their number is odd: here all ranks get all of it.
+    """
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(TokenChoiceTopKRouter.Config):
+        pass
+
+    replayed: Tensor
+    """Of the last forward pass with given experts: this rank's tokens with some, and those of them for which the router
+    would have chosen others, (2,) int64. A pass that is computed again writes the same numbers again."""
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
+        self.register_buffer("replayed", torch.zeros(2, dtype=torch.int64), persistent=False)
+
+    def forward(
+        self, x_BLD: Tensor, expert_bias_E: Tensor | None = None, given_BLK: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Choose experts, and score them.
+
+        A token whose given experts are those that the router chooses is computed as it is without them, bit by bit.
+
+        Args:
+            x_BLD: (B, L, D).
+            expert_bias_E: None.
+            given_BLK: (B, L, K) int64, each token's K experts, which differ from each other, or -1 where the router
+                chooses; None where it chooses everywhere. Under tensor parallelism every rank has all of them.
+
+        Returns:
+            Scores (B, L, K) and numbers (B, L, K) of the experts, and scores (B, L, E) of all.
+        """
+        chosen, ids, scores = super().forward(x_BLD, expert_bias_E)
+        if given_BLK is not None:
+            ids = self._replay(ids, given_BLK)
+            chosen = scores.gather(dim=-1, index=ids)
+            if self.route_norm:
+                chosen = chosen / (chosen.sum(dim=-1, keepdim=True) + 1e-20)
+            chosen = chosen * self.route_scale
+        if isinstance(chosen, DTensor):
+            chosen = chosen.redistribute(placements=chosen.placements)  # changes its gradient's placement only
+        return chosen, ids, scores
+
+    @torch.no_grad()
+    def _replay(self, ids: Tensor, given: Tensor) -> Tensor:
+        """The given experts where they are others than the router's, and else the router's; the order is theirs."""
+        if isinstance(ids, DTensor):  # cut over the sequences, or whole on every rank
+            mesh, placements = ids.device_mesh, ids.placements
+            whole = DTensor.from_local(given, mesh, [Replicate()] * mesh.ndim, run_check=False)
+            given = whole.redistribute(placements=placements).to_local()
+            return DTensor.from_local(self._replay(ids.to_local(), given), mesh, placements, run_check=False)
+        is_given = given[..., 0] >= 0
+        is_same = (ids[..., :, None] == given[..., None, :]).any(-1).all(-1)
+        is_other = is_given & ~is_same
+        self.replayed.copy_(torch.stack([is_given.sum(), is_other.sum()]))
+        return torch.where(is_other[..., None], given, ids).contiguous()
+
+    def _init_self_buffers(self, *, buffer_device: torch.device | None = None) -> None:
+        self.replayed = torch.zeros(2, dtype=torch.int64, device=buffer_device or self.replayed.device)
+
+
+class ReplayedMoE(MoE):
+    """TorchTitan's MoE that hands given experts to its router, without what a bias of the load would need."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(MoE.Config):
+        pass
+
+    # TorchTitan's sharding code finds the arguments by these names.
+    def forward(self, x_BLD: Tensor, given_BLK: Tensor | None = None) -> Tensor:
+        """(B, L, D) to (B, L, D); `given_BLK` as in `Router`."""
+        if isinstance(x_BLD, DTensor):
+            # Where there is one sequence, it is still being gathered from the tensor ranks. The experts compute on the
+            # local tensor, and such a one would lose its gradient there, without a word.
+            x_BLD = x_BLD.clone()
+        chosen, ids, scores = self.router(x_BLD, None, given_BLK)
+        is_chosen = torch.zeros_like(scores, dtype=torch.bool).scatter_(-1, ids, True)
+        output: Tensor = self.routed_experts(x_BLD, chosen, ids, is_chosen.sum(dim=(0, 1)))
+        return output
+
+
+class ReplayedBlock(Qwen3TransformerBlock):
+    """A block of Qwen3 whose experts can be given."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(Qwen3TransformerBlock.Config):
+        pass
+
+    def forward(
+        self, x: Tensor, attention_masks: Any, positions: Tensor | None = None, given: Tensor | None = None
+    ) -> Tensor:
+        """As its parent, with (B, L, K) experts or None.
+
+        They are an argument, so that what computes the block again in the backward pass has those of its forward pass.
+        """
+        x = x + self.attention(self.attention_norm(x), attention_masks, positions)
+        output: Tensor = x + self.moe(self.ffn_norm(x), given)
+        return output
+
+
+class ReplayedModel(Qwen3Model):
+    """Qwen3 with experts, which can be given."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(Qwen3Model.Config):
+        pass
+
+    def forward(
+        self,
+        tokens: Tensor,
+        positions: Tensor | None = None,
+        attention_masks: Any = None,
+        routes: Tensor | None = None,
+    ) -> Any:
+        """As its parent, with the experts of each layer, (B, L, layers, K) integers, or None."""
+        hidden = self.tok_embeddings(tokens)
+        for number, layer in enumerate(self.layers.values()):
+            given = None if routes is None else routes[:, :, number].long().contiguous()
+            hidden = layer(hidden, attention_masks, positions, given)
+        return self.lm_head(self.norm(hidden))
+
+    @property
+    def replayed(self) -> Tensor:
+        """Tokens with given experts, and those whose router would have chosen others, over all layers: (2,) int64 of
+        this rank in the last forward pass with routes."""
+        parts = [part.replayed for part in self.modules() if isinstance(part, Router)]
+        return torch.stack(parts).sum(0)
+
+
+def experts_config(width: int, experts: Experts, init: Mapping[str, Callable[..., Any]]) -> MoE.Config:
+    """The config of a layer's router and experts.
+
+    Args:
+        width: of the model.
+        experts: of the layer.
+        init: how the router's weight is initialised.
+    """
+    return ReplayedMoE.Config(
+        num_experts=experts.count,
+        load_balance_coeff=None,
+        router=Router.Config(
+            num_experts=experts.count,
+            gate=Linear.Config(in_features=width, out_features=experts.count, param_init=dict(init)),
+            top_k=experts.active,
+            score_func="softmax",
+            route_norm=experts.normalised,
+        ),
+        routed_experts=RoutedExperts.Config(
+            inner_experts=SameDtypeExperts.Config(
+                dim=width,
+                hidden_dim=experts.size,
+                num_experts=experts.count,
+                param_init=dict.fromkeys(WEIGHTS, init["weight"]),
+            ),
+            # Without expert parallelism it reorders the tokens of this rank.
+            token_dispatcher=make_token_dispatcher_config(
+                num_experts=experts.count, top_k=experts.active, comm_backend="standard"
+            ),
+        ),
+    )
+
+
+def is_expert(name: str) -> bool:
+    """Whether a parameter's name is that of a stack of matrices, one for each expert."""
+    return name.rpartition(".")[2] in WEIGHTS
+
+
+def _local(weight: nn.Parameter) -> Tensor:
+    return weight.to_local() if isinstance(weight, DTensor) else weight

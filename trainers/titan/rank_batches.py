@@ -1,0 +1,133 @@
+"""A rank's share of the samples of a step, and sums over the ranks that share them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from forge_env.core.errors import InvariantError, UserError
+from trainers.batching.batch import MicroBatch, Sample, empty_batch, pack
+from trainers.batching.packing import flops_crossover
+from trainers.batching.routes import highest_expert, routes_shape
+from trainers.titan.model import TitanModel
+from trainers.titan.settings import TitanSettings
+
+if TYPE_CHECKING:
+    from torchtitan.distributed import ParallelDims
+
+    from forge_env.core.episode import Row
+
+
+class Counts(NamedTuple):
+    """What every rank knows of a step's micro-batches."""
+
+    tokens: int  # valid ones, over all ranks
+    episodes: int  # with any, likewise
+    rounds: int  # the most micro-batches that any rank has
+    rounds_of_parts: int  # the most with rows of split episodes
+    rows_read: tuple[int, int]  # as `MicroBatch.rows_read`, over all ranks
+
+
+class RankBatches:
+    """Makes the micro-batches of one rank out of the samples of a step, which every rank is given whole.
+
+    Args:
+        model: what reads them.
+        parallel: the meshes; the ranks of the mesh "batch" share the samples.
+        settings: their sizes.
+        multiple: of tokens, that the length of a micro-batch is.
+        replays: whether routes are used.
+    """
+
+    def __init__(
+        self, model: TitanModel, parallel: ParallelDims, settings: TitanSettings, *, multiple: int, replays: bool
+    ) -> None:
+        self._model = model
+        self._settings = settings
+        self._multiple = multiple
+        self._replays = replays
+        self.ranks = parallel.dp_replicate * parallel.dp_shard
+        """Ranks that share the samples of a step."""
+        mesh = parallel.get_optional_mesh("batch")
+        self._group = mesh.get_group() if mesh is not None else None
+        self._rank = mesh.get_local_rank() if mesh is not None else 0
+
+    def check_rows(self, samples: Sequence[Sample]) -> None:
+        """Check that the model can read every row."""
+        rows = [row.arrays.token_ids for sample in samples for row in sample.rows]
+        longest = max(map(len, rows), default=0)
+        if longest > self._model.max_length:
+            raise UserError(
+                f"a row has {longest} tokens, more than the model's max_position_embeddings={self._model.max_length}."
+            )
+        highest = max((int(token_ids.max()) for token_ids in rows if len(token_ids)), default=0)
+        vocabulary = self._model.config.vocab_size
+        if highest >= vocabulary:
+            raise InvariantError(f"a row holds token {highest}, but the model's vocabulary has {vocabulary} entries")
+        if self._replays:
+            self._check_routes([row for sample in samples for row in sample.rows])
+
+    def _check_routes(self, rows: Sequence[Row]) -> None:
+        """Check that the experts in the routes of rows are those of the model."""
+        shape, experts = routes_shape(rows), self._model.experts
+        if shape is None or experts is None:
+            return
+        layers, highest = len(self._model.module.layers), highest_expert(rows)
+        if shape != (layers, experts.active) or highest >= experts.count:
+            raise InvariantError(
+                f"routes name experts up to {highest}, {shape[1]} in each of {shape[0]} layers, but the model has "
+                f"{experts.count} in each of {layers} layers, of which {experts.active} compute a token"
+            )
+
+    def of(self, samples: Sequence[Sample], *, with_routes: bool | None = None) -> list[MicroBatch]:
+        """This rank's share of the samples, on the CPU, with `samples` numbered as the caller did."""
+        return pack(
+            samples,
+            max_tokens=self._settings.max_tokens_per_micro_batch,
+            pack_length=self._settings.pack_length,
+            pad_id=0,
+            multiple=self._multiple,
+            rank=self._rank,
+            ranks=self.ranks,
+            crossover=flops_crossover(self._model.hf_config),
+            with_routes=self._replays if with_routes is None else with_routes,
+        )
+
+    def count(self, batches: Sequence[MicroBatch]) -> Counts:
+        sums = [sum(counts) for counts in zip((0,) * 4, *((*b.units, *b.rows_read) for b in batches), strict=True)]
+        most = [len(batches), sum(batch.is_part for batch in batches)]
+        if self._group is not None:
+            sums = self.sum_over_ranks(torch.tensor(sums, device=self._model.device)).tolist()
+            most = self.max_over_ranks(torch.tensor(most, device=self._model.device)).tolist()
+        tokens, episodes, read, holes = sums
+        rounds, rounds_of_parts = most
+        return Counts(tokens, episodes, rounds, rounds_of_parts, (read, holes))
+
+    def rounds(self, batches: Sequence[MicroBatch], rounds: int) -> list[MicroBatch]:
+        """`rounds` batches on the device, with empty ones at the end.
+
+        All go there before the first pass: a later copy would wait for the passes that are queued by then.
+        """
+        return self.padded([self.placed(batch) for batch in batches[:rounds]], rounds)
+
+    def padded(self, batches: Sequence[MicroBatch], rounds: int) -> list[MicroBatch]:
+        """Add empty batches: every rank has to run the model equally often, or collectives never meet."""
+        return [*batches, *[self.placed(empty_batch(self._multiple))] * (rounds - len(batches))]
+
+    def placed(self, batch: MicroBatch) -> MicroBatch:
+        """The rank's part of a micro-batch, on the device."""
+        return self._model.context.local(batch).to(self._model.device)
+
+    def sum_over_ranks(self, values: Tensor) -> Tensor:
+        if self._group is not None:
+            dist.all_reduce(values, group=self._group)
+        return values
+
+    def max_over_ranks(self, values: Tensor) -> Tensor:
+        if self._group is not None:
+            dist.all_reduce(values, op=dist.ReduceOp.MAX, group=self._group)
+        return values
