@@ -6,6 +6,7 @@ locks a fork of it would inherit.
 
 from __future__ import annotations
 
+import faulthandler
 import multiprocessing
 import os
 import time
@@ -90,7 +91,8 @@ def run_ranks(function: Callable[..., None], *arguments: Any, world: int, second
             ended = wait(list(running), deadline - time.monotonic())
             assert ended, f"{len(running)} ranks have not ended within {seconds:g} s"
             for sentinel in ended:
-                assert running.pop(sentinel).ended() == 0, "a rank has failed: see what it wrote to stderr"
+                code = running.pop(sentinel).ended()
+                assert code == 0, f"a rank has failed with exit code {code}: see what it wrote to stderr"
     finally:
         for rank in ranks:
             rank.close()
@@ -99,6 +101,7 @@ def run_ranks(function: Callable[..., None], *arguments: Any, world: int, second
 def _run(environ: dict[str, str], function: Callable[..., None], connection: Connection, *arguments: Any) -> None:
     os.environ.clear()
     os.environ.update(environ)
+    faulthandler.enable()  # a crash in native code writes its stack to stderr
     function(connection, *arguments)
 
 
