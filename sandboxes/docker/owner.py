@@ -23,6 +23,7 @@ _MACHINE, _PID, _START = f"{LABEL}.machine", f"{LABEL}.pid", f"{LABEL}.start-tim
 _STALE_S = 600.0
 """Age after which a container that does not run is abandoned: its owner starts it within seconds."""
 _TRIES, _AGAIN_S = 100, 0.02  # to remove a container that ends by itself meanwhile
+_IMAGE_TRIES, _IMAGE_AGAIN_S = 50, 0.1  # to remove an image of which a container ends meanwhile
 
 
 def labels() -> dict[str, str]:
@@ -40,18 +41,34 @@ async def reap(engine: Engine) -> int:
     return len(orphans)
 
 
-async def reap_images(engine: Engine) -> int:
-    """Remove the images that dead owners on this machine have made, and return their number. Raises SandboxError."""
+async def reap_images(engine: Engine) -> None:
+    """Remove the images that dead owners on this machine have made. Raises SandboxError."""
     listed = await engine.call(engine.client.api.images, all=True, filters={"label": LABEL})
     orphans = [image for image in listed if _has_dead_owner(image.get("Labels") or {})]
-    # Those of a snapshot of a snapshot first: the engine refuses to remove what others are based on.
-    for image in sorted(orphans, key=_created, reverse=True):
-        try:
-            await engine.call(engine.client.api.remove_image, image["Id"], noprune=True)
-        except SandboxError as error:
-            if not engine.is_missing(error):
-                raise
-    return len(orphans)
+    await remove_images(engine, [image["Id"] for image in sorted(orphans, key=_created, reverse=True)])
+
+
+async def remove_images(engine: Engine, images: list[str]) -> None:
+    """Remove images, and not those that they are based on. What something still needs after seconds is left.
+
+    The engine refuses an image of which a container is being removed, or which another image is based on: those are
+    tried again after the others. Raises SandboxError.
+    """
+    for _ in range(_IMAGE_TRIES):
+        refused = []
+        for image in images:
+            try:
+                await engine.call(engine.client.api.remove_image, image, noprune=True)
+            except SandboxError as error:
+                if engine.is_not_there(error):
+                    continue
+                if not engine.is_missing(error):  # and no conflict
+                    raise
+                refused.append(image)
+        images = refused
+        if not images:
+            return
+        await asyncio.sleep(_IMAGE_AGAIN_S)
 
 
 async def remove(engine: Engine, container: str) -> None:

@@ -13,11 +13,10 @@ from pathlib import Path
 from forge_env.core.errors import SandboxError
 from forge_env.core.workspace import UnpackedImage
 from sandboxes.docker.engine import Engine
-from sandboxes.docker.owner import labels
+from sandboxes.docker.owner import labels, remove_images
 
 REPOSITORY = "forge-env-image"
 _DIGEST = re.compile(r"sha256:([0-9a-f]{64})")
-_TRIES, _AGAIN_S = 50, 0.1  # to remove an image of which a container ends meanwhile
 
 
 class Images:
@@ -46,27 +45,17 @@ class Images:
         made = await self._engine.call(api.commit, container, changes=_with_labels(labels()))
         return str(made["Id"])
 
-    async def remove(self, image: str) -> None:
-        """Remove an image, and not those that it is based on. Raises SandboxError if something still needs it."""
-        for tries_left in reversed(range(_TRIES)):
-            try:
-                await self._engine.call(self._engine.client.api.remove_image, image, noprune=True)
-                return
-            except SandboxError as error:
-                if self._engine.is_not_there(error):
-                    return
-                if not (tries_left and self._engine.is_missing(error)):  # a conflict
-                    raise
-                await asyncio.sleep(_AGAIN_S)
+    async def remove(self, *images: str) -> None:
+        """Remove images, and not those that they are based on; see `remove_images`. Raises SandboxError."""
+        await remove_images(self._engine, list(images))
 
     async def close(self) -> None:
         """Remove what was imported for this backend alone."""
         for task in self._imports.values():
             with contextlib.suppress(SandboxError):
                 await task
-        for image in self._own:
-            with contextlib.suppress(SandboxError):
-                await self.remove(image)
+        with contextlib.suppress(SandboxError):
+            await self.remove(*self._own)
         self._engine.close()
 
     async def _import(self, root: Path, digest: str) -> str:
