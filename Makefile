@@ -40,11 +40,12 @@ endif
 UV_INSTALL = VIRTUAL_ENV=$(CURDIR)/$(VENV) $(VENV)/bin/uv pip install --quiet --constraints constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all nightly check clean
+.PHONY: help setup demo test test-heart test-all nightly check clean
 
 help:
 	@echo 'make demo    train a tiny agent with GRPO in the code_exec environment, on CPU (options: ARGS="--steps 50")'
 	@echo 'make test    run the tests (options: ARGS="-k episode")'
+	@echo 'make test-heart run the tests of the contracts, math, code_exec, the engine and the trainers'
 	@echo 'make test-all run the slow ones too: all tests that need no GPU'
 	@echo 'make nightly run them with new random examples, and the slow ones (again: ARGS="--hypothesis-seed=SEED")'
 	@echo 'make check   format, lint, types, direction of imports'
@@ -64,6 +65,15 @@ PYTEST = $(PYTHON_OF_VENV) -m tests.once_more -q -n 2 --dist loadfile --no-loads
 
 test: $(READY)
 	@$(PYTEST) -m "not gpu and not slow" $(ARGS)
+
+# What one runs between two commits: the contracts, an environment of each kind, the engine and the trainers, on one host.
+HEART = $(addprefix tests/,forge_env/core forge_env/rollout forge_env/tool_env forge_env/registry forge_env/evaluation \
+  forge_env/records forge_env/runtime sandboxes/host agents envs/math envs/code_exec trainers \
+  system/test_engine_and_trainer.py) \
+  $(addprefix --ignore=tests/forge_env/runtime/,test_hosts.py test_weights_nccl.py test_weights_torchstore.py)
+
+test-heart: $(READY)
+	@$(PYTEST) -m "not gpu and not slow" $(HEART) $(ARGS)
 
 test-all: $(READY)
 	@$(PYTEST) -m "not gpu" $(ARGS)
