@@ -8,7 +8,6 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from forge_env.former_paths import accept_former_paths
 from forge_env.gymnasium.registration import register_with_gymnasium
 
 if TYPE_CHECKING:
@@ -97,7 +96,6 @@ __all__ = [
 ]
 
 
-accept_former_paths()
 register_with_gymnasium()
 
 
