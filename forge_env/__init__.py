@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from forge_env.rollout.rollout import run_episode, run_group
     from forge_env.tool_env.tool_env import ToolEnv
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _MODULES = {
     "forge_env.core.env": "Env",
