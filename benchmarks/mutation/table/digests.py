@@ -18,7 +18,7 @@ MUTANTS = (
     Mutant(
         name="the digest of the tasks is of their ids only",
         function="depends_on",
-        old="value_digest([_content(task) for task in tasks])",
+        old="value_digest(list(tasks))",
         new="value_digest([task.id for task in tasks])",
         tests=DIGESTS,
     ),

@@ -464,6 +464,16 @@ def test_a_folder_of_other_settings_is_refused(run: Run, more: list[str], words:
     assert before == sorted((p.name, p.read_bytes()) for p in Path("out").iterdir())
 
 
+def test_a_folder_of_another_version_is_refused(run: Run) -> None:
+    run(*coin("play", "out", n=1))
+    plan = json.loads(Path("out/plan.json").read_text())
+    Path("out/plan.json").write_text(json.dumps(plan | {"version": 99}))
+    assert (
+        "out holds results of other settings (version 99): choose another"
+        in run(*coin("play", "out", n=1), code=2)["error"]
+    )
+
+
 def test_tasks_that_have_changed_are_refused(run: Run, project: Path) -> None:
     run(*coin("play", "out", n=1))
     (project / "coin.py").write_text(COIN.replace('f"{split} {seed}', 'f"new {split} {seed}'))
