@@ -8,7 +8,6 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from forge_env.former_paths import accept_former_paths
 from forge_env.gymnasium.registration import register_with_gymnasium
 
 if TYPE_CHECKING:
@@ -35,7 +34,7 @@ if TYPE_CHECKING:
     from forge_env.rollout.rollout import run_episode, run_group
     from forge_env.tool_env.tool_env import ToolEnv
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _MODULES = {
     "forge_env.core.env": "Env",
@@ -97,7 +96,6 @@ __all__ = [
 ]
 
 
-accept_former_paths()
 register_with_gymnasium()
 
 

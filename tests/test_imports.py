@@ -15,7 +15,6 @@ from pathlib import Path
 import pytest
 
 import forge_env
-from forge_env.former_paths import FORMER_PATHS
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 
@@ -31,7 +30,7 @@ OURS = {
 # package -> its rooms, folders or files at its root, from the bottom up: a room imports only those before it
 ROOMS = {
     "forge_env": """core utils registry rollout remote tool_env users records telemetry evaluation serve gymnasium
-        check report viewer runtime former_paths cli __main__""",
+        check report viewer runtime cli __main__""",
     "forge_env.runtime": "calls process hosts weights spawned launcher service actor host",
     "forge_env.runtime.weights": "tensor_layout weight_stream store torchstore_compat torchstore one_host nccl choice",
     "agents": """model_folder answer_form stop_strings thought_budget renderer constrained token_agent chat scripted
@@ -224,10 +223,7 @@ def test_every_public_name_is_there_for_readers_and_for_python() -> None:
         if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("forge_env.")
         for alias in node.names
     }
-    called = {
-        ("accept_former_paths", "forge_env.former_paths"),
-        ("register_with_gymnasium", "forge_env.gymnasium.registration"),
-    }
+    called = {("register_with_gymnasium", "forge_env.gymnasium.registration")}
     assert shown - called == set(forge_env._MODULE_OF.items())
     assert sorted(forge_env.__all__) == sorted(forge_env._MODULE_OF)
     for name in forge_env.__all__:
@@ -239,17 +235,5 @@ def test_importing_the_package_loads_nothing_of_it() -> None:
     heavy = ("forge_env.", "pydantic", "gymnasium", "numpy")
     code = f"import sys, forge_env; print([m for m in sys.modules if m.startswith({heavy!r})])"
     done = subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True, timeout=60)
-    light = ["forge_env.former_paths", "forge_env.gymnasium", "forge_env.gymnasium.registration"]
+    light = ["forge_env.gymnasium", "forge_env.gymnasium.registration"]
     assert (done.returncode, done.stdout.strip()) == (0, str(light)), done.stderr
-
-
-@pytest.mark.parametrize(("former", "present"), FORMER_PATHS.items())
-def test_a_former_path_gives_the_module_itself(former: str, present: str) -> None:
-    assert importlib.import_module(former) is importlib.import_module(present)
-    assert importlib.import_module(present).__name__ == present
-
-
-def test_what_is_below_a_former_package_is_loaded_once() -> None:
-    assert importlib.import_module("trainers.start.plan") is importlib.import_module("trainers.setup.plan")
-    with pytest.raises(ModuleNotFoundError, match=r"trainers\.setup\.missing"):
-        importlib.import_module("trainers.start.missing")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import subprocess
 import sys
@@ -46,6 +47,16 @@ def test_the_wheel_holds_every_source_and_data_file(wheel_files: set[str]) -> No
     sources.add("sandboxes/Dockerfile.sandbox")
     assert {name for name in wheel_files if ".dist-info/" not in name} == sources
     assert "trainers/model/qwen3_chat_template.jinja" in wheel_files
+
+
+def test_every_folder_that_a_test_imports_from_is_shipped_with_the_tests() -> None:
+    shipped = PROJECT["tool"]["hatch"]["build"]["targets"]["sdist"]["only-include"]
+    assert "tests" in shipped
+    nodes = [node for path in (REPOSITORY / "tests").rglob("*.py") for node in ast.walk(ast.parse(path.read_text()))]
+    imported = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+    imported |= {node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module}
+    folders = {path.name for path in REPOSITORY.iterdir() if path.is_dir()}
+    assert {name.partition(".")[0] for name in imported} & folders <= {*shipped}
 
 
 def test_the_versions_agree() -> None:

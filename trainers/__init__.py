@@ -1,5 +1,1 @@
 """Trainers: `python -m trainers.grpo`, `python -m trainers.sft`. Nothing heavy is imported here."""
-
-from forge_env.former_paths import accept_former_paths
-
-accept_former_paths()

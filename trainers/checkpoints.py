@@ -83,20 +83,7 @@ def find(run: Path, step: int = 0) -> Checkpoint:
         older = max((other for other in folders if other < step), default=None)
         offer = "there is no older one" if older is None else f"go on from an older one with --checkpoint.step {older}"
         raise UserError(f"{str(error).rstrip('.')}; {offer}") from None
-    return Checkpoint(path=folders[step], step=step, extra=completed(extra))
-
-
-def completed(extra: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What a run wrote down, with the settings that came later where they are not those of a new run.
-
-    Evaluations had the sampling temperature of the training before they had one of their own; the figures of a run that
-    goes on are to stay comparable.
-    """
-    config = dict(extra["config"])
-    evaluation = dict(config.get("evaluation", {}))
-    section = config.get(extra["algorithm"], {})
-    evaluation.setdefault("temperature", section.get("temperature", 1.0))
-    return {**extra, "config": {**config, "evaluation": evaluation}}
+    return Checkpoint(path=folders[step], step=step, extra=extra)
 
 
 def check_fits(checkpoint: Checkpoint, algorithm: str, config: RunConfig) -> None:
@@ -109,11 +96,9 @@ def check_fits(checkpoint: Checkpoint, algorithm: str, config: RunConfig) -> Non
     if saved["algorithm"] != algorithm:
         raise UserError(
             f"{checkpoint.path} was saved by trainers.{saved['algorithm']}, and this is trainers.{algorithm}: go on "
-            f"with the former"
+            f"with trainers.{saved['algorithm']}"
         )
-    # A setting that did not exist when the checkpoint was saved had its default.
-    before = dict(_leaves(asdict(type(config)()))) | dict(_leaves(saved["config"]))
-    now = dict(_leaves(asdict(config)))
+    before, now = dict(_leaves(saved["config"])), dict(_leaves(asdict(config)))
     differing = [
         f"--{name} is {_shown(now.get(name))} and was {_shown(before.get(name))}"
         for name in sorted({*before, *now})

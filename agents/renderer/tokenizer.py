@@ -68,11 +68,6 @@ class FastTokenizer:
             return self._tokenizer.token_to_id(tokens)
         return [self._tokenizer.token_to_id(token) for token in tokens]
 
-    def convert_ids_to_tokens(self, ids: int | Sequence[int]) -> Any:
-        if isinstance(ids, int):
-            return self._tokenizer.id_to_token(ids)
-        return [self._tokenizer.id_to_token(i) for i in ids]
-
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes that a token stands for, which may be a part of a character. The vocabulary is byte-level BPE."""
         text = self._tokenizer.id_to_token(token_id) or ""

@@ -16,7 +16,6 @@ from __future__ import annotations
 import functools
 import random
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from envs.bug_fix.repository import PARTS, Calls, Function, Layout, NoCallsError, Repository, chains
 from envs.task_splits import draw_tasks
@@ -137,14 +136,3 @@ def _question(level: int, repository: Repository, calls: Mapping[str, Calls]) ->
         shown = f"report({call.argument!r}) of {repository.report_module} must return {call.expected!r}"
         return f"{shown}, and returns something else. Mend the package {repository.layout.name}."
     return f"A test in tests/test_report.py fails. Mend the package {repository.layout.name}, not its tests."
-
-
-def hidden_suite(target: Mapping[str, Any]) -> str:
-    """Return the hidden calls of a task as a pytest module."""
-    functions = sorted({(module, function) for module, function, _, _ in target["calls"]})
-    imports = "".join(f"from {module} import {function}\n" for module, function in functions)
-    tests = "".join(
-        f"\n\ndef test_{at}_{function}():\n    assert {function}({argument!r}) == {expected!r}\n"
-        for at, (_, function, argument, expected) in enumerate(target["calls"], 1)
-    )
-    return imports + tests

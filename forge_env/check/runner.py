@@ -17,7 +17,6 @@ from forge_env.check.event_loop import event_loop
 from forge_env.check.isolation import isolation
 from forge_env.check.leaks import leaks
 from forge_env.check.report import CheckReport, CheckRow, Latency
-from forge_env.check.reserved_names import reserved_names
 from forge_env.check.scoring import cheats, gold, limits, malformed, some_reward, wrong
 from forge_env.check.seeds import same_seed, two_seeds
 from forge_env.check.tasks import tasks
@@ -33,7 +32,7 @@ BUDGET_SECONDS = 120.0
 MIN_SHARE = 1 / 3
 """A check may use this share of the remaining budget, if an equal share for each remaining check is less."""
 OPEN_SECONDS = 120.0
-OPEN, NAMES_CHECK, CONTRACT = "open and close", "names", "contract"
+OPEN, CONTRACT = "open and close", "contract"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,8 +50,7 @@ class Check:
 
 # The latencies are measured early, before other checks can disturb them.
 CHECKS = (
-    Check(name=NAMES_CHECK, function=reserved_names, needs=OPEN),
-    Check(name=CONTRACT, function=contract, needs=NAMES_CHECK),
+    Check(name=CONTRACT, function=contract, needs=OPEN),
     Check(name="isolation", function=isolation, needs=OPEN),
     Check(name="event loop", function=event_loop),
     Check(name="reset before step", function=reset_first),

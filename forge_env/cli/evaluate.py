@@ -178,8 +178,6 @@ def _show_notes(result: dict[str, Any], tasks: int, out: Path) -> None:
         note(f"{tasks} tasks were requested, and {result['env']} has {result['tasks']} different ones")
     if result["dropped_faults"]:
         note(f"{out} held only faults from before a change; they have been removed")
-    if result["unrecorded"]:
-        note(f"an older forge_env wrote {out}, which does not record the measured code and weights")
     for limit, count in result["ended_by"].items():
         setting = f"{limit} ({result['limits'][limit]:g}): --{limit.replace('_', '-')} sets it"
         note(f"{count} of {result['episodes']} episodes were ended by {setting}")

@@ -28,8 +28,8 @@ class Env:
     Subclasses write `reset` and `step`, sync or async. Randomness comes from `self.np_random`, which `reset` seeds, so
     the same seed gives the same episode however many run at once.
 
-    A subclass with a tool, a reward or an attribute that breaks a member of the contract is refused with a UserError;
-    an instance that sets such an attribute raises an EnvError. See `forge_env.core.members`.
+    A subclass with a tool, a reward or an attribute that breaks a member of the contract is refused with a UserError,
+    see `forge_env.core.members`.
     """
 
     shared: ClassVar[Mapping[str, str]] = {}
@@ -66,13 +66,6 @@ class Env:
         if cls.time_spent_by not in get_args(TimeSpentBy):
             raise UserError(f'{cls.__name__}.time_spent_by is {cls.time_spent_by!r}; it is "model" or "service"')
         members.check_class(cls, members.ENV, Env)
-        members.check_shared(cls, cls.shared, members.ENV, Env)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        member = members.ENV.get(name)
-        if member is not None and not member.in_instance(value):
-            raise members.name_taken(self, name, member, value, Env)
-        super().__setattr__(name, value)
 
     @classmethod
     def tasks(cls, split: str = "train", *, count: int, seed: int = 0) -> Sequence[Task]:
@@ -136,9 +129,7 @@ class Env:
 
     def seed(self, seed: int | None) -> None:
         """Seed `self.np_random`, as Gymnasium does."""
-        self._seed = seed
-        if self._np_random is not None:
-            self._np_random = None
+        self._seed, self._np_random = seed, None
 
     @property
     def np_random(self) -> np.random.Generator:

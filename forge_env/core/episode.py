@@ -59,7 +59,7 @@ class Episode:
     """Why there is no reward."""
     ended_by: str = ""
     """What ended the episode: "environment", or the name of a limit ("max_turns", "max_turn_tokens", "max_tokens",
-    "episode_seconds", "step_seconds"); empty after a fault, and in old files."""
+    "episode_seconds", "step_seconds"); empty after a fault."""
     success: bool | None = None
     """The environment's verdict on success; None if there is none, and without a reward."""
     info: Mapping[str, Any] = field(default_factory=dict)
@@ -321,6 +321,6 @@ def _turn_from(item: dict[str, Any]) -> Turn:
     tuples = {key: tuple(item[key]) for key in ("observation", "prompt_ids", "token_ids", "logprobs")}
     calls = tuple(ToolCall(**call) for call in item["tool_calls"])
     spans = tuple((version, count) for version, count in item["versions"])
-    uses = tuple(ToolUse(**use) for use in item.get("tool_uses", ()))
+    uses = tuple(ToolUse(**use) for use in item["tool_uses"])
     routes = tuple(map(Routes.of_text, item.get("routes", ())))
     return Turn(**{**item, **tuples, "tool_calls": calls, "versions": spans, "tool_uses": uses, "routes": routes})

@@ -223,16 +223,6 @@ class Row(_Packable):
     """Experts that the engine chose for the row's tokens; where two of them have a token, the first one counts."""
 
     @property
-    def mask(self) -> tuple[bool, ...]:
-        """The former name of `loss_mask`."""
-        return self.loss_mask
-
-    @property
-    def logprobs(self) -> tuple[float, ...]:
-        """The former name of `generator_logprobs`."""
-        return self.generator_logprobs
-
-    @property
     def num_tokens(self) -> int:
         """Number of `token_ids`; counting them unpacks nothing."""
         arrived = _arrived(self)

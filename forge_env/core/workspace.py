@@ -85,7 +85,6 @@ class Network:
 
 
 LOOPBACK = Network()
-NO_NETWORK = Network(mode=NetworkMode.NONE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

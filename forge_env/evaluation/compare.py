@@ -9,7 +9,6 @@ from pathlib import Path
 
 from forge_env.core.episode import Episode, read_jsonl
 from forge_env.core.errors import UserError
-from forge_env.core.types import Task
 from forge_env.evaluation.evaluate import is_success
 from forge_env.evaluation.kinds import NO_KIND, OTHER_KINDS, Kinds
 from forge_env.records.run_files import episode_files
@@ -74,14 +73,11 @@ def _success(episode: Episode) -> float:
 
 def _by_kind(phase: str, a: dict[Key, Episode], b: dict[Key, Episode]) -> Iterator[Comparison]:
     """Compare the success of each kind of task that both runs have; none for tasks without kinds."""
-    # An earlier version recorded no kinds: then those of the other run count.
-    tasks = {key[0]: episode.task for run in (a, b) for key, episode in run.items() if episode.task.kind}
-    kinds = Kinds.of(tasks.values())
+    kinds = Kinds.of({key[0]: episode.task for run in (a, b) for key, episode in run.items()}.values())
     names = (*kinds.names, OTHER_KINDS, NO_KIND) if kinds.names else ()
     for name in names:
         a_of_kind, b_of_kind = (
-            {key: episode for key, episode in run.items() if kinds.name_of(tasks.get(key[0], episode.task)) == name}
-            for run in (a, b)
+            {key: episode for key, episode in run.items() if kinds.name_of(episode.task) == name} for run in (a, b)
         )
         if a_of_kind.keys() & b_of_kind.keys():
             yield replace(_compare(phase, a_of_kind, b_of_kind, "success", _success), kind=name)
@@ -119,9 +115,9 @@ def _compare(
 
 
 def _check_tasks(first: Path, second: Path, a: dict[Key, Episode], b: dict[Key, Episode]) -> None:
-    """Check that tasks with the same id have the same prompt, target and metadata."""
+    """Check that tasks with the same id have the same content."""
     shared = {key[0]: key for key in sorted(a.keys() & b.keys(), reverse=True)}
-    different = [task for task, key in shared.items() if _content(a[key].task) != _content(b[key].task)]
+    different = [task for task, key in shared.items() if value_digest(a[key].task) != value_digest(b[key].task)]
     if different:
         key = shared[min(different)]
         raise UserError(
@@ -129,11 +125,6 @@ def _check_tasks(first: Path, second: Path, a: dict[Key, Episode], b: dict[Key, 
             f"as {key[0]!r:.80} of {a[key].env or 'one'} and of {b[key].env or 'the other'}: "
             "compare runs of the same tasks"
         )
-
-
-def _content(task: Task) -> str:
-    """The digest of a task without its kind: that is a name for figures, which earlier versions do not record."""
-    return value_digest(replace(task, kind=""))
 
 
 def _env(episodes: dict[Key, Episode]) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import importlib.util
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -49,15 +48,9 @@ def depends_on(agent: str, factory: EnvFactory, tasks: Sequence[Task], *, adapte
         "forge_env": {"forge_env": __version__},
         "environment": environment_digests(factory),
         "agent": agent_digests,
-        "tasks": {"tasks": value_digest([_content(task) for task in tasks])},
+        "tasks": {"tasks": value_digest(list(tasks))},
         "not_covered": [*NOT_COVERED, *([ENDPOINT_NOT_COVERED] if split_agent(agent)[0] == "openai" else [])],
     }
-
-
-def _content(task: Task) -> dict[str, Any]:
-    """All content of a task; without a kind that it does not have, which folders of earlier versions do not know."""
-    content = {field.name: getattr(task, field.name) for field in dataclasses.fields(task)}
-    return content if task.kind else {name: value for name, value in content.items() if name != "kind"}
 
 
 def environment_digests(factory: EnvFactory) -> dict[str, str]:

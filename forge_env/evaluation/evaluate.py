@@ -24,10 +24,7 @@ from forge_env.utils.statistics import (
     paired,
     pass_at_k,
     pass_hat_k,
-    wilson,
 )
-
-__all__ = ["Evaluation", "evaluate", "is_success", "succeeded", "wilson"]
 
 
 @dataclass(frozen=True, kw_only=True)

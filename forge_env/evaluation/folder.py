@@ -44,7 +44,6 @@ class EvalFolder:
     def __init__(self, path: Path, plan: Mapping[str, Any]) -> None:
         self.path = path
         self.plan: dict[str, Any] = json.loads(json.dumps(plan, default=str))  # equal to what is read back
-        """The plan of the episodes in the folder; one of an older version may hold less than the given plan."""
         self.dropped_faults = False
         """Whether the folder held only faults of another plan, which have been removed."""
         self._lock = -1
@@ -145,8 +144,6 @@ class EvalFolder:
                 (self.path / name).unlink(missing_ok=True)
         elif difference:
             raise UserError(f"{self.path} {difference}: choose another --out, or delete that folder to start again")
-        else:
-            self.plan = present
 
     def _has_results(self) -> bool:
         file = self.path / EPISODES
@@ -174,32 +171,17 @@ class EvalFolder:
             raise _unwritable(self.path / name, error) from error
 
 
-def has_digests(plan: Mapping[str, Any]) -> bool:
-    """Whether a plan holds digests of what it names; one of an older forge_env does not."""
-    return isinstance(plan.get("depends_on"), dict)
-
-
 def _difference(present: Mapping[str, Any], plan: Mapping[str, Any]) -> str:
     """Return how the plan of a folder differs from another plan, as part of a sentence; "" if it does not."""
-    names = (plan.keys() | present.keys()) - {"version", "depends_on", "task_digest"}
-    present = {**present, **_added(present, plan)}
+    names = (plan.keys() | present.keys()) - {"depends_on", "task_digest"}
     differing = sorted(name for name in names if plan.get(name) != present.get(name))
     if differing:
         settings = ", ".join(f"{name} {present.get(name)!r}" for name in differing)
         return f"holds results of other settings ({settings})"
-    parts = changed(present["depends_on"], plan["depends_on"]) if has_digests(present) else []
-    if present.get("task_digest") != plan["task_digest"] and not any(part.startswith("the tasks") for part in parts):
+    parts = changed(present["depends_on"], plan["depends_on"])
+    if present["task_digest"] != plan["task_digest"] and not any(part.startswith("the tasks") for part in parts):
         parts.append("the tasks")
     return f"holds results from before a change of {' and of '.join(parts)}" if parts else ""
-
-
-def _added(present: Mapping[str, Any], plan: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings that a plan lacks because an older forge_env wrote it, which knew what is now the default only."""
-    limits = present.get("limits")
-    if isinstance(limits, dict):
-        limits = {"max_thinking_tokens": 0, **limits}
-    thinking = present.get("thinking", plan.get("thinking") and "off")
-    return {"thinking": thinking, "adapter": present.get("adapter", ""), "limits": limits}
 
 
 def fault_class(episode: Episode) -> str:

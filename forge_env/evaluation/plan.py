@@ -17,7 +17,6 @@ from forge_env.registry.agent_spec import split_agent
 from forge_env.rollout.factory import EnvFactory
 
 PLAN_VERSION = 2
-"""Version 2 added the digests of `forge_env.evaluation.digests`."""
 LOCAL = ("vllm", "checkpoint")
 """Kinds of agents whose prompts are rendered here."""
 THINKING = ("off", "on", "template")
@@ -127,8 +126,7 @@ def limits_of(agent: str, factory: EnvFactory) -> EpisodeLimits:
         UserError: for an unknown kind of agent, or a checkpoint that cannot be read.
     """
     kind, argument = split_agent(agent)
-    config = trained_config(Path(argument).expanduser()) if kind == "checkpoint" else None
-    env = config[1] if config else {}
+    env = (trained_config(Path(argument).expanduser()) if kind == "checkpoint" else None) or {}
     declared = {} if env.get("name") == factory.name else factory.declared_limits()
     return replace(limits_from(env), **declared)
 
@@ -140,8 +138,8 @@ def thinking_of(agent: str) -> str | None:
         UserError: for an unknown kind of agent, or a checkpoint that cannot be read.
     """
     kind, argument = split_agent(agent)
-    config = trained_config(Path(argument).expanduser()) if kind == "checkpoint" else None
-    return config[1].get("thinking") if config else None
+    env = trained_config(Path(argument).expanduser()) if kind == "checkpoint" else None
+    return env.get("thinking") if env else None
 
 
 def all_attempts(tasks: Sequence[Task], n: int) -> dict[Attempt, Task]:

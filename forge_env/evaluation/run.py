@@ -14,7 +14,7 @@ from forge_env.core.protocols import Agent
 from forge_env.core.types import Task
 from forge_env.core.usage import Prices
 from forge_env.evaluation.evaluate import evaluate
-from forge_env.evaluation.folder import EvalFolder, has_digests
+from forge_env.evaluation.folder import EvalFolder
 from forge_env.evaluation.plan import Attempt, EvalPlan, all_attempts, episode_seed
 from forge_env.evaluation.summary import summarise
 from forge_env.registry.agent_spec import AgentSettings, open_agent
@@ -75,11 +75,6 @@ async def run_evaluation(
         for episode in recorded.values():
             progress(len(attempts), episode)
         missing = {attempt: task for attempt, task in attempts.items() if attempt not in recorded}
-        if missing and recorded and not has_digests(folder.plan):
-            raise UserError(
-                f"{path} lacks {len(missing)} of {len(attempts)} episodes, and an older forge_env began it without "
-                "recording what it measured: the rest may differ; choose another --out"
-            )
         if missing:
             async with factory, open_agent(plan.agent, settings) as agent:
                 folder.begin()
@@ -99,7 +94,6 @@ async def run_evaluation(
         "episodes_run": episodes_run,
         "episodes_read": len(recorded),
         "dropped_faults": folder.dropped_faults,
-        "unrecorded": not has_digests(folder.plan),
     }
 
 

@@ -17,7 +17,6 @@ FAULTED = "faults"
 """Phase name of the faults of an evaluation."""
 CONFIG = "config.yaml"
 """The settings of a training run."""
-CHECKPOINTS = "checkpoints/step_*/forge_env.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,27 +90,19 @@ def run_settings(run: Path) -> RunSettings | None:
         if (folder / PLAN).is_file():
             plan = read_object(folder / PLAN)
             return _settings(folder / PLAN, plan, plan.get("limits", {}))
-        if config := trained_config(folder):
-            file, env = config
-            return _settings(file, {**env, "env": env.get("name")}, env)
+        if env := trained_config(folder):
+            return _settings(folder / CONFIG, {**env, "env": env.get("name")}, env)
     return None
 
 
-def trained_config(run: Path) -> tuple[Path, dict[str, Any]] | None:
-    """Return the file with a training run's config, and its section `env`; None if there is none.
+def trained_config(run: Path) -> dict[str, Any] | None:
+    """Return the section `env` of a training run's config; None if there is none.
 
     Raises:
         UserError: when the file cannot be read.
     """
-    if (run / CONFIG).is_file() and isinstance(env := _read_yaml(run / CONFIG).get("env"), dict):
-        return run / CONFIG, env  # otherwise another program's file
-    files = sorted(run.glob(CHECKPOINTS))
-    if not files:
-        return None
-    env = ((read_object(files[-1]).get("extra") or {}).get("config") or {}).get("env")
-    if not isinstance(env, dict):
-        raise UserError(f"{files[-1]} is not from a training run: it holds no settings of an environment")
-    return files[-1], env
+    env = _read_yaml(run / CONFIG).get("env") if (run / CONFIG).is_file() else None
+    return env if isinstance(env, dict) else None  # otherwise it is another program's file
 
 
 def limits_from(saved: Mapping[str, Any]) -> EpisodeLimits:

@@ -81,7 +81,7 @@ class EpisodeRun:
             except PromptCounted:
                 raise EnvError("NextTurn.count asks for no turn, so only a ConcurrentEnv may set it") from None
             turns += 1
-            end = await self._step(env, turn, action, time.perf_counter() - started)
+            end = await self._step(turn, action, time.perf_counter() - started)
             if end is not None:
                 return end
         await self.notify_limit(env, "max_turns")
@@ -200,7 +200,7 @@ class EpisodeRun:
         if next_turn.logprobs and not getattr(agent, "gives_logprobs", False):
             raise TurnRefused(f"{name} gives no logprobs: ask without them, or use an agent that samples tokens")
 
-    async def _step(self, env: Env, turn: Turn, action: Action, policy_seconds: float) -> End | None:
+    async def _step(self, turn: Turn, action: Action, policy_seconds: float) -> End | None:
         """Take one step; returns the end of the episode, or None."""
         started = time.perf_counter()
         conversation = self.conversations.current

@@ -13,6 +13,7 @@ from typing import Any
 
 from forge_env.core.env import Env
 from forge_env.core.errors import UserError, nearest
+from forge_env.core.members import check_instance
 from forge_env.core.types import EpisodeLimits, Task
 from forge_env.core.user_code import guard
 from forge_env.registry.registry import env_class, load
@@ -121,6 +122,7 @@ class EnvFactory:
             setattr(env, name, value)  # before the constructor, which may use them
         with guard(f"{self.env_class.__name__}()"):
             env.__init__(**{**self._constructor_options, **more})  # type: ignore[misc]
+            check_instance(env)
         return env
 
 

@@ -14,16 +14,15 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Literal, Self
+from typing import Any, Self
 from urllib.parse import urlsplit
 
 from forge_env.core.episode import Episode
 from forge_env.core.errors import UserError
 from forge_env.telemetry.spans import SCHEMA_URL, Source, Span, episode_spans
 
-Otel = Literal["off", "spans", "messages"]
-"""Whether spans are sent, and whether with the texts of messages, arguments and results."""
 MODES = ("off", "spans", "messages")
+"""Whether spans are sent, and whether with the texts of messages, arguments and results."""
 BACKLOG = 256
 """Episodes that may wait for the collector."""
 TOGETHER = 32

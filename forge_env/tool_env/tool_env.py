@@ -30,8 +30,6 @@ from forge_env.tool_env.toolbox import Toolbox, answer_to
 from forge_env.utils.deadlines import Deadline, queued
 from forge_env.utils.threads import awaitable, invoke
 
-_RESERVED = {**members.ENV, **members.TOOL_ENV}
-
 
 class ToolEnv(Env):
     """One instance is one episode, so its state is kept in attributes. `self.task` is the current task.
@@ -48,7 +46,6 @@ class ToolEnv(Env):
     messages: list[Message]
     """The whole conversation, including the current turn."""
 
-    # Not set by the constructor unless they differ: setting an attribute of an environment costs a check of its name.
     _use_tools: bool = True
     _limits: EpisodeLimits = EpisodeLimits()
     _tools: ClassVar[Mapping[str, Tool]] = {}
@@ -57,11 +54,8 @@ class ToolEnv(Env):
     _rubric: ClassVar[Sequence[RewardPart]] = ()
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        members.check_class(
-            cls, members.TOOL_ENV, ToolEnv
-        )  # before Env's check: its message about `tools` is more specific
         super().__init_subclass__(**kwargs)
-        members.check_shared(cls, cls.shared, members.TOOL_ENV, ToolEnv)
+        members.check_class(cls, members.TOOL_ENV, ToolEnv)
         methods = {name: getattr(cls, name) for name in dir(cls) if not name.startswith("__")}
         cls._tools = {n: make_tool(f, name=n, is_method=True) for n, f in methods.items() if is_tool(f)}
         cls._specs = [tool.spec for tool in cls._tools.values()]
@@ -77,15 +71,8 @@ class ToolEnv(Env):
             use_tools: if False, the tools are shown but refuse every call, to measure their benefit.
             extra_tools: further tools; one with the name of a method replaces it.
         """
-        if not use_tools:
-            self._use_tools = False
+        self._use_tools = use_tools
         self.set_tools({tool.name: tool for tool in extra_tools})
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        member = _RESERVED.get(name)
-        if member is not None and not member.in_instance(value):
-            raise members.name_taken(self, name, member, value, ToolEnv if name in members.TOOL_ENV else Env)
-        super(Env, self).__setattr__(name, value)  # without Env's check, which this one contains
 
     def set_tools(self, extra: Mapping[str, Tool], *, without: Collection[str] = ()) -> None:
         """Set the tools of this instance: those of its class except `without`, and `extra`.

@@ -73,15 +73,15 @@ def pass_hat_k(attempts: int, successes: int, k: int) -> float:
     return math.comb(successes, k) / math.comb(attempts, k)
 
 
-def wilson(successes: float, trials: float, z: float = Z95) -> tuple[float, float]:
-    """Wilson's score interval of a proportion (Wilson 1927); z is the normal quantile, 1.96 for 95%.
+def wilson(successes: float, trials: float) -> tuple[float, float]:
+    """Wilson's score interval of a proportion (Wilson 1927) at 95%.
 
     >>> tuple(round(x, 3) for x in wilson(8, 10))
     (0.49, 0.943)
     """
     if trials == 0:
         return 0.0, 1.0
-    p = successes / trials
+    p, z = successes / trials, Z95
     centre = (p + z * z / (2 * trials)) / (1 + z * z / trials)
     half = z * math.sqrt(p * (1 - p) / trials + z * z / (4 * trials**2)) / (1 + z * z / trials)
     return max(0.0, centre - half), min(1.0, centre + half)

@@ -22,7 +22,6 @@ from sandboxes.images.reference import parse_reference
 from sandboxes.images.resolve import is_path
 from sandboxes.images.store import add_image
 
-BUILDERS = ("forge", "docker", "buildah")
 _MAX_BYTES = 32 * 2**30
 _ASK_S = 15.0
 _SHOWN = 400

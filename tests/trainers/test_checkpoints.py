@@ -165,17 +165,6 @@ def test_moments_of_8_bits_keep_the_degree_of_tensor_parallelism(tmp_path: Path)
         check_fits(find(tmp_path), "grpo", config)
 
 
-def test_a_setting_that_is_newer_than_the_checkpoint_had_its_default(tmp_path: Path) -> None:
-    before = asdict(Config())
-    del before["training"]["staleness"]
-    save(tmp_path, 40, config=None)
-    path_of(tmp_path, 40).joinpath(MANIFEST).unlink()
-    write_manifest(path_of(tmp_path, 40), {"step": 40, "extra": {"algorithm": "grpo", "config": before}})
-    check_fits(find(tmp_path), "grpo", Config())
-    with pytest.raises(UserError, match="--training.staleness is 2 and was -1"):
-        check_fits(find(tmp_path), "grpo", config_with(training__staleness=2))
-
-
 # ---- which are removed ----
 
 

@@ -72,7 +72,7 @@ class Ledger:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore from `state_dict`: running prompts begin again, ready ones stay ready."""
-        ready = state.get("ready", [])
+        ready = state["ready"]
         self._next, self._again = state["next"], [number for number in state["open"] if number not in ready]
         self._open = dict.fromkeys(ready, "ready")
         self.trained, self.dropped = state["trained"], Counter(state["dropped"])

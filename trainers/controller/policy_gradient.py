@@ -19,7 +19,7 @@ from trainers.controller.policy_gradient_summary import summarise
 from trainers.controller.policy_gradient_work import PolicyGradientWork
 from trainers.controller.ready_groups import unpack
 from trainers.controller.sample_maker import SampleMaker
-from trainers.controller.task_order import TaskOrder, first_whole_pass
+from trainers.controller.task_order import TaskOrder
 from trainers.objective.objective import Objective, kl_remark
 from trainers.objective.old_logprobs import OldLogprobs
 from trainers.run.checkpointing import restore
@@ -28,7 +28,6 @@ from trainers.run.reference_weights import settle_reference
 from trainers.run.run_record import add_fact
 from trainers.run.training_run import TrainingRun
 from trainers.run.warmup import planned_warmup_steps, tasks_after_warmup, warm_up
-from trainers.run.weight_ages import estimate
 from trainers.setup.meaning import about_approximations, about_ratio
 from trainers.setup.run_plan import RunPlan
 
@@ -47,8 +46,6 @@ class _Start:
     before: Evaluation
     tool_off: Evaluation | None
     state: LoopState
-    shuffled_from: int = 1
-    """The first pass over the tasks that is shuffled, see `TaskOrder`."""
     seconds: float = 0.0
     """Seconds of training that were spent before."""
 
@@ -88,11 +85,7 @@ def _work(run: TrainingRun, objective: Objective, start: _Start, started: float)
     return PolicyGradientWork(
         run=run,
         objective=objective,
-        tasks=TaskOrder(
-            tasks=tasks_after_warmup(config, run.train_tasks),
-            seed=config.training.seed,
-            shuffled_from=start.shuffled_from,
-        ),
+        tasks=TaskOrder(tasks=tasks_after_warmup(config, run.train_tasks), seed=config.training.seed),
         alarm=make_alarm(run.plan, run.report.say),
         make_samples=SampleMaker(
             objective=objective, reference=run.reference_logprobs if needs_reference_model else None
@@ -143,24 +136,21 @@ async def _begin(run: TrainingRun) -> _Start:
 
 async def _go_on(run: TrainingRun, checkpoint: Checkpoint) -> _Start:
     """Restore the state of the run from a checkpoint."""
-    ready = await invoke(unpack, checkpoint.extra["place"].get("ready", ()), checkpoint.path)
+    ready = await invoke(unpack, checkpoint.extra["place"]["ready"], checkpoint.path)
     await run.begin_training()  # of the present settings; the checkpoint says how far it has come
     with run.startup.phase("checkpoint"):
         place = await restore(run, checkpoint)
     await run.weights.sync(steps=checkpoint.step)
     ledger, lengths = Ledger(), LengthBias()
     ledger.load_state_dict(place["ledger"])
-    lengths.load_state_dict(place.get("lengths", lengths.state_dict()))
-    guess = estimate(checkpoint.step, run.weights.published, run.config.training.sync_interval)
-    run.weights.ages.load_state_dict(place.get("ages", guess))
+    lengths.load_state_dict(place["lengths"])
+    run.weights.ages.load_state_dict(place["ages"])
     return _Start(
         before=run.report.evaluation("before"),
         tool_off=run.report.evaluation("tool_off") if _has_tools(run.plan) else None,
         state=LoopState(
             steps_done=checkpoint.step, ledger=ledger, ready=ready, lengths=lengths, faults=Counter(place["faults"])
         ),
-        # A checkpoint that does not say was written by a version whose passes were all in one order.
-        shuffled_from=place.get("shuffled_from", first_whole_pass(ledger.counts["begun"], len(run.train_tasks))),
         seconds=place["seconds"],
     )
 

@@ -141,7 +141,6 @@ class PolicyGradientWork(LoopWork):
             "lengths": state.lengths.state_dict(),
             "ages": self.run.weights.ages.state_dict(),
             "faults": dict(state.faults),
-            "shuffled_from": self.tasks.shuffled_from,
             "seconds": seconds,
         }
         texts = {READY_FILE: lines} if ready else {}

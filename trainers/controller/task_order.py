@@ -21,8 +21,6 @@ class TaskOrder:
     """In the order of the first pass."""
     seed: int
     """Of the run."""
-    shuffled_from: int = 1
-    """The first shuffled pass, from 0; those before it are in the order of `tasks`."""
     _kept: dict[int, list[int]] = field(default_factory=dict, init=False)
 
     def task(self, number: int) -> Task:
@@ -33,7 +31,7 @@ class TaskOrder:
         [0, 1, 2]
         """
         pass_number, place = divmod(number, len(self.tasks))
-        return self.tasks[self._order(pass_number)[place] if pass_number >= self.shuffled_from else place]
+        return self.tasks[self._order(pass_number)[place] if pass_number else place]
 
     def _order(self, pass_number: int) -> list[int]:
         """Indices into `tasks`; the last two passes are kept, since prompts of both may be open at once."""
@@ -42,15 +40,3 @@ class TaskOrder:
             random.Random(f"{self.seed}/tasks/{pass_number}").shuffle(order)
             self._kept = {n: kept for n, kept in self._kept.items() if abs(n - pass_number) < 2} | {pass_number: order}
         return self._kept[pass_number]
-
-
-def first_whole_pass(number: int, tasks: int) -> int:
-    """The first pass that has no prompt below `number`.
-
-    A run from a version that did not shuffle begins to shuffle there: the pass that it was in neither misses nor
-    repeats a task.
-
-    >>> [first_whole_pass(number, tasks=10) for number in (0, 9, 10, 11)]
-    [0, 1, 1, 2]
-    """
-    return -(-number // tasks)

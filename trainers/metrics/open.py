@@ -22,7 +22,7 @@ def open_spans(config: Mapping[str, Any], say: Callable[[str], None]) -> SpanSen
         config: of the run, as nested dictionaries.
         say: told when spans cannot be sent.
     """
-    mode = config["metrics"].get("otel", "off")
+    mode = config["metrics"]["otel"]
     if mode == "off":
         return None
     model = config["model"]["path"] or "tiny model"

@@ -49,16 +49,3 @@ class WeightAges:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where `state_dict` was taken."""
         self.updates, self.versions = state["updates"], dict(state["versions"])
-
-
-def estimate(updates: int, version: int, sync_interval: int) -> dict[str, Any]:
-    """Reconstruct the `state_dict` for a checkpoint that has none, on the assumption that no step was skipped.
-
-    Args:
-        updates: optimizer steps that are done.
-        version: of the weights after them.
-        sync_interval: optimizer steps between two versions.
-    """
-    last = (updates - 1) // sync_interval * sync_interval  # before the version that these steps make
-    older = [[version - 1 - i, last - i * sync_interval] for i in range(min(version, last // sync_interval + 1))]
-    return {"updates": updates, "versions": [*reversed(older), [version, updates]]}

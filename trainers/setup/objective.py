@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 
+from forge_env.core.errors import UserError
 from trainers.config import RunConfig
 from trainers.objective.objective import Objective
 from trainers.objective.plugins import resolve
@@ -12,11 +13,22 @@ from trainers.objective.plugins import resolve
 def plan_objective(config: RunConfig) -> Objective | None:
     """The objective that the algorithm's file makes of its config; None for supervised training.
 
+    The file is that of the config's class, or of the nearest parent of the class that has a function `objective`.
+
     Raises:
-        UserError: for settings out of range or that contradict each other, or a plugin that cannot be used.
+        UserError: for settings out of range or that contradict each other, a plugin that cannot be used, or an
+            algorithm without an objective.
     """
-    make = getattr(sys.modules[type(config).__module__], "objective", None)
-    return resolve(make(config), config) if make is not None else None
+    if not config.algorithm_name:
+        return None
+    modules = [sys.modules.get(parent.__module__) for parent in type(config).__mro__]
+    make = next((made for module in modules if callable(made := getattr(module, "objective", None))), None)
+    if make is None:
+        raise UserError(
+            f"the algorithm {config.algorithm_name} has no objective: write objective(config) in "
+            f"{type(config).__module__}, the module of its config, as trainers.grpo does"
+        )
+    return resolve(make(config), config)
 
 
 def needs_reference(config: RunConfig, objective: Objective | None) -> bool:

@@ -155,18 +155,18 @@ class TrainingState:
         manifest = checkpoints.read_manifest(folder)
         if manifest["model"] != _shape(self.model.hf_config):
             raise UserError(f"{folder} was saved from a model of another shape: {manifest['model']}.")
-        if manifest.get("lora") != _lora(self.model):
+        if manifest["lora"] != _lora(self.model):
             raise UserError(
-                f"{folder} was saved with the adapters {manifest.get('lora')}, and they are {_lora(self.model)} now: "
+                f"{folder} was saved with the adapters {manifest['lora']}, and they are {_lora(self.model)} now: "
                 "give the lora settings that it had."
             )
-        saved = manifest.get("optimizer_state", "float32")
+        saved = manifest["optimizer_state"]
         if saved != self.optimizer_state and "8bit" in (saved, self.optimizer_state):  # the other two round
             raise UserError(
                 f"{folder} was saved with optimizer_state={saved!r}, and it is {self.optimizer_state!r} now: set it to "
                 f"{saved!r}."
             )
-        ranks, saved_ranks = self.model.parallel.tp, manifest.get("tensor_ranks", self.model.parallel.tp)
+        ranks, saved_ranks = self.model.parallel.tp, manifest["tensor_ranks"]
         if self.optimizer_state == "8bit" and ranks != saved_ranks:
             raise UserError(
                 f"{folder} was saved with optimizer_state='8bit' and tp={saved_ranks}, and tp={ranks} now: moments of "

@@ -271,15 +271,8 @@ MUTANTS = (
     Mutant(
         name="the first pass is shuffled too",
         function="TaskOrder.task",
-        old="pass_number >= self.shuffled_from",
-        new="pass_number >= 0",
-        tests=PASSES,
-    ),
-    Mutant(
-        name="a resumed run shuffles in the middle of a pass",
-        function="first_whole_pass",
-        old="-(-number // tasks)",
-        new="number // tasks",
+        old="if pass_number else place",
+        new="if pass_number >= 0 else place",
         tests=PASSES,
     ),
     Mutant(

@@ -35,11 +35,4 @@ MUTANTS = (
         new="change.difference.value",
         tests=KINDS,
     ),
-    Mutant(
-        name="tasks are compared by their kind, too",
-        function="_content",
-        old='replace(task, kind="")',
-        new="task",
-        tests=("test_compare.py",),
-    ),
 )

@@ -80,7 +80,7 @@ MUTANTS = (
     Mutant(
         name="a checkpoint of other adapters is loaded",
         function="TrainingState.load",
-        old='manifest.get("lora") != _lora(self.model)',
+        old='manifest["lora"] != _lora(self.model)',
         new="False",
         tests=TRAINED,
     ),

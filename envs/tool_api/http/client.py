@@ -20,7 +20,6 @@ from typing import Any
 
 import httpx
 
-from envs.tool_api.http import credentials as secrets
 from envs.tool_api.http.cassette import CURSOR
 from envs.tool_api.http.credentials import EXTENSION, Credentials
 from envs.tool_api.http.pool import ApiSettings, Pool
@@ -62,7 +61,7 @@ class ApiClient:
     Example::
 
         async with ApiClient(ApiSettings(requests_per_second=5)) as client:
-            shop = client.at("https://shop.example.com", headers_from_env={"Authorization": "Bearer ${SHOP_TOKEN}"})
+            shop = client.at("https://shop.example.com").with_headers({"Authorization": f"Bearer {token}"})
             response = await shop.request("GET", "/orders/3")
     """
 
@@ -87,21 +86,20 @@ class ApiClient:
     def __reduce__(self) -> Any:
         raise TypeError("an ApiClient holds connections and credentials: pickle its settings")
 
-    def at(self, base_url: str, *, headers_from_env: Mapping[str, str] = {}, named_by: str = "") -> ApiClient:
-        """Return a client of one service over the same connections, with the named credentials only.
+    def at(self, base_url: str, *, named_by: str = "") -> ApiClient:
+        """Return a client of one service over the same connections, without credentials.
 
         Args:
             base_url: prefix of the targets of `request`.
-            headers_from_env: header -> environment variable; see `envs.tool_api.http.credentials.headers_from_env`.
             named_by: the document that names the base URL, where not the user does: credentials are refused then.
 
         Raises:
-            UserError: for an invalid base URL, a variable that is not set, and credentials beside `named_by`.
+            UserError: for an invalid base URL.
         """
         _check_base(base_url)
         bound = self._bound(base_url.rstrip("/"), Credentials())
         bound._named_by = named_by
-        return bound.with_credentials(secrets.headers_from_env(headers_from_env)) if headers_from_env else bound
+        return bound
 
     def with_credentials(self, credentials: Credentials) -> ApiClient:
         """Return a client that sends further credentials to its service.

@@ -1,14 +1,5 @@
 """Tools from OpenAPI 3.0 and 3.1 documents: every operation becomes one.
 
-Example::
-
-    async with ApiClient() as client:
-        tools = await openapi_tools(
-            "https://shop.example.com/openapi.json",
-            client=client,
-            headers_from_env={"Authorization": "Bearer ${SHOP_TOKEN}"},
-        )
-
 A document that thousands of episodes use is read once, and its tools are made for each caller::
 
     api = await OpenApi.load(f"{server.base_url}/openapi.json", client=client)
@@ -40,33 +31,6 @@ from forge_env.core.tools import Tool, ToolOptions
 from forge_env.core.types import ToolFailure
 
 _GIVE = "give base_url=https://..."
-
-
-async def openapi_tools(
-    document: str | Mapping[str, Any],
-    *,
-    client: ApiClient,
-    base_url: str = "",
-    headers_from_env: Mapping[str, str] = {},
-    include: Sequence[str] | None = None,
-    exclude: Sequence[str] | None = None,
-    prefix: str = "",
-) -> list[Tool]:
-    """Return the tools of a document; see `OpenApi` for the arguments.
-
-    Raises:
-        UserError: for a document that cannot be read or is malformed, and a missing credential.
-    """
-    api = await OpenApi.load(
-        document,
-        client=client,
-        base_url=base_url,
-        include=include,
-        exclude=exclude,
-        prefix=prefix,
-        hidden_headers=list(headers_from_env),
-    )
-    return api.tools(api.connect(client, headers_from_env=headers_from_env))
 
 
 class OpenApi:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from envs.bug_fix.repository import PARTS, Function, Layout, NoCallsError, Repository, find_repair
-from envs.bug_fix.tasks import FIRST_PARTS, LEVELS, hidden_suite, tasks_of_level
+from envs.bug_fix.tasks import FIRST_PARTS, LEVELS, tasks_of_level
 from forge_env import Task
 from forge_env.core.errors import UserError
 
@@ -88,6 +88,17 @@ def test_the_prompt_shows_less_from_level_to_level() -> None:
     assert paths[1] in questions[1] and "Line" not in questions[1]
     assert "must return" in questions[2] and paths[2] not in questions[2]
     assert "must return" not in questions[3] and paths[3] not in questions[3]
+
+
+def hidden_suite(target: dict[str, Any]) -> str:
+    """Return the hidden calls of a task as a pytest module."""
+    functions = sorted({(module, function) for module, function, _, _ in target["calls"]})
+    imports = "".join(f"from {module} import {function}\n" for module, function in functions)
+    tests = "".join(
+        f"\n\ndef test_{at}_{function}():\n    assert {function}({argument!r}) == {expected!r}\n"
+        for at, (_, function, argument, expected) in enumerate(target["calls"], 1)
+    )
+    return imports + tests
 
 
 @pytest.mark.parametrize("level", LEVELS)

@@ -302,13 +302,6 @@ class SeedOverwritten(Good):
         self.seed: Any = 7
 
 
-class TaskOverwritten(Good):
-    async def reset(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> Any:
-        result = await super().reset(seed=seed, options=options)
-        self.task: Any = "squares"
-        return result
-
-
 class NoReward(ToolEnv):
     tasks = Good.tasks
     square = Good.square
@@ -491,8 +484,7 @@ BROKEN: dict[type[Env], tuple[str, str]] = {
     ConstantPays: ("constants", "the constant '0' scores 0.85 on average over 2 tasks"),
     EchoScores: ("wrong answers", "the last line of the question scores 1"),
     AnyTargetScores: ("wrong answers", "another task's target scores 1"),
-    SeedOverwritten: ("names", "sets self.seed to 7 in the place of Env.seed"),
-    TaskOverwritten: ("names", "sets self.task to 'squares' in the place of ToolEnv.task"),
+    SeedOverwritten: ("contract", "sets self.seed to 7 in the place of Env.seed"),
     NoReward: ("reward", "nothing is ever rewarded"),
     TooMany: ("same seed", "timed out'): it is too slow here"),
     CheatScores: ("cheats", "the cheat 0"),
@@ -661,7 +653,7 @@ class OneThreadTool(Good):
 @pytest.mark.parametrize("env", [OneThread, OneThreadTool])
 async def test_what_belongs_to_one_thread_is_named_with_its_remedy(env: type[Env]) -> None:
     report = await run_checks(EnvFactory(env), tasks=1, only=["threads"])
-    assert [row.name for row in report.rows] == ["tasks", "names", "contract", "threads", "open and close"]
+    assert [row.name for row in report.rows] == ["tasks", "contract", "threads", "open and close"]
     detail = failures(report)["threads"]
     assert "check_same_thread=False, or write the methods that use it as async def" in detail
 
@@ -673,7 +665,7 @@ class Hangs(Good):
 
 async def test_what_the_budget_ends_is_not_checked_and_never_passed() -> None:
     report = await run_checks(EnvFactory(Hangs), tasks=1, seconds=8.0)
-    assert set(report.not_checked) == set(NAMES) - {"tasks", "names", "isolation", OPEN}
+    assert set(report.not_checked) == set(NAMES) - {"tasks", "isolation", OPEN}
     rows = {row.name: row for row in report.rows}
     assert all(rows[name].ok is None for name in report.not_checked)
     assert (
@@ -700,7 +692,7 @@ async def test_chosen_checks_run_with_those_that_they_need() -> None:
     report = await run_checks(
         EnvFactory(Good), tasks=1, only=["Wrong-Answers"], progress=begun.append, on_episode=played.append
     )
-    assert begun == ["tasks", OPEN, "names", "contract", "reward", "gold answers", "wrong answers"]
+    assert begun == ["tasks", OPEN, "contract", "reward", "gold answers", "wrong answers"]
     assert [row.name for row in report.rows] == [*(name for name in begun if name != OPEN), OPEN]
     assert report.ok and played == list(range(1, len(played) + 1)) and len(played) > 5
 

@@ -282,7 +282,7 @@ def test_chosen_checks_within_a_budget(run: Run) -> None:
     code, out, _ = run("check", "math", "--tasks", "1", *settings, "--json")
     assert code == 0
     names = [row["name"] for row in json.loads(out)["rows"]]
-    assert names == ["tasks", "names", "contract", "reward", "gold answers", "constants", "open and close"]
+    assert names == ["tasks", "contract", "reward", "gold answers", "constants", "open and close"]
     assert "there is no check 'golds'" in run("check", "math", "--only", "golds")[2]
 
 

@@ -180,7 +180,7 @@ def in_a_process(arguments: list[str], **environ: str) -> subprocess.CompletedPr
     )
 
 
-OF_THE_COMMAND = {"out", "episodes_run", "episodes_read", "dropped_faults", "unrecorded"}
+OF_THE_COMMAND = {"out", "episodes_run", "episodes_read", "dropped_faults"}
 
 
 def figures(result: dict[str, Any]) -> dict[str, Any]:
@@ -464,6 +464,16 @@ def test_a_folder_of_other_settings_is_refused(run: Run, more: list[str], words:
     assert before == sorted((p.name, p.read_bytes()) for p in Path("out").iterdir())
 
 
+def test_a_folder_of_another_version_is_refused(run: Run) -> None:
+    run(*coin("play", "out", n=1))
+    plan = json.loads(Path("out/plan.json").read_text())
+    Path("out/plan.json").write_text(json.dumps(plan | {"version": 99}))
+    assert (
+        "out holds results of other settings (version 99): choose another"
+        in run(*coin("play", "out", n=1), code=2)["error"]
+    )
+
+
 def test_tasks_that_have_changed_are_refused(run: Run, project: Path) -> None:
     run(*coin("play", "out", n=1))
     (project / "coin.py").write_text(COIN.replace('f"{split} {seed}', 'f"new {split} {seed}'))
@@ -535,29 +545,9 @@ def test_a_folder_without_results_takes_other_settings_and_other_code(run: Run, 
     assert json.loads(Path("out/plan.json").read_text())["seed"] == 3
     plan = Path("none/plan.json")
     plan.parent.mkdir()
-    plan.write_text(json.dumps({"version": 1, "env": "something else"}))
+    plan.write_text(json.dumps({"version": 99, "env": "something else"}))
     assert run(*one(agent, "none"))["episodes_run"] == 12
     assert json.loads(plan.read_text())["env"] == "coin.py:Coin"
-
-
-def test_a_folder_of_an_older_version_is_read_and_not_gone_on_with(
-    run: Run, agent: str, capfd: pytest.CaptureFixture[str]
-) -> None:
-    """Its plan holds the names alone."""
-    whole = run(*one(agent, "out"))
-    plan = {k: v for k, v in json.loads(Path("out/plan.json").read_text()).items() if k != "depends_on"}
-    Path("out/plan.json").write_text(json.dumps({**plan, "version": 1}))
-    read = run(*one(agent, "out"))
-    assert (read["unrecorded"], figures(read)) == (True, figures(whole))
-    assert "depends_on" not in json.loads(Path("out/eval.json").read_text())
-    assert main(["eval", *one(agent, "out")]) == 0
-    assert "note: an older forge_env wrote out, which does not record the measured code" in capfd.readouterr().err
-    episodes = Path("out/episodes.jsonl")
-    episodes.write_text("".join(episodes.read_text().splitlines(keepends=True)[:5]))
-    error = run(*one(agent, "out"), code=2)["error"]
-    assert "out lacks 7 of 12 episodes, and an older forge_env began it without recording" in error
-    Path("out/plan.json").write_text(json.dumps({**plan, "version": 1, "task_digest": "of other tasks"}))
-    assert "out holds results from before a change of the tasks" in run(*one(agent, "out"), code=2)["error"]
 
 
 def test_a_folder_of_something_else_or_in_use_is_refused(run: Run) -> None:
@@ -716,22 +706,22 @@ def test_a_refused_key_ends_it_at_once(run: Run, chat_server: ChatServer, key: s
 def test_the_limits_of_a_checkpoint_are_those_of_its_training(project: Path) -> None:
     math = make("math")
     assert limits_of("checkpoint:run", math) == limits_of("scripted:expert", math) == EpisodeLimits()
-    file = project / "run/checkpoints/step_000120/forge_env.json"
-    file.parent.mkdir(parents=True)
+    file = project / "run/config.yaml"
+    file.parent.mkdir()
     env = {"name": "math", "max_turns": 3, "max_tokens": 512, "on_fault": "refill"}
-    file.write_text(json.dumps({"extra": {"config": {"env": env}}}))
+    file.write_text(json.dumps({"env": env}))  # JSON is YAML
     assert limits_of("checkpoint:run", math) == EpisodeLimits(max_turns=3, max_tokens=512)
     assert limits_of("checkpoint:run", make("gymnasium:Taxi-v4")) == EpisodeLimits(max_turns=200, max_tokens=512)
-    file.write_text("{}")
-    with pytest.raises(UserError, match="is not from a training run"):
+    file.write_text("[")
+    with pytest.raises(UserError, match=r"config\.yaml cannot be read"):
         limits_of("checkpoint:run", math)
 
 
 def test_a_checkpoint_thinks_as_in_its_training(project: Path) -> None:
-    file = project / "run/checkpoints/step_000120/forge_env.json"
-    file.parent.mkdir(parents=True)
+    file = project / "run/config.yaml"
+    file.parent.mkdir()
     for env, thinking in (({"thinking": "on", "max_thinking_tokens": 9}, "on"), ({}, None)):
-        file.write_text(json.dumps({"extra": {"config": {"env": {"name": "math", **env}}}}))
+        file.write_text(json.dumps({"env": {"name": "math", **env}}))
         assert thinking_of("checkpoint:run") == thinking
         assert limits_of("checkpoint:run", make("math")).max_thinking_tokens == env.get("max_thinking_tokens", 0)
     assert thinking_of("vllm:run") is thinking_of("scripted:expert") is None
@@ -750,17 +740,10 @@ def test_an_evaluation_of_a_model_that_thinks_is_not_gone_on_with_without(tiny_m
         folder.add(Episode(task=tasks[0], reward=0.0, id=f"{tasks[0].id}/0"))
     with pytest.raises(UserError, match=r"other settings \(thinking 'off'\)"), EvalFolder(out, plan(thinking="on")):
         pass
-    recorded = json.loads((out / "plan.json").read_text())
-    del recorded["thinking"], recorded["limits"]["max_thinking_tokens"]  # as an older forge_env wrote it
-    (out / "plan.json").write_text(json.dumps(recorded))
-    with EvalFolder(out, plan()), pytest.raises(UserError, match="in use|another process"), EvalFolder(out, plan()):
-        pass
-    with pytest.raises(UserError, match=r"other settings \(thinking 'off'\)"), EvalFolder(out, plan(thinking="on")):
-        pass
 
 
 def test_an_evaluation_is_of_one_adapter(tiny_model: Path, project: Path) -> None:
-    """The plan names it with the digests of its files; an older plan, which names none, is of the model alone."""
+    """The plan names it with the digests of its files."""
     factory, adapter = make("math"), project / "adapter"
     tasks = factory.tasks("test", count=1)
     adapter.mkdir()
@@ -781,10 +764,6 @@ def test_an_evaluation_is_of_one_adapter(tiny_model: Path, project: Path) -> Non
     (adapter / "adapter_model.safetensors").write_text("2")
     changed = plan(adapter=str(adapter))
     with pytest.raises(UserError, match=r"the agent \(adapter/adapter_model"), EvalFolder(project / "out", changed):
-        pass
-    recorded = {name: value for name, value in plan().items() if name != "adapter"}  # as an older forge_env wrote it
-    (project / "out" / "plan.json").write_text(json.dumps(recorded))
-    with EvalFolder(project / "out", plan()):
         pass
 
 

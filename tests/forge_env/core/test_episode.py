@@ -351,20 +351,21 @@ def test_files_are_appended_to_and_read_in_order(tmp_path: Path) -> None:
     assert [e.id for e in read_jsonl(path)] == ["a", "b", "c"]
 
 
-OLD_LINE = (
+LINE_OF_0_2_0 = (
     '{"reward": 0.5, "task": {"prompt": [{"role": "user", "content": "2+2?"}], "target": "4", "metadata": {}, '
-    '"id": "938222841a5750ed"}, "turns": [{"kind": "sampled", "observation": [{"role": "user", "content": "2+2?"}], '
-    '"message": {"role": "assistant", "content": "4"}, "tool_calls": [], "prompt_ids": [1, 8, 3], "token_ids": [9, 2], '
+    '"id": "938222841a5750ed", "kind": ""}, "turns": [{"kind": "sampled", '
+    '"observation": [{"role": "user", "content": "2+2?"}], "message": {"role": "assistant", "content": "4"}, '
+    '"tool_calls": [], "prompt_ids": [1, 8, 3], "token_ids": [9, 2], '
     '"logprobs": [-0.1, -0.2], "versions": [[0, 2]], "starts_row": true, "context_digest": "568e2f18ef3dbf81", '
     '"finish_reason": "stop", "reward": 0.0, "policy_seconds": 0.0, "env_seconds": 0.0, "tool_uses": [], '
     '"usage": null}], "outcome": "truncated", "id": "g/0", "group_id": "g", "env": "math", "seed": 0, "rewards": {}, '
-    '"tail": [], "error": "", "info": {}, "schema_version": 2}'
+    '"tail": [], "error": "", "ended_by": "max_turns", "success": null, "info": {}, "schema_version": 2}'
 )
 
 
-def test_a_line_that_does_not_say_what_ended_the_episode_is_read() -> None:
-    old = Episode.from_json(OLD_LINE)
-    assert (old.outcome, old.reward, old.ended_by, old.num_sampled) == (Outcome.TRUNCATED, 0.5, "", 2)
+def test_a_line_of_version_0_2_0_is_read() -> None:
+    old = Episode.from_json(LINE_OF_0_2_0)
+    assert (old.outcome, old.reward, old.ended_by, old.num_sampled) == (Outcome.TRUNCATED, 0.5, "max_turns", 2)
     assert Episode.from_json(old.to_json()) == old
 
 
@@ -465,7 +466,7 @@ def test_without_logprobs_it_is_trained_on_once_it_has_some() -> None:
     bare = Episode(prompt_ids=[5], response_ids=[7, 2], reward=0.5)
     assert not bare.is_trainable
     ready = bare.with_logprobs([-0.3, -0.4], version=4)
-    assert ready.is_trainable and ready.versions == (4,) and ready.rows[0].logprobs == (0.0, -0.3, -0.4)
+    assert ready.is_trainable and ready.versions == (4,) and ready.rows[0].generator_logprobs == (0.0, -0.3, -0.4)
     with pytest.raises(InvariantError, match="one logprob per sampled token"):
         bare.with_logprobs([-0.3])
     with pytest.raises(InvariantError, match="an episode has a task, or a prompt and a response"):

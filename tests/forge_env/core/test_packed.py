@@ -110,7 +110,7 @@ def test_a_row_of_the_users_own_is_sent_as_it_is() -> None:
     row = Row(token_ids=(5, 9), loss_mask=(True, False), generator_logprobs=(-0.5, math.inf), versions=(3, -1))
     there = sent(row)
     assert there == row and hash(there) == hash(row) and repr(there) == repr(row)
-    assert there.logprobs == (-0.5, math.inf) and there.mask == (True, False)
+    assert there.generator_logprobs == (-0.5, math.inf) and there.loss_mask == (True, False)
     uneven = Row(token_ids=(5, 9), loss_mask=(True,), generator_logprobs=(), versions=())
     assert sent(uneven) == uneven  # who reads it says what is wrong
 

@@ -136,12 +136,3 @@ def test_kinds_of_task_are_compared_on_their_own(
     assert main(["diff", str(first), str(second)]) == 0
     out, _ = capfd.readouterr()
     assert "success of buy" in out and "success of cancel" in out
-
-
-def test_a_run_that_recorded_no_kinds_has_those_of_the_other(tmp_path: Path) -> None:
-    second = named(tmp_path / "b.jsonl", {"buy": [1.0, 0.0]})
-    old = tmp_path / "a.jsonl"
-    old.write_text(second.read_text().replace(', "kind": "buy"', "").replace('"reward": 1.0', '"reward": 0.0'))
-    assert '"kind"' not in old.read_text()
-    [buy] = [c for c in compare(old, second) if c.kind]
-    assert (buy.kind, buy.first, buy.second) == ("buy", 0.0, 0.5)

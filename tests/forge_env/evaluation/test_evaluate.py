@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from forge_env.core.episode import Episode, Group
 from forge_env.core.errors import ServiceError
 from forge_env.core.types import Outcome, Task
-from forge_env.evaluation.evaluate import Evaluation, evaluate, is_success, wilson
+from forge_env.evaluation.evaluate import Evaluation, evaluate, is_success
+from forge_env.utils.statistics import wilson
 
 TASKS = [Task(prompt=(), target=i) for i in range(12)]
 

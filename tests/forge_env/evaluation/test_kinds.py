@@ -33,8 +33,6 @@ def test_a_kind_is_recorded_with_the_episode_and_is_no_part_of_the_id() -> None:
     played = Episode(task=named, reward=1.0)
     assert Episode.from_json(played.to_json()).task.kind == "sum"
     assert pickle.loads(pickle.dumps(played)).task.kind == "sum"
-    old = Episode(task=plain, reward=1.0).to_json().replace(', "kind": ""', "")
-    assert '"kind"' not in old and Episode.from_json(old).task.kind == ""
 
 
 def test_tasks_without_kinds_have_no_figures_by_kind() -> None:

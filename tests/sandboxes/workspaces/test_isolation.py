@@ -16,7 +16,7 @@ import pytest
 import pytest_asyncio
 
 from forge_env.core.errors import SandboxError, SandboxUnavailable, UserError
-from forge_env.core.workspace import NO_NETWORK, Network, NetworkMode, UnpackedImage, Workspaces
+from forge_env.core.workspace import Network, NetworkMode, UnpackedImage, Workspaces
 from sandboxes import open_workspaces
 from tests.helpers.images import make_small_image
 from tests.helpers.waiting import DEADLINE_S, wait_until
@@ -133,7 +133,7 @@ async def test_networks(workspaces: Workspaces, small_image: UnpackedImage) -> N
                 workspace.listener(81)
         finally:
             await workspace.close()
-        none = await workspaces.open(small_image, network=NO_NETWORK)
+        none = await workspaces.open(small_image, network=Network(mode=NetworkMode.NONE))
         try:
             assert "Network is unreachable" in (await none.exec(["bash", "-c", connect.format(port=outside)])).stderr
             assert (await none.exec("cat /proc/net/dev")).stdout.count(":") == 1

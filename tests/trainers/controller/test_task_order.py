@@ -1,4 +1,4 @@
-"""The order of the tasks: each once in a pass, another order in each, and what a resumed run makes of it."""
+"""The order of the tasks: each once in a pass, and another order in each."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forge_env.core.types import Task
-from trainers.controller.task_order import TaskOrder, first_whole_pass
+from trainers.controller.task_order import TaskOrder
 
 
 def passes(count: int, **settings: int) -> TaskOrder:
@@ -37,13 +37,3 @@ def test_a_number_is_one_task_whatever_was_asked_before(numbers: list[int]) -> N
     """So it is in a run that goes on, and for groups of two passes that are open at once."""
     asked = passes(7)
     assert [asked.task(n) for n in numbers] == [passes(7).task(n) for n in numbers]
-
-
-@given(st.integers(1, 20), st.integers(0, 100))
-def test_a_run_of_one_order_ends_the_pass_that_it_is_in(count: int, begun: int) -> None:
-    """What was trained before is as it was; each task comes once in the pass of the change, and then it is shuffled."""
-    first = first_whole_pass(begun, count)
-    asked = passes(count, shuffled_from=first)
-    assert all(asked.task(number).target == number % count for number in range(first * count))
-    assert first * count >= begun > (first - 1) * count or begun == first == 0
-    assert order(asked, max(first, 1)) == order(passes(count), max(first, 1))

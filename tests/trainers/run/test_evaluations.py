@@ -15,7 +15,7 @@ from forge_env.core.errors import InvariantError, UserError
 from forge_env.core.types import Outcome, Task
 from forge_env.evaluation.kinds import Kinds
 from trainers import grpo
-from trainers.checkpoints import MAY_CHANGE, completed
+from trainers.checkpoints import MAY_CHANGE
 from trainers.config import SHORT_OPTIONS, RunConfig
 from trainers.metrics.report import Report
 from trainers.run.evaluations import Evaluations
@@ -274,15 +274,6 @@ def test_the_figures_of_two_runs_compare_whatever_their_training_temperatures_ar
     for temperature in ("0.6", "1.2"):
         config = parse(grpo.Config, [*OPTIONS, "--grpo.temperature", temperature], SHORT_OPTIONS)
         assert held_out_sets(config, ())[""].settings() == {"n": 1.0, "temperature": 1.0, "top_p": 1.0}
-
-
-def test_a_run_that_began_before_evaluations_had_a_temperature_keeps_the_one_that_they_had() -> None:
-    saved = {"algorithm": "grpo", "config": {"grpo": {"temperature": 0.7}, "evaluation": {"n": 2, "interval": 0}}}
-    assert completed(saved)["config"]["evaluation"] == {"n": 2, "interval": 0, "temperature": 0.7}
-    saved["config"]["evaluation"]["temperature"] = 1.0  # type: ignore[index]
-    assert completed(saved)["config"]["evaluation"]["temperature"] == 1.0
-    supervised = {"algorithm": "sft", "config": {"sft": {}}}
-    assert completed(supervised)["config"]["evaluation"] == {"temperature": 1.0}
 
 
 def test_only_weights_that_the_engines_get_can_be_evaluated() -> None:

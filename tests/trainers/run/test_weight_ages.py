@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from forge_env.core.episode import Episode
 from tests.trainers.episodes import episode, turn
-from trainers.run.weight_ages import WeightAges, estimate
+from trainers.run.weight_ages import WeightAges
 
 
 def sampled(*versions: int) -> Episode:
@@ -67,13 +67,3 @@ def test_no_age_is_beyond_the_setting_and_each_is_counted_in_steps(
             if (step + 1) % interval:  # the resumed run publishes what it goes on from
                 version += 1
                 taken.append((step + 1, version))
-
-
-def test_a_checkpoint_without_ages_has_those_of_steps_that_were_not_skipped() -> None:
-    ages = WeightAges(staleness=5)
-    ages.load_state_dict(estimate(7, 4, 3))  # published after 0, 3 and 6 steps, and now after 7
-    assert ages.of([sampled(4), sampled(3), sampled(2), sampled(1)]) == [0, 1, 4, 7]
-    ages.load_state_dict(estimate(6, 3, 3))
-    assert ages.of([sampled(3), sampled(2), sampled(1)]) == [0, 3, 6]
-    ages.load_state_dict(estimate(0, 5, 1))
-    assert ages.of([sampled(5)]) == [0]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import pickle
 import re
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
@@ -12,8 +13,8 @@ import pytest
 from forge_env.core.errors import UserError
 from tests.helpers.entry import never
 from trainers import gspo, sft
-from trainers.config import RunConfig
-from trainers.grpo import Config
+from trainers.config import AlgorithmConfig, RunConfig
+from trainers.grpo import Config, GRPOLoss
 from trainers.objective.plugins import load_loss
 from trainers.setup.entry import main
 from trainers.setup.meaning import about_ratio, about_services, meaning, settings_with_defaults
@@ -285,6 +286,23 @@ def test_the_users_own_loss_and_advantages_are_made_once(
 
     assert main(gspo.Config, set_up, options[:5]) == 0
     assert sorted(made.read_text().split()) == ["advantages", "loss"]
+
+
+def test_the_objective_is_that_of_the_parent_of_a_config() -> None:
+    class Mine(Config):
+        pass
+
+    objective = plan_of(config_class=Mine).objective
+    assert objective is not None and isinstance(objective.loss, GRPOLoss)
+
+
+def test_an_algorithm_without_an_objective_is_one_sentence() -> None:
+    @dataclass(kw_only=True)
+    class Mine(RunConfig):
+        mine: AlgorithmConfig = field(default_factory=AlgorithmConfig)
+
+    plan = plan_of(config_class=Mine)
+    assert f"the algorithm mine has no objective: write objective(config) in {__name__}" in "; ".join(plan.problems)
 
 
 def test_a_loss_that_comes_with_every_step_is_made_once_in_the_trainer(tmp_path: Path) -> None:

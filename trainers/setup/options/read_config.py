@@ -37,7 +37,7 @@ def read_config(config_class: type[C], arguments: Sequence[str]) -> C:
         saved = dict(find(Path(config.output), config.checkpoint.step).extra["config"])
         for name in ("output", "resume", "dry_run"):
             saved.pop(name, None)
-        saved["checkpoint"] = {**saved.get("checkpoint", {}), "step": 0}
+        saved["checkpoint"] = {**saved["checkpoint"], "step": 0}
         return parse_given(config_class, arguments, SHORT_OPTIONS, saved=saved)[0]
     from_file = any(argument.partition("=")[0] == "--config" for argument in arguments)
     if from_file and config.env.name and "env.name" not in given:  # supervised training has none by default

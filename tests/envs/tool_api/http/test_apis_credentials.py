@@ -15,8 +15,9 @@ from fastapi.responses import JSONResponse, RedirectResponse, Response
 
 from envs.tool_api import ToolApi
 from envs.tool_api.http.client import ApiClient, ApiSettings
+from envs.tool_api.http.credentials import headers_from_env
 from envs.tool_api.mcp.tools import open_mcp
-from envs.tool_api.openapi.tools import OpenApi, openapi_tools
+from envs.tool_api.openapi.tools import OpenApi
 from envs.tool_api.sources import open_sources
 from envs.tool_api.tool_names import ToolNames, label_of
 from forge_env.cli.main import main
@@ -27,6 +28,7 @@ from forge_env.registry.registry import tools_of
 from forge_env.rollout.factory import make
 from forge_env.tool_env.toolbox import Toolbox
 from tests.envs.serving import serve
+from tests.helpers.openapi import openapi_tools
 
 SECRET = "the-secret-of-the-user"
 
@@ -106,7 +108,7 @@ async def test_a_document_in_a_file_does_not_choose_who_gets_the_credentials(
             pass
     assert set(theirs.keys) == {None}
     # The control: a client that asks nobody who has named the service.
-    unguarded = client.at(api.base_url, headers_from_env={"X-Key": "THE_KEY"})
+    unguarded = client.at(api.base_url).with_credentials(headers_from_env({"X-Key": "THE_KEY"}))
     await call(by_name(api.tools(unguarded)), "thing")
     assert theirs.keys.pop() == SECRET
     # And the way that is meant.

@@ -276,7 +276,9 @@ async def test_what_echoes_a_secret_is_redacted(
     client: ApiClient, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MY_TOKEN", SECRET)
-    api = client.at(server.url, headers_from_env={"Authorization": "Bearer ${MY_TOKEN}", "X-Key": "MY_TOKEN"})
+    api = client.at(server.url).with_credentials(
+        headers_from_env({"Authorization": "Bearer ${MY_TOKEN}", "X-Key": "MY_TOKEN"})
+    )
     api = api.with_credentials(Credentials(query={"key": SECRET}, cookies={"sid": "cookie-value"}))
     response = await api.request("GET", "/echo?a=1")
     sent = server.seen[-1]
@@ -300,7 +302,7 @@ async def test_no_secret_is_in_errors_logs_reprs_or_pickles(
     monkeypatch.setenv("MY_TOKEN", "very-secret-value")
     caplog.set_level(logging.DEBUG, "httpx")
     async with ApiClient(ApiSettings(retries=0, attempt_seconds=2.0)) as pool:
-        api = pool.at(server.url, headers_from_env={"X-Key": "MY_TOKEN"})
+        api = pool.at(server.url).with_credentials(headers_from_env({"X-Key": "MY_TOKEN"}))
         api = api.with_credentials(Credentials(query={"key": "very-secret-value"}))
         await api.request("GET", "/echo")
         with pytest.raises(ServiceError) as failure:

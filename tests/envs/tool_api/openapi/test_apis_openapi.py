@@ -20,13 +20,14 @@ from jsonschema import Draft202012Validator
 from envs.tool_api.http.client import ApiClient, ApiSettings
 from envs.tool_api.json_schema.validation import SchemaArguments
 from envs.tool_api.openapi.documents import parse
-from envs.tool_api.openapi.tools import OpenApi, openapi_tools
+from envs.tool_api.openapi.tools import OpenApi
 from envs.tool_api.sources import open_sources, parse_auth
 from forge_env.core.errors import ServiceError, UserError
 from forge_env.core.tools import Tool
 from forge_env.core.types import ToolCall
 from forge_env.tool_env.toolbox import Toolbox
 from tests.envs.serving import serve
+from tests.helpers.openapi import openapi_tools
 
 TEXT, INTEGER = {"type": "string"}, {"type": "integer"}
 
