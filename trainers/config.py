@@ -293,9 +293,6 @@ class GeneratorConfig(ServiceConfig):
     sleep: Literal["auto", "yes", "no"] = "auto"
     """Whether the engine gives its GPU memory back while the trainer steps; for an engine that shares the trainer's GPU
     and has no episodes in flight meanwhile. "auto" does where the card has no room for both; docs/gpu.md."""
-    admission: bool = False
-    """Whether turns wait until they fit in the engine's cache beside the conversations in progress, whose turns go
-    first. Without it, more conversations than the cache holds evict each other's prefixes; docs/gpu.md."""
     engine: dict[str, Any] = field(default_factory=dict)
     """Further settings of vLLM, by the names of its EngineArgs: `--services.generator.engine.block_size 32`. Those that
     the run sets itself, or that tokens and logprobs depend on, are refused."""

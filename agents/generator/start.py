@@ -54,8 +54,6 @@ class EngineSettings:
     `VLLMEngine.load_adapter`."""
     return_routes: bool = False
     """Whether completions have the experts that each token was computed with; see `agents.generator.route_log`."""
-    admission: bool = False
-    """Whether turns wait until they fit in the cache beside the conversations in progress; see `Admission`."""
     cache_on_update: str = "keep"
     """KV cache of in-flight requests after a weight update: "keep", or "recompute" with the new weights."""
     enforce_eager: bool = True

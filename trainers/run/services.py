@@ -268,7 +268,7 @@ def _weight_sync(
 def _agents(plan: RunPlan, model: str, policy: ServiceClient[PolicyActor]) -> dict[str, AgentSpec]:
     assert plan.environment is not None
     config, environment = plan.config, plan.environment.env_class
-    engines = ActorPolicy(policy, admission=plan.engine.admission)
+    engines = ActorPolicy(policy)
     asked: Policy = LockstepPolicy(engines) if config.training.deterministic else engines
     evaluation, thinking = config.evaluation, config.env.thinking
     sampling = {
