@@ -294,8 +294,8 @@ class GeneratorConfig(ServiceConfig):
     """Whether the engine gives its GPU memory back while the trainer steps; for an engine that shares the trainer's GPU
     and has no episodes in flight meanwhile. "auto" does where the card has no room for both; docs/gpu.md."""
     engine: dict[str, Any] = field(default_factory=dict)
-    """Further settings of vLLM, by the names of its EngineArgs: `--services.generator.engine.block_size 32`. Those that
-    the run sets itself, or that tokens and logprobs depend on, are refused."""
+    """Further settings of vLLM, by the names of its EngineArgs: `--services.generator.engine.block_size 32`.
+    docs/gpu.md lists them."""
     cuda_graphs: bool = True
     """On GPU: whether steps are captured, which takes a minute at the start and makes small batches much faster."""
     worker_process: bool = True

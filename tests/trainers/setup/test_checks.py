@@ -132,7 +132,6 @@ def test_the_sentence_says_what_to_do(arguments: tuple[str, ...], sentence: str)
             (*MOE, "--generator.engine.quantization=fp8_per_tensor"),
             ["quantization is fp8_per_tensor", "the model has experts", "leave it out"],
         ),
-        (("--generator.engine.moe_backend=flashinfer_cutlass",), ["moe_backend is refused", "rearrange"]),
         ((*MOE, "--lora.rank=8", "--lora.targets=q_proj,up_proj"), ["--lora.targets is q_proj,up_proj", "experts"]),
         (("--parallelism.data_parallel_replicate_degree", "2"), ["needs 2 trainer processes", "--trainer.procs 2"]),
         (
