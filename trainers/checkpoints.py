@@ -109,7 +109,7 @@ def check_fits(checkpoint: Checkpoint, algorithm: str, config: RunConfig) -> Non
     if saved["algorithm"] != algorithm:
         raise UserError(
             f"{checkpoint.path} was saved by trainers.{saved['algorithm']}, and this is trainers.{algorithm}: go on "
-            f"with the former"
+            f"with trainers.{saved['algorithm']}"
         )
     # A setting that did not exist when the checkpoint was saved had its default.
     before = dict(_leaves(asdict(type(config)()))) | dict(_leaves(saved["config"]))

@@ -224,12 +224,12 @@ class Row(_Packable):
 
     @property
     def mask(self) -> tuple[bool, ...]:
-        """The former name of `loss_mask`."""
+        """The old name of `loss_mask`."""
         return self.loss_mask
 
     @property
     def logprobs(self) -> tuple[float, ...]:
-        """The former name of `generator_logprobs`."""
+        """The old name of `generator_logprobs`."""
         return self.generator_logprobs
 
     @property

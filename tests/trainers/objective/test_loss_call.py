@@ -13,7 +13,7 @@ from trainers.batching.batch import Sample, pack
 from trainers.losses import GRPOLoss, RatioLoss, SFTLoss, SimpleGRPOLoss
 from trainers.objective.loss_call import LossCall
 
-FORMER = {"loss_mask": "padding_mask", "reference_logprobs": "ref_logprobs"}
+OLD_NAMES = {"loss_mask": "padding_mask", "reference_logprobs": "ref_logprobs"}
 ROW = Row(token_ids=(1, 2, 3), loss_mask=(False, True, True), generator_logprobs=(0.0, -1.0, -2.0), versions=(-1, 0, 0))
 
 
@@ -59,7 +59,7 @@ def test_a_loss_may_have_either_name(loss: object) -> None:
 def test_a_loss_of_ours_may_be_called_with_either_name(loss: torch.nn.Module) -> None:
     names = LossCall(loss).names - {"normalizer", "old_logprobs"}
     batch = {name: tensor for name, tensor in make_batch().items() if name in names}
-    assert loss(**batch) == loss(**{FORMER.get(name, name): tensor for name, tensor in batch.items()})
+    assert loss(**batch) == loss(**{OLD_NAMES.get(name, name): tensor for name, tensor in batch.items()})
 
 
 def test_a_tensor_that_a_loss_does_not_use_is_not_handed_over_under_any_name() -> None:

@@ -172,7 +172,7 @@ def test_the_sentence_says_what_to_do(arguments: tuple[str, ...], sentence: str)
         ),
         (
             ("--training.attention=varlen", *GPUS, "--training.dtype=float32"),
-            ["attention is varlen", "dtype is float32", "set the former to flex"],
+            ["attention is varlen", "dtype is float32", "set --training.attention to flex"],
         ),
         (
             ("--training.attention=sdpa", *GPUS, "--training.packing"),
@@ -237,7 +237,7 @@ def test_the_sentence_says_what_to_do(arguments: tuple[str, ...], sentence: str)
         ),
         (
             ("--env.thinking", "on", "--env.max_turn_tokens", "64", "--env.max_thinking_tokens", "64"),
-            ["max_thinking_tokens is 64", "max_turn_tokens, 64, at most", "raise the latter"],
+            ["max_thinking_tokens is 64", "max_turn_tokens, 64, at most", "raise --env.max_turn_tokens"],
         ),
         (("--env.thinking", "maybe"), ["thinking", "maybe", "off", "on", "template"]),
         (("--model", "/no/such"), ["no model folder /no/such"]),

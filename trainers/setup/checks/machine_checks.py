@@ -145,8 +145,8 @@ def check_attention(config: RunConfig) -> None:
             )
         if trainer_dtype(config) == "float32":
             raise UserError(
-                f"{wanted}, which computes in bfloat16, and --training.dtype is float32: set the former to flex, or "
-                "leave it out"
+                f"{wanted}, which computes in bfloat16, and --training.dtype is float32: set "
+                "--training.attention to flex, or leave it out"
             )
     elif training.attention == "sdpa" and (training.packing or degree > 1):
         cause = "training.packing is true" if training.packing else f"parallelism.context_parallel_degree is {degree}"
