@@ -20,13 +20,6 @@ def check_services(config: RunConfig) -> None:
             f"--services.trainer.num_replicas is {services.trainer.num_replicas}, and there is one trainer, whose "
             "processes share the work: set it to 1, and --services.trainer.procs to the number of processes"
         )
-    if services.envs.procs > 1:
-        raise UserError(
-            f"--services.envs.procs is {services.envs.procs}, and environments do not share one's work: set it to 1, "
-            f"and --services.envs.num_replicas to the number of processes"
-        )
-    if services.envs.with_gpus:
-        raise UserError("--services.envs.with_gpus is true, and environments run on the CPU: set it to false")
     if services.generator.procs > 1 and not services.generator.with_gpus:
         raise UserError(
             f"--services.generator.procs is {services.generator.procs} and it has no GPUs: an engine on CPU is one "

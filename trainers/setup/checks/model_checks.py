@@ -131,21 +131,6 @@ def check_experts(config: RunConfig, shape: ModelShape | None) -> None:
         )
 
 
-def check_replay(config: RunConfig, shape: ModelShape | None) -> None:
-    """Check that there are routes to replay, if they are asked for.
-
-    Raises:
-        UserError: when the run has no engine, or its model no experts.
-    """
-    if config.moe.replay != "on":
-        return
-    wanted = "--moe.replay is on, which replays the experts that the engine chose"
-    if config.algorithm is None:
-        raise UserError(f"{wanted}, and supervised training has no engine: leave it out")
-    if shape is not None and not shape.num_experts:
-        raise UserError(f"{wanted}, and the model is dense, and has none: leave it out, or choose a model with experts")
-
-
 def check_lora(config: RunConfig) -> None:
     """Adapters are of known matrices, and the other settings work with them."""
     check_config(config)
