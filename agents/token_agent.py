@@ -108,11 +108,6 @@ class TokenAgent:
             action = replace(action, logprobs=self._logprobs(turn))
         return turn, action
 
-    async def end_conversation(self, request_id: str) -> None:
-        """Tell a policy that wants to know that a conversation has no further turn."""
-        if (end := getattr(self._policy, "end_conversation", None)) is not None:
-            await end(request_id)
-
     def _logprobs(self, turn: Turn) -> tuple[TokenLogprob, ...]:
         """Of the sampled tokens of a turn, without the token that ended it."""
         versions = [version for version, count in turn.versions for _ in range(count)]

@@ -83,10 +83,9 @@ class PreparedActor(PolicyActor):
     def on_ping(self) -> None:
         """There is no engine that could be broken."""
 
-    async def _generate(
-        self, prompt_ids: Sequence[int], sampling: Sampling, request_id: str, conversation: str
-    ) -> Completion:
-        return await self._prepared.generate(prompt_ids, sampling, request_id=request_id, session=conversation)
+    async def _generate(self, prompt_ids: Sequence[int], sampling: Sampling, request_id: str) -> Completion:
+        session, _, _ = request_id.rpartition("/")  # before the number of the turn
+        return await self._prepared.generate(prompt_ids, sampling, request_id=request_id, session=session)
 
 
 async def measure(way: str, model: str, given: argparse.Namespace) -> dict[str, Any]:

@@ -28,7 +28,7 @@ MISMATCH = ("replay/experts_differ", "mean_abs_logprob_difference")
 
 def run(env: str, replay: str, seed: int, options: list[str], folder: Path) -> None:
     command = [sys.executable, "-m", "trainers.grpo", "--env", env, "--model.size", "tiny-moe", "--seed", str(seed)]
-    command += ["--moe.replay", replay, "--output", str(folder / f"{replay}-{seed}")]
+    command += ["--moe.replay", "auto" if replay == "on" else "off", "--output", str(folder / f"{replay}-{seed}")]
     subprocess.run([*command, *options], check=True)
 
 

@@ -221,7 +221,7 @@ class LoraConfig:
 class MoEConfig:
     """Models with experts; docs/experts.md."""
 
-    replay: Literal["auto", "on", "off"] = "auto"
+    replay: Literal["auto", "off"] = "auto"
     """Whether the trainer computes tokens with the experts that the engine chose for them (routing replay); "auto" does
     in a policy-gradient run of a model with experts."""
     compare_interval: int = 20
@@ -269,17 +269,21 @@ class AlgorithmConfig:
 
 
 @dataclass(kw_only=True)
-class ServiceConfig:
-    procs: int = 1
-    """Processes of one replica: of the generator its tensor parallel ranks, of the trainer all of its ranks."""
+class ReplicasConfig:
     num_replicas: int = 1
     threads: int = 1
     """CPU threads of one process."""
+    ping_seconds: float = 30.0
+    """A replica that does not answer a ping for so long is ended and replaced; the trainer is not pinged."""
+
+
+@dataclass(kw_only=True)
+class ServiceConfig(ReplicasConfig):
+    procs: int = 1
+    """Processes of one replica: of the generator its tensor parallel ranks, of the trainer all of its ranks."""
     with_gpus: bool = False
     """Whether each process is on a GPU. Where the machine has GPUs, trainer, generator and reference model are, unless
     this is given; see also launcher.share_gpus."""
-    ping_seconds: float = 30.0
-    """A replica that does not answer a ping for so long is ended and replaced; the trainer is not pinged."""
 
 
 @dataclass(kw_only=True)
@@ -293,12 +297,9 @@ class GeneratorConfig(ServiceConfig):
     sleep: Literal["auto", "yes", "no"] = "auto"
     """Whether the engine gives its GPU memory back while the trainer steps; for an engine that shares the trainer's GPU
     and has no episodes in flight meanwhile. "auto" does where the card has no room for both; docs/gpu.md."""
-    admission: bool = False
-    """Whether turns wait until they fit in the engine's cache beside the conversations in progress, whose turns go
-    first. Without it, more conversations than the cache holds evict each other's prefixes; docs/gpu.md."""
     engine: dict[str, Any] = field(default_factory=dict)
-    """Further settings of vLLM, by the names of its EngineArgs: `--services.generator.engine.block_size 32`. Those that
-    the run sets itself, or that tokens and logprobs depend on, are refused."""
+    """Further settings of vLLM, by the names of its EngineArgs: `--services.generator.engine.block_size 32`.
+    docs/gpu.md lists them."""
     cuda_graphs: bool = True
     """On GPU: whether steps are captured, which takes a minute at the start and makes small batches much faster."""
     worker_process: bool = True
@@ -309,8 +310,8 @@ class GeneratorConfig(ServiceConfig):
 @dataclass(kw_only=True)
 class ServicesConfig:
     generator: GeneratorConfig = field(default_factory=GeneratorConfig)
-    envs: ServiceConfig = field(default_factory=ServiceConfig)
-    """The environments, with their agents, tokenising and rewards; never on a GPU."""
+    envs: ReplicasConfig = field(default_factory=ReplicasConfig)
+    """The environments, with their agents, tokenising and rewards: a replica is one process, never on a GPU."""
     trainer: ServiceConfig = field(default_factory=lambda: ServiceConfig(threads=2))
     ref_model: ServiceConfig = field(default_factory=lambda: ServiceConfig(procs=0))
     """The frozen reference model of the KL penalty; it is started only where beta is above 0, or a loss of your own

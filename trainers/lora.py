@@ -21,7 +21,7 @@ from trainers.model.shape import ModelShape
 ALL = "all-linear"
 """What stands for all of `TARGETS`."""
 IN_ATTENTION, IN_MLP = TARGETS[:4], TARGETS[4:]
-"""The latter are no single matrices in a model with experts."""
+"""Those of `IN_MLP` are no single matrices in a model with experts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,8 +111,8 @@ def check_config(config: RunConfig) -> None:
     lora = lora_of(config)
     if lora is None and section.adapter:
         raise UserError(
-            f"--lora.adapter is {section.adapter} and --lora.rank is 0, which trains all weights: set the latter "
-            "to the adapter's rank, which its adapter_config.json names r"
+            f"--lora.adapter is {section.adapter} and --lora.rank is 0, which trains all weights: set "
+            "--lora.rank to the adapter's rank, which its adapter_config.json names r"
         )
     if lora is not None and lora.adapter:
         check_adapter(Path(lora.adapter), lora)

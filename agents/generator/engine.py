@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import pickle
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from agents.generator.answers import Answers
@@ -58,7 +57,7 @@ class VLLMEngine:
         thread = self._thread
         if thread.counters is None:
             return thread.stats
-        return thread.counters.read(thread.stats, running=len(thread.pending), admission=thread.admission)
+        return thread.counters.read(thread.stats, running=len(thread.pending))
 
     @property
     def phases(self) -> dict[str, tuple[float | None, float]]:
@@ -84,7 +83,6 @@ class VLLMEngine:
         prompt_ids: Sequence[int],
         sampling: Sampling,
         request_id: str,
-        conversation: str = "",
         adapter: str = "",
     ) -> Completion:
         """Sample one completion, however long it takes. For an engine that hangs see `EngineSettings.stall_seconds`.
@@ -95,40 +93,18 @@ class VLLMEngine:
             prompt_ids: token ids.
             sampling: its parameters.
             request_id: unique among the requests in flight.
-            conversation: whose turn it is, if there may be further turns; see `Admission` and `end_conversation`.
             adapter: the name of one that `load_adapter` has loaded, whose versions the completion then has; "" is the
                 model, with the published adapter if there is one.
         """
         self._check_running()
         await self._try_grammar(sampling)
         request = self._request(prompt_ids, sampling, request_id, adapter)
-        admission, begin = self._thread.admission, partial(self._thread.inbox.put, request)
-        if admission is None:
-            begin()
-            return await self._answer_to(request)
-        turn = admission.arrive(conversation, request.prompt_ids, sampling.max_tokens, begin)
-        try:
-            completion = await self._answer_to(request)
-        except BaseException:
-            admission.abandoned(turn)
-            raise
-        # The salt of its cache entries is the version that it began with.
-        present = self._thread.adapters.version(adapter, self.version)
-        is_cached = all(version == present for version, _ in completion.versions)
-        admission.answered(turn, len(completion.token_ids), is_cached=is_cached)
-        return completion
-
-    async def _answer_to(self, request: SampleRequest) -> Completion:
+        self._thread.inbox.put(request)
         try:
             return await request.future
         except asyncio.CancelledError:
             self._abort_all([request])
             raise
-
-    def end_conversation(self, conversation: str) -> None:
-        """Free the place in the cache of a conversation that has no further turn."""
-        if self._thread.admission is not None:
-            self._thread.admission.ended(conversation)
 
     async def generate_batch(self, requests: Sequence[Request]) -> list[Completion | Exception]:
         """Sample all of them as one batch, which starts on an idle engine with an empty prefix cache.
@@ -149,7 +125,6 @@ class VLLMEngine:
         except asyncio.CancelledError:
             self._abort_all(batch)
             raise
-        self._forget_prefixes()
         sampled = iter(answers)
         return [_answer(next(sampled) if wrong is None else wrong) for wrong in tried]
 
@@ -171,7 +146,6 @@ class VLLMEngine:
         if not self._settings.sleep:
             raise PolicyError("the engine cannot sleep: it was started without EngineSettings.sleep")
         await self._command(self._thread.fall_asleep)
-        self._forget_prefixes()
 
     async def update_weights(self, version: int, state_dict: dict[str, Tensor]) -> float:
         """Load new weights, by their Hugging Face names, into the live engine between two steps; wakes it.
@@ -180,7 +154,6 @@ class VLLMEngine:
             Seconds of waking; 0 for an engine that was awake.
         """
         seconds: float = await self._command(lambda: self._thread.swap_weights(version, state_dict))
-        self._forget_prefixes()
         return seconds
 
     async def pull_weights(
@@ -199,7 +172,6 @@ class VLLMEngine:
         """
         arguments = version, pickle.dumps(store), version if stored_as is None else stored_as, seconds
         seconds_by_phase: dict[str, float] = await self._command(lambda: self._thread.pull_weights(*arguments))
-        self._forget_prefixes()
         return seconds_by_phase
 
     async def load_adapter(self, name: str, version: int, tensors: dict[str, Tensor]) -> None:
@@ -217,7 +189,6 @@ class VLLMEngine:
             PolicyError: for a wrong name, tensors or rank, a sleeping engine, or when all `named_adapters` are taken.
         """
         await self._command(lambda: self._thread.load_adapter(name, version, tensors))
-        self._forget_prefixes()
 
     async def drop_adapter(self, name: str) -> None:
         """Forget a named adapter, which frees its slot.
@@ -226,7 +197,6 @@ class VLLMEngine:
             PolicyError: for an unknown name, a sleeping engine, or while requests are in flight that name it.
         """
         await self._command(lambda: self._thread.drop_adapter(name))
-        self._forget_prefixes()
 
     async def close(self) -> None:
         """Stop the engine. Its memory is freed with the last reference to this object."""
@@ -264,10 +234,6 @@ class VLLMEngine:
         future = self._answers.future()
         self._thread.inbox.put(Command(run, future))
         return await future
-
-    def _forget_prefixes(self) -> None:
-        if self._thread.admission is not None:
-            self._thread.admission.forget_prefixes()
 
     def _abort_all(self, requests: Sequence[SampleRequest]) -> None:
         """Abort requests whose callers are gone."""

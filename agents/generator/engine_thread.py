@@ -16,7 +16,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from agents.generator.admission import Admission
 from agents.generator.answers import Answers
 from agents.generator.batch_delay import BatchDelay
 from agents.generator.grammars import check_features, prepare_grammars
@@ -60,8 +59,6 @@ class EngineThread(threading.Thread):
         self.stats = EngineStats()
         self.counters: CacheCounters | None = None
         """Set with `engine`."""
-        self.admission: Admission | None = None
-        """Set with `engine`, where its settings ask for it; used on the event loop, and only read in this thread."""
         self.phases: dict[str, tuple[float | None, float]] = {}
         self.pending: dict[str, SampleRequest] = {}
         """Requests in the engine, by their ids."""
@@ -123,11 +120,6 @@ class EngineThread(threading.Thread):
         if self._logs_routes:
             self.engine.collective_rpc(log_routes)
         self.counters = CacheCounters(self.engine)
-        config = self.engine.vllm_config
-        if self._settings.admission and (tokens := config.cache_config.kv_cache_size_tokens):
-            block = config.cache_config.block_size
-            # vLLM keeps one block for itself.
-            self.admission = Admission(tokens - block, config.scheduler_config.max_num_seqs, block=block)
         self.vocabulary: int = self.engine.model_config.get_vocab_size()
 
     @property
@@ -146,7 +138,7 @@ class EngineThread(threading.Thread):
                 started = time.perf_counter()
                 self.stats.request_steps += len(self.pending)
                 self._step()
-                self.counters.step(self.stats, time.perf_counter() - started, self.admission)
+                self.counters.step(self.stats, time.perf_counter() - started)
 
     def _step(self) -> None:
         finished = [output for output in self.engine.step() if output.finished]

@@ -96,7 +96,7 @@ class LocalPolicy:
         self, prompt_ids: Sequence[int], sampling: Sampling, *, request_id: str, session: str
     ) -> Completion:
         if self._alone is None:
-            return await self._engine.generate(prompt_ids, sampling, request_id, session)
+            return await self._engine.generate(prompt_ids, sampling, request_id)
         async with queued():
             await self._alone.acquire()  # bounded: the engine answers the request that holds the lock, or breaks
         try:
@@ -104,10 +104,6 @@ class LocalPolicy:
             return await self._engine.generate(prompt_ids, sampling, request_id)
         finally:
             self._alone.release()
-
-    async def end_conversation(self, session: str) -> None:
-        """Free the place in the cache of a conversation that has no further turn."""
-        self._engine.end_conversation(session)
 
 
 class LocalAgent(TokenAgent):

@@ -86,10 +86,6 @@ class AdapterTable:
     def names(self) -> list[str]:
         return sorted(self._slots)
 
-    def version(self, name: str, otherwise: int) -> int:
-        """The version of a named adapter; for "", and for an adapter that is gone, `otherwise`."""
-        return self._slots[name].version if name in self._slots else otherwise
-
     def free_slot(self, name: str, tensors: Mapping[str, Tensor]) -> int:
         """The number of the slot that an adapter goes into, which is its own if it is replaced.
 

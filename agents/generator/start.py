@@ -13,6 +13,7 @@ from typing import Any
 
 from agents.generator import fork_server
 from agents.generator.compile_cache import stable_path
+from agents.generator.engine_args import refusal
 from agents.generator.lora_slot import slot_arguments
 from agents.generator.worker import end_with
 
@@ -21,7 +22,7 @@ CPU_BLOCK_TOKENS = 32
 """Tokens of a block of the KV cache on a CPU."""
 KERNEL_SETTINGS = Path(__file__).parent / "lora_kernels"
 """Settings of vLLM's LoRA kernels by GPU, measured by benchmarks.gpu.lora_kernels."""
-_TUNED_BY_FLASHINFER = ("quantization", "linear_backend", "moe_backend", "attention_backend", "kernel_config")
+_TUNED_BY_FLASHINFER = ("quantization", "attention_backend")
 """Arguments of vLLM that may choose kernels of FlashInfer's; a dense model in bfloat16 has none without them."""
 
 
@@ -54,8 +55,6 @@ class EngineSettings:
     `VLLMEngine.load_adapter`."""
     return_routes: bool = False
     """Whether completions have the experts that each token was computed with; see `agents.generator.route_log`."""
-    admission: bool = False
-    """Whether turns wait until they fit in the cache beside the conversations in progress; see `Admission`."""
     cache_on_update: str = "keep"
     """KV cache of in-flight requests after a weight update: "keep", or "recompute" with the new weights."""
     enforce_eager: bool = True
@@ -80,11 +79,6 @@ class EngineSettings:
         """Whether the workers are separate processes; these fetch new weights themselves."""
         return self.worker_process or self.tensor_parallel > 1
 
-    @property
-    def forks_workers(self) -> bool:
-        """Whether the workers are forks of a server; numactl, which binds processes to nodes, has to start them."""
-        return self.has_worker_processes and not self.engine_args.get("numa_bind")
-
 
 def import_vllm(settings: EngineSettings) -> None:
     """Import vLLM after setting the environment variables that it reads. Where the engine has worker processes, the
@@ -99,13 +93,17 @@ def import_vllm(settings: EngineSettings) -> None:
     os.environ.setdefault("VLLM_USE_FLASHINFER_SAMPLER", "0")
     if settings.lora_rank:  # vLLM brings none; where there is no file for a GPU, it has one setting for all shapes
         os.environ.setdefault("VLLM_TUNED_CONFIG_FOLDER", str(KERNEL_SETTINGS))
-    if settings.forks_workers:
+    if settings.has_worker_processes:
         fork_server.start()
     importlib.import_module("vllm.v1.engine.llm_engine")
 
 
 def load_engine(model: str, settings: EngineSettings) -> Any:
-    """Load a vLLM `LLMEngine` for a model folder or hub id."""
+    """Load a vLLM `LLMEngine` for a model folder or hub id.
+
+    Raises:
+        UserError: for a value in `engine_args` that vLLM refuses.
+    """
     import_vllm(settings)
     import torch
     from vllm import EngineArgs, LLMEngine, envs
@@ -121,8 +119,13 @@ def load_engine(model: str, settings: EngineSettings) -> Any:
     if on_gpu and settings.gpu_memory_gib:
         gpu_bytes = torch.cuda.get_device_properties(0).total_memory
     arguments = engine_arguments(settings, on_gpu=on_gpu, gpu_bytes=gpu_bytes)
-    with fork_server.vllm_forks() if settings.forks_workers else nullcontext():
-        engine = LLMEngine.from_engine_args(EngineArgs(model=name, **(arguments | dict(settings.engine_args))))
+    with fork_server.vllm_forks() if settings.has_worker_processes else nullcontext():
+        try:
+            engine = LLMEngine.from_engine_args(EngineArgs(model=name, **(arguments | dict(settings.engine_args))))
+        except Exception as error:
+            if refused := refusal(error, settings.engine_args):
+                raise refused from error
+            raise
     if settings.has_worker_processes:
         engine.collective_rpc(end_with, args=(os.getpid(),))
     return engine

@@ -5,9 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from agents.generator.admission import Admission
-from agents.generator.prompt_cost import PromptCost
-
 
 @dataclass(slots=True)
 class EngineStats:
@@ -18,10 +15,6 @@ class EngineStats:
     """Seconds in steps; otherwise the engine admitted requests or was idle."""
     request_steps: int = 0
     """Requests in the engine, summed over the steps; the mean is the batch size."""
-    place_steps: int = 0
-    """Conversations with a place in the cache, summed over the steps; see `Admission`."""
-    waiting_steps: int = 0
-    """Turns that wait for a place, summed over the steps."""
     cache_steps: float = 0.0
     """Share of the cache that the requests in the engine use, summed over the steps."""
     prefix_asked: int = 0
@@ -32,8 +25,6 @@ class EngineStats:
     """Requests that lost their place in the cache while they ran, and were computed again."""
     running: int = 0
     """Requests in the engine now."""
-    waiting: int = 0
-    """Turns that wait for a place now."""
 
 
 class CacheCounters:
@@ -50,25 +41,14 @@ class CacheCounters:
         # The scheduler does not take the counts away, as its own statistics are off: they are since the start.
         self._manager.log_stats = True
         self._manager.prefix_cache_stats = PrefixCacheStats()
-        self._prompt_cost = PromptCost()
-        self._computed = 0  # tokens of prompts
 
-    def step(self, stats: EngineStats, seconds: float, admission: Admission | None) -> None:
-        """Add a step to the sums, and tell admission what a prompt costs."""
+    def step(self, stats: EngineStats, seconds: float) -> None:
+        """Add a step to the sums."""
         stats.steps += 1
         stats.step_seconds += seconds
         stats.cache_steps += self._manager.usage
-        if admission is None:
-            return
-        stats.place_steps += admission.places
-        stats.waiting_steps += admission.waiting
-        counts = self._manager.prefix_cache_stats
-        computed = counts.queries - counts.hits + counts.preempted_queries - counts.preempted_hits
-        self._prompt_cost.step(computed - self._computed, seconds)
-        self._computed = computed
-        admission.prompt_seconds = self._prompt_cost.seconds
 
-    def read(self, stats: EngineStats, *, running: int, admission: Admission | None) -> EngineStats:
+    def read(self, stats: EngineStats, *, running: int) -> EngineStats:
         """The statistics with everything that is counted elsewhere."""
         counts = self._manager.prefix_cache_stats
         return replace(
@@ -77,5 +57,4 @@ class CacheCounters:
             prefix_found=counts.hits,
             preemptions=counts.preempted_requests,
             running=running,
-            waiting=0 if admission is None else admission.waiting,
         )

@@ -30,7 +30,10 @@ from trainers.checkpoints import steps_of
 RECIPES = Path(__file__).parents[2] / "recipes"
 ENVIRONMENTS = ("code_exec", "tool_api")
 ON_CPU = ("--steps", "20", "--checkpoint.interval", "5", "--evaluation.interval", "10")
-STOPPED = (128 + signal.SIGTERM, -signal.SIGTERM)  # exit codes of a run that a SIGTERM has ended, the latter at once
+STOPPED = (
+    128 + signal.SIGTERM,
+    -signal.SIGTERM,
+)  # exit codes after a SIGTERM; the second one is of an end at once
 ENDING_S = 90.0  # for a run to end all its processes; then it is killed
 KEPT = (
     "env", "seed", "steps", "model_parameters", "warmup_steps", "success_before", "success_before_ci95",

@@ -21,18 +21,25 @@ import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from agents.generator.policy import ActorPolicy, PolicyActor
 from agents.generator.start import EngineSettings, load_engine
 from agents.generator.stats import EngineStats
-from benchmarks.gpu.groups import MOST, SIBLINGS, engine_figures, play_groups, turn_of_any_length
 from benchmarks.gpu.models import make_random_model, make_tokenizer
 from benchmarks.machine import describe
+from envs.actors.env import EnvActor
 from forge_env.core.env import Env
+from forge_env.core.faults import SHRINK
+from forge_env.core.protocols import NextTurn
 from forge_env.core.types import Action, EpisodeLimits, Task
+from forge_env.runtime.launcher import Launcher
 from trainers.config import GeneratorConfig
 
+LEAST, MOST, SIBLINGS = 32, 224, 8
+"""Sampled tokens of a turn, and episodes of a group."""
 TURNS, CONTEXT = 4, 2048
 LIMITS = EpisodeLimits(max_turns=TURNS, max_turn_tokens=MOST, max_tokens=CONTEXT)
 
@@ -43,7 +50,7 @@ class Chatter(Env):
     async def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
         self.turn = 0
         self.random = random.Random(seed)
-        return list(options["task"].prompt), turn_of_any_length(self.random)
+        return list(options["task"].prompt), self._next_turn()
 
     async def step(self, action: Action) -> Any:
         self.turn += 1
@@ -52,8 +59,11 @@ class Chatter(Env):
             0.0,
             self.turn == TURNS,
             False,
-            turn_of_any_length(self.random),
+            self._next_turn(),
         )
+
+    def _next_turn(self) -> dict[str, Any]:
+        return {"next": NextTurn(max_tokens=self.random.randint(LEAST, MOST))}
 
 
 def settings(given: argparse.Namespace, *, worker_process: bool) -> EngineSettings:
@@ -71,30 +81,54 @@ async def through_actors(
     model: Path, given: argparse.Namespace, *, worker_process: bool
 ) -> tuple[dict[str, Any], list[list[Any]]]:
     """Seconds and tokens; and of each episode its turns as (ids that the environment added, number of sampled ones)."""
-    played = await play_groups(
-        model,
-        settings(given, worker_process=worker_process),
-        env="benchmarks.gpu.rollouts:Chatter",
-        options={},
-        limits=LIMITS,
-        task=lambda i: Task(
-            prompt=({"role": "user", "content": f"What is {i} plus {i * 7 % 1000}? " * 4},),
-        ),
-        groups=given.episodes // SIBLINGS,
-        at_once=given.at_once // SIBLINGS,
-        env_processes=given.envs,
-        warm_up=4,
-    )
-    turns = []
-    for episode in played.episodes:
-        assert len(episode.rows) == 1, "a later prompt did not go on from the former"
+    async with Launcher():
+        started = time.perf_counter()
+        policy = await PolicyActor.options(with_gpus=True, start_seconds=600).as_service(
+            model=str(model), settings=settings(given, worker_process=worker_process)
+        )
+        ready = time.perf_counter() - started
+        agent = ("agents.token_agent:TokenAgent", {"model": str(model), "policy": ActorPolicy(policy.client)})
+        envs = await EnvActor.options(num_replicas=given.envs).as_service(
+            env="benchmarks.gpu.rollouts:Chatter",
+            options={},
+            agents={"policy": agent},
+            limits=LIMITS,
+            on_fault=SHRINK,
+        )
+        limit = asyncio.Semaphore(given.at_once // SIBLINGS)
+
+        async def group(number: int) -> Any:
+            task = Task(prompt=({"role": "user", "content": f"What is {number} plus {number * 7 % 1000}? " * 4},))
+            async with limit:
+                return await envs.route(
+                    EnvActor.run_group,
+                    task,
+                    agent="policy",
+                    count=SIBLINGS,
+                    seed=1000 * number,
+                    group_id=str(number),
+                    env_options={},
+                )
+
+        await asyncio.gather(*(group(-1 - i) for i in range(4)))  # so that everything has run once
+        (before,) = await policy.fanout(PolicyActor.use)
+        started = time.perf_counter()
+        groups = await asyncio.gather(*(group(i) for i in range(given.episodes // SIBLINGS)))
+        seconds = time.perf_counter() - started
+        (after,) = await policy.fanout(PolicyActor.use)
+    did = EngineStats(**{name: value - getattr(before, name) for name, value in asdict(after).items()})
+    turns, tokens = [], 0
+    for episode in (episode for each in groups for episode in each.episodes):
+        assert episode.outcome.is_valid, episode.error
+        assert len(episode.rows) == 1, "a later prompt did not go on from the one before"
         turns.append([[turn.prompt_ids, len(turn.token_ids)] for turn in episode.turns])
+        tokens += episode.num_sampled
     found = {
-        "tokens": played.tokens,
-        "seconds": played.seconds,
-        "tokens_per_second": played.tokens / played.seconds,
-        "engine_ready": played.engine_ready,
-        "engine": engine_figures(played.engine, played.seconds),
+        "tokens": tokens,
+        "seconds": seconds,
+        "tokens_per_second": tokens / seconds,
+        "engine_ready": ready,
+        "engine": _engine_figures(did, seconds),
     }
     return found, turns
 
@@ -165,7 +199,17 @@ def bare(model: str, turns: list[list[Any]], given: argparse.Namespace) -> dict[
         "tokens": tokens,
         "seconds": seconds,
         "tokens_per_second": tokens / seconds,
-        "engine": engine_figures(stats, seconds),
+        "engine": _engine_figures(stats, seconds),
+    }
+
+
+def _engine_figures(stats: EngineStats, seconds: float) -> dict[str, Any]:
+    """Steps of an engine within some seconds: how long they are, and how full."""
+    return {
+        "steps": stats.steps,
+        "seconds_per_step": stats.step_seconds / stats.steps,
+        "requests_at_once": stats.request_steps / stats.steps,
+        "share_in_steps": stats.step_seconds / seconds,
     }
 
 

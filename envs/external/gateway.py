@@ -82,8 +82,8 @@ class Gateway:
         """Serve a further listener until the session is closed or has another, such as one in a sandbox's network."""
         loop = asyncio.get_running_loop()
         server = await loop.create_server(self._new_protocol, sock=listener, start_serving=False)
-        if former := self._servers.pop(session, None):
-            former.close()
+        if previous := self._servers.pop(session, None):
+            previous.close()
         self._servers[session] = server
         await server.start_serving()
 

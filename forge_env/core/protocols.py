@@ -105,9 +105,6 @@ class Agent(Protocol):
 
     The time limits of an episode do not run while an agent answers. The attribute `answer_seconds`, by default
     ANSWER_SECONDS, limits an answer; None means that the agent limits its answers itself.
-
-    An agent that keeps something for a conversation has a coroutine method `end_conversation(request_id)`, which is
-    called when its episode has ended.
     """
 
     async def act(self, conversation: Conversation, tools: Sequence[ToolSpec]) -> tuple[Turn, Action]:
@@ -128,8 +125,7 @@ class Agent(Protocol):
 class Policy(Protocol):
     """Works on tokens: knows neither messages nor where generation runs.
 
-    Its attribute `answer_seconds` and its coroutine method `end_conversation(session)`, if there are any, are used as
-    those of the agent, see `Agent`.
+    Its attribute `answer_seconds`, if there is one, is used as the agent's, see `Agent`.
     """
 
     async def generate(

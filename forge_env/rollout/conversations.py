@@ -42,12 +42,6 @@ class Conversations:
         return tuple(turn for conversation in self._by_number.values() for turn in conversation.turns)
 
     @property
-    def request_ids(self) -> tuple[str, ...]:
-        """Of the conversations that an agent has seen, though their first turn may have been cancelled."""
-        seen = (item for item in self._by_number.values() if item.turns or item.asked is not None)
-        return tuple(item.request_id for item in seen)
-
-    @property
     def are_several(self) -> bool:
         return len(self._by_number) > 1
 

@@ -94,17 +94,6 @@ class EpisodeRun:
         self.conversations.observe(reset.observation, reset.next_turn)
         self.info |= reset.info
 
-    async def end_conversations(self) -> None:
-        """Tell an agent that wants to know that no turn will follow. An error there does not change the episode."""
-        if (end := getattr(self.agent, "end_conversation", None)) is None:
-            return
-        for request_id in self.conversations.request_ids:
-            try:
-                with Deadline(self.limits.step_seconds, self.place):
-                    await end(request_id)
-            except Exception as error:
-                self.info["end_conversation_error"] = describe("agent", error)
-
     async def notify_limit(self, env: Env, limit: str) -> None:
         """Tell an environment which limit has ended the episode. An error there does not change the episode."""
         try:

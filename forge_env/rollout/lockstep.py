@@ -53,12 +53,6 @@ class LockstepPolicy:
             return await self._policy.generate(prompt_ids, sampling, request_id=request_id, session=session)
         return await wave.generate(self._policy, Request(tuple(prompt_ids), sampling, request_id))
 
-    async def end_conversation(self, session: str) -> None:
-        """Tell the policy, if it wants to know; batches belong to no conversation."""
-        end = getattr(self._policy, "end_conversation", None)
-        if end is not None and _wave.get() is None:
-            await end(session)
-
 
 @dataclass(eq=False, slots=True)
 class _PendingRequest:

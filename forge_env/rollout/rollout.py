@@ -119,7 +119,6 @@ async def run_episode(
         outcome, error = Outcome.INFRA_FAULT, f"{type(infra_error).__name__}: {infra_error}"
     finally:
         stop_recording(recording)
-        await run.end_conversations()
         if env is not None:
             if close_error := await close_env(env, limits.step_seconds):
                 run.info["close_error"] = close_error

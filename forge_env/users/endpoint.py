@@ -51,7 +51,7 @@ class ChatEndpoint(Protocol):
 
 
 class SharedEndpoint:
-    """An agent that is lent, or one that is made by these settings. Connections are closed only of the latter."""
+    """An agent that is lent, or one that is made by these settings. The connections of a lent one stay open."""
 
     def __init__(self, lent: ChatEndpoint | None, settings: Mapping[str, Any]) -> None:
         self._agent = lent

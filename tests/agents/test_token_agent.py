@@ -20,7 +20,6 @@ from forge_env.core.errors import InvariantError, PolicyError
 from forge_env.core.protocols import ContextFull, Conversation
 from forge_env.core.types import Completion, EpisodeLimits, Message, Outcome, Sampling
 from forge_env.rollout.factory import EnvFactory
-from forge_env.rollout.lockstep import LockstepPolicy, Wave
 from forge_env.rollout.rollout import run_episode
 
 TASK = Math.tasks(count=1)[0]
@@ -48,49 +47,9 @@ class Recorder(ScriptedPolicy):
         return replace(done, logprobs=tuple(-self.version - i / 8 for i in range(len(done.token_ids))))
 
 
-class Ending(Recorder):
-    """It remembers which conversations ended, after how many requests."""
-
-    def __init__(self, answers: Sequence[Sequence[int]]) -> None:
-        super().__init__(answers)
-        self.ended: list[tuple[str, int]] = []
-
-    async def end_conversation(self, session: str) -> None:
-        self.ended.append((session, len(self.asked)))
-
-
 async def play(agent: TokenAgent, seed: int = 3, **limits: int) -> Episode:
     async with EnvFactory(Math) as factory:
         return await run_episode(factory, agent, TASK, seed=seed, episode_id="g/0", limits=EpisodeLimits(**limits))
-
-
-@pytest.mark.parametrize("lockstep", [False, True])
-async def test_a_policy_hears_of_the_end_of_a_conversation(tiny_model: Path, lockstep: bool) -> None:
-    """Also of one that a fault ended; not where it answers batches, which belong to no conversation."""
-    renderer = Renderer(tiny_model)
-    policy = Ending([renderer.write(CALL), renderer.write({"role": "assistant", "content": TASK.target})])
-    agent = TokenAgent(str(tiny_model), LockstepPolicy(policy) if lockstep else policy)  # type: ignore[arg-type]
-    await play(agent)
-    assert policy.ended == [("g/0", 2)]
-    failing = Ending([renderer.write(CALL)])  # StopIteration in the second turn
-    assert (await play(TokenAgent(str(tiny_model), failing))).outcome is Outcome.INFRA_FAULT
-    assert failing.ended == [("g/0", 2)]
-    async with Wave(1) as wave:
-        with wave.episode():
-            await LockstepPolicy(policy).end_conversation("g/0")  # type: ignore[arg-type]
-    assert len(policy.ended) == 1
-
-
-async def test_a_policy_that_fails_as_a_conversation_ends_changes_nothing(tiny_model: Path) -> None:
-    class Failing(Ending):
-        async def end_conversation(self, session: str) -> None:
-            raise PolicyError("gone")
-
-    renderer = Renderer(tiny_model)
-    answers = [renderer.write({"role": "assistant", "content": TASK.target})]
-    result = await play(TokenAgent(str(tiny_model), Failing(answers)))
-    assert (result.outcome, result.reward) == (Outcome.SCORED, 1.0)
-    assert "gone" in result.info["end_conversation_error"]
 
 
 async def test_an_episode_is_token_exact(tiny_model: Path) -> None:

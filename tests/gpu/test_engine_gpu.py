@@ -30,7 +30,6 @@ SETTINGS = EngineSettings(
     kv_cache_gib=8.0,
     enforce_eager=False,
     gather_s=0.0,
-    admission=True,
 )
 
 
@@ -61,14 +60,10 @@ async def test_a_group_computes_its_prompt_once(engine: VLLMEngine) -> None:
     """Its members come at once, and the next step is scheduled while a step runs."""
     block, length, before = engine._thread.engine.vllm_config.cache_config.block_size, 900, engine.stats
     prompt, sampling = [11 + i % 1000 for i in range(length)], Sampling(max_tokens=16)
-    await asyncio.gather(*(engine.generate(prompt, sampling, f"member/{i}", f"member/{i}") for i in range(16)))
+    await asyncio.gather(*(engine.generate(prompt, sampling, f"member/{i}") for i in range(16)))
     assert engine.stats.prefix_asked - before.prefix_asked == 16 * length
     assert engine.stats.prefix_found - before.prefix_found == 15 * (length // block * block)
     assert engine.stats.preemptions == 0
-    assert engine._thread.admission is not None and engine._thread.admission.used > 0
-    for i in range(16):
-        engine.end_conversation(f"member/{i}")
-    assert engine._thread.admission.used == 0
 
 
 async def test_weights_arrive_bit_by_bit_while_requests_run(engine: VLLMEngine, qwen3: Path) -> None:

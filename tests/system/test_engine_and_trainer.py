@@ -20,7 +20,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from agents.generator.engine import VLLMEngine
-from agents.generator.start import EngineSettings, _register_architecture
+from agents.generator.start import CPU_BLOCK_TOKENS, EngineSettings, _register_architecture
 from forge_env.core.episode import Episode, Row
 from forge_env.core.errors import PolicyError
 from forge_env.core.types import Completion, Sampling
@@ -229,6 +229,18 @@ async def test_weights_change_while_requests_run(engine: VLLMEngine, model: Path
         assert sum(n for _, n in completion.versions) == 200
     after = await engine.generate([1], Sampling(max_tokens=3), "after")
     assert after.versions == ((old + 1, 3),)
+
+
+async def test_a_group_computes_its_prompt_once_per_version(engine: VLLMEngine, model: Path) -> None:
+    """Its members come at once: all but the first find the whole blocks of the prompt in the prefix cache."""
+    weights, count, tokens = _weights(model), 8, 200
+    for _ in range(2):
+        await engine.update_weights(engine.version + 1, weights)
+        before, sampling = engine.stats, Sampling(max_tokens=8)
+        await asyncio.gather(*(engine.generate([7] * tokens, sampling, f"member/{i}") for i in range(count)))
+        assert engine.stats.prefix_asked - before.prefix_asked == count * tokens
+        whole_blocks = tokens // CPU_BLOCK_TOKENS * CPU_BLOCK_TOKENS
+        assert engine.stats.prefix_found - before.prefix_found == (count - 1) * whole_blocks
 
 
 async def test_after_a_swap_greedy_output_is_that_of_a_fresh_engine(

@@ -204,9 +204,7 @@ async def test_named_adapters_and_the_model_do_not_disturb_each_other(tiny_model
         """Requests with the same prompts, each name's in turn; name -> whose logprobs it has, and its version."""
         asked = [(name, number) for number in range(4) for name in expected]
         calls = (
-            engine.generate(
-                [number, *range(40, 80)], Sampling(max_tokens=12, seed=number), f"{name}/{number}", "", name
-            )
+            engine.generate([number, *range(40, 80)], Sampling(max_tokens=12, seed=number), f"{name}/{number}", name)
             for name, number in asked
         )
         completions = list(await asyncio.gather(*calls))
@@ -232,11 +230,9 @@ async def test_named_adapters_and_the_model_do_not_disturb_each_other(tiny_model
         await check({"b": ("b", 5), "a": ("a", 4), "": ("", 0)})
         await busy
 
-        under_way = [
-            asyncio.create_task(engine.generate([9, 9, 9], sampling, f"{n} goes on", "", n)) for n in ("a", "")
-        ]
+        under_way = [asyncio.create_task(engine.generate([9, 9, 9], sampling, f"{n} goes on", n)) for n in ("a", "")]
         await asyncio.sleep(0)  # they are the first in the engine's queue
-        await engine.generate([9, 9], Sampling(max_tokens=4, seed=1), "beside", "", "b")  # by then they run
+        await engine.generate([9, 9], Sampling(max_tokens=4, seed=1), "beside", "b")  # by then they run
         await engine.load_adapter("a", 6, tensors["b"])
         with pytest.raises(PolicyError, match="adapter a has 1 requests in flight: let them end before it is dropped"):
             await engine.drop_adapter("a")
@@ -249,7 +245,7 @@ async def test_named_adapters_and_the_model_do_not_disturb_each_other(tiny_model
         ):
             await engine.load_adapter("c", 1, tensors["a"])
         await engine.drop_adapter("a")
-        for refused in (engine.drop_adapter("a"), engine.generate([9], sampling, "late", "", "a")):
+        for refused in (engine.drop_adapter("a"), engine.generate([9], sampling, "late", "a")):
             with pytest.raises(PolicyError, match="there is no adapter 'a' in the engine; it has b"):
                 await refused
         large = write_adapter(tmp_path / "large", tiny_model, dataclasses.replace(LORA, rank=9))

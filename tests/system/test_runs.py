@@ -245,7 +245,7 @@ def test_a_model_with_experts_replays_the_routes_of_its_engine(start) -> None:  
         "trainers.grpo", "--env", "math", "--model.size", "tiny-moe", "--steps", "2", "--tasks", "128",
         "--dataset.held_out", "8", "--warmup.steps", "4", "--warmup.demonstrations", "64", "--grpo.n_samples", "4",
         "--training.batch_size", "4", "--training.entropy_coef", "0.01",  # so that each step trains
-        "--training.sync_interval", "2", "--training.old_logprobs", "trainer", "--moe.replay", "on",
+        "--training.sync_interval", "2", "--training.old_logprobs", "trainer",
     )  # fmt: skip
     console = run.end()
     assert run.process.returncode == 0, console

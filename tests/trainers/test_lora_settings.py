@@ -144,7 +144,7 @@ def test_a_penalty_needs_no_second_model() -> None:
         (
             ["--lora.rank=4", "--ref_model.procs=1"],
             "--services.ref_model.procs is 1 and --lora.rank is 4: a trainer of adapters is its own reference model, "
-            "without them: set the former to 0",
+            "without them: set --services.ref_model.procs to 0",
         ),
         (
             ["--lora.rank=4", "--training.cpu_offload", "--trainer.with_gpus"],

@@ -11,8 +11,7 @@ from agents.generator.stats import EngineStats
 from forge_env.core.errors import ServiceError
 from forge_env.runtime.calls.handle import ServiceHandle
 
-_MEANS = {"engine/batch": "request_steps", "engine/places": "place_steps", "engine/waiting": "waiting_steps"}
-_COUNTS = ("steps", "cache_steps", "prefix_asked", "prefix_found", "preemptions")
+_COUNTS = ("steps", "request_steps", "cache_steps", "prefix_asked", "prefix_found", "preemptions")
 
 
 class EngineUse:
@@ -39,15 +38,18 @@ class EngineUse:
 
     def since(self, engines: Sequence[EngineStats]) -> dict[str, float]:
         """The metrics since the last call, over all engines; none where they have made no step."""
-        totals = {name: sum(getattr(engine, name) for engine in engines) for name in (*_COUNTS, *_MEANS.values())}
+        totals = {name: sum(getattr(engine, name) for engine in engines) for name in _COUNTS}
         # Totals that are smaller are those of an engine in the place of another one.
         before = self._before if all(totals[name] >= value for name, value in self._before.items()) else {}
         self._before = totals
         new = {name: total - before.get(name, 0) for name, total in totals.items()}
         if not new["steps"]:
             return {}
-        metrics = {metric: new[name] / new["steps"] for metric, name in _MEANS.items()}
-        metrics |= {"engine/cache_usage": new["cache_steps"] / new["steps"], "engine/preemptions": new["preemptions"]}
+        metrics = {
+            "engine/batch": new["request_steps"] / new["steps"],
+            "engine/cache_usage": new["cache_steps"] / new["steps"],
+            "engine/preemptions": new["preemptions"],
+        }
         if new["prefix_asked"]:
             metrics["engine/prefix_hit_rate"] = new["prefix_found"] / new["prefix_asked"]
         return metrics | {"engine/prompt_tokens": new["prefix_asked"]}

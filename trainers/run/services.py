@@ -22,7 +22,7 @@ from forge_env.runtime.process.ranks import AllRanks
 from forge_env.runtime.process.visible_gpus import names_of
 from forge_env.runtime.service import Service, ServiceOptions
 from forge_env.runtime.weights import WeightStore
-from trainers.config import ServiceConfig
+from trainers.config import ReplicasConfig, ServiceConfig
 from trainers.metrics.timeline import Timeline
 from trainers.run.reference import ReferenceActor
 from trainers.run.startup import Span, Startup
@@ -205,12 +205,13 @@ def _references(plan: RunPlan, launcher: Launcher, model: str, *, on_ready: OnRe
     )
 
 
-def _options(service: ServiceConfig, places: Sequence[ReplicaPlace], start_seconds: float) -> ServiceOptions:
+def _options(service: ReplicasConfig, places: Sequence[ReplicaPlace], start_seconds: float) -> ServiceOptions:
     """How a service is run; the GPUs of each replica are its own, and those of its replacement."""
+    procs, with_gpus = (service.procs, service.with_gpus) if isinstance(service, ServiceConfig) else (1, False)
     return ServiceOptions(
-        procs=service.procs,
+        procs=procs,
         num_replicas=service.num_replicas,
-        with_gpus=service.with_gpus,
+        with_gpus=with_gpus,
         start_seconds=start_seconds,
         ping_seconds=service.ping_seconds,
         environ=lambda replica: _resources(service, places[replica]),
@@ -268,7 +269,7 @@ def _weight_sync(
 def _agents(plan: RunPlan, model: str, policy: ServiceClient[PolicyActor]) -> dict[str, AgentSpec]:
     assert plan.environment is not None
     config, environment = plan.config, plan.environment.env_class
-    engines = ActorPolicy(policy, admission=plan.engine.admission)
+    engines = ActorPolicy(policy)
     asked: Policy = LockstepPolicy(engines) if config.training.deterministic else engines
     evaluation, thinking = config.evaluation, config.env.thinking
     sampling = {
@@ -286,7 +287,7 @@ def _agents(plan: RunPlan, model: str, policy: ServiceClient[PolicyActor]) -> di
     return agents
 
 
-def _resources(service: ServiceConfig, place: ReplicaPlace) -> dict[str, str]:
+def _resources(service: ReplicasConfig, place: ReplicaPlace) -> dict[str, str]:
     """Environment variables of a service's processes: their threads, and the GPUs that they see.
 
     Waiting threads sleep rather than spin: on few cores a spinning thread takes the core of the thread it waits for.

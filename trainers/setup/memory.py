@@ -247,8 +247,8 @@ def activation_bytes(
       values, the gate, and the MLP's last, q + 2k + m + h; attention's output, q: 2h + 2q + 2k + m in all
     - full: h, the block's input
 
-    With the latter two, the block at work is computed again in whole. Gradients of its activations are at their most
-    in the MLP: those of the block's output, the product, the gate and its factor, less the product itself, 2m + h.
+    With selective and full, the block at work is computed again in whole. Gradients of its activations are at their
+    most in the MLP: those of the block's output, the product, the gate and its factor, less the product itself, 2m + h.
 
     Attention keeps the keys and values that it has gathered from the other ranks: 2k for each token of theirs, where
     all is kept, and in the block that is computed again. An adapter keeps its rank more of each token, where its

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from trainers.config import RunConfig, ServiceConfig
+from trainers.config import ReplicasConfig, RunConfig, ServiceConfig
 from trainers.setup.hosts import count_hosts
 from trainers.setup.objective import needs_reference, plan_objective
 
@@ -223,17 +223,17 @@ def _processes(
         "ref_model": _reference_parts(config.services.ref_model.procs),
     }
     for name, parts in parts_of_services.items():
-        service: ServiceConfig = getattr(config.services, name)
+        service: ReplicasConfig = getattr(config.services, name)
         for replica, place in enumerate(replicas[name]):
-            for rank, (host, gpu) in enumerate(_slots(place, service)):
+            for rank, (host, gpu) in enumerate(_slots(place, len(parts))):
                 placed.append(
                     Process(
                         service=name,
                         rank=rank,
                         host=host if has_several_hosts else None,
                         gpu=gpu,
-                        threads=0 if service.with_gpus else service.threads,
-                        part=parts[rank % len(parts)],
+                        threads=service.threads if gpu is None else 0,
+                        part=parts[rank],
                         replica=replica,
                     )
                 )
@@ -257,8 +257,8 @@ def _reference_parts(procs: int) -> list[str]:
     return [f"frozen reference, FSDP {rank}" for rank in range(procs)] if procs > 1 else ["frozen reference"]
 
 
-def _slots(place: ReplicaPlace, service: ServiceConfig) -> Iterator[tuple[int, int | None]]:
+def _slots(place: ReplicaPlace, procs: int) -> Iterator[tuple[int, int | None]]:
     """Host and GPU of every process of one replica, by rank."""
-    per_host = -(-service.procs // place.num_hosts)
-    for rank in range(service.procs):
+    per_host = -(-procs // place.num_hosts)
+    for rank in range(procs):
         yield place.host + rank // per_host, place.gpus[rank % per_host] if place.gpus else None

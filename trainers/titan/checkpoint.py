@@ -57,15 +57,6 @@ class TrainingState:
     _writing: Future[None] | None = field(default=None, init=False)
     """The asynchronous save whose result has not been read yet."""
 
-    def begin(self, optimizer: OptimizersContainer, scheduler: LRSchedulersContainer) -> None:
-        """Begin a phase of training, once a save of the phase before it is complete.
-
-        Raises:
-            ForgeError: as `check`.
-        """
-        self.close()
-        self.optimizer, self.scheduler = optimizer, scheduler
-
     def save(
         self,
         folder: Path,

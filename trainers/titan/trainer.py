@@ -129,6 +129,7 @@ class TitanTrainer:
         if is_frozen:
             self.model.module.requires_grad_(False).eval()
         else:
+            self._optimizer = build_adamw(self.model.module, self._hyperparameters(), state=settings.optimizer_state)
             self.begin()
         if settings.compile:
             try:
@@ -145,9 +146,9 @@ class TitanTrainer:
         lr_schedule: str | None = None,
         total_steps: int | None = None,
     ) -> None:
-        """Begin a phase of training: a fresh optimizer and schedule on the present weights.
+        """Begin a phase of training: no moments and a fresh schedule on the present weights.
 
-        Settings that are left out stay as they are.
+        It waits for an asynchronous save. Settings that are left out stay as they are.
         """
         given: dict[str, Any] = {
             "learning_rate": learning_rate,
@@ -158,15 +159,19 @@ class TitanTrainer:
         changes = {name: value for name, value in given.items() if value is not None}
         self.settings = dataclasses.replace(self.settings, **changes)
         self.step = 0
-        state = self.settings.optimizer_state
-        self._optimizer = build_adamw(self.model.module, self._hyperparameters(), state=state)
+        self._state.close()
+        for optimizer in self._optimizer.optimizers:
+            optimizer.state.clear()
+            for group in optimizer.param_groups:
+                set_hyperparameters(group, self._hyperparameters(), self.settings.learning_rate)
+                group.pop("initial_lr", None)  # a schedule would take the last one's for its own
         self._scheduler = build_schedule(
             self._optimizer,
             self.settings.lr_schedule,
             warmup_steps=self.settings.warmup_steps,
             total_steps=self.settings.total_steps,
         )
-        self._state.begin(self._optimizer, self._scheduler)
+        self._state.optimizer, self._state.scheduler = self._optimizer, self._scheduler
 
     # -- training ------------------------------------------------------------------------------------------------
 

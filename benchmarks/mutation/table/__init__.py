@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from benchmarks.mutation.source import Mutant
 from benchmarks.mutation.table import (
-    admission,
     batching,
     controller,
     digests,
@@ -32,7 +31,6 @@ TABLE: tuple[Mutant, ...] = (
     *sandbox.MUTANTS,
     *weights.MUTANTS,
     *lora.MUTANTS,
-    *admission.MUTANTS,
     *forms.MUTANTS,
     *verdicts.MUTANTS,
 )

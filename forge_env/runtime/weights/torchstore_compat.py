@@ -2,7 +2,8 @@
 
 That torchstore's actors mix sync and async endpoints, which this Monarch refuses. Its sync ones do no waiting, so they
 are turned into async ones before the classes are used for the first time, in every process. And that torchstore asks
-for TORCHSTORE_RDMA_ENABLED where later ones ask for TORCHSTORE_USE_RDMA: it is told what the latter says.
+for TORCHSTORE_RDMA_ENABLED where later ones ask for TORCHSTORE_USE_RDMA: it is told what
+TORCHSTORE_USE_RDMA says.
 """
 
 from __future__ import annotations

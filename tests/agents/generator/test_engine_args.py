@@ -1,15 +1,17 @@
-"""Settings of vLLM that pass through: their names and types are the installed vLLM's, and some are refused."""
+"""Settings of vLLM that pass through: which do, of what types, and what a user reads of a value that vLLM refuses."""
 
 from __future__ import annotations
 
+import dataclasses
 import subprocess
 import sys
-from typing import Any, get_args
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-from agents.generator.engine_args import QUANTIZATIONS, REFUSED, approximations, read_engine_args
-from agents.generator.vllm_source import ENGINE_ARGS, bounds, choices, field_types
+from agents.generator.engine_args import QUANTIZATIONS, SETTINGS, approximations, read_engine_args, refusal
+from agents.generator.start import EngineSettings, engine_arguments, load_engine
 from forge_env.core.errors import UserError
 
 
@@ -18,20 +20,16 @@ def test_texts_become_what_vllm_takes() -> None:
         "block_size": "32",
         "watermark": "0.1",
         "enable_prefix_caching": "false",
-        "async_scheduling": "None",
         "cudagraph_capture_sizes": "[1, 2, 4]",
         "kv_cache_dtype": "fp8",
-        "gdn_prefill_backend": "triton",
         "speculative_config": '{"method": "ngram", "num_speculative_tokens": 3}',
     }
     assert read_engine_args(texts) == {
         "block_size": 32,
         "watermark": 0.1,
         "enable_prefix_caching": False,
-        "async_scheduling": None,
         "cudagraph_capture_sizes": [1, 2, 4],
         "kv_cache_dtype": "fp8",
-        "gdn_prefill_backend": "triton",
         "speculative_config": {"method": "ngram", "num_speculative_tokens": 3},
     }
 
@@ -46,39 +44,17 @@ def test_entries_of_a_dictionary_are_given_one_by_one_or_in_yaml() -> None:
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({"block_siz": 32}, "the installed vLLM has no such setting; did you mean block_size?"),
-        ({"qqq": 32}, "its names are those of vllm.EngineArgs"),
+        ({"block_siz": 32}, "docs/gpu.md. Did you mean block_size? Available: async_scheduling, "),
+        ({"trust_remote_code": True}, "is no setting of vLLM that passes through"),
         ({"block_size": "many"}, "block_size is 'many'; it must be a whole number"),
         ({"block_size": True}, "block_size is True; it must be a whole number"),
         ({"enable_prefix_caching": 3}, "enable_prefix_caching is 3; it must be true or false"),
-        ({"gdn_prefill_backend": "mine"}, "it must be 'flashinfer' or 'triton'"),
-        ({"speculative_config": "ngram"}, "it must be a dictionary or list, in JSON"),
-        ({"speculative_config": []}, "it must be a dictionary, in JSON"),
-        ({"dtype": "float16"}, "dtype is refused: it is bfloat16 on a GPU"),
+        ({"speculative_config": "ngram"}, "speculative_config is 'ngram'; it must be a dictionary, in JSON"),
+        ({"speculative_config": [], "speculative_config.method": "ngram"}, "was given a value of its own: give one"),
+        ({"block_size.x": 1}, "block_size is {'x': 1}; it must be a whole number"),
+        ({"dtype": "float16"}, "it is bfloat16 on a GPU"),
         ({"gpu_memory_utilization": 0.5}, "it is --services.generator.gpu_memory_utilization"),
-        ({"data_parallel_size": 2}, "several engines are --services.generator.num_replicas"),
-        ({"tokenizer_mode": "slow"}, "the engine gets token ids"),
-        ({"logprobs_mode": "raw_logprobs"}, "the trainer needs the logprobs at the sampling temperature"),
-        ({"logits_processors": ["a:b"]}, "they change the distribution of the tokens"),
-        ({"skip_tokenizer_init": False}, "text must not come between them"),
-        ({"trust_remote_code": True}, "it runs code that comes with a model"),
-        ({"load_format": "pt"}, "weights are read from safetensors"),
         ({"quantization": "awq"}, f"take one that vLLM makes of them at every load, {', '.join(QUANTIZATIONS)}"),
-        ({"kv_cache_dtype": "nvfp4"}, "take one of auto, bfloat16, fp8"),
-        ({"speculative_config": {"rejection_sample_method": "synthetic"}}, "take standard or block"),
-        ({"speculative_config": {"method": "custom_class"}}, "runs a class of somebody else"),
-        (
-            {"speculative_config": {"method": "magic"}},
-            "speculative_config.method is 'magic'; it must be one of ngram, ",
-        ),
-        ({"speculative_config": {"num_speculative_token": 1}}, "did you mean num_speculative_tokens?"),
-        ({"speculative_config.num_speculative_tokens": "-2"}, "num_speculative_tokens is -2; it must be above 0"),
-        ({"block_size": "0"}, "block_size is 0; it must be above 0"),
-        ({"max_num_batched_tokens": -1}, "max_num_batched_tokens is -1; it must be at least 1"),
-        ({"watermark": "1"}, "watermark is 1.0; it must be at least 0 and below 1"),
-        ({"watermark": "nan"}, "watermark is 'nan'; it must be a number"),
-        ({"attention_backend": "fast"}, "attention_backend is 'fast'; it must be 'auto' or 'FLASH_ATTN'"),
-        ({"scheduling_policy": "lifo"}, "scheduling_policy is 'lifo'; it must be 'fcfs' or 'priority'"),
     ],
 )
 def test_what_is_refused(given: dict[str, Any], words: str) -> None:
@@ -87,21 +63,35 @@ def test_what_is_refused(given: dict[str, Any], words: str) -> None:
     assert words in str(caught.value) and str(caught.value).startswith("--services.generator.engine")
 
 
-def test_what_vllm_says_of_its_settings_is_read_from_its_source() -> None:
-    from vllm.config.speculative import SpeculativeMethod
-    from vllm.v1.attention.backends.registry import AttentionBackendEnum
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        ({"block_size": 0}, "block_size is 0, which vLLM refuses: Input should be greater than 0"),
+        ({"kv_cache_dtype": "fp9"}, "kv_cache_dtype is fp9, which vLLM refuses: Input should be 'auto', "),
+        ({"attention_backend": "fast"}, "attention_backend is fast, which vLLM refuses: Unknown attention backend"),
+        ({"watermark": 2.0, "block_size": 32}, "watermark is 2.0, which vLLM refuses: Input should be less than 1"),
+        (
+            {"speculative_config": {"method": "magic"}},
+            "speculative_config is {'method': 'magic'}, which vLLM refuses: ",
+        ),
+        ({"compilation_config": {"mod": 1}}, "compilation_config is {'mod': 1}, which vLLM refuses: "),
+    ],
+)
+def test_a_value_that_vllm_refuses_is_one_sentence(tiny_model: Path, args: dict[str, Any], words: str) -> None:
+    with pytest.raises(UserError) as caught:
+        load_engine(str(tiny_model), EngineSettings(max_model_len=64, engine_args=read_engine_args(args)))
+    assert str(caught.value).startswith(f"--services.generator.engine.{words}") and "\n" not in str(caught.value)
 
-    def texts(literal: Any) -> set[str]:
-        return {text for each in get_args(literal) for text in ({each} if isinstance(each, str) else texts(each))}
 
-    assert set(choices()["SpeculativeMethod"]) == texts(SpeculativeMethod)
-    assert set(choices()["AttentionBackendEnum"]) == {"auto", *AttentionBackendEnum.__members__}
-    assert bounds()["watermark"] == {"at least": 0.0, "below": 1.0}
-    assert read_engine_args({"attention_backend": "flash_attn"}) == {"attention_backend": "flash_attn"}
+def test_another_error_of_vllm_is_no_mistake_in_the_settings() -> None:
+    assert refusal(RuntimeError("no memory is left"), {"block_size": 32, "kv_cache_dtype": "fp8"}) is None
 
 
-def test_every_name_that_is_refused_is_one_of_vllm() -> None:
-    assert set(REFUSED) - set(field_types(*ENGINE_ARGS)) == {"sleep_mode_backend"}, "which is of its ModelConfig"
+def test_the_installed_vllm_has_every_setting() -> None:
+    from vllm import EngineArgs
+
+    known = {field.name for field in dataclasses.fields(EngineArgs)}
+    assert not {*SETTINGS, *engine_arguments(EngineSettings(), on_gpu=True)} - known
 
 
 @pytest.mark.parametrize(

@@ -117,7 +117,7 @@ def test_a_field_is_honoured_refused_or_named(path: str, name: str) -> None:
 
 @pytest.mark.parametrize("path", SDKS)
 def test_every_field_of_a_dialect_is_checked(path: str) -> None:
-    """What is listed beyond the SDKs is what programs send by extra_body, or sent to former versions."""
+    """What is listed beyond the SDKs is what programs send by extra_body, or sent to older versions."""
     types, _ = SDKS[path]
     dialect = DIALECTS[path]
     known = set().union(*(names(cls) for cls in types))

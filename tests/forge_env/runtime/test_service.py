@@ -35,7 +35,7 @@ async def test_calls_go_to_the_replica_with_the_fewest_in_flight(launcher: Launc
     assert len(set(both)) == 2 and os.getpid() not in both
     held = [asyncio.create_task(service.route(Counting.hold)) for _ in range(3)]
     await until(lambda: sum(member.calls for member in service.client.replicas.values()) == 3, "three calls")
-    # One replica has two calls in flight and one has one: the next call goes to the latter.
+    # One replica has two calls in flight and one has one: the next call goes to the one with one.
     busy = {number: member.calls for number, member in service.client.replicas.items()}
     assert sorted(busy.values()) == [1, 2]
     quiet = await service.client.pick("")

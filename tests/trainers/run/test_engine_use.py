@@ -24,12 +24,10 @@ def test_means_and_rates_are_of_the_steps_since_the_last_reading() -> None:
     use = EngineUse()
     first = use.since([stats(10, request_steps=40, prefix_asked=100, prefix_found=50, preemptions=1)])
     assert (first["engine/batch"], first["engine/prefix_hit_rate"], first["engine/preemptions"]) == (4.0, 0.5, 1)
-    later = stats(30, request_steps=60, place_steps=200, waiting_steps=20, cache_steps=5.0, prefix_asked=300)
+    later = stats(30, request_steps=60, cache_steps=5.0, prefix_asked=300)
     later.prefix_found, later.preemptions = 200, 1
     assert use.since([later]) == {
         "engine/batch": 1.0,
-        "engine/places": 10.0,
-        "engine/waiting": 1.0,
         "engine/cache_usage": 0.25,
         "engine/preemptions": 0,
         "engine/prefix_hit_rate": 0.75,

@@ -53,11 +53,6 @@ def test_a_process_of_the_worker_s_own_is_for_gpus() -> None:
     assert not settings().has_worker_processes and not settings("--generator.worker_process").has_worker_processes
 
 
-def test_admission_is_off_unless_it_is_switched_on() -> None:
-    assert not settings().admission and not settings(*GPU).admission
-    assert settings("--generator.admission=true").admission
-
-
 def test_on_gpu_it_takes_as_many_requests_as_there_may_be_episodes_up_to_a_bound() -> None:
     assert settings().max_requests == settings("--training.batch_size", "64").max_requests == 128
     assert settings(*GPU).max_requests == 256  # an evaluation's

@@ -83,9 +83,8 @@ def test_sleep_that_cannot_be_is_refused() -> None:
 @pytest.mark.parametrize(
     ("option", "words"),
     [
-        ("--generator.engine.block_siz=16", "did you mean block_size?"),
+        ("--generator.engine.block_siz=16", "Did you mean block_size?"),
         ("--generator.engine.model=x", "it is --model"),
-        ("--generator.engine.trust_remote_code=true", "runs code that comes with a model"),
     ],
 )
 def test_settings_of_vllm_that_are_refused_are_problems_of_the_plan(option: str, words: str) -> None:

@@ -342,7 +342,7 @@ MOE = "--model.size=tiny-moe"
     ("arguments", "replays", "words"),
     [
         ([MOE], True, "the experts that the engine chose for it; every 20 steps also measured without"),
-        ([MOE, "--moe.replay=on", "--moe.compare_interval=0"], True, "the experts that the engine chose for it"),
+        ([MOE, "--moe.compare_interval=0"], True, "the experts that the engine chose for it"),
         ([MOE, "--moe.replay=off"], False, "off, as --moe.replay says"),
         ([], False, None),
     ],
@@ -368,8 +368,6 @@ def test_an_engine_that_cannot_return_routes_is_refused() -> None:
 def test_supervised_training_has_no_routes() -> None:
     plan = plan_of(MOE, config_class=sft.Config)
     assert not plan.replays_routes and "routing replay" not in dict(meaning(plan))
-    (problem,) = plan_of(MOE, "--moe.replay=on", config_class=sft.Config).problems
-    assert "--moe.replay is on" in problem and "supervised training has no engine: leave it out" in problem
 
 
 def test_the_first_step_and_each_after_an_interval_is_measured_without_replay() -> None:
@@ -393,10 +391,6 @@ def test_whether_routes_are_replayed_is_decided_when_the_model_is_there(tmp_path
     assert (plan.replays_routes, found.replays_routes) == (False, True)
     assert (plan.trainer["lora"].publish, found.trainer["lora"].publish) == ("adapter", "merged")
     assert found.engine.lora_rank == 0
-    config |= {"model_type": "qwen3"}
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    with pytest.raises(UserError, match="--moe.replay is on.* the model is dense"):
-        with_model(plan_of(name, "--moe.replay=on"), tmp_path)
 
 
 # ---- mistakes ----

@@ -20,13 +20,6 @@ def check_services(config: RunConfig) -> None:
             f"--services.trainer.num_replicas is {services.trainer.num_replicas}, and there is one trainer, whose "
             "processes share the work: set it to 1, and --services.trainer.procs to the number of processes"
         )
-    if services.envs.procs > 1:
-        raise UserError(
-            f"--services.envs.procs is {services.envs.procs}, and environments do not share one's work: set it to 1, "
-            f"and --services.envs.num_replicas to the number of processes"
-        )
-    if services.envs.with_gpus:
-        raise UserError("--services.envs.with_gpus is true, and environments run on the CPU: set it to false")
     if services.generator.procs > 1 and not services.generator.with_gpus:
         raise UserError(
             f"--services.generator.procs is {services.generator.procs} and it has no GPUs: an engine on CPU is one "
@@ -145,8 +138,8 @@ def check_attention(config: RunConfig) -> None:
             )
         if trainer_dtype(config) == "float32":
             raise UserError(
-                f"{wanted}, which computes in bfloat16, and --training.dtype is float32: set the former to flex, or "
-                "leave it out"
+                f"{wanted}, which computes in bfloat16, and --training.dtype is float32: set "
+                "--training.attention to flex, or leave it out"
             )
     elif training.attention == "sdpa" and (training.packing or degree > 1):
         cause = "training.packing is true" if training.packing else f"parallelism.context_parallel_degree is {degree}"

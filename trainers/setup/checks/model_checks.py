@@ -38,13 +38,13 @@ def check_thinking(config: RunConfig, shape: ModelShape | None) -> None:
     if env.max_thinking_tokens and env.thinking == "off":
         raise UserError(
             f"--env.max_thinking_tokens is {env.max_thinking_tokens}, and --env.thinking is off, so that there is no "
-            "thought to limit: set the latter to on or template, or the former to 0"
+            "thought to limit: set --env.thinking to on or template, or --env.max_thinking_tokens to 0"
         )
     if env.max_thinking_tokens >= env.max_turn_tokens:
         raise UserError(
             f"--env.max_thinking_tokens is {env.max_thinking_tokens}, and a turn has --env.max_turn_tokens, "
-            f"{env.max_turn_tokens}, at most: raise the latter, which the thought and the answer share, or set the "
-            "former to 0"
+            f"{env.max_turn_tokens}, at most, which the thought and the answer share: raise --env.max_turn_tokens, or "
+            "set --env.max_thinking_tokens to 0"
         )
     if env.thinking != "off" and config.model.path and (folder / "config.json").is_file():
         from agents.renderer.families import check_thinking as check  # slow import, which most runs do not need
@@ -131,21 +131,6 @@ def check_experts(config: RunConfig, shape: ModelShape | None) -> None:
         )
 
 
-def check_replay(config: RunConfig, shape: ModelShape | None) -> None:
-    """Check that there are routes to replay, if they are asked for.
-
-    Raises:
-        UserError: when the run has no engine, or its model no experts.
-    """
-    if config.moe.replay != "on":
-        return
-    wanted = "--moe.replay is on, which replays the experts that the engine chose"
-    if config.algorithm is None:
-        raise UserError(f"{wanted}, and supervised training has no engine: leave it out")
-    if shape is not None and not shape.num_experts:
-        raise UserError(f"{wanted}, and the model is dense, and has none: leave it out, or choose a model with experts")
-
-
 def check_lora(config: RunConfig) -> None:
     """Adapters are of known matrices, and the other settings work with them."""
     check_config(config)
@@ -159,7 +144,7 @@ def check_lora(config: RunConfig) -> None:
     if config.lora.rank and procs:
         raise UserError(
             f"--services.ref_model.procs is {procs} and --lora.rank is {config.lora.rank}: a trainer of adapters is "
-            "its own reference model, without them: set the former to 0"
+            "its own reference model, without them: set --services.ref_model.procs to 0"
         )
 
 

@@ -44,7 +44,6 @@ AT_LEAST: dict[str, float] = {
     "services.generator.threads": 1,
     "services.generator.num_replicas": 1,
     "services.generator.kv_cache_gib": 0,
-    "services.envs.procs": 1,
     "services.envs.threads": 1,
     "services.envs.num_replicas": 1,
     "services.trainer.procs": 1,
@@ -94,9 +93,11 @@ LARGEST = 2**31 - 1
 PROCESSES = 4096  # or hosts, or threads; a plan has a line for each process
 AT_MOST: dict[str, float] = {
     "services.generator.gpu_memory_utilization": 1,
+    "services.envs.num_replicas": PROCESSES,
+    "services.envs.threads": PROCESSES,
     **{
         f"services.{service}.{name}": PROCESSES
-        for service in ("generator", "envs", "trainer", "ref_model")
+        for service in ("generator", "trainer", "ref_model")
         for name in ("procs", "num_replicas", "threads")
     },
     "services.generator.kv_cache_gib": 1024,

@@ -59,7 +59,6 @@ def plan_engine(
         engine_args=engine_args,
         lora_rank=lora.rank if lora and lora.publish == "adapter" else 0,
         return_routes=_replays_routes(config, shape),
-        admission=generator.admission,
         tensor_parallel=generator.procs,
         enforce_eager=not (on_gpu and generator.cuda_graphs),
         worker_process=on_gpu and generator.worker_process,
