@@ -28,6 +28,7 @@ ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results" / "mutants.txt"
 COSMIC_RAY = "cosmic-ray==8.7.0"
 MOST = 40
+MEMORY_KIB = 8 * 2**20  # a mutant may fill a list for ever
 NEGATED = ("_Is_IsNot", "_IsNot_Is")
 MODULES = {
     "agents/renderer/dialects.py": "tests/agents/renderer/test_dialects.py",
@@ -56,7 +57,8 @@ def measure(module: str) -> str:
         shutil.copytree(ROOT, tree, ignore=shutil.ignore_patterns(".git", ".venv", ".cache", "outputs", "__pycache__"))
         compiled = f"{Path(module).parent}/__pycache__/{Path(module).stem}.*"
         # Two mutants of one second may have one size, and then Python takes the compiled module of the first.
-        run = f"rm -f {compiled}; PYTHONPATH={tree} exec {sys.executable} -m pytest -x -q -o cache_dir={folder}/cache "
+        pytest = f"{sys.executable} -m pytest -x -q -o cache_dir={folder}/cache "
+        run = f"rm -f {compiled}; ulimit -v {MEMORY_KIB}; PYTHONPATH={tree} exec {pytest}"
         command = f"sh -c {shlex.quote(run + MODULES[module])}"
         started = time.monotonic()
         plain = subprocess.run(command, shell=True, cwd=tree, capture_output=True, text=True)
