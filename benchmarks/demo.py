@@ -40,13 +40,14 @@ def run_seed(env: str, seed: int, options: list[str], folder: Path) -> dict[str,
     return {**{name: summary[name] for name in KEPT}, "wall_seconds": wall, "bare_loop": bare}
 
 
+def with_interval(result: dict[str, Any], name: str) -> str:
+    """A share and its interval of 95%."""
+    low, high = result[f"{name}_ci95"]
+    return f"{result[name]:.2f} [{low:.2f}, {high:.2f}]"
+
+
 def table(results: list[dict[str, Any]]) -> str:
     """The README's table."""
-
-    def with_interval(result: dict[str, Any], name: str) -> str:
-        low, high = result[f"{name}_ci95"]
-        return f"{result[name]:.2f} [{low:.2f}, {high:.2f}]"
-
     lines = [
         "| seed | success before | after | tool off | whole run | step | bare loop | ratio |",
         "|---|---|---|---|---|---|---|---|",

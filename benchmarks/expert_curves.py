@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.algorithms import REPOSITORY, WINDOW
-from benchmarks.demo import KEPT, RESULTS, commit
+from benchmarks.demo import KEPT, RESULTS, commit, with_interval
 from benchmarks.machine import describe
 
 PICTURE = REPOSITORY / "docs" / "experts.png"
@@ -73,10 +73,7 @@ def table(results: list[dict[str, Any]]) -> str:
     """The results in Markdown."""
     lines = ["| replay | seed | success before | after | step |", "|---|---|---|---|---|"]
     for result in results:
-        before, after = (
-            f"{result[name]:.2f} [{result[f'{name}_ci95'][0]:.2f}, {result[f'{name}_ci95'][1]:.2f}]"
-            for name in ("success_before", "success_after")
-        )
+        before, after = (with_interval(result, name) for name in ("success_before", "success_after"))
         step = result["median_step_seconds"]
         lines.append(f"| {result['replay']} | {result['seed']} | {before} | {after} | {step:.2f} s |")
     return "\n".join(lines)

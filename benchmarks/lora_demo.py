@@ -19,7 +19,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from benchmarks.demo import KEPT, RESULTS, commit
+from benchmarks.demo import KEPT, RESULTS, commit, with_interval
 from benchmarks.machine import describe
 
 LORA = ("--lora.rank", "8", "--lora.alpha", "16", "--training.learning_rate", "5e-3", "--training.steps", "180")
@@ -48,10 +48,7 @@ def table(results: list[dict[str, Any]]) -> str:
     """The results in Markdown."""
     lines = ["| seed | success before | after | tool off | steps | step |", "|---|---|---|---|---|---|"]
     for result in results:
-        before, after = (
-            f"{result[name]:.2f} [{result[f'{name}_ci95'][0]:.2f}, {result[f'{name}_ci95'][1]:.2f}]"
-            for name in ("success_before", "success_after")
-        )
+        before, after = (with_interval(result, name) for name in ("success_before", "success_after"))
         lines.append(
             f"| {result['seed']} | {before} | {after} | {result['success_tool_off']:.2f} | {result['steps']} "
             f"| {result['median_step_seconds']:.2f} s |"

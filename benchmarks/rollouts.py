@@ -15,21 +15,17 @@ What plays the model gives the text or the tokens of the turn that is due; every
 numbers differ from task to task, so that nothing is fast because it was seen before.
 
 Steps are timed by the CPU time of this process, and a figure is the best of forty runs, because other processes of the
-machine slow it down. The latency is in seconds of the clock. --profile writes which functions take the time.
+machine slow it down. The latency is in seconds of the clock.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import cProfile
 import gc
-import io
 import json
 import os
-import pstats
 import random
-import re
 import statistics
 import tempfile
 import time
@@ -195,23 +191,6 @@ async def measure_steps(model: str) -> dict[str, float]:
     return figures | {"renderers_and_tokenizers_us": library, "own_without_tokenizers_us": whole - library}
 
 
-_FOLDERS = re.compile(rf"{Path(__file__).parents[1]}/(?!\.venv)|\S*/(site-packages|python3\.\d+)/")
-"""What a profile leaves out of paths: where this tree, the packages and Python are."""
-
-
-def profile(model: str) -> str:
-    """The functions that take the most time, without those that they call, in 1,000 episodes of each kind."""
-    texts = []
-    for name, agent in (("text", ScriptedAgent(script)), ("tokens", TokenAgent(model, PreparedPolicy(model)))):
-        asyncio.run(play(Calculator, agent, 100, 64))
-        profiler, text = cProfile.Profile(), io.StringIO()
-        profiler.runcall(asyncio.run, play(Calculator, agent, 1000, 64))
-        pstats.Stats(profiler, stream=text).sort_stats("tottime").print_stats(40)
-        lines = [_FOLDERS.sub("", line.rstrip()) for line in text.getvalue().splitlines()]
-        texts.append("\n".join([f"{name}: {1000 * TURNS} steps", *lines]))
-    return "\n\n".join(texts) + "\n"
-
-
 class GatheringPolicy(PreparedPolicy):
     """Holds the last turn of every episode back until `live` of them wait for it."""
 
@@ -260,15 +239,11 @@ async def measure(model: str) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, help="file for the figures and the machine")
-    parser.add_argument("--profile", type=Path, help="file for the profile; nothing else is measured then")
     options = parser.parse_args()
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
     relax_garbage_collector()  # as the process of the environments does
     with tempfile.TemporaryDirectory() as folder:
         asyncio.run(make_model(Path(folder), make("math"), seed=0, limits=EpisodeLimits()))
-        if options.profile:
-            options.profile.write_text(profile(folder))
-            return
         figures = asyncio.run(measure(folder))
     for name, value in figures.items():
         print(f"{name:>24}  {value:,.2f}")

@@ -17,15 +17,21 @@ import asyncio
 import json
 import os
 import statistics
+import subprocess
+import sys
 import time
+from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from benchmarks.machine import describe
-from benchmarks.sandbox import CODE, Method, bare_python, command, one_shot, quantile
+from forge_env.core.sandbox import ExecStatus, Sandbox
 from sandboxes import open_sandbox
+
+CODE = "pass"
+Method = Callable[[], Awaitable[Any]]
 
 
 @dataclass(kw_only=True)
@@ -39,6 +45,39 @@ class Row:
     opening: list[float] = field(default_factory=list)
     """Seconds from the call to the open sandbox, by repeat."""
     waited_for_start: int = 0
+
+
+def bare_python() -> str:
+    """Return the Python whose `-c pass` is quickest, so that no slow site folder flatters us."""
+    candidates = {path for path in ("/usr/bin/python3", getattr(sys, "_base_executable", "")) if os.path.exists(path)}
+
+    def seconds(python: str) -> float:
+        begin = time.perf_counter()
+        for _ in range(5):
+            subprocess.run([python, "-c", CODE], check=True)
+        return time.perf_counter() - begin
+
+    return min(sorted(candidates), key=seconds)
+
+
+def command(*arguments: str) -> Method:
+    async def run() -> None:
+        process = await asyncio.create_subprocess_exec(*arguments, stdin=asyncio.subprocess.DEVNULL)
+        assert await process.wait() == 0, arguments
+
+    return run
+
+
+def one_shot(sandbox: Sandbox) -> Method:
+    async def run() -> None:
+        result = await sandbox.run(CODE)
+        assert result.status is ExecStatus.OK, result
+
+    return run
+
+
+def quantile(values: list[float], share: float) -> float:
+    return sorted(values)[min(len(values) - 1, int(share * len(values)))]
 
 
 async def measure(rows: dict[str, Row], requests: int, repeats: int) -> None:

@@ -1,15 +1,12 @@
-"""How fast `forge-env view` opens a run of 50,000 episodes, in a real browser, and how smooth it is afterwards.
+"""How fast `forge-env view` opens a run of 50,000 episodes in a real browser.
 
     python -m benchmarks.viewer [--episodes N] [--json FILE]
 
 A run is made with a script: groups of 8 episodes of two to five turns with tool calls, tokens, logprobs and versions.
-Then, each from a new process, without an index (cold) and with one (warm):
+Then, from a new process, without an index (cold) and with one (warm):
 
     usable    from the start of the command until the list of episodes is drawn in Chromium
     index     from the start of the command until every episode is in the index
-    page      drawing another page of the list in the browser, at random places and orders (median and 95%)
-    search    a text that few episodes hold, and one that all of them hold, over HTTP
-    memory    peak of the viewer's process, and of its readers
 """
 
 from __future__ import annotations
@@ -35,23 +32,7 @@ from forge_env.core.episode import Episode, Turn, digest, write_jsonl
 from forge_env.core.types import Message, Outcome, Task, ToolCall, ToolUse
 
 GROUP = 8
-WORDS = (
-    "take",
-    "the",
-    "sum",
-    "of",
-    "all",
-    "primes",
-    "below",
-    "and",
-    "print",
-    "it",
-    "as",
-    "one",
-    "number",
-    "then",
-    "check",
-)
+WORDS = ("take", "the", "sum", "of", "all", "primes", "below", "and", "print", "it", "as", "one", "number", "check")
 SETTLE_SECONDS = 120.0
 
 
@@ -142,85 +123,36 @@ def make_run(folder: Path, episodes: int) -> None:
 
 
 @contextmanager
-def viewing(run: Path) -> Iterator[tuple[subprocess.Popen[str], str, float]]:
-    """The command as a user starts it; gives its process, address, and the time it was started."""
+def viewing(run: Path) -> Iterator[tuple[str, float]]:
+    """The command as a user starts it; gives its address, and the time it was started."""
     started = time.perf_counter()
     command = [sys.executable, "-m", "forge_env", "view", str(run)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     try:
         assert process.stdout is not None
-        yield process, re.search(r"http\S+", process.stdout.readline())[0], started  # type: ignore[index]
+        yield re.search(r"http\S+", process.stdout.readline())[0], started  # type: ignore[index]
     finally:
         process.terminate()
         process.wait(30)
 
 
 def measure(browser: Any, run: Path, name: str) -> dict[str, float]:
-    """Open a run, wait for its index, and turn some pages."""
+    """Open a run, and wait for its index."""
     context = browser.new_context(viewport={"width": 1280, "height": 800})
     page = context.new_page()
     page.goto("about:blank")
-    with viewing(run) as (process, url, started):
+    with viewing(run) as (url, started):
         page.goto(f"{url}#/{name}/episodes")
         page.wait_for_selector(".tr.row", timeout=60000)
         usable = time.perf_counter() - started
         origin = url.partition("/?")[0]
-
-        def ask(path: str) -> tuple[Any, float]:
-            before = time.perf_counter()
-            answer = context.request.get(f"{origin}/api/0/{path}").json()
-            return answer, time.perf_counter() - before
-
         deadline = time.monotonic() + SETTLE_SECONDS
-        while not ask("state")[0]["indexed"]:
+        while not context.request.get(f"{origin}/api/0/state").json()["indexed"]:
             assert time.monotonic() < deadline, f"the index was not complete after {SETTLE_SECONDS:g} s"
             time.sleep(0.02)
         indexed = time.perf_counter() - started
-        total = ask("episodes")[0]["total"]
-        figures = {"usable_seconds": usable, "index_seconds": indexed, "episodes": total}
-        pages = [
-            _draw(page, name, number * total // 50 // 40, order)
-            for number in range(39)
-            for order in ("written", "reward")
-        ]
-        groups = [ask(f"groups?offset={number * 25}")[1] for number in range(20)]
-        figures |= {"page_p50_ms": statistics.median(pages), "page_p95_ms": statistics.quantiles(pages, n=20)[-1]}
-        figures["groups_p50_ms"] = statistics.median(groups) * 1000
-        for what, text in (("rare", "Task 4321:"), ("everywhere", "number")):
-            before = time.perf_counter()
-            while not ask(f"episodes?q={text}")[0]["search"]["ended"]:
-                pass
-            figures[f"search_{what}_seconds"] = time.perf_counter() - before
-        figures["memory_mib"] = _peak(process.pid) / 1024
     context.close()
-    return figures
-
-
-def _draw(page: Any, name: str, number: int, order: str) -> float:
-    """Milliseconds from the change of address until another page of the list is on the screen."""
-    return float(
-        page.evaluate(
-            """([hash, wanted]) => new Promise((done) => {
-              const before = performance.now();
-              const main = document.getElementById("main");
-              const old = main.firstChild;
-              const watch = new MutationObserver(() => {
-                if (main.firstChild === old || !main.querySelector(".tr.row")) return;
-                watch.disconnect();
-                requestAnimationFrame(() => setTimeout(() => done(performance.now() - before)));
-              });
-              watch.observe(main, { childList: true });
-              location.hash = hash;
-            })""",
-            [f"#/{name}/episodes?order={order}&page={number}", number],
-        )
-    )
-
-
-def _peak(pid: int) -> int:
-    """Peak resident memory in KiB."""
-    status = Path(f"/proc/{pid}/status").read_text()
-    return int(re.search(r"VmHWM:\s+(\d+)", status)[1])  # type: ignore[index]
+    return {"usable_seconds": usable, "index_seconds": indexed}
 
 
 def main() -> None:

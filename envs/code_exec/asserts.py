@@ -1,17 +1,15 @@
-"""Translates assert statements of data sets to call tests, where they are simple enough.
+"""Translates the asserts of data sets to call tests.
 
 An answer in the same process could make `assert f(1) == 2` pass: by returning an object that equals everything, or by
 replacing what the assert uses. A call test returns the value, which is compared outside of the sandbox. Only literals
-are evaluated here.
+are evaluated here. A statement of another form, such as a loop over random numbers, makes a row unusable.
 """
 
 from __future__ import annotations
 
 import ast
-import builtins
 import copy
 import operator
-import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -19,30 +17,27 @@ from forge_env.utils.syntax import parse_python
 
 CallTest = dict[str, Any]
 
-_BUILTINS = frozenset(dir(builtins))
+_LARGEST_POWER = 64
+
+
+class NotCalls(Exception):
+    """A statement that is no call with a fixed result; the text is the statement."""
 
 
 def read_check(source: str, entry_point: str) -> list[CallTest]:
-    """Parse the tests of HumanEval, a module that defines `check(candidate)`.
-
-    Returns:
-        a call test for each simple assert, and the rest of the module, if it does anything, as one `asserts` test.
+    """Parse the tests of HumanEval, a module that defines `check(candidate)`, and return its call tests.
 
     Raises:
         ValueError, SyntaxError: without such a function, and for a source that cannot be parsed.
+        NotCalls: for a statement that cannot be translated.
     """
     module = parse_python(source)
     check = next((n for n in module.body if isinstance(n, ast.FunctionDef) and n.name == "check"), None)
     if check is None or len(check.args.args) != 1:
         raise ValueError("its tests define no check(candidate)")
     candidate = check.args.args[0].arg
-    names = {} if _is_assigned(candidate, check) else {candidate: entry_point}
-    tests, rest = _split(check.body, names)
-    if rest:
-        check.body = rest
-        suite = f"{ast.unparse(module)}\ndef suite():\n    check({entry_point})\n"
-        tests.append({"type": "asserts", "code": suite})
-    return tests
+    names = {} if _is_assigned(candidate, check) else {candidate: entry_point, entry_point: entry_point}
+    return _calls(check.body, names)
 
 
 def read_asserts(sources: Sequence[str]) -> list[CallTest]:
@@ -50,37 +45,16 @@ def read_asserts(sources: Sequence[str]) -> list[CallTest]:
 
     Raises:
         SyntaxError: for a statement that cannot be parsed.
+        NotCalls: for a statement that cannot be translated.
     """
-    tests: list[CallTest] = []
-    for source in sources:
-        statements = parse_python(source.strip()).body
-        called, rest = _split(statements, None)
-        if rest:  # in one suite with the statements before them, whose names they may use
-            body = textwrap.indent("\n".join(map(ast.unparse, statements)), "    ")
-            called = [{"type": "asserts", "code": f"def suite():\n{body}\n"}]
-        tests += called
-    return tests
-
-
-def called_function(tests: Sequence[CallTest]) -> str:
-    """Return the function that the tests call. Raises ValueError where they call none."""
-    for test in tests:
-        if test["type"] == "call":
-            return str(test["function"])
-    for test in tests:
-        for node in ast.walk(parse_python(test["code"])):
-            calls = ast.walk(node) if isinstance(node, ast.Assert) else ()
-            for call in calls:
-                if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id not in _BUILTINS:
-                    return call.func.id
-    raise ValueError("its tests call no function")
+    return [test for source in sources for test in _calls(parse_python(source.strip()).body, None)]
 
 
 def translate(statement: ast.stmt, names: Mapping[str, str] | None = None) -> CallTest | None:
     """Return the call test of an assert, or None for an unknown form.
 
-    The forms are call == literal, call is None / True / False, call, not call, abs(call - number) < number and
-    math.isclose(call, number, ...), where a call has only literals as arguments.
+    The forms are call == literal, tuple(call) == tuple(literal), the same with set, call is None / True / False, call,
+    not call, abs(call - number) < number and math.isclose(call, number, ...). A call has only literals as arguments.
 
     Args:
         names: functions that may be called -> their names in the answer; None for all functions.
@@ -93,26 +67,38 @@ def translate(statement: ast.stmt, names: Mapping[str, str] | None = None) -> Ca
         return None
 
 
-def _split(statements: Sequence[ast.stmt], names: Mapping[str, str] | None) -> tuple[list[CallTest], list[ast.stmt]]:
-    """Return the tests of the statements that can be translated, and the other statements that have an effect."""
+def _calls(statements: Sequence[ast.stmt], names: Mapping[str, str] | None) -> list[CallTest]:
     tests: list[CallTest] = []
-    rest: list[ast.stmt] = []
     for statement in statements:
         test = translate(statement, names)
         if test is not None:
             tests.append(test)
-        elif not _is_idle(statement):
-            rest.append(copy.deepcopy(statement))
-    return tests, rest
+        elif not _is_idle(statement, names):
+            raise NotCalls(" ".join(ast.unparse(statement).split()))
+    return tests
 
 
-def _is_idle(statement: ast.stmt) -> bool:
-    """Whether a statement has no effect: a text, `pass`, `assert True`."""
+def _is_idle(statement: ast.stmt, names: Mapping[str, str] | None) -> bool:
+    """Whether a statement tests nothing: an import, a text, a name, `pass`, `assert True`, x == x."""
     if isinstance(statement, ast.Assert):
-        return isinstance(statement.test, ast.Constant) and bool(statement.test.value)
-    return isinstance(statement, ast.Pass) or (
-        isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
+        test = statement.test
+        if isinstance(test, ast.Compare) and [*map(type, test.ops)] == [ast.Eq]:
+            left, right = (_Renamed(names or {}).visit(copy.deepcopy(n)) for n in (test.left, test.comparators[0]))
+            return ast.dump(left) == ast.dump(right)
+        return isinstance(test, ast.Constant) and bool(test.value)
+    return isinstance(statement, (ast.Pass, ast.Import, ast.ImportFrom)) or (
+        isinstance(statement, ast.Expr) and isinstance(statement.value, (ast.Constant, ast.Name))
     )
+
+
+class _Renamed(ast.NodeTransformer):
+    """Gives the functions of the answer one name each."""
+
+    def __init__(self, names: Mapping[str, str]) -> None:
+        self._names = names
+
+    def visit_Name(self, node: ast.Name) -> ast.Name:
+        return ast.Name(self._names.get(node.id, node.id), node.ctx)
 
 
 def _is_assigned(name: str, tree: ast.AST) -> bool:
@@ -137,8 +123,20 @@ def _comparison(left: ast.expr, how: ast.cmpop, right: ast.expr, names: Mapping[
     if isinstance(how, ast.Eq):
         if not isinstance(left, ast.Call):
             left, right = right, left
+        kind, inner = _collected(left)
+        kind_of_right, items = _collected(right)
+        if kind and kind == kind_of_right and isinstance(items, (ast.List, ast.Tuple)):
+            literal = ast.Set(items.elts) if kind == "set" else ast.Tuple(items.elts, ast.Load())
+            return _call_test(inner, names, accepted=[_literal(literal)], compare=kind)
         return _call_test(left, names, accepted=[_literal(right)], compare="equal")
     return None
+
+
+def _collected(node: ast.expr) -> tuple[str, ast.expr]:
+    """The kind and the x of tuple(x) or set(x); no kind for another expression."""
+    if isinstance(node, ast.Call) and ast.unparse(node.func) in ("tuple", "set") and len(node.args) == 1:
+        return ast.unparse(node.func), node.args[0]
+    return "", node
 
 
 def _near(left: ast.expr, right: ast.expr, names: Mapping[str, str] | None) -> CallTest | None:
@@ -177,27 +175,32 @@ def _call_test(call: ast.expr, names: Mapping[str, str] | None, **expected: Any)
 
 
 def _literal(node: ast.expr) -> str:
-    """Return the source of a literal, with sums and products of numbers worked out. Raises ValueError for all else."""
+    """Return the source of a literal, with its arithmetic worked out. Raises ValueError for all else."""
     folded = _Fold().visit(copy.deepcopy(node))
     ast.literal_eval(folded)
     return ast.unparse(folded)
 
 
 class _Fold(ast.NodeTransformer):
-    """Replaces `2.0/3.0` by its value: data sets write expected numbers so."""
+    """Replaces `2.0/3.0`, `2 ** 5` and `'a' + 'b'` by their values: data sets write values so."""
 
     _operators: ClassVar[Mapping[type[ast.operator], Callable[[Any, Any], Any]]] = {
         ast.Add: operator.add,
         ast.Sub: operator.sub,
         ast.Mult: operator.mul,
         ast.Div: operator.truediv,
+        ast.Pow: operator.pow,
     }
 
     def visit_BinOp(self, node: ast.BinOp) -> ast.expr:
         left, right = self.visit(node.left), self.visit(node.right)
-        work_out = self._operators.get(type(node.op))
-        if work_out is None or not all(
-            isinstance(side, ast.Constant) and type(side.value) in (int, float) for side in (left, right)
-        ):
-            raise ValueError("no arithmetic of two numbers")
-        return ast.copy_location(ast.Constant(work_out(left.value, right.value)), node)
+        if not (isinstance(left, ast.Constant) and isinstance(right, ast.Constant)):
+            raise ValueError("no arithmetic of two constants")
+        values: tuple[Any, Any] = (left.value, right.value)
+        how = type(node.op)
+        are_numbers = all(type(value) in (int, float) for value in values)
+        are_texts = how is ast.Add and all(isinstance(value, str) for value in values)
+        is_large = how is ast.Pow and are_numbers and max(map(abs, values)) > _LARGEST_POWER
+        if how not in self._operators or is_large or not (are_numbers or are_texts):
+            raise ValueError("no arithmetic of two small numbers, and no sum of two texts")
+        return ast.copy_location(ast.Constant(self._operators[how](*values)), node)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
-from envs.code_exec.assert_suites import read_suite
 from envs.code_exec.grading import tests_of
 from forge_env.core.types import Task
 
@@ -17,19 +15,12 @@ def cheats(task: Task) -> list[str]:
     answers = [*_ENDS, *_by_heart(task)]
     if not calls:
         return [*answers, *_PROGRAMS]
-    name = _function(calls[0], task.target)
+    called = str(calls[0].get("function", "f"))
+    name = called.rpartition(".")[2]
     functions = [source.replace("FUNCTION", name) for source in _FUNCTIONS]
-    if str(calls[0].get("function", "")).startswith("Solution()"):
+    if called.startswith("Solution()"):
         functions = [f"{source}\nclass Solution:\n    {name} = lambda self, *xs: {name}(*xs)" for source in functions]
     return [*answers, *functions]
-
-
-def _function(test: Mapping[str, Any], target: Any) -> str:
-    """Return the function of the answer that a test calls."""
-    if test["type"] != "asserts":
-        return str(test.get("function", "f")).rpartition(".")[2]
-    functions = read_suite(test["code"], target.get("prelude", "")).functions
-    return functions[0] if functions else "f"
 
 
 def _by_heart(task: Task) -> Sequence[str]:
@@ -102,8 +93,7 @@ _FUNCTIONS = (
     "for name in ('sorted', 'len', 'abs', 'isinstance', 'set', 'tuple', 'str'):\n"
     "    setattr(builtins, name, lambda *xs: E())\nmath.fabs = math.isclose = lambda *xs, **options: E()\n"
     "def FUNCTION(*xs): return E()",
-    "def suite(): pass\ndef check(candidate): pass\ndef FUNCTION(*xs): return None",
-    "def _outcomes(calls, start): return [['passed', True, []]] * len(calls)\ndef FUNCTION(*xs): return 1",
+    "def check(candidate): pass\ndef FUNCTION(*xs): return None",
     "def FUNCTION(*xs): return FUNCTION(*xs)",
     "async def FUNCTION(*xs): return 1",
     "def FUNCTION(*xs): yield 1",

@@ -14,7 +14,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from envs.code_exec.assert_suites import CannotRunApart
+from envs.code_exec.asserts import NotCalls
 from envs.code_exec.dataset_rows import Row, task_of
 from envs.task_splits import bucket
 from forge_env.core.errors import UserError
@@ -35,7 +35,7 @@ def load_tasks(source: str, *, split: str = "train", count: int, seed: int = 0, 
     """Load `count` tasks; the same seed gives the same ones in the same order. No more rows are read than are needed.
 
     Rows without tests are left out, and so are tests whose expected value is too large for a sandbox to hand back. Rows
-    whose asserts cannot be run apart from the answer are left out too, and a warning names them.
+    whose asserts are more than calls with fixed results are left out too, and a warning counts and names them.
 
     Args:
         source: a .jsonl, .jsonl.gz, .json (a list) or .parquet file. A file with {split} in its name is one file per
@@ -58,7 +58,7 @@ def load_tasks(source: str, *, split: str = "train", count: int, seed: int = 0, 
         raise
     except (OSError, EOFError, zlib.error, ValueError) as error:  # invalid gzip, UTF-8 or parquet
         raise UserError(f"{path} cannot be read: {error}") from error
-    left_out = _left_out_rows(refused)
+    left_out = left_out_rows(refused)
     if len(tasks) < count:
         raise UserError(f"{count} {split} tasks were asked for, {path} has {len(tasks)}: ask for fewer{left_out}")
     if left_out:
@@ -66,12 +66,16 @@ def load_tasks(source: str, *, split: str = "train", count: int, seed: int = 0, 
     return tasks
 
 
-def _left_out_rows(refused: Sequence[str]) -> str:
+def left_out_rows(refused: Sequence[str]) -> str:
+    """Return the end of a sentence that counts the refused rows and names the first ones; empty without any."""
     if not refused:
         return ""
     more = f" and {len(refused) - _MAX_NAMED} more" if len(refused) > _MAX_NAMED else ""
     rows = ", ".join(refused[:_MAX_NAMED])
-    return f"; left out, as asserts that cannot be run apart from the answer could be forged: {rows}{more}"
+    return (
+        f"; rows left out: {len(refused)}, as their asserts are more than calls with fixed arguments and results, and "
+        f"could be forged: {rows}{more}; write them as plain asserts, one call each"
+    )
 
 
 @cache
@@ -94,13 +98,13 @@ def _path(source: str, split: str) -> tuple[Path, bool]:
 
 
 def _tasks(rows: Iterator[tuple[int, Row]], path: Path, split: str, kind: str, refused: list[str]) -> Iterator[Task]:
-    """Make tasks of rows, each question once. Rows whose asserts cannot be run apart are named in `refused`."""
+    """Make tasks of rows, each question once. Rows whose asserts are more than calls are named in `refused`."""
     seen: set[str] = set()
     for number, row in rows:
         try:
             task = task_of(row, where=f"{path}: row {number}", kind=kind)
-        except CannotRunApart as error:
-            refused.append(f"row {number} ({error})")
+        except NotCalls as error:
+            refused.append(f"row {number} ({error!s:.60})")
             continue
         if task is None:
             continue

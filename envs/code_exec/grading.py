@@ -4,16 +4,14 @@ Tests are plain data in `Task.target`: {"tests": [...], "prelude": code that is 
 
     {"type": "call", "function": "f", "args": "1, [2]", "accepted": ["3"], "compare": "exact"}
     {"type": "stdin", "stdin": "1 2\\n", "stdout": "3\\n"}
-    {"type": "asserts", "code": "def suite(): ..."}
 
 Arguments and accepted values are Python literals, written as text. Each test runs in a new process that has one input
 and never the expected value: a call returns its value as plain data, which is compared here. So a program returns
 values and never a verdict.
 
-`asserts` is code of a data set that cannot be translated. It runs in one process, and the answer makes its calls in
-another one (see `assert_suites`). A target that is a list, [[x, f(x)], ...], is one
-process for all of it: level 1 is graded thousands of times in a short training run on CPUs, a second process would
-double the cost, and to see both inputs helps no answer that does not know what is expected.
+A target that is a list, [[x, f(x)], ...], is one process for all of it: level 1 is graded thousands of times in a short
+training run on CPUs, a second process would double the cost, and to see both inputs helps no answer that does not know
+what is expected.
 """
 
 from __future__ import annotations
@@ -25,20 +23,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from envs.code_exec.assert_suites import (
-    MAX_GUESSES,
-    MAX_RESULT_CHARACTERS,
-    CannotRunApart,
-    Round,
-    Suite,
-    answer_request,
-    judge_request,
-    read_outcomes,
-    read_round,
-    read_suite,
-)
 from envs.code_exec.values import ENCODER, accepts, decode, same
-from forge_env.core.errors import EnvError, ForgeError, SandboxError, first_error
+from forge_env.core.errors import ForgeError, SandboxError, first_error
 from forge_env.core.sandbox import Call, ExecRequest, ExecResult, ExecStatus, Limits, Sandbox
 
 Test = Mapping[str, Any]
@@ -46,8 +32,6 @@ Test = Mapping[str, Any]
 TOTAL_SECONDS = 50.0
 """Limit of all tests of one answer. Together with the last test, of at most 61 s, it is below the scoring deadline."""
 _CONCURRENCY = 4
-_CACHE_SIZE = 1000
-_first_rounds: dict[tuple[Suite, str], Round] = {}
 _TOLERANCE = 1e-6
 _PAIRS = "def _pairs(xs):\n    return [f(x) for x in xs]\n"
 _FRACTION = re.compile(r"[+-]?\d*\.\d*(?:[eE][+-]?\d+)?")
@@ -76,7 +60,6 @@ async def grade(
         seed: of the order.
 
     Raises:
-        EnvError: when a suite of asserts cannot be run apart from the program.
         SandboxError: when the sandbox failed, whatever the program.
     """
     tests = tests_of(target)
@@ -144,20 +127,13 @@ class _Run:
     def _done(self) -> bool:
         if self._all_or_nothing and self.reason:
             return True
-        if self._is_late:
-            self.reason = self.reason or _late()
+        if self._seconds > TOTAL_SECONDS:
+            self.reason = self.reason or f"all tests together took longer than {TOTAL_SECONDS:g} s"
             return True
         return False
 
-    @property
-    def _is_late(self) -> bool:
-        return self._seconds > TOTAL_SECONDS
-
     async def _one(self, test: Test) -> None:
-        if test["type"] == "asserts":
-            reason = await self._suite(test["code"])
-        else:
-            reason = _why_not(test, await self._execute(_request(test, self._code, self._prelude, self._limits)))
+        reason = _why_not(test, await self._execute(_request(test, self._code, self._prelude, self._limits)))
         self.passed += not reason
         self.reason = self.reason or reason
 
@@ -167,71 +143,6 @@ class _Run:
             raise SandboxError(f"the {result.backend} sandbox failed: {result.error}")
         self._seconds += result.wall_s
         return result
-
-    async def _suite(self, source: str) -> str:
-        """Run a suite apart from the answer, in rounds. Return why it failed; empty when it passed."""
-        try:
-            suite = read_suite(source, self._prelude)
-        except CannotRunApart as error:
-            raise EnvError(f"the task's asserts cannot be run apart from the answer: {error}") from None
-        known: list[Any] = []
-        ahead = MAX_GUESSES
-        while not self._is_late:
-            judged = await self._round(suite, known, ahead)
-            if not judged.asked:
-                return judged.failed or judged.unfit
-            known = known[: judged.kept]
-            asked = judged.asked
-            outcomes = await self._outcomes(known, asked)
-            if isinstance(outcomes, str) and len(asked) > 1:  # the call that failed may be a guess
-                ahead, asked = 1, asked[:1]
-                outcomes = await self._outcomes(known, asked)
-            if isinstance(outcomes, str):
-                return outcomes
-            known += zip(asked, outcomes, strict=True)
-        return _late()
-
-    async def _round(self, suite: Suite, known: Sequence[Any], ahead: int) -> Round:
-        """Run a suite once. Its first round does not depend on the answer, so it is cached."""
-        key = (suite, self._prelude)
-        if not known and key in _first_rounds:
-            return _first_rounds[key]
-        result = await self._execute(judge_request(suite, self._prelude, known, ahead, self._limits))
-        if result.status is not ExecStatus.OK:
-            if known:  # because of results of the answer
-                return Round(failed=f"the asserts ended: {_ended(result)}")
-            raise EnvError(f"the task's asserts do not run by themselves: {_ended(result)}")
-        judged = read_round(result.value)
-        if judged.unfit and not (known and judged.is_of_answer):
-            raise EnvError(f"the task's asserts cannot be run apart from the answer: {judged.unfit}")
-        if not known and not judged.asked and judged.failed:
-            raise EnvError(f"the task's asserts fail before they call the answer: {judged.failed}")
-        if not known:
-            if len(_first_rounds) >= _CACHE_SIZE:
-                _first_rounds.clear()
-            _first_rounds[key] = judged
-        return judged
-
-    async def _outcomes(self, known: Sequence[Any], asked: Sequence[Any]) -> list[Any] | str:
-        """Let the answer make further calls. Return their outcomes, or the reason why there are none."""
-        calls = [*(call for call, _ in known), *asked]
-        outcomes: list[Any] = []
-        characters = 0
-        while len(outcomes) < len(asked):
-            if self._is_late:
-                return _late()
-            start = len(known) + len(outcomes)
-            result = await self._execute(answer_request(self._code, self._prelude, calls, start, self._limits))
-            if result.status is not ExecStatus.OK:
-                return _ended(result)
-            characters += len(result.value or "")
-            if characters > MAX_RESULT_CHARACTERS:
-                return f"its results have more than {MAX_RESULT_CHARACTERS} characters of JSON"
-            try:
-                outcomes += read_outcomes(result.value)
-            except ValueError:
-                return "the value is no plain data"
-        return outcomes[: len(asked)]
 
 
 def _request(test: Test, code: str, prelude: str, limits: Limits) -> ExecRequest:
@@ -243,8 +154,8 @@ def _request(test: Test, code: str, prelude: str, limits: Limits) -> ExecRequest
         arguments = [x for x, _ in test["pairs"]]
         return ExecRequest(code=code, setup=_PAIRS, call=Call(function="_pairs", args=[arguments]), limits=limits)
     value = f"{test['function']}({test['args']})"
-    if test.get("compare") == "truth":
-        value = f"bool({value})"  # the value may be other than plain data
+    if kind := {"truth": "bool", "tuple": "tuple", "set": "set"}.get(test.get("compare", "")):
+        value = f"{kind}({value})"  # the value may be other than plain data
     setup = f"{prelude}\n{ENCODER}\ndef _case():\n    return _plain({value})\n"
     return ExecRequest(code=code, setup=setup, call=Call(function="_case"), limits=limits)
 
@@ -264,10 +175,6 @@ def _why_not(test: Test, result: ExecResult) -> str:
         right = same(value, [y for _, y in test["pairs"]])
         return "" if right else f"returned {_shown(value)} for {[x for x, _ in test['pairs']]!r:.100}"
     return "" if accepts(test, value) else f"{test['function']}({test['args']:.100}) returned {_shown(value)}"
-
-
-def _late() -> str:
-    return f"all tests together took longer than {TOTAL_SECONDS:g} s"
 
 
 def _shown(value: Any) -> str:

@@ -33,23 +33,6 @@ def _plain(value):
 An answer may replace it, but can then only return another value, which is compared like any other.
 """
 
-DECODER = """
-def _value(encoded):
-    if isinstance(encoded, list):
-        return [_value(item) for item in encoded]
-    if not isinstance(encoded, dict):
-        return encoded
-    [(kind, content)] = encoded.items()
-    if kind == "dict":
-        return {_value(key): _value(item) for key, item in content}
-    if kind == "bytes":
-        return bytes.fromhex(content)
-    if kind == "complex":
-        return complex(*content)
-    return {"tuple": tuple, "set": set, "frozenset": frozenset}[kind](map(_value, content))
-"""
-"""Source that runs in the sandbox: the inverse of `_plain`, like `decode` here."""
-
 _READERS: dict[str, Callable[[Any], Any]] = {
     "tuple": lambda items: tuple(map(_value, items)),
     "dict": lambda pairs: {_value(key): _value(item) for key, item in pairs},
@@ -75,15 +58,6 @@ def decode(text: str | None) -> Any:
         raise ValueError("no value that the encoder writes") from error
 
 
-def is_encoded(content: Any) -> bool:
-    """Whether something that was JSON is a value that `_plain` wrote."""
-    try:
-        _value(content)
-    except _NO_VALUE:
-        return False
-    return True
-
-
 def _value(encoded: Any) -> Any:
     if isinstance(encoded, list):
         return [_value(item) for item in encoded]
@@ -97,8 +71,8 @@ def accepts(test: Mapping[str, Any], value: Any) -> bool:
     """Whether a decoded value passes a call test.
 
     `compare` is one of: "exact", equal with the same types at all levels; "equal", Python's == as in an assert; "json",
-    the same with tuples as lists, for expected values from JSON; "truth", whether the value is true; "close", within
-    `rel_tol` and `abs_tol`.
+    the same with tuples as lists, for expected values from JSON; "truth", whether the value is true; "tuple" and
+    "set", whether the tuple or set of the value is equal; "close", within `rel_tol` and `abs_tol`.
     """
     try:
         return _accepts(test, value)

@@ -1,10 +1,8 @@
-"""The benchmark of large models: its environment, its models, its options and its figures; the runs are slow tests."""
+"""The benchmark of large models: its environment, its models, its options and its figures."""
 
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +20,6 @@ from forge_env.core.types import Completion, EpisodeLimits, Sampling
 from forge_env.rollout.factory import EnvFactory
 from forge_env.rollout.rollout import run_episode
 from trainers.model.shape import ModelShape, read_shape
-
-ROOT = Path(__file__).parents[2]
 
 
 class Sampler:
@@ -132,20 +128,3 @@ def test_the_troubles_of_all_runs_are_found() -> None:
         "9 s were over"
     ]
     assert not large.troubles({"shared": {"trouble": "", "seconds": {"step": 1.0}}})
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(600)
-@pytest.mark.parametrize("case", ["shared", "apart", "publish", "mismatch"])
-def test_a_case_on_a_cpu(case: str, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "benchmarks.gpu.large", case, "--cpu", "--steps", "2"]
-    done = subprocess.run([*command, "--json", str(tmp_path / "found.json")], cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    found = json.loads((tmp_path / "found.json").read_text())
-    assert found["environment"]["versions"]["torch"] and found["settings"]["shape"] == "tiny"
-    assert not large.troubles(found)
-    if case == "publish":
-        assert found[case]["float32_bytes"] == 0 < found[case]["bytes_by_dtype"]["torch.bfloat16"]
-    if case == "shared":
-        assert found[case]["training"]["longest_row"] == 256.0
-        assert found[case]["seconds"]["wake"] >= 0.0 < found[case]["seconds"]["sleep"]

@@ -1,4 +1,4 @@
-"""LoopWork: the work that a `Loop` schedules. A run implements it with actors, a simulation or a test without."""
+"""LoopWork: the work that a `Loop` schedules. A run implements it with actors, a test without."""
 
 from __future__ import annotations
 

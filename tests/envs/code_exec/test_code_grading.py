@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from envs.code_exec import grading
 from envs.code_exec.grading import Verdict, grade, same_output
-from envs.code_exec.values import DECODER, ENCODER, accepts, decode, same
-from forge_env.core.errors import EnvError, SandboxError
-from forge_env.core.sandbox import Call, ExecRequest, ExecResult, ExecStatus, Limits, Sandbox
+from envs.code_exec.values import ENCODER, accepts, decode, same
+from forge_env.core.errors import SandboxError
+from forge_env.core.sandbox import ExecRequest, ExecResult, ExecStatus, Limits, Sandbox
 from sandboxes import open_sandbox
 
 LIMITS = Limits(wall_s=5.0, cpu_s=4.0)
@@ -141,7 +141,7 @@ VALUES = st.recursive(
     max_leaves=20,
 )
 ENCODER_NAMES: dict[str, Any] = {}
-exec(ENCODER + DECODER, ENCODER_NAMES)
+exec(ENCODER, ENCODER_NAMES)
 
 
 @settings(deadline=None)
@@ -149,7 +149,6 @@ exec(ENCODER + DECODER, ENCODER_NAMES)
 def test_every_plain_value_comes_out_as_it_was(value: Any) -> None:
     encoded = json.dumps(ENCODER_NAMES["_plain"](value))
     assert same(decode(encoded), value)
-    assert same(ENCODER_NAMES["_value"](json.loads(encoded)), value)
 
 
 WRITTEN = st.recursive(
@@ -173,7 +172,7 @@ def test_whatever_foreign_code_writes_is_a_value_or_a_value_error(written: Any) 
         value = decode(json.dumps(written))
     except ValueError:
         return
-    for compare in ("exact", "equal", "json", "truth", "close"):
+    for compare in ("exact", "equal", "json", "truth", "tuple", "set", "close"):
         accepts(call("", "True", compare=compare), value)
 
 
@@ -290,182 +289,3 @@ async def test_long_output_is_whole_and_a_flood_fails(sandbox: Any) -> None:
 )
 def test_outputs_compare_as_in_contests(printed: str, expected: str, right: bool) -> None:
     assert same_output(printed, expected) is right
-
-
-# ---- suites of asserts ----
-
-
-def suite(*lines: str) -> dict[str, Any]:
-    return {"type": "asserts", "code": "def suite():\n" + "".join(f"    {line}\n" for line in lines)}
-
-
-SORTS = suite("assert sorted(f(3)) == [0, 1, 2]")
-
-
-@pytest.mark.parametrize(
-    ("code", "number"),
-    [
-        ("def f(n): return range(n)", 1),
-        ("def f(n): return dict.fromkeys(range(n)).keys()", 1),
-        ("def f(n): yield from range(n)", 1),
-        ("def f(n): return [0, 1]", 0),
-        ("import os; os._exit(0)", 0),
-        ("import sys; sys.exit(0)", 0),
-        ("def f(n):\n    import os; os._exit(0)", 0),
-        ("raise SystemExit", 0),
-        ("def g(n): return range(n)", 0),
-        ("def f(n):\n    while True: yield 1", 0),
-    ],
-)
-async def test_a_suite_passes_when_it_comes_to_its_end(sandbox: Any, code: str, number: int) -> None:
-    verdict = await grade(sandbox, code, {"tests": [SORTS]}, limits=Limits(wall_s=2.0, cpu_s=1.0))
-    assert verdict.passed == number, verdict
-
-
-APART = {
-    "raises": suite(
-        "try:", "    f(-1)", "    assert False", "except ValueError as error:", "    assert 'below' in str(error)"
-    ),
-    "calls of what was returned": suite("assert f(f(f(2))) == 16"),
-    "a loop that a result ends": suite("x = 1", "while x < 100: x = f(x)", "assert x == 128"),
-    "results outside of asserts": suite("xs = [f(n) + 1 for n in range(5)]", "assert xs == [1, 3, 5, 7, 9]"),
-    "changed in place": suite("xs = [1, 2]", "assert f(xs) is None", "assert xs == [2, 4]"),
-    "counts its calls": suite("assert [count() for _ in range(3)] == [1, 2, 3]"),
-    "passed on": suite("assert list(map(f, [1, 2])) == [2, 4]", "assert max([1, -2], key=f) == 1"),
-    "a module that the answer imports": suite("assert math.isclose(f(0.1) + 0, 0.2)"),
-    "drawn at random": suite(
-        "import random", "for _ in range(200):", "    x = random.random()", "    assert f(x) == x + x"
-    ),
-    "more than fits into one value": suite("for n in range(8):", "    assert len(f('x' * 9000)) == 18000"),
-    "types": suite("assert type(f(1)) is int and f((1,)) == (1, 1) and f(1) is not None"),
-}  # fmt: skip
-HONEST = """import math
-n = 0
-def count():
-    global n
-    n += 1
-    return n
-def f(x):
-    if isinstance(x, list):
-        x[:] = [2 * y for y in x]
-        return None
-    if not isinstance(x, (str, tuple)) and x < 0:
-        if x < -1: return -100
-        raise ValueError('below zero')
-    return 2 * x"""
-
-
-@pytest.mark.parametrize("test", APART.values(), ids=APART)
-async def test_a_suite_apart_means_what_it_means_beside_the_answer(sandbox: Any, test: dict[str, Any]) -> None:
-    names: dict[str, Any] = {}
-    exec(f"{HONEST}\n{test['code']}", names)
-    names["suite"]()
-    verdict = await grade(sandbox, HONEST, {"tests": [test]}, limits=LIMITS)
-    assert verdict.passed == 1, verdict
-    wrong = HONEST.replace("2 * ", "3 * ").replace("n += 1", "n += 2").replace("'below zero'", "''")
-    assert (await grade(sandbox, wrong, {"tests": [test]}, limits=LIMITS)).passed == 0
-
-
-EQUAL = """class E:
-    def __eq__(self, other): return True
-    __lt__ = __le__ = __gt__ = __ge__ = __ne__ = __eq__
-    __hash__ = None
-    __sub__ = __rsub__ = __abs__ = __float__ = lambda *xs: 0.0
-    __iter__ = lambda self: iter((0, 1, 2))
-    __len__ = lambda self: 3
-"""
-FORGED = {
-    "sorted": ("import builtins\nbuiltins.sorted = lambda xs: [0, 1, 2]\ndef f(n): return None", SORTS),
-    "its own sorted": ("def sorted(xs): return [0, 1, 2]\ndef f(n): return None", SORTS),
-    "abs": ("def abs(x): return 0.0\ndef f(n): return 0", suite("for n in (4, 9): assert abs(f(n) ** 2 - n) < 1e-6")),
-    "isinstance": ("def isinstance(x, kind): return True\ndef f(n): return 0", suite("assert isinstance(f(1), str)")),
-    "len": ("def len(xs): return 3\ndef f(n): return [n, 1]", suite("xs = f(3)", "assert len(xs) == 3")),
-    "math": (
-        "import math\nmath.fabs = lambda x: 0.0\ndef f(n): return 0",
-        suite("import math", "for n in (4, 9): assert math.fabs(f(n) ** 2 - n) < 1e-6"),
-    ),
-    "equal to everything": (EQUAL + "def f(n): return E()", suite("for n in range(3): assert f(n) == [n] * 3")),
-    "a list equal to everything": (
-        EQUAL.replace("class E", "class E(list)") + "def f(n): return E()",
-        suite("for n in range(3): assert f(n) == [n] * 3"),
-    ),
-    "a helper of the question": ("def twice(x): return None\ndef f(n): return None", suite("assert twice(4) == f(4)")),
-    "check": ("def f(n): return None\ndef check(candidate): pass\ndef suite(): pass", SORTS),
-    "the suite, when it is called": (
-        "import sys\ndef f(n):\n    sys._getframe(1).f_globals['suite'].__code__ = (lambda: None).__code__\n"
-        "    frame = sys._getframe(1)\n    return [0, 1, 2] if 'suite' in frame.f_code.co_name else None",
-        SORTS,
-    ),
-    "what the suite compares with": (
-        "import sys\ndef f(n):\n    frame = sys._getframe(1)\n    while 'expected' not in frame.f_locals:\n"
-        "        frame = frame.f_back\n    return frame.f_locals['expected']",
-        suite("expected = [1, 1, 2]", "assert f(3) == expected"),
-    ),
-    "the end of the process": (
-        "import os, struct\ndef f(n):\n    os.write(3, b'V' + struct.pack('<I', 4) + b'null')\n    os._exit(0)",
-        SORTS,
-    ),
-}
-PRELUDE = "def twice(x): return 2 * x"
-
-
-@pytest.mark.parametrize(("code", "test"), FORGED.values(), ids=FORGED)
-async def test_a_forged_suite_earns_nothing(sandbox: Any, code: str, test: dict[str, Any]) -> None:
-    """And does earn it where the suite shares a process with the answer: the control."""
-    beside = ExecRequest(code=code, setup=f"{PRELUDE}\n{test['code']}", call=Call(function="suite"), limits=LIMITS)
-    assert (await sandbox.run(beside)).status is ExecStatus.OK
-    verdict = await grade(sandbox, code, {"tests": [test], "prelude": PRELUDE}, limits=LIMITS)
-    assert verdict.passed == 0
-    assert verdict.reason
-
-
-async def test_nothing_of_a_suite_is_beside_the_answer(sandbox: Any) -> None:
-    test = suite("expected = 271828", "assert f(3) == expected")
-    await grade(sandbox, "def f(x): return 1", {"tests": [test]}, limits=LIMITS)
-    beside = [request for request in sandbox.requests if "def f(x)" in request.code]
-    assert beside and not any("271828" in repr(request) for request in beside)
-    assert not any(request.code for request in sandbox.requests if "271828" in repr(request))
-
-
-async def test_a_guessed_call_that_ends_the_answer_is_not_its_failure(sandbox: Any) -> None:
-    test = suite("xs = []", "while not f(len(xs)):", "    xs.append(f(len(xs)))", "assert len(xs) == 0")
-    code = "def f(n):\n    import os\n    if n: os._exit(1)\n    return True"
-    assert (await grade(sandbox, code, {"tests": [test]}, limits=LIMITS)).passed == 1
-
-
-@pytest.mark.parametrize(
-    ("test", "reason"),
-    [
-        (suite("g = object()", "assert f(g) == 1"), "a value of type object is no plain data"),
-        (suite("assert f.calls == 1"), "it uses f, an object or a class of the answer"),
-        (suite("1 / 0", "assert f(1) == 1"), "fail before they call the answer: ZeroDivisionError"),
-        (suite("import os", "os._exit(3)", "assert f(1) == 1"), "do not run by themselves"),
-    ],
-)
-async def test_a_suite_that_cannot_be_run_apart_is_no_verdict(sandbox: Any, test: dict[str, Any], reason: str) -> None:
-    """It is the environment's fault, and no zero."""
-    with pytest.raises(EnvError, match=reason):
-        await grade(sandbox, "def f(x): return 1", {"tests": [test]}, limits=LIMITS)
-
-
-@pytest.mark.parametrize(
-    "code",
-    [
-        "def f(x): return iter([1])",
-        "import random\ndef f(x): return random.random()",
-        "def f(x): return 'x' * 60_000",
-        "def f(x): return [[]] * 9_000",
-        "def f(x): return 10 ** 4000",
-        "def f(x): return float('nan')",
-        "def f(x): return '\\ud800'",
-        "class E(Exception):\n    def __str__(self): raise SystemExit\ndef f(x): raise E",
-        "def f(x): raise KeyboardInterrupt",
-        "def f(x):\n    xs = []\n    for _ in range(400): xs = [xs]\n    return xs",
-    ],
-)
-async def test_no_result_makes_a_suite_fail_to_be_run(sandbox: Any, code: str) -> None:
-    """Results that it passes on, that are large, change from call to call or cannot be read are the answer's doing."""
-    test = suite("x = f(1)", "y = f([x] * 3)", "z = f({'a': y})", "assert x + y + z == 6 and f(x * 100_000) == 2")
-    limits = Limits(wall_s=2.0, cpu_s=2.0)
-    verdict = await grade(sandbox, code, {"tests": [test]}, limits=limits)
-    assert verdict.passed == 0 and verdict.reason
