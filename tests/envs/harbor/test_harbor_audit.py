@@ -16,7 +16,7 @@ from forge_env.cli.main import main
 from forge_env.core.errors import UserError
 from tests.envs.harbor.hackable import HACKABLE
 
-QUICK = ("exit_code", "later_commit", "for_nothing")
+QUICK = ("later_commit", "for_nothing")
 
 
 @pytest.mark.parametrize(
