@@ -133,6 +133,6 @@ async def test_facts_that_the_agent_names_itself_do_not_count() -> None:
 
 
 def test_the_checks_pass(capfd: pytest.CaptureFixture[str]) -> None:
-    assert main(["check", TARGET, "--tasks", "6", "--json"]) == 0
+    assert main(["check", TARGET, "--tasks", "2", "--json"]) == 0
     checks = {row["name"]: row["ok"] for row in json.loads(capfd.readouterr().out)["rows"]}
     assert all(checks[name] for name in ("gold answers", "cheats", "wrong answers", "same seed", "leaks"))

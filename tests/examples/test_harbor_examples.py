@@ -11,7 +11,7 @@ from envs.harbor.config import HarborTask, find_tasks
 from forge_env.check import run_audit
 
 EXAMPLES = Path(__file__).parents[2] / "examples/harbor"
-QUICK = ("hello-file", "shared-as-nobody", "three-files-in-steps")
+QUICK = ("hello-file", "three-files-in-steps")
 
 
 @pytest.fixture(scope="module")

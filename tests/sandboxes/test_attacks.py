@@ -427,7 +427,7 @@ for module in list(sys.modules.values()):
 async def test_neighbours_are_served_while_one_is_attacked(sandbox: Sandbox) -> None:
     """One place runs a bomb; the others answer within their limits, and the bomb ends at its own."""
     bomb = "import os, threading\nfor _ in range(8): threading.Thread(target=lambda: [0 for _ in iter(int, 1)]).start()"
-    busy = asyncio.create_task(sandbox.run(ExecRequest(code=bomb, limits=Limits(wall_s=2.0, cpu_s=20.0))))
+    busy = asyncio.create_task(sandbox.run(ExecRequest(code=bomb, limits=Limits(wall_s=0.5, cpu_s=20.0))))
     served: list[ExecResult] = []
     while not busy.done():
         served.append(await sandbox.run(ExecRequest(code="print(1)", limits=Limits(wall_s=20.0))))

@@ -17,6 +17,7 @@ from sandboxes import open_sandbox
 if sys.platform != "linux":
     pytest.skip("it needs Linux", allow_module_level=True)
 
+shared_loop = pytest.mark.asyncio(loop_scope="module")
 TREE = """
 import os
 for folder, _, names in sorted(os.walk('.')):
@@ -26,7 +27,7 @@ for folder, _, names in sorted(os.walk('.')):
 """
 
 
-@pytest_asyncio.fixture(params=["namespace", "subprocess", "docker"])
+@pytest_asyncio.fixture(scope="module", loop_scope="module", params=["namespace", "subprocess", "docker"])
 async def sandbox(request: pytest.FixtureRequest) -> AsyncIterator[Sandbox]:
     settings: dict[str, Any] = {"allow_insecure": True} if request.param == "subprocess" else {}
     if request.param == "docker" and os.environ.get("FORGE_ENV_NO_DOCKER"):
@@ -38,6 +39,7 @@ async def sandbox(request: pytest.FixtureRequest) -> AsyncIterator[Sandbox]:
         pytest.skip(str(error))
 
 
+@shared_loop
 async def test_files_are_there_before_the_set_up_and_gone_afterwards(sandbox: Sandbox) -> None:
     files: dict[str, bytes | str] = {"./a.txt": "ü\r\n", "deep/er/b.bin": b"\xff\0" * 2000, "deep/empty": b""}
     setup = "text = open('a.txt', newline='').read()"
@@ -51,6 +53,7 @@ async def test_files_are_there_before_the_set_up_and_gone_afterwards(sandbox: Sa
     assert (again.status, again.stdout) == (ExecStatus.OK, "")
 
 
+@shared_loop
 async def test_files_go_with_a_call_and_can_be_changed_by_the_code(sandbox: Sandbox) -> None:
     code = """
 def f(name):
@@ -63,6 +66,7 @@ def f(name):
         assert result.value == '"text!"', result
 
 
+@shared_loop
 async def test_as_much_as_the_limits_allow_fits(sandbox: Sandbox) -> None:
     limits = Limits(tmp_bytes=4 * 2**20, file_bytes=3 * 2**20)
     files: dict[str, bytes | str] = {"big": b"x" * 3 * 2**20, "rest": b"y" * 2**20}

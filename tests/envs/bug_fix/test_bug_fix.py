@@ -39,9 +39,9 @@ async def _play(factory: EnvFactory, task: Task, *messages: Message) -> Episode:
 @pytest.mark.parametrize("level", LEVELS)
 async def test_the_expert_is_paid_on_every_level_also_of_the_test_split(level: int) -> None:
     async with EnvFactory(BugFix, level=level) as factory:
-        tasks = [*factory.tasks("train", count=2), *factory.tasks("test", count=1)]
+        tasks = [*factory.tasks("train", count=1), *factory.tasks("test", count=1)]
         episodes = await asyncio.gather(*(_play(factory, task) for task in tasks))
-    assert [episode.reward for episode in episodes] == [1.0, 1.0, 1.0]
+    assert [episode.reward for episode in episodes] == [1.0, 1.0]
     assert {spec["function"]["name"] for spec in factory.make(level=level).tools} == (
         {"shell", "edit"} if level == 0 else {"shell", "read", "write", "edit", "search"}
     )
@@ -132,6 +132,6 @@ async def test_a_shell_keeps_its_folder_and_an_edit_keeps_the_mode(factory: EnvF
 
 
 async def test_episodes_at_once_do_not_meet(factory: EnvFactory) -> None:
-    tasks = factory.tasks("train", count=12)
+    tasks = factory.tasks("train", count=5)
     episodes = await asyncio.gather(*(_play(factory, task) for task in tasks))
-    assert [episode.reward for episode in episodes] == [1.0] * 12
+    assert [episode.reward for episode in episodes] == [1.0] * 5

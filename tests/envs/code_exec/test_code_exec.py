@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
 
 import pytest
+import pytest_asyncio
 
 from agents.scripted import ScriptedAgent
 from envs.code_exec import CodeExec, extract_code
@@ -19,6 +21,13 @@ from forge_env.rollout.rollout import run_episode, run_group
 
 TASK = CodeExec.tasks(count=1)[0]
 LIMITS = EpisodeLimits()
+shared_loop = pytest.mark.asyncio(loop_scope="module")
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def factory() -> AsyncIterator[EnvFactory]:
+    async with EnvFactory(CodeExec) as opened:
+        yield opened
 
 
 def solution(task: Task) -> str:
@@ -34,55 +43,55 @@ def says(text: str = "", code: str | None = None) -> Action:
     return Action(message={"role": "assistant", "content": text}, tool_calls=calls)
 
 
-async def score(*answers: str, before: str | None = None) -> list[float]:
+async def score(factory: EnvFactory, *answers: str, before: str | None = None) -> list[float]:
     """The reward of each answer, each in an episode of its own; `before` runs in the tool first."""
     rewards = []
-    async with EnvFactory(CodeExec) as factory:
-        for answer in answers:
-            env = factory.make()
-            await env.reset(seed=0, options={"task": TASK})
-            if before is not None:
-                await env.step(says(code=before))
-            _, reward, terminated, _, _ = await env.step(says(answer))
-            assert terminated
-            rewards.append(reward)
+    for answer in answers:
+        env = factory.make()
+        await env.reset(seed=0, options={"task": TASK})
+        if before is not None:
+            await env.step(says(code=before))
+        _, reward, terminated, _, _ = await env.step(says(answer))
+        assert terminated
+        rewards.append(reward)
     return rewards
 
 
-async def run_tool(*snippets: str, **options: Any) -> list[str]:
-    async with EnvFactory(CodeExec, **options) as factory:
-        env = factory.make()
-        await env.reset(seed=0, options={"task": TASK})
-        return [(await env.step(says(code=code)))[0][0]["content"] for code in snippets]
+async def run_tool(factory: EnvFactory, *snippets: str, **options: Any) -> list[str]:
+    env = factory.make(**options)
+    await env.reset(seed=0, options={"task": TASK})
+    said = [(await env.step(says(code=code)))[0][0]["content"] for code in snippets]
+    await env.close()
+    return said
 
 
 # ---- the expert ----
 
 
+@shared_loop
 @pytest.mark.parametrize("split", ["train", "test"])
-async def test_the_expert_earns_the_full_reward(split: str) -> None:
-    async with EnvFactory(CodeExec) as factory:
-        for i, task in enumerate(CodeExec.tasks(split, count=10)):
-            result = await run_episode(
-                factory, ScriptedAgent(CodeExec.expert), task, seed=i, episode_id=str(i), limits=LIMITS
-            )
-            assert (result.outcome, result.reward, len(result.turns)) == (Outcome.SCORED, 1.0, 2), result.messages
-            enforced = result.info["sandbox"]
-            assert enforced["seccomp"] is True and enforced["memory_limit"], "what the sandbox enforces is on record"
-
-
-async def test_without_its_tool_the_expert_earns_nothing() -> None:
-    async with EnvFactory(CodeExec) as factory:
-        group = await run_group(
-            factory,
-            ScriptedAgent(CodeExec.expert),
-            TASK,
-            count=4,
-            seed=0,
-            group_id="g",
-            limits=LIMITS,
-            env_options={"use_tools": False},
+async def test_the_expert_earns_the_full_reward(factory: EnvFactory, split: str) -> None:
+    for i, task in enumerate(CodeExec.tasks(split, count=10)):
+        result = await run_episode(
+            factory, ScriptedAgent(CodeExec.expert), task, seed=i, episode_id=str(i), limits=LIMITS
         )
+        assert (result.outcome, result.reward, len(result.turns)) == (Outcome.SCORED, 1.0, 2), result.messages
+        enforced = result.info["sandbox"]
+        assert enforced["seccomp"] is True and enforced["memory_limit"], "what the sandbox enforces is on record"
+
+
+@shared_loop
+async def test_without_its_tool_the_expert_earns_nothing(factory: EnvFactory) -> None:
+    group = await run_group(
+        factory,
+        ScriptedAgent(CodeExec.expert),
+        TASK,
+        count=4,
+        seed=0,
+        group_id="g",
+        limits=LIMITS,
+        env_options={"use_tools": False},
+    )
     assert group.rewards == (0.0,) * 4
     assert "switched off" in group.episodes[0].messages[-2]["content"]
 
@@ -95,16 +104,16 @@ def test_the_question_does_not_tell_the_value() -> None:
         assert all(eval(solution(task), {"x": x}) == y for x, y in task.target)
 
 
+@shared_loop
 @pytest.mark.parametrize("level", [2, 3, 4])
 @pytest.mark.parametrize("split", ["train", "test"])
-async def test_the_expert_solves_every_level(level: int, split: str) -> None:
-    async with EnvFactory(CodeExec, level=level) as factory:
-        tasks = factory.tasks(split, count=8)
-        for i, task in enumerate(tasks):
-            result = await run_episode(
-                factory, ScriptedAgent(CodeExec.expert), task, seed=i, episode_id=str(i), limits=LIMITS
-            )
-            assert (result.outcome, result.reward) == (Outcome.SCORED, 1.0), result.messages
+async def test_the_expert_solves_every_level(factory: EnvFactory, level: int, split: str) -> None:
+    tasks = CodeExec.tasks(split, count=8, level=level)
+    for i, task in enumerate(tasks):
+        result = await run_episode(
+            factory, ScriptedAgent(CodeExec.expert), task, seed=i, episode_id=str(i), limits=LIMITS
+        )
+        assert (result.outcome, result.reward) == (Outcome.SCORED, 1.0), result.messages
     assert len({task.metadata["operation"] for task in tasks}) >= 2
 
 
@@ -205,71 +214,77 @@ CHEATS = {
 }
 
 
-async def test_right_answers_earn_one() -> None:
-    rewards = await score(*(text.format(solution(TASK)) for text in RIGHT.values()))
+@shared_loop
+async def test_right_answers_earn_one(factory: EnvFactory) -> None:
+    rewards = await score(factory, *(text.format(solution(TASK)) for text in RIGHT.values()))
     assert dict(zip(RIGHT, rewards, strict=True)) == dict.fromkeys(RIGHT, 1.0)
 
 
-async def test_wrong_answers_earn_nothing() -> None:
-    rewards = await score(*(text.format(solution(TASK)) for text in WRONG.values()))
+@shared_loop
+async def test_wrong_answers_earn_nothing(factory: EnvFactory) -> None:
+    rewards = await score(factory, *(text.format(solution(TASK)) for text in WRONG.values()))
     assert dict(zip(WRONG, rewards, strict=True)) == dict.fromkeys(WRONG, 0.0)
 
 
-async def test_cheats_earn_nothing() -> None:
-    rewards = await score(*CHEATS.values())
+@shared_loop
+async def test_cheats_earn_nothing(factory: EnvFactory) -> None:
+    rewards = await score(factory, *CHEATS.values())
     assert dict(zip(CHEATS, rewards, strict=True)) == dict.fromkeys(CHEATS, 0.0)
 
 
+@shared_loop
 @pytest.mark.parametrize(("level", "partial_credit"), [(1, False), (2, False), (3, False), (4, True)])
-async def test_the_cheats_that_the_environment_names_earn_nothing(level: int, partial_credit: bool) -> None:
+async def test_the_cheats_that_the_environment_names_earn_nothing(
+    factory: EnvFactory, level: int, partial_credit: bool
+) -> None:
     by_kind = {t.target["tests"][0]["type"] if level > 1 else "": t for t in CodeExec.tasks(count=20, level=level)}
     assert len(by_kind) == (2 if level == 3 else 1)
-    async with EnvFactory(CodeExec, partial_credit=partial_credit) as factory:
-        for task in by_kind.values():
-            cheats = CodeExec.cheats(task)
-            assert len(cheats) > 15
-            env = factory.make()
-            for cheat in cheats:
-                await env.reset(seed=0, options={"task": task})
-                _, reward, *_ = await env.step(says(cheat))
-                assert reward == 0.0, cheat
+    for task in by_kind.values():
+        cheats = CodeExec.cheats(task)
+        assert len(cheats) > 15
+        env = factory.make(partial_credit=partial_credit)
+        for cheat in cheats:
+            await env.reset(seed=0, options={"task": task})
+            _, reward, *_ = await env.step(says(cheat))
+            assert reward == 0.0, cheat
 
 
-async def test_why_an_answer_failed_is_in_the_info() -> None:
+@shared_loop
+async def test_why_an_answer_failed_is_in_the_info(factory: EnvFactory) -> None:
     """And not in what the model sees."""
-    async with EnvFactory(CodeExec) as factory:
-        env = factory.make()
-        for answer, reason in (
-            ("", "the answer is empty"),
-            ("def f(x): return 1", "returned [1, 1] for"),
-            ("def f(x): return 1 / 0", "nonzero: ZeroDivisionError: division by zero"),
-            ("def f(x) return 1", "SyntaxError"),
-            ("def f(x): return {1}", "type set cannot be returned"),
-        ):
-            await env.reset(seed=0, options={"task": TASK})
-            observation, reward, _, _, info = await env.step(says(answer))
-            assert (list(observation), reward) == ([], 0.0)
-            assert info["tests"]["passed"] == 0 and reason in info["tests"]["reason"]
+    env = factory.make()
+    for answer, reason in (
+        ("", "the answer is empty"),
+        ("def f(x): return 1", "returned [1, 1] for"),
+        ("def f(x): return 1 / 0", "nonzero: ZeroDivisionError: division by zero"),
+        ("def f(x) return 1", "SyntaxError"),
+        ("def f(x): return {1}", "type set cannot be returned"),
+    ):
         await env.reset(seed=0, options={"task": TASK})
-        *_, info = await env.step(says(f"def f(x): return {solution(TASK)}"))
-        assert info["tests"] == {"passed": 1, "total": 1, "reason": ""}
+        observation, reward, _, _, info = await env.step(says(answer))
+        assert (list(observation), reward) == ([], 0.0)
+        assert info["tests"]["passed"] == 0 and reason in info["tests"]["reason"]
+    await env.reset(seed=0, options={"task": TASK})
+    *_, info = await env.step(says(f"def f(x): return {solution(TASK)}"))
+    assert info["tests"] == {"passed": 1, "total": 1, "reason": ""}
 
 
-async def test_partial_credit_is_the_share_of_the_tests() -> None:
+@shared_loop
+async def test_partial_credit_is_the_share_of_the_tests(factory: EnvFactory) -> None:
     task = next(t for t in CodeExec.tasks(count=20, level=3) if t.metadata["operation"] == "unique")
     answer = "def f(xs): return []"  # right for the empty list, and where nothing is large enough
     right = sum(test["accepted"] == ["[]"] for test in task.target["tests"])
     assert 0 < right < len(task.target["tests"])
     for partial_credit, expected in ((False, 0.0), (True, right / len(task.target["tests"]))):
-        async with EnvFactory(CodeExec, partial_credit=partial_credit) as factory:
-            env = factory.make()
-            for seed in range(8):  # of the order of the tests: without partial credit the first that fails ends them
-                await env.reset(seed=seed, options={"task": task})
-                _, reward, *_ = await env.step(says(answer))
-                assert reward == expected
+        env = factory.make(partial_credit=partial_credit)
+        for seed in range(8):  # of the order of the tests: without partial credit the first that fails ends them
+            await env.reset(seed=seed, options={"task": task})
+            _, reward, *_ = await env.step(says(answer))
+            assert reward == expected
 
 
-async def test_what_the_tool_left_behind_does_not_reach_the_grading() -> None:
+@shared_loop
+async def test_what_the_tool_left_behind_does_not_reach_the_grading(factory: EnvFactory) -> None:
     """Neither files, nor modules, nor names."""
     leave = (
         "import builtins, os\nbuiltins.secret = t\n"
@@ -286,8 +301,10 @@ async def test_what_the_tool_left_behind_does_not_reach_the_grading() -> None:
         "    except OSError: pass\n"
         f"def f(x): return {use}\n"
     )
-    assert await score(find, before=leave) == [0.0]
-    assert await score(find.replace("getattr(builtins, 'secret', None)", repr(TASK.metadata["table"]))) == [1.0]
+    assert await score(factory, find, before=leave) == [0.0]
+    assert await score(factory, find.replace("getattr(builtins, 'secret', None)", repr(TASK.metadata["table"]))) == [
+        1.0
+    ]
 
 
 UNREADABLE = {
@@ -305,8 +322,9 @@ UNREADABLE = {
 }
 
 
+@shared_loop
 @pytest.mark.parametrize("text", UNREADABLE.values(), ids=UNREADABLE)
-async def test_what_an_answer_writes_in_place_of_its_value_is_never_a_fault(text: str) -> None:
+async def test_what_an_answer_writes_in_place_of_its_value_is_never_a_fault(factory: EnvFactory, text: str) -> None:
     """The answer knows the descriptor and the form of the report, and writes it itself."""
     code = (
         f"import os, struct\ntext = {text!r}.encode('latin-1')\n"
@@ -317,19 +335,18 @@ async def test_what_an_answer_writes_in_place_of_its_value_is_never_a_fault(text
         (call, {}), (call, {"compare": "json"}), (call, {"compare": "equal"}),
         (call, {"compare": "truth", "accepted": ["False"]}), (call, {"compare": "close", "abs_tol": 1.0}),
     ))]  # fmt: skip
-    async with EnvFactory(CodeExec) as factory:
-        for task in tasks:
-            result = await run_episode(
-                factory, ScriptedAgent(lambda messages: {"role": "assistant", "content": code}), task,
-                seed=0, episode_id="e", limits=LIMITS,
-            )  # fmt: skip
-            assert (result.outcome, result.reward) == (Outcome.SCORED, 0.0), result.error
-            result.to_json().encode()
+    for task in tasks:
+        result = await run_episode(
+            factory, ScriptedAgent(lambda messages: {"role": "assistant", "content": code}), task,
+            seed=0, episode_id="e", limits=LIMITS,
+        )  # fmt: skip
+        assert (result.outcome, result.reward) == (Outcome.SCORED, 0.0), result.error
+        result.to_json().encode()
 
 
 async def test_an_endless_answer_ends() -> None:
     class Impatient(CodeExec):
-        sandbox_limits = Limits(wall_s=0.5, cpu_s=0.5)
+        sandbox_limits = Limits(wall_s=0.3)
 
     async with EnvFactory(Impatient) as factory:
         env = factory.make()
@@ -340,8 +357,9 @@ async def test_an_endless_answer_ends() -> None:
     assert "timeout" in message["content"]
 
 
+@shared_loop
 @pytest.mark.parametrize("limit", ["episode_seconds", "step_seconds"])
-async def test_code_that_stalls_is_the_models_own_doing(limit: str) -> None:
+async def test_code_that_stalls_is_the_models_own_doing(factory: EnvFactory, limit: str) -> None:
     """It is truncated with its reward, so that stalling is worth no more than a wrong answer."""
 
     def stalls(messages: list[Message]) -> Message:
@@ -349,19 +367,19 @@ async def test_code_that_stalls_is_the_models_own_doing(limit: str) -> None:
         call = {"type": "function", "function": {"name": "python", "arguments": arguments}}
         return {"role": "assistant", "content": "", "tool_calls": [call]}
 
-    async with EnvFactory(CodeExec) as factory:
-        limits = EpisodeLimits(**{limit: 2.0})
-        result = await run_episode(factory, ScriptedAgent(stalls), TASK, seed=0, episode_id="", limits=limits)
+    limits = EpisodeLimits(**{limit: 0.7})
+    result = await run_episode(factory, ScriptedAgent(stalls), TASK, seed=0, episode_id="", limits=limits)
     assert (result.outcome, result.reward, result.ended_by) == (Outcome.TRUNCATED, 0.0, limit)
 
 
 # ---- the tool ----
 
 
-async def test_what_the_model_is_told() -> None:
+@shared_loop
+async def test_what_the_model_is_told(factory: EnvFactory) -> None:
     table = TASK.metadata["table"]
     value, nothing, error, end, unreadable = await run_tool(
-        "print(t[10], t[11])", "pass", "print('so far')\nt[1000]", "import sys; sys.exit(3)", "def f(:\n  pass"
+        factory, "print(t[10], t[11])", "pass", "print('so far')\nt[1000]", "import sys; sys.exit(3)", "def f(:\n  pass"
     )
     assert value == f"{table[10]} {table[11]}"
     assert nothing == ""
@@ -374,53 +392,56 @@ async def test_what_the_model_is_told() -> None:
 STATE = ("a = 1; open('note.txt', 'w').write('kept')", "print(a, open('note.txt').read(), len(t))")
 
 
-async def test_variables_and_files_last_for_the_episode() -> None:
-    assert (await run_tool(*STATE))[1] == "1 kept 100"
-    assert "NameError: name 'a' is not defined" in (await run_tool(*STATE, stateful=False))[1]
+@shared_loop
+async def test_variables_and_files_last_for_the_episode(factory: EnvFactory) -> None:
+    assert (await run_tool(factory, *STATE))[1] == "1 kept 100"
+    assert "NameError: name 'a' is not defined" in (await run_tool(factory, *STATE, stateful=False))[1]
 
 
-async def test_episodes_share_nothing() -> None:
-    async with EnvFactory(CodeExec) as factory:
-        first, second = factory.make(), factory.make()
-        for env in (first, second):
-            await env.reset(seed=0, options={"task": TASK})
-        await first.step(says(code=STATE[0]))
-        [message], *_ = await second.step(says(code=STATE[1]))
-        assert "NameError" in message["content"]
-        await first.reset(seed=0, options={"task": TASK})  # an episode anew
-        [message], *_ = await first.step(says(code=STATE[1]))
-        assert "NameError" in message["content"]
-        await first.close()
-        await first.close()
-        await second.close()
+@shared_loop
+async def test_episodes_share_nothing(factory: EnvFactory) -> None:
+    first, second = factory.make(), factory.make()
+    for env in (first, second):
+        await env.reset(seed=0, options={"task": TASK})
+    await first.step(says(code=STATE[0]))
+    [message], *_ = await second.step(says(code=STATE[1]))
+    assert "NameError" in message["content"]
+    await first.reset(seed=0, options={"task": TASK})  # an episode anew
+    [message], *_ = await first.step(says(code=STATE[1]))
+    assert "NameError" in message["content"]
+    await first.close()
+    await first.close()
+    await second.close()
 
 
-async def test_lost_state_is_told() -> None:
+@shared_loop
+async def test_lost_state_is_told(factory: EnvFactory) -> None:
     """A cell that ends the interpreter takes what earlier cells built; what the task provides is there again."""
-    _, killed, after = await run_tool("a = 1", "import os; os._exit(7)", "print('a' in globals(), len(t))")
+    _, killed, after = await run_tool(factory, "a = 1", "import os; os._exit(7)", "print('a' in globals(), len(t))")
     assert killed == "[exit code 7]\n[variables and files are gone]"
     assert after == "False 100"
 
 
-async def test_a_cancelled_call_leaves_the_session_usable_and_closed_at_the_end() -> None:
-    async with EnvFactory(CodeExec) as factory:
-        env = factory.make()
-        await env.reset(seed=0, options={"task": TASK})
-        await env.step(says(code="a = 1"))
-        waiting = asyncio.ensure_future(env.step(says(code="while True: pass")))
-        for _ in range(100):  # turns of the loop, by which the code is on its way
-            await asyncio.sleep(0)
-        await asyncio.wait([waiting], timeout=0.2)
-        waiting.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await waiting
-        [message], *_ = await env.step(says(code="print('a' in globals())"))
-        assert message["content"] == "False\n[variables and files are gone]"
-        await env.close()
+@shared_loop
+async def test_a_cancelled_call_leaves_the_session_usable_and_closed_at_the_end(factory: EnvFactory) -> None:
+    env = factory.make()
+    await env.reset(seed=0, options={"task": TASK})
+    await env.step(says(code="a = 1"))
+    waiting = asyncio.ensure_future(env.step(says(code="while True: pass")))
+    for _ in range(100):  # turns of the loop, by which the code is on its way
+        await asyncio.sleep(0)
+    await asyncio.wait([waiting], timeout=0.2)
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    [message], *_ = await env.step(says(code="print('a' in globals())"))
+    assert message["content"] == "False\n[variables and files are gone]"
+    await env.close()
 
 
-async def test_a_surrogate_in_the_code_is_told_to_the_model() -> None:
-    [text] = await run_tool("print('\ud800')")
+@shared_loop
+async def test_a_surrogate_in_the_code_is_told_to_the_model(factory: EnvFactory) -> None:
+    [text] = await run_tool(factory, "print('\ud800')")
     assert "surrogate" in text.lower()
 
 
@@ -446,22 +467,22 @@ def f(x):
 """
 
 
-async def test_nothing_of_the_tool_lives_while_its_answer_is_graded() -> None:
+@shared_loop
+async def test_nothing_of_the_tool_lives_while_its_answer_is_graded(factory: EnvFactory) -> None:
     first, value, second, constant = solution(TASK).split()[1:]
     blind = _HEAR.format(solution=f"x {first} value {second} {constant}")
     tell = _TELL.format(value=value)
-    async with EnvFactory(CodeExec) as factory:
-        env = factory.make()
-        await env.reset(seed=0, options={"task": TASK})
-        [answer], *_ = await env.step(says(code=tell))
-        assert answer["content"] == "", "the tool has taken its locks"
-        # The control: while the tool lives, an answer that is run elsewhere hears of them.
-        x, expected = TASK.target[0]
-        heard = await env.sandbox.run(ExecRequest(code=blind, call=Call(function="f", args=[x])))
-        assert heard.value == json.dumps(expected)
-        _, reward, terminated, _, info = await env.step(says(blind))
+    env = factory.make()
+    await env.reset(seed=0, options={"task": TASK})
+    [answer], *_ = await env.step(says(code=tell))
+    assert answer["content"] == "", "the tool has taken its locks"
+    # The control: while the tool lives, an answer that is run elsewhere hears of them.
+    x, expected = TASK.target[0]
+    heard = await env.sandbox.run(ExecRequest(code=blind, call=Call(function="f", args=[x])))
+    assert heard.value == json.dumps(expected)
+    _, reward, terminated, _, info = await env.step(says(blind))
     assert terminated and reward == 0.0 and info["tests"]["passed"] == 0
-    assert (await score(f"def f(x): return {solution(TASK)}", before=tell)) == [1.0]
+    assert (await score(factory, f"def f(x): return {solution(TASK)}", before=tell)) == [1.0]
 
 
 class BrokenSandbox:

@@ -16,7 +16,7 @@ from forge_env.cli.main import main
 from forge_env.core.errors import UserError
 from tests.envs.harbor.hackable import HACKABLE
 
-QUICK = ("exit_code", "later_commit", "for_nothing")
+QUICK = ("later_commit", "for_nothing")
 
 
 @pytest.mark.parametrize(
@@ -38,17 +38,15 @@ async def test_the_audit_names_what_is_wrong_with_a_task(tmp_path: Path, name: s
 
 def test_the_command_says_it_as_a_table_and_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_bug_fixes([str(tmp_path / "tasks"), "--count", "1", "--level", "0"])
-    HACKABLE["broken_solution"].write(tmp_path / "tasks/broken")
+    HACKABLE["broken_solution"].write(tmp_path / "broken")
     capsys.readouterr()
-    assert main(["check", f"harbor:{tmp_path / 'tasks'}", "--json"]) == 1
+    assert main(["check", f"harbor:{tmp_path / 'tasks'}", "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
-    tasks = {task["name"]: task for task in report["tasks"]}
-    broken = tasks.pop("broken")
-    assert [broken["ok"], report["ok"], report["not_audited"]] == [False, False, []]
-    [sound] = tasks.values()
+    [sound] = report["tasks"]
+    assert [report["ok"], report["not_audited"]] == [True, []]
     assert (sound["ok"], sound["solution"], sound["empty"], sound["paid"]) == (True, 1.0, 0.0, [])
     assert len(sound["cheats"]) >= 12 and not sound["needs_network"]
-    assert main(["check", f"harbor:{tmp_path / 'tasks/broken'}"]) == 1
+    assert main(["check", f"harbor:{tmp_path / 'broken'}"]) == 1
     assert "broken: the solution earns 0, not 1" in capsys.readouterr().out
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from forge_env.core.sandbox import ExecStatus, Limits
 
-SHORT = Limits(wall_s=1.0, cpu_s=4.0, processes=16, memory_bytes=128 * 2**20)
+SHORT = Limits(wall_s=0.4, cpu_s=4.0, processes=16, memory_bytes=128 * 2**20)
 """For attacks that have to run into the wall-clock limit."""
 LONG = Limits(wall_s=20.0, cpu_s=20.0, processes=16, memory_bytes=128 * 2**20)
 

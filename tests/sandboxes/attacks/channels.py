@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections.abc import Callable
 from typing import Any
 
 from sandboxes.guest import guest_kernel as kernel
+from tests.helpers.waiting import DEADLINE_S
 from tests.sandboxes.attacks import PRELUDE, Attack, Channel
 
 _ATTEMPTS = 20
-"""Of a control: the kernel collects what is in flight whenever any process of the machine closes a socket."""
+"""Of a control of the page cache: any process of the machine may read the file meanwhile."""
 
 _SHOWN = """
 def shown(path):
@@ -121,45 +123,69 @@ def find(host):
 
 
 def crosses(channel: Channel, facts: dict[str, Any]) -> bool:
-    """Return whether the channel carries something between two processes of one user in one network namespace."""
+    """Return whether the channel carries something between two processes of one user in one network namespace.
+
+    The kernel collects what is in flight whenever any process of the machine closes a socket. So the process
+    that finds is there before the other one leaves anything, and both are tried again until a deadline.
+    """
     if os.geteuid() == 0:
         flags, user = kernel.NEWNET, 0x6E000000 + os.getpid()
     else:
         flags, user = kernel.NEWNET | kernel.NEWUSER, None
 
-    def run(name: str) -> Any:
-        def call() -> Any:
+    def run(name: str) -> Process:
+        def prepare() -> Callable[[], Any]:
             namespace: dict[str, Any] = {}
             exec(PRELUDE + channel.code, namespace)
             if user is not None:  # not before: it may not read what the code imports
                 os.setresuid(user, user, user)
-            return namespace[name](facts)
+            return lambda: namespace[name](facts)
 
-        return in_a_process(call)
+        return Process(prepare)
 
     def attempt() -> bool:
         kernel.unshare(flags)
-        before = run("find")
-        run("leave")
-        return bool(run("find") != before)
+        before = run("find").result()
+        finds, leaves = run("find"), run("leave")
+        leaves.result()
+        return bool(finds.result() != before)
 
-    return any(in_a_process(attempt) for _ in range(_ATTEMPTS))
+    deadline = time.monotonic() + DEADLINE_S
+    while not (crossed := in_a_process(attempt)) and time.monotonic() < deadline:
+        pass
+    return bool(crossed)
+
+
+class Process:
+    """A fork that calls `prepare()` at once, and the action that this returns when its result is asked for."""
+
+    def __init__(self, prepare: Callable[[], Callable[[], Any]]) -> None:
+        waiting, self._go = os.pipe()
+        self._value, answer = os.pipe()
+        self._pid = os.fork()
+        if not self._pid:
+            try:
+                action = prepare()
+                os.read(waiting, 1)
+                os.write(answer, json.dumps(action()).encode())
+            finally:
+                os._exit(0)
+        os.close(waiting)
+        os.close(answer)
+
+    def result(self) -> Any:
+        """Return the plain value of the action, when the process has ended. Raises ValueError if it has raised."""
+        with open(self._value, "rb") as pipe, open(self._go, "wb") as go:
+            go.write(b"x")
+            go.flush()
+            value = pipe.read()
+        os.waitpid(self._pid, 0)
+        return json.loads(value)
 
 
 def in_a_process(action: Callable[[], Any]) -> Any:
     """Return the plain value of `action()`, which is called in a fork. Raises ValueError if it raises."""
-    read_end, write_end = os.pipe()
-    pid = os.fork()
-    if not pid:
-        try:
-            os.write(write_end, json.dumps(action()).encode())
-        finally:
-            os._exit(0)
-    os.close(write_end)
-    with open(read_end, "rb") as pipe:
-        value = pipe.read()
-    os.waitpid(pid, 0)
-    return json.loads(value)
+    return Process(lambda: action).result()
 
 
 def _page_cache_tells(facts: dict[str, Any]) -> bool:

@@ -145,7 +145,7 @@ VERDICTS = {
     "ok": ("print('done')", ExecStatus.OK, 0, None, {}),
     "nonzero": ("import sys; sys.exit(3)", ExecStatus.NONZERO, 3, None, {}),
     "signaled": ("import os; os.kill(os.getpid(), 11)", ExecStatus.SIGNALED, None, signal.SIGSEGV, {}),
-    "timeout": ("import time; time.sleep(60)", ExecStatus.TIMEOUT, None, signal.SIGKILL, {"wall_s": 1.0}),
+    "timeout": ("import time; time.sleep(60)", ExecStatus.TIMEOUT, None, signal.SIGKILL, {"wall_s": 0.5}),
     "memory": ("x = bytearray(1 << 30)", ExecStatus.MEMORY, 1, None, {"memory_bytes": 2**27}),
     "pids": ("import os, time\nfor _ in range(20):\n  if not os.fork(): time.sleep(60)", ExecStatus.PIDS, 1, None,
              {"processes": 8}),
@@ -335,7 +335,7 @@ async def test_a_session_keeps_its_state(session: Session) -> None:
 
 
 async def test_the_end_of_the_interpreter_is_told(each: DockerSandbox) -> None:
-    session = await each.open_session(setup="t = 7", limits=Limits(wall_s=1.0))
+    session = await each.open_session(setup="t = 7", limits=Limits(wall_s=0.5))
     try:
         background = "if not os.fork(): os.setsid(); time.sleep(60)"
         await printed(session, f"import os, time\nx = 1\nopen('file', 'w').write('x')\n{background}")
@@ -598,9 +598,12 @@ async def hostile(sandbox: DockerSandbox) -> AsyncIterator[DockerSandbox]:
 async def test_a_hostile_agent_neither_hangs_nor_floods_the_host(
     hostile: DockerSandbox, mischief: str, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sandboxes.docker.container._GRACE_S", 0.2)
+    limits = Limits()
+    if said == "in time":
+        monkeypatch.setattr("sandboxes.docker.container._GRACE_S", 0.2)
+        limits = Limits(wall_s=0.1)
     begin = time.monotonic()
-    result = await hostile.run(ExecRequest(code=mischief, limits=Limits(wall_s=0.5)))
+    result = await hostile.run(ExecRequest(code=mischief, limits=limits))
     assert result.status is ExecStatus.SANDBOX_ERROR and said in result.error, result
     assert time.monotonic() - begin < PROMPT_S
 

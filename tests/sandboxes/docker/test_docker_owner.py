@@ -49,7 +49,7 @@ def answering() -> Iterator[Answers]:
                 pass
 
         server = ThreadingHTTPServer(("127.0.0.1", 0), Answering)
-        thread = threading.Thread(target=server.serve_forever)
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
         client = docker.DockerClient(base_url=f"tcp://127.0.0.1:{server.server_port}", version="1.41")
         opened.append((Engine(client, {"Architecture": "x86_64"}), server, thread))

@@ -72,7 +72,7 @@ async def test_a_chain_of_many_snapshots(workspaces: Workspaces, small_image: Un
     workspace = await workspaces.open(small_image)
     snapshots = []
     # Of overlays of ours, all folders have to fit into one page of options.
-    length = 70 if workspaces.capabilities.backend == "namespace" else 6
+    length = 70 if workspaces.capabilities.backend == "namespace" else 3
     for number in range(length):
         assert (await workspace.exec(f"echo {number} > /{number}; rm -f /{number - 2}; echo {number} > /last")).ok
         snapshots.append(await workspace.snapshot())
