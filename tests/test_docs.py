@@ -18,8 +18,12 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = sorted((ROOT / "docs").glob("*.md"))
-ELSEWHERE = {"verifiers_environment"}
-"""Examples that need packages of their own: tests/envs/openenv/test_served_packages.py runs them."""
+ELSEWHERE = {
+    "external_agent",  # tests/envs/external/test_external_endings.py
+    "session_agent",  # tests/envs/external/served/test_serve_agent.py
+    "verifiers_environment",  # needs packages of its own
+}
+"""Examples that other tests run, or none."""
 EXAMPLES = sorted(path for path in (ROOT / "examples").glob("*.py") if path.stem not in ELSEWHERE)
 SLOW = {"own_loop"}
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -44,37 +48,22 @@ def same(shown: str, printed: str) -> bool:
 def test_every_block_of_a_page_runs(page: Path, tmp_path: Path) -> None:
     blocks = BLOCK.findall(page.read_text(encoding="utf-8"))
     assert blocks
-    script: list[str] = []
-    """The Python blocks since the last shell block: they share one process, and so its names."""
-    story: list[str] = []
-    printed: list[str] = []
+    parts: list[str] = []
+    """The blocks that run, in one process: Python blocks share its names."""
     expected: dict[int, str] = {}
-
-    def flush() -> None:
-        if not script:
-            return
-        marked = [f"{code}\nprint({MARK!r})\n" for code in script]
-        before = [
-            f"import contextlib, io\nwith contextlib.redirect_stdout(io.StringIO()):\n    exec({code!r})\n"
-            for code in story
-        ]
-        printed.extend(run([sys.executable, "-c", "".join(before + marked)], tmp_path).split(MARK + "\n")[:-1])
-        story.extend(script)
-        script.clear()
-
     for language, body in blocks:
         file = re.match(r"# (\S+\.py)\n", body)
         if language == "python" and file:
             (tmp_path / file[1]).write_text(body, encoding="utf-8")
         elif language == "python":
-            script.append(body)
+            parts.append(body)
         elif language == "bash":
-            flush()
-            printed.append(run(["bash", "-euo", "pipefail", "-c", body], tmp_path))
+            parts.append(f"__import__('subprocess').run(['bash', '-euo', 'pipefail', '-c', {body!r}], check=True)\n")
         else:
             assert language == "text", f"{page.name} has a block of {language!r}, which no test runs"
-            expected[len(printed) + len(script) - 1] = body
-    flush()
+            expected[len(parts) - 1] = body
+    script = "".join(f"{part}print({MARK!r}, flush=True)\n" for part in parts)
+    printed = run([sys.executable, "-c", script], tmp_path).split(MARK + "\n")
     for number, shown in expected.items():
         assert same(shown, printed[number]), f"{page.name} shows\n{shown}\nand this was printed:\n{printed[number]}"
 
@@ -87,8 +76,6 @@ def test_every_block_of_a_page_runs(page: Path, tmp_path: Path) -> None:
 def test_every_example_runs(example: Path, tmp_path: Path) -> None:
     output = {
         "own_loop": "8 episodes, ",
-        "external_agent": "--env external",
-        "session_agent": "--env sessions",
         "trl_environment": "--as openenv",
     }.get(example.stem, "reward 1.0")
     assert output in run([sys.executable, str(example)], tmp_path)

@@ -13,8 +13,6 @@ from forge_env.viewer.stored_runs import find_runs
 from forge_env.viewer.viewed_run import ViewedRun
 from forge_env.viewer.views import VIEWS, WITHOUT_INDEX, NotThere, Params
 
-FOLLOW_SECONDS = 1.0
-
 
 class Library:
     """The runs at a path. Used as a context manager, which removes its temporary folder at the end.
@@ -22,13 +20,15 @@ class Library:
     Args:
         path: a run, a folder of runs, or a file of episodes.
         model: folder of the tokenizer; None is the model of each run.
+        follow_seconds: between two looks for what is new in the files.
 
     Raises:
         UserError: when there is no run.
     """
 
-    def __init__(self, path: Path, *, model: Path | None = None) -> None:
+    def __init__(self, path: Path, *, model: Path | None = None, follow_seconds: float = 1.0) -> None:
         self.path = path.expanduser()
+        self._follow_seconds = follow_seconds
         self._model = model
         self._temporary = Path(tempfile.mkdtemp(prefix="forge-env-view-"))
         self._lock = threading.Lock()
@@ -99,5 +99,5 @@ class Library:
             for run in self.runs:
                 if not self._closed.is_set():
                     run.update_index()
-            self._wake.wait(FOLLOW_SECONDS)
+            self._wake.wait(self._follow_seconds)
             self._wake.clear()

@@ -64,7 +64,7 @@ class ViewServer(http.server.ThreadingHTTPServer):
             raise UserError(
                 f"port {port} of {host} cannot be had ({reason}): choose another --port, or leave it out for a free one"
             ) from None
-        self._thread = threading.Thread(target=self.serve_forever, args=(0.2,), name="viewer-http", daemon=True)
+        self._thread = threading.Thread(target=self.serve_forever, args=(0.05,), name="viewer-http", daemon=True)
 
     @property
     def port(self) -> int:

@@ -6,6 +6,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -33,6 +34,9 @@ GO = """(hash) => {
 class Watched:
     """A page, and its forbidden actions: dialogs, errors, requests to other places."""
 
+    library: Library
+    """What the page shows, if the fixture `view` serves it."""
+
     def __init__(self, page: Any, origin: str) -> None:
         self.page = page
         self.url = origin
@@ -57,6 +61,11 @@ class Watched:
         if message.type == "error" and (refused or "404" not in message.text):
             self.wrong.append(f"console {message.text}")
 
+    def poll(self) -> None:
+        """Let the page look for changes now: its clock is put forward."""
+        with self.page.expect_response(lambda response: "/state" in response.url):
+            self.page.clock.run_for(2000)
+
     def go(self, place: str, wait: str = "#main h1") -> Any:
         """Open a place of the page, and wait until it is drawn."""
         self.page.evaluate(GO, place)
@@ -78,7 +87,41 @@ def drawn(page: Any) -> None:
     until(page, "document.getElementById('main').dataset.place === location.hash")
 
 
-Open = Callable[..., Watched]
+@contextmanager
+def serving(path: Path, *, is_indexed: bool = True) -> Iterator[ViewServer]:
+    """Serve a run or a folder of runs."""
+    with Library(path, follow_seconds=0.1) as library, ViewServer(library) as server:
+        if is_indexed:
+            index(library)
+        yield server
+
+
+def index(library: Library) -> None:
+    """Find all runs, and read each to its end."""
+    library.answer("runs", {})
+    for run in library.runs:
+        run.open()
+        run.update_index()
+
+
+@contextmanager
+def watching(browser: Any, url: str, **options: Any) -> Iterator[Watched]:
+    """Open an address in a browser context of its own; forbidden actions fail the test."""
+    context = browser.new_context(**{"viewport": {"width": 1280, "height": 800}, **options})
+    try:
+        context.set_default_timeout(20_000)
+        watched = Watched(context.new_page(), url)
+        watched.page.clock.install()
+        watched.page.goto(url)
+        watched.page.wait_for_selector("#main h1", state="attached")
+        drawn(watched.page)
+        yield watched
+    finally:
+        context.close()
+    assert watched.wrong == []
+
+
+Watch = Callable[..., Watched]
 
 
 @pytest.fixture(scope="module")
@@ -99,44 +142,21 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 
 
 @pytest.fixture
-def watch(browser: Any) -> Iterator[Callable[..., Watched]]:
-    """Open an address in a browser context of its own; forbidden actions fail the test."""
-    contexts: list[Any] = []
-    pages: list[Watched] = []
-
-    def open_page(url: str, **options: Any) -> Watched:
-        context = browser.new_context(**{"viewport": {"width": 1280, "height": 800}, **options})
-        context.set_default_timeout(20_000)
-        contexts.append(context)
-        watched = Watched(context.new_page(), url)
-        pages.append(watched)
-        watched.page.goto(url)
-        watched.page.wait_for_selector("#main h1", state="attached")
-        drawn(watched.page)
-        return watched
-
-    yield open_page
-    for context in contexts:
-        context.close()
-    assert [wrong for watched in pages for wrong in watched.wrong] == []
+def watch(browser: Any) -> Iterator[Watch]:
+    """Open an address."""
+    with ExitStack() as stack:
+        yield lambda url, **options: stack.enter_context(watching(browser, url, **options))
 
 
 @pytest.fixture
-def view(watch: Callable[..., Watched]) -> Iterator[Open]:
-    """Serve a run, and open it."""
-    servers: list[tuple[Library, ViewServer]] = []
+def view(browser: Any) -> Iterator[Watch]:
+    """Serve a run or a folder of runs, and open it."""
+    with ExitStack() as stack:
 
-    def open_run(run: Path, *, at: str = "", indexed: bool = True, **options: Any) -> Watched:
-        library = Library(run).__enter__()
-        server = ViewServer(library).__enter__()
-        servers.append((library, server))
-        if indexed:
-            for opened in library.runs:
-                opened.open()
-                opened.update_index()
-        return watch(server.url + at, **options)
+        def open_page(path: Path, *, is_indexed: bool = True, **options: Any) -> Watched:
+            server = stack.enter_context(serving(path, is_indexed=is_indexed))
+            watched = stack.enter_context(watching(browser, server.url, **options))
+            watched.library = server.library
+            return watched
 
-    yield open_run
-    for library, server in servers:
-        server.__exit__(None, None, None)
-        library.__exit__(None, None, None)
+        yield open_page

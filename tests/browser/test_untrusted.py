@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote, urlencode
 
 import pytest
 
 from forge_env.cli.main import main
-from tests.browser.conftest import Open, Watched, drawn
+from forge_env.viewer.server import ViewServer
+from tests.browser.conftest import Watch, Watched, serving
 from tests.forge_env.viewer.runs import make_episode
 
 FOREIGN = "http://127.0.0.1:9"
@@ -93,10 +96,10 @@ def hostile_episode(name: str, *, fault: bool) -> dict[str, Any]:
     return data
 
 
-@pytest.fixture
-def run(tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run in which every name, and every text, is hostile."""
-    run = tmp_path / NAME
+    run = tmp_path_factory.mktemp("runs") / NAME
     (run / "episodes").mkdir(parents=True)
     lines = "".join(json.dumps(hostile_episode(str(i), fault=i == 2)) + "\n" for i in range(3))
     for phase in ("train", NAME):
@@ -119,6 +122,12 @@ def run(tmp_path: Path) -> Path:
     (run / "logs").mkdir()
     (run / "logs" / NAME).write_text(ALL, errors="surrogatepass")
     return run
+
+
+@pytest.fixture(scope="module")
+def server(run: Path) -> Iterator[ViewServer]:
+    with serving(run) as server:
+        yield server
 
 
 def touch_everything(page: Any) -> None:
@@ -151,11 +160,14 @@ def look_everywhere(watched: Watched) -> None:
     watched.go(f"#/{name}/episodes")
     links = page.locator(".tr.row").evaluate_all("(rows) => rows.map((row) => row.getAttribute('href'))")
     assert len(links) == 6
-    for link in (links[0], links[2], links[3]):
-        for tab in ("talk", "tokens", "info", "raw"):
-            for shade in ("off", "logprob") if tab in ("talk", "tokens") else ("off",):
-                watched.go(f"{link}&tab={tab}&shade={shade}", ".tabs")
-                check(watched, f"{link} {tab} {shade}")
+    parts = [f"{links[0]}&tab={tab}&shade=off" for tab in ("talk", "tokens", "info", "raw")]
+    parts += [f"{links[0]}&tab={tab}&shade=logprob" for tab in ("talk", "tokens")]
+    parts += [
+        f"{link}&tab={tab}&shade=off" for link in (links[2], links[3]) for tab in ("talk", "info")
+    ]  # a fault, a hostile file
+    for place in parts:
+        watched.go(place, ".tabs")
+        check(watched, place)
     watched.go(f"{links[0]}&shade=off", ".conversation")
     touch_everything(page)
     shown = page.locator(".message.tool pre").first.text_content()
@@ -163,84 +175,72 @@ def look_everywhere(watched: Watched) -> None:
         assert payload in shown, "the text is shown as it was written"
 
 
-def test_nothing_runs_in_the_page(run: Path, view: Open) -> None:
-    look_everywhere(view(run))
+def test_nothing_runs_in_the_page(server: ViewServer, watch: Watch) -> None:
+    look_everywhere(watch(server.url))
 
 
-def test_nothing_runs_in_the_exported_file(run: Path, tmp_path: Path, watch: Any) -> None:
+def test_nothing_runs_in_the_exported_file(run: Path, tmp_path: Path, watch: Watch) -> None:
     assert main(["view", str(run), "--export", str(tmp_path / "export.html")]) == 0
     look_everywhere(watch((tmp_path / "export.html").as_uri()))
 
 
-def test_what_cannot_be_seen_is_made_visible(run: Path, view: Open) -> None:
-    watched = view(run)
+def test_what_cannot_be_seen_is_made_visible(server: ViewServer, watch: Watch) -> None:
+    watched = watch(server.url)
     name = watched.page.evaluate("encodeURIComponent", NAME)
     page = watched.go(f"#/{name}/episode?key=train%2F0&shade=off", ".conversation")
     touch_everything(page)
     marks = page.locator(".message.tool").first.locator(".ctl").all_inner_texts()
-    assert {
-        "␛[31m",
-        "␛[0m",
-        "␛[2J",
-        "␛",
-        "␇",
-        "RLO",
-        "PDF",
-        "LRI",
-        "PDI",
-        "ZWSP",
-        "BOM",
-        "␀",
-        "U+D800",
-        "U+009B",
-    } <= set(marks)
+    shown = "␛[31m ␛[0m ␛[2J ␛ ␇ RLO PDF LRI PDI ZWSP BOM ␀ U+D800 U+009B"
+    assert set(shown.split()) <= set(marks)
     raw = page.evaluate("[document.body.textContent, document.title].join('')")
     assert not any(character in raw for character in "\x1b\x07\x9b\u202e\u2066\u200b\x00")
 
 
-def test_an_address_from_elsewhere_cannot_run_either(run: Path, view: Open) -> None:
-    watched = view(run)
-    page = watched.page
-    for payload in PAYLOADS[:-1]:  # the last one is no text that an address can carry
-        page.evaluate(
-            "(text) => { location.hash = '#/' + encodeURIComponent(text) + '/' + encodeURIComponent(text); }", payload
-        )
-        drawn(page)
-        assert page.locator(".empty").count() == (payload != NAME), payload  # one is what this run is called
+VISIT = """async (addresses) => {
+  const main = document.getElementById("main");
+  const empty = [];
+  for (const address of addresses) {
+    location.hash = address;
+    while (main.dataset.place !== location.hash) await new Promise((go) => setTimeout(go, 1));
+    empty.push(document.querySelectorAll("#main .empty").length);
+  }
+  return empty;
+}"""
+
+
+def test_an_address_from_elsewhere_cannot_run_either(server: ViewServer, watch: Watch) -> None:
+    watched = watch(server.url)
+    texts = [payload for payload in PAYLOADS[:-1] if payload != NAME]  # no address can carry the last one
+    several = [quote("\n".join(texts[start::6]), safe="") for start in range(6)]
+    assert watched.page.evaluate(VISIT, [f"#/{text}/{text}" for text in several]) == [1] * 6, "each is one sentence"
     check(watched, "hostile addresses")
-    name = page.evaluate("encodeURIComponent", NAME)
     text = "\n".join(PAYLOADS[:-1])
-    query = page.evaluate(
-        "(text) => new URLSearchParams({ q: text, phase: text, order: text, has: text, key: text }).toString()", text
-    )
-    for place in ("episodes", "groups", "episode"):
-        page.evaluate("(hash) => { location.hash = hash; }", f"#/{name}/{place}?{query}")
-        drawn(page)
-        assert page.locator(".empty").count() == 1
+    query = urlencode(dict.fromkeys(("q", "phase", "order", "has", "key"), text))
+    addresses = [f"#/{quote(NAME, safe='')}/{place}?{query}" for place in ("episodes", "groups", "episode")]
+    assert watched.page.evaluate(VISIT, addresses) == [1, 1, 1]
     watched.wrong = [action for action in watched.wrong if "400" not in action]  # the server refuses such values
     check(watched, "hostile parameters")
 
 
-@pytest.mark.parametrize("payload", [PAYLOADS[n] for n in (0, 2, 5, 8, 11)])
-def test_the_same_texts_do_run_where_they_are_taken_for_markup(browser: Any, payload: str) -> None:
+def test_the_same_texts_do_run_where_they_are_taken_for_markup(browser: Any) -> None:
     """What the tests above look for can happen, and is seen."""
-    context = browser.new_context()
-    page = context.new_page()
-    page.set_content(f"<p>{payload}</p>")
-    page.wait_for_function("window.pwned === 1")
-    context.close()
+    with browser.new_context() as context:
+        for payload in (PAYLOADS[n] for n in (0, 2, 5, 8, 11)):
+            page = context.new_page()
+            page.set_content(f"<p>{payload}</p>")
+            page.wait_for_function("window.pwned === 1")
 
 
-def test_what_would_make_markup_is_refused_and_seen(run: Path, view: Open) -> None:
+def test_what_would_make_markup_is_refused_and_seen(server: ViewServer, watch: Watch) -> None:
     """Should a line of the page ever make markup of text, the browser refuses it, and these tests would fail."""
-    watched = view(run)
+    watched = watch(server.url)
     page = watched.page
     tried = "(text) => { try { document.body.innerHTML = text; return 'done'; } catch (error) { return error.name; } }"
-    assert page.evaluate(tried, "<img src=x onerror=window.pwned=1>") == "TypeError"
-    page.evaluate(
-        "() => { const made = new Image(); made.src = 'http://127.0.0.1:9/leak'; document.body.append(made); }"
-    )
-    page.wait_for_timeout(300)
+    with page.expect_console_message(lambda message: "Trusted" in message.text):
+        assert page.evaluate(tried, NAME) == "TypeError"
+    image = "(url) => { const made = new Image(); made.src = url; document.body.append(made); }"
+    with page.expect_console_message(lambda message: "Content Security" in message.text):
+        page.evaluate(image, f"{FOREIGN}/leak")
     assert page.evaluate(SEEN)["pwned"] is None and page.evaluate(SEEN)["made"]
     assert any("Trusted" in action for action in watched.wrong)
     assert any("Content Security" in action for action in watched.wrong)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from forge_env.cli.main import main
 from forge_env.core.types import Outcome
 from forge_env.viewer.library import Library
 from forge_env.viewer.server import ViewServer
-from tests.browser.conftest import Open, Watched, drawn, until
+from tests.browser.conftest import Watch, Watched, drawn, index, serving, until, watching
 from tests.forge_env.viewer.runs import make_episode, training_run, write, write_metrics, write_start
 
 EPISODE = "#/run/episode?key=train%2F0"
@@ -21,7 +22,31 @@ EPISODE = "#/run/episode?key=train%2F0"
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
+    """A training run that the test may change."""
     return training_run(tmp_path / "run")
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ViewServer]:
+    """Serves a folder of runs; a test may add some. The training run `run` stays as it is."""
+    folder = tmp_path_factory.mktemp("runs")
+    training_run(folder / "run")
+    with serving(folder) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def page_of_all(browser: Any, server: ViewServer) -> Iterator[Watched]:
+    with watching(browser, server.url) as watched:
+        yield watched
+
+
+@pytest.fixture
+def shown(page_of_all: Watched) -> Iterator[Watched]:
+    """The page of `server`, which most tests share; forbidden actions fail the test that has done them."""
+    yield page_of_all
+    wrong, page_of_all.wrong = page_of_all.wrong, []
+    assert wrong == []
 
 
 def texts(page: Any, selector: str) -> list[str]:
@@ -29,9 +54,8 @@ def texts(page: Any, selector: str) -> list[str]:
     return lines
 
 
-def test_the_address_keeps_no_key_and_the_overview_shows_curves(run: Path, view: Open) -> None:
-    page = view(run).page
-    page.wait_for_selector(".chart")
+def test_the_address_keeps_no_key_and_the_overview_shows_curves(shown: Watched) -> None:
+    page = shown.go("#/run/overview", ".chart")
     assert "token" not in page.url
     assert page.locator("h1").inner_text().startswith("run")
     assert texts(page, ".chart-title") == ["reward", "success", "loss"]
@@ -44,14 +68,13 @@ def test_the_address_keeps_no_key_and_the_overview_shows_curves(run: Path, view:
     until(page, "document.querySelector('.readout').textContent.includes('step')")  # drawn anew beneath the pointer
 
 
-def test_the_first_visit_of_a_small_run_shows_it(tmp_path: Path, watch: Any) -> None:
+def test_the_first_visit_of_a_small_run_shows_it(tmp_path: Path, watch: Watch) -> None:
     """Its index ends before the page looks at it for the first time: nothing changes afterwards."""
     for name in ("first", "second"):
         training_run(tmp_path / "runs" / name)
     library = Library(tmp_path / "runs")  # nobody follows its files but this test
     with ViewServer(library) as server:
         page = watch(server.url).page
-        page.clock.install()  # the page looks when this test says so
         page.get_by_role("link", name="first").click()
         until(page, "document.title.startsWith('Overview') || document.title.startsWith('first')")
         drawn(page)
@@ -62,9 +85,8 @@ def test_the_first_visit_of_a_small_run_shows_it(tmp_path: Path, watch: Any) -> 
         assert "13" in page.locator(".cards").inner_text()
 
 
-def test_groups_are_sorted_by_spread_and_lead_to_their_episodes(run: Path, view: Open) -> None:
-    watched = view(run)
-    page = watched.go("#/run/groups?phase=train")
+def test_groups_are_sorted_by_spread_and_lead_to_their_episodes(shown: Watched) -> None:
+    page = shown.go("#/run/groups?phase=train")
     assert [text.split(" · ")[-1] for text in texts(page, ".group .meta")] == [
         "train/2",
         "train/1",
@@ -76,9 +98,8 @@ def test_groups_are_sorted_by_spread_and_lead_to_their_episodes(run: Path, view:
     assert [text.splitlines()[0] for text in texts(page, "a.tr .col-reward")] == ["✓ 1", "✓ 1", "0", "0"]
 
 
-def test_an_episode_is_a_conversation_with_calls_and_output(run: Path, view: Open) -> None:
-    watched = view(run)
-    page = watched.go(EPISODE + "&shade=off", ".conversation")
+def test_an_episode_is_a_conversation_with_calls_and_output(shown: Watched) -> None:
+    page = shown.go(EPISODE + "&shade=off", ".conversation")
     senders = [text.split()[0] for text in texts(page, ".message .message-head b")]
     assert senders == ["System", "User", "Model", "Tool", "Model"]
     assert "print('What is 0 + 0?')" in page.locator(".call").inner_text()
@@ -99,8 +120,8 @@ def test_an_episode_is_a_conversation_with_calls_and_output(run: Path, view: Ope
         ("version", "ver0", "ver1", "weight version 1"),
     ],
 )
-def test_tokens_are_shaded(run: Path, view: Open, shade: str, first: str, last: str, words: str) -> None:
-    page = view(run).go(f"{EPISODE}&shade={shade}", ".conversation .tok")
+def test_tokens_are_shaded(shown: Watched, shade: str, first: str, last: str, words: str) -> None:
+    page = shown.go(f"{EPISODE}&shade={shade}", ".conversation .tok")
     marks = page.locator(".conversation .tok")
     assert marks.count() == 5
     assert first in marks.first.get_attribute("class") and last in marks.last.get_attribute("class")
@@ -112,13 +133,13 @@ def test_tokens_are_shaded(run: Path, view: Open, shade: str, first: str, last: 
     assert page.locator(".token-row .tok").count() == 9
 
 
-def test_tokens_without_a_tokenizer_are_shaded_too(run: Path, view: Open) -> None:
-    page = view(run).go(f"{EPISODE}&shade=logprob", ".conversation .tok")
+def test_tokens_without_a_tokenizer_are_shaded_too(shown: Watched) -> None:
+    page = shown.go(f"{EPISODE}&shade=logprob", ".conversation .tok")
     backgrounds = "(tokens) => tokens.map((token) => getComputedStyle(token).backgroundColor)"
     assert len(set(page.locator(".conversation .tok").evaluate_all(backgrounds))) == 5, "one for each class of logprob"
 
 
-def test_rows_of_a_broken_prefix_are_apart(tmp_path: Path, view: Open) -> None:
+def test_rows_of_a_broken_prefix_are_apart(tmp_path: Path, view: Watch) -> None:
     data = json.loads(make_episode().to_json())
     data["turns"][1]["starts_row"] = True
     (tmp_path / "rows.jsonl").write_text(json.dumps(data) + "\n")
@@ -129,16 +150,16 @@ def test_rows_of_a_broken_prefix_are_apart(tmp_path: Path, view: Open) -> None:
     assert page.locator(".token-row").count() == 2
 
 
-def test_faults_by_class_and_message(run: Path, view: Open) -> None:
-    page = view(run).go("#/run/faults", "table")
+def test_faults_by_class_and_message(shown: Watched) -> None:
+    page = shown.go("#/run/faults", "table")
     assert "SandboxError: no memory" in page.locator("table").inner_text()
     page.locator("table a.row").click()
     page.wait_for_selector(".tr.row")
     assert texts(page, ".tr.row .mark") == ["fault"]
 
 
-def test_the_timeline_can_be_zoomed(run: Path, view: Open) -> None:
-    page = view(run).go("#/run/timeline", ".board")
+def test_the_timeline_can_be_zoomed(shown: Watched) -> None:
+    page = shown.go("#/run/timeline", ".board")
     assert page.locator(".board .span").count() == 15
     page.keyboard.press("+")
     until(page, "location.hash.includes('from=')")
@@ -152,17 +173,17 @@ def test_the_timeline_can_be_zoomed(run: Path, view: Open) -> None:
     until(page, "document.querySelectorAll('.board .span').length < 6")
 
 
-def test_the_ticks_of_time_are_round_and_as_far_apart_as_they_read(tmp_path: Path, view: Open) -> None:
-    run = training_run(tmp_path / "run")
+def test_the_ticks_of_time_are_round_and_as_far_apart_as_they_read(server: ViewServer, shown: Watched) -> None:
+    run = training_run(server.library.path / "ticks")
     span = {"pid": 1, "tid": 1, "name": "a", "ph": "X"}
     events = [span | {"ts": 0, "dur": 1_000_000}, span | {"ts": 339_000_000, "dur": 1_000_000}]
     (run / "trace.json").write_text("[\n" + "".join(json.dumps(event) + ",\n" for event in events))
-    watched = view(run)
+    index(server.library)
     places = "(all) => all.map((tick) => [parseFloat(getComputedStyle(tick).left), tick.textContent])"
-    page = watched.go("#/run/timeline", ".scale span")
+    page = shown.go("#/ticks/timeline", ".scale span")
     assert texts(page, ".scale span") == [f"{minute} min" for minute in range(6)]
     for window in ("", "?from=30&to=121", "?from=0&to=0.003", "?from=100.2&to=100.21"):
-        page = watched.go(f"#/run/timeline{window}", ".scale span")
+        page = shown.go(f"#/ticks/timeline{window}", ".scale span")
         ticks = page.locator(".scale span").evaluate_all(places)
         values = [float(text.split()[0]) for _, text in ticks]
         assert len(ticks) >= 3 and len({text.split()[1] for _, text in ticks}) == 1, ticks
@@ -180,15 +201,15 @@ OUTSIDE = """() => [...document.querySelectorAll(".chart svg")].flatMap((drawing
 })"""
 
 
-def test_the_numbers_of_an_axis_can_be_read(tmp_path: Path, view: Open) -> None:
-    (tmp_path / "run").mkdir()
+def test_the_numbers_of_an_axis_can_be_read(server: ViewServer, shown: Watched) -> None:
     sizes = (9e-13, 3.3e-5, 0.7, 123.0, 4.5e7, 2.5e300)
     for step in range(1, 6):
         around = {f"around{i}": size * (step - 3) for i, size in enumerate(sizes)}
         above = {f"above{i}": size * (9 + step) for i, size in enumerate(sizes)}
-        write_metrics(tmp_path / "run", step, **around, **above)
+        write_metrics(server.library.path / "numbers", step, **around, **above)
+    index(server.library)
     chosen = ",".join(f"train:{name}{i}" for name in ("around", "above") for i in range(len(sizes)))
-    page = view(tmp_path / "run").go(f"#/run/overview?m={chosen}", ".chart")
+    page = shown.go(f"#/numbers/overview?m={chosen}", ".chart")
     assert page.evaluate(OUTSIDE) == []
     labels_of = "(chart) => [...chart.querySelectorAll('text[text-anchor=end]')].map((text) => text.textContent)"
     charts = page.locator(".chart").evaluate_all(f"(charts) => charts.map({labels_of})")
@@ -198,20 +219,7 @@ def test_the_numbers_of_an_axis_can_be_read(tmp_path: Path, view: Open) -> None:
         assert len(values) >= 2 and len(set(values)) == len(values) and 0.001 < max(map(abs, values)) < 10_000
 
 
-def test_the_reward_chart_shows_rewards_and_no_success(tmp_path: Path, view: Open) -> None:
-    for name in ("first", "second"):
-        training_run(tmp_path / "runs" / name)
-        (tmp_path / "runs" / name / "summary.json").write_text(
-            json.dumps({"success_before": 0.1, "success_after": 0.9})
-        )
-    watched = view(tmp_path / "runs")
-    page = watched.go("#/?runs=0,1", ".chart .line")
-    assert texts(page, ".chart-title") == ["reward", "success", "loss"]
-    dots = page.locator(".chart").evaluate_all("(all) => all.map((chart) => chart.querySelectorAll('.dot').length)")
-    assert dots == [0, 4, 0]
-
-
-def test_a_run_that_has_only_begun_shows_its_settings_and_its_console(tmp_path: Path, view: Open) -> None:
+def test_a_run_that_has_only_begun_shows_its_settings_and_its_console(tmp_path: Path, view: Watch) -> None:
     write_start(tmp_path / "young")
     watched = view(tmp_path / "young")
     page = watched.go("#/young/overview", ".document")
@@ -225,22 +233,23 @@ def test_a_run_that_has_only_begun_shows_its_settings_and_its_console(tmp_path: 
     drawn(page)
     with (tmp_path / "young" / "console.jsonl").open("a") as file:
         file.write("ne\n" + json.dumps({"time": 9, "kind": "said", "text": "the first step"}) + "\n")
+    watched.poll()
     until(page, "document.querySelector('.console').textContent.includes('the first step')")
 
 
-def test_a_time_out_is_shown_as_one_and_a_success_as_the_environment_says(tmp_path: Path, view: Open) -> None:
+def test_a_time_out_is_shown_as_one_and_a_success_as_the_environment_says(server: ViewServer, shown: Watched) -> None:
     late = make_episode("e/0/0", reward=None, outcome=Outcome.TIMEOUT, error="the shop took 300 s")
-    write(tmp_path / "e.jsonl", late, make_episode("e/0/1", reward=0.5))
-    watched = view(tmp_path / "e.jsonl")
-    page = watched.go("#/e.jsonl/episodes", ".tr.row")
+    write(server.library.path / "late" / "episodes.jsonl", late, make_episode("e/0/1", reward=0.5))
+    index(server.library)
+    page = shown.go("#/late/episodes", ".tr.row")
     assert texts(page, ".col-reward .mark") == ["time-out", "0.5"]
     assert "Time-out: the shop took 300 s" in page.locator(".tr.row").first.inner_text()
     assert "Time-out" in (page.locator("select[aria-label='Outcome']").text_content() or "")
-    page = watched.go("#/e.jsonl/overview", ".cards")
+    page = shown.go("#/late/overview", ".cards")
     assert "time-outs" in page.locator(".cards").inner_text()
 
 
-def test_what_a_program_left_behind_can_be_read(tmp_path: Path, view: Open) -> None:
+def test_what_a_program_left_behind_can_be_read(server: ViewServer, shown: Watched) -> None:
     program: dict[str, Any] = {
         "stdout": "some <b>output</b>\n",
         "stderr": "some trouble\n",
@@ -248,9 +257,9 @@ def test_what_a_program_left_behind_can_be_read(tmp_path: Path, view: Open) -> N
         "refused": ["2 x HTTP 400: n is 2, which is not offered: leave it out"],
     }
     info = {"program": program, "refused_requests": {"n": 2, "stop": 1}}
-    write(tmp_path / "e.jsonl", make_episode(info=info))
-    watched = view(tmp_path / "e.jsonl")
-    page = watched.go("#/e.jsonl/episode?key=episodes%2F0&tab=info")
+    write(server.library.path / "program" / "episodes.jsonl", make_episode(info=info))
+    index(server.library)
+    page = shown.go("#/program/episode?key=episodes%2F0&tab=info")
     assert "3 requests refused" in page.locator(".episode-head").inner_text()
     parts = dict(zip(texts(page, "section h3"), texts(page, "section pre"), strict=True))
     shown = ("Standard output", "Standard error", "How the program was ended", "Refused requests")
@@ -260,9 +269,8 @@ def test_what_a_program_left_behind_can_be_read(tmp_path: Path, view: Open) -> N
     ]
 
 
-def test_filters_are_in_the_address_and_the_back_button_takes_them_back(run: Path, view: Open) -> None:
-    watched = view(run)
-    page = watched.go("#/run/episodes", ".tr.row")
+def test_filters_are_in_the_address_and_the_back_button_takes_them_back(shown: Watched) -> None:
+    page = shown.go("#/run/episodes", ".tr.row")
     page.select_option("select[aria-label='Only']", "fault")
     until(page, "document.querySelectorAll('.tr.row').length === 1")
     assert "has=fault" in page.url
@@ -275,15 +283,14 @@ def test_filters_are_in_the_address_and_the_back_button_takes_them_back(run: Pat
     page.wait_for_selector(".empty")
 
 
-def test_the_kind_of_task_is_a_filter(run: Path, view: Open) -> None:
-    watched = view(run)
-    page = watched.go("#/run/episodes?kind=double", ".tr.row")
+def test_the_kind_of_task_is_a_filter(shown: Watched) -> None:
+    page = shown.go("#/run/episodes?kind=double", ".tr.row")
     assert page.locator(".tr.row").count() == 4
     assert texts(page, "select[aria-label='Kind of task'] option") == ["any", "no_kind", "add", "double"]
     page.select_option("select[aria-label='Kind of task']", "no_kind")
     until(page, "document.querySelectorAll('.tr.row').length === 3")
     assert "kind=no_kind" in page.url
-    assert walk(watched) == ["evaluation/0/0", "evaluation/0/0", "train/9/0"], "the next of the list, too"
+    assert walk(shown) == ["evaluation/0/0", "evaluation/0/0", "train/9/0"], "the next of the list, too"
 
 
 def walk(watched: Watched) -> list[str]:
@@ -305,20 +312,19 @@ def walk(watched: Watched) -> list[str]:
 WALK = "episodes?phase=train&has=tool_error&order=newest"
 
 
-def test_the_next_episode_is_the_next_of_the_list(run: Path, view: Open) -> None:
-    watched = view(run)
-    watched.go(f"#/run/{WALK}", ".tr.row")
-    assert walk(watched) == ["train/2/3", "train/1/3", "train/0/3"]
-    assert "3 of 3" in watched.page.locator(".pager").inner_text()
-    watched.page.keyboard.press("p")
-    until(watched.page, "document.querySelector('h1 .id').textContent === 'train/1/3'")
-    watched.page.get_by_role("link", name="The list").click()
-    watched.page.wait_for_selector(".tr.row")
-    assert watched.page.locator(".tr.row").count() == 3
+def test_the_next_episode_is_the_next_of_the_list(shown: Watched) -> None:
+    page = shown.go(f"#/run/{WALK}", ".tr.row")
+    assert walk(shown) == ["train/2/3", "train/1/3", "train/0/3"]
+    assert "3 of 3" in page.locator(".pager").inner_text()
+    page.keyboard.press("p")
+    until(page, "document.querySelector('h1 .id').textContent === 'train/1/3'")
+    page.get_by_role("link", name="The list").click()
+    page.wait_for_selector(".tr.row")
+    assert page.locator(".tr.row").count() == 3
 
 
-def test_the_keys_lead_everywhere(run: Path, view: Open) -> None:
-    page = view(run).page
+def test_the_keys_lead_everywhere(shown: Watched) -> None:
+    page = shown.go("#/run/overview")
     page.keyboard.press("g")
     page.keyboard.press("e")
     page.wait_for_selector(".tr.row")
@@ -361,8 +367,8 @@ def test_the_keys_lead_everywhere(run: Path, view: Open) -> None:
     assert page.evaluate("document.activeElement.id") != "search"
 
 
-def test_what_has_the_focus_can_be_seen(run: Path, view: Open) -> None:
-    page = view(run).go("#/run/episodes", ".tr.row")
+def test_what_has_the_focus_can_be_seen(shown: Watched) -> None:
+    page = shown.go("#/run/episodes", ".tr.row")
     page.keyboard.press("j")
     assert page.evaluate("getComputedStyle(document.activeElement).outlineStyle") == "solid"
 
@@ -396,133 +402,137 @@ CONTRAST = """() => {
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
-def test_both_themes_can_be_read(run: Path, view: Open, theme: str) -> None:
-    watched = view(run, color_scheme=theme)
-    grounds = watched.page.evaluate("getComputedStyle(document.body).backgroundColor")
-    assert (grounds == "rgb(18, 19, 22)") == (theme == "dark")
+def test_both_themes_can_be_read(shown: Watched, theme: str) -> None:
+    page = shown.page
+    page.emulate_media(color_scheme=theme)
+    ground = "getComputedStyle(document.body).backgroundColor"
+    assert (page.evaluate(ground) == "rgb(18, 19, 22)") == (theme == "dark")
     places = ["overview", "groups", "episodes", "faults", "timeline"]
     places += [f"episode?key=train%2F0&shade={shade}" for shade in ("logprob", "advantage", "version", "mask")]
     for place in places:
-        watched.go(f"#/run/{place}")
-        assert watched.page.evaluate(CONTRAST) == [], place
-    watched.page.keyboard.press("d")
-    assert watched.page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(247, 247, 245)"
+        shown.go(f"#/run/{place}")
+        assert page.evaluate(CONTRAST) == [], place
+    grounds = []
+    for _ in range(3):  # light, dark, and the system's again
+        page.keyboard.press("d")
+        grounds.append(page.evaluate(ground))
+    system = "rgb(18, 19, 22)" if theme == "dark" else "rgb(247, 247, 245)"
+    assert grounds == ["rgb(247, 247, 245)", "rgb(18, 19, 22)", system]
 
 
-@pytest.mark.parametrize("width", [360, 768])
-def test_nothing_is_wider_than_a_phone(run: Path, view: Open, width: int) -> None:
-    write(
-        run / "episodes" / "train.jsonl", make_episode("w" * 300, question="q" * 500, answer="a" * 900, tool="t" * 80)
-    )
-    watched = view(run, viewport={"width": width, "height": 740}, has_touch=True)
-    key = "train%2F" + str((run / "episodes" / "train.jsonl").read_bytes().rstrip().rfind(b"\n") + 1)
-    episode = f"episode?key={key}"
-    for place in (
-        "overview",
-        "groups",
-        "episodes",
-        "faults",
-        "timeline",
-        episode,
-        f"{episode}&tab=info",
-        f"{episode}&tab=tokens",
-    ):
-        watched.go(f"#/run/{place}")
-        assert watched.page.evaluate("document.documentElement.scrollWidth") <= width, place
+def test_nothing_is_wider_than_a_phone(run: Path, view: Watch) -> None:
+    file = run / "episodes" / "train.jsonl"
+    episode = f"episode?key=train%2F{file.stat().st_size}"
+    write(file, make_episode("w" * 300, question="q" * 500, answer="a" * 900, tool="t" * 80))
+    watched = view(run, viewport={"width": 360, "height": 740}, has_touch=True)
+    for width in (360, 768):
+        watched.page.set_viewport_size({"width": width, "height": 740})
+        for view_ in ("overview", "groups", "episodes", "faults", "timeline"):
+            watched.go(f"#/run/{view_}")
+            assert watched.page.evaluate("document.documentElement.scrollWidth") <= width, view_
+        for tab in ("talk", "info", "tokens"):
+            watched.go(f"#/run/{episode}&tab={tab}")
+            assert watched.page.evaluate("document.documentElement.scrollWidth") <= width, tab
 
 
-def test_every_control_has_a_name(run: Path, view: Open) -> None:
-    watched = view(run)
+def test_every_control_has_a_name(shown: Watched) -> None:
     for place in ("overview", "groups", "episodes", "faults", "timeline", "episode?key=train%2F0"):
-        watched.go(f"#/run/{place}")
-        unnamed = watched.page.evaluate(
+        shown.go(f"#/run/{place}")
+        unnamed = shown.page.evaluate(
             "[...document.querySelectorAll('a, button, input, select, summary')].filter((e) => e.checkVisibility() && "
             "!(e.getAttribute('aria-label') || e.textContent || (e.labels && e.labels.length))).map((e) => e.outerHTML)"
         )
         assert unnamed == []
 
 
-def test_a_run_that_goes_on_is_followed(run: Path, view: Open) -> None:
-    page = view(run).go("#/run/episodes?order=newest", ".tr.row")
+def test_a_run_that_goes_on_is_followed(run: Path, view: Watch) -> None:
+    watched = view(run)
+    page = watched.go("#/run/episodes?order=newest", ".tr.row")
     page.keyboard.press("j")
     write(run / "episodes" / "train.jsonl", make_episode("train/77/0", question="Something new?"))
     until(page, "document.body.textContent.includes('Something new?')")
     assert page.evaluate("document.activeElement.matches('.row')"), "the row that had the focus has it still"
-    write_metrics(run, 11, 12)
     page.wait_for_selector(".mark.live")
     (run / "episodes" / "train.jsonl").unlink()
+    index(watched.library)
+    watched.poll()
     until(page, "!document.body.textContent.includes('Something new?')")
 
 
-def test_nothing_is_drawn_anew_under_a_drag_and_all_of_it_afterwards(run: Path, view: Open) -> None:
-    page = view(run).go("#/run/episodes?order=newest", ".tr.row")
-    with page.expect_response(lambda response: "/state" in response.url):
-        pass  # it has looked once
+def test_nothing_is_drawn_anew_under_a_drag_and_all_of_it_afterwards(run: Path, view: Watch) -> None:
+    watched = view(run)
+    page = watched.go("#/run/episodes?order=newest", ".tr.row")
     page.mouse.move(600, 20)
     page.mouse.down()
     write(run / "episodes" / "train.jsonl", make_episode("train/77/0", question="Something new?"))
-    for _ in range(3):
-        with page.expect_response(lambda response: "/state" in response.url):
-            pass
+    index(watched.library)
+    for _ in range(3):  # the page has read an answer when it asks again
+        watched.poll()
     assert "Something new?" not in page.locator("#main").inner_text()
     page.mouse.up()
+    watched.poll()
     until(page, "document.body.textContent.includes('Something new?')")
 
 
-def test_several_runs_are_compared(tmp_path: Path, view: Open) -> None:
+def test_several_runs_are_compared(tmp_path: Path, view: Watch) -> None:
     for name in ("first", "second"):
         training_run(tmp_path / "runs" / name)
+        (tmp_path / "runs" / name / "summary.json").write_text('{"success_before": 0.1, "success_after": 0.9}')
     page = view(tmp_path / "runs").page
     page.wait_for_selector(".chart .line")
-    assert page.locator(".chart").first.locator(".line").count() == 2
+    assert texts(page, ".chart-title") == ["reward", "success", "loss"]
+    marks = page.locator(".chart").evaluate_all(
+        "(all) => all.map((chart) => [chart.querySelectorAll('.line').length, chart.querySelectorAll('.dot').length])"
+    )
+    assert marks == [[2, 0], [2, 4], [2, 0]], "success before and after is in the chart of success alone"
     page.get_by_label("Show the curves of second").uncheck()
     until(page, "document.querySelector('.chart').querySelectorAll('.line').length === 1")
     page.get_by_role("link", name="first").click()
     page.wait_for_selector(".cards")
 
 
-def test_a_long_output_is_folded(tmp_path: Path, view: Open) -> None:
-    write(tmp_path / "long.jsonl", make_episode(output="0123456789" * 20_000))
-    page = view(tmp_path / "long.jsonl").go("#/long.jsonl/episode?key=episodes%2F0", ".conversation")
+def test_a_long_output_is_folded(server: ViewServer, shown: Watched) -> None:
+    write(server.library.path / "long" / "episodes.jsonl", make_episode(output="0123456789" * 20_000))
+    index(server.library)
+    page = shown.go("#/long/episode?key=episodes%2F0", ".conversation")
     length = "document.querySelector('.message.tool pre').textContent.length"
     assert page.evaluate(length) == 6000
     page.get_by_role("button", name="more of 200 k characters").click()
     assert page.evaluate(length) == 200_000
 
 
-def test_lines_that_hold_no_episode_are_shown(run: Path, view: Open) -> None:
-    with (run / "episodes" / "train.jsonl").open("a") as file:
-        file.write("not JSON\n{}\n")
-    page = view(run).page
-    page.wait_for_selector(".warning")
+def test_lines_that_hold_no_episode_are_shown(server: ViewServer, shown: Watched) -> None:
+    (server.library.path / "bad").mkdir()
+    (server.library.path / "bad" / "episodes.jsonl").write_text("not JSON\n{}\n")
+    index(server.library)
+    page = shown.go("#/bad/overview", ".warning")
     assert "2 lines hold no episode" in page.locator(".warning").inner_text()
 
 
-def test_an_empty_run_says_so(tmp_path: Path, view: Open) -> None:
-    (tmp_path / "empty").mkdir()
-    (tmp_path / "empty" / "metrics.jsonl").touch()
-    watched = view(tmp_path / "empty")
+def test_an_empty_run_says_so(server: ViewServer, shown: Watched) -> None:
+    (server.library.path / "empty").mkdir()
+    (server.library.path / "empty" / "metrics.jsonl").touch()
+    index(server.library)
     for place in ("groups", "episodes", "faults", "timeline"):
-        assert watched.go(f"#/empty/{place}", ".empty").locator(".empty").inner_text()
+        assert shown.go(f"#/empty/{place}", ".empty").locator(".empty").inner_text()
 
 
-def test_a_place_that_does_not_exist_is_one_sentence(run: Path, view: Open) -> None:
-    watched = view(run)
-    page = watched.go("#/run/episode?key=train%2F3", ".empty")
+def test_a_place_that_does_not_exist_is_one_sentence(shown: Watched) -> None:
+    page = shown.go("#/run/episode?key=train%2F3", ".empty")
     assert "not there" in page.locator(".empty").inner_text()
-    page = watched.go("#/nothing/episodes", ".empty")
+    page = shown.go("#/nothing/episodes", ".empty")
     assert "There is no run nothing" in page.locator(".empty").inner_text()
-    watched.go("#/%E0%A4%A/episodes", ".empty")
+    shown.go("#/%E0%A4%A/episodes", ".empty")
 
 
 @pytest.mark.slow
-def test_fifty_thousand_episodes_are_paged(tmp_path: Path, view: Open) -> None:
+def test_fifty_thousand_episodes_are_paged(tmp_path: Path, view: Watch) -> None:
     line = make_episode("train/GROUP/MEMBER", question="Question GROUP?" + " and so on" * 200).to_json() + "\n"
     path = tmp_path / "large" / "episodes" / "train.jsonl"
     path.parent.mkdir(parents=True)
     with path.open("w") as file:
         file.writelines(line.replace("GROUP", str(n // 8)).replace("MEMBER", str(n % 8)) for n in range(50_000))
-    watched = view(tmp_path / "large", indexed=False)
+    watched = view(tmp_path / "large", is_indexed=False)
     page = watched.go("#/large/episodes?order=newest")
     page.wait_for_selector(".tr.row", timeout=60_000)
     page.wait_for_selector(".tools .mark.some", state="detached", timeout=240_000)  # all of it has been read
@@ -531,14 +541,9 @@ def test_fifty_thousand_episodes_are_paged(tmp_path: Path, view: Open) -> None:
     assert "train/6249/7" in page.locator(".tr.row").last.inner_text()
 
 
-def exported(run: Path, file: Path, watch: Any) -> Watched:
-    assert main(["view", str(run), "--export", str(file)]) == 0
-    watched: Watched = watch(file.as_uri())
-    return watched
-
-
-def test_the_exported_file_works_by_itself(run: Path, tmp_path: Path, watch: Any) -> None:
-    watched = exported(run, tmp_path / "run.html", watch)
+def test_the_exported_file_works_by_itself(run: Path, tmp_path: Path, watch: Watch) -> None:
+    assert main(["view", str(run), "--export", str(tmp_path / "run.html")]) == 0
+    watched = watch((tmp_path / "run.html").as_uri())
     page = watched.page
     page.wait_for_selector(".chart .line")
     page = watched.go("#/run/groups?phase=train", ".group")

@@ -78,7 +78,7 @@ def _value(value: Any) -> Any:
 @contextmanager
 def collecting() -> Iterator[Collector]:
     server = Collector()
-    thread = threading.Thread(target=server.serve_forever)
+    thread = threading.Thread(target=server.serve_forever, args=(0.05,))
     thread.start()
     try:
         yield server

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import subprocess
-import sys
 import threading
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
@@ -14,6 +12,7 @@ from typing import Any
 import pytest
 
 from agents.scripted import ScriptedAgent
+from forge_env.cli.main import main
 from forge_env.core.env import Env
 from forge_env.core.episode import Episode
 from forge_env.core.errors import EnvError, UserError
@@ -164,18 +163,17 @@ def test_a_constructor_is_looked_at_too() -> None:
         EnvFactory(Shop).make()
 
 
-def test_the_command_line_says_it_in_one_sentence(tmp_path: Path) -> None:
+def test_the_command_line_says_it_in_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "shop.py"
     file.write_text(
         "from forge_env import ToolEnv, tool\n\n\nclass Shop(ToolEnv):\n    @tool\n    def step(self) -> int:\n"
         '        """Go on."""\n        return 1\n'
     )
-    command = [sys.executable, "-m", "forge_env", "info", f"{file}:Shop"]
-    ended = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
-    assert ended.returncode == 2 and not ended.stdout
-    assert ended.stderr.count("\n") == 1
-    assert "the tool step takes the place of Env.step: call it step_ or otherwise (Shop.step)" in ended.stderr
-    assert f"({file}, line 4)" in ended.stderr
+    assert main(["info", f"{file}:Shop"]) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and err.count("\n") == 1
+    assert "the tool step takes the place of Env.step: call it step_ or otherwise (Shop.step)" in err
+    assert f"({file}, line 4)" in err
 
 
 # ---- reset and setup ----

@@ -215,7 +215,7 @@ def test_a_step_that_the_model_stalls_is_truncated() -> None:
         time_spent_by = "model"
         truncation_reward = -0.5
 
-    with SyncEnv(Stalled, limits=EpisodeLimits(step_seconds=1.0)) as env:
+    with SyncEnv(Stalled, limits=EpisodeLimits(step_seconds=0.5)) as env:
         env.reset(options=task("hang"))
         _, score, terminated, truncated, info = env.step("go on")
         assert (score, terminated, truncated, info["outcome"]) == (-0.5, False, True, "truncated")
@@ -240,11 +240,12 @@ def test_what_the_environment_says_of_the_end(way: str) -> None:
         ("step", "env_fault", r"step \(.*test_gymnasium_env.py:\d+\): KeyError: 'lost'"),
         ("infra", "infra_fault", "the server is gone"),
         ("nan", "env_fault", "a reward is a finite number"),
-        ("hang", "env_fault", "step took longer than 1 s"),
+        ("hang", "env_fault", "step took longer than 0.5 s"),
     ],
 )
 def test_a_fault_ends_the_episode_without_a_reward(way: str, outcome: str, words: str) -> None:
-    with SyncEnv(Trouble, limits=EpisodeLimits(step_seconds=1.0)) as env:
+    limits = EpisodeLimits(step_seconds=0.5 if way == "hang" else 60)
+    with SyncEnv(Trouble, limits=limits) as env:
         text, info = env.reset(options=task(way))
         assert (text == "", info.get("outcome")) == ((True, outcome) if way == "reset" else (False, None))
         with pytest.warns(UserWarning, match="ended by"):
@@ -405,33 +406,27 @@ def test_a_fork_starts_a_loop_of_its_own() -> None:
 # ---- vector environments ----
 
 
-@pytest.mark.parametrize("mode", ["sync", "async"])
-def test_vector_environments_with_autoreset(mode: str) -> None:
-    envs = gymnasium.make_vec("forge_env/Math-v0", num_envs=3, vectorization_mode=mode)
-    try:
-        texts, info = envs.reset(seed=5)
-        assert len(set(texts)) == 3
-        assert texts in envs.observation_space
-        calculate = '<tool_call>{"name": "calculator", "arguments": {"expression": "6 * 7"}}</tool_call>'
-        texts, _, terminated, truncated, info = envs.step(("never", calculate, "never"))
-        assert texts == ("", "[tool calculator]\n42", "")
-        assert (terminated.tolist(), truncated.tolist()) == ([True, False, True], [False] * 3)
-        assert info["outcome"].tolist() == ["scored", None, "scored"]
-        again, _, terminated, _, _ = envs.step(("ignored", "never", "ignored"))
-        assert again[0] not in ("", texts[0])
-        assert (again[1], terminated.tolist()) == ("", [False, True, False])
-    finally:
-        envs.close()
-    assert multiprocessing.active_children() == []
-
-
-def test_async_and_sync_vector_environments_agree() -> None:
-    seen = {}
+def test_vector_environments_with_autoreset() -> None:
+    seen = []
     for mode in ("sync", "async"):
-        envs = gymnasium.make_vec("forge_env/Math-v0", num_envs=2, vectorization_mode=mode)
-        seen[mode] = [envs.reset(seed=5)[0], envs.step(("1", "2"))[0], envs.step(("1", "2"))[0]]
-        envs.close()
-    assert seen["sync"] == seen["async"]
+        envs = gymnasium.make_vec("forge_env/Math-v0", num_envs=3, vectorization_mode=mode)
+        try:
+            first, _ = envs.reset(seed=5)
+            assert len(set(first)) == 3
+            assert first in envs.observation_space
+            calculate = '<tool_call>{"name": "calculator", "arguments": {"expression": "6 * 7"}}</tool_call>'
+            texts, _, terminated, truncated, info = envs.step(("never", calculate, "never"))
+            assert texts == ("", "[tool calculator]\n42", "")
+            assert (terminated.tolist(), truncated.tolist()) == ([True, False, True], [False] * 3)
+            assert info["outcome"].tolist() == ["scored", None, "scored"]
+            again, _, terminated, _, _ = envs.step(("ignored", "never", "ignored"))
+            assert again[0] not in ("", first[0])
+            assert (again[1], terminated.tolist()) == ("", [False, True, False])
+            seen.append((first, again))
+        finally:
+            envs.close()
+        assert multiprocessing.active_children() == []
+    assert seen[0] == seen[1]
 
 
 def test_same_step_autoreset_keeps_the_last_observation() -> None:
@@ -499,10 +494,7 @@ def test_gymnasium_can_import_the_module_itself_and_nothing_heavy() -> None:
     assert out == "[system] []\n"
 
 
-@pytest.mark.parametrize(
-    "imports",
-    ["import forge_env, gymnasium", "import gymnasium, forge_env", "import forge_env.core.env, gymnasium.spaces"],
-)
+@pytest.mark.parametrize("imports", ["import forge_env, gymnasium", "import gymnasium, forge_env"])
 def test_importing_both_is_enough_in_any_order(imports: str) -> None:
     code = "print(gymnasium.spec('forge_env/Math-v0').id, type(gymnasium.__spec__.loader).__name__)"
     assert script(f"{imports}\n{code}\n") == "forge_env/Math-v0 SourceFileLoader\n"

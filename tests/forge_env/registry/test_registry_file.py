@@ -149,7 +149,7 @@ NAMES = st.sampled_from(["a", "b", "yes", "null", "on", "x-1", "_", "N1e5"])
 TEXTS = st.text(st.characters(blacklist_categories=["Cs"]), max_size=30).map(lambda text: " ".join(text.split()))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(st.lists(st.tuples(NAMES, st.booleans(), TEXTS), max_size=12))
 def test_any_sequence_of_changes_does_what_it_says(
     tmp_path_factory: pytest.TempPathFactory, changes: list[tuple[str, bool, str]]
@@ -189,23 +189,23 @@ def _add_many(file: RegistryFile, prefix: str, count: int) -> None:
         file.add(an_entry(f"{prefix}{i}"))
 
 
-def test_ten_writers_at_once_lose_nothing(file: RegistryFile) -> None:
-    writers = [FORK.Process(target=_add_many, args=(file, f"w{i}_", 5)) for i in range(10)]
+def test_writers_at_once_lose_nothing(file: RegistryFile) -> None:
+    writers = [FORK.Process(target=_add_many, args=(file, f"w{i}_", 5)) for i in range(5)]
     for writer in writers:
         writer.start()
     for writer in writers:
         writer.join(timeout=60)
-    assert [writer.exitcode for writer in writers] == [0] * 10
-    assert file.read().keys() == {f"w{i}_{j}" for i in range(10) for j in range(5)}
+    assert [writer.exitcode for writer in writers] == [0] * 5
+    assert file.read().keys() == {f"w{i}_{j}" for i in range(5) for j in range(5)}
     assert os.listdir(file.path.parent) == ["registry.yaml"], "no lock and no half-written file is left"
 
 
 def test_a_writer_that_is_killed_corrupts_nothing(file: RegistryFile) -> None:
-    for round_ in range(8):
+    for round_ in range(4):
         before = set(file.read())
         writer = FORK.Process(target=_add_many, args=(file, f"r{round_}_", 10**6))
         writer.start()
-        while len(file.read()) < len(before) + 1 + round_ % 4:  # every read in between finds a whole file
+        while len(file.read()) < len(before) + 1 + round_:  # every read in between finds a whole file
             assert writer.is_alive()
         assert writer.pid is not None
         os.kill(writer.pid, signal.SIGKILL)
