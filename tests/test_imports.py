@@ -12,8 +12,6 @@ from collections.abc import Iterator, Mapping
 from fnmatch import fnmatch
 from pathlib import Path
 
-import pytest
-
 import forge_env
 
 REPOSITORY = Path(__file__).resolve().parents[1]

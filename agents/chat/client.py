@@ -33,6 +33,7 @@ from agents.chat.stream import read_body
 from forge_env.core.errors import PolicyError, UserError
 from forge_env.core.protocols import ContextFull
 from forge_env.core.usage import Prices, Usage
+from forge_env.utils.certificates import ssl_context
 from forge_env.utils.deadlines import queued
 
 _CONNECT_SECONDS = 10.0
@@ -273,7 +274,10 @@ class ChatClient:
             limits = httpx.Limits(max_connections=self.max_concurrency, max_keepalive_connections=self.max_concurrency)
             # No redirects: the key would go to another server. `_attempt` sets the time limits.
             client = httpx.AsyncClient(
-                limits=limits, timeout=httpx.Timeout(None, connect=_CONNECT_SECONDS), follow_redirects=False
+                limits=limits,
+                timeout=httpx.Timeout(None, connect=_CONNECT_SECONDS),
+                follow_redirects=False,
+                verify=ssl_context(),
             )
             self._pools[loop] = _Pool(client, asyncio.Semaphore(self.max_concurrency))
         return self._pools[loop]

@@ -6,28 +6,28 @@ A request waits until the episode that it belongs to has a response.
 from __future__ import annotations
 
 import asyncio
+import functools
 import hashlib
 import importlib.util
 import json
 import socket
 from collections import ChainMap, OrderedDict
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
 from typing import Any
 
 from envs.external.dialects.dialect import Dialect, dump
 from envs.external.dialects.table import DIALECTS, default_dialect, list_of_models
 from envs.external.requests import RequestRefused
 from envs.external.session import PendingRequest, ProgramSession
-from forge_env.core.errors import ServiceError, UserError
-from forge_env.serve.http_server import open_listener
+from forge_env.core.errors import UserError
+from forge_env.serve.http_server import open_listener, run_server
 
 MODEL = "policy"
 """The name of the only model; requests for other names are accepted too."""
 MAX_BODY = 16 * 2**20
 BODY_SECONDS = 60.0
 KEEP_ALIVE_SECONDS = 10.0
-START_SECONDS = 30.0
 REMEMBERED = 1024
 """Sessions that are still known after their end, where that was asked for."""
 _KEEP_ALIVE = {"type": "http.response.body", "body": b": the answer is being sampled\n\n", "more_body": True}
@@ -297,15 +297,9 @@ async def open_gateway(host: str = "127.0.0.1") -> AsyncIterator[Gateway]:
     with _listener(host) as listener:
         gateway.port = listener.getsockname()[1]
         gateway.base_url = f"http://{host}:{gateway.port}/v1"
-        server = _server(gateway)
-        gateway._new_protocol = server.new_protocol
-        running = asyncio.create_task(server.serve(sockets=[listener]))
-        try:
-            await _until_started(server, running)
+        async with run_server(gateway, listener, lifespan="off", ws="none") as server:
+            gateway._new_protocol = functools.partial(_new_protocol, server)
             yield gateway
-        finally:
-            server.should_exit = True
-            await asyncio.gather(running, return_exceptions=True)
 
 
 def _listener(host: str) -> socket.socket:
@@ -320,40 +314,7 @@ def _listener(host: str) -> socket.socket:
         ) from None
 
 
-def _server(app: Any) -> Any:
-    import uvicorn
-
-    class Server(uvicorn.Server):
-        @contextmanager
-        def capture_signals(self) -> Iterator[None]:
-            yield  # the owner of the process handles signals
-
-        def new_protocol(self) -> asyncio.Protocol:
-            """Return the protocol of a new connection, counted among those of this server."""
-            return self.config.http_protocol_class(
-                config=self.config, server_state=self.server_state, app_state=self.lifespan.state
-            )  # type: ignore[call-arg]
-
-    config = uvicorn.Config(
-        app,
-        access_log=False,
-        log_config=None,
-        log_level="warning",
-        lifespan="off",
-        ws="none",
-        server_header=False,
-        timeout_graceful_shutdown=1,
-        timeout_keep_alive=75,
-    )
-    return Server(config)
-
-
-async def _until_started(server: Any, running: asyncio.Task[None]) -> None:
-    try:
-        async with asyncio.timeout(START_SECONDS):
-            while not server.started:
-                if running.done():
-                    raise ServiceError(f"the gateway did not start: {running.exception()}")
-                await asyncio.sleep(0.005)
-    except TimeoutError:
-        raise ServiceError(f"the gateway did not start within {START_SECONDS:g} s") from None
+def _new_protocol(server: Any) -> asyncio.Protocol:
+    """Return the protocol of a new connection, counted among those of a server of uvicorn."""
+    make = server.config.http_protocol_class
+    return make(config=server.config, server_state=server.server_state, app_state=server.lifespan.state)

@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from envs.math.worker import WALL_SECONDS
+from envs.math.worker import CPU_SECONDS, WALL_SECONDS
 from envs.processes.helper import HelperProcess
 from forge_env.core.errors import EnvError, ServiceError, UserError
 from forge_env.utils.threads import invoke
@@ -57,17 +57,22 @@ async def open_verifier() -> AsyncIterator[Verifier]:
 
 
 class Verifier(HelperProcess):
-    """The helper process."""
+    """The helper process.
 
-    def __init__(self) -> None:
+    Args:
+        cpu_seconds: processor time of one comparison.
+    """
+
+    def __init__(self, cpu_seconds: float = CPU_SECONDS) -> None:
         super().__init__(str(Path(__file__).with_name("worker.py")), name=_NAME)
+        self._cpu_seconds = cpu_seconds
 
     def check_installed(self) -> None:
         require_math_verify()
 
     def compare(self, target: str, answer: str, tolerance: float) -> bool:
         """Compare two expressions, as `equal_expressions` does."""
-        request = {"target": target, "answer": answer, "tolerance": tolerance}
+        request = {"target": target, "answer": answer, "tolerance": tolerance, "cpu_seconds": self._cpu_seconds}
         return _verdict(self.request(request, seconds=2 * WALL_SECONDS), target)
 
     def enforced(self) -> dict[str, Any]:

@@ -51,7 +51,7 @@ def open_library(run_forked: RunForked) -> Callable[[Request], Request]:
     def compare(request: Request) -> Request:
         written, exit_code = run_forked(
             lambda write: _compare(request, write),
-            cpu_seconds=CPU_SECONDS,
+            cpu_seconds=request["cpu_seconds"],
             wall_seconds=WALL_SECONDS,
             memory_bytes=MEMORY_BYTES,
         )

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 import json
-import ssl
 from collections.abc import AsyncIterator, Mapping
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
@@ -15,6 +13,7 @@ import httpx
 from envs.ors.access import GONE, TRANSIENT, Access
 from envs.ors.events import MAX_BYTES, TooLong, read_events
 from forge_env.core.errors import EnvError, MissedDeadline, ServiceError
+from forge_env.utils.certificates import ssl_context
 
 REQUEST_SECONDS = 60.0
 SILENCE_SECONDS = 30.0
@@ -209,6 +208,8 @@ class Session:
     async def _stream(self, path: str, body: dict[str, Any], where: str) -> Any:
         """Read the result of a call, over as many connections as it takes."""
         for attempt in range(RETRIES + 1):
+            if attempt:
+                await asyncio.sleep(PAUSE_SECONDS * 2 ** (attempt - 1))
             pieces: list[str] = []
             try:
                 async with self._client.stream(
@@ -236,7 +237,6 @@ class Session:
                 raise ServiceError(f"{where} came to no JSON: {''.join(pieces)[:100]!r}") from None
             if "task_id" not in body and not is_unsent:
                 break
-            await asyncio.sleep(PAUSE_SECONDS * 2**attempt)
         raise ServiceError(f"{where} was lost: {problem}")
 
     def _refused_call(self, where: str, response: httpx.Response) -> Exception:
@@ -274,14 +274,8 @@ class _Client:
         timeout = httpx.Timeout(REQUEST_SECONDS, read=SILENCE_SECONDS)
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=64)
         self.client = httpx.AsyncClient(
-            base_url=access.url, headers=access.headers, timeout=timeout, limits=limits, verify=_tls()
+            base_url=access.url, headers=access.headers, timeout=timeout, limits=limits, verify=ssl_context()
         )
-
-
-@functools.cache
-def _tls() -> ssl.SSLContext:
-    """Read the certificates of the machine once: that takes a tenth of a second."""
-    return httpx.create_ssl_context()
 
 
 _clients: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[tuple[str, ...], _Client]] = WeakKeyDictionary()

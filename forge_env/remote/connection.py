@@ -18,8 +18,9 @@ import httpcore
 
 from forge_env.core.errors import ServiceError, UserError
 from forge_env.remote import wire
-from forge_env.remote.server_address import Busy, ServerAddress, check_response, describe, ssl_context
+from forge_env.remote.server_address import Busy, ServerAddress, check_response, describe
 from forge_env.remote.wire import Answer
+from forge_env.utils.certificates import ssl_context
 
 CONNECT_SECONDS = 10.0
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 2.0

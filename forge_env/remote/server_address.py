@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-import ssl
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
@@ -15,6 +13,7 @@ import httpx
 from forge_env.core.errors import ServiceError, UserError, nearest
 from forge_env.remote import wire
 from forge_env.remote.wire import About, Answer
+from forge_env.utils.certificates import ssl_context
 
 TOKEN_VARIABLE = "FORGE_ENV_TOKEN"
 ABOUT_SECONDS = 10.0
@@ -170,9 +169,3 @@ def _reason(status: int, content: bytes) -> str:
 def _client(seconds: float) -> httpx.Client:
     timeout = httpx.Timeout(seconds, connect=ABOUT_SECONDS)
     return httpx.Client(timeout=timeout, verify=ssl_context(), trust_env=False)
-
-
-@cache
-def ssl_context() -> ssl.SSLContext:
-    """Made once in a process, which takes 10 ms."""
-    return httpx.create_ssl_context()

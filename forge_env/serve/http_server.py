@@ -7,7 +7,7 @@ import hmac
 import importlib.util
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Any
 
 from forge_env.core.errors import ServiceError, UserError
@@ -45,14 +45,60 @@ async def serve_app(app: App, settings: ServeSettings, *, lifespan: bool = False
         raise UserError("serving needs uvicorn: pip install 'forge-env[tools]'")
     with _listener(settings) as listener:
         host = f"[{settings.host}]" if ":" in settings.host else settings.host
-        server = _server(app, settings, lifespan=lifespan)
-        running = asyncio.create_task(server.serve(sockets=[listener]))
-        try:
-            await _until_started(server, running)
+        size, has_lifespan = settings.max_request_bytes, "on" if lifespan else "off"
+        async with run_server(app, listener, lifespan=has_lifespan, ws_max_size=size):
             yield f"http://{host}:{listener.getsockname()[1]}"
-        finally:
-            server.should_exit = True
-            await asyncio.gather(running, return_exceptions=True)
+
+
+@asynccontextmanager
+async def run_server(app: App, listener: socket.socket, **settings: Any) -> AsyncIterator[Any]:
+    """Run a server of uvicorn in the running event loop while the block runs; yields it.
+
+    Args:
+        app: an ASGI app.
+        listener: where it is served.
+        **settings: further ones of uvicorn's Config.
+
+    Raises:
+        ServiceError: when the server does not start.
+    """
+    import uvicorn
+
+    stop = asyncio.Event()
+
+    class Server(uvicorn.Server):
+        @contextmanager
+        def capture_signals(self) -> Iterator[None]:
+            yield  # the owner of the process handles signals
+
+        async def main_loop(self) -> None:
+            """Wait for `stop`; uvicorn's own asks ten times a second whether it is to end."""
+            while not stop.is_set():
+                await self.on_tick(0)  # the date of the responses
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(1.0):
+                        await stop.wait()
+
+    server = Server(
+        uvicorn.Config(
+            app,
+            access_log=False,
+            log_config=None,
+            log_level="warning",
+            server_header=False,
+            timeout_graceful_shutdown=1,
+            timeout_keep_alive=75,
+            **settings,
+        )
+    )
+    running = asyncio.create_task(server.serve(sockets=[listener]))
+    try:
+        await _until_started(server, running)
+        yield server
+    finally:
+        server.should_exit = True
+        stop.set()
+        await asyncio.gather(running, return_exceptions=True)
 
 
 def has_token(headers: Mapping[bytes, bytes], token: str) -> bool:
@@ -116,29 +162,6 @@ def _listener(settings: ServeSettings) -> socket.socket:
             f"the server cannot listen at {settings.host}, port {settings.port}: {error.strerror or error}; --host is "
             "an address of this machine, and --port one that no other process listens at"
         ) from None
-
-
-def _server(app: App, settings: ServeSettings, *, lifespan: bool) -> Any:
-    import uvicorn
-
-    class Server(uvicorn.Server):
-        @contextmanager
-        def capture_signals(self) -> Iterator[None]:
-            yield  # the owner of the process handles signals
-
-    return Server(
-        uvicorn.Config(
-            app,
-            access_log=False,
-            log_config=None,
-            log_level="warning",
-            lifespan="on" if lifespan else "off",
-            server_header=False,
-            timeout_graceful_shutdown=1,
-            timeout_keep_alive=75,
-            ws_max_size=settings.max_request_bytes,
-        )
-    )
 
 
 async def _until_started(server: Any, running: asyncio.Task[None]) -> None:

@@ -16,6 +16,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
+from forge_env.serve.http_server import open_listener
+
 Behaviour = Callable[["Asked"], Awaitable[Response]]
 
 
@@ -128,7 +130,7 @@ class _Server(uvicorn.Server):
 
 @pytest.fixture(scope="session")
 def _chat_server() -> Iterator[ChatServer]:
-    with socket.create_server(("127.0.0.1", 0)) as listening:
+    with open_listener("127.0.0.1", 0) as listening:  # another one would answer 40 ms late
         chat = ChatServer(f"http://127.0.0.1:{listening.getsockname()[1]}/v1")
         app = Starlette(routes=[Route("/v1/chat/completions", chat.answer, methods=["POST"])])
         config = uvicorn.Config(app, log_level="warning", lifespan="off", timeout_graceful_shutdown=2)

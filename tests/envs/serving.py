@@ -11,27 +11,49 @@ from typing import Any
 
 import uvicorn
 
+from forge_env.serve.http_server import open_listener
+
+
+class _Server(uvicorn.Server):
+    """Ends when it is told to. uvicorn's own asks ten times a second, and then waits for the clients."""
+
+    ready: threading.Event
+
+    async def main_loop(self) -> None:
+        self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
+        await self.on_tick(0)  # makes the headers that every response has
+        self.ready.set()
+        await self._stop.wait()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        for server in self.servers:
+            server.close()
+        for connection in list(self.server_state.connections):
+            connection.shutdown()
+        tasks = list(self.server_state.tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self.lifespan.shutdown()
+
+    def stop(self) -> None:
+        """End it, from another thread."""
+        self._loop.call_soon_threadsafe(self._stop.set)
+
 
 @contextmanager
 def serve(app: Any, **options: Any) -> Iterator[str]:
     """Run an app until left; gives its base URL."""
-    config = uvicorn.Config(app, log_level="critical", access_log=False, timeout_graceful_shutdown=1, **options)
-    listener = socket.create_server(("127.0.0.1", 0))
-    started = threading.Event()
-
-    class Started(uvicorn.Server):
-        async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-            await super().startup(sockets)
-            started.set()
-
-    server = Started(config)
+    listener = open_listener("127.0.0.1", 0)  # another one would answer 40 ms late
+    server = _Server(uvicorn.Config(app, log_level="critical", access_log=False, **options))
+    server.ready = threading.Event()
     thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[listener])), name="serve")
     thread.start()
+    assert server.ready.wait(60)
     try:
-        assert started.wait(60)
         yield f"http://127.0.0.1:{listener.getsockname()[1]}"
     finally:
-        server.should_exit = True
+        server.stop()
         thread.join(60)
         listener.close()
         assert not thread.is_alive()

@@ -11,6 +11,7 @@ from envs.tool_api.http.cassette import Cassette, CassetteTransport
 from envs.tool_api.http.credentials import AuthTransport
 from envs.tool_api.http.rate_limits import HostLimits
 from forge_env.core.errors import UserError
+from forge_env.utils.certificates import ssl_context
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,7 +97,8 @@ class Pool:
 
     def _transport(self) -> httpx.AsyncBaseTransport:
         # HostLimits bounds the connections, so the transport needs no bound.
-        network = httpx.AsyncHTTPTransport(limits=httpx.Limits(max_connections=None, max_keepalive_connections=64))
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=64)
+        network = httpx.AsyncHTTPTransport(limits=limits, verify=ssl_context())
         transport = AuthTransport(network)
         if self._settings.cassette_mode == "off":
             return transport

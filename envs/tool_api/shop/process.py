@@ -12,6 +12,7 @@ from pathlib import Path
 import uvicorn
 
 from envs.tool_api.shop.service import make_app
+from forge_env.serve.http_server import open_listener
 
 
 class _Server(uvicorn.Server):
@@ -33,7 +34,7 @@ def main(folder: Path) -> None:
         timeout_graceful_shutdown=1,
         timeout_keep_alive=60,
     )
-    with socket.create_server(("127.0.0.1", 0), backlog=2048) as listener:
+    with open_listener("127.0.0.1", 0) as listener:
         _Server(config).run(sockets=[listener])
 
 

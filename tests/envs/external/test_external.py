@@ -67,10 +67,9 @@ async def test_a_function_scores_the_last_line(tmp_path: Path) -> None:
     assert [m["content"] for m in episode.messages] == ["What is it?", "echo What is it?"]
 
 
-@pytest.mark.parametrize(("arguments", "reward"), [(["reward", "0.25"], 0.25), (["file", '{"reward": -1}'], -1.0)])
-async def test_the_programs_own_word_counts_where_there_is_no_other(arguments: list[str], reward: float) -> None:
-    episode = await play(*arguments)
-    assert (episode.outcome, episode.reward, episode.rewards) == (Outcome.SCORED, reward, {"program": reward})
+async def test_the_programs_own_word_counts_where_there_is_no_other() -> None:
+    episode = await play("file", '{"reward": -0.25}')
+    assert (episode.outcome, episode.reward, episode.rewards) == (Outcome.SCORED, -0.25, {"program": -0.25})
 
 
 @pytest.mark.parametrize(
@@ -79,8 +78,6 @@ async def test_the_programs_own_word_counts_where_there_is_no_other(arguments: l
         (["ask"], "nothing says what the program's work is worth"),
         (["reward", "nan"], "gave the reward nan"),
         (["file", "5"], "no JSON object"),
-        (["file", '{"reward": "1"}'], "gave the reward '1'"),
-        (["file", '{"reward": 1e300}'], "gave the reward 1e+300"),
         (["reward", "1.5"], "gave the reward 1.5, and the option reward_range says -1,1"),
     ],
 )
@@ -249,15 +246,15 @@ def test_a_program_that_is_not_there_is_said_before_anything_starts() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "options", "reasons"),
+    ("arguments", "reasons"),
     [
-        (["silent"], {}, ["ended with exit code 0", "asked the model nothing"]),
-        (["silent", "no key"], {}, ["ended with exit code 1", "no key"]),
-        (["fail"], {}, ["ended with exit code 1", "the disk is on fire"]),
+        (["silent"], ["ended with exit code 0", "asked the model nothing"]),
+        (["silent", "no key"], ["ended with exit code 1", "no key"]),
+        (["fail"], ["ended with exit code 1", "the disk is on fire"]),
     ],
 )
-async def test_a_program_that_fails_is_a_fault(arguments: list[str], options: Any, reasons: list[str]) -> None:
-    episode = await play(*arguments, **options)
+async def test_a_program_that_fails_is_a_fault(arguments: list[str], reasons: list[str]) -> None:
+    episode = await play(*arguments)
     assert (episode.outcome, episode.reward) == (Outcome.ENV_FAULT, None)
     for reason in reasons:
         assert reason in episode.error
@@ -300,14 +297,11 @@ async def test_a_client_that_is_killed_is_a_fault_though_the_program_does_well()
     assert late in episode.error or "request 1 was still waiting" in episode.error
 
 
-@pytest.mark.parametrize(
-    "limits", [{"episode_seconds": 6.0}, {"step_seconds": 6.0}], ids=lambda limits: next(iter(limits))
-)
-async def test_a_program_that_hangs_is_truncated_and_all_of_it_is_gone(limits: Any, tmp_path: Path) -> None:
+async def test_a_program_that_hangs_is_truncated_and_all_of_it_is_gone(tmp_path: Path) -> None:
     pids, before = tmp_path / "pids", set(_descendants())  # helper processes of other tests may live on
-    episode = await play("hang", str(pids), limits=EpisodeLimits(**limits))
+    episode = await play("hang", str(pids), limits=EpisodeLimits(step_seconds=2.0))
     assert (episode.outcome, episode.reward) == (Outcome.TRUNCATED, 0.0), episode.error
-    assert len(episode.turns) == 1 and episode.ended_by == next(iter(limits))
+    assert len(episode.turns) == 1 and episode.ended_by == "step_seconds"
     assert not any(is_alive(int(pid)) for pid in pids.read_text().split())
     assert set(_descendants()) <= before
 
@@ -315,7 +309,7 @@ async def test_a_program_that_hangs_is_truncated_and_all_of_it_is_gone(limits: A
 async def test_nothing_is_left_of_episodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     before = set(_descendants())
-    for arguments in (["reward", "1"], ["fail"], ["silent"]):
+    for arguments in (["reward", "1"], ["fail"]):
         await play(*arguments)
     assert list(tmp_path.iterdir()) == []
     assert set(_descendants()) <= before

@@ -15,6 +15,7 @@ import openai
 import pytest
 
 from agents.scripted import ScriptedAgent
+from envs.external import env
 from forge_env.cli.main import main
 from forge_env.core.episode import Episode, Turn, write_jsonl
 from forge_env.core.errors import PolicyError
@@ -51,16 +52,22 @@ ENDINGS: dict[str, tuple[str, dict[str, float], Outcome, str]] = {
     "scored": ("does well", {}, Outcome.SCORED, "environment"),
     "failed": ("fails", {}, Outcome.ENV_FAULT, ""),
     "out of turns": ("asks", {"max_turns": 1}, Outcome.TRUNCATED, "max_turns"),
-    "a slow step": ("hangs", {"step_seconds": 6.0}, Outcome.TRUNCATED, "step_seconds"),
-    "a slow episode": ("hangs", {"episode_seconds": 6.0}, Outcome.TRUNCATED, "episode_seconds"),
-    "a slow start": ("hangs before", {"step_seconds": 3.0}, Outcome.ENV_FAULT, ""),
-    "no time left at the start": ("hangs before", {"episode_seconds": 3.0}, Outcome.TIMEOUT, "episode_seconds"),
+    "a slow step": ("hangs", {"step_seconds": 2.0}, Outcome.TRUNCATED, "step_seconds"),
+    "a slow episode": ("hangs", {"episode_seconds": 2.0}, Outcome.TRUNCATED, "episode_seconds"),
+    "a slow start": ("hangs before", {"step_seconds": 1.5}, Outcome.ENV_FAULT, ""),
+    "no time left at the start": ("hangs before", {"episode_seconds": 1.5}, Outcome.TIMEOUT, "episode_seconds"),
     "no model": ("asks", {}, Outcome.INFRA_FAULT, ""),
 }
 
 
+@pytest.fixture
+def few_last_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For a program that does not end by itself."""
+    monkeypatch.setattr(env, "LAST_WORDS_SECONDS", 0.1)
+
+
 @pytest.mark.parametrize("ending", ENDINGS)
-async def test_what_a_program_printed_is_kept_however_it_ends(ending: str) -> None:
+async def test_what_a_program_printed_is_kept_however_it_ends(ending: str, few_last_words: None) -> None:
     what, limits, outcome, ended_by = ENDINGS[ending]
     agent: Agent = Breaks() if ending == "no model" else echo()
     episode = await play("talks", what, agent=agent, limits=EpisodeLimits(**limits))  # type: ignore[arg-type]
@@ -76,14 +83,14 @@ async def test_what_a_program_printed_is_kept_however_it_ends(ending: str) -> No
 
 async def test_what_a_program_printed_is_kept_where_its_close_is_cut_off() -> None:
     async with make("external", command=command("talks", "asks")) as factory:
-        env = factory.make()
-        await env.reset(seed=0, options={"task": TASK})
-        closing = asyncio.create_task(env.close())
+        made = factory.make()
+        await made.reset(seed=0, options={"task": TASK})
+        closing = asyncio.create_task(made.close())
         await asyncio.sleep(0)  # it waits for the program now
         closing.cancel()
         with pytest.raises(asyncio.CancelledError):
             await closing
-        program = env.final_info()["program"]
+        program = made.final_info()["program"]
         assert (program["stdout"], program["stderr"]) == ("some output\n", "some trouble\n")
 
 
@@ -106,7 +113,9 @@ async def test_a_program_is_told_which_limit_has_ended_it() -> None:
     assert "refused_requests" not in episode.info, "the end is no refusal"
 
 
-async def test_a_client_does_not_try_again_when_the_episode_is_over(tiny_model: Path, tmp_path: Path) -> None:
+async def test_a_client_does_not_try_again_when_the_episode_is_over(
+    tiny_model: Path, tmp_path: Path, few_last_words: None
+) -> None:
     limits = EpisodeLimits(max_turns=1)
     async with (
         opened(folder=tmp_path) as factory,
@@ -117,7 +126,9 @@ async def test_a_client_does_not_try_again_when_the_episode_is_over(tiny_model: 
         await ask(model="m", messages=[{"role": "user", "content": "hi"}])
         with pytest.raises(openai.InternalServerError, match="ended by max_turns"):
             await ask(model="m", messages=[{"role": "user", "content": "and?"}])
-        assert (await program.episode()).ended_by == "max_turns"
+        episode = await program.episode()
+    assert (episode.outcome, episode.ended_by, episode.reward) == (Outcome.TRUNCATED, "max_turns", 0.0)
+    assert len(episode.turns) == 1
 
 
 # ---- refused requests ----
@@ -126,7 +137,6 @@ async def test_a_client_does_not_try_again_when_the_episode_is_over(tiny_model: 
 @pytest.mark.parametrize(
     ("options", "counts", "reason"),
     [
-        ([{"n": 2}], {"n": 1}, "1 request was refused (1 x HTTP 400: n is 2, which is not offered"),
         ([{"n": 2}, {"n": 3}, {"stop": [""]}], {"n": 2, "stop": 1}, "3 requests were refused (2 x HTTP 400: n is 2"),
         ([{"path": "/embeddings"}], {"not_found": 1}, "1 x HTTP 404: there is no /v1/embeddings"),
         ([{"messages": [{}]}, {"messages": [{"role": "user"}, 5]}], {"messages": 2}, "messages[0] has no role"),

@@ -211,16 +211,6 @@ async def test_an_answer_that_our_own_limit_cut_is_truncated(
         assert (await program.end()).outcome is Outcome.TRUNCATED
 
 
-async def test_out_of_turns_ends_the_program(factory: EnvFactory, tiny_model: Path, tmp_path: Path) -> None:
-    limits = EpisodeLimits(max_turns=1)
-    async with playing(factory, says(tiny_model, "a"), tmp_path, limits=limits) as program:
-        first = await program.chat("hi")
-        with pytest.raises(openai.APIError):
-            await program.chat("hi", first.choices[0].message, "more")
-        episode = await program.episode()
-    assert (episode.outcome, episode.reward, len(episode.turns)) == (Outcome.TRUNCATED, 0.0, 1)
-
-
 async def test_plain_completions_are_turns_as_well(factory: EnvFactory, tiny_model: Path, tmp_path: Path) -> None:
     renderer = Renderer(tiny_model)
     agent = says(tiny_model, "88 pens", "52 pens", "46 boxes", "hold")

@@ -31,7 +31,7 @@ def interpreter() -> Path:
     return python_with(PACKAGE)
 
 
-@pytest.mark.parametrize("mode", ["chat", "default"])
+@pytest.mark.parametrize("mode", [pytest.param("chat", marks=pytest.mark.slow), "default"])
 async def test_openai_agents_runs_as_it_is_and_leaves_exact_tokens(
     interpreter: Path, mode: str, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

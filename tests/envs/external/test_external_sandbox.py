@@ -134,7 +134,7 @@ async def test_nothing_is_left_when_an_episode_is_cut_off(home: Path, monkeypatc
         return {"role": "assistant", "content": "hi"}
 
     monkeypatch.setattr(tempfile, "tempdir", str(home.parent))
-    episode = await play(home, "hangs", marker, agent=ScriptedAgent(answer), seconds=6.0)
+    episode = await play(home, "hangs", marker, agent=ScriptedAgent(answer), seconds=3.0)
     assert (episode.outcome, len(episode.turns)) == (Outcome.TRUNCATED, 1), episode.error
     assert len(pids) >= 5, "guard, launcher, init, program, child"
     assert processes(marker) == []

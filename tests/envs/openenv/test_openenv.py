@@ -129,15 +129,12 @@ FAULTS = {
 }
 
 
-@pytest.mark.parametrize("kind", ["reset", "step"])
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize(("kind", "fault"), [("reset", "half"), *(("step", fault) for fault in FAULTS)])
 async def test_what_a_server_does_wrong_is_a_fault_with_its_reason(
     small: tuple[SmallServer, str], kind: str, fault: str
 ) -> None:
     server, url = small
     text, reason = FAULTS[fault]
-    if (kind, fault) == ("reset", "nan"):
-        pytest.skip("the reward of a reset is not read")
     server.frames[kind] = text
     async with make(f"openenv:{url}") as factory:
         episode = await play(factory, final_answer("7"))
@@ -204,7 +201,8 @@ async def test_a_killed_server_is_a_fault_and_no_zero() -> None:
 
 async def test_the_contract_holds(small: tuple[SmallServer, str]) -> None:
     _, url = small
-    report = await run_checks(make(f"openenv:{url}"), tasks=3, seconds=60)
+    only = ("contract", "malformed actions", "same seed", "leaks")
+    report = await run_checks(make(f"openenv:{url}"), tasks=1, seconds=60, only=only)
     assert [row for row in report.rows if row.ok is False] == []
 
 

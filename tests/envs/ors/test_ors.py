@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agents.scripted import ScriptedAgent
+from envs.ors import session
 from envs.ors.content import messages_of, text_of
 from envs.ors.events import Event, read_events
 from envs.ors.session import _clients
@@ -27,6 +28,11 @@ from tests.envs.ors.small_server import OrsServer
 from tests.envs.serving import serve
 
 ROOT = Path(__file__).resolve().parents[3]
+
+
+@pytest.fixture(autouse=True)
+def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session, "PAUSE_SECONDS", 0.01)
 
 
 @pytest.fixture

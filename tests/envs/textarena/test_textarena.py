@@ -18,6 +18,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
+from agents.chat import client
 from agents.scripted import ScriptedAgent
 from envs.textarena import worker as library
 from envs.textarena.process import Worker, worker_of
@@ -200,7 +201,8 @@ class Endpoint:
         return JSONResponse({"choices": [{"message": message, "finish_reason": "stop"}], "usage": usage})
 
 
-async def test_a_model_plays_the_other_seat(python: str) -> None:
+async def test_a_model_plays_the_other_seat(python: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client, "_FIRST_PAUSE", 0.001)  # of the requests to an endpoint that is gone
     endpoint = Endpoint(lambda text: re.findall(r"\[\d\]", text)[-1])
     with serve(endpoint.app) as url:
         opponent = f"openai:tiny@{url}/v1"

@@ -132,7 +132,8 @@ async def test_a_full_context_is_a_truncation() -> None:
 
 
 async def test_the_contract_holds() -> None:
-    report = await run_checks(small(), tasks=2, seconds=90)
+    only = ("contract", "malformed actions", "leaks")
+    report = await run_checks(small(), tasks=1, seconds=90, only=only)
     assert [row for row in report.rows if row.ok is False] == []
 
 

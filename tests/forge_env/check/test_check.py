@@ -24,7 +24,7 @@ import jsonschema
 import pytest
 from pydantic import BaseModel
 
-from forge_env.check import CheckReport, CheckRow, Latency, run_checks
+from forge_env.check import CheckReport, CheckRow, Latency, event_loop, leaks, run_checks
 from forge_env.check.direct_calls import CallTimeout, with_timeout
 from forge_env.check.runner import NAMES, OPEN
 from forge_env.check.sample_arguments import sample_arguments
@@ -370,12 +370,8 @@ class ClosesOnce(Good):
 
 
 class BlocksTheLoop(Good):
-    left = 12  # of the calls that block: enough for two rounds, and the other checks need not wait
-
     async def step(self, action: Action) -> Any:
-        if self.left > 0:
-            type(self).left -= 1
-            time.sleep(0.3)
+        time.sleep(0.05)
         return await super().step(action)
 
 
@@ -511,6 +507,13 @@ def nothing_is_left() -> Iterator[None]:
         Leaks.undo.pop()()
 
 
+def be_impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Set short limits, for an environment that leaks, blocks or hangs: they find it as well."""
+    monkeypatch.setattr(leaks, "SETTLE_SECONDS", 0.1)
+    monkeypatch.setattr(leaks, "CANCEL_SECONDS", 0.2)
+    monkeypatch.setattr(event_loop, "MAX_STALL_SECONDS", 0.02)
+
+
 def verdicts(report: CheckReport) -> dict[str, bool | None]:
     return {row.name: row.ok for row in report.rows}
 
@@ -572,7 +575,7 @@ async def test_what_a_worker_does_not_enforce_is_named() -> None:
 
 async def test_a_good_environment_passes_every_check() -> None:
     begun: list[str] = []
-    report = await run_checks(EnvFactory(Good), tasks=3, progress=begun.append)
+    report = await run_checks(EnvFactory(Good), tasks=2, progress=begun.append)
     assert verdicts(report) == dict.fromkeys(NAMES, True), failures(report)
     assert report.ok
     assert sorted(begun) == sorted(NAMES)
@@ -582,8 +585,8 @@ async def test_a_good_environment_passes_every_check() -> None:
 
 
 async def test_an_environment_that_draws_nothing_passes_when_its_tasks_differ() -> None:
-    report = await run_checks(EnvFactory(NothingDrawn), tasks=2)
-    assert verdicts(report) == dict.fromkeys(NAMES, True), failures(report)
+    report = await run_checks(EnvFactory(NothingDrawn), tasks=2, only=["two seeds"])
+    assert verdicts(report)["two seeds"] is True, failures(report)
 
 
 async def test_an_expert_may_be_a_coroutine() -> None:
@@ -606,17 +609,22 @@ async def test_an_expert_may_refuse_the_tasks() -> None:
 
 
 async def test_without_expert_and_cheats_their_checks_are_skipped_with_a_reason() -> None:
-    report = await run_checks(EnvFactory(Plain), tasks=2)
+    report = await run_checks(EnvFactory(Plain), tasks=2, only=["wrong answers", "cheats"])
     skipped = {row.name: row.detail for row in report.rows if row.ok is None}
     assert report.ok and failures(report) == {}
     assert skipped.keys() == {"gold answers", "cheats"}
     assert "define the staticmethod expert" in skipped["gold answers"]
 
 
+@pytest.mark.parametrize("is_whole", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["alone", "whole"])
 @pytest.mark.parametrize("env", BROKEN, ids=lambda env: env.__name__)
-async def test_a_broken_environment_fails_exactly_its_check(env: type[Env]) -> None:
+async def test_a_broken_environment_fails_exactly_its_check(
+    env: type[Env], is_whole: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     name, says = BROKEN[env]
-    report = await run_checks(EnvFactory(env), tasks=2)
+    if name in ("leaks", "event loop"):
+        be_impatient(monkeypatch)
+    report = await run_checks(EnvFactory(env), tasks=2, only=[] if is_whole else [name])
     assert failures(report).keys() == {name}, failures(report)
     assert not report.ok
     detail = failures(report)[name]
@@ -664,12 +672,12 @@ class Hangs(Good):
 
 
 async def test_what_the_budget_ends_is_not_checked_and_never_passed() -> None:
-    report = await run_checks(EnvFactory(Hangs), tasks=1, seconds=8.0)
+    report = await run_checks(EnvFactory(Hangs), tasks=1, seconds=3.0)
     assert set(report.not_checked) == set(NAMES) - {"tasks", "isolation", OPEN}
     rows = {row.name: row for row in report.rows}
     assert all(rows[name].ok is None for name in report.not_checked)
     assert (
-        "of the budget of 8 s, after 0 episodes without a failure: raise it with --seconds" in rows["contract"].detail
+        "of the budget of 3 s, after 0 episodes without a failure: raise it with --seconds" in rows["contract"].detail
     )
     assert rows["wrong answers"].detail == "'contract' was not finished"
     assert report.ok, "nothing was found"
@@ -710,8 +718,9 @@ async def test_mistakes_in_the_settings(settings: dict[str, Any], words: str) ->
         await run_checks(EnvFactory(Good), **settings)
 
 
-async def test_every_kind_of_leak_is_named() -> None:
-    failed = failures(await run_checks(EnvFactory(Leaks), tasks=2))
+async def test_every_kind_of_leak_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    be_impatient(monkeypatch)
+    failed = failures(await run_checks(EnvFactory(Leaks), tasks=2, only=["leaks"]))
     detail = failed.pop("leaks")
     assert not failed
     for named in ("threads (Thread-", os.devnull, "sleep ", "tail ", "asyncio tasks (Event.wait", ".leaked"):
@@ -720,10 +729,9 @@ async def test_every_kind_of_leak_is_named() -> None:
 
 @pytest.mark.parametrize(("env", "reason"), [(CannotOpen, "no sandbox"), (CannotClose, "it is stuck")])
 async def test_what_cannot_be_opened_or_closed_is_a_row(env: type[Env], reason: str) -> None:
-    report = await run_checks(EnvFactory(env), tasks=2)
+    report = await run_checks(EnvFactory(env), tasks=2, only=["contract"])
     assert reason in failures(report)["open and close"]
     assert verdicts(report)["contract"] is (None if env is CannotOpen else True)
-    assert verdicts(report).keys() == set(NAMES)
 
 
 class Shouts(Plain):
@@ -741,14 +749,9 @@ async def test_no_temporary_folder_is_left_and_the_old_one_is_back(
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     before = tempfile.gettempdir(), os.environ.get("TMPDIR")
-    await run_checks(EnvFactory(Plain), tasks=1)
+    await run_checks(EnvFactory(Plain), tasks=1, only=["leaks"])
     assert (tempfile.gettempdir(), os.environ.get("TMPDIR")) == before
     assert list(tmp_path.iterdir()) == []
-
-
-async def test_the_environment_that_ships_passes() -> None:
-    report = await run_checks(make("math"), tasks=2)
-    assert report.ok, failures(report)
 
 
 async def test_what_cannot_be_cancelled_is_waited_for_no_longer_than_its_time() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import sys
@@ -16,12 +17,15 @@ if sys.platform != "linux":
     pytest.skip("sandboxes need Linux", allow_module_level=True)
 
 
-@pytest.fixture(autouse=True)
-def namespace_works(capfd: pytest.CaptureFixture[str]) -> None:
-    assert main(["sandbox", "info", "--json"]) == 0
-    result = json.loads(capfd.readouterr().out)["backends"]["namespace"]
-    if "unavailable" in result:
-        pytest.skip(result["unavailable"])
+@pytest.fixture(scope="module", autouse=True)
+def info() -> dict[str, Any]:
+    """What `sandbox info --json` prints. Every backend tests itself for it, which takes a second."""
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        assert main(["sandbox", "info", "--json"]) == 0
+    printed: dict[str, Any] = json.loads(out.getvalue())
+    if "unavailable" in printed["backends"]["namespace"]:
+        pytest.skip(printed["backends"]["namespace"]["unavailable"])
+    return printed
 
 
 def lines(capfd: pytest.CaptureFixture[str]) -> list[dict[str, Any]]:
@@ -90,14 +94,14 @@ def test_mistakes_are_one_sentence(
     assert printed.err.count("\n") == 1
 
 
-def test_info_says_what_is_enforced_and_what_is_missing(capfd: pytest.CaptureFixture[str]) -> None:
+def test_info_says_what_is_enforced_and_what_is_missing(
+    info: dict[str, Any], capfd: pytest.CaptureFixture[str]
+) -> None:
     assert main(["sandbox", "info"]) == 0
     text = capfd.readouterr().out
     assert "seccomp" in text and "memory_limit" in text and "namespace" in text
     assert "host_watch_denied" in text and "rtprio, sigpending, stack" in " ".join(text.split())
-    assert main(["sandbox", "info", "--json"]) == 0
-    printed = json.loads(capfd.readouterr().out)
-    backends, workspaces = printed["backends"], printed["workspaces"]
+    backends, workspaces = info["backends"], info["workspaces"]
     assert workspaces.keys() == {"namespace", "docker"} and "unavailable" not in workspaces["namespace"]
     assert set(workspaces["namespace"]["network_modes"]) == {"none", "loopback", "allowlist"}
     assert "workspaces" in text and "disk_in_memory" in text and "workspaces, docker: " in " ".join(text.split())

@@ -352,11 +352,10 @@ def test_an_environment_that_has_changed_since_is_told_of(run: Command, project:
 
 @pytest.mark.parametrize("env", ["math", "code_exec", "tool_api"])
 def test_what_the_experts_did_can_be_done_again(run: Command, env: str) -> None:
-    done = run("eval", "--env", env, "--agent", "scripted:expert", "--tasks", "3", "--out", "out")
+    done = run("eval", "--env", env, "--agent", "scripted:expert", "--tasks", "1", "--out", "out")
     assert done["avg@1"] == 1.0
-    for line in ("1", "2", "3"):
-        replayed = run("replay", "out", line)
-        assert (replayed["code"], replayed["differences"]) == (0, [])
+    replayed = run("replay", "out", "1")
+    assert (replayed["code"], replayed["differences"]) == (0, [])
 
 
 # ---- the comparison alone ----

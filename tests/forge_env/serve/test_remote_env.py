@@ -53,16 +53,16 @@ def content(episode: Episode, env: str) -> dict[str, Any]:
 
 
 async def both(
-    env: str, url: str, agent: ScriptedAgent, limits: EpisodeLimits | None = None, **options: Any
+    env: str, url: str, agent: ScriptedAgent, limits: EpisodeLimits | None = None, *, count: int = 3, **options: Any
 ) -> list[Episode]:
-    """Play the same episodes in this process and at a server: of three tasks, with three seeds."""
+    """Play the same episodes in this process and at a server: of so many tasks, each with a seed of its own."""
     played: list[list[Episode]] = []
     for factory in (make(env, **options), make(url)):
         async with factory:
             played.append(
                 [
                     await run_episode(factory, agent, task, seed=7 + i, episode_id=f"e{i}", limits=limits)
-                    for i, task in enumerate(factory.tasks("test", count=3, seed=5))
+                    for i, task in enumerate(factory.tasks("test", count=count, seed=5))
                 ]
             )
     here, there = played
@@ -110,20 +110,19 @@ async def test_an_episode_of_a_tool_env_is_the_same(counter: Served, turns: Sequ
 )
 async def test_whatever_a_step_returns_or_raises_is_the_same(odd: Served, words: str) -> None:
     limits = EpisodeLimits(max_turns=4, step_seconds=5)
-    await both(ODD, odd.url, playing("first", words, "done"), limits)
+    await both(ODD, odd.url, playing("first", words, "done"), limits, count=1)
 
 
 async def test_time_on_the_server_is_the_time_of_the_episode(odd: Served) -> None:
     """A model that stalls is truncated with its reward; an environment that waits in a queue uses no time."""
     slow = EpisodeLimits(max_turns=4, step_seconds=0.2, episode_seconds=60)
-    for episode in await both(ODD, odd.url, playing("first", "sleep"), slow):
+    for episode in await both(ODD, odd.url, playing("first", "sleep"), slow, count=1):
         assert (episode.outcome, episode.ended_by, episode.reward) == (Outcome.TRUNCATED, "step_seconds", 0.1 - 0.25)
         assert episode.info["limited"] == "step_seconds"
-    for episode in await both(ODD, odd.url, playing("queue", "done"), slow):
+    for episode in await both(ODD, odd.url, playing("queue", "done"), slow, count=1):
         assert episode.outcome is Outcome.SCORED
-    for episode in await both(
-        ODD, odd.url, playing("tools", "sleep"), replace(slow, step_seconds=9, episode_seconds=0.2)
-    ):
+    short = replace(slow, step_seconds=9, episode_seconds=0.2)
+    for episode in await both(ODD, odd.url, playing("tools", "sleep"), short, count=1):
         assert (episode.outcome, episode.reward) == (Outcome.TIMEOUT, None)
 
 

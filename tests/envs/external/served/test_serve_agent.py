@@ -13,10 +13,11 @@ import anthropic
 import openai
 import pytest
 
+from forge_env.cli.main import main
 from forge_env.core.episode import read_jsonl
 from forge_env.core.types import Outcome
 from forge_env.evaluation.folder import read_faults
-from tests.envs.external.served.serving import TOKEN, Server, forge_env, marked, serving
+from tests.envs.external.served.serving import TOKEN, Server, marked, serving
 from tests.helpers.waiting import wait_until
 
 EXAMPLE = Path(__file__).resolve().parents[4] / "examples" / "session_agent.py"
@@ -25,7 +26,7 @@ import json, os, signal, sys, urllib.request
 def post(url, token, body):
     headers = {"Authorization": f"Bearer {token}"}
     return json.load(urllib.request.urlopen(urllib.request.Request(url, json.dumps(body).encode(), headers)))
-session = post(sys.argv[1] + "/sessions", sys.argv[2], {"prompt": "killed", "limits": {"step_seconds": 3}})
+session = post(sys.argv[1] + "/sessions", sys.argv[2], {"prompt": "killed", "limits": {"step_seconds": 1}})
 chat = {"model": "policy", "messages": [{"role": "user", "content": "go"}]}
 post(session["base_url"] + "/chat/completions", session["api_key"], chat)
 os.kill(os.getpid(), signal.SIGKILL)
@@ -76,13 +77,15 @@ def check_bounds(server: Server) -> None:
     assert server.take(prompt="left open")["id"]
 
 
-def test_sessions_are_recorded_and_read_by_all_commands(tmp_path: Path) -> None:
+def test_sessions_are_recorded_and_read_by_all_commands(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     with serving(tmp_path, "--max-sessions", "3", "--idle-seconds", "600") as server:
         check_clients(server)
         check_bounds(server)
         faults = tmp_path / "run" / "faults.jsonl"
         # of the killed client, by its deadline
-        wait_until(lambda: "its agent sent nothing for 3 s (step_seconds)" in faults.read_text())
+        wait_until(lambda: "its agent sent nothing for 1 s (step_seconds)" in faults.read_text())
         assert server.end() == 143
         assert "the finished sessions are in run" in server.errors.read_text()
     episodes = list(read_jsonl(tmp_path / "run" / "episodes.jsonl"))
@@ -99,19 +102,22 @@ def test_sessions_are_recorded_and_read_by_all_commands(tmp_path: Path) -> None:
     assert (figures["episodes"], figures["successes"], figures["faults"]) == (3, 2, {"EnvError": 4})
 
     (tmp_path / "grade.py").write_text("def grade(answer, target):\n    return float(answer == target)\n")
-    scored = forge_env("score", "run", "--reward", "grade.py:grade", "--json", folder=tmp_path)
-    assert scored.returncode == 0 and '"answers": 3' in scored.stdout, scored.stdout + scored.stderr
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    assert main(["score", "run", "--reward", "grade.py:grade", "--json"]) == 0
+    assert '"answers": 3' in capsys.readouterr().out
     for command in (
         ["view", "run", "--export", "page.html"],
         ["export", "run", "--to", "sft", "--out", "sft.jsonl"],
         ["audit", "run"],
     ):
-        done = forge_env(*command, folder=tmp_path)
-        assert done.returncode == 0, done.stderr
+        assert main(command) == 0
     assert len((tmp_path / "sft.jsonl").read_text().splitlines()) == 3
 
 
-def test_a_killed_server_keeps_what_was_finished_and_goes_on(tmp_path: Path) -> None:
+def test_a_killed_server_keeps_what_was_finished_and_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     with serving(tmp_path) as server:
         for _ in range(2):
             session = server.take(id="t", prompt="p")
@@ -130,8 +136,11 @@ def test_a_killed_server_keeps_what_was_finished_and_goes_on(tmp_path: Path) -> 
         assert server.finish(session, reward=0).json()["episode"] == "t/2"
         assert server.end(signal.SIGINT) == 130
     assert [(e.id, e.outcome) for e in read_jsonl(lines)] == [(f"t/{i}", Outcome.SCORED) for i in range(3)]
-    other = forge_env("serve", "--agent", "scripted:model.py:model", "--out", "run", "--seed", "1", folder=tmp_path)
-    assert (other.returncode, other.stderr.count("\n")) == (2, 1) and "choose another --out" in other.stderr
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("FORGE_ENV_TOKEN", TOKEN)
+    assert main(["serve", "--agent", "scripted:model.py:model", "--out", "run", "--seed", "1"]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1 and "choose another --out" in error
 
 
 def test_a_server_hands_out_tasks_and_the_example_plays_them(tmp_path: Path) -> None:
@@ -180,8 +189,6 @@ def test_a_server_hands_out_tasks_and_the_example_plays_them(tmp_path: Path) -> 
 def test_a_mistake_on_the_command_line_is_one_sentence(
     options: list[str], words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from forge_env.cli.main import main
-
     monkeypatch.chdir(tmp_path)
     (tmp_path / "model.py").write_text("def model(messages): ...\n")
     assert main(["serve", "--agent", "scripted:model.py:model", *options]) == 2

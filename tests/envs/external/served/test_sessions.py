@@ -13,6 +13,7 @@ import pytest
 
 from agents.renderer.decoding import open_decoder
 from agents.scripted import ScriptedAgent
+from envs.external import env
 from forge_env.core.episode import Episode, write_jsonl
 from forge_env.core.errors import UserError
 from forge_env.core.types import EpisodeLimits, Outcome
@@ -125,7 +126,7 @@ async def test_a_session_that_nobody_takes_or_finishes_is_a_fault_with_its_reaso
         untaken = await server.begin(SAYS_THREE)
         silent = server.begin(SAYS_THREE, seed=1, limits=EpisodeLimits(step_seconds=0.2))
         first = await server.take()
-        unfinished = server.begin(SAYS_THREE, seed=2, limits=EpisodeLimits(step_seconds=3))
+        unfinished = server.begin(SAYS_THREE, seed=2, limits=EpisodeLimits(step_seconds=1))
         second = await server.take()
         await server.chat(second, "go")
         slow = server.begin(SAYS_THREE, seed=3, limits=EpisodeLimits(step_seconds=60, episode_seconds=0.2))
@@ -137,13 +138,13 @@ async def test_a_session_that_nobody_takes_or_finishes_is_a_fault_with_its_reaso
     assert [(e.outcome, e.reward) for e in episodes] == [(Outcome.ENV_FAULT, None)] * 4
     assert episodes[0].error == "no agent has taken the session within 0.2 s"
     assert episodes[1].error == "the session's agent asked the model nothing for 0.2 s (step_seconds)"
-    assert episodes[2].error == "the session was not finished: its agent sent nothing for 3 s (step_seconds)"
+    assert episodes[2].error == "the session was not finished: its agent sent nothing for 1 s (step_seconds)"
     assert len(episodes[2].turns) == 1, "what was answered is kept"
     assert episodes[3].error == "the session's agent asked the model nothing for 0.2 s (episode_seconds)"
     assert [r.status_code for r in late] == [409] * 3
     assert "has ended, and this changes nothing: the session was not finished" in error_of(late[1])
     assert (state["state"], state["outcome"]) == ("ended", "fault")
-    assert refused.status_code == 503 and "sent nothing for 3 s" in error_of(refused)
+    assert refused.status_code == 503 and "sent nothing for 1 s" in error_of(refused)
     assert refused.headers["x-should-retry"] == "false"
 
 
@@ -157,11 +158,11 @@ async def test_the_clocks_stop_while_the_model_answers(served: Open) -> None:
             return await SAYS_THREE.act(conversation, tools)
 
     async with served() as server:
-        episode = server.begin(Slow(), limits=EpisodeLimits(step_seconds=3, episode_seconds=3))
+        episode = server.begin(Slow(), limits=EpisodeLimits(step_seconds=1, episode_seconds=1))
         session = await server.take()
         chat = asyncio.create_task(server.chat(session, "go"))
         await asked.wait()
-        await asyncio.sleep(3.2)  # longer than both limits
+        await asyncio.sleep(1.1)  # longer than both limits
         go_on.set()
         assert (await chat).status_code == 200
         await server.finish(session, reward=1)
@@ -226,7 +227,8 @@ async def test_an_open_request_at_the_finish_makes_the_record_incomplete(served:
     assert ended["outcome"] == "fault" and "the record is not complete" in ended["error"]
 
 
-async def test_max_turns_ends_a_session_as_any_episode(served: Open) -> None:
+async def test_max_turns_ends_a_session_as_any_episode(served: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(env, "LAST_WORDS_SECONDS", 0.1)
     async with served() as server:
         episode = server.begin(SAYS_THREE, limits=EpisodeLimits(max_turns=1))
         session = await server.take()

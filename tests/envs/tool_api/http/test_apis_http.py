@@ -301,7 +301,7 @@ async def test_no_secret_is_in_errors_logs_reprs_or_pickles(
 ) -> None:
     monkeypatch.setenv("MY_TOKEN", "very-secret-value")
     caplog.set_level(logging.DEBUG, "httpx")
-    async with ApiClient(ApiSettings(retries=0, attempt_seconds=2.0)) as pool:
+    async with ApiClient(ApiSettings(retries=0, attempt_seconds=0.5)) as pool:
         api = pool.at(server.url).with_credentials(headers_from_env({"X-Key": "MY_TOKEN"}))
         api = api.with_credentials(Credentials(query={"key": "very-secret-value"}))
         await api.request("GET", "/echo")
