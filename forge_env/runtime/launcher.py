@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from forge_env.core.errors import ForgeError, ServiceError, UserError
-from forge_env.runtime.calls.answers import GRACE_S, is_service_error, quietly, unless_gone, within
+from forge_env.runtime.calls import answers
+from forge_env.runtime.calls.answers import is_service_error, quietly, unless_gone, within
 from forge_env.runtime.calls.handle import CALLER
 from forge_env.runtime.hosts import Hosts
 from forge_env.runtime.process.children import is_reaped, kill_children
@@ -255,7 +256,7 @@ class Launcher:
             either: set[asyncio.Future[Any]] = {task, self._failure}
             await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
             if is_service_error(task):  # the name of the dead process explains more than the broken call
-                await asyncio.wait({self._failure}, timeout=GRACE_S)
+                await asyncio.wait({self._failure}, timeout=answers.GRACE_S)
             if self._failure.done() and (not task.done() or is_service_error(task)):
                 self._failure.result()
             return await task

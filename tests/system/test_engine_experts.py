@@ -39,21 +39,12 @@ SETTINGS = EngineSettings(max_model_len=256, max_requests=16)
 Said = list[tuple[object, object]]
 
 
-def make_model(folder: Path, seed: int) -> Path:
-    chat: list[Message] = [{"role": "user", "content": "What is 12 times 30?"}, {"role": "assistant", "content": "360"}]
-    make_tiny_model(folder, [chat], Math().tools, seed=seed, size=MODEL_SIZES["tiny-moe"])
-    return folder
-
-
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_model(tmp_path_factory.mktemp("experts") / "model", 0)
-
-
-@pytest.fixture(scope="module")
-def another(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model of the same sizes."""
-    return make_model(tmp_path_factory.mktemp("experts") / "another", 1)
+    folder = tmp_path_factory.mktemp("experts") / "model"
+    chat: list[Message] = [{"role": "user", "content": "What is 12 times 30?"}, {"role": "assistant", "content": "360"}]
+    make_tiny_model(folder, [chat], Math().tools, seed=0, size=MODEL_SIZES["tiny-moe"])
+    return folder
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -62,15 +53,6 @@ async def engine(model: Path) -> AsyncIterator[VLLMEngine]:
     await engine.start()
     yield engine
     await engine.close()
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def fresh(engine: VLLMEngine, another: Path) -> AsyncIterator[VLLMEngine]:
-    """An engine that began with the weights of the other model; what both share ends with the first that is closed."""
-    fresh = VLLMEngine(str(another), SETTINGS)
-    await fresh.start()
-    yield fresh
-    await fresh.close()
 
 
 @pytest.fixture
@@ -214,13 +196,4 @@ async def test_weights_in_bfloat16_are_cast(engine: VLLMEngine, trainer: TitanTr
     await engine.update_weights(engine.version + 1, weights)
     said = bits(await complete(engine))
     await engine.update_weights(engine.version + 1, {name: value.float() for name, value in weights.items()})
-    assert bits(await complete(engine)) == said
-
-
-async def test_after_a_swap_the_engine_says_what_a_fresh_one_says(
-    engine: VLLMEngine, fresh: VLLMEngine, another: Path
-) -> None:
-    said = bits(await complete(fresh))
-    assert bits(await complete(engine)) != said
-    await engine.update_weights(engine.version + 1, load_file(another / "model.safetensors"))
     assert bits(await complete(engine)) == said

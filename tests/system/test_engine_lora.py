@@ -7,10 +7,12 @@ import dataclasses
 import itertools
 import json
 import random
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import pytest_asyncio
 import torch
 from safetensors.torch import load_file, save_file
 
@@ -29,7 +31,18 @@ from trainers.lora import Lora, adapter_config
 from trainers.losses import SFTLoss
 from trainers.titan.trainer import TitanSettings, TitanTrainer
 
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 LORA = Lora(rank=8, alpha=16.0)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def engine(tiny_model: Path) -> AsyncIterator[VLLMEngine]:
+    """Its trainers come after it: they share its process group."""
+    settings = EngineSettings(max_model_len=256, max_requests=16, lora_rank=LORA.rank, named_adapters=2)
+    engine = VLLMEngine(str(tiny_model), settings)
+    await engine.start()
+    yield engine
+    await engine.close()
 
 
 def sample(engine: Any, folder: Path, count: int, tokens: int) -> list[Completion]:
@@ -76,6 +89,7 @@ def mean_difference(completions: list[Completion], logprobs: list[Any]) -> float
     return sum(pairs) / len(pairs)
 
 
+@pytest.mark.slow  # vLLM's own reader of the folder; the quick tests load it by ours
 def test_an_engine_with_the_adapter_agrees_with_the_trainer(tiny_model: Path, tmp_path: Path) -> None:
     arguments = {"enable_lora": True, "max_loras": 1, "max_lora_rank": 8}
     engine = load_engine(str(tiny_model), EngineSettings(max_model_len=256, max_requests=16, engine_args=arguments))
@@ -93,108 +107,12 @@ def test_an_engine_with_the_adapter_agrees_with_the_trainer(tiny_model: Path, tm
     trainer.close()
 
 
-@pytest.mark.asyncio
-async def test_an_adapter_is_replaced_between_two_steps(tiny_model: Path) -> None:
-    """Each version in the slot agrees with the trainer, and so does the frozen model before the first.
-
-    A request that is under way goes on, and its tokens have the versions that sampled them.
-    """
-    lora = dataclasses.replace(LORA, publish="adapter", rank=6, targets=("q_proj", "v_proj", "down_proj"))
-    engine = VLLMEngine(str(tiny_model), EngineSettings(max_model_len=256, max_requests=16, lora_rank=6))
-    await engine.start()
-    # After the engine, whose process group it then shares.
-    trainer = TitanTrainer(tiny_model, TitanSettings(learning_rate=1e-2, dtype="float32", lora=lora))
-    try:
-        before: list[Completion] = []
-        registered: list[int] = []
-        for version in range(3):
-            if version:
-                for _ in range(4):
-                    train(trainer)
-                with trainer.model.published.stream(torch.float32) as tensors:
-                    await engine.update_weights(version, {name: tensor.clone() for name, tensor in tensors})
-                registered += await engine._command(lambda: engine._thread.engine.collective_rpc(id_of_published))
-            prompts = [[version + 1, number, *range(40, 60)] for number in range(8)]
-            calls = [
-                engine.generate(prompt, Sampling(max_tokens=24, seed=number), f"{version}/{number}")
-                for number, prompt in enumerate(prompts)
-            ]
-            completions = list(await asyncio.gather(*calls))
-            assert {span for completion in completions for span in completion.versions} == {(version, 24)}
-            samples = [Sample(rows=(row_of(completion),)) for completion in completions]
-            assert mean_difference(completions, trainer.logprobs(samples)) <= 1e-5
-            if before:
-                old = [Sample(rows=(row_of(completion),)) for completion in before]
-                assert mean_difference(before, trainer.logprobs(old)) > 0.01, "the versions differ"
-            before = completions
-        assert registered[0] == registered[1], "the second one was copied to the places of the first"
-        under_way = asyncio.create_task(engine.generate([9, 9, 9], Sampling(max_tokens=200, seed=1), "under way"))
-        await asyncio.sleep(0)  # it is the first in the engine's queue
-        await engine.generate([9, 9], Sampling(max_tokens=4, seed=1), "beside")  # by then it runs
-        with trainer.model.published.stream(torch.float32) as tensors:
-            await engine.update_weights(3, {name: tensor.clone() for name, tensor in tensors})
-        spans = (await under_way).versions
-        assert [version for version, _ in spans] == [2, 3] and sum(count for _, count in spans) == 200
-    finally:
-        await engine.close()
-        trainer.close()
-
-
-@pytest.mark.asyncio
-async def test_an_evaluation_with_an_adapter_is_of_the_model_with_it(tiny_model: Path, tmp_path: Path) -> None:
-    """Of a PEFT folder, without a trainer; the trainer that starts from it has the logprobs of the episodes."""
-    adapter = write_adapter(tmp_path / "adapter", tiny_model, LORA)
-    limits = EpisodeLimits(max_turns=2, max_turn_tokens=12, max_tokens=1024)
-    plan = EvalPlan(env="math", agent=f"vllm:{tiny_model}", adapter=str(adapter), tasks=4, limits=limits)
-    result = await run_evaluation(plan, tmp_path / "out")
-    assert result["episodes"] == 4 and result["adapter"] == str(adapter)
-    written = json.loads((tmp_path / "out" / "eval.json").read_text())
-    assert "adapter/adapter_model.safetensors" in written["depends_on"]["agent"]
-    samples = [Sample(rows=episode.rows) for episode in read_jsonl(tmp_path / "out" / "episodes.jsonl")]
-    lora = dataclasses.replace(LORA, adapter=str(adapter))
-    trainer = TitanTrainer(tiny_model, TitanSettings(dtype="float32", lora=lora))
-    start = TitanTrainer(tiny_model, TitanSettings(dtype="float32"))
-    try:
-        assert row_difference(samples, trainer.logprobs(samples)) <= 1e-5
-        assert row_difference(samples, start.logprobs(samples)) > 0.05, "the adapter matters"
-    finally:
-        trainer.close()
-        start.close()
-
-
-@pytest.mark.asyncio
-async def test_both_exports_load_in_the_engine(tiny_model: Path, tmp_path: Path) -> None:
-    """The merged Hugging Face folder, and the adapter's beside the base, have the trainer's logprobs."""
-    random_one = write_adapter(tmp_path / "random", tiny_model, dataclasses.replace(LORA, rank=4), seed=3)
-    settings = TitanSettings(dtype="float32", lora=dataclasses.replace(LORA, rank=4, adapter=str(random_one)))
-    trainer = TitanTrainer(tiny_model, settings)
-    trainer.export_hf(tmp_path / "merged")
-    trainer.export_adapter(tmp_path / "adapter")
-    trainer.close()
-    limits = EpisodeLimits(max_turns=2, max_turn_tokens=12, max_tokens=1024)
-    samples = {}
-    for name, model, adapter in (("merged", tmp_path / "merged", ""), ("adapter", tiny_model, tmp_path / "adapter")):
-        plan = EvalPlan(env="math", agent=f"vllm:{model}", adapter=str(adapter), tasks=2, limits=limits)
-        assert (await run_evaluation(plan, tmp_path / f"of {name}"))["episodes"] == 2
-        episodes = read_jsonl(tmp_path / f"of {name}" / "episodes.jsonl")
-        samples[name] = [Sample(rows=episode.rows) for episode in episodes]
-    trainer = TitanTrainer(tiny_model, settings)
-    try:
-        for of_one in samples.values():
-            assert row_difference(of_one, trainer.logprobs(of_one)) <= 1e-5
-    finally:
-        trainer.close()
-
-
-@pytest.mark.asyncio
-async def test_named_adapters_and_the_model_do_not_disturb_each_other(tiny_model: Path, tmp_path: Path) -> None:
+async def test_named_adapters_and_the_model_do_not_disturb_each_other(
+    engine: VLLMEngine, tiny_model: Path, tmp_path: Path
+) -> None:
     """Interleaved in one engine each has the logprobs of a trainer that has it alone, also when one is replaced."""
     folders = {name: write_adapter(tmp_path / name, tiny_model, LORA, seed=ord(name)) for name in "ab"}
     tensors = {name: open_adapter(folder, tiny_model).tensors() for name, folder in folders.items()}
-    settings = EngineSettings(max_model_len=256, max_requests=16, lora_rank=8, named_adapters=2)
-    engine = VLLMEngine(str(tiny_model), settings)
-    await engine.start()
-    # After the engine, whose process group it then shares.
     alone = {"": TitanTrainer(tiny_model, TitanSettings(dtype="float32"))}
     for name, folder in folders.items():
         lora = dataclasses.replace(LORA, adapter=str(folder))
@@ -260,9 +178,80 @@ async def test_named_adapters_and_the_model_do_not_disturb_each_other(tiny_model
         await engine.update_weights(2, tensors["b"])  # the published adapter, which requests without a name have
         await check({"c": ("a", 1), "": ("b", 2), "b": ("b", 5)})
     finally:
-        await engine.close()
         for trainer in alone.values():
             trainer.close()
+
+
+async def test_an_adapter_is_replaced_between_two_steps(engine: VLLMEngine, tiny_model: Path) -> None:
+    """Each version in the slot agrees with the trainer.
+
+    A request that is under way goes on, and its tokens have the versions that sampled them.
+    """
+    lora = dataclasses.replace(LORA, publish="adapter", rank=6, targets=("q_proj", "v_proj", "down_proj"))
+    trainer = TitanTrainer(tiny_model, TitanSettings(learning_rate=1e-2, dtype="float32", lora=lora))
+    try:
+        before: list[Completion] = []
+        registered: list[int] = []
+        first = engine.version + 1
+        for version in range(first, first + 3):
+            for _ in range(4):
+                train(trainer)
+            with trainer.model.published.stream(torch.float32) as tensors:
+                await engine.update_weights(version, {name: tensor.clone() for name, tensor in tensors})
+            registered += await engine._command(lambda: engine._thread.engine.collective_rpc(id_of_published))
+            prompts = [[version + 1, number, *range(40, 60)] for number in range(8)]
+            calls = [
+                engine.generate(prompt, Sampling(max_tokens=24, seed=number), f"{version}/{number}")
+                for number, prompt in enumerate(prompts)
+            ]
+            completions = list(await asyncio.gather(*calls))
+            assert {span for completion in completions for span in completion.versions} == {(version, 24)}
+            samples = [Sample(rows=(row_of(completion),)) for completion in completions]
+            assert mean_difference(completions, trainer.logprobs(samples)) <= 1e-5
+            if before:
+                old = [Sample(rows=(row_of(completion),)) for completion in before]
+                assert mean_difference(before, trainer.logprobs(old)) > 0.01, "the versions differ"
+            before = completions
+        assert registered[1] == registered[2], "the third one was copied to the places of the second"
+        under_way = asyncio.create_task(engine.generate([9, 9, 9], Sampling(max_tokens=200, seed=1), "under way"))
+        await asyncio.sleep(0)  # it is the first in the engine's queue
+        await engine.generate([9, 9], Sampling(max_tokens=4, seed=1), "beside")  # by then it runs
+        with trainer.model.published.stream(torch.float32) as tensors:
+            await engine.update_weights(first + 3, {name: tensor.clone() for name, tensor in tensors})
+        spans = (await under_way).versions
+        assert [version for version, _ in spans] == [first + 2, first + 3]
+        assert sum(count for _, count in spans) == 200
+    finally:
+        trainer.close()
+
+
+@pytest.mark.parametrize("export", ["adapter", pytest.param("merged", marks=pytest.mark.slow)])
+async def test_an_export_is_evaluated_as_the_model_that_was_trained(
+    tiny_model: Path, tmp_path: Path, export: str
+) -> None:
+    """The adapter's folder beside the base, or the merged folder, has the logprobs of a trainer that starts from it."""
+    random_one = write_adapter(tmp_path / "random", tiny_model, LORA, seed=3)
+    settings = TitanSettings(dtype="float32", lora=dataclasses.replace(LORA, adapter=str(random_one)))
+    trainer = TitanTrainer(tiny_model, settings)
+    trainer.export_hf(tmp_path / "merged")
+    trainer.export_adapter(tmp_path / "adapter")
+    trainer.close()
+    model, adapter = (tiny_model, str(tmp_path / "adapter")) if export == "adapter" else (tmp_path / "merged", "")
+    limits = EpisodeLimits(max_turns=2, max_turn_tokens=12, max_tokens=1024)
+    plan = EvalPlan(env="math", agent=f"vllm:{model}", adapter=adapter, tasks=2, limits=limits)
+    result = await run_evaluation(plan, tmp_path / "out")
+    assert result["episodes"] == 2 and result.get("adapter", "") == adapter
+    written = json.loads((tmp_path / "out" / "eval.json").read_text())
+    assert ("adapter/adapter_model.safetensors" in written["depends_on"]["agent"]) == bool(adapter)
+    samples = [Sample(rows=episode.rows) for episode in read_jsonl(tmp_path / "out" / "episodes.jsonl")]
+    trainer = TitanTrainer(tiny_model, settings)
+    start = TitanTrainer(tiny_model, TitanSettings(dtype="float32"))
+    try:
+        assert row_difference(samples, trainer.logprobs(samples)) <= 1e-5
+        assert row_difference(samples, start.logprobs(samples)) > 0.05, "the adapter matters"
+    finally:
+        trainer.close()
+        start.close()
 
 
 def write_adapter(folder: Path, model: Path, lora: Lora, seed: int = 0) -> Path:

@@ -126,8 +126,10 @@ def _monarch_logs(run: Started) -> list[Path]:
 def test_two_steps_of_grpo(start) -> None:  # type: ignore[no-untyped-def]
     """The whole loop, and everything that it promises to leave behind."""
     run = start(
-        "trainers.grpo", "--env", "code_exec", "--steps", "2", "--tasks", "256", "--dataset.held_out", "16",
-        "--warmup.steps", "56", "--warmup.demonstrations", "128", "--warmup.probe_tasks", "16",
+        "trainers.grpo", "--env", "code_exec", "--steps", "2", "--tasks", "128", "--dataset.held_out", "8",
+        "--training.batch_size", "4", "--grpo.n_samples", "4",
+        "--warmup.steps", "32", "--warmup.learning_rate_warmup", "16", "--warmup.demonstrations", "64",
+        "--warmup.probe_tasks", "4", "--warmup.probe_every", "16",
         "--training.entropy_coef", "0.01",  # so that each step trains, whatever its rewards
         "--metrics.system_seconds", "1",
     )  # fmt: skip
@@ -215,7 +217,8 @@ def test_a_reference_model_old_logprobs_and_credit_by_turn(start) -> None:  # ty
     assert json.loads((run.output / "run.json").read_text())["old_logprobs"] == "trainer"
 
 
-@pytest.mark.parametrize("publish", ["merged", pytest.param("adapter", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("publish", ["merged", "adapter"])
 def test_adapters_in_a_whole_run(start, publish: str) -> None:  # type: ignore[no-untyped-def]
     """The engine has them, merged or in its slot; the trainer itself is the reference, and its penalty begins at 0."""
     run = start(
@@ -240,6 +243,7 @@ def test_adapters_in_a_whole_run(start, publish: str) -> None:  # type: ignore[n
         assert (run.output / adapter / "adapter_model.safetensors").stat().st_size < 200_000
 
 
+@pytest.mark.slow
 def test_a_model_with_experts_replays_the_routes_of_its_engine(start) -> None:  # type: ignore[no-untyped-def]
     run = start(
         "trainers.grpo", "--env", "math", "--model.size", "tiny-moe", "--steps", "2", "--tasks", "128",
@@ -338,6 +342,8 @@ def test_a_program_is_trained_as_it_is(start, tiny_model: Path) -> None:  # type
     assert all(line["mean_abs_logprob_difference"] < 1e-5 for line in lines if line["phase"] == "train")
 
 
+STEP = 4 * 4
+"""Episodes of a step of the quick run."""
 _PHASES = {"imports and settings", "tasks", "model", "launcher", "processes"}
 _PHASES |= {"trainer: import", "trainer: load", "first optimizer step"}
 _RL_PHASES = {"environments", "engine: import", "engine: load", "engine: first request", "waiting for the engine"}
@@ -378,9 +384,9 @@ def _check_start(output: Path, console: str, names: set[str]) -> None:
 
 def _check_episodes(output: Path) -> None:
     train = list(read_jsonl(output / "episodes" / "train.jsonl"))  # construction checks every invariant again
-    assert len(train) == 2 * 12 * 8
+    assert len(train) == 2 * STEP
     assert all(episode.outcome.is_valid and episode.is_trainable for episode in train)
-    first, second = train[:96], train[96:]
+    first, second = train[:STEP], train[STEP:]
     published = {version for episode in first for version in episode.versions}
     assert len(published) == 1, "synchronous: one step's episodes are sampled by one version"
     assert {version for episode in second for version in episode.versions} == {published.pop() + 1}
@@ -391,7 +397,7 @@ def _check_episodes(output: Path) -> None:
 def _check_kinds(output: Path, records: list[dict[str, Any]], summary: dict[str, Any]) -> None:
     """Success by kind of task in the episodes, the metrics of all phases, TensorBoard, the summary and the report."""
     train = list(read_jsonl(output / "episodes" / "train.jsonl"))
-    first, probe = train[:96], next(r for r in records if r["phase"] == "warmup" and "success" in r)
+    first, probe = train[:STEP], next(r for r in records if r["phase"] == "warmup" and "success" in r)
     by_phase = {(record["phase"], record["step"]): record for record in records}
     of_step, before = by_phase["train", 1], by_phase["evaluation", 0]
     for kind in {episode.task.kind for episode in first}:
@@ -406,7 +412,7 @@ def _check_kinds(output: Path, records: list[dict[str, Any]], summary: dict[str,
     for kind, change in summary["by_kind"].items():
         assert change["success_before"] == before[f"success/{kind}"]
         assert change["success_before_ci95"] == [before[f"success_low/{kind}"], before[f"success_high/{kind}"]]
-    assert sum(change["tasks"] for change in summary["by_kind"].values()) == summary["evaluation_episodes"] == 16
+    assert sum(change["tasks"] for change in summary["by_kind"].values()) == summary["evaluation_episodes"] == 8
     page = (output / "report.html").read_text(encoding="utf-8")
     assert "<h2>Success by kind of task" in page
     assert all(f"<td>{kind}</td>" in page for kind in summary["by_kind"])

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _MARKER = "MAPPING"  # TorchStore's own name for it
-_CLOSE_S = 10.0
+_CLOSE_S = 1.0  # for the index to be emptied; the volume's process has mostly ended, and never answers
 
 
 @dataclass(frozen=True, slots=True)

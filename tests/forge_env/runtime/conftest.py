@@ -19,3 +19,9 @@ def helpers_on_the_path() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", HERE, prepend=os.pathsep)
         yield
+
+
+@pytest.fixture
+def no_grace(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A broken call is told at once: no process dies, so nobody needs to wait for the news of a death."""
+    monkeypatch.setattr("forge_env.runtime.calls.answers.GRACE_S", 0.0)

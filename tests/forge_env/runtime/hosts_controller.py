@@ -20,7 +20,7 @@ from forge_env.runtime.hosts import Hosts, HostSettings
 from forge_env.runtime.launcher import Launcher, within
 from forge_env.runtime.process.ranks import AllRanks
 
-SILENCE_S, LEASE_S = 4.0, 6.0
+SILENCE_S, LEASE_S = 4.0, 4.0
 
 
 def tell(**values: Any) -> None:

@@ -146,6 +146,7 @@ async def test_guard_hands_on_the_result_and_the_error_of_its_work(launcher: Lau
         await launcher.guard(within(DEADLINE_S, worker.fail.call_one("UserError", "mine"), "the worker"))
 
 
+@pytest.mark.usefixtures("no_grace")
 async def test_an_error_in_on_start_reaches_the_caller(launcher: Launcher) -> None:
     launcher.spawn("own", Worker, failure="UserError")
     with pytest.raises(UserError, match="^cannot start: no weights in /nowhere$"):

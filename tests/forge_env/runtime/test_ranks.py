@@ -81,6 +81,7 @@ async def test_a_broken_call_and_a_death_are_told_as_the_death(launcher: Launche
         await launcher.guard(notice())
 
 
+@pytest.mark.usefixtures("no_grace")
 async def test_a_broken_call_alone_is_told_as_it_is(launcher: Launcher) -> None:
     async def fail() -> None:
         raise ServiceError("the store has no version 3")

@@ -115,15 +115,16 @@ async def test_the_only_replica_is_replaced_and_waiting_calls_are_answered(launc
 
 
 async def test_a_replica_that_hangs_is_ended_and_replaced(launcher: Launcher) -> None:
-    service = await Counting.options(ping_seconds=4.0).as_service()
+    service = await Counting.options(ping_seconds=2.0).as_service()
     (first,) = await pids(service)
     os.kill(first, signal.SIGSTOP)
     await until(lambda: is_stopped(first), "all threads stop")
     assert await service.route(Counting.pid) != first
-    assert service.deaths[0].reason == "the counting process did not answer a ping within 4 s, and was ended"
+    assert service.deaths[0].reason == "the counting process did not answer a ping within 2 s, and was ended"
     await until(lambda: not Path(f"/proc/{first}").exists(), "it is not left behind, stopped")
 
 
+@pytest.mark.usefixtures("no_grace")
 async def test_a_replica_that_says_it_is_broken_is_replaced(launcher: Launcher) -> None:
     service = await Counting.options().as_service()
     (first,) = await pids(service)
@@ -203,6 +204,7 @@ async def test_a_service_that_is_stopped_while_it_starts(launcher: Launcher) -> 
         await asyncio.wait_for(calling, DEADLINE_S)
 
 
+@pytest.mark.usefixtures("no_grace")
 async def test_a_failing_ping_is_no_time_out(launcher: Launcher) -> None:
     service = await Counting.options().as_service()
     await service.route(Counting.fail_pings)
@@ -225,6 +227,7 @@ async def test_scaling_up_and_down(launcher: Launcher) -> None:
     assert service.deaths == []
 
 
+@pytest.mark.usefixtures("no_grace")
 async def test_errors_of_the_actor_arrive_as_themselves(launcher: Launcher) -> None:
     service = await Counting.options(num_replicas=2).as_service()
     with pytest.raises(PolicyError, match="^just this$"):

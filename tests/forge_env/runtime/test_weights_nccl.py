@@ -310,11 +310,11 @@ async def test_a_killed_puller_holds_nothing_and_nobody(run: Run) -> None:
     assert await asyncio.to_thread(dying.ended) == -signal.SIGKILL
     await until(lambda: len(publisher_of(trainer)._serving) == 1, "its thread ends")
     for version in (1, 2):
-        await trainer.publish(version, make_weights(version, LARGE))
-        assert (await other.ask(f"fetch {version}"))["fingerprints"] == told(version, LARGE)
+        await trainer.publish(version, make_weights(version, 1))
+        assert (await other.ask(f"fetch {version}"))["fingerprints"] == told(version, 1)
     assert publisher_of(trainer).allocated == 1
     replaced = run.process()
-    assert (await replaced.ask("fetch 2"))["fingerprints"] == told(2, LARGE)
+    assert (await replaced.ask("fetch 2"))["fingerprints"] == told(2, 1)
 
 
 @pytest.mark.slow

@@ -175,3 +175,4 @@ async def test_a_store_opens_again_after_an_earlier_run_of_this_process(services
         assert await import_torchstore().keys() == []
         await STORE.publish(0, make_state_dict(5))
         assert await fetched(0) == fingerprints(make_state_dict(5))
+        await STORE.close()

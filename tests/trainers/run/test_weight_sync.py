@@ -17,6 +17,12 @@ from trainers.run.startup import Startup
 from trainers.run.weight_sync import WeightSync
 
 
+@pytest.fixture(autouse=True)
+def no_grace(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A failed pull is told at once: there is no process whose death could explain it."""
+    monkeypatch.setattr("forge_env.runtime.calls.answers.GRACE_S", 0.0)
+
+
 class Trainer:
     """Writes down what was asked of it: ("take", 0), ("commit",)."""
 

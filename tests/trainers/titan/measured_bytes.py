@@ -22,9 +22,9 @@ from trainers.losses import GRPOLoss
 from trainers.titan.trainer import TitanTrainer
 
 TOKENS = 4  # so few that weights and gradients are nearly all
-SIZES = {
-    "large blocks": {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 3, "head_dim": 32},
-    "a large output layer": {"num_hidden_layers": 3, "vocab_size": 6000},
+MODELS: dict[str, tuple[bool, dict[str, int]]] = {  # whether the output layer is the embedding, and the sizes
+    "large blocks": (False, {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 3, "head_dim": 32}),
+    "a large output layer, tied": (True, {"num_hidden_layers": 3, "vocab_size": 6000}),
 }
 OF_FOUR: dict[str, dict[str, Any]] = {
     "fsdp": {},
@@ -38,10 +38,8 @@ OF_FOUR: dict[str, dict[str, Any]] = {
 
 
 def make_models(root: Path) -> dict[str, Path]:
-    """The folders of models of all sizes, tied and not."""
-    cases = [(name, tied) for name in SIZES for tied in (False, True)]
-    folders = {f"{name}{', tied' * tied}": (SIZES[name], tied) for name, tied in cases}
-    return {name: make_folder(root / name, "qwen3", tied=tied, **sizes) for name, (sizes, tied) in folders.items()}
+    """The folder of each model."""
+    return {name: make_folder(root / name, "qwen3", tied=tied, **sizes) for name, (tied, sizes) in MODELS.items()}
 
 
 def most_of_a_step(folder: Path, **changes: Any) -> int:

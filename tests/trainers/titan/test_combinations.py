@@ -34,6 +34,7 @@ SPLIT = {"max_tokens_per_micro_batch": 48}
 HSDP_CP = {"dp_replicate": 2, "cp": 2}
 QUICK: dict[str, tuple[str, dict[str, Any]]] = {
     "hsdp, cp, split, full": ("untied", {**HSDP_CP, **SPLIT, "activation_checkpoint": "full"}),
+    "cp, tp, split, selective": ("tied", {"cp": 2, "tp": 2, **SPLIT, "activation_checkpoint": "selective"}),
 }
 SLOW: dict[str, tuple[str, dict[str, Any]]] = {
     "hsdp, cp, tied, always": ("tied", {**HSDP_CP, "reshard_after_forward": "always"}),
@@ -46,7 +47,6 @@ SLOW: dict[str, tuple[str, dict[str, Any]]] = {
     "replicas, split, never": ("untied", {"dp_replicate": 4, **SPLIT, "reshard_after_forward": "never"}),
     "cp, split, selective": ("untied", {"cp": 4, **SPLIT, "activation_checkpoint": "selective"}),
     "cp, split, full": ("tied", {"cp": 4, **SPLIT, "activation_checkpoint": "full"}),
-    "cp, tp, split, selective": ("tied", {"cp": 2, "tp": 2, **SPLIT, "activation_checkpoint": "selective"}),
     "cp, fsdp, split, full, never": (
         "untied",
         {"cp": 2, **SPLIT, "activation_checkpoint": "full", "reshard_after_forward": "never"},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 
 pytest.importorskip("torchtitan")
 from torch._dynamo.utils import counters
+from torchtitan.config import CompileConfig
 
 from tests.trainers.titan.test_context import SETTINGS
 from tests.trainers.titan.test_trainer import make_model, make_samples
@@ -17,7 +19,12 @@ from trainers.losses import GRPOLoss
 from trainers.titan.trainer import TitanTrainer
 
 
-def test_no_step_of_packed_rows_compiles_anything(tmp_path: Path) -> None:
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
+def test_no_step_of_packed_rows_compiles_anything(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, backend: str
+) -> None:
+    """How often is decided before the backend, of which the quick one writes no machine code."""
+    monkeypatch.setattr("trainers.titan.model.CompileConfig", partial(CompileConfig, backend=backend))
     make_model(tmp_path / "model", tied=True)
     torch.compiler.reset()
     before = counters["stats"]["unique_graphs"]

@@ -28,13 +28,11 @@ from trainers.titan.trainer import TitanTrainer
 
 CASES: dict[str, dict[str, Any]] = {
     "fsdp": {},
-    "ep": {"ep": 2},
     "ep, packed, full": {"ep": 2, **PACKED, "activation_checkpoint": "full"},
-    "tp": {"tp": 2},
     "tp, packed": {"tp": 2, **PACKED},
     "tp, ep": {"tp": 2, "ep": 2},
-    "cp, ep": {"cp": 2, "ep": 2},
 }
+"""Experts over ranks that share sequences are in test_replay.py."""
 OF_FOUR: dict[str, dict[str, Any]] = {
     "ep of fsdp": {"ep": 2},
     "hsdp, ep": {"dp_replicate": 2, "ep": 2, "activation_checkpoint": "selective"},
@@ -128,7 +126,8 @@ def test_four_ranks_take_the_steps_of_one(four_ranks: Path, make: Make, name: st
 
 
 @pytest.mark.parametrize(
-    ("name", "experts", "inner"), [("fsdp", 4, 32), ("ep", 4, 32), ("tp", 8, 16), ("tp, ep", 4, 32)]
+    ("name", "experts", "inner"),
+    [("fsdp", 4, 32), ("ep, packed, full", 4, 32), ("tp, packed", 8, 16), ("tp, ep", 4, 32)],
 )
 def test_each_of_two_ranks_holds_half_of_the_experts(two_ranks: Path, name: str, experts: int, inner: int) -> None:
     for rank in range(2):

@@ -212,7 +212,6 @@ def test_how_it_is_computed_does_not_matter(folders: dict[str, Path], make: Make
 CASES = {
     "fsdp": ("untied", {"dp_shard": 2}),
     "tp": ("tied", {"tp": 2}),
-    "cp": ("untied", {"cp": 2}),
     "replicas": ("tied", {"dp_replicate": 2, "dp_shard": 1}),
 }
 

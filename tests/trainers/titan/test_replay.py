@@ -34,11 +34,8 @@ from trainers.titan.trainer import TitanTrainer
 
 SIZES: dict[str, int] = {"layers": 2, "experts": EXPERTS["num_experts"], "active": EXPERTS["num_experts_per_tok"]}
 CASES: dict[str, dict[str, Any]] = {
-    "fsdp": {},
     "ep, packed, full": {"ep": 2, **PACKED, "activation_checkpoint": "full"},
-    "tp": {"tp": 2, "max_tokens_per_micro_batch": 48},
-    "tp, ep, selective": {"tp": 2, "ep": 2, "activation_checkpoint": "selective"},
-    "cp, split episodes": {"cp": 2, "max_tokens_per_micro_batch": 48},
+    "tp, ep, split": {"tp": 2, "ep": 2, "max_tokens_per_micro_batch": 48, "activation_checkpoint": "selective"},
     "cp, ep, packed": {"cp": 2, "ep": 2, **PACKED},
 }
 MORE_CASES: dict[str, dict[str, Any]] = {

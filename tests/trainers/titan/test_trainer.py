@@ -191,12 +191,12 @@ def test_a_sharded_folder_with_an_index_loads(model, make_trainer, tmp_path):
     ],
     ids=["grpo", "dapo", "dr-grpo", "gspo", "cispo with entropy", "sft"],
 )
-def test_micro_batches_and_packing_do_not_change_the_step(any_model, make_trainer, loss):
+def test_micro_batches_and_packing_do_not_change_the_step(model, make_trainer, loss):
     samples = make_samples()
     results = []
     for changes in ({}, {"max_tokens_per_micro_batch": 60}, {"pack_length": 64, "max_tokens_per_micro_batch": 128}):
         # Adam divides by the gradient's size: without a large eps it would blow rounding up where gradients are near 0.
-        trainer = make_trainer(any_model, eps=1e-3, **changes)
+        trainer = make_trainer(model, eps=1e-3, **changes)
         metrics = [trainer.train_step(samples, loss) for _ in range(2)]
         results.append((metrics, weights(trainer)))
     for metrics, state in results[1:]:
@@ -207,8 +207,10 @@ def test_micro_batches_and_packing_do_not_change_the_step(any_model, make_traine
             torch.testing.assert_close(value, results[0][1][name], atol=1e-6, rtol=0)
 
 
-@pytest.mark.parametrize("loss", [GRPOLoss(), GSPOLoss(0.1, 0.1), CISPOLoss(entropy_coef=0.01), MyLoss()])
-@pytest.mark.parametrize("pack_length", [0, 40])
+@pytest.mark.parametrize(
+    ("loss", "pack_length"),
+    [(GRPOLoss(), 0), (GSPOLoss(0.1, 0.1), 40), (CISPOLoss(entropy_coef=0.01), 0), (MyLoss(), 40)],
+)
 def test_growing_rows_of_one_episode_need_the_memory_of_the_longest(model, make_trainer, loss, pack_length):
     """Ten rows of 4 to 40 tokens, 220 in all: the step is that of the whole episode, from passes of 40 tokens."""
     samples = [growing_rows(seed) for seed in range(3)] + make_samples(3)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -51,6 +52,8 @@ class Rendezvous:
         from torch.distributed import TCPStore
 
         try:
+            # A TCPStore tries again until the deadline, although a controller that is gone never comes back.
+            socket.create_connection((self.address, self.port), seconds).close()
             return TCPStore(
                 self.address,
                 self.port,
@@ -58,7 +61,7 @@ class Rendezvous:
                 timeout=timedelta(seconds=seconds),
                 wait_for_workers=False,
             )
-        except RuntimeError as error:
+        except (OSError, RuntimeError) as error:
             raise ServiceError(
                 f"the controller's meeting point at {self.address}:{self.port} cannot be reached: {first_line(error)}"
             ) from None
