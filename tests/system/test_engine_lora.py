@@ -90,7 +90,7 @@ def mean_difference(completions: list[Completion], logprobs: list[Any]) -> float
 
 
 @pytest.mark.slow  # vLLM's own reader of the folder; the quick tests load it by ours
-def test_an_engine_with_the_adapter_agrees_with_the_trainer(tiny_model: Path, tmp_path: Path) -> None:
+async def test_an_engine_with_the_adapter_agrees_with_the_trainer(tiny_model: Path, tmp_path: Path) -> None:
     arguments = {"enable_lora": True, "max_loras": 1, "max_lora_rank": 8}
     engine = load_engine(str(tiny_model), EngineSettings(max_model_len=256, max_requests=16, engine_args=arguments))
     engine.set_weight_version("0")
