@@ -36,7 +36,7 @@ def main(options: list[str]) -> int:
     if status != pytest.ExitCode.TESTS_FAILED or not 0 < len(failures.names) <= MOST:
         return int(status)
     print(f"{len(failures.names)} failed: once more, alone", flush=True)
-    again = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *failures.names]
+    again = [sys.executable, "-m", "pytest", "-q", "-x", *failures.names]
     if subprocess.run(again, check=False).returncode:
         return int(status)
     for name in failures.names:

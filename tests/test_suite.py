@@ -49,6 +49,7 @@ def test_a_run_that_writes_to_the_home_folder_fails_and_ends_with_its_summary(wo
 
 @pytest.mark.parametrize("second_try", ["passes", "fails"])
 def test_a_failed_test_runs_once_more_and_is_named_flaky_if_it_passes_then(second_try: str, tmp_path: Path) -> None:
+    (tmp_path / "pytest.ini").write_text("[pytest]\ncache_dir = cache\naddopts = --strict-config\n")
     (tmp_path / "test_two.py").write_text(
         "from pathlib import Path\n"
         "def test_sound():\n    with Path('runs').open('a') as file:\n        file.write('sound ')\n"

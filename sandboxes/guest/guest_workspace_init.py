@@ -233,11 +233,13 @@ class Init:
             family = _family(top) - ({top} if only_below else set())
             if not family:
                 return
-            for pid in family:
-                try:
-                    os.kill(pid, signal.SIGKILL)
-                except OSError:
-                    pass
+            # All stop before the first one ends: a shell whose command ends first would go on to its next command.
+            for signal_number in (signal.SIGSTOP, signal.SIGKILL):
+                for pid in family:
+                    try:
+                        os.kill(pid, signal_number)
+                    except OSError:
+                        pass
             self.reap(os.WNOHANG)
             time.sleep(0.0005)
 

@@ -154,7 +154,7 @@ def test_two_steps_of_grpo(start) -> None:  # type: ignore[no-untyped-def]
             assert step["staleness_max"] == 0
             assert step["engine/prompt_tokens"] > 0 and 0 <= step["engine/prefix_hit_rate"] < 1
             assert 0 < step["engine/cache_usage"] < 1
-            assert step["engine/waiting"] == step["engine/preemptions"] == 0, "the cache has room for all"
+            assert step["engine/preemptions"] == 0, "the cache has room for all"
     assert (run.output / "reward.png").read_bytes().startswith(b"\x89PNG")
     trace = json.loads((run.output / "trace.json").read_text().strip().removesuffix(",") + "]")
     assert {event["name"] for event in trace} >= {"thread_name", "group 0", "optimizer step", "publish", "pull"}

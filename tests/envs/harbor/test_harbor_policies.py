@@ -64,8 +64,8 @@ def test_networks_are_named_as_they_are(tmp_path: Path, toml: str, agent: str, v
 
 
 async def test_an_agent_out_of_time_is_ended_and_its_work_is_verified(tmp_path: Path) -> None:
-    task = write_task(tmp_path / "slow", f"{_IMAGE}[agent]\ntimeout_sec = 2\n", **{"tests/test.sh": _PAID})
-    begun = call("shell", command="touch done; sleep 600; rm done")
+    task = write_task(tmp_path / "slow", f"{_IMAGE}[agent]\ntimeout_sec = 3\n", **{"tests/test.sh": _PAID})
+    begun = call("shell", command="touch done; sleep 600 && rm done")
     episode = await play(task, begun, call("shell", command="rm done"), say("done"))
     assert (episode.outcome, episode.reward, len(episode.turns)) == (Outcome.SCORED, 1.0, 1), episode.error
     assert "which is all that the task allows" in episode.info["agent_timeout"]

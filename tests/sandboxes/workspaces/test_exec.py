@@ -177,6 +177,12 @@ async def test_a_time_limit_kills_everything_below_the_command(workspace: Worksp
     assert await running(workspace) == 0
 
 
+async def test_a_killed_command_does_not_go_on_to_its_next_part(workspace: Workspace) -> None:
+    parts = "sleep 600; touch /tmp/went-on"
+    await asyncio.gather(*(workspace.exec(f"({parts}); {parts}", timeout_s=0.3) for _ in range(20)))
+    assert (await workspace.exec("ls /tmp/went-on")).exit_code != 0
+
+
 async def test_a_cancelled_command_is_killed(workspace: Workspace) -> None:
     task = asyncio.create_task(workspace.exec("sleep 600"))
     await until_running(workspace, 1)
