@@ -116,8 +116,8 @@ class Server:
         sys.argv = [""]
         wakeup, woken = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        signal.signal(signal.SIGCHLD, lambda *_: None)
-        signal.signal(signal.SIGTERM, lambda *_: self.end())
+        for number in (signal.SIGCHLD, signal.SIGTERM):
+            signal.signal(number, lambda *_: None)  # they only wake the loop: a handler could interrupt `end` in `end`
         signal.set_wakeup_fd(woken, warn_on_full_buffer=False)
         gc.disable()
         gc.collect()
@@ -131,13 +131,18 @@ class Server:
             if self.inbox.fileno() in ready:
                 self.receive_uppers()
             if wakeup in ready:
-                os.read(wakeup, 4096)
+                numbers = os.read(wakeup, 4096)
                 self.reap()
+                if signal.SIGTERM in numbers:
+                    self.end()
             if self.control.fileno() in ready:
                 self.receive()
 
     def receive(self) -> None:
-        data, fds, _, _ = socket.recv_fds(self.control, _MAX_MESSAGE, _MAX_FDS)
+        try:
+            data, fds, _, _ = socket.recv_fds(self.control, _MAX_MESSAGE, _MAX_FDS)
+        except ConnectionResetError:  # the owner ended before it had read every message
+            data, fds = b"", []
         if not data:
             self.end()
         message = json.loads(data)
