@@ -23,21 +23,21 @@ export HF_HOME ?= $(HOME)/.cache/huggingface
 # Many containers set it, and then every process compiles all that it imports anew: torch takes twice as long.
 unexport PYTHONDONTWRITEBYTECODE
 
-# uv does not read pip's settings: where pip is told to find the CPU torch, uv is told the same. Without either, uv
-# chooses the CPU build itself.
+# uv does not read pip's settings, so it is told where pip finds wheels. pip leaves out folders that do not exist, and
+# uv stops at them.
 comma := ,
 space := $(subst ,, )
 ifeq ($(strip $(UV_FIND_LINKS)),)
-UV_FIND_LINKS := $(subst $(space),$(comma),$(strip $(PIP_FIND_LINKS)))
+found = $(if $(findstring ://,$(1)),$(1),$(wildcard $(1)))
+UV_FIND_LINKS := $(subst $(space),$(comma),$(strip $(foreach link,$(PIP_FIND_LINKS),$(call found,$(link)))))
 endif
 ifneq ($(UV_FIND_LINKS),)
 export UV_FIND_LINKS
 else
 unexport UV_FIND_LINKS
-TORCH_BACKEND := --torch-backend=cpu
 endif
 
-UV_INSTALL = VIRTUAL_ENV=$(CURDIR)/$(VENV) $(VENV)/bin/uv pip install --quiet --constraints constraints.txt
+UV_INSTALL = VIRTUAL_ENV=$(CURDIR)/$(VENV) $(VENV)/bin/uv pip install --quiet
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-heart test-all nightly check clean
@@ -118,10 +118,17 @@ $(READY): pyproject.toml constraints.txt Makefile
 	fi; \
 	$$pip install --quiet --no-cache-dir --disable-pip-version-check --constraint constraints.txt uv; \
 	echo 'set-up 3/5  the packages of constraints.txt (4 GB; downloaded the first time)'; \
-	$(UV_INSTALL) $(TORCH_BACKEND) --build-constraints constraints.txt --editable '.[cpu,docker,images,wandb]' --group dev; \
+	pins=constraints.txt; backend=; torch=$$(sed -n '/^torch==/p' $$pins); \
+	if $(UV_INSTALL) --dry-run --no-deps --no-index "$$torch+cpu" 2>/dev/null; then :; \
+	elif $(UV_INSTALL) --dry-run --no-deps --torch-backend=cpu "$$torch" 2>/dev/null; then backend=--torch-backend=cpu; \
+	else \
+	  echo "no CPU build of $$torch is within reach: the build for GPUs is taken, which runs on a CPU too (3 GB more)"; \
+	  pins=$(VENV)/constraints.txt; sed '/^triton==/d' constraints.txt > $$pins; \
+	fi; \
+	$(UV_INSTALL) --constraints $$pins $$backend --build-constraints $$pins --editable '.[cpu,docker,images,wandb]' --group dev; \
 	echo 'set-up 4/5  torchstore, whose own pins are older than what it runs with'; \
-	$(UV_INSTALL) --no-deps torchstore; \
+	$(UV_INSTALL) --constraints $$pins --no-deps torchstore; \
 	echo 'set-up 5/5  reasoning-gym, where a C compiler can build what it needs'; \
 	if ! command -v cc >/dev/null 2>&1; then echo 'no C compiler: left out, and its tests are skipped'; \
-	else $(UV_INSTALL) --editable '.[reasoning-gym]' || echo 'it could not be built: left out, and its tests are skipped'; fi; \
+	else $(UV_INSTALL) --constraints $$pins --editable '.[reasoning-gym]' || echo 'it could not be built: left out, and its tests are skipped'; fi; \
 	touch $@

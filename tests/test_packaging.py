@@ -1,52 +1,235 @@
-"""The wheel holds the five packages and nothing else; the pins are plain pins."""
+"""The wheel holds the five packages below `forge_env`, beside others of these names; the pins are plain pins."""
 
 from __future__ import annotations
 
 import ast
+import os
 import re
 import subprocess
 import sys
+import sysconfig
 import tomllib
 import zipfile
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 import forge_env
+from hatch_build import MOVED, with_long_names
 
 REPOSITORY = Path(__file__).resolve().parents[1]
-PACKAGES = ("forge_env", "sandboxes", "envs", "agents", "trainers")
 PROJECT = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))
 PINS = (REPOSITORY / "constraints.txt").read_text(encoding="utf-8").splitlines()
 
 
 @pytest.fixture(scope="module")
-def wheel_files(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("wheel")
     command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(folder), str(REPOSITORY)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stdout + done.stderr
     (wheel,) = folder.glob("*.whl")
     assert wheel.name == f"forge_env-{forge_env.__version__}-py3-none-any.whl"
+    return wheel
+
+
+def names_in(wheel: Path) -> set[str]:
     return set(zipfile.ZipFile(wheel).namelist())
 
 
-def test_the_wheel_holds_the_five_packages_and_nothing_else(wheel_files: set[str]) -> None:
-    tops = {name.partition("/")[0] for name in wheel_files}
-    assert tops == {*PACKAGES, f"forge_env-{forge_env.__version__}.dist-info"}
+def test_the_wheel_owns_no_name_that_another_package_may_have(wheel: Path) -> None:
+    tops = {name.partition("/")[0] for name in names_in(wheel)}
+    information = f"forge_env-{forge_env.__version__}.dist-info"
+    assert tops == {"forge_env", "forge_env_short_names.py", "forge_env_short_names.pth", information}
 
 
-def test_the_wheel_holds_every_source_and_data_file(wheel_files: set[str]) -> None:
+def test_the_wheel_holds_every_source_and_data_file(wheel: Path) -> None:
     sources = {
-        path.relative_to(REPOSITORY).as_posix()
-        for package in PACKAGES
+        ("" if package == "forge_env" else "forge_env/") + path.relative_to(REPOSITORY).as_posix()
+        for package in ("forge_env", *MOVED)
         for path in (REPOSITORY / package).rglob("*")
         if path.is_file() and "__pycache__" not in path.parts
     }
     # The image of the docker sandbox is built from it where forge_env is installed.
-    sources.add("sandboxes/Dockerfile.sandbox")
-    assert {name for name in wheel_files if ".dist-info/" not in name} == sources
-    assert "trainers/model/qwen3_chat_template.jinja" in wheel_files
+    sources.add("forge_env/sandboxes/docker/Dockerfile.sandbox")
+    assert {name for name in names_in(wheel) if name.startswith("forge_env/")} == sources
+    assert "forge_env/trainers/model/qwen3_chat_template.jinja" in sources
+
+
+def test_no_module_of_the_wheel_imports_by_a_short_name(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        files = [name for name in archive.namelist() if name.endswith(".py")]
+        nodes = [(name, node) for name in files for node in ast.walk(ast.parse(archive.read(name)))]
+        dockerfile = archive.read("forge_env/sandboxes/docker/Dockerfile.sandbox").decode()
+    imported = [
+        (name, node.module or "") for name, node in nodes if isinstance(node, ast.ImportFrom) and not node.level
+    ]
+    imported += [(name, alias.name) for name, node in nodes if isinstance(node, ast.Import) for alias in node.names]
+    assert [found for found in imported if found[1].partition(".")[0] in MOVED] == []
+    assert '"forge_env.sandboxes.docker.agent"' in dockerfile
+
+
+@pytest.mark.parametrize(
+    ("source", "in_the_wheel"),
+    [
+        ("from envs.math import Math", "from forge_env.envs.math import Math"),
+        ("from agents import (\n    scripted,\n)", "from forge_env.agents import (\n    scripted,\n)"),
+        ("import trainers.titan.device, os", "import forge_env.trainers.titan.device, os"),
+        ("x = 'ä', 'envs.math:Math'", "x = 'ä', 'forge_env.envs.math:Math'"),
+        ('load("sandboxes:open_sandbox")', 'load("forge_env.sandboxes:open_sandbox")'),
+        ("m = 'agents.generator.grammar_trial_process'", "m = 'forge_env.agents.generator.grammar_trial_process'"),
+    ],
+)
+def test_a_name_of_a_module_gets_its_name_of_the_wheel(source: str, in_the_wheel: str) -> None:
+    assert with_long_names(source.encode(), REPOSITORY, "a.py").decode() == in_the_wheel
+
+
+@pytest.mark.parametrize(
+    "source",
+    ["service = 'envs'", "metric = 'agents.busy'", "from .envs import x", "'see envs.math'", "from environs import x"],
+)
+def test_what_names_no_module_of_ours_stays(source: str) -> None:
+    assert with_long_names(source.encode(), REPOSITORY, "a.py").decode() == source
+
+
+@pytest.mark.parametrize("source", ["import envs.math\n\nenvs.math.Math()", "x = 'envs.' 'math'", "f'{x}' 'envs.math'"])
+def test_a_name_that_cannot_be_replaced_in_its_place_stops_the_build(source: str) -> None:
+    with pytest.raises(ValueError, match=r"a\.py, line 1: envs\.math cannot get its name of the wheel here"):
+        with_long_names(source.encode(), REPOSITORY, "a.py")
+
+
+class Installed:
+    """A new environment, with the packages of this one, in which wheels are installed."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._environ = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "UV_"))}
+        self._uv("venv", "--quiet", "--python", sys.executable, str(folder / "venv"))
+        self.packages = next((folder / "venv/lib").glob("python*/site-packages"))
+
+    def install(self, *wheels: Path) -> None:
+        for wheel in wheels:
+            self._uv("pip", "install", "--no-deps", "--no-index", str(wheel))
+
+    def uninstall(self, name: str) -> None:
+        self._uv("pip", "uninstall", name)
+
+    def link_packages(self) -> None:
+        """Give it what is installed here; of the checkout, which is not below site-packages, nothing."""
+        (self.packages / "linked.pth").write_text(sysconfig.get_path("purelib"), encoding="utf-8")
+
+    def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        return self._run([str(self.folder / "venv/bin/python"), *arguments])
+
+    def _uv(self, *arguments: str) -> None:
+        uv = str(Path(sysconfig.get_path("scripts")) / "uv")
+        done = self._run([uv, "--offline", "--no-config", *arguments])
+        assert done.returncode == 0, done.stderr
+
+    def _run(self, command: Sequence[str]) -> subprocess.CompletedProcess[str]:
+        environ = self._environ | {"VIRTUAL_ENV": str(self.folder / "venv")}
+        return subprocess.run(command, cwd=self.folder, env=environ, capture_output=True, text=True, timeout=120)
+
+
+@pytest.fixture
+def installed(tmp_path: Path) -> Installed:
+    return Installed(tmp_path)
+
+
+@pytest.fixture
+def foreign(tmp_path: Path) -> Path:
+    """A wheel of others with the packages agents and trainers, as openai-agents has one."""
+    path, information = tmp_path / "foreign-1.0-py3-none-any.whl", "foreign-1.0.dist-info"
+    files = {
+        "agents/__init__.py": "class Agent: ...\n",
+        "agents/scripted.py": "",
+        "trainers/__init__.py": "",
+        f"{information}/METADATA": "Metadata-Version: 2.1\nName: foreign\nVersion: 1.0\n",
+        f"{information}/WHEEL": "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+    }
+    record = f"{information}/RECORD"
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, text in files.items():
+            archive.writestr(name, text)
+        archive.writestr(record, "".join(f"{name},,\n" for name in [*files, record]))
+    return path
+
+
+OURS_WORK = """
+import forge_env
+from forge_env.agents.scripted import ScriptedAgent
+assert forge_env.make("math").tasks("train", count=1)
+assert "site-packages" in forge_env.__file__, forge_env.__file__
+"""
+
+
+@pytest.mark.parametrize("ours_first", [True, False])
+def test_it_works_beside_a_package_of_others_named_agents(
+    installed: Installed, wheel: Path, foreign: Path, ours_first: bool
+) -> None:
+    installed.link_packages()
+    installed.install(*([wheel, foreign] if ours_first else [foreign, wheel]))
+    both = installed.run("-c", f"from agents import Agent{OURS_WORK}assert not hasattr(ScriptedAgent, 'Agent')")
+    assert both.returncode == 0, both.stderr
+    installed.uninstall("foreign" if ours_first else "forge-env")
+    left = installed.run(
+        "-c", OURS_WORK if ours_first else "from agents import Agent; import agents.scripted, trainers"
+    )
+    assert left.returncode == 0, left.stderr
+
+
+def test_the_docker_sandbox_finds_what_its_image_is_made_of(installed: Installed, wheel: Path) -> None:
+    installed.link_packages()
+    installed.install(wheel)
+    script = """
+import io, tarfile
+from forge_env.sandboxes.docker.image import build_context
+print(*tarfile.open(fileobj=io.BytesIO(build_context())).getnames())
+"""
+    done = installed.run("-c", script)
+    assert done.returncode == 0, done.stderr
+    assert {"Dockerfile.sandbox", "agent/forge_env/sandboxes/docker/agent.py"} <= {*done.stdout.split()}
+
+
+def test_a_short_name_that_nobody_else_has_is_the_same_module(installed: Installed, wheel: Path) -> None:
+    installed.link_packages()
+    installed.install(wheel)
+    script = """
+from agents.scripted import ScriptedAgent
+import envs.math, forge_env.envs.math, forge_env.agents.scripted, pickle, sandboxes
+assert ScriptedAgent is forge_env.agents.scripted.ScriptedAgent and envs.math is forge_env.envs.math
+assert ScriptedAgent.__module__ == envs.math.__spec__.parent.replace("envs.math", "agents.scripted"), envs.math.__spec__
+assert sandboxes.open_sandbox is forge_env.sandboxes.open_sandbox
+"""
+    done = installed.run("-c", script)
+    assert done.returncode == 0, done.stderr
+    program = installed.run("-m", "envs.bug_fix.to_harbor", "--help")
+    assert program.stdout.startswith("usage: python -m envs.bug_fix.to_harbor"), program.stderr
+
+
+@pytest.mark.parametrize("files", [("envs/__init__.py", "envs/mine.py"), ("envs/mine.py",)])
+def test_a_folder_of_a_project_comes_before_a_short_name(
+    installed: Installed, wheel: Path, files: tuple[str, ...]
+) -> None:
+    installed.link_packages()
+    installed.install(wheel)
+    (installed.folder / "envs").mkdir()
+    for file in files:
+        (installed.folder / file).touch()
+    done = installed.run("-c", f"import envs.mine{OURS_WORK}import envs.mine")
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("module", ["trainers.grpo", "forge_env.trainers.grpo", "trainers.sft"])
+def test_a_trainer_without_torch_is_one_sentence_that_names_the_extra(
+    installed: Installed, wheel: Path, module: str
+) -> None:
+    installed.install(wheel)
+    done = installed.run("-m", module)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1), done.stderr
+    assert done.stderr.startswith("error: torch is not installed, and training needs it: "), done.stderr
+    assert "its extra cpu or gpu" in done.stderr
 
 
 def test_every_folder_that_a_test_imports_from_is_shipped_with_the_tests() -> None:

@@ -11,9 +11,11 @@ import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Annotated
 
 import typer
 
+from forge_env import __version__
 from forge_env.cli import (
     audit,
     check,
@@ -64,9 +66,19 @@ app.command("export")(export.export)
 app.command("import")(import_logs.import_logs)
 
 
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        output.say(f"forge-env {__version__}")
+        raise typer.Exit()
+
+
 @app.callback()
-def _commands() -> None:
-    """Without a callback, typer turns an app of one command into that command."""
+def _commands(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    """Options that come before a command."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -18,7 +18,12 @@ from types import TracebackType
 from forge_env.core.errors import EnvError, ForgeError
 
 _OURS = Path(__file__).resolve().parents[1]
-_BUNDLED = (_OURS, *(_OURS.parent / name for name in ("agents", "envs", "sandboxes", "trainers")))
+# In a checkout the other packages are beside forge_env, in an installed wheel below it.
+_OTHERS = tuple(
+    (_OURS if (_OURS / "envs").is_dir() else _OURS.parent) / name
+    for name in ("agents", "envs", "sandboxes", "trainers")
+)
+_BUNDLED = (_OURS, *_OTHERS)
 _LIBRARIES = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib"))
 _MAX_CHARACTERS = 4000  # of an exception's text
 
@@ -45,9 +50,9 @@ def location_of(error: BaseException) -> str:
     FILE is relative to the working directory, if it lies below it.
     """
     frames = _frames(error)
-    users = (frame for frame in frames if not _is_below(frame[0], (_OURS,)) and not frame[0].startswith(_LIBRARIES))
-    others = (frame for frame in frames if not _is_below(frame[0], (_OURS,)))
-    return _file_and_line(next(users, None) or next(others, None))
+    outside = [frame for frame in frames if not _is_below(frame[0], (_OURS,)) or _is_below(frame[0], _OTHERS)]
+    users = (frame for frame in outside if not frame[0].startswith(_LIBRARIES))
+    return _file_and_line(next(users, None) or next(iter(outside), None))
 
 
 def fault(part: str, error: BaseException) -> EnvError | None:

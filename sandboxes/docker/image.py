@@ -14,7 +14,7 @@ from sandboxes.docker.engine import Engine
 
 DEFAULT_BASE_IMAGE = "python:3.12-slim"
 BASE_IMAGE_VARIABLE = "FORGE_ENV_SANDBOX_BASE_IMAGE"
-_PACKAGES = Path(__file__).parents[2]
+_PACKAGES = Path(__file__).parents[__name__.count(".")]  # an installed wheel has this package below forge_env
 _OURS = ("forge_env", "sandboxes")
 _ENTRY = "sandboxes.docker.agent"
 _DOCKERFILE = "Dockerfile.sandbox"
@@ -61,7 +61,7 @@ def build_context() -> bytes:
 
 def agent_files() -> list[Path]:
     """Return the files that run inside: the agent, its imports from this project, and the guest, which runs by path."""
-    files: set[Path] = set((_PACKAGES / "sandboxes" / "guest").glob("guest*.py"))
+    files: set[Path] = set((Path(__file__).parents[1] / "guest").glob("guest*.py"))
     modules = [_ENTRY]
     while modules:
         path = _PACKAGES.joinpath(*modules.pop().split(".")).with_suffix(".py")
@@ -79,7 +79,7 @@ def _our_imports(source: str) -> list[str]:
 
 
 def _dockerfile() -> Path:
-    """Return its path: the top level of a checkout, or beside this file in an installed package."""
+    """Return its path: the top level of a checkout, or beside this file in an installed wheel."""
     beside = Path(__file__).with_name(_DOCKERFILE)
     return beside if beside.exists() else _PACKAGES / _DOCKERFILE
 

@@ -8,7 +8,13 @@ from pathlib import Path
 from forge_env.core.errors import UserError
 
 OURS = ("forge_env", "sandboxes", "envs", "agents", "trainers")
-STACK = {"vllm": "vllm", "torchtitan": "torchtitan", "torchstore": "torchstore", "monarch": "torchmonarch"}
+STACK = {
+    "torch": "torch",
+    "vllm": "vllm",
+    "torchtitan": "torchtitan",
+    "torchstore": "torchstore",
+    "monarch": "torchmonarch",
+}
 """Module -> the name under which it is installed."""
 
 
@@ -20,7 +26,15 @@ def check_packages() -> None:
     """
     check_ours()
     for package in missing_packages():
-        raise UserError(f"{package} is not installed, and training needs it: run `make setup`, see README.md")
+        raise UserError(missing(package))
+
+
+def missing(package: str) -> str:
+    """The sentence for a package of the stack that is not installed."""
+    return (
+        f"{package} is not installed, and training needs it: run `make setup` in a checkout, or install forge-env with "
+        "its extra cpu or gpu as README.md says under Installing"
+    )
 
 
 def check_ours() -> None:
@@ -29,6 +43,8 @@ def check_ours() -> None:
     Raises:
         UserError: naming a foreign package of the same name.
     """
+    if __name__.startswith("forge_env."):
+        return  # below forge_env, as the wheel installs them, they share no name with others
     root = Path(__file__).resolve().parents[2]
     for name in OURS:
         spec = importlib.util.find_spec(name)

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+import forge_env
 from forge_env.check import CheckReport, CheckRow
 from forge_env.cli.main import main
 from forge_env.registry import registry
@@ -299,6 +300,10 @@ def test_help_is_there_without_an_argument_and_loads_nothing_slow() -> None:
     loaded = {name.partition(".")[0] for name in done.stderr.split()}
     assert "typer" in loaded
     assert loaded.isdisjoint({"rich", "yaml", "gymnasium", "numpy", "httpx", "torch"})
+
+
+def test_the_version_is_shown(run: Run) -> None:
+    assert run("--version") == (0, f"forge-env {forge_env.__version__}\n", "")
 
 
 def test_a_reader_that_goes_away_is_no_stack_trace() -> None:
