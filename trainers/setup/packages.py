@@ -20,7 +20,7 @@ def check_packages() -> None:
     """
     check_ours()
     for package in missing_packages():
-        raise UserError(f"{package} is not installed, and training needs it: run `make setup`, see README.md")
+        raise UserError(f"{package} is not installed, and training needs it: run `make setup`, see docs/installing.md")
 
 
 def check_ours() -> None:
