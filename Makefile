@@ -92,9 +92,10 @@ check: $(READY)
 	@echo 'imports'; $(PYTHON_OF_VENV) -m pytest -q tests/test_imports.py
 
 # The packages of the group docs come at the first call; they are pinned, and change nothing that is there.
+# With --quiet mkdocs would not count the warnings that --strict fails for.
 docs: $(READY)
 	@$(UV_INSTALL) --group docs
-	@NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --strict --quiet
+	@NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --strict
 	@echo 'the site is in build/docs; to read it with its search: $(PYTHON_OF_VENV) -m http.server --directory build/docs'
 
 clean:
