@@ -40,7 +40,7 @@ endif
 UV_INSTALL = VIRTUAL_ENV=$(CURDIR)/$(VENV) $(VENV)/bin/uv pip install --quiet
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-heart test-all nightly check clean
+.PHONY: help setup demo test test-heart test-all nightly check docs clean
 
 help:
 	@echo 'make demo    train a tiny agent with GRPO in the code_exec environment, on CPU (options: ARGS="--steps 50")'
@@ -49,6 +49,7 @@ help:
 	@echo 'make test-all run the slow ones too: all tests that need no GPU'
 	@echo 'make nightly run them with new random examples, and the slow ones (again: ARGS="--hypothesis-seed=SEED")'
 	@echo 'make check   format, lint, types, direction of imports'
+	@echo 'make docs    build the pages and the API reference as a site in build/docs; a dead link fails'
 	@echo 'make setup   make the environment in $(VENV); every target above does it when it is needed'
 	@echo 'make clean   remove the environment and every cache; outputs/ stays'
 
@@ -89,6 +90,13 @@ check: $(READY)
 	@echo 'lint'; $(VENV)/bin/ruff check --quiet .
 	@echo 'types'; $(VENV)/bin/mypy
 	@echo 'imports'; $(PYTHON_OF_VENV) -m pytest -q tests/test_imports.py
+
+# The packages of the group docs come at the first call; they are pinned, and change nothing that is there.
+# With --quiet mkdocs would not count the warnings that --strict fails for.
+docs: $(READY)
+	@$(UV_INSTALL) --group docs
+	@NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --strict
+	@echo 'the site is in build/docs; to read it with its search: $(PYTHON_OF_VENV) -m http.server --directory build/docs'
 
 clean:
 	@rm -rf $(VENV) .cache .mypy_cache .ruff_cache dist build

@@ -2,19 +2,22 @@
 
 A page is a story: its blocks run from top to bottom in one folder. A Python block whose first line names a file is
 saved there; the others run one after another with the names of those before them. A `text` block is what the block
-above it prints, "..." standing for anything.
+above it prints, "..." standing for anything. A `py` block is code of another library, which is not run.
 """
 
 from __future__ import annotations
 
+import ast
 import doctest
 import os
 import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = sorted((ROOT / "docs").glob("*.md"))
@@ -59,6 +62,8 @@ def test_every_block_of_a_page_runs(page: Path, tmp_path: Path) -> None:
             parts.append(body)
         elif language == "bash":
             parts.append(f"__import__('subprocess').run(['bash', '-euo', 'pipefail', '-c', {body!r}], check=True)\n")
+        elif language == "py":
+            ast.parse(body)
         else:
             assert language == "text", f"{page.name} has a block of {language!r}, which no test runs"
             expected[len(parts) - 1] = body
@@ -79,6 +84,31 @@ def test_every_example_runs(example: Path, tmp_path: Path) -> None:
         "trl_environment": "--as openenv",
     }.get(example.stem, "reward 1.0")
     assert output in run([sys.executable, str(example)], tmp_path)
+
+
+def named_pages(nav: Any) -> list[str]:
+    """The files that the nav of mkdocs.yml, or a section of it, names."""
+    if isinstance(nav, str):
+        return [nav]
+    return [page for part in (nav.values() if isinstance(nav, dict) else nav) for page in named_pages(part)]
+
+
+def test_the_site_names_every_page_once_and_each_is_there() -> None:
+    named = named_pages(yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))["nav"])
+    pages = {path.relative_to(ROOT / "docs").as_posix() for path in (ROOT / "docs").rglob("*.md")}
+    beside = {
+        "index.md": "README.md",
+        **{path.name: path.name for path in ROOT.glob("*.md")},
+    }  # docs/hook.py takes them
+    assert len(named) == len(set(named))
+    assert pages <= set(named)
+    assert [page for page in named if page not in pages and not (ROOT / beside.get(page, page)).is_file()] == []
+
+
+def test_every_link_of_a_page_leads_to_a_file() -> None:
+    for page in (*PAGES, *ROOT.glob("*.md")):
+        links = re.findall(r"\]\(([^)#\s:]+)[)#]", page.read_text(encoding="utf-8"))
+        assert [link for link in links if not (page.parent / link).exists()] == [], page.name
 
 
 def test_the_pages_and_examples_are_there() -> None:

@@ -22,8 +22,9 @@ def group_relative(rewards: Sequence[float], *, std_eps: float = 1e-4, ddof: int
     `ddof=0` is the population's, which TorchTitan's recipe takes. A group whose members all have one reward gets
     zeros: it teaches nothing.
 
-    >>> [round(a, 3) for a in group_relative([1.0, 0.0], std_eps=0.0)]
-    [0.707, -0.707]
+    Examples:
+        >>> [round(a, 3) for a in group_relative([1.0, 0.0], std_eps=0.0)]
+        [0.707, -0.707]
     """
     return _divided(centred(rewards), _std(rewards, ddof), std_eps)
 
@@ -31,8 +32,9 @@ def group_relative(rewards: Sequence[float], *, std_eps: float = 1e-4, ddof: int
 def centred(rewards: Sequence[float]) -> list[float]:
     """Dr.GRPO's advantage, R - mean: GRPO's without the standard deviation (arXiv 2503.20783).
 
-    >>> centred([1.0, 0.0])
-    [0.5, -0.5]
+    Examples:
+        >>> centred([1.0, 0.0])
+        [0.5, -0.5]
     """
     if not has_signal(rewards):
         return [0.0] * len(rewards)
@@ -45,8 +47,9 @@ def leave_one_out(rewards: Sequence[float]) -> list[float]:
 
     Unlike the mean over all, the mean of the others does not depend on R, so the gradient is unbiased.
 
-    >>> leave_one_out([1.0, 0.0, 0.0])
-    [1.0, -0.5, -0.5]
+    Examples:
+        >>> leave_one_out([1.0, 0.0, 0.0])
+        [1.0, -0.5, -0.5]
     """
     n = len(rewards)
     return [n / (n - 1) * difference for difference in centred(rewards)] if n > 1 else [0.0] * n

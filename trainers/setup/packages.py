@@ -33,7 +33,7 @@ def missing(package: str) -> str:
     """The sentence for a package of the stack that is not installed."""
     return (
         f"{package} is not installed, and training needs it: run `make setup` in a checkout, or install forge-env with "
-        "its extra cpu or gpu as README.md says under Installing"
+        "its extra cpu or gpu as docs/installing.md says"
     )
 
 
