@@ -110,6 +110,7 @@ class External(ConcurrentEnv):
         self._turns = 0
         self._last: tuple[PendingRequest, Action] | None = None
         self._full_at: int | None = None
+        self._full_reason = ""
         self._none_asked = asyncio.Event()
         self._messages: list[Message] = []
         self._next_step: Sequence[Message] = ()
@@ -157,7 +158,7 @@ class External(ConcurrentEnv):
         """Refuse a prompt that is too long, which the program may shorten."""
         assert self._session is not None
         pending, conversation = self._asked.pop(context)
-        self._full_at = self._session.count
+        self._full_at, self._full_reason = self._session.count, reason
         self._conversations.refused(conversation)
         self._session.refuse(pending, too_long(reason or f"it has {self._limits.max_tokens} tokens"))
         self._note_answered()
@@ -196,7 +197,7 @@ class External(ConcurrentEnv):
         if limit == "max_tokens" and len(self._asked) == 1:
             await self.no_room(next(iter(self._asked)), reason)
             return await self.listen()
-        self._record.note = ended_by(limit, self._limits)
+        self._record.note = ended_by(limit, self._limits, reason)
         self._tell(outcome="truncated", ended_by=limit, error=self._record.note)
         waited_for = self._session.has_waiting_request
         self._session.close(self._record.note, limit)
@@ -345,7 +346,9 @@ class External(ConcurrentEnv):
             raise self._fault(f"{missing}: the record is not complete, and gets no reward{record.failure_details()}")
         if code and not self._scores_failures and self._full_at is not None and self._last is not None:
             # The program failed on a full context. The model has filled it as well, so this is no fault of the program.
-            record.note = f"{ended_by('max_tokens', self._limits)}: {player.who} {player.ending(code)} on that"
+            record.note = (
+                f"{ended_by('max_tokens', self._limits, self._full_reason)}: {player.who} {player.ending(code)} on that"
+            )
             return (), 0.0, False, True, {**record.info(), "ended_by": "max_tokens"}
         if code and not self._scores_failures:
             raise EnvError(f"{player.who} {player.ending(code)}{record.failure_details()}")

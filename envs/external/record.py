@@ -54,8 +54,10 @@ class PlayerRecord:
         return "".join(f"; {part}" for part in parts if part)
 
 
-def ended_by(limit: str, limits: EpisodeLimits) -> str:
-    return f"the episode was ended by {limit} ({getattr(limits, limit):g})"
+def ended_by(limit: str, limits: EpisodeLimits, reason: str = "") -> str:
+    """Say which limit has ended an episode, with the agent's reason if that is another number than the limit's."""
+    value = f"{getattr(limits, limit):g}"
+    return f"the episode was ended by {limit} ({reason if reason and value not in reason.split() else value})"
 
 
 def too_long(reason: str) -> RequestRefused:

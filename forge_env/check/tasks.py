@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from forge_env.check.context import CheckContext, CheckFailed
@@ -24,8 +25,11 @@ async def tasks(context: CheckContext) -> str:
                 f"tasks({split!r}, seed={context.seed}) returned other tasks when called again: draw from "
                 "random.Random(seed), and keep no state between calls"
             )
-    _check_disjoint(drawn["train"], drawn["test"])
-    return f"{len(drawn['train'])} train and {len(drawn['test'])} test tasks, disjoint and the same for the same seed"
+    shared = _check_disjoint(drawn["train"], drawn["test"])
+    return (
+        f"{len(drawn['train'])} train and {len(drawn['test'])} test tasks, disjoint and the same for the same seed"
+        + (f"; {shared} test tasks have the prompt of a train task, with another target or metadata" if shared else "")
+    )
 
 
 def content(task: Task) -> list[Any]:
@@ -59,16 +63,27 @@ def _draw(context: CheckContext, split: str) -> Sequence[Task]:
     return items
 
 
-def _check_disjoint(train: Sequence[Task], test: Sequence[Task]) -> None:
+def _check_disjoint(train: Sequence[Task], test: Sequence[Task]) -> int:
+    """Check that no test task has the content of a train task; returns how many have only the prompt of one.
+
+    A question may meet another state, such as another database, in each task: it is then in the target or the metadata.
+    """
     if shared := {task.id for task in train} & {task.id for task in test}:
         raise CheckFailed(f"train and test share {len(shared)} tasks, {min(shared)!r} among them: split by content")
-    prompts = {_prompt(task) for task in train}
+    contents = {_content_id(task) for task in train}
     for task in test:
-        if _prompt(task) in prompts:
+        if _content_id(task) in contents:
             raise CheckFailed(
-                f"the test task {task.id!r} has the prompt of a train task: split by content, as another "
-                "id does not make it another task"
+                f"the test task {task.id!r} has the prompt of a train task, with the same target and metadata: split "
+                "by content, as another id does not make it another task"
             )
+    prompts = {_prompt(task) for task in train}
+    return sum(_prompt(task) in prompts for task in test)
+
+
+def _content_id(task: Task) -> str:
+    """Return the id that a task has by its content."""
+    return replace(task, id="").id
 
 
 def _prompt(task: Task) -> str:

@@ -173,14 +173,25 @@ def _limits(agent: str, env: str, options: dict[str, Any], given: dict[str, Any]
     return replace(limits_of(agent, make(env, **options)), **overrides)
 
 
+def _ended_by(result: dict[str, Any], limit: str) -> str:
+    """Name a limit, its value, and how to change it."""
+    limits = result["limits"]
+    if limit in limits:
+        return f"{limit} ({limits[limit]:g}): --{limit.replace('_', '-')} sets it"
+    if limit == "own_max_turns":
+        return f"the environment's own number of turns, which is below max_turns ({limits['max_turns']:g})"
+    tokens = f" of {result['context_tokens']:,} tokens" if "context_tokens" in result else ""
+    return f"the agent's own context{tokens}, which is below max_tokens ({limits['max_tokens']:g}): no option raises it"
+
+
 def _show_notes(result: dict[str, Any], tasks: int, out: Path) -> None:
     if result["tasks"] < tasks:
         note(f"{tasks} tasks were requested, and {result['env']} has {result['tasks']} different ones")
     if result["dropped_faults"]:
         note(f"{out} held only faults from before a change; they have been removed")
     for limit, count in result["ended_by"].items():
-        setting = f"{limit} ({result['limits'][limit]:g}): --{limit.replace('_', '-')} sets it"
-        note(f"{count} of {result['episodes']} episodes were ended by {setting}")
+        were = "was" if count == 1 else "were"
+        note(f"{count} of {result['episodes']} episodes {were} ended by {_ended_by(result, limit)}")
     if not result["episodes"] and result["first_errors"]:
         count, first = sum(result["faults"].values()), next(iter(result["first_errors"].values()))
         note(f"there is no result: all {count} episodes ended by a fault, the first one by {first}")

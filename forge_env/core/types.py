@@ -165,6 +165,10 @@ NOT_SAMPLED = -1
 """The weight version of tokens that no weights sampled: those of prompts, and those that an agent inserted."""
 
 
+CONTEXT = "context"
+"""Ends an episode in the place of "max_tokens" when the agent's own context is shorter, see `Episode.ended_by`."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpisodeLimits:
     """Limits of an episode, in counts and seconds."""

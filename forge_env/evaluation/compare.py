@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from forge_env.evaluation.evaluate import is_success
 from forge_env.evaluation.kinds import NO_KIND, OTHER_KINDS, Kinds
 from forge_env.records.run_files import episode_files
 from forge_env.utils.digests import value_digest
-from forge_env.utils.statistics import Paired, clustered_mean, paired
+from forge_env.utils.statistics import Paired, clustered_mean, holm, paired
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +32,8 @@ class Comparison:
     second: float
     paired: Paired
     """Statistics of the second run minus the first."""
+    p_value: float
+    """That of `paired`; of a kind of task it is corrected for the number of kinds (Holm)."""
     unpaired: tuple[int, int]
     """Number of episodes of each run that the other one lacks."""
     other_seeds: int
@@ -71,16 +73,19 @@ def _success(episode: Episode) -> float:
     return float(is_success(episode))
 
 
-def _by_kind(phase: str, a: dict[Key, Episode], b: dict[Key, Episode]) -> Iterator[Comparison]:
+def _by_kind(phase: str, a: dict[Key, Episode], b: dict[Key, Episode]) -> list[Comparison]:
     """Compare the success of each kind of task that both runs have; none for tasks without kinds."""
     kinds = Kinds.of({key[0]: episode.task for run in (a, b) for key, episode in run.items()}.values())
     names = (*kinds.names, OTHER_KINDS, NO_KIND) if kinds.names else ()
+    found: list[Comparison] = []
     for name in names:
         a_of_kind, b_of_kind = (
             {key: episode for key, episode in run.items() if kinds.name_of(episode.task) == name} for run in (a, b)
         )
         if a_of_kind.keys() & b_of_kind.keys():
-            yield replace(_compare(phase, a_of_kind, b_of_kind, "success", _success), kind=name)
+            found.append(replace(_compare(phase, a_of_kind, b_of_kind, "success", _success), kind=name))
+    corrected = holm([comparison.paired.p_value for comparison in found])
+    return [replace(comparison, p_value=p_value) for comparison, p_value in zip(found, corrected, strict=True)]
 
 
 def _by_key(episodes: Iterable[Episode]) -> dict[Key, Episode]:
@@ -99,6 +104,8 @@ def _compare(
         tasks[key[0]].append(key)
     x, y = ([sum(value(run[k]) for k in keys) / len(keys) for keys in tasks.values()] for run in (a, b))
     common = a.keys() & b.keys()
+    are_shares = all(0 <= share <= 1 for share in (*x, *y))
+    statistics = paired(y, x, attempts=(len(common), len(common)) if are_shares else None)
     return Comparison(
         phase=phase,
         measure=measure,
@@ -107,7 +114,8 @@ def _compare(
         episodes=len(common),
         first=clustered_mean(x).value,
         second=clustered_mean(y).value,
-        paired=paired(y, x),
+        paired=statistics,
+        p_value=statistics.p_value,
         unpaired=(len(a) - len(common), len(b) - len(common)),
         other_seeds=sum(a[key].seed != b[key].seed for key in common),
         envs=(_env(a), _env(b)),

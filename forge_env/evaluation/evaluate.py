@@ -120,7 +120,10 @@ class Evaluation:
     def change_since(self, before: Evaluation) -> Paired | None:
         """Compare the success with that of an earlier evaluation, on the tasks that both have; None without any."""
         tasks = [task for task in before.by_task if task in self.by_task]
-        return paired(self._rates_of(tasks), before._rates_of(tasks)) if tasks else None
+        if not tasks:
+            return None
+        after, then = (sum(len(run.by_task[task]) for task in tasks) for run in (self, before))
+        return paired(self._rates_of(tasks), before._rates_of(tasks), attempts=(after, then))
 
     def metrics(self) -> dict[str, float]:
         """Return the figures as flat metrics, without those that were not measured."""

@@ -6,13 +6,15 @@ A mean over all tasks hides a kind that was solved before training began, and on
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 from forge_env.core.episode import Episode
 from forge_env.core.types import Task
 from forge_env.evaluation.evaluate import Evaluation, is_success
+from forge_env.utils.statistics import Paired, holm
 
 MAX_KINDS = 32
 """Kinds with figures of their own: each of them is several metrics."""
@@ -22,6 +24,9 @@ SOLVED = 0.95
 """A kind with at least this success rate counts as solved."""
 SIGNIFICANT = 0.05
 """A change of success with a lower p-value is more than chance."""
+
+NOT_SHOWN = "no change shown"
+"""The verdict on a kind whose change may be chance: more tasks may show one."""
 
 _FIGURES = ("success", "success_low", "success_high", "reward", "episodes")
 
@@ -97,31 +102,40 @@ class Kinds:
         first, last = (self.split(evaluation.episodes) if evaluation else {} for evaluation in (before, after))
         names = (name for name in (*self.names, OTHER_KINDS, NO_KIND) if name in first or name in last)
         empty = Evaluation(episodes=())
-        return {name: KindChange(before=first.get(name, empty), after=last.get(name, empty)) for name in names}
+        changes = {name: KindChange(before=first.get(name, empty), after=last.get(name, empty)) for name in names}
+        tested = {name: change.paired.p_value for name, change in changes.items() if change.paired is not None}
+        corrected = dict(zip(tested, holm(list(tested.values())), strict=True))
+        return {name: replace(change, p_value=corrected.get(name)) for name, change in changes.items()}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class KindChange:
     """The success of one kind of task before and after training."""
 
     before: Evaluation
     after: Evaluation
+    p_value: float | None = None
+    """Of the change on the same tasks, corrected for the number of kinds (Holm); None is that of this kind alone."""
+
+    @cached_property
+    def paired(self) -> Paired | None:
+        """The change on the tasks that both evaluations have; None without any."""
+        return self.after.change_since(self.before)
 
     @property
     def verdict(self) -> str:
         """What became of the kind; "" without both evaluations.
 
         "better" or "worse" if the change on the same tasks is more than chance; else "solved before training", "never
-        solved", which is without a success before and after, or "did not move".
+        solved", which is without a success before and after, or "no change shown", which is no proof of none.
         """
-        change = self.after.change_since(self.before)
-        if change is None:
+        if self.paired is None:
             return ""
-        if change.p_value < SIGNIFICANT:
-            return "better" if change.difference.value > 0 else "worse"
+        if (self.paired.p_value if self.p_value is None else self.p_value) < SIGNIFICANT:
+            return "better" if self.paired.difference.value > 0 else "worse"
         if self.before.success_rate >= SOLVED:
             return "solved before training"
-        return "did not move" if self.before.successes or self.after.successes else "never solved"
+        return NOT_SHOWN if self.before.successes or self.after.successes else "never solved"
 
     def summary(self) -> dict[str, Any]:
         """Return the figures for summary.json; those that were not measured are None."""
@@ -132,9 +146,25 @@ class KindChange:
             "success_before_ci95": before and before.interval,
             "success_after": after and after.success_rate,
             "success_after_ci95": after and after.interval,
+            "difference": self.paired and self.paired.difference.value,
+            "difference_ci95": self.paired and self.paired.difference.interval,
+            "p_value": self.p_value,
             "verdict": self.verdict,
         }
 
     def __str__(self) -> str:
         rates = (f"{e.success_rate:.3f}" if e.attempts else "-" for e in (self.before, self.after))
-        return " to ".join(rates) + (f", {self.verdict}" if self.verdict else "")
+        text, verdict = " to ".join(rates), self.verdict
+        if verdict == NOT_SHOWN and self.paired is not None:
+            low, high = self.paired.difference.interval
+            return f"{verdict} ({text}, 95% interval of the difference [{low:+.3f}, {high:+.3f}])"
+        return f"{text}, {verdict}" if verdict else text
+
+
+def verdict_note(changes: Mapping[str, KindChange]) -> str:
+    """Return at what level kinds are called better or worse, as a part of a sentence; "" if none was compared."""
+    tests = sum(change.paired is not None for change in changes.values())
+    if not tests:
+        return ""
+    corrected = f", corrected for {tests} kinds by Holm's method" if tests > 1 else ""
+    return f"a kind is called better or worse at p < {SIGNIFICANT:g} of the sign-flip test{corrected}"

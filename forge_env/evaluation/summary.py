@@ -9,6 +9,7 @@ from dataclasses import asdict
 from typing import Any
 
 from forge_env.core.episode import Episode
+from forge_env.core.types import CONTEXT
 from forge_env.core.usage import Prices
 from forge_env.evaluation.evaluate import Evaluation
 from forge_env.evaluation.folder import fault_class
@@ -71,7 +72,8 @@ def summarise(
             "ci95": _interval(evaluation.without_timeouts),
         },
         "outcomes": dict(sorted(Counter(str(e.outcome) for e in done).items())),
-        "ended_by": evaluation.ended_by,
+        "ended_by": _ended_by(evaluation, plan.limits.max_turns),
+        **({"context_tokens": min(contexts)} if (contexts := _contexts(done)) else {}),
         "limits": asdict(plan.limits),
         "faults": dict(sorted(Counter(map(fault_class, unresolved)).items())),
         "first_errors": _first_errors(unresolved),
@@ -105,6 +107,19 @@ def _by_kind(evaluation: Evaluation, kinds: Kinds, n: int) -> dict[str, Any]:
         }
         for name, of_kind in kinds.split(evaluation.episodes).items()
     }
+
+
+def _ended_by(evaluation: Evaluation, max_turns: int) -> dict[str, int]:
+    """Return the limits that ended episodes; an environment's own, lower number of turns is none of the settings."""
+    counts = evaluation.ended_by
+    own = sum(e.ended_by == "max_turns" and len(e.turns) < max_turns for e in evaluation.valid)
+    left = counts.pop("max_turns", 0) - own
+    return counts | ({"max_turns": left} if left else {}) | ({"own_max_turns": own} if own else {})
+
+
+def _contexts(episodes: Sequence[Episode]) -> list[int]:
+    """Return the lengths of the agents' contexts that have ended episodes."""
+    return [e.info["context_tokens"] for e in episodes if e.ended_by == CONTEXT and "context_tokens" in e.info]
 
 
 def _first_errors(faults: Sequence[Episode]) -> dict[str, str]:

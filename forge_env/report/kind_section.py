@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from html import escape
 
 from forge_env.evaluation.evaluate import Evaluation
-from forge_env.evaluation.kinds import NO_KIND, OTHER_KINDS, SIGNIFICANT, SOLVED, KindChange
+from forge_env.evaluation.kinds import NO_KIND, NOT_SHOWN, OTHER_KINDS, SOLVED, KindChange, verdict_note
 from forge_env.report.chart_sections import success_chart
 from forge_env.report.numbers import short
 from forge_env.report.run_data import RunData
@@ -17,7 +17,7 @@ from forge_env.report.tables import table
 VERDICTS = {
     "solved before training": f"Solved before training, with a success of at least {SOLVED:g}",
     "never solved": "Never solved, neither before nor after training",
-    "did not move": f"Did not move: the change on the same tasks may be chance (p at least {SIGNIFICANT:g})",
+    NOT_SHOWN: "No change shown: what there is on the same tasks may be chance",
     "worse": "Worse",
     "better": "Better",
 }
@@ -33,7 +33,7 @@ def kind_table(run: RunData) -> str:
     empty = Evaluation(episodes=())
     rows = [_row(run, name, changes.get(name, KindChange(before=empty, after=empty))) for name in names]
     head = ["kind", "result", "tasks", "before", "after", "change (better / worse)", "in training"]
-    return table(head, rows, range(2, 7)) + _verdicts(changes) + _note(run)
+    return table(head, rows, range(2, 7)) + _verdicts(changes) + _note(run, changes)
 
 
 def kind_charts(run: RunData) -> list[Chart]:
@@ -59,10 +59,11 @@ def _rate(evaluation: Evaluation) -> str:
 
 
 def _difference(change: KindChange) -> str:
-    paired = change.after.change_since(change.before)
-    if paired is None:
+    if change.paired is None:
         return ""
-    return f"{paired.difference.value:+.3f} ({paired.wins:,} / {paired.losses:,})"
+    low, high = change.paired.difference.interval
+    interval = f"[{low:+.3f}, {high:+.3f}]"
+    return f"{change.paired.difference.value:+.3f} {interval} ({change.paired.wins:,} / {change.paired.losses:,})"
 
 
 def _in_training(run: RunData, name: str) -> str:
@@ -88,10 +89,11 @@ def _verdicts(changes: dict[str, KindChange]) -> str:
     return f"<ul>{''.join(items)}</ul>" if items else ""
 
 
-def _note(run: RunData) -> str:
+def _note(run: RunData, changes: dict[str, KindChange]) -> str:
     """What the table shows, and what it leaves out."""
     sentences = [
         "Brackets and bars are 95% intervals of the success on held-out tasks; better / worse counts the same tasks.",
+        *([f"{level[0].upper()}{level[1:]}."] if (level := verdict_note(changes)) else []),
         "In training is the success of the first and of the last tenth of the steps.",
     ]
     if run.kinds.note:

@@ -16,7 +16,7 @@ from forge_env.core.env import ConcurrentEnv
 from forge_env.core.episode import Turn
 from forge_env.core.errors import EnvError, TurnRefused, first_error
 from forge_env.core.protocols import ContextFull, Conversation, PromptCounted
-from forge_env.core.types import Action, Outcome, Task, ToolSpec
+from forge_env.core.types import Outcome, Task, ToolSpec
 from forge_env.rollout.env_results import StepResult, read_step
 from forge_env.rollout.episode_run import MAX_FULL_PROMPTS, End, EpisodeRun, LimitReached, cut_end
 from forge_env.utils.deadlines import Place
@@ -35,7 +35,7 @@ async def play_concurrently(run: EpisodeRun, env: ConcurrentEnv, task: Task, see
     except BaseExceptionGroup as errors:
         error = first_error(errors)
         if isinstance(error, _TooManyUnanswered):
-            return Outcome.TRUNCATED, "max_tokens"
+            return Outcome.TRUNCATED, run.full_limit(run.conversations.current)
         raise error from None
 
 
@@ -57,8 +57,8 @@ class _ConcurrentTurns:
         self._unanswered = 0
         self._reward = 0.0
         self._begun = 0
-        self._last: tuple[int, Conversation, Turn, Action] | None = None
-        """The answer to the latest turn, whatever the order of the answers, and the number of that turn."""
+        self._last: tuple[int, str] | None = None
+        """The number of the latest turn, whatever the order of the answers, and the limit that cut its answer off."""
         self._answered: tuple[float, Turn] | None = None
         """When the environment took the last answer, and its turn."""
 
@@ -139,7 +139,7 @@ class _ConcurrentTurns:
         turn.policy_seconds = answered - started
         run.record(conversation, turn)
         if self._last is None or begun > self._last[0]:
-            self._last = begun, conversation, turn, action
+            self._last = begun, run.cutting_limit(conversation, turn, action)
         await run.call_env(place, "step", _nothing, self._env.answer, number, action)
         self._answered = time.perf_counter(), turn
         turn.env_seconds += self._answered[0] - answered
@@ -160,7 +160,7 @@ class _ConcurrentTurns:
             self._answered[1].env_seconds += time.perf_counter() - self._answered[0]
         self._reward += step.reward
         end = self._run.apply(step)
-        return (self._last and cut_end(step, *self._last[1:])) or end
+        return (self._last and cut_end(step, self._last[1])) or end
 
 
 def _nothing(result: Any) -> None:

@@ -12,7 +12,7 @@ from forge_env.core.env import Env
 from forge_env.core.episode import Turn
 from forge_env.core.errors import EnvError, ForgeError, PolicyError, TemplateError, TurnRefused, first_error
 from forge_env.core.protocols import ANSWER_SECONDS, Agent, ContextFull, Conversation, NextTurn, PromptCounted
-from forge_env.core.types import Action, EpisodeLimits, Outcome, Task, ToolSpec
+from forge_env.core.types import CONTEXT, Action, EpisodeLimits, Outcome, Task, ToolSpec
 from forge_env.core.user_code import NOT_CAUGHT, describe, error_text, fault, guard
 from forge_env.rollout.conversations import Conversations
 from forge_env.rollout.env_calls import is_timeout
@@ -73,7 +73,7 @@ class EpisodeRun:
             except ContextFull as reason:
                 full_prompts += 1
                 if full_prompts > MAX_FULL_PROMPTS:
-                    return Outcome.TRUNCATED, "max_tokens"
+                    return Outcome.TRUNCATED, self.full_limit(self.conversations.current)
                 end = await self._handle_full_prompt(env, str(reason))
                 if end is not None:
                     return end
@@ -110,7 +110,7 @@ class EpisodeRun:
         """
         step = await self.call_env(self.place, "on_limit", read_on_limit, invoker(env.on_limit), "max_tokens", reason)
         if step is None:
-            return Outcome.TRUNCATED, "max_tokens"
+            return Outcome.TRUNCATED, self.full_limit(self.conversations.current)
         self.note_full_prompt()
         if self.last_turn is None:
             self.reward += step.reward
@@ -121,6 +121,13 @@ class EpisodeRun:
     def note_full_prompt(self) -> None:
         """Record that a prompt left no room for an answer, after so many turns."""
         self.info.setdefault("full_contexts", []).append(len(self.conversations.turns))
+
+    def full_limit(self, conversation: Conversation) -> str:
+        """Return the limit that leaves no more room in a conversation: an agent lowers `max_tokens` to its context."""
+        if conversation.max_tokens == self.limits.max_tokens:
+            return "max_tokens"
+        self.info["context_tokens"] = conversation.max_tokens
+        return CONTEXT
 
     def time_limit_outcome(self, env: Env, name: str, end: LimitReached) -> tuple[Outcome, str, str]:
         """Return the outcome of an episode that used up a time limit, what ended it, and why it has no reward."""
@@ -194,11 +201,12 @@ class EpisodeRun:
         started = time.perf_counter()
         conversation = self.conversations.current
         self.record(conversation, turn)
+        cut_by = self.cutting_limit(conversation, turn, action)  # the step sets what is asked of the next turn
         step = await self.call_env(self.place, "step", read_step, self.step, action)
         turn.reward, turn.tool_uses = step.reward, step.tool_uses
         turn.policy_seconds, turn.env_seconds = policy_seconds, time.perf_counter() - started
         end = self.apply(step)
-        return (cut_end(step, conversation, turn, action) or end) if step.terminated else end
+        return (cut_end(step, cut_by) or end) if cut_by else end
 
     def record(self, conversation: Conversation, turn: Turn) -> None:
         """Record a turn, before the environment takes it: the answer is kept even if the environment fails on it."""
@@ -214,10 +222,31 @@ class EpisodeRun:
         if step.info:
             self.info |= step.info
         if step.outcome is not None:
-            return step.outcome, step.ended_by if step.outcome.is_attempt else ""
+            return step.outcome, self._claimed_limit(step.ended_by) if step.outcome.is_attempt else ""
         if step.truncated:
-            return Outcome.TRUNCATED, step.ended_by
-        return (Outcome.SCORED, step.ended_by) if step.terminated else None
+            return Outcome.TRUNCATED, self._claimed_limit(step.ended_by)
+        return (Outcome.SCORED, self._claimed_limit(step.ended_by)) if step.terminated else None
+
+    def _claimed_limit(self, limit: str) -> str:
+        """Return what ended an episode by the environment's word, which does not know the agent's context."""
+        return self.full_limit(self.conversations.current) if limit == "max_tokens" else limit
+
+    def cutting_limit(self, conversation: Conversation, turn: Turn, action: Action) -> str:
+        """Return the limit that cut off an answer; "" for a whole answer."""
+        if action.finish_reason != "length":
+            return ""
+        usage = action.usage or {}
+        sampled = len(turn.token_ids) or usage.get("completion_tokens", 0)
+        if not 0 < sampled < conversation.max_turn_tokens:
+            return "max_turn_tokens"
+        asked = conversation.asked and conversation.asked.max_tokens
+        if asked is not None and sampled >= asked:
+            return "environment"
+        held = usage.get("prompt_tokens", conversation.max_tokens) + sampled
+        if turn.kind == "text" and held < conversation.max_tokens:  # an endpoint has a limit of its own
+            self.info["context_tokens"] = held
+            return CONTEXT
+        return self.full_limit(conversation)
 
     async def call_env(
         self,
@@ -262,17 +291,10 @@ class EpisodeRun:
             raise env_error from error
 
 
-def cut_end(step: StepResult, conversation: Conversation, turn: Turn, action: Action) -> End | None:
+def cut_end(step: StepResult, cut_by: str) -> End | None:
     """Return the end of an episode that ended with an answer that a limit had cut off; None for any other."""
-    if step.outcome is None and step.terminated and not step.truncated and action.finish_reason == "length":
-        return Outcome.TRUNCATED, _reached_limit(conversation, turn, action)
-    return None
-
-
-def _reached_limit(conversation: Conversation, turn: Turn, action: Action) -> str:
-    """Return the limit that cut off an answer."""
-    sampled = len(turn.token_ids) or (action.usage or {}).get("completion_tokens", 0)
-    return "max_tokens" if 0 < sampled < conversation.max_turn_tokens else "max_turn_tokens"
+    is_end = step.outcome is None and step.terminated and not step.truncated
+    return (Outcome.TRUNCATED, cut_by) if cut_by and is_end else None
 
 
 def _read_answer(agent: Agent, answer: Any) -> tuple[Turn, Action]:

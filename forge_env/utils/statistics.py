@@ -154,20 +154,73 @@ def student(freedom: int) -> float:
     return z + math.fsum(term / freedom**power for power, term in enumerate(terms, 1))
 
 
-def paired(first: Sequence[float], second: Sequence[float]) -> Paired:
+def paired(first: Sequence[float], second: Sequence[float], *, attempts: tuple[int, int] | None = None) -> Paired:
     """Compare two runs on the same tasks, with values in the same order.
 
-    The interval is `clustered_mean` of the differences: the difficulty that a task has for both cancels out. The
-    p-value is that of the sign-flip test (Fisher 1935): exact for few differing tasks, else from fixed random flips.
+    The interval is `clustered_mean` of the differences: the difficulty that a task has for both cancels out. That of
+    shares is `share_difference`. The p-value is that of the sign-flip test (Fisher 1935): exact for few differing
+    tasks, else from fixed random flips.
+
+    Args:
+        first: one value for each task.
+        second: the same of the other run.
+        attempts: total numbers of attempts of both runs, if the values are shares from 0 to 1.
     """
     differences = [a - b for a, b in zip(first, second, strict=True)]
     return Paired(
-        difference=clustered_mean(differences),
+        difference=share_difference(first, second, attempts) if attempts else clustered_mean(differences),
         wins=sum(d > 0 for d in differences),
         losses=sum(d < 0 for d in differences),
         ties=sum(d == 0 for d in differences),
         p_value=_sign_flips([d for d in differences if d != 0]),
     )
+
+
+def share_difference(first: Sequence[float], second: Sequence[float], attempts: tuple[int, int]) -> Estimate:
+    """Return the mean difference of shares that two runs have on the same tasks, with an interval within -1 and 1.
+
+    Newcombe's interval for paired proportions (1998, "Improved confidence intervals for the difference between binomial
+    proportions based on paired data", method 10): the distances from both shares to the ends of their own intervals,
+    here those of `clustered_share`, are combined as correlated errors. The covariance of the tasks is taken half a task
+    nearer to 0 if it is positive, so that equal runs have an interval, too.
+
+    >>> difference = share_difference([1.0] * 5 + [0.0] * 5, [0.0] * 10, (10, 10))
+    >>> round(difference.low, 3), round(difference.high, 3)
+    (0.117, 0.763)
+    """
+    tasks = len(first)
+    a, b = (clustered_share(values, attempts=count) for values, count in zip((first, second), attempts, strict=True))
+    if not tasks:
+        return Estimate(value=math.nan, low=-1.0, high=1.0, tasks=0)
+    covariance = math.fsum((x - a.value) * (y - b.value) for x, y in zip(first, second, strict=True)) / tasks
+    if covariance > 0:
+        covariance = max(0.0, covariance - 1 / (2 * tasks))
+    variances = (math.fsum((x - e.value) ** 2 for x in values) / tasks for e, values in ((a, first), (b, second)))
+    spread = math.sqrt(math.prod(variances))
+    correlation = covariance / spread if spread > 1e-12 else 0.0
+
+    def distance(one: float, other: float) -> float:
+        return math.sqrt(max(0.0, one * one - 2 * correlation * one * other + other * other))
+
+    value = a.value - b.value
+    low = value - distance(a.value - a.low, b.high - b.value)
+    high = value + distance(a.high - a.value, b.value - b.low)
+    return Estimate(value=value, low=max(-1.0, low), high=min(1.0, high), tasks=tasks)
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """Return the p-values of a family of tests, corrected for their number (Holm 1979).
+
+    The chance that any of the tests falls below a level by accident is then at most this level.
+
+    >>> holm([0.01, 0.04, 0.03])
+    [0.03, 0.06, 0.06]
+    """
+    corrected, highest = [1.0] * len(p_values), 0.0
+    for rank, index in enumerate(sorted(range(len(p_values)), key=lambda i: p_values[i])):
+        highest = max(highest, min(1.0, p_values[index] * (len(p_values) - rank)))
+        corrected[index] = highest
+    return corrected
 
 
 def _sign_flips(differences: Sequence[float]) -> float:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Mapping
 
 from forge_env.evaluation.evaluate import Evaluation
+from forge_env.evaluation.kinds import verdict_note
 from trainers.run.evaluations import records_of
 from trainers.run.training_run import SAMPLES_SHOWN, TrainingRun
 
@@ -62,6 +63,8 @@ def summarise(
     report.say(f"it was {before} before{off}")
     for name, change in by_kind.items():
         report.say(f"held-out success of {name}: {change}")
+    if level := verdict_note(by_kind):
+        report.say(level)
     for sentence in _counted(warned_of):
         report.say(sentence)
     report.say(f"curve {picture}, checkpoints {report.folder / 'checkpoints'}, model {report.folder / 'model'}")

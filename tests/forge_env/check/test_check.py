@@ -342,6 +342,18 @@ class OverlapUnderOtherIds(Good):
         return [replace(task, id=f"{split}-{task.id}") for task in Good.tasks("train", count=count, seed=seed)]
 
 
+class OneQuestionManyTables(Good):
+    """Every task asks the same of another table, which is its state."""
+
+    system_prompt = "Look it up."
+
+    @classmethod
+    def tasks(cls, split: str = "train", *, count: int, seed: int = 0) -> Sequence[Task]:
+        prompt: tuple[Message, ...] = ({"role": "user", "content": "How many rows has the table?"},)
+        drawn = Good.tasks(split, count=count, seed=seed)
+        return [Task(prompt=prompt, target=task.target, metadata={"table": [task.target]}) for task in drawn]
+
+
 class OtherTasksEachTime(Good):
     @classmethod
     def tasks(cls, split: str = "train", *, count: int, seed: int = 0) -> Sequence[Task]:
@@ -520,6 +532,12 @@ def verdicts(report: CheckReport) -> dict[str, bool | None]:
 
 def failures(report: CheckReport) -> dict[str, str]:
     return {row.name: row.detail for row in report.rows if row.ok is False}
+
+
+async def test_a_question_that_meets_another_state_is_another_task() -> None:
+    report = await run_checks(EnvFactory(OneQuestionManyTables), tasks=3, only=["tasks"])
+    assert verdicts(report) == {"tasks": True}, failures(report)
+    assert "; 3 test tasks have the prompt of a train task, with another target or metadata" in report.rows[0].detail
 
 
 async def test_what_a_sandbox_enforces_is_named() -> None:

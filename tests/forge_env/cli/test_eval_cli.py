@@ -828,6 +828,14 @@ def test_what_ended_an_episode_is_named(run: Run, capfd: pytest.CaptureFixture[s
     assert run(*dungeon("out", "--max-turns", "29"))["ended_by"] == {"max_turns": 3}
     assert main(["eval", *dungeon("out", "--max-turns", "29")]) == 0
     assert "note: 3 of 3 episodes were ended by max_turns (29): --max-turns sets it" in capfd.readouterr().err
+    early = replace(lines[1], turns=lines[1].turns[:9])
+    short = replace(lines[0], ended_by="context", info={**lines[0].info, "context_tokens": 1024})
+    Path("out/episodes.jsonl").write_text("".join(e.to_json() + "\n" for e in (short, early, lines[2])))
+    assert main(["eval", *dungeon("out", "--max-turns", "29")]) == 0
+    words = "of 3 episodes was ended by the agent's own context of 1,024 tokens, which is below max_tokens (4096)"
+    assert f"note: 1 {words}: no option raises it\n" in (notes := capfd.readouterr().err)
+    assert "note: 1 of 3 episodes was ended by the environment's own number of turns, which is below max_turns" in notes
+    assert "note: 1 of 3 episodes was ended by max_turns (29): --max-turns sets it" in notes
 
 
 def test_limits_that_make_no_sense_are_a_sentence(run: Run) -> None:
@@ -891,7 +899,8 @@ def test_a_disk_that_is_full_is_one_sentence_and_loses_nothing(run: Run, size: i
         capture_output=True,
         text=True,
         timeout=120,
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])},
+        # No bytecode: a file of it that is cut at the limit breaks later processes.
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[3]), "PYTHONDONTWRITEBYTECODE": "1"},
     )
     assert (full.returncode, full.stderr.count("\n")) == (1, 1), full.stderr
     file = "plan.json" if size == 100 else "episodes.jsonl"

@@ -13,7 +13,7 @@ from forge_env.core.episode import Episode, write_jsonl
 from forge_env.core.errors import UserError
 from forge_env.core.types import Outcome, Task
 from forge_env.evaluation.compare import compare
-from forge_env.utils.statistics import clustered_mean
+from forge_env.utils.statistics import share_difference
 
 
 def episode(task: str, attempt: int, reward: float | None, *, seed: int = 0) -> Episode:
@@ -35,7 +35,7 @@ def test_only_what_both_did_is_compared(tmp_path: Path) -> None:
     assert (success.measure, reward.measure) == ("success", "reward")
     assert (success.tasks, success.episodes, success.unpaired) == (3, 5, (1, 1))
     assert (success.first, success.second) == (pytest.approx(1.5 / 3), 1.0)
-    assert success.paired.difference == clustered_mean([0.5, 1.0, 0.0])
+    assert success.paired.difference == share_difference([1.0, 1.0, 1.0], [0.5, 0.0, 1.0], (5, 5))
     assert (success.paired.wins, success.paired.losses, success.paired.ties) == (2, 0, 1)
     assert success.paired.p_value == 0.5
 
@@ -75,7 +75,8 @@ def test_the_command(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["diff", str(first), str(second), "--json"]) == 0
     success = json.loads(capfd.readouterr().out)["comparisons"][0]
     assert (success["other_seeds"], success["unpaired"]) == (1, [1, 0])
-    assert success["paired"]["difference"] == {"value": 0.0, "low": None, "high": None, "tasks": 1}
+    difference = success["paired"]["difference"]
+    assert (difference["value"], difference["tasks"]) == (0.0, 1) and -1 < difference["low"] < difference["high"] < 1
     assert main(["diff", str(first), str(second)]) == 0
     out, err = capfd.readouterr()
     assert "success" in out and "1 pairs have different seeds" in err and "1 and 0 episodes" in err
@@ -133,6 +134,7 @@ def test_kinds_of_task_are_compared_on_their_own(
     buy, cancel = results[2:]
     assert (buy.first, buy.second, buy.tasks, buy.paired.p_value) == (0.0, 1.0, 6, 2 / 64)
     assert (cancel.first, cancel.second, cancel.tasks, cancel.paired.p_value) == (1.0, 1.0, 2, 1.0)
+    assert (buy.p_value, cancel.p_value) == (4 / 64, 1.0), "two kinds are two tests"
     assert main(["diff", str(first), str(second)]) == 0
     out, _ = capfd.readouterr()
     assert "success of buy" in out and "success of cancel" in out

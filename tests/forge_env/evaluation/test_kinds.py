@@ -10,7 +10,8 @@ import pytest
 from forge_env.core.episode import Episode
 from forge_env.core.types import Outcome, Task
 from forge_env.evaluation.evaluate import Evaluation
-from forge_env.evaluation.kinds import MAX_KINDS, NO_KIND, OTHER_KINDS, KindChange, Kinds
+from forge_env.evaluation.kinds import MAX_KINDS, NO_KIND, OTHER_KINDS, KindChange, Kinds, verdict_note
+from forge_env.utils.statistics import share_difference
 
 
 def task(number: int, kind: str = "") -> Task:
@@ -110,15 +111,30 @@ def test_of_many_kinds_those_with_the_most_tasks_keep_their_names() -> None:
         ([1.0] * 10, [1.0] * 10, "solved before training"),
         ([1.0] * 10, [1.0] * 9 + [0.0], "solved before training"),
         ([0.0] * 10, [0.0] * 10, "never solved"),
-        ([1.0] * 3 + [0.0] * 7, [1.0] * 4 + [0.0] * 6, "did not move"),
-        ([0.0] * 3, [1.0] * 3, "did not move"),  # three tasks are too few to tell it from chance
+        ([1.0] * 3 + [0.0] * 7, [1.0] * 4 + [0.0] * 6, "no change shown"),
+        ([0.0] * 3, [1.0] * 3, "no change shown"),  # three tasks are too few to tell it from chance
         ([1.0], [], ""),
     ],
 )
 def test_what_became_of_a_kind(before: list[float], after: list[float], verdict: str) -> None:
     change = KindChange(before=measured(before), after=measured(after))
     assert change.verdict == verdict
-    assert str(change).endswith(verdict or "-")
+    assert (verdict or "to -") in str(change)
+
+
+def test_kinds_are_judged_together() -> None:
+    """Six of six tasks are p = 0.03: shown for one kind, and no more than one of nine may have by chance."""
+    before, after = measured([0.0] * 6, "kind 0"), measured([1.0] * 6, "kind 0")
+    [alone] = Kinds(names=("kind 0",)).changes(before, after).values()
+    assert (alone.verdict, alone.p_value) == ("better", 2 / 64)
+    others = tuple(e for i in range(1, 9) for e in measured([0.0, 1.0], f"kind {i}", first=10 * i).episodes)
+    before, after = (Evaluation(episodes=(*run.episodes, *others)) for run in (before, after))
+    changes = Kinds(names=tuple(f"kind {i}" for i in range(9))).changes(before, after)
+    assert (changes["kind 0"].verdict, changes["kind 0"].p_value) == ("no change shown", 9 * 2 / 64)
+    low, high = share_difference([1.0] * 6, [0.0] * 6, (6, 6)).interval
+    words = f"no change shown (0.000 to 1.000, 95% interval of the difference [{low:+.3f}, {high:+.3f}])"
+    assert str(changes["kind 0"]) == words
+    assert verdict_note(changes).endswith("at p < 0.05 of the sign-flip test, corrected for 9 kinds by Holm's method")
 
 
 def test_the_changes_name_every_kind_of_both_evaluations() -> None:
@@ -131,5 +147,8 @@ def test_the_changes_name_every_kind_of_both_evaluations() -> None:
         "success_before_ci95": before.interval,
         "success_after": None,
         "success_after_ci95": None,
+        "difference": None,
+        "difference_ci95": None,
+        "p_value": None,
         "verdict": "",
     }

@@ -75,8 +75,8 @@ def write_kinds(folder: Path, left_out: int = 0) -> Path:
             {"phase": "evaluation", "step": 10, "success": 0.7, "success/easy": 1.0, "success/hard": 0.75},
         ],
         episodes={
-            "before": [*unchanged, *named("hard", [0.0] * 8)],
-            "after": [*unchanged, *named("hard", [1.0] * 6 + [0.0] * 2)],
+            "before": [*unchanged, *named("hard", [0.0] * 12)],
+            "after": [*unchanged, *named("hard", [1.0] * 9 + [0.0] * 3)],
         },
         facts=FACTS | {"kinds": {"names": ["<b>", "easy", "hard", "never"], "left_out": left_out}},
         summary={},
@@ -88,13 +88,13 @@ def test_success_by_kind_of_task(tmp_path: Path) -> None:
     page, reader = render_page(read_run(folder)), read(folder)
     text = " ".join(reader.text.split())
     assert "<h2>Success by kind of task" in page
-    assert "easy solved before training 6 1 [0.610, 1] 1 [0.610, 1] +0.000 (0 / 0) 1 to 1 hard" in text
-    assert re.search(
-        r"hard better 8 0 \[0, 0\.\d+\] 0\.750 \[0\.\d+, 0\.\d+\] \+0\.750 \(6 / 0\) 0\.100 to 1 never", text
-    )
+    assert "easy solved before training 6 1 [0.610, 1] 1 [0.610, 1] +0.000 [-0.390, +0.390] (0 / 0) 1 to 1 hard" in text
+    rates = r"0 \[0, 0\.\d+\] 0\.750 \[0\.\d+, 0\.\d+\] \+0\.750 \[\+0\.\d+, \+0\.\d+\] \(9 / 0\)"
+    assert re.search(rf"hard better 12 {rates} 0\.100 to 1 never", text)
     assert "Solved before training, with a success of at least 0.95: easy (1 of 4 kinds)" in text
     assert "Never solved, neither before nor after training: never (1 of 4 kinds)" in text
-    assert "Did not move: the change on the same tasks may be chance (p at least 0.05): <b> (1 of 4 kinds)" in text
+    assert "No change shown: what there is on the same tasks may be chance: <b> (1 of 4 kinds)" in text
+    assert "at p < 0.05 of the sign-flip test, corrected for 4 kinds by Holm's method." in text
     assert "Better: hard (1 of 4 kinds)" in text
     assert "<figcaption>easy" in page and "<figcaption>hard" in page and "<figcaption>never" not in page
     assert "counted together" not in text

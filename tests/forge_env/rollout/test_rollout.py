@@ -81,13 +81,24 @@ class Raises:
 class CutOff(ScriptedAgent):
     """An agent whose answers are cut off after so many tokens."""
 
-    def __init__(self, tokens: int) -> None:
+    def __init__(self, tokens: int, **usage: int) -> None:
         super().__init__(lambda messages: {"role": "assistant", "content": "hi"})
-        self._tokens = tokens
+        self._usage = {"completion_tokens": tokens, **usage}
 
     async def act(self, *args: Any) -> tuple[Turn, Action]:
         turn, action = await super().act(*args)
-        return turn, replace(action, finish_reason="length", usage={"completion_tokens": self._tokens})
+        return turn, replace(action, finish_reason="length", usage=self._usage)
+
+
+class ShortContext(Raises):
+    """An agent whose own context is full at its second turn."""
+
+    def __init__(self) -> None:
+        super().__init__(ContextFull())
+
+    async def act(self, conversation: Conversation, tools: Sequence[ToolSpec]) -> tuple[Turn, Action]:
+        conversation.max_tokens = 1024
+        return await super().act(conversation, tools)
 
 
 class Hangs:
@@ -444,12 +455,29 @@ def test_an_episode_never_has_more_of_its_environments_time_than_its_limit(
         assert result.outcome is (Outcome.TIMEOUT if total > limit else Outcome.SCORED)
 
 
+class AsksForTokens(Counter):
+    """Allows an answer 20 tokens."""
+
+    async def reset(self, **options: Any) -> Any:
+        observation, info = await super().reset(**options)
+        return observation, {**info, "next": NextTurn(max_tokens=20)}
+
+    async def step(self, action: Action) -> Any:
+        return (), 0.0, True, False, {}
+
+
 ENDINGS: dict[str, tuple[Any, dict[str, Any]]] = {
     "environment": (Counter, {}),
     "max_turns": (Counter, {"limits": EpisodeLimits(max_turns=2)}),
     "max_tokens": (Counter, {"who": Raises(ContextFull())}),
     "max_turn_tokens": (step_that(((), 0.0, True, False, {})), {"who": CutOff(512)}),
     "max_tokens of a row": (step_that(((), 0.0, True, False, {})), {"who": CutOff(20)}),
+    "context": (Counter, {"who": ShortContext()}),
+    "context of an endpoint": (step_that(((), 0.0, True, False, {})), {"who": CutOff(20, prompt_tokens=80)}),
+    "context, as an environment tells it": (
+        *(GoesOn, {"who": ShortContext(), "end": ((), 0.0, False, True, {"ended_by": "max_tokens"})}),
+    ),
+    "tokens that the environment asked for": (AsksForTokens, {"who": CutOff(20, prompt_tokens=80)}),
     "environment that truncates": (step_that(((), 0.0, False, True, {})), {}),
     "environment with a limit": (step_that(((), 0.0, False, True, {"ended_by": "step_seconds"})), {}),
     "environment with a word of its own": (step_that(((), 0.0, True, False, {"ended_by": ["a fall"]})), {}),
@@ -459,6 +487,9 @@ ENDINGS: dict[str, tuple[Any, dict[str, Any]]] = {
 }
 TOLD = {
     "max_tokens of a row": "max_tokens",
+    "context of an endpoint": "context",
+    "context, as an environment tells it": "context",
+    "tokens that the environment asked for": "environment",
     "environment that truncates": "environment",
     "environment with a limit": "step_seconds",
     "environment with a word of its own": "environment",
@@ -473,6 +504,7 @@ async def test_an_episode_says_what_ended_it(case: str) -> None:
     env, options = ENDINGS[case]
     result = await play(env, **options)
     assert result.ended_by == TOLD.get(case, case)
+    assert ("context_tokens" in result.info) == (result.ended_by == "context")
     assert Episode.from_json(result.to_json()) == result
 
 

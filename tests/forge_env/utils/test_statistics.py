@@ -15,9 +15,11 @@ from forge_env.utils.statistics import (
     Z95,
     clustered_mean,
     clustered_share,
+    holm,
     paired,
     pass_at_k,
     pass_hat_k,
+    share_difference,
     student,
     wilson,
 )
@@ -172,6 +174,28 @@ def test_many_pairs_are_sampled_the_same_way_each_time() -> None:
     result = paired(better, worse)
     assert result.p_value == paired(better, worse).p_value == pytest.approx(exact, abs=0.002)
     assert paired(worse, worse).p_value == 1.0
+
+
+def test_the_difference_of_shares_is_newcombes() -> None:
+    """20 and 16 of 50 tasks have equal results, 12 are won and 2 lost; the interval was computed by hand."""
+    first, second = [1.0] * 32 + [0.0] * 18, [1.0] * 20 + [0.0] * 12 + [1.0] * 2 + [0.0] * 16
+    result = paired(first, second, attempts=(50, 50)).difference
+    assert (result.value, result.low, result.high) == pytest.approx((0.2, 0.0562, 0.3292), abs=5e-5)
+
+
+@given(SHARES, st.randoms(use_true_random=False), st.integers(1, 4))
+def test_the_difference_of_shares_has_an_interval_around_it_between_minus_one_and_one(
+    first: list[float], random: random.Random, attempts: int
+) -> None:
+    second = [random.choice(first) for _ in first]
+    result = share_difference(first, second, (attempts * len(first),) * 2)
+    assert -1 <= result.low <= result.value <= result.high <= 1
+    assert share_difference(first, first, (len(first),) * 2).high > 0, "equal runs may differ on other tasks"
+
+
+def test_several_tests_are_corrected_for_their_number() -> None:
+    assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
+    assert holm([0.9, 0.8]) == [1.0, 1.0] and holm([0.04]) == [0.04] and holm([]) == []
 
 
 def test_runs_of_different_tasks_are_no_pairs() -> None:
