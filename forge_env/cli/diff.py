@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
+import shutil
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from forge_env.cli.output import Json, emit, note, show_table
+from forge_env.cli.output import Json, emit, note, say, show_table
+
+if TYPE_CHECKING:
+    from forge_env.evaluation.compare import Comparison
+
+_WIDE = 100
+"""Columns of a terminal that holds a difference and its interval in one line, beside the names of kinds."""
 
 
 def diff(
@@ -25,21 +34,8 @@ def diff(
         data = [_finite(dataclasses.asdict(c)) for c in comparisons]
         emit({"first": str(first), "second": str(second), "comparisons": data})
         return
-    rows = [
-        (
-            f"{c.phase} {c.measure}{f' of {c.kind}' if c.kind else ''}".strip(),
-            f"{c.first:.4f}",
-            f"{c.second:.4f}",
-            f"{c.paired.difference.value:+.4f}",
-            f"{c.paired.difference.low:+.4f} to {c.paired.difference.high:+.4f}",
-            f"{c.paired.wins} / {c.paired.losses} / {c.paired.ties}",
-            f"{c.paired.p_value:.4f}",
-            f"{c.episodes} of {c.tasks} tasks",
-        )
-        for c in comparisons
-    ]
-    columns = ("", "first", "second", "difference", "95% interval", "tasks better / worse / same", "p", "pairs")
-    show_table(columns, rows)
+    for phase, of_phase in itertools.groupby(comparisons, key=lambda c: c.phase):
+        _show_phase(phase, list(of_phase))
     for c in (c for c in comparisons if c.measure == "success" and not c.kind):
         if c.tasks < max(c.all_tasks):
             note(f"{c.phase or 'the runs'}: {c.tasks} tasks are shared, of {c.all_tasks[0]} and {c.all_tasks[1]}")
@@ -49,6 +45,30 @@ def diff(
             note(f"{c.phase or 'the runs'}: {c.unpaired[0]} and {c.unpaired[1]} episodes have no counterpart")
         if c.other_seeds:
             note(f"{c.phase or 'the runs'}: {c.other_seeds} pairs have different seeds")
+
+
+def _show_phase(phase: str, comparisons: Sequence[Comparison]) -> None:
+    """Print the table of a phase: its measures, and then the success of each kind of task."""
+    first = comparisons[0]
+    prefix = f"{phase}: " if phase else ""
+    pairs, tasks = (f"{n} {what}{'s' * (n != 1)}" for n, what in ((first.episodes, "pair"), (first.tasks, "task")))
+    say(f"{prefix}{pairs} of episodes at {tasks}: second minus first, 95% interval")
+    gap = " " if shutil.get_terminal_size().columns >= _WIDE else "\n"
+    rows = [
+        (
+            f"{c.measure}{f' of {c.kind}' if c.kind else ''}",
+            f"{c.first:.3f}",
+            f"{c.second:.3f}",
+            f"{c.paired.difference.value:+.3f}{gap}[{c.paired.difference.low:+.3f}, {c.paired.difference.high:+.3f}]",
+            f"{c.paired.wins}/{c.paired.losses}/{c.paired.ties}",
+            f"{c.p_value:.4f}",
+        )
+        for c in comparisons
+    ]
+    columns = ("", "first", "second", "difference", f"better/{gap.strip(' ')}worse/same", "p")
+    show_table(columns, rows, whole=range(1, len(columns)))
+    if (kinds := sum(bool(c.kind) for c in comparisons)) > 1:
+        note(f"{prefix}each p of the {kinds} kinds is corrected for their number, by Holm's method")
 
 
 def _finite(value: Any) -> Any:

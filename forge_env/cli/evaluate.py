@@ -30,6 +30,7 @@ _LIMIT = "Limit of an episode; else that of a checkpoint's training, or what the
 _THINKING = "Whether a local model thinks: off, on or template; else as a checkpoint's training did, and off for vllm:."
 _ADAPTER = "Folder of an adapter in PEFT's format, for the model of vllm:."
 _OTEL = "OpenTelemetry spans of episodes, turns and tool calls: off, spans, or messages for their texts, too."
+_OUT = "Folder of the results; the same command resumes what is unfinished, and more --tasks extend it."
 _SAMPLING = "Of sampling; else 1, or the endpoint's default."
 
 Options = Annotated[list[str], typer.Option(help="Option of the environment, such as level=2; may be repeated.")]
@@ -47,7 +48,7 @@ IdleSeconds = Annotated[float | None, typer.Option(help=_IDLE_SECONDS)]
 def evaluate(
     env: Annotated[str, typer.Option(help="Name or target of an environment.")],
     agent: Annotated[str, typer.Option(help=_AGENT)],
-    out: Annotated[Path, typer.Option(help="Folder of the results; the same command resumes what is unfinished.")],
+    out: Annotated[Path, typer.Option(help=_OUT)],
     n: Annotated[int, typer.Option("-n", help="Attempts at each task.")] = 1,
     tasks: Annotated[int, typer.Option(help="Number of tasks.")] = 200,
     seed: Annotated[int, typer.Option(help="Seed of the tasks and the episodes.")] = 0,
@@ -187,6 +188,8 @@ def _ended_by(result: dict[str, Any], limit: str) -> str:
 def _show_notes(result: dict[str, Any], tasks: int, out: Path) -> None:
     if result["tasks"] < tasks:
         note(f"{tasks} tasks were requested, and {result['env']} has {result['tasks']} different ones")
+    if counts := result.get("extended_from"):
+        note(f"{out} was extended from {' and '.join(map(str, counts))} to {tasks} tasks; the first ones are the same")
     if result["dropped_faults"]:
         note(f"{out} held only faults from before a change; they have been removed")
     for limit, count in result["ended_by"].items():

@@ -37,16 +37,22 @@ def fail(sentence: str, *, as_json: bool) -> None:
         emit({"error": sentence})
 
 
-def show_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """Print a table as wide as the terminal; long cells are wrapped, never cut."""
+def show_table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, whole: Sequence[int] = ()) -> None:
+    """Print a table as wide as the terminal; long cells are wrapped, never cut.
+
+    Args:
+        columns: the head of each column.
+        rows: their cells.
+        whole: the columns that no narrow terminal may wrap, as they are narrow themselves.
+    """
     from rich.box import SIMPLE_HEAD
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(*columns, box=SIMPLE_HEAD, pad_edge=False)
-    for column in table.columns:
-        column.overflow = "fold"
+    table = Table(*columns, box=SIMPLE_HEAD, pad_edge=False, collapse_padding=bool(whole))
+    for number, column in enumerate(table.columns):
+        column.overflow, column.no_wrap = "fold", number in whole
     for row in rows:
         table.add_row(*map(Text, row))  # Text: brackets are no markup
     Console().print(table)

@@ -48,9 +48,14 @@ def depends_on(agent: str, factory: EnvFactory, tasks: Sequence[Task], *, adapte
         "forge_env": {"forge_env": __version__},
         "environment": environment_digests(factory),
         "agent": agent_digests,
-        "tasks": {"tasks": value_digest(list(tasks))},
+        **task_digests(tasks),
         "not_covered": [*NOT_COVERED, *([ENDPOINT_NOT_COVERED] if split_agent(agent)[0] == "openai" else [])],
     }
+
+
+def task_digests(tasks: Sequence[Task]) -> dict[str, Any]:
+    """The part of `depends_on` that is about the tasks."""
+    return {"tasks": {"tasks": value_digest(list(tasks))}}
 
 
 def environment_digests(factory: EnvFactory) -> dict[str, str]:

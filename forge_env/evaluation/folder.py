@@ -36,14 +36,17 @@ class EvalFolder:
     Args:
         path: of the folder, which is created if it is missing.
         plan: settings, as JSON data.
+        extends: the plan with fewer tasks that the folder may hold, too; its results are kept.
 
     Raises:
         UserError: on entering, when the folder is in use, or holds other files or results of another plan.
     """
 
-    def __init__(self, path: Path, plan: Mapping[str, Any]) -> None:
+    def __init__(self, path: Path, plan: Mapping[str, Any], extends: Mapping[str, Any] | None = None) -> None:
         self.path = path
-        self.plan: dict[str, Any] = json.loads(json.dumps(plan, default=str))  # equal to what is read back
+        self.plan = _as_read_back(plan)
+        self._extends = None if extends is None else _as_read_back(extends)
+        self._is_extended = False
         self.dropped_faults = False
         """Whether the folder held only faults of another plan, which have been removed."""
         self._lock = -1
@@ -76,13 +79,14 @@ class EvalFolder:
         self._files, self._lock = {}, -1
 
     def begin(self) -> None:
-        """Write the plan if there is none yet. Call it before the first episode.
+        """Write the plan, if the folder has none yet or one with fewer tasks. Call it before the first episode.
 
         Raises:
             InfraError: when the disk is full or broken.
         """
-        if not (self.path / PLAN).exists():
+        if self._is_extended or not (self.path / PLAN).exists():
             self._write(PLAN, json.dumps(self.plan, indent=2))
+            (self.path / RESULT).unlink(missing_ok=True)  # figures of fewer tasks
 
     def add(self, episode: Episode) -> None:
         """Append an episode. Once written, it survives the process.
@@ -138,19 +142,16 @@ class EvalFolder:
             return
         present = read_object(file)
         difference = _difference(present, self.plan)
-        if not self._has_results():
+        if not _has_results(self.path):
             self.dropped_faults = bool(difference) and (self.path / FAULTS).exists()
             for name in (PLAN, RESULT, *([FAULTS] if difference else [])):
                 (self.path / name).unlink(missing_ok=True)
-        elif difference:
+            return
+        if self._extends is not None and present.get("tasks") == self._extends["tasks"]:
+            difference = _difference(present, self._extends)  # the number of tasks may grow
+            self._is_extended = not difference
+        if difference:
             raise UserError(f"{self.path} {difference}: choose another --out, or delete that folder to start again")
-
-    def _has_results(self) -> bool:
-        file = self.path / EPISODES
-        if not file.exists():
-            return False
-        with file.open("rb") as lines:
-            return lines.readline().endswith(b"\n")  # a partial line is no episode
 
     def _write(self, name: str, text: str) -> None:
         try:
@@ -171,9 +172,37 @@ class EvalFolder:
             raise _unwritable(self.path / name, error) from error
 
 
+def extended_from(path: Path, tasks: int) -> list[int]:
+    """Return the numbers of tasks that earlier commands had, each with fewer than the next, if a folder has results.
+
+    The last one is that of the folder's plan, where it is below `tasks`.
+
+    Raises:
+        UserError: when the plan cannot be read.
+    """
+    if not (path / PLAN).exists() or not _has_results(path):
+        return []
+    present = read_object(path / PLAN)
+    earlier, count = present.get("extended_from"), present.get("tasks")
+    counts = [*(earlier if isinstance(earlier, list) else []), *([count] if isinstance(count, int) else [])]
+    return [count for count in counts if count < tasks]
+
+
+def _has_results(path: Path) -> bool:
+    if not (path / EPISODES).exists():
+        return False
+    with (path / EPISODES).open("rb") as lines:
+        return lines.readline().endswith(b"\n")  # a partial line is no episode
+
+
+def _as_read_back(plan: Mapping[str, Any]) -> dict[str, Any]:
+    data: dict[str, Any] = json.loads(json.dumps(plan, default=str))
+    return data
+
+
 def _difference(present: Mapping[str, Any], plan: Mapping[str, Any]) -> str:
     """Return how the plan of a folder differs from another plan, as part of a sentence; "" if it does not."""
-    names = (plan.keys() | present.keys()) - {"depends_on", "task_digest"}
+    names = (plan.keys() | present.keys()) - {"depends_on", "task_digest", "extended_from"}
     differing = sorted(name for name in names if plan.get(name) != present.get(name))
     if differing:
         settings = ", ".join(f"{name} {present.get(name)!r}" for name in differing)

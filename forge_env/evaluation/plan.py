@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from forge_env.core.episode import Episode
 from forge_env.core.errors import UserError, nearest
 from forge_env.core.types import EpisodeLimits, Task
-from forge_env.evaluation.digests import depends_on
+from forge_env.evaluation.digests import depends_on, task_digests
 from forge_env.records.run_files import limits_from, trained_config
 from forge_env.registry.agent_spec import split_agent
 from forge_env.rollout.factory import EnvFactory
@@ -101,8 +101,10 @@ class EvalPlan:
                 "--max-turn-tokens, which the thought and the answer share, or leave --max-thinking-tokens out"
             )
 
-    def to_dict(self, factory: EnvFactory, tasks: Sequence[Task]) -> dict[str, Any]:
+    def to_dict(self, factory: EnvFactory, tasks: Sequence[Task], extended_from: Sequence[int] = ()) -> dict[str, Any]:
         """Return the plan as JSON data, with digests of its tasks and of everything that it names.
+
+        `extended_from` are the numbers of tasks of earlier commands, see `draw_tasks`.
 
         Raises:
             UserError: for a missing model, or a file that cannot be read.
@@ -113,7 +115,38 @@ class EvalPlan:
             **asdict(self),
             "task_digest": task_list_digest(tasks),
             "depends_on": digests,
+            **({"extended_from": list(extended_from)} if extended_from else {}),
         }
+
+
+def draw_tasks(factory: EnvFactory, plan: EvalPlan, extended_from: Sequence[int]) -> list[Task]:
+    """Return the tasks of a plan: those of earlier commands with fewer tasks come first, in their order.
+
+    More tasks may be other tasks, as an environment may draw them all anew. The first ones then keep their results, and
+    the new ones are those that are not among them.
+
+    Raises:
+        UserError: as `EnvFactory.tasks`.
+    """
+    tasks: dict[str, Task] = {}
+    for count in (*extended_from, plan.tasks):
+        drawn = factory.tasks(plan.split, count=count, seed=plan.seed)
+        new = [task for task in drawn if task.id not in tasks]
+        tasks |= {task.id: task for task in new[: count - len(tasks)]}
+    return list(tasks.values())
+
+
+def before_extension(plan: Mapping[str, Any], tasks: Sequence[Task]) -> dict[str, Any]:
+    """Return the plan of the command before: of the first `tasks`, without the last of its `extended_from`."""
+    *earlier, count = plan["extended_from"]
+    before = {
+        **plan,
+        "tasks": count,
+        "task_digest": task_list_digest(tasks),
+        "depends_on": {**plan["depends_on"], **task_digests(tasks)},
+        "extended_from": earlier,
+    }
+    return before if earlier else {name: value for name, value in before.items() if name != "extended_from"}
 
 
 def limits_of(agent: str, factory: EnvFactory) -> EpisodeLimits:

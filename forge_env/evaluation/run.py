@@ -14,8 +14,8 @@ from forge_env.core.protocols import Agent
 from forge_env.core.types import Task
 from forge_env.core.usage import Prices
 from forge_env.evaluation.evaluate import evaluate
-from forge_env.evaluation.folder import EvalFolder
-from forge_env.evaluation.plan import Attempt, EvalPlan, all_attempts, episode_seed
+from forge_env.evaluation.folder import EvalFolder, extended_from
+from forge_env.evaluation.plan import Attempt, EvalPlan, all_attempts, before_extension, draw_tasks, episode_seed
 from forge_env.evaluation.summary import summarise
 from forge_env.registry.agent_spec import AgentSettings, open_agent
 from forge_env.rollout.factory import EnvFactory, make
@@ -40,7 +40,7 @@ async def run_evaluation(
     """Evaluate an agent into a folder; returns the content of eval.json, and the numbers of episodes run and read.
 
     An interrupted evaluation is resumed: recorded episodes are kept, faulted ones are run again. A cancelled or failed
-    call leaves a folder that can be resumed.
+    call leaves a folder that can be resumed. A folder with fewer tasks is extended: its tasks come first.
 
     `spans` gets the episodes that are run now.
 
@@ -51,7 +51,8 @@ async def run_evaluation(
     if concurrency < 1:
         raise UserError(f"the concurrency is {concurrency}; it is 1 or more")
     factory = make(plan.env, **plan.options)
-    tasks = factory.tasks(plan.split, count=plan.tasks, seed=plan.seed)
+    earlier = extended_from(path, plan.tasks)
+    tasks = draw_tasks(factory, plan, earlier)
     attempts = all_attempts(tasks, plan.n)
     settings = AgentSettings(
         env=plan.env,
@@ -69,7 +70,9 @@ async def run_evaluation(
         seed=plan.seed,
     )
     episodes_run = 0
-    with EvalFolder(path, plan.to_dict(factory, tasks)) as folder:
+    whole = plan.to_dict(factory, tasks, earlier)
+    extends = before_extension(whole, tasks[: earlier[-1]]) if earlier else None
+    with EvalFolder(path, whole, extends) as folder:
         progress(len(attempts), None)
         recorded = {Attempt.of(episode): episode for episode in folder.episodes()}
         for episode in recorded.values():
@@ -87,6 +90,7 @@ async def run_evaluation(
                 runner = _AttemptRunner(plan, factory, agent, folder, ended)
                 await runner.run_all(missing, concurrency)
             episodes_run = len(missing)
+        folder.begin()
         result = summarise(plan, attempts, folder.episodes(), folder.faults(), prices)
         folder.finish({**folder.plan, **result})
     return {
@@ -94,6 +98,7 @@ async def run_evaluation(
         "episodes_run": episodes_run,
         "episodes_read": len(recorded),
         "dropped_faults": folder.dropped_faults,
+        **({"extended_from": earlier} if earlier else {}),
     }
 
 

@@ -85,11 +85,13 @@ def _why_incomplete(run: RunData) -> str:
 
 
 def _sections(run: RunData) -> str:
+    charts = chart_sections(run)  # that of learning comes first, and its reward curve
     sections = [
         ("Warnings", tables.warnings(run)),
         ("Evaluation", tables.evaluations(run)),
+        *[(section.title, _charts(section.charts)) for section in charts[:1]],
         ("Success by kind of task", kind_table(run) and kind_table(run) + _charts(kind_charts(run))),
-        *[(section.title, _charts(section.charts)) for section in chart_sections(run)],
+        *[(section.title, _charts(section.charts)) for section in charts[1:]],
         ("Startup", tables.startup(run)),
         ("Slowest tools", tables.tools(run) and tables.tools(run) + _trained_note(run)),
         ("Outcomes and faults", tables.faults(run) and tables.faults(run) + _trained_note(run)),

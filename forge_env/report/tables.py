@@ -11,6 +11,7 @@ from forge_env.evaluation.evaluate import Evaluation
 from forge_env.report.numbers import duration, short
 from forge_env.report.run_data import RunData, Values
 
+MAX_PHONE_COLUMNS = 4
 MAX_TOOLS = 12
 MAX_WARNINGS = 20
 MAX_ERRORS = 3
@@ -38,14 +39,21 @@ COUNTS = {
 
 
 def table(head: Row, rows: Sequence[Row], number_columns: Container[int]) -> str:
-    """A table of cells that are HTML already; the columns with these indices are aligned as numbers."""
+    """A table of cells that are HTML already; the columns with these indices are aligned as numbers.
+
+    On a phone a row of many columns is a list, in which each cell stands beside its head, which is a plain text.
+    """
 
     def cells(row: Row, tag: str) -> str:
         css = [' class="number"' if i in number_columns else "" for i in range(len(row))]
-        return "".join(f"<{tag}{kind}>{cell}</{tag}>" for kind, cell in zip(css, row, strict=True))
+        labels = [f' data-label="{escape(label)}"' if tag == "td" and label else "" for label in head]
+        return "".join(
+            f"<{tag}{kind}{label}>{cell}</{tag}>" for kind, label, cell in zip(css, labels, row, strict=True)
+        )
 
     body = "".join(f"<tr>{cells(row, 'td')}</tr>" for row in rows)
-    return f'<div class="wide"><table><thead><tr>{cells(head, "th")}</tr></thead><tbody>{body}</tbody></table></div>'
+    css = "wide stacked" if len(head) > MAX_PHONE_COLUMNS else "wide"
+    return f'<div class="{css}"><table><thead><tr>{cells(head, "th")}</tr></thead><tbody>{body}</tbody></table></div>'
 
 
 def shorten(text: str, length: int) -> str:

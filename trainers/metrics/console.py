@@ -43,7 +43,8 @@ class RunConsole:
     def __init__(self, path: Path) -> None:
         self.started = time.perf_counter()
         """A run that goes on moves this back by the seconds that it had."""
-        self._console = Console(highlight=False, soft_wrap=True)
+        # No markup: what is said names tasks, paths and figures in brackets, and console.jsonl keeps the plain text.
+        self._console = Console(highlight=False, soft_wrap=True, markup=False)
         self._file = path.open("a", encoding="utf-8", buffering=1)
         self._lock = threading.RLock()  # sinks say from their threads what has become of them
         self._followed: dict[str, Followed] = {}
@@ -62,10 +63,10 @@ class RunConsole:
         """Print one line that is a warning, whatever it begins with."""
         self._say("warning", text)
 
-    def _say(self, kind: str, text: str) -> None:
+    def _say(self, kind: str, text: str, style: str | None = None) -> None:
         with self._lock:
             self._end_line()
-            self._console.print(f"{self.seconds():6.1f} s  {text}")
+            self._console.print(f"{self.seconds():6.1f} s  {text}", style=style)
             self.keep(kind, text)
 
     def keep(self, kind: str, text: str) -> None:
@@ -104,13 +105,13 @@ class RunConsole:
 
     def samples(self, title: str, episodes: Sequence[Episode]) -> None:
         """Print a few whole conversations."""
-        self.say(f"[bold]{title}[/bold]")
+        self._say("said", title, style="bold")
         for number, episode in enumerate(episodes, 1):
             reward = "none" if episode.reward is None else f"{episode.reward:g}"
             self._console.print(f"  ({number}) reward {reward}, {episode.outcome}")
             for message in episode.messages:
                 if message["role"] != "system":
-                    self._console.print(f"      {message['role']:>9}: {_one_line(message)}", markup=False)
+                    self._console.print(f"      {message['role']:>9}: {_one_line(message)}")
 
     def close(self) -> None:
         with self._lock, suppress(OSError):

@@ -35,6 +35,7 @@ COIN = '''\
 
 import asyncio
 import os
+import random
 import signal
 from pathlib import Path
 
@@ -68,6 +69,15 @@ class Coin(ToolEnv):
         if Path("broken").exists() and self.luck > 0.7:
             raise EnvError("the coin fell off the table")
         return float(self.luck > 0.5)
+
+
+class Drawn(Coin):
+    """Throw coins that are drawn anew for each number of them."""
+
+    @classmethod
+    def tasks(cls, split="train", *, count, seed=0):
+        drawn = random.Random(f"{seed}/{count}").sample(range(40), count)
+        return [Task(prompt=({"role": "user", "content": f"{split} {i}"},)) for i in drawn]
 
 
 class Few(Coin):
@@ -439,6 +449,32 @@ def test_a_script_has_as_long_as_the_command_says_and_the_plan_says_it_too(run: 
     assert json.loads(Path("out/plan.json").read_text())["answer_seconds"] == 0.05
     run(*coin("play", "out2", "--answer-seconds", "60", n=1))
     assert "other settings (answer_seconds 60.0)" in run(*coin("play", "out2", n=1), code=2)["error"]
+
+
+# ---- more tasks ----
+
+
+@pytest.mark.parametrize("env", ["Coin", "Drawn"])
+def test_more_tasks_extend_an_evaluation_and_only_the_new_ones_are_played(
+    run: Run, env: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    arguments = [*coin("play", "out", n=2), "--env", f"coin.py:{env}"]
+    run(*arguments)
+    first = records("out")
+    more = run(*arguments, "--tasks", "20")
+    assert (more["tasks"], more["episodes_run"], more["episodes_read"], more["extended_from"]) == (20, 16, 24, [12])
+    assert records("out").items() > first.items() and len(records("out")) == 40
+    plan, result = (json.loads(Path(f"out/{name}.json").read_text()) for name in ("plan", "eval"))
+    assert (plan["tasks"], plan["extended_from"], result["extended_from"]) == (20, [12], [12])
+    lines = Path("out/episodes.jsonl").read_text().splitlines(keepends=True)
+    Path("out/episodes.jsonl").write_text("".join(lines[:30]))  # as if the extension had been killed
+    assert run(*arguments, "--tasks", "20")["episodes_run"] == 10
+    assert main(["eval", *arguments, "--tasks", "25"]) == 0
+    assert "note: out was extended from 12 and 20 to 25 tasks; the first ones are the same" in capfd.readouterr().err
+    assert len(records("out")) == 50
+    assert "other settings (tasks 25)" in run(*arguments, "--tasks", "20", code=2)["error"]
+    settings = run(*arguments, "--tasks", "30", "--seed", "1", code=2)["error"]
+    assert "other settings (seed 0)" in settings and len(records("out")) == 50
 
 
 # ---- refusals ----

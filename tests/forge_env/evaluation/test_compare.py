@@ -138,3 +138,20 @@ def test_kinds_of_task_are_compared_on_their_own(
     assert main(["diff", str(first), str(second)]) == 0
     out, _ = capfd.readouterr()
     assert "success of buy" in out and "success of cancel" in out
+
+
+def test_eighty_columns_hold_a_comparison_without_a_broken_word(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    kinds = {"cancel_order_with_refund": [0.0] * 100, "look it up in a table": [1.0] * 100}
+    runs = [tmp_path / name / "episodes" for name in ("a", "b")]
+    for run, flip in zip(runs, (0.0, 1.0), strict=True):
+        run.mkdir(parents=True)
+        named(run / "before.jsonl", {kind: [abs(flip - reward) for reward in values] for kind, values in kinds.items()})
+    assert main(["diff", *(str(run.parent) for run in runs)]) == 0
+    out, err = capfd.readouterr()
+    assert max(map(len, out.splitlines())) <= 80
+    assert "before: 200 pairs of episodes at 200 tasks: second minus first, 95% interval" in out
+    assert "cancel_order_with_refund" in out and "[-1.000, -0.948]" in out and "0/100/0" in out
+    assert "note: before: each p of the 2 kinds is corrected for their number, by Holm's method" in err

@@ -96,6 +96,8 @@ def test_success_by_kind_of_task(tmp_path: Path) -> None:
     assert "No change shown: what there is on the same tasks may be chance: <b> (1 of 4 kinds)" in text
     assert "at p < 0.05 of the sign-flip test, corrected for 4 kinds by Holm's method." in text
     assert "Better: hard (1 of 4 kinds)" in text
+    assert page.index("<figcaption>Reward") < page.index("<figcaption>easy"), "the curve of the reward comes first"
+    assert 'class="wide stacked"' in page and '<td class="number" data-label="in training">1 to 1</td>' in page
     assert "<figcaption>easy" in page and "<figcaption>hard" in page and "<figcaption>never" not in page
     assert "counted together" not in text
 

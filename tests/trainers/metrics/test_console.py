@@ -31,6 +31,16 @@ def test_lines_are_kept_by_kind(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert "said after the end" in printed
 
 
+def test_brackets_are_printed_and_kept_as_they_are(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    console = RunConsole(tmp_path / "console.jsonl")
+    console.say("the tool [red] and [/odd] raised")
+    console.samples("the first tasks", [])
+    console.close()
+    texts = [json.loads(line)["text"] for line in (tmp_path / "console.jsonl").read_text().splitlines()]
+    assert texts == ["the tool [red] and [/odd] raised", "the first tasks"], "the report shows these"
+    assert [line.partition(" s  ")[2] for line in capsys.readouterr().out.splitlines()] == texts
+
+
 def test_a_phase_that_is_followed_shows_its_progress(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     console = RunConsole(tmp_path / "console.jsonl")
     console.follow("train", title="grpo", total=2, names=("reward", "probe"), since=time.perf_counter())
