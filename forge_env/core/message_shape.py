@@ -38,7 +38,8 @@ def json_problem(value: Any) -> str:
     try:
         json.dumps(value, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
-        return f"cannot be written as JSON ({error}); keep to dicts, lists, text, finite numbers, booleans and None"
+        reason = str(error).partition(": ")[0]  # from Python 3.12 on a number follows; the sentence is the same for all
+        return f"cannot be written as JSON ({reason}); keep to dicts, lists, text, finite numbers, booleans and None"
     return ""
 
 
