@@ -68,8 +68,10 @@ def make_plan(config: RunConfig) -> RunPlan:
     defaults = take_defaults(config, model.shape)
     objective = of_algorithm.attempt(plan_objective, config)
     # With a number out of range, such as 0 engines, nothing can be placed: plan with the defaults instead.
-    sound = type(config)() if of_numbers.sentences else config
-    take_defaults(sound, None)
+    sound = config
+    if of_numbers.sentences:
+        sound = type(config)()
+        take_defaults(sound, None)
     placement = make_placement(sound, has_reference=needs_reference(config, objective))
     old_logprobs = whose_old_logprobs(config, objective.loss) if objective else "generator"
 

@@ -181,14 +181,13 @@ def _defaults(config: RunConfig, shape: ModelShape | None) -> Iterator[tuple[str
     case, steps, is_supervised = case_of(config), config.training.steps, config.algorithm is None
     rate = case.supervised_rate if is_supervised else case.learning_rate
     yield "training.learning_rate", Default(value=rate, reason=case.reason)
+    is_made = not config.model.path
     if steps > 0:
-        why = (
-            _RECIPE if case.limits is _SMALL else "10 steps, or half of fewer: the first steps of AdamW are the largest"
-        )
+        why = _RECIPE if is_made else "10 steps, or half of fewer: the first steps of AdamW are the largest"
         yield "training.warmup_steps", Default(value=rising_steps(config, steps), reason="" if is_supervised else why)
     is_shown = _is_warmed_up(config, case)
     yield "warmup.learning_rate", Default(value=case.supervised_rate, reason=case.reason if is_shown else "")
-    why = "" if is_supervised else case.reason if case.warmup_steps else "a given model needs none"
+    why = "" if is_supervised else _RECIPE if is_made else "a given model needs none"
     yield "warmup.steps", Default(value=case.warmup_steps, reason=why)
     yield from _limits(config, case, shape)
 
@@ -200,7 +199,7 @@ def _limits(config: RunConfig, case: Case, shape: ModelShape | None) -> Iterator
         declared = declared_limits(env_class(env.name), env.options, name=env.name) if env.name else {}
     except UserError:
         declared = {}  # the checks of the environment report it
-    why = case.reason if case.limits is _SMALL else "as in forge-env eval"
+    why = "as in forge-env eval" if config.model.path else _RECIPE
     limits = {name: Default(value=value, reason=why) for name, value in asdict(case.limits).items()}
     limits |= {name: Default(value=value, reason=f"declared by {env.name}") for name, value in declared.items()}
     if longest > 0:
