@@ -22,7 +22,12 @@ from typing import Any
 from benchmarks.demo import KEPT, RESULTS, commit, with_interval
 from benchmarks.machine import describe
 
-LORA = ("--lora.rank", "8", "--lora.alpha", "16", "--training.learning_rate", "5e-3", "--training.steps", "180")
+LORA = (
+    "--lora.rank", "8", "--lora.alpha", "16", "--training.learning_rate", "5e-3", "--training.steps", "180",
+    "--training.warmup_steps", "9",
+    # Of a model that is given, the defaults are others; these are those of the first run.
+    "--env.max_turns", "3", "--env.max_turn_tokens", "32", "--env.max_tokens", "512",
+)  # fmt: skip
 """One and a half times the steps of the demo, which trains all weights."""
 WARM_UP = ("--training.steps", "0", "--training.lr_schedule", "constant", "--warmup.until_success", "0.5")
 """Longer than the demo's: embedding and output layer, which the adapters cannot change, are learned here."""

@@ -1,7 +1,8 @@
-"""The settings of a training run, one dataclass per section; the defaults are the tiny CPU recipe.
+"""The settings of a training run, one dataclass per section.
 
-Every field can be set on the command line by its dotted name: `--training.learning_rate 1e-4`. docs/configuration.md
-says what a run's config is made of, and in which order.
+A default of -1 is chosen by what is trained, when the run is planned: `trainers.setup.options.defaults` has the table.
+The other defaults are the tiny CPU recipe. Every field can be set on the command line by its dotted name:
+`--training.learning_rate 1e-4`. docs/configuration.md says what a run's config is made of, and in which order.
 """
 
 from __future__ import annotations
@@ -11,6 +12,9 @@ from typing import Any, ClassVar, Literal
 
 from forge_env.core.faults import FaultPolicy
 from forge_env.core.types import EpisodeLimits
+
+BY_CASE = -1
+"""A value that stands for the default of the case; only fields with this default may have it."""
 
 SHORT_OPTIONS = {
     "env": "env.name",
@@ -60,21 +64,28 @@ class EnvConfig:
     """A registered name, or a "module:Class"; `forge-env list` shows them."""
     options: dict[str, Any] = field(default_factory=dict)
     """The environment's own options, one by one: `--env.options.level 2`; `forge-env info NAME` shows them."""
-    max_turns: int = 3
-    max_turn_tokens: int = 32
-    """Sampled tokens of one turn at most."""
-    max_tokens: int = 512
-    """Prompt and sampled tokens of an episode at most."""
+    max_turns: int = BY_CASE
+    """Turns of an episode at most. -1: what the environment declares, or else 3 with a model made on the spot, and 8
+    with a given one, as in `forge-env eval`."""
+    max_turn_tokens: int = BY_CASE
+    """Sampled tokens of one turn at most. -1: training.seq_len, or what the environment declares, or else 32 with a
+    model made on the spot, and 512 with a given one."""
+    max_tokens: int = BY_CASE
+    """Prompt and sampled tokens of an episode at most. -1: training.seq_len, or what the environment declares, or else
+    512 with a model made on the spot, and 4096 with a given one; never more than the model reads."""
     thinking: Literal["off", "on", "template"] = "off"
     """Whether the model thinks before it answers, where its family has thinking, as Qwen3 has; "template" is what the
     family's chat template does by default."""
-    max_thinking_tokens: int = 0
+    max_thinking_tokens: int = BY_CASE
     """Tokens of one turn's thought at most: a longer one is ended, and the model goes on with the answer; 0 is no limit
-    but that of the turn."""
-    step_seconds: float = 60.0
-    episode_seconds: float = 300.0
-    """Of the environment's own time, without generation and queues."""
-    scoring_seconds: float = 120.0
+    but that of the turn. -1: what the environment declares, or else 0."""
+    step_seconds: float = BY_CASE
+    """Of one reset or step of the environment. -1: what the environment declares, or else 60."""
+    episode_seconds: float = BY_CASE
+    """Of the environment's own time, without generation and queues. -1: what the environment declares, or else 300 with
+    a model made on the spot, and 600 with a given one."""
+    scoring_seconds: float = BY_CASE
+    """Of the rewards of one episode. -1: what the environment declares, or else 120."""
     on_fault: Literal["refill", "shrink", "drop"] = "refill"
     """What becomes of a group when an episode ends by a fault of ours, or by slow services: run the episode again, go
     on with the rest, or give the group up."""
@@ -85,6 +96,7 @@ class EnvConfig:
         return FaultPolicy(mode=self.on_fault, min_valid=self.min_valid)
 
     def limits(self) -> EpisodeLimits:
+        """The limits of an episode, in the config of a plan: before that, they may still be -1."""
         return EpisodeLimits(
             max_turns=self.max_turns,
             max_turn_tokens=self.max_turn_tokens,
@@ -100,8 +112,8 @@ class EnvConfig:
 class WarmupConfig:
     """Supervised warm-up on the environment's own demonstrations. It is cut short on purpose, to leave work to do."""
 
-    steps: int = -1
-    """Optimizer steps at most; -1 is 200 for a model made on the spot, and none for a model that was given."""
+    steps: int = BY_CASE
+    """Optimizer steps at most. -1: 200 for a model made on the spot, and none for a given one."""
     until_success: float = 0.22
     """Stop as soon as the policy solves this share of the probe tasks; 1 never stops early."""
     probe_every: int = 2
@@ -114,7 +126,9 @@ class WarmupConfig:
     balance: Literal["none", "length"] = "length"
     """"length" shows demonstrations of every common length, in tokens, equally often; "none" shows every demonstration
     equally often."""
-    learning_rate: float = 3e-3
+    learning_rate: float = BY_CASE
+    """-1: 3e-3 for the tiny model made on the spot, 6e-4 for the one of size 100m, 1e-5 for all weights of a given one,
+    1e-4 for adapters."""
     learning_rate_warmup: int = 50
     """Steps over which the learning rate rises from 0."""
 
@@ -122,6 +136,7 @@ class WarmupConfig:
 @dataclass(kw_only=True)
 class TrainingConfig:
     steps: int = 120
+    """Optimizer steps, 1 or more."""
     seed: int = 0
     batch_size: int = 12
     """Global prompts (= groups) per micro-step, over all ranks."""
@@ -130,12 +145,15 @@ class TrainingConfig:
     sync_interval: int = 1
     """Optimizer steps between two updates of the engine's weights: the number of mini-batches per batch of rollouts, 4
     in GSPO's paper and 16 in DAPO's. Each mini-batch has the groups of one step."""
-    learning_rate: float = 6e-4
+    learning_rate: float = BY_CASE
+    """-1: 6e-4 for the tiny model made on the spot, 6e-5 for the one of size 100m, 1e-6 for all weights of a given one,
+    1e-5 for adapters; in supervised training as warmup.learning_rate."""
     lr_schedule: Literal["constant", "linear", "cosine"] = "linear"
     """Learning rate after its warm-up: "linear" and "cosine" decay to 0 at the last step."""
-    warmup_steps: int = -1
-    """Steps over which the learning rate rises from 0; -1 is a twentieth of the steps, and 10 at most. AdamW's first
-    steps move every weight by the whole learning rate, which can undo what a small model knows."""
+    warmup_steps: int = BY_CASE
+    """Steps over which the learning rate rises from 0. -1: for a model made on the spot a twentieth of the steps, for a
+    given one half of them, and 10 at most; none in supervised training of a model made on the spot. AdamW's first
+    steps move every weight by the whole learning rate, which can undo what a model knows."""
     weight_decay: float = 0.0
     max_grad_norm: float = 1.0
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
@@ -476,11 +494,6 @@ class RunConfig:
     def groups_per_step(self) -> int:
         """Groups of one optimizer step."""
         return self.training.batch_size * self.training.gradient_accumulation_steps
-
-    def rising_steps(self, steps: int) -> int:
-        """Of so many optimizer steps, those over which the learning rate rises from 0."""
-        given = self.training.warmup_steps
-        return given if given >= 0 else min(10, steps // 20)
 
     @property
     def staleness(self) -> int:

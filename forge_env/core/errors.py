@@ -13,6 +13,7 @@ ForgeError
 │       ├── MissedDeadline   no answer in time
 │       ├── ReplicaDied      the replica died during a call that may have had an effect
 │       └── ReplicaBroken    the replica reports that it cannot work any more
+├── NothingTrained           a run ended as planned, and no step changed the model: exit code 3
 └── InvariantError           internal data is wrong: a bug, so it always raises
 """
 
@@ -81,6 +82,10 @@ class ReplicaDied(ServiceError):
 
 class ReplicaBroken(ServiceError):
     """Raised by an actor that cannot work any more: it is replaced, and its idempotent calls are repeated elsewhere."""
+
+
+class NothingTrained(ForgeError):
+    """A run that ended as planned trained nothing; its record is complete. The message says why."""
 
 
 class InvariantError(ForgeError):

@@ -76,7 +76,9 @@ def test_a_dry_run_knows_the_memory(packed: bool, qwen3: Path, tmp_path: Path) -
 
 
 def run(folder: Path, *options: str) -> str:
-    command = [sys.executable, "-m", "trainers.grpo", "--output", str(folder), *options]
+    # With a bonus that is not of the rewards, each step trains, whatever they are.
+    bonus = ("--training.entropy_coef", "0.01")
+    command = [sys.executable, "-m", "trainers.grpo", "--output", str(folder), *bonus, *options]
     done = subprocess.run(
         command, cwd=ROOT, env={**os.environ, "PYTHONUNBUFFERED": "1"}, capture_output=True, text=True, timeout=400
     )

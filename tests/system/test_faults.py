@@ -34,6 +34,7 @@ GROUPS, SIBLINGS = 4, 4
 SMALL = (
     "--warmup.steps", "0", "--dataset.held_out", "4", "--dataset.tasks", "64", "--training.batch_size", str(GROUPS),
     "--grpo.n_samples", str(SIBLINGS), "--checkpoint.interval", "1",
+    "--training.entropy_coef", "0.01",  # so that each step trains, whatever its rewards
 )  # fmt: skip
 ASYNC = ("--env", "math", "--training.staleness", "1", "--steps", "100000", *SMALL)
 

@@ -14,7 +14,8 @@ from forge_env.core.episode import read_jsonl
 from tests.system.test_runs import DEADLINE, UNTRAINED, Started, _monarch_logs, start, write_chats  # noqa: F401
 from trainers.checkpoints import steps_of
 
-OPTIONS = ("--env", "math", "--checkpoint.interval", "2", *UNTRAINED)
+# Each step trains, whatever its rewards.
+OPTIONS = ("--env", "math", "--checkpoint.interval", "2", "--training.entropy_coef", "0.01", *UNTRAINED)
 
 
 def _steps(output: Path) -> list[int]:

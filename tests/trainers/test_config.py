@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+
 import pytest
 
 from forge_env.core.errors import UserError
@@ -53,10 +55,10 @@ def test_short_options_reach_their_settings() -> None:
 
 
 def test_limits_are_those_of_the_section() -> None:
-    section = EnvConfig(max_turns=1, max_turn_tokens=2, max_tokens=3, step_seconds=4.0, episode_seconds=5.0)
-    assert section.limits() == EpisodeLimits(
-        max_turns=1, max_turn_tokens=2, max_tokens=3, step_seconds=4.0, episode_seconds=5.0
+    limits = EpisodeLimits(
+        max_turns=1, max_turn_tokens=2, max_tokens=3, max_thinking_tokens=4, step_seconds=5.0, episode_seconds=6.0
     )
+    assert EnvConfig(**asdict(limits)).limits() == limits
 
 
 def test_the_algorithms_section_reaches_its_objective() -> None:

@@ -15,7 +15,7 @@ from trainers.controller.ledger import Ledger
 from trainers.controller.length_bias import LengthBias
 from trainers.controller.loop import Loop
 from trainers.controller.loop_state import LoopSettings, LoopState
-from trainers.controller.policy_gradient_summary import summarise
+from trainers.controller.policy_gradient_summary import check_trained, summarise
 from trainers.controller.policy_gradient_work import PolicyGradientWork
 from trainers.controller.ready_groups import unpack
 from trainers.controller.sample_maker import SampleMaker
@@ -27,7 +27,7 @@ from trainers.run.open_run import open_run
 from trainers.run.reference_weights import settle_reference
 from trainers.run.run_record import add_fact
 from trainers.run.training_run import TrainingRun
-from trainers.run.warmup import planned_warmup_steps, tasks_after_warmup, warm_up
+from trainers.run.warmup import tasks_after_warmup, warm_up
 from trainers.setup.meaning import about_approximations, about_ratio
 from trainers.setup.run_plan import RunPlan
 
@@ -77,6 +77,7 @@ async def _phases(run: TrainingRun, objective: Objective) -> None:
     after = await run.evaluations.evaluate("after", step=plan.steps)
     await run.export()
     await invoke(summarise, run, start.before, after, start.tool_off, loop.rows_without_signal, train_seconds)
+    await invoke(check_trained, report.folder)
 
 
 def _work(run: TrainingRun, objective: Objective, start: _Start, started: float) -> PolicyGradientWork:
@@ -115,7 +116,7 @@ def _has_old_logprobs(plan: RunPlan) -> bool:
 
 async def _begin(run: TrainingRun) -> _Start:
     """Warm up and measure, then begin to train."""
-    report, algorithm, steps = run.report, run.plan.algorithm, planned_warmup_steps(run.config)
+    report, algorithm, steps = run.report, run.plan.algorithm, run.config.warmup.steps
     run.results["warmup_steps"] = 0
     if steps:
         with run.startup.phase("warm-up"):

@@ -190,7 +190,7 @@ def loss_options(config: RunConfig, section: AlgorithmConfig) -> dict[str, Any]:
         "kl": "k3" if section.kl == "auto" else section.kl,
         "kl_straight_through": section.kl_straight_through,
         "entropy_coef": config.training.entropy_coef,
-        "constant": section.constant or float(config.env.max_tokens),
+        "constant": section.constant or (float(config.env.max_tokens) if section.aggregation == "constant" else 1.0),
         "correction": section.correction,
         "correction_low": section.correction_low,
         "correction_high": section.correction_high,

@@ -33,6 +33,7 @@ from trainers.run.startup import Startup
 from trainers.run.training_run import TrainingRun
 from trainers.setup.held_out import HeldOutSet, held_out_sets
 from trainers.setup.meaning import about_adapters, about_services
+from trainers.setup.options.defaults import about_defaults, unusual_settings
 from trainers.setup.plan import with_model
 from trainers.setup.run_plan import RunPlan
 
@@ -87,6 +88,7 @@ async def open_run(plan: RunPlan, data: TrainingData | None = None) -> AsyncIter
             if data is not None:
                 with startup.phase("data"):
                     plan = plan.with_steps(await data.prepare(model, report.say))
+            _say_defaults(plan, report)
             launcher, services = await _start(plan, stack, startup, report, str(model))
             results["setup_seconds"] = time.perf_counter() - report.started
             _say_what_is_up(plan, report)
@@ -204,6 +206,13 @@ async def _start(
     stack.push_async_callback(services.stop_waiting)
     stack.callback(report.stop_measuring)
     return launcher, services
+
+
+def _say_defaults(plan: RunPlan, report: Report) -> None:
+    for text in about_defaults(plan.defaults):
+        report.say(f"defaults: {text}")
+    for text in unusual_settings(plan.config, plan.defaults):
+        report.warn(text)
 
 
 def _say_what_is_up(plan: RunPlan, report: Report) -> None:

@@ -17,17 +17,10 @@ from trainers.config import RunConfig, WarmupConfig
 from trainers.objective.plain_losses import SFTLoss
 from trainers.run.training_run import TrainingRun
 
-TINY_WARMUP_STEPS = 200
-
-
-def planned_warmup_steps(config: RunConfig) -> int:
-    """Steps of the warm-up at most; 0 is none."""
-    return config.warmup.steps if config.warmup.steps >= 0 else TINY_WARMUP_STEPS * (not config.model.path)
-
 
 def tasks_after_warmup(config: RunConfig, tasks: Sequence[Task]) -> Sequence[Task]:
     """The training tasks in the order of their first pass; those that the warm-up demonstrated come last."""
-    return undemonstrated_first(tasks, config.warmup) if planned_warmup_steps(config) else tasks
+    return undemonstrated_first(tasks, config.warmup) if config.warmup.steps else tasks
 
 
 async def warm_up(

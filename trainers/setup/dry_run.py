@@ -64,7 +64,7 @@ def _table(*columns: str) -> Table:
 
 def _settings(plan: RunPlan) -> Table:
     table = _table("", "setting", "value", "default")
-    for name, value, default in settings_with_defaults(plan.config):
+    for name, value, default in settings_with_defaults(plan):
         changed = value != default
         style = "bold" if changed else ""
         cells = ("*" if changed else "", name, _shown(value), _shown(default) if changed else "")

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
-from forge_env.core.errors import ForgeError, InvariantError, UserError, first_error
+from forge_env.core.errors import ForgeError, InvariantError, NothingTrained, UserError, first_error
 from trainers.config import RunConfig
 from trainers.setup.options.read_config import read_config
 from trainers.setup.packages import check_ours
@@ -26,7 +26,8 @@ def main(
 
     With --dry-run the plan is printed, and nothing runs.
 
-    0 success, 1 a fault of the machinery, 2 a user's mistake, 130 Ctrl-C, 143 SIGTERM.
+    0 success, 1 a fault of the machinery, 2 a user's mistake, 3 a complete run that trained nothing, 130 Ctrl-C,
+    143 SIGTERM.
     """
     options = list(sys.argv[1:] if arguments is None else arguments)
     if "--help" in options or "-h" in options:
@@ -51,4 +52,4 @@ def main(
         if not isinstance(error, ForgeError) or isinstance(error, InvariantError):
             raise  # a bug of ours
         print(f"error: {error}", file=sys.stderr)
-        return 2 if isinstance(error, UserError) else 1
+        return 2 if isinstance(error, UserError) else 3 if isinstance(error, NothingTrained) else 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from agents.generator.engine_args import approximations
@@ -9,15 +10,20 @@ from trainers.config import RunConfig
 from trainers.lora import choose_publish, lora_of
 from trainers.model.shape import FoundModel
 from trainers.setup.memory import gib, state_bytes
+from trainers.setup.options.defaults import about_defaults, unusual_settings
 from trainers.setup.options.parser import leaves
 from trainers.setup.run_plan import RunPlan
 from trainers.setup.sizing.estimates import trainer_dtype
 
 
-def settings_with_defaults(config: RunConfig) -> list[tuple[str, Any, Any]]:
+def settings_with_defaults(plan: RunPlan) -> list[tuple[str, Any, Any]]:
     """Dotted name, value and default of every setting, in the order of the config."""
-    default = type(config)()
-    return [(name, _get(config, name), _get(default, name)) for name, _ in leaves(config) if name != "dry_run"]
+    config, general = plan.config, type(plan.config)()
+    return [
+        (name, _get(config, name), plan.defaults[name].value if name in plan.defaults else _get(general, name))
+        for name, _ in leaves(config)
+        if name != "dry_run"
+    ]
 
 
 def meaning(plan: RunPlan) -> list[tuple[str, str]]:
@@ -26,7 +32,7 @@ def meaning(plan: RunPlan) -> list[tuple[str, str]]:
     return [
         ("model", _about_model(plan.model)),
         ("environment", _about_env(config)),
-        *_about_steps(config),
+        *_about_steps(plan),
         ("algorithm", _about_algorithm(plan)),
         *([("importance ratio", about_ratio(plan))] if plan.objective else []),
         ("KL reference", _about_reference(plan)),
@@ -38,7 +44,14 @@ def meaning(plan: RunPlan) -> list[tuple[str, str]]:
         *([("routing replay", about_replay(plan))] if about_replay(plan) else []),
         ("optimizer", _about_optimizer(plan)),
         ("precision", _about_precision(config)),
+        *_labelled("defaults", about_defaults(plan.defaults)),
+        *_labelled("warning", unusual_settings(config, plan.defaults)),
     ]
+
+
+def _labelled(name: str, texts: Sequence[str]) -> list[tuple[str, str]]:
+    """A line for each text; the first has the name."""
+    return [(name if text is texts[0] else "", text) for text in texts]
 
 
 def about_ratio(plan: RunPlan) -> str:
@@ -130,7 +143,7 @@ def _about_weights(config: RunConfig) -> str:
 
 def _about_optimizer(plan: RunPlan) -> str:
     config, training, shape = plan.config, plan.config.training, plan.model.shape
-    rising = config.rising_steps(plan.steps)
+    rising = max(0, training.warmup_steps)
     rise = f", rising over {_count(rising, 'step')}" if rising else ""
     rate = f"learning rate {training.learning_rate:g} {training.lr_schedule}{rise}"
     kept = {"float32": "", "bfloat16": ", moments in bfloat16", "8bit": ", moments in 8 bits"}[training.optimizer_state]
@@ -175,14 +188,17 @@ def _about_env(config: RunConfig) -> str:
     return f"{env.name}, {data.tasks:,} of {tasks}, {data.held_out:,} held out{every}; an episode has at most {limits}"
 
 
-def _about_steps(config: RunConfig) -> list[tuple[str, str]]:
-    training, section = config.training, config.algorithm
+def _about_steps(plan: RunPlan) -> list[tuple[str, str]]:
+    config, training, section = plan.config, plan.config.training, plan.config.algorithm
     if section is None:
         demonstrations = config.warmup.batch_size
         tokens = demonstrations * config.env.max_tokens
         return [
             ("optimizer step", f"{demonstrations} demonstrations, at most {tokens:,} tokens"),
-            ("run", f"{_count(training.steps, 'optimizer step')}"),
+            (
+                "run",
+                _count(plan.steps, "optimizer step") if plan.steps else "as many steps as the epochs of the data have",
+            ),
         ]
     groups, size = config.groups_per_step, section.n_samples
     episodes = groups * size

@@ -20,6 +20,7 @@ from trainers.setup.deadlines import Deadlines, patience
 from trainers.setup.held_out import check_sets
 from trainers.setup.hosts import check_hosts, host_settings
 from trainers.setup.objective import needs_reference, plan_objective
+from trainers.setup.options.defaults import take_again, take_defaults
 from trainers.setup.options.ranges import check_numbers
 from trainers.setup.options.read_config import data_file, give_dataset
 from trainers.setup.packages import check_ours, check_packages, missing_packages
@@ -60,12 +61,17 @@ def make_plan(config: RunConfig) -> RunPlan:
     """
     check_ours()
     config = copy.deepcopy(config)  # the plan owns its config: nobody else can change it later
-    problems, of_numbers, of_algorithm = Problems(), Problems(), Problems()
+    problems, of_numbers, of_algorithm, of_model = Problems(), Problems(), Problems(), Problems()
     of_numbers.attempt(check_numbers, config)
     of_algorithm.attempt(config.settle)
+    model = of_model.attempt(model_checks.find_model, config) or _unknown(config)
+    defaults = take_defaults(config, model.shape)
     objective = of_algorithm.attempt(plan_objective, config)
     # With a number out of range, such as 0 engines, nothing can be placed: plan with the defaults instead.
-    sound = type(config)() if of_numbers.sentences else config
+    sound = config
+    if of_numbers.sentences:
+        sound = type(config)()
+        take_defaults(sound, None)
     placement = make_placement(sound, has_reference=needs_reference(config, objective))
     old_logprobs = whose_old_logprobs(config, objective.loss) if objective else "generator"
 
@@ -80,7 +86,7 @@ def make_plan(config: RunConfig) -> RunPlan:
     problems.attempt(run_checks.check_deterministic, sound, old_logprobs)
     problems.attempt(run_checks.check_schedule, sound)
     problems.attempt(run_checks.check_resume, config)
-    model = problems.attempt(model_checks.find_model, config) or _unknown(config)
+    problems.add(*of_model.sentences)
     problems.attempt(model_checks.check_length, config, model.shape)
     problems.attempt(model_checks.check_thinking, sound, model.shape)
     problems.attempt(machine_checks.check_services, config)
@@ -89,7 +95,6 @@ def make_plan(config: RunConfig) -> RunPlan:
     problems.attempt(machine_checks.check_parallelism, sound)
     problems.attempt(machine_checks.check_optimizer, sound)
     problems.attempt(model_checks.check_lora, sound)
-    problems.attempt(machine_checks.check_host_memory, sound, model.shape, machine_checks.host_memory(placement))
     problems.attempt(machine_checks.check_context, sound)
     problems.attempt(machine_checks.check_attention, sound)
     problems.attempt(model_checks.check_heads, sound, model.shape)
@@ -108,9 +113,12 @@ def make_plan(config: RunConfig) -> RunPlan:
     memory = plan_memory(sound, placement, model.shape, store[0] if store else None, given)
     fit = partial(check_fit, has_reference=placement.has_reference)
     problems.attempt(fit, sound, memory, model.shape, given)
+    host = machine_checks.host_memory(placement)
+    problems.attempt(machine_checks.check_host_memory, sound, model.shape, memory.processes, host)
 
     return RunPlan(
         config=config,
+        defaults=defaults,
         algorithm=config.algorithm_name or "sft",
         environment=environment,
         objective=objective,
@@ -144,8 +152,9 @@ def with_model(plan: RunPlan, folder: Path) -> RunPlan:
     """
     if plan.model.shape is not None:
         return plan
-    config, placement = plan.config, plan.placement
+    config, placement = copy.deepcopy(plan.config), plan.placement
     shape = read_shape(folder / "config.json")
+    defaults = take_again(config, plan.defaults, shape)
     model_checks.check_length(config, shape)
     model_checks.check_heads(config, shape)
     model_checks.check_experts(config, shape)
@@ -154,8 +163,12 @@ def with_model(plan: RunPlan, folder: Path) -> RunPlan:
     given = Given(card=plan.card, old_logprobs=plan.old_logprobs, engine_args=plan.engine.engine_args)
     memory = plan_memory(config, placement, shape, store, given)
     check_fit(config, memory, shape, given, has_reference=placement.has_reference)
+    host = machine_checks.host_memory(placement)
+    machine_checks.check_host_memory(config, shape, memory.processes, host)
     return replace(
         plan,
+        config=config,
+        defaults=defaults,
         model=FoundModel(shape=shape, where=f"the folder {folder}"),
         engine=memory.engine,
         about_engine=memory.about_engine,

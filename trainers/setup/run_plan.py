@@ -32,6 +32,7 @@ from trainers.model.shape import FoundModel
 from trainers.objective.objective import Objective
 from trainers.setup.deadlines import Deadlines
 from trainers.setup.memory import Memory
+from trainers.setup.options.defaults import Default, take_again
 from trainers.setup.placement import Placement, Process
 from trainers.setup.sizing.card import Card, cards
 
@@ -42,6 +43,8 @@ class RunPlan:
 
     config: RunConfig
     """The complete settings; they do not change any more."""
+    defaults: Mapping[str, Default]
+    """The defaults of what is trained, by the names of the settings."""
     algorithm: str
     """"grpo", ..., or "sft"."""
     environment: EnvFactory | None
@@ -82,7 +85,7 @@ class RunPlan:
     @property
     def steps(self) -> int:
         """Optimizer steps; 0 where they are counted when the data is read."""
-        return self.config.training.steps
+        return max(0, self.config.training.steps)
 
     @property
     def limits(self) -> EpisodeLimits:
@@ -122,4 +125,4 @@ class RunPlan:
         """The same plan for so many optimizer steps."""
         config = copy.deepcopy(self.config)
         config.training.steps = steps
-        return replace(self, config=config)
+        return replace(self, config=config, defaults=take_again(config, self.defaults, self.model.shape))

@@ -16,7 +16,7 @@ def trainer_settings(config: RunConfig, shape: ModelShape | None = None) -> dict
     training, parallelism = config.training, config.parallelism
     return {
         "learning_rate": training.learning_rate,
-        "warmup_steps": config.rising_steps(training.steps),
+        "warmup_steps": max(0, training.warmup_steps),
         "weight_decay": training.weight_decay,
         "max_grad_norm": training.max_grad_norm,
         "betas": ADAM_BETAS,

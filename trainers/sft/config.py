@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from forge_env.core.errors import UserError
-from trainers.config import EnvConfig, RunConfig, TrainingConfig, WarmupConfig
+from trainers.config import BY_CASE, EnvConfig, RunConfig, TrainingConfig, WarmupConfig
 
 DEMONSTRATION_STEPS = 150
 
@@ -35,9 +35,8 @@ class SFTConfig:
 class Config(RunConfig):
     env: EnvConfig = field(default_factory=lambda: EnvConfig(name=""))
     """Without a name it is code_exec, or with sft.data none."""
-    training: TrainingConfig = field(default_factory=lambda: TrainingConfig(steps=0, learning_rate=0.0, warmup_steps=0))
-    """steps 0 is 150 on demonstrations, and on data as many as its epochs have; learning_rate 0 is, on data, 3e-3 for
-    the tiny model and 1e-5 for one that was given. Data is always packed on a GPU."""
+    training: TrainingConfig = field(default_factory=lambda: TrainingConfig(steps=BY_CASE))
+    """steps -1 is 150 on demonstrations, and on data as many as its epochs have. Data is always packed on a GPU."""
     warmup: WarmupConfig = field(default_factory=lambda: WarmupConfig(until_success=1.0, balance="none"))
     sft: SFTConfig = field(default_factory=SFTConfig)
 
@@ -49,14 +48,14 @@ class Config(RunConfig):
         """
         training = self.training
         if self.sft.data:
-            training.learning_rate = training.learning_rate or (1e-5 if self.model.path else 3e-3)
             # On a CPU attention is dense, and short rows in long sequences cost twice the time that padding does.
             training.packing = training.packing or self.services.trainer.with_gpus
             self._check_data()
             return
         if not self.dataset.path:  # which is refused without an environment
             self.env.name = self.env.name or "code_exec"
-        training.steps = training.steps or DEMONSTRATION_STEPS
+        if training.steps == BY_CASE:
+            training.steps = DEMONSTRATION_STEPS
         if self.resume or self.checkpoint.interval or self.evaluation.interval:
             raise UserError(
                 "--resume, --checkpoint.interval and --evaluation.interval need --sft.data: on demonstrations "
@@ -67,7 +66,7 @@ class Config(RunConfig):
         sft = self.sft
         if self.evaluation.interval and not self.env.name:
             raise UserError("--evaluation.interval needs an environment to measure success in: name it with --env")
-        if sft.streaming and not self.training.steps:
+        if sft.streaming and self.training.steps == BY_CASE:
             raise UserError("with --sft.streaming the length of the data is not known: say with --steps when to end")
         if not 0.0 <= sft.held_out_share < 1.0:
             raise UserError(f"--sft.held_out_share is {sft.held_out_share}; it must be at least 0 and below 1")

@@ -25,6 +25,7 @@ from forge_env.core.errors import ForgeError, UserError
 from forge_env.core.types import Message, ToolSpec
 from forge_env.rollout.factory import make
 from trainers.batching.batch import Sample
+from trainers.config import BY_CASE
 from trainers.model.sizes import MODEL_SIZES
 from trainers.sft.rows import RowMaker, count_tokens, shuffled, token_batches
 from trainers.sft.shapes import BadChat
@@ -127,7 +128,7 @@ class SFTData:
             say(f"left out: {self.left_out}")
         if config.sft.streaming:
             self._samples = []
-        if config.training.steps:
+        if config.training.steps != BY_CASE:
             return config.training.steps
         epochs = range(config.sft.epochs)
         return sum(1 for epoch in epochs for _ in token_batches(self._epoch(epoch), self.tokens_per_step))

@@ -20,6 +20,7 @@ from trainers.objective.advantages import centred, no_baseline
 from trainers.objective.loss_call import LossCall
 from trainers.objective.objective import Objective, kl_remark
 from trainers.objective.reward import TrainingReward
+from trainers.setup.options.defaults import take_defaults
 from trainers.setup.options.parser import parse
 
 TASK = Task(prompt=())
@@ -58,7 +59,9 @@ def advantages(objective: Objective, *groups: Group) -> list[float]:
 
 def made(page: str, *arguments: str) -> Objective:
     module = importlib.import_module(f"trainers.{page}")
-    return module.objective(parse(module.Config, list(arguments), SHORT_OPTIONS))
+    config = parse(module.Config, list(arguments), SHORT_OPTIONS)
+    take_defaults(config, None)
+    return module.objective(config)
 
 
 # ---- samples ----

@@ -87,12 +87,6 @@ def test_the_trainer_is_given_what_the_config_says() -> None:
         assert field.name in recipe or getattr(plain, field.name) == field.default, field.name
 
 
-def test_the_learning_rate_rises_over_a_twentieth_of_the_steps_unless_told_otherwise() -> None:
-    assert [RunConfig().rising_steps(steps) for steps in (1, 19, 20, 120, 200, 5000)] == [0, 0, 1, 6, 10, 10]
-    for given in (0, 7):
-        assert RunConfig(training=TrainingConfig(warmup_steps=given)).rising_steps(120) == given
-
-
 def test_a_full_micro_batch_is_compiled_at_the_start_unless_the_engine_has_the_memory_then() -> None:
     plan = make_plan(RunConfig())
     assert services._trainer_settings(plan)["compile_full"]

@@ -9,10 +9,10 @@ import pytest
 
 from forge_env.core.errors import UserError
 from trainers import dapo, reinforce, sapo, sft
-from trainers.config import RunConfig
+from trainers.config import BY_CASE, RunConfig
 from trainers.grpo import Config
 from trainers.model.shape import KNOWN_SHAPES
-from trainers.setup.checks.machine_checks import check_attention, check_host_memory
+from trainers.setup.checks.machine_checks import check_attention, check_host_memory, host_memory
 from trainers.setup.memory import host_bytes, state_bytes
 from trainers.setup.options.parser import leaves
 from trainers.setup.options.ranges import (
@@ -22,6 +22,7 @@ from trainers.setup.options.ranges import (
     ALGORITHM_AT_MOST,
     AT_LEAST,
     AT_MOST,
+    value_of,
 )
 from trainers.setup.options.read_config import read_config
 from trainers.setup.placement import gpus_available
@@ -53,6 +54,7 @@ def refusal(*arguments: str, config_class: type[RunConfig] = Config) -> str:
 
 
 MOE = ("--model.size", "tiny-moe")
+GIVEN_MOE = "--model=Qwen/Qwen3-30B-A3B"
 GPUS = ("--trainer.with_gpus", "--generator.with_gpus")
 
 
@@ -119,11 +121,11 @@ def test_the_sentence_says_what_to_do(arguments: tuple[str, ...], sentence: str)
             ["expert_parallel_degree is 2", "--training.fp32_head true", "leave one of them out"],
         ),
         (
-            (*MOE, "--lora.rank=8"),
+            (GIVEN_MOE, "--lora.rank=8"),
             ["--lora.targets is all-linear", "experts", "set it to q_proj,k_proj,v_proj,o_proj"],
         ),
         (
-            (*MOE, "--lora.rank=8", "--lora.targets=q_proj", "--lora.publish=adapter"),
+            (GIVEN_MOE, "--lora.rank=8", "--lora.targets=q_proj", "--lora.publish=adapter"),
             ["--lora.publish is adapter", "the model has experts", "set it to merged"],
         ),
         ((*MOE, "--moe.compare_interval=-1"), ["--moe.compare_interval is -1", "at least 0"]),
@@ -131,7 +133,12 @@ def test_the_sentence_says_what_to_do(arguments: tuple[str, ...], sentence: str)
             (*MOE, "--generator.engine.quantization=fp8_per_tensor"),
             ["quantization is fp8_per_tensor", "the model has experts", "leave it out"],
         ),
-        ((*MOE, "--lora.rank=8", "--lora.targets=q_proj,up_proj"), ["--lora.targets is q_proj,up_proj", "experts"]),
+        (
+            (GIVEN_MOE, "--lora.rank=8", "--lora.targets=q_proj,up_proj"),
+            ["--lora.targets is q_proj,up_proj", "experts"],
+        ),
+        (("--lora.rank=8",), ["--lora.rank is 8", "there is no --model", "random weights", "set --lora.rank to 0"]),
+        (("--steps", "0"), ["--training.steps is 0", "at least 1"]),
         (("--parallelism.data_parallel_replicate_degree", "2"), ["needs 2 trainer processes", "--trainer.procs 2"]),
         (
             (
@@ -256,14 +263,31 @@ def test_what_cannot_work_is_refused(arguments: tuple[str, ...], words: list[str
 def test_offloaded_weights_need_the_memory_of_the_host() -> None:
     config = read_config(Config, ["--trainer.with_gpus", "--training.cpu_offload"])
     shape = KNOWN_SHAPES["Qwen/Qwen3-8B"]
-    with pytest.raises(UserError, match=r"take 144\.\d GiB of the host, which has 130\.0: leave it out, or make"):
-        check_host_memory(config, shape, 130 * 2**30)
+    with pytest.raises(
+        UserError, match=r"has 130\.0 GiB .* is 144\.\d: offloaded weights.* 144\.\d; leave --tr.* 8bit$"
+    ):
+        check_host_memory(config, shape, [], 130 * 2**30)
     for fine in (150 * 2**30, 0):  # 0 is a host that is not known
-        check_host_memory(config, shape, fine)
+        check_host_memory(config, shape, [], fine)
     config.training.optimizer_state = "8bit"
-    check_host_memory(config, shape, 130 * 2**30)
+    check_host_memory(config, shape, [], 130 * 2**30)
     config.training.cpu_offload = False
-    check_host_memory(config, shape, 1)
+    check_host_memory(config, shape, [], 1)
+
+
+def test_processes_on_the_cpu_need_the_memory_of_the_host() -> None:
+    plan = make_plan(read_config(Config, ["--model=Qwen/Qwen3-8B"]))
+    with pytest.raises(UserError) as caught:
+        check_host_memory(plan.config, plan.model.shape, plan.processes, 23 * 2**30)
+    found = str(caught.value)
+    assert found.startswith("this machine has 23.0 GiB of memory, and the estimate of what the run needs there is ")
+    parts = {service: found.index(f"{service} ") for service in ("trainer", "store", "generator")}
+    assert sorted(parts, key=parts.__getitem__) == ["trainer", "store", "generator"], "the largest first"
+    assert "--lora.rank 16, or put trainer and generator on GPUs" in found
+    check_host_memory(plan.config, plan.model.shape, plan.processes, 400 * 2**30)
+    assert host_memory(make_plan(read_config(Config, [])).placement) > 0
+    on_gpus = [*GPUS, f"--launcher.gpus_per_host={gpus_available() + 2}", "--launcher.share_gpus=no"]
+    assert host_memory(make_plan(read_config(Config, [*on_gpus, "--trainer.procs=64"])).placement) == 0.0
 
 
 def test_pinned_memory_comes_in_powers_of_two() -> None:
@@ -413,14 +437,16 @@ def test_every_rule_names_a_number() -> None:
 @pytest.mark.parametrize("name", sorted(AT_LEAST))
 def test_a_number_below_its_range(name: str) -> None:
     low = int(AT_LEAST[name])
-    found = refusal(f"--{name}={low - 1}")
-    assert found.startswith(f"--{name} is {low - 1}") and (f"at least {low}" in found or f"from {low} to " in found)
+    below = low - 2 if low - 1 == BY_CASE else low - 1
+    found = refusal(f"--{name}={below}")
+    assert found.startswith(f"--{name} is {below}") and (f"at least {low}" in found or f"from {low} to " in found)
+    assert found.endswith("or -1 for the default") == (value_of(Config(), name) == BY_CASE)
 
 
 @pytest.mark.parametrize("name", sorted(AT_MOST))
 def test_a_number_above_its_range(name: str) -> None:
     most = int(AT_MOST[name])
-    found = refusal(f"--{name}={most + 1}")
+    found = refusal(f"--{name}={most + 1}").removesuffix(", or -1 for the default")
     assert found.startswith(f"--{name} is {most + 1}") and found.endswith((f" to {most}", f"at most {most}"))
 
 
@@ -432,7 +458,8 @@ def test_an_absurd_whole_number() -> None:
 @pytest.mark.parametrize("name", sorted(ABOVE))
 def test_a_number_that_is_not_above_its_bound(name: str) -> None:
     sentences = (f"--{name} is 0.0; it must be above 0", f"--{name} is 0; it must be above 0")
-    assert refusal(f"--{name}=0").removesuffix(" and at most 1") in sentences
+    found = refusal(f"--{name}=0").removesuffix(", or -1 for the default")
+    assert found.removesuffix(" and at most 1") in sentences
 
 
 @pytest.mark.parametrize(

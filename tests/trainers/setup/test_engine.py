@@ -13,6 +13,7 @@ from agents.generator.start import EngineSettings
 from trainers.grpo import Config
 from trainers.model.shape import find_shape
 from trainers.setup.options.read_config import read_config
+from trainers.setup.plan import make_plan
 from trainers.setup.sizing.engine import plan_engine, why_awake
 
 GPU = ("--generator.with_gpus", "--trainer.with_gpus", "--launcher.gpus_per_host=1")
@@ -23,7 +24,7 @@ def settings(
 ) -> EngineSettings:
     shape = find_shape("").shape
     assert shape is not None
-    config = read_config(Config, arguments)
+    config = make_plan(read_config(Config, arguments)).config
     return plan_engine(config, replace(shape, num_hidden_layers=layers), engine_args, card=card)[0]
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from forge_env.core.errors import InvariantError, ServiceError, UserError
+from forge_env.core.errors import InvariantError, NothingTrained, ServiceError, UserError
 from tests.helpers.entry import never
 from tests.helpers.hub import hub
 from trainers.grpo import Config
@@ -87,7 +87,7 @@ def test_a_loss_that_is_not_there_or_not_used(
         (["--grpo.n_sample", "5"], ["--grpo.n_sample", "--grpo.n_samples"]),
         (["--steps", "many"], ["'many'", "whole number"]),
         (["--steps"], ["--steps needs a value"]),
-        (["--steps", "-1"], ["--training.steps is -1", "at least 0"]),
+        (["--steps", "-1"], ["--training.steps is -1", "at least 1"]),
         (["--tasks", "0"], ["--dataset.tasks is 0", "at least 1"]),
         (["--training.batch_size", "0"], ["--training.batch_size", "at least 1"]),
         (["--training.batch_size", "8", "--trainer.num_replicas", "2"], ["num_replicas is 2", "one trainer"]),
@@ -161,9 +161,10 @@ def test_a_run_is_given_its_plan() -> None:
     [
         (UserError("no such thing"), 2),
         (ServiceError("the trainer died"), 1),
+        (NothingTrained("nothing was trained"), 3),
         (ExceptionGroup("", [ExceptionGroup("", [ServiceError("the trainer died")])]), 1),
     ],
-    ids=["mistake", "machinery", "group"],
+    ids=["mistake", "machinery", "nothing trained", "group"],
 )
 def test_what_we_raise_on_purpose_is_one_sentence(
     capsys: pytest.CaptureFixture[str], error: Exception, code: int

@@ -46,7 +46,7 @@ def test_the_plan_never_says_yes_to_more_than_a_card_has(size: int) -> None:
 
 
 def test_the_engine_sleeps_where_both_do_not_fit() -> None:
-    small, large = (plan_of(*ONE, f"--launcher.gpu_memory_gib={size}") for size in (24, 80))
+    small, large = (plan_of(*ONE, "--env.max_tokens=512", f"--launcher.gpu_memory_gib={size}") for size in (24, 80))
     assert small.engine.sleep and not large.engine.sleep
     assert "sleeps while the trainer steps" in small.about_engine and "there is room" in large.about_engine
     assert small.engine.kv_cache_gib < large.engine.kv_cache_gib
@@ -130,7 +130,7 @@ def fits(**wanted: object) -> object:
 
 
 def test_settings_that_help_only_together_are_named_together_and_no_others() -> None:
-    config = read_config(Config, LONG)
+    config = plan_of(*LONG).config
     judge = fits(activation_checkpoint="full", max_tokens_per_micro_batch=8192)
     assert nearest_settings(config, judge) == (  # type: ignore[arg-type]
         "it fits with --training.activation_checkpoint full --training.max_tokens_per_micro_batch 8192"
@@ -138,7 +138,7 @@ def test_settings_that_help_only_together_are_named_together_and_no_others() -> 
 
 
 def test_more_gpus_are_named_where_those_that_there_are_do_not_do() -> None:
-    config = read_config(Config, ["--model=Qwen/Qwen3-8B", *ONE[1:], "--launcher.gpu_memory_gib=80"])
+    config = plan_of("--model=Qwen/Qwen3-8B", *ONE[1:], "--launcher.gpu_memory_gib=80").config
     result = nearest_settings(config, lambda changed: changed.services.trainer.procs >= 4)
     assert result == "it fits on 4 such GPUs with --services.trainer.procs 4"
 
@@ -151,4 +151,4 @@ def test_a_model_whose_state_is_too_large_for_the_card_fits_with_offloaded_weigh
 
 
 def test_where_nothing_helps_that_is_said() -> None:
-    assert "no setting that was tried makes it fit" in nearest_settings(Config(), lambda config: False)
+    assert "no setting that was tried makes it fit" in nearest_settings(plan_of().config, lambda config: False)

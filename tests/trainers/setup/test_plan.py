@@ -218,9 +218,7 @@ def test_supervised_training_has_a_plan_too() -> None:
 
 
 def test_every_setting_is_listed_with_its_default() -> None:
-    settings = {
-        name: (value, default) for name, value, default in settings_with_defaults(plan_of("--steps", "7").config)
-    }
+    settings = {name: (value, default) for name, value, default in settings_with_defaults(plan_of("--steps", "7"))}
     assert settings["training.steps"] == (7, 120)
     assert settings["grpo.n_samples"] == (8, 8)
     assert len(settings) > 80
@@ -413,7 +411,7 @@ def test_a_dry_run_prints_the_sentence_and_everything_else(capsys: pytest.Captur
     sentence = "parallelism needs 4 trainer processes, services.trainer.procs is 2: --trainer.procs 4"
     assert f"no: {sentence}" in text and text.endswith(f"error: {sentence}\n")
     words = [
-        "* training.learning_rate 1e-05 0.0006",
+        "* training.learning_rate 1e-05 1e-06",
         "training.weight_decay 0",
         "trainer 1 CPU, 2 threads FSDP 0, TP 1",
     ]

@@ -12,6 +12,7 @@ from trainers.checkpoints import path_of, write_manifest
 from trainers.config import RunConfig
 from trainers.grpo import Config
 from trainers.setup.options.read_config import data_file, give_dataset, read_config
+from trainers.setup.plan import make_plan
 
 GUIDE = str(Path(__file__).parent / "data" / "torchforge_guide.yaml")
 
@@ -21,8 +22,15 @@ def config_of(tmp_path: Path, text: str, *arguments: str) -> Config:
     return read_config(Config, ["--config", str(tmp_path / "run.yaml"), *arguments])
 
 
+def settled(*arguments: str) -> Config:
+    """The settings of a run, with the defaults of what it trains."""
+    config = make_plan(read_config(Config, arguments)).config
+    assert isinstance(config, Config)
+    return config
+
+
 def test_a_guides_file_loads_as_it_stands() -> None:
-    config = read_config(Config, ["--config", GUIDE])
+    config = settled("--config", GUIDE)
     assert (config.model.path, config.env.name) == ("Qwen/Qwen3-1.7B", "math")
     assert (config.dataset.path, config.dataset.split, config.dataset.streaming) == ("openai/gsm8k", "train", True)
     training = config.training
@@ -77,13 +85,13 @@ def test_flags() -> None:
     assert not read_config(Config, ["--dry-run", "--dry-run", "false"]).dry_run
 
 
-def test_the_cap_of_an_episode_goes_by_two_names(tmp_path: Path) -> None:
-    assert read_config(Config, ["--training.seq_len", "100"]).env.max_turn_tokens == 100
-    env = config_of(tmp_path, "{training: {seq_len: 100}, env: {max_turn_tokens: 10}}").env
+def test_the_cap_of_an_episode_goes_by_two_names() -> None:
+    assert settled("--training.seq_len", "100").env.max_turn_tokens == 100
+    env = settled("--training.seq_len", "100", "--env.max_turn_tokens", "10").env
     assert (env.max_tokens, env.max_turn_tokens) == (100, 10)
-    assert read_config(Config, ["--training.seq_len", "100", "--env.max_tokens", "100"]).env.max_tokens == 100
-    with pytest.raises(UserError, match="seq_len is 100 and --env.max_tokens is 99.*give one"):
-        read_config(Config, ["--training.seq_len", "100", "--env.max_tokens", "99"])
+    assert settled("--training.seq_len", "100", "--env.max_tokens", "100").env.max_tokens == 100
+    (problem,) = make_plan(read_config(Config, ["--training.seq_len", "100", "--env.max_tokens", "99"])).problems
+    assert "seq_len is 100 and --env.max_tokens is 99" in problem and problem.endswith("give one of them")
 
 
 # ---- the data set ----
@@ -146,20 +154,20 @@ def test_a_run_that_is_resumed_has_its_own_settings(tmp_path: Path) -> None:
 
 def test_limits_are_those_of_the_environment_unless_a_setting_says_otherwise(tmp_path: Path) -> None:
     taxi = ["--env", "gymnasium:Taxi-v4"]
-    env = read_config(Config, taxi).env
+    env = settled(*taxi).env
     assert (env.max_turns, env.max_turn_tokens, env.max_tokens) == (200, 32, 512)
-    assert read_config(Config, [*taxi, "--env.max_turns", "3"]).env.max_turns == 3
+    assert settled(*taxi, "--env.max_turns", "3").env.max_turns == 3
     assert config_of(tmp_path, "env: {name: 'gymnasium:Taxi-v4', max_turns: 5}").env.max_turns == 5
-    assert read_config(Config, [*taxi, "--training.seq_len", "100"]).env.max_tokens == 100
-    levels = [read_config(Config, ["--env", "code_exec", "--env.options.level", str(n)]).env.max_turns for n in (1, 4)]
+    assert settled(*taxi, "--training.seq_len", "100").env.max_tokens == 100
+    levels = [settled("--env", "code_exec", "--env.options.level", str(n)).env.max_turns for n in (1, 4)]
     assert levels == [3, 8]
     (tmp_path / "own.py").write_text(
         "import forge_env\n\n\nclass Own(forge_env.Env):\n    @classmethod\n    def limits(cls, *, data: str):\n"
         "        return {'max_tokens': 900, 'max_turn_tokens': 90}\n"
     )
     arguments = ["--env", f"{tmp_path}/own.py:Own", "--env.options.data", "x"]
-    assert read_config(Config, arguments).env.limits().max_turn_tokens == 90
-    both = read_config(Config, [*arguments, "--training.seq_len", "300"]).env
+    assert settled(*arguments).env.limits().max_turn_tokens == 90
+    both = settled(*arguments, "--training.seq_len", "300").env
     assert (both.max_tokens, both.max_turn_tokens) == (300, 300)
 
 

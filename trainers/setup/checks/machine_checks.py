@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import importlib.util
 import os
+from collections.abc import Iterator
+from pathlib import Path
 
 from forge_env.core.errors import UserError
 from trainers.config import RunConfig
 from trainers.model.shape import ModelShape
 from trainers.setup.memory import gib, host_bytes
 from trainers.setup.placement import Placement, gpus_available
+from trainers.setup.sizing.card import Processes
 from trainers.setup.sizing.estimates import trainer_dtype
+
+_GROUPS = Path("/sys/fs/cgroup")
+_NO_LIMIT = float("inf")
 
 
 def check_services(config: RunConfig) -> None:
@@ -81,32 +87,65 @@ def check_optimizer(config: RunConfig) -> None:
         )
 
 
-def check_host_memory(config: RunConfig, shape: ModelShape | None, host: float) -> None:
-    """Check that the host has room for offloaded weights.
+def check_host_memory(config: RunConfig, shape: ModelShape | None, processes: Processes, host: float) -> None:
+    """Check that the host has room for the processes on its CPU, and for offloaded weights.
 
     Args:
         config: of the run.
         shape: of the model; None where its sizes are not known.
+        processes: of the run, with the estimates of their memory.
         host: bytes of this machine's memory, see `host_memory`; 0 is not checked.
+
+    Raises:
+        UserError: otherwise, with what each service takes.
     """
     training = config.training
-    if not (training.cpu_offload and config.services.trainer.with_gpus and shape and host):
-        return
-    replicas = max(1, config.parallelism.data_parallel_replicate_degree)
-    ranks = max(1, config.services.trainer.procs // replicas)
-    needed = replicas * host_bytes(shape, training.optimizer_state, ranks=ranks)
-    if needed > host:
+    parts: dict[str, float] = {}
+    for process, memory in processes:
+        if process.gpu is None and memory is not None and memory.total:
+            parts[process.service] = parts.get(process.service, 0.0) + memory.total
+    on_gpus = "put trainer and generator on GPUs with --trainer.with_gpus true --generator.with_gpus true"
+    remedies = ["take a smaller model", on_gpus]
+    if training.cpu_offload and config.services.trainer.with_gpus and shape:
+        replicas = max(1, config.parallelism.data_parallel_replicate_degree)
+        ranks = max(1, config.services.trainer.procs // replicas)
+        size = replicas * host_bytes(shape, training.optimizer_state, ranks=ranks)
+        parts["offloaded weights, gradients and optimizer state"] = size
+        remedies = ["leave --training.cpu_offload out", "make them smaller with --training.optimizer_state 8bit"]
+    elif not config.lora.rank and config.model.path:
+        remedies.insert(1, "train adapters with --lora.rank 16")
+    needed = sum(parts.values())
+    if 0 < host < needed:
+        largest = sorted(parts.items(), key=lambda part: -part[1])
+        each = " + ".join(f"{name} {gib(size)}" for name, size in largest)
         raise UserError(
-            f"--training.cpu_offload is true, and weights, gradients and optimizer state take {gib(needed)} GiB of the "
-            f"host, which has {gib(host)}: leave it out, or make them smaller with --training.optimizer_state 8bit"
+            f"this machine has {gib(host)} GiB of memory, and the estimate of what the run needs there is "
+            f"{gib(needed)}: {each}; {', '.join(remedies[:-1])}, or {remedies[-1]}"
         )
 
 
 def host_memory(placement: Placement) -> float:
-    """Bytes of this machine's memory, where it is the only one and has GPUs; otherwise 0."""
-    if placement.num_hosts > 1 or not gpus_available():
+    """Bytes of memory that this machine has, or that the control groups of this process leave it.
+
+    0 for a run that is on several machines, or on GPUs that this machine does not have.
+    """
+    if placement.num_hosts > 1 or placement.gpus_needed > gpus_available():
         return 0.0
-    return float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+    return min(float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")), *_group_limits(), _NO_LIMIT)
+
+
+def _group_limits() -> Iterator[float]:
+    """The memory limits of the control groups of this process, in bytes, of both versions."""
+    for line in Path("/proc/self/cgroup").read_text().splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controllers and "memory" not in controllers.split(","):
+            continue
+        top, name = (_GROUPS / "memory", "memory.limit_in_bytes") if controllers else (_GROUPS, "memory.max")
+        folder = top / path.lstrip("/")
+        for group in (folder, *folder.parents):
+            if group.is_relative_to(top) and (group / name).is_file():
+                limit = (group / name).read_text().strip()
+                yield float(limit) if limit.isdigit() else _NO_LIMIT
 
 
 def check_context(config: RunConfig) -> None:

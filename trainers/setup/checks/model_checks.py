@@ -57,7 +57,13 @@ def check_thinking(config: RunConfig, shape: ModelShape | None) -> None:
 
 
 def check_length(config: RunConfig, shape: ModelShape | None) -> None:
-    """Check that an episode fits into the model's context."""
+    """Check that an episode fits into the model's context, and has one length only."""
+    seq_len, longest = config.training.seq_len, config.env.max_tokens
+    if seq_len and longest != seq_len:
+        raise UserError(
+            f"--training.seq_len is {seq_len} and --env.max_tokens is {longest}: both are the most tokens of an "
+            "episode; give one of them"
+        )
     if shape is None or not 0 < shape.max_position_embeddings < config.env.max_tokens:
         return
     name = "training.seq_len" if config.training.seq_len else "env.max_tokens"
@@ -145,6 +151,11 @@ def check_lora(config: RunConfig) -> None:
         raise UserError(
             f"--services.ref_model.procs is {procs} and --lora.rank is {config.lora.rank}: a trainer of adapters is "
             "its own reference model, without them: set --services.ref_model.procs to 0"
+        )
+    if config.lora.rank and not config.model.path:
+        raise UserError(
+            f"--lora.rank is {config.lora.rank}, and there is no --model: adapters beside the random weights of a "
+            "model made on the spot learn nothing; name a --model that has learned, or set --lora.rank to 0"
         )
 
 

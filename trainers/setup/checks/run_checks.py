@@ -43,7 +43,7 @@ def _check_expert(config: RunConfig, environment: type[Env]) -> None:
     if hasattr(environment, "expert"):
         return
     if config.warmup.steps > 0 or not config.model.path:
-        why = f"--warmup.steps is {config.warmup.steps}" if config.warmup.steps > 0 else "there is no --model"
+        why = f"--warmup.steps is {config.warmup.steps}" if config.model.path else "there is no --model"
         raise UserError(
             f"the environment {config.env.name} has no expert, whose demonstrations the warm-up and the tiny model are "
             f"made from, and {why}: train a --model that can do some of it already, with --warmup.steps 0"
@@ -107,7 +107,7 @@ def check_deterministic(config: RunConfig, old_logprobs: str) -> None:
 
 def check_schedule(config: RunConfig) -> None:
     training = config.training
-    if training.lr_schedule != "constant" and 0 < training.steps <= config.rising_steps(training.steps):
+    if training.lr_schedule != "constant" and 0 < training.steps <= training.warmup_steps:
         raise UserError(
             f"--training.lr_schedule is {training.lr_schedule}, and --training.warmup_steps, {training.warmup_steps}, "
             f"leaves none of the {training.steps} steps to decay in: make it shorter"

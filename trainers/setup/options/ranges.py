@@ -7,7 +7,7 @@ from collections.abc import Callable
 from functools import partial
 
 from forge_env.core.errors import UserError
-from trainers.config import RunConfig
+from trainers.config import BY_CASE, RunConfig
 
 AT_LEAST: dict[str, float] = {
     "dataset.tasks": 1,
@@ -17,7 +17,7 @@ AT_LEAST: dict[str, float] = {
     "env.max_tokens": 2,
     "env.max_thinking_tokens": 0,
     "env.min_valid": 1,
-    "warmup.steps": -1,
+    "warmup.steps": 0,
     "warmup.until_success": 0,
     "warmup.probe_every": 1,
     "warmup.probe_tasks": 1,
@@ -25,16 +25,16 @@ AT_LEAST: dict[str, float] = {
     "warmup.batch_size": 1,
     "warmup.learning_rate": 0,
     "warmup.learning_rate_warmup": 0,
-    "training.steps": 0,
+    "training.steps": 1,
     "training.seed": 0,
     "training.batch_size": 1,
     "training.gradient_accumulation_steps": 1,
     "training.sync_interval": 1,
     "training.learning_rate": 0,
-    "training.warmup_steps": -1,
+    "training.warmup_steps": 0,
     "training.weight_decay": 0,
     "training.seq_len": 0,
-    "training.staleness": -1,
+    "training.staleness": 0,
     "training.mismatch_alarm": 0,
     "training.keep_logits_gib": 0,
     "training.max_tokens_per_micro_batch": 1,
@@ -148,10 +148,12 @@ def check_numbers(config: RunConfig) -> None:
     Raises:
         UserError: for the first one out of range, by its dotted name.
     """
+    default = type(config)()
     for name, (allowed, holds) in _rules(config).items():
-        value = value_of(config, name)
-        if not holds(value):
-            raise UserError(f"--{name} is {value}; it must be {allowed}")
+        value, is_by_case = value_of(config, name), value_of(default, name) == BY_CASE
+        if not holds(value) and not (is_by_case and value == BY_CASE):
+            other = f", or {BY_CASE} for the default" if is_by_case else ""
+            raise UserError(f"--{name} is {value}; it must be {allowed}{other}")
         if isinstance(value, int) and value > LARGEST:
             raise UserError(f"--{name} is {value}; it must be at most {LARGEST}")
     shard = config.parallelism.data_parallel_shard_degree

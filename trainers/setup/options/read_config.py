@@ -9,7 +9,6 @@ from typing import TypeVar
 
 from forge_env.core.errors import UserError
 from forge_env.registry.registry import env_class
-from forge_env.rollout.factory import declared_limits
 from trainers.checkpoints import find
 from trainers.config import SHORT_OPTIONS, RunConfig
 from trainers.setup.options.parser import parse_given
@@ -42,25 +41,8 @@ def read_config(config_class: type[C], arguments: Sequence[str]) -> C:
     from_file = any(argument.partition("=")[0] == "--config" for argument in arguments)
     if from_file and config.env.name and "env.name" not in given:  # supervised training has none by default
         config.env.name = ENV_OF_A_FILE
-    _take_declared_limits(config, given)
-    if config.training.seq_len > 0:
-        _cap_episodes(config, given)
     _take_gpus(config, given)
     return config
-
-
-def _take_declared_limits(config: RunConfig, given: frozenset[str]) -> None:
-    """Take the episode limits that the environment declares, where neither file nor command line sets them."""
-    env = config.env
-    if not env.name:
-        return
-    try:
-        declared = declared_limits(env_class(env.name), env.options, name=env.name)
-    except UserError:
-        return  # the checks of the environment report it
-    for name, value in declared.items():
-        if f"env.{name}" not in given:
-            setattr(env, name, value)
 
 
 def _take_gpus(config: RunConfig, given: frozenset[str]) -> None:
@@ -71,18 +53,6 @@ def _take_gpus(config: RunConfig, given: frozenset[str]) -> None:
         service = getattr(config.services, name)
         if f"services.{name}.with_gpus" not in given and service.procs:
             service.with_gpus = True
-
-
-def _cap_episodes(config: RunConfig, given: frozenset[str]) -> None:
-    env, seq_len = config.env, config.training.seq_len
-    if "env.max_tokens" in given and env.max_tokens != seq_len:
-        raise UserError(
-            f"--training.seq_len is {seq_len} and --env.max_tokens is {env.max_tokens}: both are the most tokens of an "
-            "episode; give one of them"
-        )
-    env.max_tokens = seq_len
-    if "env.max_turn_tokens" not in given:
-        env.max_turn_tokens = seq_len
 
 
 def give_dataset(config: RunConfig) -> None:

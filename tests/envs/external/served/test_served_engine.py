@@ -14,7 +14,7 @@ import pytest
 
 from forge_env.core.episode import read_jsonl
 from tests.envs.external.served.serving import TOKEN, forge_env, serving
-from tests.system.test_runs import UNTRAINED, start  # noqa: F401
+from tests.system.test_runs import SHORT, UNTRAINED, start  # noqa: F401
 
 EXAMPLE = Path(__file__).resolve().parents[4] / "examples" / "session_agent.py"
 
@@ -55,7 +55,7 @@ def test_agents_elsewhere_train_the_model(start: Any, tiny_model: Path, monkeypa
     monkeypatch.setenv("FORGE_ENV_TOKEN", TOKEN)
     run = start(
         "trainers.grpo", "--env", "sessions", "--env.options.listen", f"127.0.0.1:{port}", "--steps", "2",
-        "--env.options.tasks", "math", "--model", str(tiny_model), *UNTRAINED, "--dataset.held_out", "4",
+        "--env.options.tasks", "math", "--model", str(tiny_model), *UNTRAINED, *SHORT, "--dataset.held_out", "4",
         "--grpo.n_samples", "4", "--training.batch_size", "2",
         "--training.entropy_coef", "0.01",  # so that its episodes are computed, whatever their rewards
     )  # fmt: skip

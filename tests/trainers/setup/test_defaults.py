@@ -1,0 +1,137 @@
+"""The defaults by what is trained: the table, what bounds it, and settings far from what is usual."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from forge_env.rollout.factory import make
+from trainers import sft
+from trainers.config import RunConfig
+from trainers.grpo import Config
+from trainers.setup.meaning import meaning
+from trainers.setup.options.defaults import about_defaults, unusual_settings
+from trainers.setup.options.read_config import read_config
+from trainers.setup.plan import make_plan, with_model
+from trainers.setup.run_plan import RunPlan
+
+GIVEN = "--model=Qwen/Qwen3-8B"
+RECIPES = sorted((Path(__file__).parents[3] / "recipes").glob("*.yaml"))
+
+
+def plan_of(*arguments: str, page: type[RunConfig] = Config) -> RunPlan:
+    return make_plan(read_config(page, list(arguments)))
+
+
+def warnings(*arguments: str, page: type[RunConfig] = Config) -> list[str]:
+    plan = plan_of(*arguments, page=page)
+    return unusual_settings(plan.config, plan.defaults)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "rates", "warmup", "limits"),
+    [
+        ([], (6e-4, 3e-3), (200, 6), (3, 32, 512, 300.0)),
+        (["--model.size=tiny-moe"], (6e-4, 3e-3), (200, 6), (3, 32, 512, 300.0)),
+        (["--model.size=100m"], (6e-5, 6e-4), (200, 6), (3, 32, 512, 300.0)),
+        ([GIVEN], (1e-6, 1e-5), (0, 10), (8, 512, 4096, 600.0)),
+        ([GIVEN, "--lora.rank=16"], (1e-5, 1e-4), (0, 10), (8, 512, 4096, 600.0)),
+    ],
+)
+def test_the_table(
+    arguments: list[str], rates: tuple[float, ...], warmup: tuple[int, ...], limits: tuple[float, ...]
+) -> None:
+    config = plan_of(*arguments).config
+    assert (config.training.learning_rate, config.warmup.learning_rate) == rates
+    assert (config.warmup.steps, config.training.warmup_steps) == warmup
+    env = config.env
+    assert (env.max_turns, env.max_turn_tokens, env.max_tokens, env.episode_seconds) == limits
+
+
+def test_supervised_training_has_the_rate_of_the_warm_up() -> None:
+    for arguments, rate in (([], 3e-3), ([GIVEN], 1e-5), ([GIVEN, "--lora.rank=8"], 1e-4)):
+        for source in ("--env=code_exec", "--sft.data=chats.jsonl"):
+            config = plan_of(source, *arguments, page=sft.Config).config
+            assert config.training.learning_rate == config.warmup.learning_rate == rate
+
+
+@pytest.mark.parametrize(
+    ("arguments", "rising"),
+    [([], {1: 0, 19: 0, 20: 1, 120: 6, 200: 10, 5000: 10}), ([GIVEN], {1: 0, 3: 1, 4: 2, 20: 10, 5000: 10})],
+)
+def test_the_learning_rate_rises_over_a_part_of_the_steps(arguments: list[str], rising: dict[int, int]) -> None:
+    found = {steps: plan_of(*arguments, f"--steps={steps}") for steps in rising}
+    assert {steps: plan.config.training.warmup_steps for steps, plan in found.items()} == rising
+    assert not any(problem for plan in found.values() for problem in plan.problems if "decay" in problem)
+    assert plan_of(*arguments, "--training.warmup_steps=7").config.training.warmup_steps == 7
+
+
+def test_steps_that_the_data_decides_on_are_waited_for() -> None:
+    for arguments, rising in (([], 0), ([GIVEN], 10)):
+        plan = plan_of("--sft.data=chats.jsonl", *arguments, page=sft.Config)
+        known = plan.with_steps(40)
+        assert (plan.steps, known.steps, known.config.training.warmup_steps) == (0, 40, rising)
+    given = plan_of("--sft.data=chats.jsonl", "--training.warmup_steps=3", page=sft.Config)
+    assert given.with_steps(40).config.training.warmup_steps == 3
+
+
+@pytest.mark.parametrize("name", ["math", "code_exec", "tool_api", "humaneval", "gymnasium:Taxi-v4"])
+def test_a_given_model_is_trained_and_evaluated_with_the_same_limits(name: str) -> None:
+    assert plan_of(GIVEN, f"--env={name}").limits == make(name).episode_limits()
+
+
+def test_an_episode_is_never_longer_than_the_model_reads(tmp_path: Path) -> None:
+    sizes = {
+        "model_type": "qwen3", "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 640, "max_position_embeddings": 1024,
+    }  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(sizes))
+    plan = plan_of("--model=nobody/knows-this")
+    found = with_model(plan, tmp_path)
+    assert (plan.limits.max_tokens, found.limits.max_tokens) == (4096, 1024)
+    assert found.engine.max_model_len == 1024
+    assert "env.max_tokens 1024 (all that the model reads)" in about_defaults(found.defaults)
+
+
+def test_a_plan_says_its_defaults_with_their_reason_and_leaves_out_what_is_set() -> None:
+    said = about_defaults(plan_of(GIVEN, "--env=humaneval", "--training.warmup_steps=5").defaults)
+    assert any(text.startswith("training.learning_rate 1e-06 (all weights of a given model") for text in said)
+    assert "env.max_turns 1, env.max_turn_tokens 2048, env.max_tokens 4096 (declared by humaneval)" in said
+    assert not any("training.warmup_steps" in text for text in said)
+    (tiny,) = about_defaults(plan_of().defaults)
+    assert "training.learning_rate 0.0006" in tiny and "the tiny CPU recipe" in tiny
+
+
+@pytest.mark.parametrize(
+    ("arguments", "name", "words"),
+    [
+        ([GIVEN, "--training.learning_rate=5e-4"], "training.learning_rate", ["0.0005, far above", "model: 1e-06"]),
+        ([GIVEN, "--training.learning_rate=0"], "training.learning_rate", ["is 0, far below"]),
+        ([GIVEN, "--lora.rank=8", "--training.learning_rate=1e-7"], "training.learning_rate", ["adapters", "1e-05"]),
+        ([GIVEN, "--warmup.steps=5", "--warmup.learning_rate=3e-3"], "warmup.learning_rate", ["0.003, far above"]),
+        (["--training.learning_rate=1e-6"], "training.learning_rate", ["far below", "made on the spot: 0.0006"]),
+        ([GIVEN, "--env.max_turn_tokens=32"], "env.max_turn_tokens", ["is 32, far below", "512", "is cut off"]),
+    ],
+)
+def test_a_value_far_from_what_is_usual_is_warned_of_once(arguments: list[str], name: str, words: list[str]) -> None:
+    (warning,) = warnings(*arguments)
+    assert warning.startswith(f"--{name} is ") and [word for word in words if word not in warning] == []
+    assert ("warning", warning) in meaning(plan_of(*arguments))
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [],
+        [GIVEN, "--training.learning_rate=5e-6"],
+        [GIVEN, "--lora.rank=16", "--training.learning_rate=1e-4"],
+        [GIVEN, "--training.seq_len=8192", "--env.max_turn_tokens=256"],
+        [GIVEN, "--warmup.learning_rate=3e-3"],
+        *(["--config", str(path)] for path in RECIPES),
+    ],
+    ids=str,
+)
+def test_a_usual_value_is_not_warned_of(arguments: list[str]) -> None:
+    assert warnings(*arguments) == []

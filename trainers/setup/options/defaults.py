@@ -1,0 +1,213 @@
+"""Defaults by what is trained: a setting of -1 gets the value of its case, from the one table of this file.
+
+`take_defaults` sets them once, in the plan of a run. docs/configuration.md shows the table, and its sources.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from forge_env.core.errors import UserError
+from forge_env.core.types import EpisodeLimits
+from forge_env.registry.registry import env_class
+from forge_env.rollout.factory import declared_limits
+from trainers.config import BY_CASE, RunConfig
+from trainers.model.shape import ModelShape
+
+FAR = 30
+"""A learning rate that is so many times the usual one, or so small a part of it, is warned of."""
+FEW = 8
+"""A turn that has so small a part of the usual tokens is warned of."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Default:
+    """The default of a setting in the case of a run."""
+
+    value: float
+    reason: str
+    """In brackets behind the value; "" is not worth a mention."""
+    is_taken: bool = False
+    """Whether the run has it, as no setting says otherwise."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """A row of the table: what is trained, and the defaults of it."""
+
+    name: str
+    learning_rate: float
+    """Of policy gradients."""
+    supervised_rate: float
+    """Of supervised steps: of the warm-up, and of supervised training."""
+    reason: str
+    """For the learning rates."""
+    rising_part: int
+    """The learning rate of policy gradients rises over the steps divided by this, 10 steps at most."""
+    warmup_steps: int
+    limits: EpisodeLimits
+
+
+_RECIPE = "the tiny CPU recipe, measured in README.md"
+_SMALL = EpisodeLimits(max_turns=3, max_turn_tokens=32, max_tokens=512, episode_seconds=300.0)
+TINY = Case(
+    name="a tiny model made on the spot",
+    learning_rate=6e-4,
+    supervised_rate=3e-3,
+    reason=_RECIPE,
+    rising_part=20,
+    warmup_steps=200,
+    limits=_SMALL,
+)
+LARGER = Case(
+    name="a model of size 100m made on the spot",
+    learning_rate=6e-5,
+    supervised_rate=6e-4,
+    reason="as in recipes/100m_code_exec.yaml",
+    rising_part=20,
+    warmup_steps=200,
+    limits=_SMALL,
+)
+ALL_WEIGHTS = Case(
+    name="all weights of a given model",
+    learning_rate=1e-6,
+    supervised_rate=1e-5,
+    reason="all weights of a given model; GRPO of TRL and verl has 1e-6 for them",
+    rising_part=2,
+    warmup_steps=0,
+    limits=EpisodeLimits(),
+)
+ADAPTERS = Case(
+    name="adapters of a given model",
+    learning_rate=1e-5,
+    supervised_rate=1e-4,
+    reason="adapters of a given model: ten times the rate of all weights, as in thinkingmachines.ai/blog/lora",
+    rising_part=2,
+    warmup_steps=0,
+    limits=EpisodeLimits(),
+)
+
+
+def case_of(config: RunConfig) -> Case:
+    """What a run trains."""
+    if config.model.path:
+        return ADAPTERS if config.lora.rank > 0 else ALL_WEIGHTS
+    return LARGER if config.model.size == "100m" else TINY
+
+
+def rising_steps(config: RunConfig, steps: int) -> int:
+    """Of so many optimizer steps, those over which the learning rate rises from 0, if no setting says so."""
+    if config.algorithm is None and not config.model.path:
+        return 0
+    return min(10, steps // case_of(config).rising_part)
+
+
+def take_defaults(config: RunConfig, shape: ModelShape | None) -> dict[str, Default]:
+    """Set every setting that is -1 to the default of its case.
+
+    `training.warmup_steps` stays -1 as long as the number of steps is not known, see `RunPlan.with_steps`.
+
+    Args:
+        config: that is changed.
+        shape: of the model; None where its sizes are not known.
+
+    Returns:
+        The defaults by the names of the settings, those that the user has set among them.
+    """
+    defaults = dict(_defaults(config, shape))
+    for name, default in defaults.items():
+        if _value(config, name) == BY_CASE:
+            _set(config, name, default.value)
+            defaults[name] = replace(default, is_taken=True)
+    return defaults
+
+
+def take_again(config: RunConfig, defaults: Mapping[str, Default], shape: ModelShape | None) -> dict[str, Default]:
+    """As `take_defaults`, for a config that has defaults already: more is known now, which they depend on."""
+    for name, default in defaults.items():
+        if default.is_taken:
+            _set(config, name, BY_CASE)
+    return take_defaults(config, shape)
+
+
+def about_defaults(defaults: Mapping[str, Default]) -> list[str]:
+    """The defaults that a run has, with the reason for them: a text for each reason."""
+    taken: dict[str, list[str]] = {}
+    for name, default in defaults.items():
+        if default.reason and default.is_taken:
+            taken.setdefault(default.reason, []).append(f"{name} {default.value:g}")
+    return [f"{', '.join(names)} ({reason})" for reason, names in taken.items()]
+
+
+def unusual_settings(config: RunConfig, defaults: Mapping[str, Default]) -> list[str]:
+    """A warning for each setting that is far from what is usual for its case."""
+    case, warnings = case_of(config), []
+    rates = ["training.learning_rate", *(["warmup.learning_rate"] if _is_warmed_up(config, case) else [])]
+    for name in rates:
+        value, usual = _value(config, name), defaults[name]
+        if value >= 0 and not usual.value / FAR <= value <= usual.value * FAR:
+            side = "below" if value < usual.value else "above"
+            warnings.append(f"--{name} is {value:g}, far {side} what is usual for {case.name}: {usual.value:g}")
+    limit = "env.max_turn_tokens"
+    least = min(defaults[limit].value, case.limits.max_turn_tokens)
+    if config.env.name and config.env.max_turn_tokens < least / FEW:
+        warnings.append(
+            f"--{limit} is {config.env.max_turn_tokens}, far below what is usual for {case.name}: {least:g}; a turn "
+            "that is longer is cut off"
+        )
+    return warnings
+
+
+def _is_warmed_up(config: RunConfig, case: Case) -> bool:
+    """Whether the run has steps on demonstrations; supervised training with an environment counts, too."""
+    if config.algorithm is None:
+        return bool(config.env.name)
+    return config.warmup.steps > 0 or (config.warmup.steps == BY_CASE and case.warmup_steps > 0)
+
+
+def _value(config: RunConfig, name: str) -> Any:
+    section, _, field = name.partition(".")
+    return getattr(getattr(config, section), field)
+
+
+def _set(config: RunConfig, name: str, value: float) -> None:
+    section, _, field = name.partition(".")
+    setattr(getattr(config, section), field, value)
+
+
+def _defaults(config: RunConfig, shape: ModelShape | None) -> Iterator[tuple[str, Default]]:
+    case, steps, is_supervised = case_of(config), config.training.steps, config.algorithm is None
+    rate = case.supervised_rate if is_supervised else case.learning_rate
+    yield "training.learning_rate", Default(value=rate, reason=case.reason)
+    is_made = not config.model.path
+    if steps > 0:
+        why = _RECIPE if is_made else "10 steps, or half of fewer: the first steps of AdamW are the largest"
+        yield "training.warmup_steps", Default(value=rising_steps(config, steps), reason="" if is_supervised else why)
+    is_shown = _is_warmed_up(config, case)
+    yield "warmup.learning_rate", Default(value=case.supervised_rate, reason=case.reason if is_shown else "")
+    why = "" if is_supervised else _RECIPE if is_made else "a given model needs none"
+    yield "warmup.steps", Default(value=case.warmup_steps, reason=why)
+    yield from _limits(config, case, shape)
+
+
+def _limits(config: RunConfig, case: Case, shape: ModelShape | None) -> Iterator[tuple[str, Default]]:
+    """What the environment declares, or else the case has; `training.seq_len` and the model's positions bound it."""
+    env, longest = config.env, config.training.seq_len
+    try:
+        declared = declared_limits(env_class(env.name), env.options, name=env.name) if env.name else {}
+    except UserError:
+        declared = {}  # the checks of the environment report it
+    why = "as in forge-env eval" if config.model.path else _RECIPE
+    limits = {name: Default(value=value, reason=why) for name, value in asdict(case.limits).items()}
+    limits |= {name: Default(value=value, reason=f"declared by {env.name}") for name, value in declared.items()}
+    if longest > 0:
+        of_row = Default(value=longest, reason="training.seq_len")
+        limits |= {"max_tokens": of_row, "max_turn_tokens": of_row}
+    positions = shape.max_position_embeddings if shape is not None else 0
+    if not longest and 0 < positions < limits["max_tokens"].value:
+        limits["max_tokens"] = Default(value=positions, reason="all that the model reads")
+    for name, limit in limits.items():
+        is_shown = env.name and (name in declared or name in ("max_turns", "max_turn_tokens", "max_tokens"))
+        yield f"env.{name}", limit if is_shown else Default(value=limit.value, reason="")
