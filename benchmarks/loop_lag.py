@@ -50,10 +50,13 @@ from forge_env.utils.gc_settings import shorten_collections
 from trainers import grpo
 from trainers.config import SHORT_OPTIONS
 from trainers.controller.alarms import make_alarm
+from trainers.controller.diagnosis import Diagnosis
+from trainers.controller.diagnosis_rules import RunFacts
 from trainers.controller.loop import Loop
 from trainers.controller.loop_state import LoopSettings
 from trainers.controller.policy_gradient_work import PolicyGradientWork
 from trainers.controller.sample_maker import SampleMaker
+from trainers.controller.signal_counts import SignalCounts
 from trainers.controller.task_order import TaskOrder
 from trainers.metrics.report import Report
 from trainers.run.evaluations import Evaluations
@@ -212,6 +215,8 @@ async def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
                 objective=plan.objective,
                 tasks=TaskOrder(tasks=run.train_tasks, seed=0),
                 alarm=make_alarm(plan, report.say),
+                diagnosis=Diagnosis(RunFacts()),
+                signal=SignalCounts(),
                 make_samples=SampleMaker(
                     objective=plan.objective,
                     reference=run.old_logprobs if plan.objective.kl_reference == "model" else None,

@@ -37,8 +37,6 @@ class DAPOConfig(AlgorithmConfig):
     clip_high: float = 0.28
     dynamic_sampling: bool = True
     """Whether groups whose episodes all have one reward are sampled anew."""
-    signal_warning: int = 32
-    """Dropped groups in a row after which the run says so, once; 0 is never. The summary counts them in any case."""
     signal_error: int = 512
     """Dropped groups in a row after which the run ends with an error; 0 is never, and a step
     is then waited for as long as groups come back."""
@@ -145,9 +143,8 @@ def objective(config: Config) -> Objective:
     is `trainers.objective.advantages.group_relative`, and R the episode's reward less the penalty of its length.
     """
     section = config.dapo
-    for name in ("signal_warning", "signal_error"):
-        if getattr(section, name) < 0:
-            raise UserError(f"--dapo.{name} is {getattr(section, name)}; it is a number of groups, or 0 for never")
+    if section.signal_error < 0:
+        raise UserError(f"--dapo.signal_error is {section.signal_error}; it is a number of groups, or 0 for never")
     loss = DAPOLoss(clip_low=section.clip_low, clip_high=section.clip_high, **loss_options(config, section))
     return make_objective(
         "dapo",
@@ -157,7 +154,6 @@ def objective(config: Config) -> Objective:
         addition=_punishment(config).of_episode,
         skips=is_truncated if section.overlong_filtering else None,
         needs_signal=section.dynamic_sampling,
-        signal_warning=section.signal_warning,
         signal_error=section.signal_error,
     )
 

@@ -104,7 +104,10 @@ def _with_mean(label: str, points: list[tuple[float, float]]) -> list[Line]:
 def _reward(run: RunData) -> Chart:
     held_out = run.series("evaluation", "reward")
     dots = [Dot(x=x, y=y, low=y, high=y, label=f"after step {x:g}: {short(y)}") for x, y in held_out]
-    lines = _with_mean("in training", run.series("train", "reward"))
+    rewards, trained_on = run.series("train", "reward"), run.series("train", "training_reward")
+    lines = _with_mean("in training", rewards)
+    if trained_on and trained_on != rewards:  # a reward function of the user's, or a punishment that is added
+        lines.append(Line(label="that is trained on", points=trained_on))
     return Chart(title="Reward of an episode", x_label=STEP, lines=lines, dots=dots)
 
 

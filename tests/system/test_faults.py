@@ -211,7 +211,7 @@ def ends_with_one_sentence(run: Started, output: str) -> int:
     assert run.process.returncode == 1, output
     assert "Traceback" not in output
     (sentence,) = [line for line in output.splitlines() if line.startswith("error: ")]
-    assert sentence.endswith(f"; go on from step {step} with --resume --output {run.output}")
+    assert sentence.endswith(f"; go on from step {step} with python -m trainers.grpo --output {run.output} --resume")
     return step
 
 

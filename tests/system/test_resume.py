@@ -35,13 +35,13 @@ def _wait(done: Callable[[], object], run: Started | None = None) -> None:
 
 
 def test_supervised_training_that_a_signal_ended_goes_on(start, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]  # noqa: F811
-    """Everything of the run ends, W&B and the meters too; and from the newest checkpoint it goes on."""
+    """A checkpoint is kept though none was due; everything of the run ends, W&B and the meters too; and it goes on."""
     ended = start(
         "trainers.sft", "--sft.data", str(write_chats(tmp_path / "chats.jsonl")), "--steps", "100000",
-        "--sft.tokens_per_step", "1024", "--training.max_tokens_per_micro_batch", "512", "--checkpoint.interval", "2",
+        "--sft.tokens_per_step", "1024", "--training.max_tokens_per_micro_batch", "512",
         "--metrics.wandb", "offline", "--metrics.system_seconds", "1",
     )  # fmt: skip
-    _wait(lambda: steps_of(ended.output), ended)
+    _wait(lambda: (ended.output / "metrics.jsonl").is_file() and len(_steps(ended.output)) >= 2, ended)
     ended.process.send_signal(signal.SIGTERM)
     console = ended.end()
     assert ended.process.returncode == 143, console
@@ -51,7 +51,10 @@ def test_supervised_training_that_a_signal_ended_goes_on(start, tmp_path: Path) 
     assert "incomplete" in page and "it was stopped" in page
     assert list((ended.output / "wandb").glob("offline-run-*/*.wandb"))
 
-    step, newest = list(steps_of(ended.output).items())[-1]
+    ((step, newest),) = steps_of(ended.output).items()
+    assert step == len(_steps(ended.output)), "that of the last step which was taken"
+    onward = f"go on from step {step} with python -m trainers.sft --output {ended.output} --resume"
+    assert console.rstrip().endswith(f"stopped; a checkpoint is kept: {onward}")
     again = start("trainers.sft", "--output", str(ended.output), "--resume", "--steps", str(step + 2))
     console = again.end()
     assert again.process.returncode == 0, console

@@ -473,6 +473,8 @@ def test_a_signal_while_training_ends_everything(start, number: signal.Signals, 
     assert run.process.returncode == code, console
     assert "Traceback" not in console
     run.assert_nothing_left()
+    (step,) = steps_of(run.output)
+    assert f"a checkpoint is kept: go on from step {step} with python -m trainers.grpo" in console
     page = (run.output / "report.html").read_text()
     assert "incomplete" in page and "it was stopped" in page and "Reward of an episode" in page
     assert list((run.output / "wandb").glob("offline-run-*/*.wandb"))
@@ -485,7 +487,7 @@ def test_ctrl_c_while_the_engine_starts(start) -> None:  # type: ignore[no-untyp
     run.process.send_signal(signal.SIGINT)
     console = run.end()
     assert run.process.returncode == 130, console
-    assert "Traceback" not in console
+    assert "Traceback" not in console and "stopped; no checkpoint is kept" in console
     run.assert_nothing_left()
 
 

@@ -16,10 +16,6 @@ from trainers.setup.run_plan import RunPlan
 
 MEAN_BOUND = {"float32": 1e-4, "bfloat16": 0.1}
 KL_BOUND = {"float32": 1e-4, "bfloat16": 0.05}  # of k3, which a few tokens far off move more than the mean
-CAUSES = (
-    "a sampling temperature that the trainer does not know of, stale weights in the engine, a chat template or "
-    "tokenizer that gives the two different tokens, or an engine that computes in another dtype"
-)
 
 
 @dataclass(kw_only=True)
@@ -34,16 +30,14 @@ class MismatchAlarm:
     approximations: Sequence[str] = ()
     """Settings of the engine that change its logprobs, as "name=value"; see `agents.generator.engine_args`."""
     _is_checked: bool = field(default=False, init=False)
-    _has_warned: bool = field(default=False, init=False)
 
-    def __call__(self, step: int, metrics: Mapping[str, float], *, is_fresh: bool) -> float:
+    def __call__(self, metrics: Mapping[str, float], *, is_fresh: bool) -> float:
         """Check one step; returns 1.0 if trainer and engine differ by more than the bounds.
 
-        The first step that can be checked reports the difference in any case. Only the first step out of bounds warns:
-        the metric marks each of them, and the summary has their number.
+        The first step that can be checked is reported if it is within them. One that is not is a finding of
+        `trainers.controller.diagnosis`, which goes by the metric.
 
         Args:
-            step: of the run, from 1.
             metrics: of the trainer: mean_abs_logprob_difference, kl, ratio_min, ratio_max; a step that computed no
                 token has none of them.
             is_fresh: whether all tokens were sampled from the weights before the step; otherwise nothing is checked. Of
@@ -55,28 +49,16 @@ class MismatchAlarm:
         measured = f"mean |logprob difference| {difference:.2g}, k3 {kl:.2g}"
         # Written so that NaN is out of bounds.
         within = difference <= (self.bound or MEAN_BOUND[self.dtype]) and (self.bound > 0 or kl <= KL_BOUND[self.dtype])
-        if within:
-            if not self._is_checked:
-                ratio = f"ratio within [{metrics['ratio_min']:.6g}, {metrics['ratio_max']:.6g}]"
-                found = f"with {self._settings()}" if self.approximations else f"as expected for {self.dtype}"
-                self.say(f"on-policy check: {measured}, {ratio}: {found}")
-        elif not self._has_warned:
-            self._has_warned = True
-            self.say(
-                f"warning: on-policy check at step {step}: {measured} between trainer and engine on the same weights, "
-                f"above {self._bounds()}: importance ratios and gradients are wrong; likely causes: {self._causes()}; "
-                "how many more steps there are, the summary says"
-            )
+        if within and not self._is_checked:
+            ratio = f"ratio within [{metrics['ratio_min']:.6g}, {metrics['ratio_max']:.6g}]"
+            found = f"with {', '.join(self.approximations)}" if self.approximations else f"as expected for {self.dtype}"
+            self.say(f"on-policy check: {measured}, {ratio}: {found}")
         self._is_checked = True
         return float(not within)
 
-    def _settings(self) -> str:
-        return ", ".join(self.approximations)
-
-    def _causes(self) -> str:
-        return f"{self._settings()} of the engine, {CAUSES}" if self.approximations else CAUSES
-
-    def _bounds(self) -> str:
+    @property
+    def bounds(self) -> str:
+        """What a mismatch is above, for people."""
         if self.bound:
             return f"--training.mismatch_alarm {self.bound:g}"
         return f"{MEAN_BOUND[self.dtype]:g} and {KL_BOUND[self.dtype]:g}, the bounds for {self.dtype}"

@@ -58,6 +58,8 @@ class Loop:
         self._news = asyncio.Event()
         self._window: deque[list[int]] = deque()  # numbers of the groups of its next steps
         self._is_held = False
+        self._is_stopping = False
+        self._evaluation: asyncio.Timeout | None = None
         self._pull: asyncio.Task[dict[str, float]] | None = None
 
     @property
@@ -84,7 +86,7 @@ class Loop:
         )
 
     async def run(self) -> None:
-        """Train until `settings.steps` optimizer steps are done.
+        """Train until `settings.steps` optimizer steps are done, or until `stop`.
 
         Raises:
             ServiceError: when no groups come, or only broken ones.
@@ -98,6 +100,14 @@ class Loop:
                 tasks.create_task(self.training()).add_done_callback(lambda _: rollouts.cancel())
         except* Exception as errors:
             raise first_error(errors) from None
+
+    def stop(self) -> None:
+        """Let `run` return after the optimizer step in progress, or after the last one of its window: then `state` is
+        that of a checkpoint."""
+        self._is_stopping = True
+        self._news.set()
+        if self._evaluation is not None:
+            self._evaluation.reschedule(asyncio.get_running_loop().time())
 
     async def rollouts(self) -> None:
         """Begin a group whenever the schedule admits one; groups finish in any order."""
@@ -116,7 +126,10 @@ class Loop:
             started = time.perf_counter()
             is_first = not self._window
             if is_first:
-                self._window.extend([await self._take() for _ in range(self._window_size())])
+                size, first = self._window_size(), await self._take(may_stop=True)
+                if not first:
+                    return
+                self._window.extend([first, *[await self._take() for _ in range(size - 1)]])
             rollout_done = time.perf_counter()
             metrics = await self._begin_window() if is_first else {}
             numbers = self._window.popleft()
@@ -139,8 +152,10 @@ class Loop:
             }
             self.work.record_step(step, groups, metrics | self._counts() | seconds)
             self.steps_done = step
-            if is_evaluated:
+            if is_evaluated and not self._is_stopping:
                 await self._evaluate(step)
+            if self._is_stopping and not self.is_in_window:
+                return
             await self.work.after_step(step, None if self.is_in_window else self.state)
 
     def _window_size(self) -> int:
@@ -173,7 +188,13 @@ class Loop:
         """Evaluate the weights of a step. Rollouts go on meanwhile, if settings allow it; the weights do not change."""
         if self._pull is not None:
             await self._pull  # its metrics are for the next update
-        await self.work.evaluate(step)
+        try:
+            async with asyncio.timeout(None) as self._evaluation:
+                await self.work.evaluate(step)
+        except TimeoutError:
+            if not self._is_stopping:
+                raise
+        self._evaluation = None
         self._is_held = False
         self._news.set()
 
@@ -230,10 +251,10 @@ class Loop:
             self._count_dropped(_why_dropped(group))
         elif self.objective.needs_signal and not has_signal(task_rewards):
             self._drop(number, "no signal")
+            self.work.dropped(group, task_rewards)
             self._count_flat(task_rewards[0])
         else:
             self.faults["dropped groups in a row"] = self.faults["groups without signal in a row"] = 0
-            self._count_idle(group)
             self._ready[number] = group
             self.lengths.finished(group)
             self.ledger.finish(number)
@@ -243,8 +264,11 @@ class Loop:
         self.ledger.drop(number, reason)
         self._schedule.drop(number)
 
-    async def _take(self) -> list[int]:
-        """Wait for the groups of the next step; returns their numbers, in the order of their admission."""
+    async def _take(self, *, may_stop: bool = False) -> list[int]:
+        """Wait for the groups of the next step; returns their numbers, in the order of their admission.
+
+        With `may_stop` none are returned where the loop is stopped before the step has its groups.
+        """
 
         async def moved() -> object:
             return self._settled, await self.work.progress()
@@ -253,7 +277,7 @@ class Loop:
             return f"no step, and nothing has moved for {self.settings.patience:g} s: {self._waiting_for()}"
 
         async with while_moving(moved, seconds=self.settings.patience, stuck=stuck):
-            taken = await self._when(self._schedule.take)
+            taken = await self._when(lambda: [] if may_stop and self._is_stopping else self._schedule.take())
         self._news.set()  # there may be room for others
         return sorted(taken)
 
@@ -275,17 +299,6 @@ class Loop:
             text += f", and it has to wait for group{'s' * (len(due) > 1)} {', '.join(map(str, due))}"
         return f"{text}; the environments or the policy hang"
 
-    @property
-    def rows_without_signal(self) -> dict[str, int]:
-        """For the summary: the number of groups whose episodes all have one reward, trained on (idle) or dropped, and
-        the longest sequences of such groups."""
-        return {
-            "groups_idle": self.faults["idle groups"],
-            "groups_idle_longest_row": self.faults["idle groups, longest row"],
-            "groups_without_signal": self.faults["groups without signal"],
-            "groups_without_signal_longest_row": self.faults["groups without signal, longest row"],
-        }
-
     def _counts(self) -> dict[str, float]:
         return {
             "episodes_timed_out": float(self.faults[Outcome.TIMEOUT.value]),
@@ -302,42 +315,17 @@ class Loop:
         if self.faults["dropped groups in a row"] >= MAX_FAULTS_IN_A_ROW:
             raise ServiceError(f"{MAX_FAULTS_IN_A_ROW} groups in a row had too few valid episodes; {reason}")
 
-    def _count_idle(self, group: Group) -> None:
-        """Count a group that is trained on although all its episodes have one reward, so that it has no gradient."""
-        objective = self.objective
-        if not objective.needs_siblings or objective.reward.user_reward is not None or len(set(group.rewards)) > 1:
-            self.faults["idle groups in a row"] = 0
-            return
-        row = self._count("idle groups")
-        if row:
-            self.work.warn(
-                f"{row} groups in a row had one reward for all their episodes, {group.rewards[0]:g} in the last: "
-                "nothing is learned from their rewards, for the tasks are too easy or too hard for this policy; how "
-                "many more there are, the summary says"
-            )
-
     def _count_flat(self, reward: float) -> None:
         """Count a group whose valid episodes all have one reward. It is no fault: it ends a sequence of faults."""
         self.faults["dropped groups in a row"] = 0
-        warned, error = self._count("groups without signal"), self.objective.signal_error
-        row = self.faults["groups without signal in a row"]
-        text = f"{row} groups in a row were dropped, each with one reward for all its episodes, {reward:g} in the last"
+        self.faults["groups without signal"] += 1
+        self.faults["groups without signal in a row"] += 1
+        row, error = self.faults["groups without signal in a row"], self.objective.signal_error
         if error and row >= error:
-            raise ServiceError(f"{text}: the tasks are too easy or too hard, or dynamic sampling must be off")
-        if warned:
-            end = f"the run ends at {error} in a row; " if error else ""
-            self.work.warn(f"{text}; {end}how many more there are, the summary says")
-
-    def _count(self, kind: str) -> int:
-        """Count a group of a kind that a run warns of once; returns the length of the sequence to warn of, or 0.
-
-        The longest sequence is kept with the counts, also in checkpoints: a resumed run does not warn again.
-        """
-        self.faults[kind] += 1
-        self.faults[f"{kind} in a row"] += 1
-        row, longest = self.faults[f"{kind} in a row"], self.faults[f"{kind}, longest row"]
-        self.faults[f"{kind}, longest row"] = max(row, longest)
-        return row if row == self.objective.signal_warning > longest else 0
+            raise ServiceError(
+                f"{row} groups in a row were dropped, each with one reward for all its episodes, {reward:g} in the "
+                "last: the tasks are too easy or too hard, or dynamic sampling must be off"
+            )
 
 
 def _why_dropped(group: Group) -> str:

@@ -46,6 +46,4 @@ class LoopState:
     lengths: LengthBias = field(default_factory=LengthBias)
     faults: Counter[str] = field(default_factory=Counter)
     """Episodes of each fault, and groups that were dropped: "dropped groups" had too few valid episodes, "groups
-    without signal" one reward for all of them; "idle groups" had that too and were trained on all the same, for the
-    algorithm drops none. Each also "in a row", and the groups without signal and the
-    idle groups also ", longest row"."""
+    without signal" one reward for all of them. Each also "in a row"."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -45,6 +44,9 @@ class LoopWork(Protocol):
     def keeps(self, group: Group) -> bool:
         """Whether a group has enough valid episodes to be trained on."""
         return SHRINK.keeps(group)
+
+    def dropped(self, group: Group, rewards: Sequence[float]) -> None:
+        """Take note of a group that dynamic sampling drops, with the task rewards of its valid episodes."""
 
     async def progress(self) -> object:
         """A value that changes whenever engines or environments make progress.
@@ -95,7 +97,3 @@ class LoopWork(Protocol):
             state: what a checkpoint keeps of the loop; None inside of a window, where groups are taken that no step
                 has trained on.
         """
-
-    def warn(self, text: str) -> None:
-        """Tell the user."""
-        logging.getLogger(__name__).warning(text)

@@ -10,7 +10,9 @@ from forge_env.evaluation.evaluate import Evaluation
 from forge_env.tool_env.tool_env import ToolEnv
 from forge_env.utils.threads import invoke
 from trainers.checkpoints import Checkpoint
-from trainers.controller.alarms import make_alarm
+from trainers.controller.alarms import MismatchAlarm, make_alarm
+from trainers.controller.diagnosis import Diagnosis, Finding
+from trainers.controller.diagnosis_rules import RunFacts
 from trainers.controller.ledger import Ledger
 from trainers.controller.length_bias import LengthBias
 from trainers.controller.loop import Loop
@@ -19,10 +21,11 @@ from trainers.controller.policy_gradient_summary import check_trained, summarise
 from trainers.controller.policy_gradient_work import PolicyGradientWork
 from trainers.controller.ready_groups import unpack
 from trainers.controller.sample_maker import SampleMaker
+from trainers.controller.signal_counts import SignalCounts
 from trainers.controller.task_order import TaskOrder
 from trainers.objective.objective import Objective, kl_remark
 from trainers.objective.old_logprobs import OldLogprobs
-from trainers.run.checkpointing import restore
+from trainers.run.checkpointing import restore, until_stopped
 from trainers.run.open_run import open_run
 from trainers.run.reference_weights import settle_reference
 from trainers.run.run_record import add_fact
@@ -57,6 +60,9 @@ async def _phases(run: TrainingRun, objective: Objective) -> None:
     approximate = about_approximations(plan)
     if approximate:
         report.warn(approximate)
+    alarm = make_alarm(plan, report.say)
+    diagnosis = _diagnosis(run, objective, alarm)
+    report.add(diagnosis)
     start = await (_go_on(run, run.checkpoint) if run.checkpoint else _begin(run))
     await settle_reference(run, objective.kl_reference)
     if remark := kl_remark(plan.config):
@@ -65,29 +71,70 @@ async def _phases(run: TrainingRun, objective: Objective) -> None:
     started = time.perf_counter() - start.seconds
     shown = ("reward", "success", "tokens/s", "s/step", *(("mean_abs_logprob_difference",) if approximate else ()))
     report.follow("train", title=plan.algorithm, total=plan.steps, names=shown, since=started)
-    work = _work(run, objective, start, started)
+    work = _work(run, objective, start, started, alarm, diagnosis)
     loop = Loop(work, objective, _settings(plan), start.state)
     if work.is_evaluated(loop.steps_done):  # resumed at the last step of a shorter run, now a step between others
         await work.evaluate(loop.steps_done)
-    await loop.run()
+    await until_stopped(
+        run, loop.run(), stop=loop.stop, steps=lambda: loop.steps_done, save=lambda: work.save(loop.state)
+    )
     train_seconds = time.perf_counter() - started
     if run.checkpoint is None or run.checkpoint.step < plan.steps:
         await work.save(loop.state)
 
     after = await run.evaluations.evaluate("after", step=plan.steps)
     await run.export()
-    await invoke(summarise, run, start.before, after, start.tool_off, loop.rows_without_signal, train_seconds)
+    diagnosis.finish()
+    await invoke(summarise, run, start.before, after, start.tool_off, diagnosis, train_seconds)
     await invoke(check_trained, report.folder)
 
 
-def _work(run: TrainingRun, objective: Objective, start: _Start, started: float) -> PolicyGradientWork:
+def _diagnosis(run: TrainingRun, objective: Objective, alarm: MismatchAlarm) -> Diagnosis:
+    """Looks for what keeps the run from learning; says it, and keeps it in run.json."""
+    config, section, report = run.config, run.config.algorithm, run.report
+    assert section is not None
+    facts = RunFacts(
+        algorithm=config.algorithm_name,
+        env=config.env.name,
+        reward=config.training.reward,
+        learning_rate=config.training.learning_rate,
+        n_samples=objective.group_size,
+        max_turn_tokens=config.env.max_turn_tokens,
+        max_tokens=config.env.max_tokens,
+        sync_interval=config.training.sync_interval,
+        staleness=config.staleness,
+        entropy_coef=config.training.entropy_coef,
+        needs_siblings=objective.needs_siblings,
+        resamples=objective.needs_signal,
+        mismatch_bounds=alarm.bounds,
+        approximations=alarm.approximations,
+    )
+
+    def tell(finding: Finding) -> None:
+        report.warn(f"warning: step {finding.step}: this may keep the run from learning: {finding}")
+        add_fact(report.folder, "findings", diagnosis.summary())
+
+    diagnosis = Diagnosis(facts, tell)
+    return diagnosis
+
+
+def _work(
+    run: TrainingRun,
+    objective: Objective,
+    start: _Start,
+    started: float,
+    alarm: MismatchAlarm,
+    diagnosis: Diagnosis,
+) -> PolicyGradientWork:
     config = run.config
     needs_reference_model = objective.kl_reference == "model"
     return PolicyGradientWork(
         run=run,
         objective=objective,
         tasks=TaskOrder(tasks=tasks_after_warmup(config, run.train_tasks), seed=config.training.seed),
-        alarm=make_alarm(run.plan, run.report.say),
+        alarm=alarm,
+        diagnosis=diagnosis,
+        signal=SignalCounts(run.kinds),
         make_samples=SampleMaker(
             objective=objective, reference=run.reference_logprobs if needs_reference_model else None
         ),

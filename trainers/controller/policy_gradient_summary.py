@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from forge_env.core.errors import NothingTrained
 from forge_env.evaluation.evaluate import Evaluation
 from forge_env.evaluation.kinds import verdict_note
+from trainers.controller.diagnosis import Diagnosis
 from trainers.run.evaluations import records_of
 from trainers.run.training_run import SAMPLES_SHOWN, TrainingRun
 
@@ -18,7 +18,7 @@ def summarise(
     before: Evaluation,
     after: Evaluation,
     tool_off: Evaluation | None,
-    rows_without_signal: Mapping[str, int],
+    diagnosis: Diagnosis,
     train_seconds: float,
 ) -> None:
     """Write the summary of a run that is done.
@@ -28,16 +28,14 @@ def summarise(
         before: the headline before the training.
         after: the headline after it.
         tool_off: the headline before it without tools; None for an environment that has none.
-        rows_without_signal: see `Loop.rows_without_signal`.
+        diagnosis: of the whole run.
         train_seconds: of the training alone.
     """
     report, algorithm = run.report, run.plan.algorithm
     report.samples(f"the first {SAMPLES_SHOWN} held-out tasks before {algorithm}", before.episodes[:SAMPLES_SHOWN])
     report.samples(f"the same tasks after {algorithm}", after.episodes[:SAMPLES_SHOWN])
     step_seconds = sorted(point["seconds"] for point in report.curve)
-    alarms = sum(bool(record["mismatch_alarm"]) for record in records_of(report.folder, "train"))
     by_kind = run.kinds.changes(before, after)
-    warned_of = {**rows_without_signal, "mismatch_alarms": alarms}
     run.summarise(
         {
             "success_before": _rate(before),
@@ -54,7 +52,7 @@ def summarise(
             "train_seconds": train_seconds,
             "median_step_seconds": step_seconds[len(step_seconds) // 2] if step_seconds else None,
             "reward_curve": [point["reward"] for point in report.curve],
-            **warned_of,
+            "findings": diagnosis.summary(),
             **({"by_kind": {name: change.summary() for name, change in by_kind.items()}} if by_kind else {}),
         }
     )
@@ -67,8 +65,13 @@ def summarise(
         report.say(f"held-out success of {name}: {change}")
     if level := verdict_note(by_kind):
         report.say(level)
-    for sentence in _counted(warned_of):
-        report.say(sentence)
+    for finding in diagnosis.findings:
+        when = (
+            f"steps {finding.step} to {finding.last_step}"
+            if finding.last_step > finding.step
+            else f"step {finding.step}"
+        )
+        report.say(f"may have kept this run from learning, {when}: {finding}")
     report.say(f"curve {picture}, checkpoints {report.folder / 'checkpoints'}, model {report.folder / 'model'}")
 
 
@@ -91,16 +94,6 @@ def check_trained(folder: Path) -> None:
         f"nothing was trained: there was no gradient to use in any of the {len(steps)} steps, for {why}; begin with a "
         "model that solves some of the tasks and not all, or take other tasks"
     )
-
-
-def _counted(counts: Mapping[str, int]) -> Iterator[str]:
-    """Sentences on how often the conditions occurred that a run warns of once; none for those that did not."""
-    for kind, fate in (("groups_idle", "were trained on"), ("groups_without_signal", "were dropped")):
-        if counts[kind]:
-            row = counts[f"{kind}_longest_row"]
-            yield f"{counts[kind]} groups with one reward for all their episodes {fate}, at most {row} in a row"
-    if counts["mismatch_alarms"]:
-        yield f"trainer and engine were too far apart in {counts['mismatch_alarms']} steps, see mismatch_alarm"
 
 
 def _rate(evaluation: Evaluation | None) -> float | None:

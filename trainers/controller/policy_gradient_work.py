@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -11,10 +12,12 @@ from forge_env.core.types import Task
 from forge_env.evaluation.evaluate import is_success
 from forge_env.evaluation.metrics import model_call_metrics, row_metrics, tool_metrics
 from trainers.controller.alarms import MismatchAlarm
+from trainers.controller.diagnosis import Diagnosis
 from trainers.controller.loop_state import LoopState
 from trainers.controller.loop_work import LoopWork
 from trainers.controller.ready_groups import READY_FILE, pack
 from trainers.controller.sample_maker import SampleMaker
+from trainers.controller.signal_counts import SignalCounts
 from trainers.controller.task_order import TaskOrder
 from trainers.objective.objective import Objective
 from trainers.objective.old_logprobs import OldLogprobs
@@ -31,6 +34,8 @@ class PolicyGradientWork(LoopWork):
     objective: Objective
     tasks: TaskOrder
     alarm: MismatchAlarm
+    diagnosis: Diagnosis
+    signal: SignalCounts
     make_samples: SampleMaker
     old: OldLogprobs | None = None
     """None where the importance ratio is taken against the generator."""
@@ -59,6 +64,10 @@ class PolicyGradientWork(LoopWork):
     def keeps(self, group: Group) -> bool:
         return self.run.config.env.fault_policy().keeps(group)
 
+    def dropped(self, group: Group, rewards: Sequence[float]) -> None:
+        self.signal.add(group, rewards)
+        self.diagnosis.waiting(self.signal.metrics)
+
     async def progress(self) -> object:
         return await self.run.services.progress()
 
@@ -75,7 +84,7 @@ class PolicyGradientWork(LoopWork):
         run.startup.until_now("first rollouts", self._began)
         async with run.first_step():
             old = self.old.take() if self.old else None
-            samples, seconds = await self.make_samples(groups, old)
+            samples, rewards, made = await self.make_samples(groups, old)
             await run.report.written()  # the episodes of the step before: a slow disk is waited for here
             is_present = self.old is not None and old is None
             async with self._engines.reading(run.services.policy) as use:
@@ -85,8 +94,11 @@ class PolicyGradientWork(LoopWork):
         learned = [episode for episode in episodes if self.objective.learns_from(episode)]
         run.report.trained(step, zip(learned, (sample.advantage for sample in samples), strict=True))
         run.weights.ages.trained(skipped=bool(metrics["skipped"]))
-        alarm = self.alarm(step, metrics, is_fresh=not any(ages))
-        return metrics | seconds | {"mismatch_alarm": alarm} | _staleness(ages) | used
+        for pair in zip(groups, rewards, strict=True):
+            self.signal.add(*pair)
+        made |= self.signal.metrics | {"mismatch_alarm": self.alarm(metrics, is_fresh=not any(ages))}
+        self.signal.clear()
+        return metrics | made | _staleness(ages) | used
 
     async def publish_weights(self, step: int) -> dict[str, float]:
         return await self.run.weights.publish(step)
@@ -108,13 +120,14 @@ class PolicyGradientWork(LoopWork):
             "s/step": seconds,
         }
         counts = {
-            "groups_with_signal": sum(len(set(group.rewards)) > 1 for group in groups),
             "episodes": len(episodes),
             "processes_replaced": float(services.replaced),
             "groups_run_again": float(services.envs.client.retries),
         }
         by_kind = self.run.kinds.training_metrics(episodes)
         played = [episode for group in groups for episode in (*group.episodes, *group.replaced)]
+        ended = Counter(episode.ended_by for episode in episodes if episode.ended_by not in ("", "environment"))
+        counts |= {f"ended_by/{limit}": number / len(episodes) for limit, number in ended.items()}
         figures = row_metrics(episodes) | tool_metrics(episodes) | model_call_metrics(played)
         values = metrics | shown | figures | counts | by_kind
         report.metrics("train", step, values)
@@ -145,9 +158,6 @@ class PolicyGradientWork(LoopWork):
         }
         texts = {READY_FILE: lines} if ready else {}
         await save_checkpoint(self.run, state.steps_done, place, texts=texts, asynchronous=asynchronous)
-
-    def warn(self, text: str) -> None:
-        self.run.report.warn(text)
 
 
 def _staleness(ages: Sequence[int]) -> dict[str, float]:

@@ -5,6 +5,8 @@ The samples are made in a thread: there are millions of tokens, and functions of
 
 from __future__ import annotations
 
+import math
+import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,6 +14,7 @@ from dataclasses import dataclass
 from forge_env.core.episode import Episode, Group
 from forge_env.utils.threads import invoke
 from trainers.batching.batch import Numbers, Sample
+from trainers.objective.advantages import has_signal
 from trainers.objective.objective import Objective
 from trainers.objective.old_logprobs import Logprobs, rows_of
 
@@ -26,30 +29,44 @@ class SampleMaker:
 
     async def __call__(
         self, groups: Sequence[Group], old_logprobs: Sequence[Numbers | None] | None = None
-    ) -> tuple[list[Sample], dict[str, float]]:
-        """Return the samples of a step, and metrics.
+    ) -> tuple[list[Sample], list[list[float]], dict[str, float]]:
+        """Return the samples of a step, the training rewards of its groups, and metrics.
 
         Args:
             groups: of the step.
             old_logprobs: of its samples, in order, where they were computed before; None for a sample that needs none.
 
         Returns:
-            The samples; seconds/reference, where the reference model was asked, and kl_penalty, the mean over episodes
-            of what the KL penalty takes off their reward.
+            The samples; the training reward of every valid episode by group; and as metrics training_reward and
+            training_reward_std, their mean and standard deviation over episodes, groups_with_signal, seconds/reference,
+            where the reference model was asked, and kl_penalty, the mean over episodes of what the KL penalty takes
+            off their reward.
         """
         episodes = [episode for group in groups for episode in group.valid]
-        metrics: dict[str, float] = {}
+        rewards = await invoke(self.objective.rewards, groups)
+        metrics = _reward_metrics(rewards)
         references = None
         if self.reference is not None:
             started = time.perf_counter()
             references = await self.reference(await invoke(rows_of, episodes))
             metrics["seconds/reference"] = time.perf_counter() - started
-        samples = await invoke(self.objective.samples, groups, references, old_logprobs)
+        samples = await invoke(self.objective.samples, groups, references, old_logprobs, rewards)
         if self.objective.reward.kl_penalty is not None and references is not None:
             metrics["kl_penalty"] = await invoke(self._mean_penalty, episodes, references)
-        return samples, metrics
+        return samples, rewards, metrics
 
     def _mean_penalty(self, episodes: Sequence[Episode], references: Sequence[Numbers]) -> float:
         by_turn = self.objective.reward.kl_by_turn
         penalties = [sum(by_turn(*pair)) for pair in zip(episodes, references, strict=True)]
         return sum(penalties) / max(len(penalties), 1)
+
+
+def _reward_metrics(rewards: Sequence[Sequence[float]]) -> dict[str, float]:
+    values = [reward for of_group in rewards for reward in of_group]
+    if not values:
+        return {"groups_with_signal": 0.0}
+    return {
+        "training_reward": math.fsum(values) / len(values),
+        "training_reward_std": statistics.pstdev(values),
+        "groups_with_signal": float(sum(map(has_signal, rewards))),
+    }

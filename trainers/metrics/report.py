@@ -21,7 +21,7 @@ from trainers.metrics.json_lines import JsonLines
 from trainers.metrics.open import open_sinks, open_spans
 from trainers.metrics.record_thread import RecordThread
 from trainers.metrics.reward_plot import write_reward_plot
-from trainers.metrics.sink import Sink
+from trainers.metrics.sink import Reversible, Sink
 from trainers.metrics.system import Sampler, SystemMetrics
 from trainers.metrics.timeline import Timeline
 from trainers.metrics.trained import Trained
@@ -53,7 +53,7 @@ class Report:
         self._record = RecordThread()  # of the episodes and what was trained on them
         self.written = self._record.written
         self._metrics = JsonLines(folder / "metrics.jsonl", self.console.seconds)
-        self._others = open_sinks(folder, config, self.warn) if config else []
+        self._others: list[Sink] = [*open_sinks(folder, config, self.warn)] if config else []
         self._spans = open_spans(config, self.warn) if config else None
         self._sampler: Sampler | None = None
 
@@ -77,6 +77,10 @@ class Report:
     def sinks(self) -> Sequence[Sink]:
         """Every sink, those of the run itself first."""
         return (self._metrics, self.console, *self._others)
+
+    def add(self, sink: Sink) -> None:
+        """Tell one more sink everything from now on, in the thread that measures it."""
+        self._others.append(sink)
 
     @property
     def started(self) -> float:
@@ -131,7 +135,8 @@ class Report:
         self.console.started -= mark["seconds"]
         records = self._metrics.go_back(metrics)
         for sink in self._others:
-            sink.go_back(records)
+            if isinstance(sink, Reversible):
+                sink.go_back(records)
         for record in records:
             if record.phase == "train" and "reward" in record.values:
                 self.point(record.step, record.values)
@@ -171,8 +176,8 @@ class Report:
 
     def point(self, step: int, values: Mapping[str, float]) -> None:
         """Add a step to `curve`, which the reward plot shows."""
-        names = {"reward": "reward", "success": "success", "seconds": "s/step"}
-        self.curve.append({"step": step} | {name: values[key] for name, key in names.items()})
+        names = {"reward": "reward", "success": "success", "seconds": "s/step", "training_reward": "training_reward"}
+        self.curve.append({"step": step} | {name: values[key] for name, key in names.items() if key in values})
 
     # ---- episodes ----
 

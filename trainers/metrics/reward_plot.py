@@ -30,7 +30,7 @@ def write_reward_plot(
 
     Args:
         path: of the PNG.
-        curve: "step" and "reward" of each optimizer step.
+        curve: "step" and "reward" of each optimizer step, and "training_reward", which is drawn where it differs.
         title: of the plot.
         before: drawn at step 0.
         after: drawn at the last step.
@@ -52,6 +52,10 @@ def reward_figure(
     drawn = list(rewards)
     axes.plot(steps, rewards, color="#9ecae1", linewidth=1, label="mean reward of a step")
     axes.plot(steps, [y for _, y in mean], color="#08519c", linewidth=2, label=f"running mean of {MEAN_STEPS} steps")
+    trained_on = [point.get("training_reward", point["reward"]) for point in curve]
+    if trained_on != rewards:
+        axes.plot(steps, trained_on, color="#31a354", linewidth=1, label="reward that is trained on, of a step")
+        drawn += trained_on
     for evaluation, step, label in ((before, 0, "before"), (after, steps[-1] if steps else 0, "after")):
         if evaluation is not None and evaluation.valid:
             reward = evaluation.reward

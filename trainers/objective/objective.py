@@ -48,16 +48,15 @@ class Objective:
     """Which episodes take part in the baseline and are not learned from."""
     needs_signal: bool = False
     """Whether a group whose episodes all have one task reward is sampled anew (dynamic sampling)."""
-    signal_warning: int = 32
-    """Groups without a signal in a row after which the run says so, once."""
     signal_error: int = 512
-    """And after which it ends."""
+    """Groups without a signal in a row that end the run, where they are sampled anew; 0 is never."""
 
     def samples(
         self,
         groups: Sequence[Group],
         reference_logprobs: Sequence[Numbers] | None = None,
         old_logprobs: Sequence[Numbers | None] | None = None,
+        rewards: Sequence[Sequence[float]] | None = None,
     ) -> list[Sample]:
         """Turn the groups of a step into samples. Faults have no reward, and take no part in a baseline.
 
@@ -67,6 +66,7 @@ class Objective:
                 `kl_reference` is "model".
             old_logprobs: the trainer's, of the sampled targets of every sample, where they were computed before the
                 step; None for a sample that needs none.
+            rewards: of `rewards(groups)`, where they are known already.
 
         Raises:
             UserError: when an advantage function of the user's own returns something else than a number for each, and
@@ -76,12 +76,12 @@ class Objective:
         _check_sampled(episodes)
         references = self._references(episodes, reference_logprobs)
         penalties = [self.reward.kl_by_turn(*pair) for pair in zip(episodes, references, strict=True)]
-        rewards = [self.reward(episode) for episode in episodes]
-        scale = self.scale(rewards) if self.scale else 1.0
+        by_group = self.rewards(groups) if rewards is None else rewards
+        scale = self.scale([reward for of_group in by_group for reward in of_group]) if self.scale else 1.0
         advantages: list[float | Numbers] = []
-        for group in groups:
+        for group, of_group in zip(groups, by_group, strict=True):
             members = slice(len(advantages), len(advantages) + len(group.valid))
-            advantages += self._credit(group.valid, rewards[members], penalties[members], scale)
+            advantages += self._credit(group.valid, of_group, penalties[members], scale)
         learned = [i for i, episode in enumerate(episodes) if self.learns_from(episode)]
         old = [None] * len(learned) if old_logprobs is None else old_logprobs
         return [
@@ -93,6 +93,10 @@ class Objective:
             )
             for i, values in zip(learned, old, strict=True)
         ]
+
+    def rewards(self, groups: Sequence[Group]) -> list[list[float]]:
+        """What advantages are taken of: the training reward of each valid episode, by group."""
+        return [[self.reward(episode) for episode in group.valid] for group in groups]
 
     def learns_from(self, episode: Episode) -> bool:
         """Whether a valid episode becomes a sample."""

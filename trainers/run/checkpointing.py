@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from forge_env.core.errors import ForgeError
 from forge_env.runtime.calls.answers import within
 from forge_env.utils.threads import invoke
-from trainers.checkpoints import Checkpoint, clean, path_of
+from trainers.checkpoints import Checkpoint, clean, path_of, steps_of
 from trainers.run.trainer_actor import TrainerActor
 from trainers.run.training_run import TrainingRun
 from trainers.setup.run_plan import RunPlan
+from trainers.setup.signals import was_signalled
 
 
 def is_due(plan: RunPlan, step: int) -> bool:
@@ -63,6 +66,59 @@ async def save_checkpoint(
     )
     with run.report.timeline.span("checkpoint", f"step {step}"):
         await within(run.plan.deadlines.checkpoint, call, "the checkpoint")
+
+
+async def until_stopped(
+    run: TrainingRun,
+    training: Coroutine[Any, Any, None],
+    *,
+    stop: Callable[[], None],
+    steps: Callable[[], int],
+    save: Callable[[], Awaitable[None]],
+) -> None:
+    """Run the training of a run. If a signal ends it, finish the optimizer step in progress and save a checkpoint.
+
+    That has a deadline, and a second cancellation gives it up.
+
+    Args:
+        run: that trains.
+        training: its optimizer steps.
+        stop: lets `training` return soon, at a place from which the run can go on.
+        steps: how many are done.
+        save: a checkpoint of them.
+
+    Raises:
+        CancelledError: if it was cancelled, whether a checkpoint could be saved or not.
+    """
+    task = asyncio.ensure_future(training)
+    try:
+        await asyncio.shield(task)
+    except asyncio.CancelledError:
+        if was_signalled() and not task.done():
+            stop()
+            await _keep(run, task, steps, save)
+        raise
+    finally:
+        if not task.done():
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+
+async def _keep(
+    run: TrainingRun, task: asyncio.Future[None], steps: Callable[[], int], save: Callable[[], Awaitable[None]]
+) -> None:
+    """Wait for a step in progress, and save it."""
+    report, seconds = run.report, run.config.training.step_seconds + run.plan.deadlines.checkpoint
+    report.say(f"a step in progress is finished and a checkpoint is kept, within {seconds:.0f} s")
+    try:
+        async with asyncio.timeout(seconds):
+            await task
+            if steps() and steps() not in steps_of(report.folder):
+                await save()
+    except TimeoutError:
+        report.warn(f"warning: no checkpoint could be kept within {seconds:.0f} s")
+    except (ForgeError, OSError) as error:
+        report.warn(f"warning: no checkpoint could be kept: {error}")
 
 
 async def restore(run: TrainingRun, checkpoint: Checkpoint) -> Mapping[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
@@ -65,11 +66,12 @@ async def open_run(plan: RunPlan, data: TrainingData | None = None) -> AsyncIter
     checkpoint = checkpoint_of(plan.algorithm, config)
     folder = Path(config.output) if checkpoint else claim_folder(config.output or new_folder(plan.algorithm, config))
     state = _FolderState(folder)
-    with _with_remedies(state):
+    with _with_remedies(state, plan.algorithm):
         async with AsyncExitStack() as stack:
             stack.enter_context(locked(folder))
             state.is_empty = checkpoint is None
             report = stack.enter_context(Report(folder, asdict(config)))
+            stack.enter_context(_with_what_is_kept(report, plan.algorithm))
             if checkpoint:
                 report.check(checkpoint.extra["report"])
             with startup.phase("tasks"):
@@ -120,13 +122,31 @@ class _FolderState:
 
 
 @contextmanager
-def _with_remedies(folder: _FolderState) -> Iterator[None]:
+def _with_what_is_kept(report: Report, algorithm: str) -> Iterator[None]:
+    """Say of a run that is stopped what is kept of it. Its processes have ended by then."""
+    try:
+        yield
+    except asyncio.CancelledError:
+        onward = _onward(report.folder, algorithm)
+        nothing = f"stopped; no checkpoint is kept, and a new run needs another --output than {report.folder}"
+        report.say(f"stopped; a checkpoint is kept: {onward}" if onward else nothing)
+        raise
+
+
+def _onward(folder: Path, algorithm: str) -> str:
+    """How to go on from the newest checkpoint of a run; "" where there is none."""
+    saved = steps_of(folder)
+    command = f"python -m trainers.{algorithm} --output {folder} --resume"
+    return f"go on from step {max(saved)} with {command}" if saved else ""
+
+
+@contextmanager
+def _with_remedies(folder: _FolderState, algorithm: str) -> Iterator[None]:
     """Add to an error that ends a run how to go on from its newest checkpoint."""
     try:
         yield
     except BaseException as error:
-        cause, saved = first_error(error), steps_of(folder.path)
-        onward = f"go on from step {max(saved)} with --resume --output {folder.path}" if saved else ""
+        cause, onward = first_error(error), _onward(folder.path, algorithm)
         if isinstance(cause, ServiceError) and onward:
             raise ServiceError(f"{cause}; {onward}") from error
         if isinstance(cause, OSError) and (full := full_disk(cause, folder.path)):

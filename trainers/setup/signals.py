@@ -7,17 +7,23 @@ import signal
 import sys
 from collections.abc import Awaitable
 
+_received: list[signal.Signals] = []
+
 
 async def with_signals(work: Awaitable[None]) -> int:
-    """Run `work`; Ctrl-C and SIGTERM cancel it, so that everything it started is ended in order."""
+    """Run `work`; Ctrl-C and SIGTERM cancel it, so that everything it started is ended in order.
+
+    A second signal cancels it again: work that answers the first one by finishing something gives that up.
+    """
     task = asyncio.ensure_future(work)
     loop = asyncio.get_running_loop()
-    received: list[signal.Signals] = []
+    _received.clear()
 
     def stop(number: signal.Signals) -> None:
-        received.append(number)
-        if len(received) == 1:
-            print("\nstopping: ending every process of this run", file=sys.stderr, flush=True)
+        _received.append(number)
+        if len(_received) <= 2:
+            text = "stopping; once more ends it at once" if len(_received) == 1 else "ending every process of this run"
+            print(f"\n{text}", file=sys.stderr, flush=True)
         task.cancel()
 
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -25,9 +31,14 @@ async def with_signals(work: Awaitable[None]) -> int:
     try:
         await task
     except asyncio.CancelledError:
-        if not received:
+        if not _received:
             raise
     except Exception:
-        if not received:
+        if not _received:
             raise
-    return 128 + received[0] if received else 0
+    return 128 + _received[0] if _received else 0
+
+
+def was_signalled() -> bool:
+    """Whether a signal has asked the run of this process to end."""
+    return bool(_received)

@@ -62,7 +62,8 @@ async def _train_on_data(plan: RunPlan, config: Config) -> None:
 
     async def phases(run: TrainingRun) -> None:
         run.report.say(f"{config.sft.data}: {data.about}")
-        place = await _steps(run, data)
+        place = await _begin(run, data)
+        await _train(run, data, place)
         before = place["held_out_loss"]
         after = await held_out_loss(run, data.held_out)
         if before is not None and after is not None:
@@ -87,41 +88,57 @@ async def _train_on_data(plan: RunPlan, config: Config) -> None:
         await run.services.guard(phases(run))
 
 
-async def _steps(run: TrainingRun, data: SFTData) -> dict[str, Any]:
-    """Every optimizer step, or those after the checkpoint.
+async def _begin(run: TrainingRun, data: SFTData) -> dict[str, Any]:
+    """Begin to train, or go on after the checkpoint.
 
     Returns:
         What a checkpoint keeps: "held_out_loss" before the first step, and "seconds" of training.
     """
-    from forge_env.runtime.calls.answers import within
-    from trainers.objective.plain_losses import SFTLoss
-    from trainers.run.checkpointing import is_due, restore, save_checkpoint
+    from trainers.run.checkpointing import restore
 
-    loss = SFTLoss()
     await run.begin_training()
-    place: dict[str, Any]
     if run.checkpoint is None:
         with run.startup.phase("held-out loss"):
-            done, place = 0, {"held_out_loss": await held_out_loss(run, data.held_out), "seconds": 0.0}
-    else:
-        with run.startup.phase("checkpoint"):
-            done, place = run.checkpoint.step, dict(await restore(run, run.checkpoint))
-        await _evaluate(run, done)  # where it was the last step of a shorter run
+            return {"held_out_loss": await held_out_loss(run, data.held_out), "seconds": 0.0}
+    with run.startup.phase("checkpoint"):
+        place = dict(await restore(run, run.checkpoint))
+    await _evaluate(run, run.checkpoint.step)  # where it was the last step of a shorter run
+    return place
+
+
+async def _train(run: TrainingRun, data: SFTData, place: dict[str, Any]) -> None:
+    """Take every optimizer step, or those after the checkpoint; a signal ends it between two of them."""
+    from forge_env.runtime.calls.answers import within
+    from trainers.objective.plain_losses import SFTLoss
+    from trainers.run.checkpointing import is_due, save_checkpoint, until_stopped
+
+    loss, is_stopped = SFTLoss(), asyncio.Event()
+    done = run.checkpoint.step if run.checkpoint else 0
     started = time.perf_counter() - place["seconds"]
     run.report.follow("train", title="sft", total=run.plan.steps, names=("loss", "tokens"), since=started)
     batches = itertools.islice(data.batches(), done, None)
-    for step in range(done + 1, run.plan.steps + 1):
-        # In a thread: of a stream the next rows may have to come over the network.
-        with run.startup.phase("first batch"):
-            batch = await within(run.config.training.step_seconds, asyncio.to_thread(next, batches), "reading the data")
-        async with run.first_step():
-            metrics = await run.train_step(batch, loss)
-        run.report.metrics("train", step, {name: metrics[name] for name in METRICS if name in metrics})
-        place["seconds"] = time.perf_counter() - started
-        await _evaluate(run, step)
-        if is_due(run.plan, step):
-            await save_checkpoint(run, step, place, asynchronous=run.config.checkpoint.asynchronous)
-    return place
+
+    async def training() -> None:
+        nonlocal done
+        while done < run.plan.steps and not is_stopped.is_set():
+            # In a thread: of a stream the next rows may have to come over the network.
+            with run.startup.phase("first batch"):
+                reading = asyncio.to_thread(next, batches)
+                batch = await within(run.config.training.step_seconds, reading, "reading the data")
+            async with run.first_step():
+                metrics = await run.train_step(batch, loss)
+            done += 1
+            run.report.metrics("train", done, {name: metrics[name] for name in METRICS if name in metrics})
+            place["seconds"] = time.perf_counter() - started
+            if not is_stopped.is_set():
+                await _evaluate(run, done)
+            if is_due(run.plan, done):
+                await save_checkpoint(run, done, place, asynchronous=run.config.checkpoint.asynchronous)
+
+    async def save() -> None:
+        await save_checkpoint(run, done, place)
+
+    await until_stopped(run, training(), stop=is_stopped.set, steps=lambda: done, save=save)
 
 
 async def _evaluate(run: TrainingRun, step: int) -> None:

@@ -155,8 +155,8 @@ class Record(LoopWork):
     async def progress(self) -> object:
         return await self._do("progress", super().progress)
 
-    def warn(self, text: str) -> None:
-        self.instead.get("warn", super().warn)(text)
+    def dropped(self, group: Group, rewards: Sequence[float]) -> None:
+        self.instead.get("dropped", super().dropped)(group, rewards)
 
     async def _do(self, name: str, default: Callable[..., Awaitable[Any]], *arguments: Any) -> Any:
         return await self.instead.get(name, default)(*arguments)
@@ -549,39 +549,18 @@ async def test_without_dynamic_sampling_they_are_trained_on() -> None:
     assert len(record.trained) == 2 and loop.faults["groups without signal"] == 0
 
 
-async def test_too_many_without_a_signal_are_warned_of_and_end_the_run() -> None:
+async def test_too_many_without_a_signal_end_the_run_and_each_is_taken_note_of() -> None:
     async def run_group(task: Task, index: int) -> Group:
         return flat_group(index, reward=0.25)
 
-    warnings: list[str] = []
+    dropped: list[list[float]] = []
     record = Record(run_group)
-    objective = {"needs_signal": True, "signal_warning": 3, "signal_error": 8}
+    objective = {"needs_signal": True, "signal_error": 8}
     async with nothing_left():
         with pytest.raises(ServiceError, match=r"8 groups in a row .* 0\.25 .*too easy or too hard"):
-            await record.loop(objective=objective, warn=warnings.append).run()
-    assert [warning.split()[0] for warning in warnings] == ["3"]
+            await record.loop(objective=objective, dropped=lambda group, rewards: dropped.append(rewards)).run()
+    assert dropped == [[0.25, 0.25]] * 8
     assert record.trained == []
-
-
-async def test_groups_from_which_nothing_is_learned_are_warned_of_where_none_is_dropped() -> None:
-    async def run_group(task: Task, index: int) -> Group:
-        return group(index) if index == 4 else flat_group(index, reward=0.25)
-
-    warnings: list[str] = []
-    record = Record(run_group)
-    loop = record.loop(objective={"signal_warning": 4}, warn=warnings.append, steps=6, batch_size=2)
-    await loop.run()
-    assert len(record.trained) == 6  # it goes on
-    # The row ends with the group that has a signal; the next one is counted and not warned of again.
-    assert [warning.split()[0] for warning in warnings] == ["4"]
-    assert "0.25 in the last: nothing is learned from their rewards" in warnings[0]
-    counts = loop.rows_without_signal
-    assert counts["groups_idle"] >= 11 and counts["groups_idle_longest_row"] == counts["groups_idle"] - 4
-
-    again = Record(run_group)
-    resumed = again.loop(objective={"signal_warning": 4}, warn=warnings.append, steps=3, faults=loop.faults)
-    await resumed.run()
-    assert len(warnings) == 1 and resumed.rows_without_signal["groups_idle"] > counts["groups_idle"]
 
 
 async def test_a_group_with_a_signal_now_and_then_keeps_the_run_going() -> None:
@@ -593,15 +572,13 @@ async def test_a_group_with_a_signal_now_and_then_keeps_the_run_going() -> None:
     assert len(record.trained) == 3
 
 
-async def test_neither_is_said_where_both_are_off() -> None:
+async def test_a_run_may_wait_for_a_signal_without_end() -> None:
     async def run_group(task: Task, index: int) -> Group:
         return group(index) if index > 600 else flat_group(index)
 
-    warnings: list[str] = []
     record = Record(run_group)
-    objective = {"needs_signal": True, "signal_warning": 0, "signal_error": 0}
-    await record.loop(steps=1, batch_size=1, objective=objective, warn=warnings.append).run()
-    assert len(record.trained) == 1 and warnings == []
+    await record.loop(steps=1, batch_size=1, objective={"needs_signal": True, "signal_error": 0}).run()
+    assert len(record.trained) == 1
 
 
 async def test_a_reward_of_the_users_own_is_what_a_signal_is_judged_by() -> None:
@@ -714,17 +691,14 @@ async def test_waves_that_go_on_are_those_of_a_run_that_was_never_stopped() -> N
     assert {(4, 0), (2, 2), (4, 4)} & {*results} and len({*results}) > 1
 
 
-async def test_no_signal_in_waves_is_warned_of_and_ends_the_run() -> None:
+async def test_no_signal_in_waves_ends_the_run() -> None:
     async def flat(numbered: Sequence[tuple[Task, int]]) -> list[Group]:
         return [flat_group(number) for _, number in numbered]
 
-    warnings: list[str] = []
     record = Record(lambda task, index: pytest.fail("a group was begun alone"))
-    objective = {"needs_signal": True, "signal_warning": 3, "signal_error": 8}
     async with nothing_left():
         with pytest.raises(ServiceError, match="8 groups in a row"):
-            await record.loop(objective=objective, warn=warnings.append, run_wave=flat).run()
-    assert [warning.split()[0] for warning in warnings] == ["3"]
+            await record.loop(objective={"needs_signal": True, "signal_error": 8}, run_wave=flat).run()
 
 
 async def test_a_wave_that_never_comes_back_ends_the_run() -> None:
@@ -880,3 +854,57 @@ async def test_a_loop_that_has_all_its_steps_admits_nothing() -> None:
     record = Record(lambda task, index: pytest.fail("a group was admitted"))
     await record.loop(steps=4, steps_done=4).run()
     assert record.admitted == {} and record.steps == []
+
+
+# ---- stopping ----
+
+
+async def test_a_loop_that_is_stopped_in_a_step_finishes_it_and_its_state_goes_on() -> None:
+    record = Record(ready_at_once)
+
+    async def train_step(groups: Sequence[Group]) -> dict[str, float]:
+        loop.stop()  # amid the step
+        return await record.train(groups)
+
+    loop = record.loop(steps=50, train_step=train_step)
+    async with nothing_left():
+        await loop.run()
+    assert len(record.trained) == 1 and loop.state.steps_done == 1
+    rest, unrecorded = Record(ready_at_once, published=1, version=1), {"record_step": lambda *_: None}
+    await rest.loop(steps=3, steps_done=1, ledger=loop.ledger, ready=loop.state.ready, **unrecorded).run()
+    trained = [number for step in (*record.trained, *rest.trained) for number in step]
+    assert len(rest.trained) == 2 and len(trained) == len(set(trained)), "no prompt was trained twice"
+
+
+async def test_a_loop_that_waits_for_groups_or_an_evaluation_stops_at_once() -> None:
+    async def hangs(*_: Any) -> Any:
+        asyncio.get_running_loop().call_soon(loop.stop)
+        await asyncio.Event().wait()
+
+    record = Record(hangs)
+    loop = record.loop(steps=50)
+    async with nothing_left():
+        await loop.run()
+    assert loop.state.steps_done == 0
+    record = Record(ready_at_once)
+    loop = record.loop(steps=50, is_evaluated=lambda step: step == 2, evaluate=hangs)
+    async with nothing_left():
+        await loop.run()
+    assert loop.state.steps_done == 2
+
+
+async def test_a_window_that_is_begun_is_finished_before_the_loop_stops() -> None:
+    async def begin_window(batches: Sequence[Sequence[Group]]) -> dict[str, float]:
+        loop.stop()
+        return {}
+
+    record = Record(ready_at_once)
+    unrecorded = {"record_step": lambda *_: None}
+    loop = record.loop(steps=50, sync_interval=3, staleness=2, begin_window=begin_window, **unrecorded)
+    async with nothing_left():
+        await loop.run()
+    assert loop.state.steps_done == len(record.trained) == 3
+
+
+async def ready_at_once(task: Task, index: int) -> Group:
+    return group(index)

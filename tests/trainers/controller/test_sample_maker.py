@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from forge_env.core.episode import Episode
 from forge_env.core.errors import ServiceError
 from forge_env.core.types import Outcome
 from tests.trainers.episodes import episode, group, turn
@@ -23,6 +24,9 @@ GROUPS = [
     group(episode(turn(1, 1), reward=1.0), episode(turn(2), reward=0.0, outcome=Outcome.TRUNCATED)),
     group(episode(turn(3, 3, 3), reward=0.0), episode(turn(4), turn(5), reward=1.0)),
 ]
+
+
+REWARD_METRICS = ("training_reward", "training_reward_std", "groups_with_signal")
 
 
 def made(**parts: object) -> Objective:
@@ -42,11 +46,11 @@ async def halves(samples: Sequence[Sample]) -> list[list[float]]:
 
 async def test_each_sample_gets_its_own_logprobs() -> None:
     make = SampleMaker(objective=made(kl_reference="model"), reference=tokens)
-    samples, metrics = await make(GROUPS, await halves([Sample(rows=e.rows) for g in GROUPS for e in g.valid]))
+    samples, rewards, metrics = await make(GROUPS, await halves([Sample(rows=e.rows) for g in GROUPS for e in g.valid]))
     assert [s.reference_logprobs for s in samples] == [[-1, -1], [-2], [-3, -3, -3], [-4, -5]]
     assert [s.old_logprobs for s in samples] == [[-0.5, -0.5], [-1], [-1.5] * 3, [-2, -2.5]]
     assert [s.advantage for s in samples] == [0.5, -0.5, -0.5, 0.5]
-    assert set(metrics) == {"seconds/reference"}
+    assert rewards == [[1.0, 0.0], [0.0, 1.0]] and set(metrics) == {*REWARD_METRICS, "seconds/reference"}
 
 
 async def test_what_is_not_learned_from_keeps_its_part_in_the_penalty() -> None:
@@ -55,7 +59,7 @@ async def test_what_is_not_learned_from_keeps_its_part_in_the_penalty() -> None:
     old = OldLogprobs(objective=objective, logprobs=halves)
     await old.begin_window([[], GROUPS])
     assert old.take() is None
-    samples, metrics = await SampleMaker(objective=objective, reference=tokens)(GROUPS, old.take())
+    samples, _, metrics = await SampleMaker(objective=objective, reference=tokens)(GROUPS, old.take())
     assert [s.old_logprobs for s in samples] == [[-0.5, -0.5], [-1.5] * 3, [-2, -2.5]]
     assert [s.reference_logprobs for s in samples] == [[-1, -1], [-3, -3, -3], [-4, -5]]
     # Rewards less penalties: 1 and -0.5; -3 and -2.5.
@@ -64,10 +68,26 @@ async def test_what_is_not_learned_from_keeps_its_part_in_the_penalty() -> None:
 
 
 async def test_with_nothing_to_ask_for_there_is_nothing_to_measure() -> None:
-    samples, metrics = await SampleMaker(objective=made())(GROUPS)
-    assert metrics == {} and {(s.reference_logprobs, s.old_logprobs) for s in samples} == {(None, None)}
-    generator, _ = await SampleMaker(objective=made(kl_reference="generator"))(GROUPS)
+    samples, _, metrics = await SampleMaker(objective=made())(GROUPS)
+    assert set(metrics) == set(REWARD_METRICS) and {(s.reference_logprobs, s.old_logprobs) for s in samples} == {
+        (None, None)
+    }
+    generator, *_ = await SampleMaker(objective=made(kl_reference="generator"))(GROUPS)
     assert [s.reference_logprobs.tolist() for s in generator] == [[-1, -1], [-1], [-1, -1, -1], [-1, -1]]
+
+
+async def test_what_is_trained_on_is_measured_and_asked_of_the_user_once() -> None:
+    asked: list[str] = []
+
+    def mine(e: Episode) -> float:  # the reward of the user's own, in the place of the environment's
+        asked.append(e.id)
+        return float(len(e.turns))
+
+    objective = made(reward=TrainingReward(user_reward=mine))
+    samples, rewards, metrics = await SampleMaker(objective=objective)(GROUPS)
+    assert rewards == [[1.0, 1.0], [1.0, 2.0]] and len(asked) == 4
+    assert [metrics[name] for name in REWARD_METRICS] == [1.25, pytest.approx(0.4330127), 1.0]
+    assert [sample.advantage for sample in samples] == [0.0, 0.0, -0.5, 0.5]
 
 
 async def test_old_logprobs_are_asked_for_once_a_window_and_never_for_its_first_step() -> None:
@@ -112,7 +132,7 @@ async def test_old_logprobs_are_asked_for_where_there_is_an_advantage_alone(loss
     old = OldLogprobs(objective=objective, logprobs=logprobs)
     await old.begin_window([GROUPS, [flat, *GROUPS]])
     assert seen == asked and old.take() is None
-    samples, _ = await SampleMaker(objective=objective)([flat, *GROUPS], old.take())
+    samples, *_ = await SampleMaker(objective=objective)([flat, *GROUPS], old.take())
     assert [s.old_logprobs for s in samples][2:] == [[-0.5, -0.5], [-1], [-1.5] * 3, [-2, -2.5]]
     assert [s.old_logprobs for s in samples[:2]] == ([None] * 2 if len(asked) == 5 else [[-3.5], [-4.0]])
 

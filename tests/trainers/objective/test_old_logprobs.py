@@ -96,7 +96,7 @@ class Window:
         found = []
         for groups in batches:
             old = self.old.take()
-            samples, _ = await self.make(groups, old)
+            samples, *_ = await self.make(groups, old)
             found.append(self.trainer.train_step(samples, self.objective.loss, old_is_present=old is None))
         return found
 

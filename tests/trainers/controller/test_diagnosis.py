@@ -1,0 +1,274 @@
+"""What a run finds that keeps it from learning: each kind in made-up figures, and nothing in runs that learned."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+from forge_env.core.episode import Group
+from forge_env.core.types import Task
+from forge_env.evaluation.kinds import Kinds
+from tests.trainers.episodes import episode, turn
+from trainers.controller.diagnosis import Diagnosis, Finding
+from trainers.controller.diagnosis_rules import RunFacts
+from trainers.controller.signal_counts import SignalCounts
+from trainers.metrics.sink import Record
+
+FACTS = RunFacts(
+    algorithm="grpo",
+    env="math",
+    learning_rate=6e-4,
+    n_samples=8,
+    max_turn_tokens=32,
+    max_tokens=512,
+    mismatch_bounds="0.0001 and 0.0001, the bounds for float32",
+)
+HEALTHY: Mapping[str, float] = {
+    "success": 0.5,
+    "training_reward": 0.5,
+    "training_reward_std": 0.5,
+    "episodes": 96,
+    "entropy": 0.3,
+    "ess": 1.0,
+    "clipped_low": 0.0,
+    "clipped_high": 0.0,
+    "mismatch_alarm": 0.0,
+    "signal/groups": 12,
+    "signal/failed": 1,
+    "signal/solved": 1,
+    "signal/same": 0,
+}
+FAILED = {"success": 0.0, "training_reward": 0.0, "training_reward_std": 0.0, "signal/failed": 12, "signal/solved": 0}
+
+
+def found(*steps: Mapping[str, float], facts: RunFacts = FACTS, before: float = 0.0) -> list[Finding]:
+    """What is found in a run of these steps; with `before`, after an evaluation of that success."""
+    diagnosis = Diagnosis(facts)
+    if before:
+        diagnosis.log("evaluation", 0, {"success": before, "success_low": before - 0.05, "success_high": before + 0.05})
+    for number, values in enumerate(steps, 1):
+        diagnosis.log("train", number, {**HEALTHY, **values})
+    return diagnosis.findings
+
+
+def kinds(findings: list[Finding]) -> list[str]:
+    return [finding.kind for finding in findings]
+
+
+def test_tasks_that_are_too_hard_are_found_with_their_groups_once_there_are_enough() -> None:
+    assert found(FAILED, FAILED) == []
+    (finding,) = found(*[FAILED] * 5)
+    assert (finding.kind, finding.step, finding.last_step) == ("too_hard", 3, 5)
+    assert finding.measured == (
+        "60 of the last 60 groups had one reward for all their episodes and were trained on without effect: "
+        "60 without a success, 0 with successes only"
+    )
+    assert "too hard" in finding.cause and "--grpo.n_samples, now 8" in finding.settings
+
+
+def test_a_fifth_of_groups_with_a_signal_is_enough_to_learn_from() -> None:
+    few = {**FAILED, "signal/failed": 9, "training_reward_std": 0.1}
+    assert found(*[few] * 5) == []
+    assert kinds(found(*[{**few, "signal/failed": 10}] * 5)) == ["too_hard"]
+
+
+def test_tasks_that_are_too_easy_are_found_and_those_that_were_learned_are_not() -> None:
+    solved = {
+        "success": 1.0,
+        "training_reward": 1.0,
+        "training_reward_std": 0.0,
+        "signal/failed": 0,
+        "signal/solved": 12,
+    }
+    (finding,) = found(*[solved] * 3)
+    assert finding.kind == "too_easy" and "harder tasks" in finding.settings
+    rising = [{"success": 0.3 + step / 100, "training_reward": 0.3 + step / 100} for step in range(60)]
+    assert found(*rising, *[solved] * 20) == []
+
+
+def test_kinds_without_a_signal_are_named() -> None:
+    mixed = {
+        "success": 0.5,
+        "signal/groups": 20,
+        "signal/failed": 10,
+        "signal/solved": 9,
+        "signal/groups/add": 10,
+        "signal/solved/add": 9,
+        "signal/groups/divide": 10,
+        "signal/failed/divide": 10,
+    }
+    (finding,) = found(*[mixed] * 2)
+    assert finding.kind == "too_easy_and_too_hard"
+    assert finding.measured.endswith("(by kind: add solved 18 of 20, divide failed 20 of 20)")
+
+
+def test_groups_that_are_dropped_are_found_before_any_step() -> None:
+    told: list[Finding] = []
+    diagnosis = Diagnosis(RunFacts(algorithm="dapo", resamples=True), told.append)
+    for count in range(1, 65):
+        diagnosis.waiting({"signal/groups": count, "signal/failed": count})
+    assert [(finding.kind, finding.step) for finding in told] == [("too_hard", 1)]
+    assert "32 of the last 32 groups" in told[0].measured and "dropped and sampled anew" in told[0].measured
+
+
+def test_without_a_baseline_a_group_with_one_reward_teaches_something() -> None:
+    facts = RunFacts(algorithm="reinforce", needs_siblings=False)
+    assert kinds(found(*[{**FAILED, "training_reward_std": 0.1}] * 5, facts=facts)) == []
+
+
+def test_a_reward_that_never_changes_is_found_whoever_gives_it() -> None:
+    same = {
+        "training_reward": 0.3,
+        "training_reward_std": 0.0,
+        "signal/failed": 0,
+        "signal/solved": 0,
+        "signal/same": 12,
+    }
+    (finding,) = found(*[same] * 3, facts=RunFacts(env="math", reward="mine.py:reward"))
+    assert finding.kind == "rewards_constant" and "--reward mine.py:reward" in finding.cause
+    assert finding.measured.endswith("had the reward 0.3, and the environment's success was 0.50")
+    assert kinds(found(*[same] * 3)) == ["rewards_constant"]
+    assert kinds(found(*[{**FAILED, "training_reward": -1.0}] * 3)) == ["rewards_constant"]
+
+
+def test_episodes_that_a_limit_on_tokens_cuts_off_are_found_with_the_limit() -> None:
+    cut = {"ended_by/max_turn_tokens": 0.4, "ended_by/max_tokens": 0.2}
+    (finding,) = found(cut)
+    assert finding.measured == (
+        "of 96 episodes of the last 1 steps a limit on tokens ended 38 by max_turn_tokens (32), 19 by max_tokens (512)"
+    )
+    assert finding.settings.startswith("a higher --env.max_turn_tokens or --env.max_tokens")
+    assert found({"ended_by/max_turn_tokens": 0.4, "ended_by/max_turns": 0.6}) == []
+
+
+@pytest.mark.parametrize("values", [{"clipped_high": 0.3, "clipped_low": 0.2}, {"ess": 0.4}])
+def test_a_policy_far_from_the_one_that_sampled_is_found(values: Mapping[str, float]) -> None:
+    assert found(*[values] * 4) == []
+    (finding,) = found(*[values] * 5)
+    assert finding.kind == "clipped" and "--training.sync_interval" in finding.settings
+
+
+def test_a_mismatch_is_found_at_its_first_step_and_counted() -> None:
+    off = {"mismatch_alarm": 1.0, "mean_abs_logprob_difference": 0.5, "kl": 0.25}
+    (finding,) = found({}, off, off, {}, facts=RunFacts(approximations=["quantization=fp8"], mismatch_bounds="0.1"))
+    assert (finding.kind, finding.step, finding.last_step) == ("mismatch", 2, 3)
+    assert "in 2 steps so far, now by mean |logprob difference| 0.5 and k3 0.25, above 0.1" in finding.measured
+    for cause in ("quantization=fp8 of the engine", "temperature", "stale weights", "chat template", "dtype"):
+        assert cause in finding.cause
+
+
+def test_entropy_that_collapses_or_blows_up_is_found_unless_the_run_learns() -> None:
+    before = [{"entropy": 0.5}] * 5
+    assert kinds(found(*before, *[{"entropy": 0.03}] * 5)) == ["entropy_collapse"]
+    assert kinds(found(*before, *[{"entropy": 1.8}] * 5)) == ["entropy_blow_up"]
+    assert found(*before, *[{"entropy": 0.06}] * 5) == [] == found(*before, *[{"entropy": 0.9}] * 5)
+    assert found(*before, *[{"entropy": 0.03, "success": 0.95, "training_reward": 0.95}] * 5) == []
+    rising = [{"entropy": 0.5 - step / 62, "success": step / 40, "training_reward": step / 40} for step in range(31)]
+    assert found(*rising) == []
+
+
+def test_a_model_that_the_first_steps_wreck_is_falling_and_not_too_hard() -> None:
+    start = {"success": 0.3, "training_reward": 0.3}
+    findings = found(start, *[FAILED] * 8, before=0.28)
+    assert kinds(findings) == ["falling"] and "--training.learning_rate (now 0.0006)" in findings[0].settings
+    assert "success in training is 0.000 over the last 5 steps, and held-out success was 0.280" in findings[0].measured
+
+
+def test_a_reward_that_falls_late_is_found_and_one_that_varies_is_not() -> None:
+    rng = random.Random(0)
+    level = [{"training_reward": 0.6 + rng.gauss(0, 0.08)} for _ in range(300)]
+    assert found(*level[:59]) == []
+    falling = [{"training_reward": max(0.0, 0.6 - step / 30) + rng.gauss(0, 0.02)} for step in range(25)]
+    assert kinds(found(*level[:40], *falling)) == ["falling"]
+
+
+def test_held_out_success_that_falls_beyond_its_interval_is_found() -> None:
+    diagnosis = Diagnosis(FACTS)
+    for step, success in enumerate((0.5, 0.8, 0.65)):
+        diagnosis.log(
+            "evaluation", step, {"success": success, "success_low": success - 0.04, "success_high": success + 0.04}
+        )
+    assert kinds(diagnosis.findings) == ["falling"]
+    assert diagnosis.findings[0].measured == "held-out success is 0.650, and was 0.800 before"
+
+
+def test_a_run_that_does_not_move_is_found_at_its_end_or_after_many_steps() -> None:
+    rng = random.Random(1)
+    level = [{"training_reward": 0.4 + rng.gauss(0, 0.05), "success": 0.4} for _ in range(59)]
+    assert found(*level) == []
+    diagnosis = Diagnosis(FACTS)
+    for number, values in enumerate(level, 1):
+        diagnosis.log("train", number, {**HEALTHY, **values})
+    diagnosis.finish()
+    assert kinds(diagnosis.findings) == ["not_moving"]
+    assert kinds(found(*level, level[0])) == ["not_moving"]
+    moved = [{"training_reward": 0.4 + step / 300, "success": 0.4 + step / 300} for step in range(59)]
+    assert found(*moved, *moved[-20:]) == []
+
+
+def test_a_finding_is_told_once_also_when_the_run_goes_on_from_a_checkpoint() -> None:
+    told: list[Finding] = []
+    diagnosis = Diagnosis(FACTS, told.append)
+    records = [Record("train", step, {**HEALTHY, **FAILED}) for step in range(1, 9)]
+    for record in records:
+        diagnosis.log(*record)
+    assert kinds(told) == ["too_hard"]
+    diagnosis.go_back(records[:6])
+    assert len(told) == 1 and [(f.step, f.last_step) for f in diagnosis.findings] == [(3, 6)]
+    diagnosis.log(*records[6])
+    assert len(told) == 1 and diagnosis.findings[0].last_step == 7
+    assert json.loads(json.dumps(diagnosis.summary()))[0]["kind"] == "too_hard"
+
+
+@pytest.mark.parametrize("name", ["demo_code_exec.json", "demo_math.json", "algorithms.json"])
+def test_nothing_is_found_in_recorded_runs_that_learned(name: str) -> None:
+    runs = list(_recorded(Path(__file__).parents[3] / "benchmarks" / "results" / name))
+    assert runs
+    for rewards in runs:
+        assert found(*({"success": reward, "training_reward": reward} for reward in rewards)) == []
+
+
+def _recorded(path: Path) -> Iterator[list[float]]:
+    """The reward curves of a file of results."""
+
+    def curves(value: object) -> Iterator[list[float]]:
+        if isinstance(value, dict):
+            if isinstance(value.get("reward_curve"), list):
+                yield value["reward_curve"]
+            for item in value.values():
+                yield from curves(item)
+        elif isinstance(value, list):
+            for item in value:
+                yield from curves(item)
+
+    return curves(json.loads(path.read_text()))
+
+
+def test_groups_are_counted_by_what_their_episodes_had_and_by_kind() -> None:
+    counts = SignalCounts(Kinds(names=("add",)))
+
+    def group(kind: str, *rewards: float) -> Group:
+        members = tuple(episode(turn(1), reward=reward, name=str(i)) for i, reward in enumerate(rewards))
+        return Group(task=Task(prompt=(), kind=kind), episodes=members, id=kind)
+
+    counts.add(group("add", 0.0, 1.0), [0.0, 1.0])
+    counts.add(group("add", 0.0, 0.0), [0.0, 0.0])
+    counts.add(group("add", 1.0, 1.0), [1.0, 1.0])
+    counts.add(group("", 0.0, 1.0), [0.5, 0.5])  # a reward of the user's that is the same for both
+    assert counts.metrics == {
+        "signal/groups": 4,
+        "signal/failed": 1,
+        "signal/solved": 1,
+        "signal/same": 1,
+        "signal/groups/add": 3,
+        "signal/failed/add": 1,
+        "signal/solved/add": 1,
+        "signal/groups/no_kind": 1,
+        "signal/same/no_kind": 1,
+    }
+    counts.clear()
+    assert set(counts.metrics.values()) == {0}

@@ -1,0 +1,43 @@
+"""How many groups have a signal, by kind of task: a group whose siblings all have one reward teaches nothing."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from forge_env.core.episode import Group
+from forge_env.evaluation.evaluate import is_success
+from forge_env.evaluation.kinds import Kinds
+from trainers.objective.advantages import has_signal
+
+
+class SignalCounts:
+    """Counts the groups that came back since the step before: those that are trained on, and those that are dropped.
+
+    Args:
+        kinds: of tasks, each of which has counts of its own; by default none.
+    """
+
+    def __init__(self, kinds: Kinds = Kinds()) -> None:  # noqa: B008 (frozen)
+        self._kinds = kinds
+        self._counts: Counter[str] = Counter()
+
+    def add(self, group: Group, rewards: Sequence[float]) -> None:
+        """Count a group, with the rewards of its valid episodes that training uses."""
+        names = ["groups"]
+        if not has_signal(rewards):
+            successes = sum(map(is_success, group.valid))
+            names.append("same" if 0 < successes < len(group.valid) else "solved" if successes else "failed")
+        suffixes = ["", f"/{self._kinds.name_of(group.task)}"] if self._kinds.names else [""]
+        self._counts.update(f"signal/{name}{suffix}" for name in names for suffix in suffixes)
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """signal/groups; of those without a signal signal/failed, without a success, signal/solved, with successes
+        only, and signal/same, with both; and each by kind, signal/failed/KIND. Counts of 0 are left out by kind."""
+        totals = {f"signal/{name}": 0.0 for name in ("groups", "failed", "solved", "same")}
+        return totals | {name: float(count) for name, count in self._counts.items()}
+
+    def clear(self) -> None:
+        """Begin a new step."""
+        self._counts.clear()
