@@ -46,7 +46,7 @@ def test_the_wheel_holds_every_source_and_data_file(wheel_files: set[str]) -> No
     # The image of the docker sandbox is built from it where forge_env is installed.
     sources.add("sandboxes/Dockerfile.sandbox")
     assert {name for name in wheel_files if ".dist-info/" not in name} == sources
-    assert "trainers/model/qwen3_chat_template.jinja" in wheel_files
+    assert "agents/renderer/qwen3_chat_template.jinja" in wheel_files
 
 
 def test_every_folder_that_a_test_imports_from_is_shipped_with_the_tests() -> None:
