@@ -54,7 +54,7 @@ def test_the_wheel_holds_every_source_and_data_file(wheel: Path) -> None:
     # The image of the docker sandbox is built from it where forge_env is installed.
     sources.add("forge_env/sandboxes/docker/Dockerfile.sandbox")
     assert {name for name in names_in(wheel) if name.startswith("forge_env/")} == sources
-    assert "forge_env/trainers/model/qwen3_chat_template.jinja" in sources
+    assert "forge_env/agents/renderer/qwen3_chat_template.jinja" in sources
 
 
 def test_no_module_of_the_wheel_imports_by_a_short_name(wheel: Path) -> None:

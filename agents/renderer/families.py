@@ -41,6 +41,12 @@ class Family:
     """Dialect of calls that the library leaves in the content, such as several or malformed calls of Llama."""
     calls: Calls = "hermes"
     """How the template writes calls, for the grammar of an answer that has to be one."""
+    own_template: Path | None = None
+    """A chat template that renders what the renderer does, for a model whose own one renders something else."""
+    defaults: str = ""
+    """What an export writes before the model's template: values that the renderer fixes, as Jinja."""
+    tool_parser: str = "hermes"
+    """vLLM's parser of calls."""
     one_call: bool = False
     """Whether the template refuses a message with several calls."""
     marks: tuple[str, ...] = ()
@@ -48,7 +54,11 @@ class Family:
     them."""
 
 
+QWEN3_TEMPLATE = Path(__file__).with_name("qwen3_chat_template.jinja")
+NO_THINKING = "{%- if enable_thinking is not defined %}{% set enable_thinking = false %}{% endif -%}\n"
+"""Begins the chat template of an export whose model was trained without thinking."""
 _QWEN3 = Family(
+    own_template=QWEN3_TEMPLATE,
     create=lambda tokenizer, _: create_renderer(tokenizer, Qwen3RendererConfig(enable_thinking=False)),
     create_thinking=lambda tokenizer, _: create_renderer(tokenizer, Qwen3RendererConfig(enable_thinking=True)),
 )
@@ -63,6 +73,8 @@ _QWEN25 = Family(
 _LLAMA3 = Family(
     create=lambda tokenizer, _: create_renderer(tokenizer, Llama3RendererConfig()),
     models="Llama 3.1 and later",
+    defaults='{%- if date_string is not defined %}{% set date_string = "26 Jul 2024" %}{% endif -%}\n',
+    tool_parser="llama3_json",
     template=("<|start_header_id|>", "ipython"),
     dialect="llama",
     calls="llama",
@@ -122,6 +134,8 @@ def check_thinking(folder: Path, thinking: str) -> bool:
             f"thinking is on, and the model in {folder} has no thinking, by its architecture or its chat template: set "
             "it to off, or choose another model"
         )
+    if thinking == "template" and template.startswith(NO_THINKING):
+        return False
     if has_thinking and _BEGUN in template:
         raise UserError(
             f"thinking is {thinking}, and the chat template in {folder} writes {THINK} itself before each answer; only "

@@ -121,8 +121,7 @@ class Qwen25Renderer:
         return _turn("system", system)
 
     def _encode(self, parts: Sequence[str]) -> list[int]:
-        """Tokenise every part alone: a token never spans a prompt and what the model samples after it."""
-        return [token for part in parts for token in self._tokenizer.encode(part)]
+        return self._tokenizer.encode("".join(parts))
 
 
 def _turns(messages: Sequence[Mapping[str, Any]]) -> Iterator[str]:

@@ -219,16 +219,23 @@ class Renderer:
         self, messages: Sequence[Any], tools: Sequence[ToolSpec] = (), *, add_generation_prompt: bool = False
     ) -> list[int]:
         try:
-            return list(
-                self._renderer.render_ids(
-                    list(messages), tools=list(tools) or None, add_generation_prompt=add_generation_prompt
-                )
+            ids = self._renderer.render_ids(
+                list(messages), tools=list(tools) or None, add_generation_prompt=add_generation_prompt
             )
         except ValueError as error:
             where = self._tokenizer.name_or_path
             raise TemplateError(
                 f"the template of the model in {where} has no place for this conversation: {error}"
             ) from None
+        return self._as_served(ids)
+
+    def _as_served(self, ids: Sequence[int]) -> list[int]:
+        """Return rendered tokens as a server makes them, which tokenises a rendered text as a whole.
+
+        The `renderers` library tokenises the parts of a template apart, and a token may span two parts. Special tokens
+        split a text, so what follows one can be tokenised without what is before it.
+        """
+        return self._tokenizer.encode(self._tokenizer.decode(ids))
 
     def _defused(self, messages: Sequence[Message]) -> list[Message]:
         """Keep messages of users and tools from forging turns: a special token in them becomes plain text."""
@@ -255,7 +262,7 @@ class Renderer:
         )
         if bridged is None or bridged.token_ids[: len(row)] != row:
             return None
-        return list(bridged.token_ids)
+        return row + self._as_served(bridged.token_ids[len(row) :])
 
     def _learn_bridge(self, role: str) -> TemplateParts | None:
         """Learn the template parts of messages that follow a turn of the model."""
@@ -270,7 +277,7 @@ class Renderer:
             whole = [*before, *sampled]
             if bridged is None or bridged.token_ids[: len(whole)] != whole:
                 return None
-            return list(bridged.token_ids[len(whole) :])
+            return self._as_served(bridged.token_ids[len(whole) :])
 
         return learn_template_parts(self._tokenizer, render, most=3)
 

@@ -17,6 +17,7 @@ import torch
 from safetensors.torch import save_file
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from agents.renderer.families import QWEN3_TEMPLATE
 from agents.renderer.rendering import Renderer
 from forge_env.core.types import Message, ToolSpec
 from trainers.model.families import FAMILIES
@@ -34,7 +35,6 @@ SPECIAL_TOKENS = (
     "</think>",
 )
 EXPERT_SIZES = ("num_experts", "num_experts_per_tok", "moe_intermediate_size")
-_TEMPLATE = Path(__file__).with_name("qwen3_chat_template.jinja")
 
 
 def make_tiny_model(
@@ -90,7 +90,7 @@ def _save_tokenizer(tokenizer: Tokenizer, folder: Path, config: dict[str, object
         "clean_up_tokenization_spaces": False,
     }
     (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=2))
-    (folder / "chat_template.jinja").write_text(_TEMPLATE.read_text())
+    (folder / "chat_template.jinja").write_text(QWEN3_TEMPLATE.read_text())
     (folder / "config.json").write_text(json.dumps(config, indent=2))
     ids = {"eos_token_id": tokenizer.token_to_id("<|im_end|>"), "pad_token_id": tokenizer.token_to_id("<|endoftext|>")}
     (folder / "generation_config.json").write_text(json.dumps(ids, indent=2))

@@ -231,14 +231,14 @@ class TrainerActor(ForgeActor):
         return await self._run(self._trainer.load, folder)
 
     @concurrent_endpoint
-    async def export_hf(self, folder: str) -> None:
-        """Write the model as a Hugging Face folder."""
-        await self._run(self._trainer.export_hf, folder)
+    async def export_hf(self, folder: str, texts: dict[str, str]) -> None:
+        """Write the model as a Hugging Face folder, and files of text into it."""
+        await self._run(self._trainer.export_hf, folder, texts=texts)
 
     @concurrent_endpoint
-    async def export_adapter(self, folder: str, base: str) -> None:
-        """Write the adapters as a PEFT folder."""
-        await self._run(self._trainer.export_adapter, folder, base=base)
+    async def export_adapter(self, folder: str, base: str, texts: dict[str, str]) -> None:
+        """Write the adapters as a PEFT folder, and files of text into it."""
+        await self._run(self._trainer.export_adapter, folder, base=base, texts=texts)
 
     @concurrent_endpoint
     async def write_weights(self, path: str) -> None:

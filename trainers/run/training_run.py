@@ -6,8 +6,10 @@ import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from agents.renderer.served import texts_of_export
 from forge_env.core.types import Task
 from forge_env.evaluation.kinds import Kinds
 from forge_env.runtime.calls.answers import within
@@ -134,14 +136,22 @@ class TrainingRun:
         return logprobs
 
     async def export(self) -> None:
-        """Write the model as a Hugging Face folder, and adapters as a PEFT folder, too."""
+        """Write the model as a Hugging Face folder, and adapters as a PEFT folder, too. Both have the chat template and
+        the sampling of the training, so that others who serve them use them as they were trained."""
         await self.weights.make_room()
-        call = self.services.trainer.call_one(TrainerActor.export_hf, str(self.report.folder / "model"))
+        model, config = Path(str(self.results["model"])), self.config
+        texts, left = texts_of_export(model, config.env.thinking, temperature=config.temperature)
+        if left:
+            self.report.say(
+                "warning: the chat template of the exported model does not render what the training did, so that the "
+                f"model may do worse behind a server: {left}"
+            )
+        call = self.services.trainer.call_one(TrainerActor.export_hf, str(self.report.folder / "model"), texts)
         await within(self.plan.deadlines.weights, call, "the export")
         if self.config.lora.rank:
             base = self.config.model.path or str(self.results["model"])
             folder = str(self.report.folder / "adapter")
-            call = self.services.trainer.call_one(TrainerActor.export_adapter, folder, base)
+            call = self.services.trainer.call_one(TrainerActor.export_adapter, folder, base, texts)
             await within(self.plan.deadlines.weights, call, "the export of the adapter")
 
     def measure_system(self) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,7 +22,7 @@ from forge_env.core.errors import UserError
 from trainers.lora import adapter_config
 from trainers.titan.shards import reshard, whole_of
 from trainers.titan.weight_files import WeightFiles, write_file
-from trainers.titan.whole_folder import is_first, replacement
+from trainers.titan.whole_folder import is_first, replacement, write_texts
 
 
 class _Layer(NamedTuple):
@@ -39,7 +39,7 @@ class _Layer(NamedTuple):
         return {f"{self.name}.lora_A.weight": tuple(a.shape), f"{self.name}.lora_B.weight": tuple(b.shape)}
 
 
-def export_adapter(model: Any, folder: Path, *, base: str = "") -> None:
+def export_adapter(model: Any, folder: Path, *, base: str = "", texts: Mapping[str, str] | None = None) -> None:
     """Write the adapters of a model, in float32, as a PEFT folder, which appears whole or not at all.
 
     Every rank calls it.
@@ -48,6 +48,7 @@ def export_adapter(model: Any, folder: Path, *, base: str = "") -> None:
         model: a TitanModel with adapters.
         folder: replaced when it exists.
         base: what the file says that the adapter belongs to; "" is the model's folder.
+        texts: further files by name.
     """
     layers = _layers(model)
     layout = {
@@ -62,6 +63,7 @@ def export_adapter(model: Any, folder: Path, *, base: str = "") -> None:
             write_file(partial / WEIGHTS, layout, tensors)
             config = adapter_config(model.adapters.lora, base or str(model.folder))
             (partial / CONFIG).write_text(json.dumps(config, indent=2) + "\n")
+            write_texts(partial, texts)
         for _ in tensors:  # all ranks gather all of them
             pass
 

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
 
 from trainers.titan.model import TitanModel
 from trainers.titan.weight_files import MAX_FILE_BYTES, write_file, write_folder
-from trainers.titan.whole_folder import is_first, replacement
+from trainers.titan.whole_folder import is_first, replacement, write_texts
 
 # Copied from the model's folder into an export, so that transformers and vLLM can load it.
 PATTERNS = ("config.json", "generation_config.json", "*token*", "vocab.*", "merges.txt", "*.jinja", "*.model")
 
 
-def export_hf(model: TitanModel, folder: Path, *, max_file_bytes: int = MAX_FILE_BYTES) -> None:
+def export_hf(
+    model: TitanModel, folder: Path, *, texts: Mapping[str, str] | None = None, max_file_bytes: int = MAX_FILE_BYTES
+) -> None:
     """Write a Hugging Face folder: safetensors in config.json's dtype, and the tokenizer's files beside them.
 
     Every rank calls it. The folder appears whole or not at all.
@@ -24,6 +27,7 @@ def export_hf(model: TitanModel, folder: Path, *, max_file_bytes: int = MAX_FILE
     Args:
         model: its weights.
         folder: replaced when it exists.
+        texts: further files by name, in the place of the model's own.
         max_file_bytes: larger weights are split over several files, with an index.
     """
     name = str(model.hf_config.get("dtype") or model.hf_config.get("torch_dtype") or "float32")
@@ -34,6 +38,7 @@ def export_hf(model: TitanModel, folder: Path, *, max_file_bytes: int = MAX_FILE
             for source in {path for pattern in PATTERNS for path in model.folder.glob(pattern)}:
                 if source.is_file():
                     shutil.copy(source, partial / source.name)
+            write_texts(partial, texts)
 
 
 def write_weights(model: TitanModel, path: Path) -> None:

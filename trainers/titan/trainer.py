@@ -438,21 +438,25 @@ class TitanTrainer:
             for optimizer in self._optimizer.optimizers:
                 optimizer.state.clear()
 
-    def export_hf(self, folder: str | os.PathLike[str]) -> None:
+    def export_hf(self, folder: str | os.PathLike[str], *, texts: Mapping[str, str] | None = None) -> None:
         """Write a Hugging Face folder: safetensors in config.json's dtype, and the tokenizer's files beside them.
+        `texts` are further files by name, in the place of the model's own.
 
         Every rank calls it. Like `save`, the folder appears whole or not at all. Weights of more than 5 GB are written
         to several files, with an index.
         """
-        export_hf(self.model, Path(folder))
+        export_hf(self.model, Path(folder), texts=texts)
 
-    def export_adapter(self, folder: str | os.PathLike[str], *, base: str = "") -> None:
-        """Write the adapters, in float32, as a PEFT folder, which names `base` as their model.
+    def export_adapter(
+        self, folder: str | os.PathLike[str], *, base: str = "", texts: Mapping[str, str] | None = None
+    ) -> None:
+        """Write the adapters, in float32, as a PEFT folder, which names `base` as their model. `texts` are further
+        files by name.
 
         Every rank calls it. Like `save`, the folder appears whole or not at all.
         """
         _ = self._adapters
-        export_adapter(self.model, Path(folder), base=base)
+        export_adapter(self.model, Path(folder), base=base, texts=texts)
 
     def keep_reference(self, folder: str | os.PathLike[str], *, is_written: bool = False) -> None:
         """Make the adapters in a PEFT folder those of `reference_logprobs`; the present ones are written there first,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -69,3 +69,9 @@ def barrier() -> None:
     """Wait for the other ranks."""
     if dist.get_world_size() > 1:
         dist.barrier()
+
+
+def write_texts(folder: Path, texts: Mapping[str, str] | None) -> None:
+    """Write files of text into a folder, by name."""
+    for name, text in (texts or {}).items():
+        (folder / name).write_text(text, encoding="utf-8")

@@ -249,13 +249,15 @@ def test_bridging_gives_what_rendering_the_whole_gives(
     assert renderer.next_prompt(conversation, TOOLS) == (bridged, 0, True)
 
 
-def test_no_token_reaches_from_the_prompt_into_the_answer(renderer: Renderer) -> None:
-    """A whole conversation holds the tokens that a model can sample, where one pass over its text would merge lines."""
+def test_a_token_reaches_from_a_prompt_into_an_answer_that_is_given_as_history(renderer: Renderer) -> None:
+    """Servers tokenise the text of a conversation in one pass, which merges lines that a model would sample apart."""
     answer: Message = {"role": "assistant", "content": "\n\n4"}
     prompt, *_ = renderer.next_prompt(Conversation(request_id="c", observation=FIRST), ())
     sampled = [*prompt, *renderer.write(answer)]
     observed = Conversation(request_id="c", observation=(*FIRST, answer, FIRST[1]))
-    assert renderer.next_prompt(observed, ())[0][: len(sampled)] == sampled
+    given = renderer.next_prompt(observed, ())[0]
+    assert renderer.decode(given).startswith(renderer.decode(sampled)) and given[: len(sampled)] != sampled
+    assert given == renderer.encode(renderer.decode(given))
     assert renderer.encode(renderer.text([*FIRST, answer], ()))[: len(sampled)] != sampled
 
 

@@ -315,7 +315,8 @@ def test_our_template_by_eye(theirs: Any) -> None:
     assert text == (
         "<|im_start|>system\nBe brief.<|im_end|>\n"
         "<|im_start|>user\n2 + 2?<|im_end|>\n"
-        '<|im_start|>assistant\n<tool_call>\n{"name": "f", "arguments": {"x": "é<"}}\n</tool_call><|im_end|>\n'
+        "<|im_start|>assistant\n<think>\n\n</think>\n\n"
+        '<tool_call>\n{"name": "f", "arguments": {"x": "é<"}}\n</tool_call><|im_end|>\n'
         "<|im_start|>user\n<tool_response>\n3\n</tool_response>\n<tool_response>\n4\n</tool_response><|im_end|>\n"
         "<|im_start|>assistant\n<think>\n\n</think>\n\n"
     )

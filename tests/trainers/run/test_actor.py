@@ -191,7 +191,8 @@ async def test_what_two_ranks_publish_save_and_export_is_whole(team: Team, alone
     published = await team.fetch(300)
     assert all(torch.equal(published[name], value) for name, value in weights_of(alone).items())
     assert alone.load(team.start) == await team.ask(team.trainer.load.call_one(team.start)) == {"n": 7}
-    await team.ask(team.trainer.export_hf.call_one(str(tmp_path / "export")))
+    await team.ask(team.trainer.export_hf.call_one(str(tmp_path / "export"), {"chat_template.jinja": "as trained"}))
+    assert (tmp_path / "export" / "chat_template.jinja").read_text() == "as trained"
     reader = TitanTrainer(tmp_path / "export", TitanSettings(**SETTINGS))
     assert all(torch.equal(published[name], value) for name, value in weights_of(reader).items())
     reader.close()

@@ -1,0 +1,194 @@
+"""What is trained is what is served: Transformers renders recorded episodes with the template of an export as they were
+recorded, for every family, with tokenizers made here and real ones that packages ship."""
+
+from __future__ import annotations
+
+import base64
+import importlib.util
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
+from transformers import AutoTokenizer
+from transformers.convert_slow_tokenizer import TikTokenConverter
+
+from agents.renderer.families import NO_THINKING, QWEN3_TEMPLATE, Thinking, check_thinking
+from agents.renderer.rendering import Renderer
+from agents.renderer.served import GENERATION, TEMPLATE, difference, prompts, texts_of_export, trial, with_template
+from forge_env.core.types import Message, ToolSpec
+
+HERE = Path(__file__).parent
+QWEN3, QWEN25, LLAMA = "Qwen3ForCausalLM", "Qwen2ForCausalLM", "LlamaForCausalLM"
+OWN = {
+    # Qwen3's own template drops the empty thought of an answer that is history.
+    QWEN3: QWEN3_TEMPLATE.read_text().replace(" or not (thinks or reasoning)", ""),
+    QWEN25: (HERE / "qwen25_chat_template.jinja").read_text(),
+    LLAMA: (HERE / "llama32_chat_template.jinja").read_text(),
+}
+SPECIAL = {
+    QWEN3: [
+        "<|im_end|>",
+        "<|im_start|>",
+        "<|endoftext|>",
+        "<tool_call>",
+        "</tool_call>",
+        "<tool_response>",
+        "</tool_response>",
+        "<think>",
+        "</think>",
+    ],
+    QWEN25: ["<|im_end|>", "<|im_start|>", "<|endoftext|>", "<tool_call>", "</tool_call>"],
+    LLAMA: [
+        "<|eot_id|>",
+        "<|begin_of_text|>",
+        "<|end_of_text|>",
+        "<|start_header_id|>",
+        "<|end_header_id|>",
+        "<|eom_id|>",
+        "<|python_tag|>",
+    ],
+}
+WORDS = r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+"""How the tokenizers of Qwen and Llama split a text."""
+CASES: list[tuple[str, Thinking]] = [
+    (QWEN3, "off"),
+    (QWEN3, "on"),
+    (QWEN3, "template"),
+    (QWEN25, "off"),
+    (LLAMA, "off"),
+]
+TOOLS: tuple[ToolSpec, ...] = (
+    {"type": "function", "function": {"name": "user", "description": "é\n", "parameters": {"type": "object"}}},
+)
+PROMPT: tuple[Message, ...] = ({"role": "user", "content": "  1\n2\n\n"},)
+
+
+def made_here() -> Tokenizer:
+    """Merges that span the parts of every template, but not what a prompt ends with and what is sampled after it."""
+    tokenizer = Tokenizer(models.BPE())
+    split = pre_tokenizers.Split(Regex(r"\n\n|assistant\n|assistant"), "isolated")
+    bytes_ = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([split, bytes_])
+    tokenizer.decoder = decoders.ByteLevel()
+    from tokenizers.trainers import BpeTrainer
+
+    texts = ["user\n", "user\n<tool_response>\n", "system\n# Tools", "\n</tool_response>", "é1\n", "ipython"] * 9
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    tokenizer.train_from_iterator(texts, BpeTrainer(vocab_size=400, initial_alphabet=alphabet, show_progress=False))
+    assert len(tokenizer.encode("user\n").ids) == 1
+    return tokenizer
+
+
+def from_ranks(ranks: dict[bytes, int], pattern: str) -> Tokenizer:
+    converter = TikTokenConverter(vocab_file="", pattern=pattern)
+    converter.load_tiktoken_bpe = lambda _: ranks
+    return converter.converted()
+
+
+def tekken() -> Tokenizer:
+    """Mistral's vocabulary, which the package mistral_common ships."""
+    file = shipped("mistral_common", "data/tekken_240911.json")
+    content = json.loads(file.read_text())
+    vocabulary = content["vocab"][: content["config"]["default_vocab_size"] - 1000]
+    ranks = {base64.b64decode(token["token_bytes"]): token["rank"] for token in vocabulary}
+    return from_ranks(ranks, content["config"]["pattern"])
+
+
+def of_tiktoken(package: str, name: str) -> Tokenizer:
+    lines = shipped(package, name).read_text().splitlines()
+    ranks = {base64.b64decode(token): int(rank) for token, rank in (line.split() for line in lines if line)}
+    return from_ranks(ranks, WORDS)
+
+
+def shipped(package: str, name: str) -> Path:
+    found = importlib.util.find_spec(package)
+    if found is None or found.origin is None:
+        pytest.skip(f"the package {package} is not installed")
+    return Path(found.origin).parent / name
+
+
+TOKENIZERS: dict[str, Callable[[], Tokenizer]] = {
+    "made-here": made_here,
+    "tekken": tekken,
+    "qwen": lambda: of_tiktoken("dashscope", "resources/qwen.tiktoken"),
+    "llama": lambda: of_tiktoken("llama_models", "llama3/tokenizer.model"),
+}
+
+
+REAL = [pytest.param(name, marks=pytest.mark.slow) for name in ("tekken", "qwen", "llama")]
+
+
+@pytest.fixture(scope="module")
+def vocabulary(request: pytest.FixtureRequest) -> str:
+    return TOKENIZERS[getattr(request, "param", "made-here")]().to_str()
+
+
+@pytest.fixture
+def make_folder(vocabulary: str, tmp_path: Path) -> Callable[[str], Path]:
+    """Writes what a renderer and Transformers need of a model, with the family's own template."""
+
+    def make(architecture: str) -> Path:
+        tokenizer = Tokenizer.from_str(vocabulary)
+        special = SPECIAL[architecture]
+        tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in special])
+        tokenizer.save(str(tmp_path / "tokenizer.json"))
+        settings = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": special[0], "bos_token": special[1]}
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+        (tmp_path / "config.json").write_text(json.dumps({"architectures": [architecture]}))
+        (tmp_path / GENERATION).write_text(json.dumps({"temperature": 0.6, "top_k": 20, "pad_token_id": 7}))
+        (tmp_path / TEMPLATE).write_text(OWN[architecture])
+        return tmp_path
+
+    return make
+
+
+def first_difference(renderer: Renderer, folder: Path, tools: Sequence[ToolSpec], turns: Sequence[Any]) -> str:
+    """Between the recorded prompts and those of Transformers, which reads the folder as it is."""
+    tokenizer = AutoTokenizer.from_pretrained(str(folder))
+    render = with_template(tokenizer, tokenizer.chat_template, tools)
+    found = (difference(renderer, ids, render(messages)) for messages, ids in prompts(turns))
+    return next(filter(None, found), "")
+
+
+@pytest.mark.parametrize("vocabulary", ["made-here", *REAL], indirect=True)
+@pytest.mark.parametrize(("architecture", "thinking"), CASES)
+def test_an_export_renders_what_was_recorded_turn_by_turn(
+    make_folder: Callable[[str], Path], architecture: str, thinking: Thinking
+) -> None:
+    folder = make_folder(architecture)
+    renderer = Renderer(folder, thinking=thinking)
+    texts, left = texts_of_export(folder, thinking, temperature=0.9)
+    assert left == ""
+    for name, text in texts.items():
+        (folder / name).write_text(text)
+    for tools in ((), TOOLS):
+        assert first_difference(renderer, folder, tools, trial(renderer, PROMPT, tools)) == ""
+    generation = json.loads(texts[GENERATION])
+    assert generation.pop("eos_token_id") == list(renderer.stop_token_ids)
+    assert generation == {"do_sample": True, "temperature": 0.9, "top_p": 1.0, "top_k": 0, "pad_token_id": 7}
+    assert Renderer(folder, thinking=thinking).thinks == renderer.thinks
+
+
+def test_the_models_own_template_is_kept_if_it_renders_what_was_trained(make_folder: Callable[[str], Path]) -> None:
+    folder = make_folder(QWEN3)
+    assert texts_of_export(folder, "on", temperature=1.0)[0][TEMPLATE] == OWN[QWEN3]
+    text = texts_of_export(folder, "off", temperature=1.0)[0][TEMPLATE]
+    assert text == NO_THINKING + QWEN3_TEMPLATE.read_text()
+    (folder / TEMPLATE).write_text(text)
+    assert not check_thinking(folder, "template") and check_thinking(folder, "on")
+
+
+def test_the_own_template_of_qwen3_differs_from_training_without_thinking(make_folder: Callable[[str], Path]) -> None:
+    folder = make_folder(QWEN3)
+    renderer = Renderer(folder, thinking="off")
+    assert "and it has its end" in first_difference(renderer, folder, TOOLS, trial(renderer, PROMPT, TOOLS))
+
+
+def test_a_template_of_another_format_is_left_with_the_first_difference(make_folder: Callable[[str], Path]) -> None:
+    folder = make_folder(QWEN25)
+    (folder / TEMPLATE).write_text(OWN[QWEN25].replace("'\\n' + tool|tojson", "'\\n' + tool.function|tojson"))
+    _, left = texts_of_export(folder, "off", temperature=1.0)
+    assert "the run has " in left and "type" in left
