@@ -66,6 +66,7 @@ def _run_views(run: ViewedRun) -> dict[str, Any]:
         "curves": {phase: run.metrics.read_curves(phase, names[:MAX_METRICS]) for phase, names in metrics.items()},
         "faults": VIEWS["faults"](run, {}),
         "timeline": VIEWS["timeline"](run, {}),
+        "settings": VIEWS["settings"](run, {}),
         "console": {**VIEWS["console"](run, {}), "logs": []},
     }
 

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from forge_env.core.errors import UserError
-from forge_env.records.run_files import EPISODES, FAULTS, PLAN
+from forge_env.records.run_files import CONFIG, EPISODES, FAULTS, PLAN
 
 RunKind = Literal["training", "evaluation", "file"]
 FileKind = Literal["episodes", "faults", "trained"]
 MAX_RUNS = 1000
+NO_SETTINGS = ("version", "depends_on", "task_digest", "extended_from")
+"""What a plan records besides settings."""
 MAX_DOCUMENT_BYTES = 8 << 20
 
 
@@ -56,6 +59,18 @@ class StoredRun:
             return {}
         return data if isinstance(data, dict) else {}
 
+    def settings(self) -> dict[str, str]:
+        """The settings of the run by their names, such as "env.max_turns"; {} where it records none."""
+        if self.kind == "evaluation":
+            plan = self.read_json(PLAN)
+            return dict(_flat({name: value for name, value in plan.items() if name not in NO_SETTINGS}))
+        try:
+            import yaml
+
+            return dict(_flat(yaml.safe_load(self.read_text(CONFIG)) or {}))
+        except (yaml.YAMLError, RecursionError):
+            return {}
+
     def read_text(self, name: str) -> str:
         """A small text document of the run; "" where it is missing or unreadable."""
         if self.kind == "file":
@@ -66,6 +81,15 @@ class StoredRun:
             return (self.path / name).read_text(encoding="utf-8", errors="replace")
         except OSError:
             return ""
+
+
+def _flat(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
+    """Yield the values in nested settings as texts, each with its names joined by points."""
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            yield from _flat(inner, f"{name}.{key}" if name else str(key))
+    else:
+        yield name, value if isinstance(value, str) else json.dumps(value, default=str)
 
 
 def find_runs(path: Path) -> list[StoredRun]:

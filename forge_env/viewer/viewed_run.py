@@ -130,7 +130,7 @@ class ViewedRun:
             "changed": self.seconds_since_change(),
             "last": {name: last[name] for name in ("step", "reward", "success", "loss") if name in last},
             "result": _success_figures(result),
-            **{name: facts.get(name) or "" for name in ("env", "agent", "algorithm")},
+            **{name: facts.get(name) or "" for name in ("env", "agent", "algorithm", "model")},
             "metrics": {phase: names[:400] for phase, names in self.metrics.metrics_by_phase().items()},
         }
 

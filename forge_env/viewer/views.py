@@ -50,6 +50,10 @@ def _overview(run: ViewedRun, params: Params) -> Any:
     return {**run.summary(), **answer, "documents": {name: data for name, data in documents.items() if data}}
 
 
+def _settings(run: ViewedRun, params: Params) -> Any:
+    return run.run.settings()
+
+
 def _console(run: ViewedRun, params: Params) -> Any:
     return run.console.read(params.get("log", ""))
 
@@ -121,9 +125,10 @@ VIEWS: dict[str, Callable[[ViewedRun, Params], Any]] = {
     "faults": _faults,
     "timeline": _timeline,
     "console": _console,
+    "settings": _settings,
 }
-WITHOUT_INDEX = ("curves", "timeline", "console")
-"""Views that need no episodes, so that comparing the curves of many runs indexes none of them."""
+WITHOUT_INDEX = ("curves", "timeline", "console", "settings")
+"""Views that need no episodes, so that comparing many runs indexes none of them."""
 
 
 def _integer(params: Params, name: str, default: int) -> int:

@@ -12,9 +12,11 @@ import pytest
 
 from forge_env.cli.main import main
 from forge_env.core.types import Outcome
+from forge_env.report.page import write_page
 from forge_env.viewer.library import Library
 from forge_env.viewer.server import ViewServer
 from tests.browser.conftest import Watch, Watched, drawn, index, serving, until, watching
+from tests.forge_env.report.test_page import write_kinds
 from tests.forge_env.viewer.runs import make_episode, training_run, write, write_metrics, write_start
 
 EPISODE = "#/run/episode?key=train%2F0"
@@ -83,6 +85,33 @@ def test_the_first_visit_of_a_small_run_shows_it(tmp_path: Path, watch: Watch) -
         page.clock.run_for(10_000)
         page.wait_for_selector(".cards a")
         assert "13" in page.locator(".cards").inner_text()
+
+
+def settle(run: Path, learning_rate: float, after: float) -> None:
+    """Give a training run its settings and its result."""
+    (run / "config.yaml").write_text(f"env:\n  name: math\ntraining:\n  learning_rate: {learning_rate}\n")
+    (run / "run.json").write_text(json.dumps({"algorithm": "gspo", "env": "math", "model": "/home/models/tiny"}))
+    result = {"success_before": 0.25, "success_after": after, "success_after_ci95": [0.5, 1.0]}
+    (run / "summary.json").write_text(json.dumps(result))
+
+
+def test_runs_have_their_agents_their_results_and_the_settings_that_differ(tmp_path: Path, view: Watch) -> None:
+    for name, rate, after in (("one", 1e-5, 0.75), ("two", 5e-4, 1.0)):
+        settle(training_run(tmp_path / name), rate, after)
+    write(tmp_path / "three" / "episodes.jsonl", make_episode("t/0"))
+    plan = {"env": "math", "agent": "scripted:expert", "options": {}, "task_digest": "x", "depends_on": {"agent": {}}}
+    (tmp_path / "three" / "plan.json").write_text(json.dumps(plan))
+    shown = view(tmp_path)
+    page = shown.go("#/?runs=0,1,2", ".list")
+    assert texts(page, "td.agent") == ["gspo on models/tiny", "scripted:expert", "gspo on models/tiny"]
+    settings = "section:last-child"
+    assert page.locator(f"{settings} h2").inner_text() == "Settings that differ"
+    assert texts(page, f"{settings} td") == ["training.learning_rate", "1e-05", "0.0005"]
+    page = shown.go("#/two/overview", ".cards")
+    assert page.locator(".cards a").first.inner_text().split("\n") == [
+        "0.25 → 1",
+        "success before and after [0.5, 1]",
+    ]
 
 
 def test_groups_are_sorted_by_spread_and_lead_to_their_episodes(shown: Watched) -> None:
@@ -418,6 +447,19 @@ def test_both_themes_can_be_read(shown: Watched, theme: str) -> None:
         grounds.append(page.evaluate(ground))
     system = "rgb(18, 19, 22)" if theme == "dark" else "rgb(247, 247, 245)"
     assert grounds == ["rgb(247, 247, 245)", "rgb(18, 19, 22)", system]
+
+
+def test_a_phone_shows_every_column(run: Path, view: Watch, browser: Any) -> None:
+    settle(run, 1e-5, 0.75)
+    write_metrics(run.parent / "other", 1)
+    phone = {"width": 390, "height": 780}
+    page = view(run.parent, viewport=phone).go("#/?runs=none", ".list")
+    assert page.locator(".list td").count() == 2 * 9 and page.locator(".list td:visible").count() == 17, "one has no agent"
+    report = browser.new_page(viewport=phone)
+    report.goto(write_page(write_kinds(run.parent / "kinds")).as_uri())
+    inside = "(cells) => cells.filter((cell) => cell.getBoundingClientRect().right > innerWidth).length"
+    assert report.locator(".stacked td").evaluate_all(inside) == 0
+    report.close()
 
 
 def test_nothing_is_wider_than_a_phone(run: Path, view: Watch) -> None:

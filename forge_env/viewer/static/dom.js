@@ -5,7 +5,7 @@ import { plainText, visible } from "./text.js";
 
 const ATTRIBUTES = new Set([
   "role", "href", "title", "type", "value", "placeholder", "tabindex", "id", "scope", "autocomplete", "spellcheck",
-  "open", "selected", "checked",
+  "open", "selected", "checked", "data-label",
 ]);
 
 export function h(tag, props, ...children) {
@@ -70,12 +70,16 @@ export function copyButton(label, text) {
   return element;
 }
 
-// A table; `columns` are [heading, class of its cells], `rows` are lists of contents.
+const MAX_PHONE_COLUMNS = 4;
+
+// A table; `columns` are [heading, class of its cells], `rows` are lists of contents. On a phone a row of many columns is
+// a list, in which each cell stands beside its heading.
 export function table(columns, rows) {
-  return h("div", { class: "scroll" }, h("table", { class: "list" },
+  const kind = columns.length > MAX_PHONE_COLUMNS ? "list stacked" : "list";
+  return h("div", { class: "scroll" }, h("table", { class: kind },
     h("thead", null, h("tr", null, columns.map(([text, kind]) => h("th", { scope: "col", class: kind }, text)))),
     h("tbody", null, rows.map((row) => h("tr", null,
-      row.map((content, i) => h("td", { class: columns[i][1] }, content)))))));
+      row.map((content, i) => h("td", { class: columns[i][1], "data-label": columns[i][0] }, content)))))));
 }
 
 export const OUTCOMES = {

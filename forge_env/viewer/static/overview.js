@@ -17,7 +17,7 @@ export async function showOverview(main, route, context) {
   }));
   const curves = Object.keys(run.metrics).length ? await curvesSection(route, [run], context, points) : null;
   fill(main, h("h1", null, run.name, " ", runState(run)),
-    h("p", { class: "dim" }, [KINDS[run.kind], run.algorithm, run.env, run.agent].filter(Boolean).join(" · ")),
+    h("p", { class: "dim" }, [KINDS[run.kind], run.algorithm, run.env, run.agent || run.model].filter(Boolean).join(" · ")),
     cards(run), badLines(run.bad), evaluationsTable(run), curves,
     Object.entries(run.documents).map(([name, data]) => h("details", { class: "document" },
       h("summary", null, name), block(data, "code"))));
@@ -30,12 +30,27 @@ export function runState(run) {
   return h("span", { class: "mark none" }, text);
 }
 
+// The success of a run as its first tile: before and after training, or of the evaluation.
+function resultCard(run) {
+  const known = Object.fromEntries(run.evaluations.map((evaluation) => [evaluation.phase, evaluation]));
+  const { before = known.before, after = known.after, evaluation } = run.result;
+  const last = evaluation || after || before;
+  if (!last) return null;
+  const phase = evaluation ? "episodes" : after ? "after" : "before";
+  const isPair = !evaluation && before && after;
+  const text = evaluation ? "success" : isPair ? "success before and after" : `success ${phase} training`;
+  return h("li", null,
+    h("a", { class: "row result", href: address(run.name, "episodes", { phase }) },
+      h("b", null, isPair ? `${number(before.success)} → ${number(after.success)}` : number(last.success)),
+      h("span", null, text, last.interval ? ` ${interval(last.interval)}` : "")));
+}
+
 function cards(run) {
   const { phases, faults, timeouts } = run.choices;
   const card = (count, text, view, params) => h("li", null,
     h("a", { class: "row", href: address(run.name, view, params) },
       h("b", null, count.toLocaleString("en")), h("span", null, text)));
-  return h("ul", { class: "cards" },
+  return h("ul", { class: "cards" }, resultCard(run),
     phases.map(({ phase, episodes }) => card(episodes, `episodes of ${phase}`, "episodes", { phase })),
     faults ? card(faults, "faults", "faults") : null,
     timeouts ? card(timeouts, "time-outs", "episodes", { outcome: "timeout" }) : null);

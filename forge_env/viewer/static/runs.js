@@ -5,11 +5,12 @@ import { curvesSection } from "./curves.js";
 import { fill, h, table } from "./dom.js";
 import { interval, number } from "./numbers.js";
 import { runState } from "./overview.js";
+import { settingsSection } from "./settings.js";
 
 // The list of runs, and the curves of the chosen ones.
 
 const RUN_COLUMNS = [
-  ["Curves", ""], ["Run", ""], ["Kind", "opt"], ["Environment", "opt"], ["State", ""], ["Step", "num"],
+  ["Curves", ""], ["Run", ""], ["Kind", ""], ["Environment", ""], ["Agent", "agent"], ["State", ""], ["Step", "num"],
   ["Reward", "num"], ["Success, 95%", "num"],
 ];
 const CHOSEN_AT_FIRST = 6;
@@ -23,16 +24,24 @@ export async function showRuns(main, route, context) {
     setParams(route, { runs: others.sort((a, b) => a - b).join(",") || "none" });
   };
   const rows = runs.map((run) => [
-    [h("input", {
+    h("span", null, h("input", {
       type: "checkbox", checked: chosen.includes(run.number), "aria-label": `Show the curves of ${run.name}`,
       on: { change: () => toggle(run.number) },
-    }), chosen.includes(run.number) ? swatch(chosen.indexOf(run.number)) : null],
+    }), chosen.includes(run.number) ? swatch(chosen.indexOf(run.number)) : null),
     h("a", { class: "row", href: address(run.name, "overview") }, run.name),
-    run.kind, run.env, runState(run), number(run.last.step), number(run.last.reward), successOf(run),
+    run.kind, run.env, agentOf(run), runState(run), number(run.last.step), number(run.last.reward), successOf(run),
   ]);
-  const curves = await curvesSection(route, runs.filter((run) => chosen.includes(run.number)), context, []);
+  const chosenRuns = runs.filter((run) => chosen.includes(run.number));
+  const curves = await curvesSection(route, chosenRuns, context, []);
   fill(main, h("h1", null, "Runs"), h("p", { class: "dim" }, `${runs.length} in ${place}`),
-    table(RUN_COLUMNS, rows), curves);
+    table(RUN_COLUMNS, rows), curves, await settingsSection(chosenRuns, context));
+}
+
+// The agent of an evaluation, or the algorithm and the model of a training run.
+function agentOf(run) {
+  const model = run.model.split("/").slice(-2).join("/"); // of a long path
+  const text = run.agent || [run.algorithm, model].filter(Boolean).join(" on ");
+  return h("span", { title: run.agent || run.model || null }, text);
 }
 
 function firstRuns(runs) {
