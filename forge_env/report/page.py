@@ -86,6 +86,7 @@ def _why_incomplete(run: RunData) -> str:
 
 def _sections(run: RunData) -> str:
     sections = [
+        ("What may keep it from learning", tables.findings(run)),
         ("Warnings", tables.warnings(run)),
         ("Evaluation", tables.evaluations(run)),
         ("Success by kind of task", kind_table(run) and kind_table(run) + _charts(kind_charts(run))),
