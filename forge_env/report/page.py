@@ -87,6 +87,7 @@ def _why_incomplete(run: RunData) -> str:
 def _sections(run: RunData) -> str:
     charts = chart_sections(run)  # that of learning comes first, and its reward curve
     sections = [
+        ("What may keep it from learning", tables.findings(run)),
         ("Warnings", tables.warnings(run)),
         ("Evaluation", tables.evaluations(run)),
         *[(section.title, _charts(section.charts)) for section in charts[:1]],

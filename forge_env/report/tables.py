@@ -264,6 +264,21 @@ def _error_list(errors: Counter[str] | None) -> str:
     return f"<ul>{''.join(items)}</ul>"
 
 
+def findings(run: RunData) -> str:
+    """What the run has found that may keep it from learning, see trainers/controller/diagnosis.py; "" for nothing."""
+    found = run.fact("findings")
+    items = []
+    for finding in found if isinstance(found, list) else ():
+        if isinstance(finding, dict):
+            when = " to ".join(dict.fromkeys(str(finding.get(name)) for name in ("step", "last_step")))
+            measured, cause, settings = (
+                escape(shorten(str(finding.get(name) or ""), 1000)) for name in ("measured", "cause", "settings")
+            )
+            reason = f"{measured}. Likely cause: {cause}.<br>Try: {settings}."
+            items.append(f"<li><span class=when>step {escape(when)}</span> {reason}</li>")
+    return f"<ul class=warnings>{''.join(items)}</ul>" if items else ""
+
+
 def warnings(run: RunData) -> str:
     """The last warnings of the run and the error that ended it; "" where there are none."""
     lines = [line for line in run.console if line.get("kind") in ("warning", "error")]

@@ -18,7 +18,7 @@ export async function showOverview(main, route, context) {
   const curves = Object.keys(run.metrics).length ? await curvesSection(route, [run], context, points) : null;
   fill(main, h("h1", null, run.name, " ", runState(run)),
     h("p", { class: "dim" }, [KINDS[run.kind], run.algorithm, run.env, run.agent || run.model].filter(Boolean).join(" · ")),
-    cards(run), badLines(run.bad), evaluationsTable(run), curves,
+    cards(run), findings(run), badLines(run.bad), evaluationsTable(run), curves,
     Object.entries(run.documents).map(([name, data]) => h("details", { class: "document" },
       h("summary", null, name), block(data, "code"))));
 }
@@ -54,6 +54,18 @@ function cards(run) {
     phases.map(({ phase, episodes }) => card(episodes, `episodes of ${phase}`, "episodes", { phase })),
     faults ? card(faults, "faults", "faults") : null,
     timeouts ? card(timeouts, "time-outs", "episodes", { outcome: "timeout" }) : null);
+}
+
+// What the run itself has found that may keep it from learning.
+function findings(run) {
+  const { "summary.json": summary, "run.json": facts } = run.documents;
+  const listed = (summary || facts || {}).findings;
+  const found = Array.isArray(listed) ? listed.filter(Boolean) : [];
+  if (!found.length) return null;
+  return h("section", { class: "warning" }, h("h2", null, "What may keep it from learning"),
+    h("ul", null, found.map((finding) => h("li", null,
+      `Step ${finding.step} to ${finding.last_step}: ${finding.measured}. Likely cause: ${finding.cause}. `,
+      `Try: ${finding.settings}.`))));
 }
 
 export function badLines(bad) {

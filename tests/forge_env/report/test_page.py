@@ -120,6 +120,18 @@ def test_tasks_without_kinds_leave_no_table(tmp_path: Path) -> None:
         assert "kind of task" not in render_page(read_run(folder))
 
 
+def test_what_may_keep_a_run_from_learning(tmp_path: Path) -> None:
+    finding = {"step": 3, "last_step": 9, "measured": "<b>12 of 12</b>", "cause": "too hard", "settings": "--steps 9"}
+    early = write_run(tmp_path / "early", metrics=steps(3), facts=FACTS | {"findings": [finding]})
+    assert "step 3 to 9  &lt;b&gt;12" not in read(early).text and "step 3 to 9" in read(early).text
+    assert "<b>12 of 12</b>. Likely cause: too hard." in " ".join(read(early).text.split())
+    facts = FACTS | {"findings": [finding | {"cause": "of the beginning"}]}
+    done = write_run(tmp_path / "done", metrics=steps(3), facts=facts, summary={"findings": []})
+    assert "keep it from learning" not in render_page(read_run(done))
+    broken = write_run(tmp_path / "broken", metrics=steps(3), facts=FACTS | {"findings": [None, 3]})
+    assert "keep it from learning" not in render_page(read_run(broken))
+
+
 def test_a_complete_run(tmp_path: Path) -> None:
     before = [attempt(f"task {i}", float(i < 2), output="1", seconds=0.5) for i in range(10)]
     after = [attempt(f"task {i}", float(i >= 1), output="1") for i in range(10)]

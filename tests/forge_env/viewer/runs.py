@@ -111,10 +111,14 @@ def write_trace(run: Path) -> None:
     (run / "trace.json").write_text("[\n" + "".join(json.dumps(event) + ",\n" for event in events))
 
 
+FINDING = {"step": 3, "last_step": 9, "measured": "39 of 40 groups", "cause": "too hard", "settings": "easier tasks"}
+
+
 def write_start(run: Path) -> None:
     """What a training run has written before its first step."""
     (run / "logs").mkdir(parents=True)
-    (run / "run.json").write_text(json.dumps({"algorithm": "gspo", "env": "tool_api", "steps": 300}))
+    facts = {"algorithm": "gspo", "env": "tool_api", "steps": 300, "findings": [FINDING]}
+    (run / "run.json").write_text(json.dumps(facts))
     (run / "config.yaml").write_text("training:\n  steps: 300\n")
     line = {"time": 3.5, "kind": "warning", "text": "warning: 40 groups in a row without a signal"}
     (run / "console.jsonl").write_text(json.dumps(line) + "\nhalf of a li")
