@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from agents.scripted import scripted_agent
 from forge_env.core.errors import UserError
@@ -25,7 +25,9 @@ async def open_scripted(script: str, settings: AgentSettings) -> AsyncIterator[A
     """
     if settings.temperature is not None or settings.top_p is not None or settings.deterministic:
         raise UserError("a scripted agent does not sample: leave --temperature, --top-p and --deterministic out")
-    _check_no_model(settings)
+    _check_no_adapter(settings)
+    if settings.thinking is not None:
+        raise UserError(f"thinking is {settings.thinking!r}, and a scripted agent has none: leave --thinking out")
     if settings.idle_seconds is not None:
         raise UserError("a scripted agent does not stream: leave --idle-seconds out and set --answer-seconds instead")
     if script == "expert" and not hasattr(env_class(settings.env), "expert"):
@@ -41,6 +43,9 @@ async def open_scripted(script: str, settings: AgentSettings) -> AsyncIterator[A
 async def open_openai(endpoint: str, settings: AgentSettings) -> AsyncIterator[Agent]:
     """Open openai:MODEL@BASE_URL, or openai:MODEL for OpenAI's endpoint. The API key comes from the environment only.
 
+    Thinking, if given, is asked for as vLLM and SGLang take it, `chat_template_kwargs`; "template" asks for nothing.
+    The thoughts of earlier turns are then sent back, unless it is "off": the chat template keeps or drops them.
+
     Raises:
         UserError: for a malformed address, a missing key, or a setting that endpoints do not have.
     """
@@ -50,14 +55,18 @@ async def open_openai(endpoint: str, settings: AgentSettings) -> AsyncIterator[A
         raise UserError(
             "an external endpoint does not guarantee equal answers: leave --deterministic out and set --temperature 0"
         )
-    _check_no_model(settings)
+    _check_no_adapter(settings)
+    body: dict[str, Any] = {} if settings.top_p is None else {"top_p": settings.top_p}
+    if settings.thinking in ("off", "on"):
+        body["chat_template_kwargs"] = {"enable_thinking": settings.thinking == "on"}
     model, _, url = re.sub(r"@(?=https?://)", "\0", endpoint, count=1).partition("\0")
     agent = ChatAgent(
         model,
         url or OPENAI,
         api_key_env=settings.api_key_env,
         temperature=settings.temperature,
-        extra_body={} if settings.top_p is None else {"top_p": settings.top_p},
+        extra_body=body,
+        sends_thoughts=settings.thinking in ("on", "template"),
         max_concurrency=settings.concurrency,
         requests_per_minute=settings.requests_per_minute,
         timeout=TIMEOUT if settings.answer_seconds is None else settings.answer_seconds,
@@ -69,13 +78,8 @@ async def open_openai(endpoint: str, settings: AgentSettings) -> AsyncIterator[A
         yield agent
 
 
-def _check_no_model(settings: AgentSettings) -> None:
+def _check_no_adapter(settings: AgentSettings) -> None:
     """Refuse what only a model in an engine of ours has."""
-    if settings.thinking is not None:
-        raise UserError(
-            f"thinking is {settings.thinking!r}, which is for local models, vllm: and checkpoint:, whose prompts are "
-            "rendered here: leave --thinking out"
-        )
     if settings.adapter:
         raise UserError(
             f"the adapter is {settings.adapter}, which is for local models, vllm: and checkpoint:, whose engine "

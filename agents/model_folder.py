@@ -33,6 +33,31 @@ def find_model(name: str, *, option: str = "--model") -> Path:
     return folder
 
 
+def split_adapter(name: str, adapter: str = "") -> tuple[str, str]:
+    """Return a model and the adapter that it computes with; the name may be an adapter's folder, which names its model.
+
+    Args:
+        name: a folder or a hub id.
+        adapter: the folder of an adapter that is given beside it; "" is none.
+
+    Raises:
+        UserError: for two adapters, or an adapter's folder that names no model.
+    """
+    folder = Path(name).expanduser()
+    file = folder / "adapter_config.json"
+    if not file.is_file() or (folder / "config.json").is_file():
+        return name, adapter
+    if adapter:
+        raise UserError(f"{name} is an adapter, and {adapter} is given beside it: leave one of the two out")
+    try:
+        base = json.loads(file.read_text(encoding="utf-8"))["base_model_name_or_path"]
+    except (ValueError, KeyError, TypeError):
+        base = None
+    if not isinstance(base, str) or not base:
+        raise UserError(f"{file} names no base_model_name_or_path: name the model, and {name} with --adapter")
+    return base, name
+
+
 def _check_split(folder: Path) -> None:
     """Where weights are split over files, all that their index names are there."""
     index = folder / "model.safetensors.index.json"

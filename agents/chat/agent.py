@@ -25,8 +25,7 @@ class ChatAgent:
     """Answers with a model behind an endpoint. Close it, or use it with `async with`.
 
     Where the environment asks for a form of the answer, the endpoint gets it as `response_format` or `tool_choice`, and
-    an answer of another form is an error. It sends the conversation without the reasoning of earlier turns. It sends no
-    seed, since many endpoints refuse one.
+    an answer of another form is an error. It sends no seed, since many endpoints refuse one.
 
     Args:
         model: the model's name, as the endpoint knows it.
@@ -42,6 +41,8 @@ class ChatAgent:
             connection; None sets no limit beside `timeout` or `idle_timeout`.
         retries: further attempts after a temporary refusal (HTTP 408, 409, 429, 5xx), a failed connection, or an
             unreadable answer.
+        sends_thoughts: send the reasoning of earlier turns back, as `reasoning` and `reasoning_content`. Some endpoints
+            refuse these fields.
         extra_body: further fields of every request; None takes a field out.
         prices: of a million tokens; `usage.spent` then counts the cost.
 
@@ -64,11 +65,13 @@ class ChatAgent:
         idle_timeout: float | None = None,
         answer_seconds: float | None = None,
         retries: int = 4,
+        sends_thoughts: bool = False,
         extra_body: Mapping[str, Any] | None = None,
         prices: Prices | None = None,
     ) -> None:
         self.temperature = temperature
         self.answer_seconds = answer_seconds
+        self.sends_thoughts = sends_thoughts
         self.client = ChatClient(
             model=model,
             base_url=base_url,
@@ -101,7 +104,7 @@ class ChatAgent:
         constraint = conversation.constraint
         offered = tools if constraint is None else _callable(constraint, tools)
         reply = await self.client.complete(
-            [_sent(message) for message in conversation.messages],
+            self.sent(conversation.messages),
             tools=offered,
             max_tokens=_room(conversation),
             temperature=self.temperature,
@@ -120,6 +123,10 @@ class ChatAgent:
             constraint="" if constraint is None else constraint.label,
         )
         return turn, action
+
+    def sent(self, messages: Sequence[Message]) -> list[dict[str, Any]]:
+        """Return messages in the form in which the endpoint gets them."""
+        return [_sent(message, thoughts=self.sends_thoughts) for message in messages]
 
     async def aclose(self) -> None:
         """Close the connections of the running event loop."""
@@ -171,13 +178,15 @@ def _action(reply: Reply) -> Action:
     return Action(message=message, tool_calls=calls, finish_reason=reply.finish_reason, usage=dict(reply.usage))
 
 
-def _sent(message: Message) -> dict[str, Any]:
-    """Return a message in the form of the endpoint: arguments as JSON text, no reasoning, no fields of forge_env."""
+def _sent(message: Message, *, thoughts: bool) -> dict[str, Any]:
+    """Return a message in the form of the endpoint: arguments as JSON text, no fields of forge_env."""
     sent: dict[str, Any] = {"role": message["role"], "content": message["content"]}
     if message["role"] == "tool":
         return sent | {"tool_call_id": message.get("tool_call_id", "")}
     if "name" in message:
         sent["name"] = message["name"]
+    if thoughts and "reasoning_content" in message:
+        sent |= dict.fromkeys(("reasoning", "reasoning_content"), message["reasoning_content"])
     calls = to_openai(from_openai(message))
     if calls:
         for call in calls:

@@ -195,8 +195,7 @@ class ChatClient:
     async def _attempt(
         self, client: httpx.AsyncClient, content: bytes, left: float, seconds: float
     ) -> Reply | _Failure:
-        key = self._key()
-        headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {key}"} if key else {})
+        key, headers = self._key(), {"Content-Type": "application/json", **self.headers()}
         idle = self.idle_timeout
         limits = httpx.Timeout(None, connect=_CONNECT_SECONDS, read=idle)
         url = f"{self.base_url}/chat/completions"
@@ -281,6 +280,11 @@ class ChatClient:
             )
             self._pools[loop] = _Pool(client, asyncio.Semaphore(self.max_concurrency))
         return self._pools[loop]
+
+    def headers(self) -> dict[str, str]:
+        """The headers of a request: the API key, if there is one."""
+        key = self._key()
+        return {"Authorization": f"Bearer {key}"} if key else {}
 
     def _key(self) -> str:
         key = os.environ.get(self.api_key_env, "").strip() if self.api_key_env else ""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Self, cast
 from agents.generator.adapter_folder import AdapterFolder, open_adapter
 from agents.generator.engine import VLLMEngine
 from agents.generator.start import EngineSettings
-from agents.model_folder import context_length, find_model
+from agents.model_folder import context_length, find_model, split_adapter
 from agents.token_agent import TokenAgent
 from forge_env.core.episode import Turn
 from forge_env.core.errors import PolicyError, UserError
@@ -125,7 +125,7 @@ class LocalAgent(TokenAgent):
 
 @asynccontextmanager
 async def open_vllm(model: str, settings: AgentSettings) -> AsyncIterator[Agent]:
-    """Open vllm:MODEL, a Hugging Face folder or hub id.
+    """Open vllm:MODEL, a Hugging Face folder or hub id, or the folder of an adapter, which names its model.
 
     Raises:
         UserError: when there is no such model, adapter or vLLM, --temperature is given with --deterministic, or
@@ -141,8 +141,9 @@ async def open_vllm(model: str, settings: AgentSettings) -> AsyncIterator[Agent]
         temperature = 0.0
     if importlib.util.find_spec("vllm") is None:
         raise UserError("vllm: needs the package vllm: pip install 'forge-env[cpu]', or 'forge-env[gpu]' on a GPU")
+    model, adapter_folder = split_adapter(model, settings.adapter)
     folder = find_model(model, option="vllm:")
-    adapter = open_adapter(Path(settings.adapter).expanduser(), folder) if settings.adapter else None
+    adapter = open_adapter(Path(adapter_folder).expanduser(), folder) if adapter_folder else None
     context = min(settings.max_tokens, context_length(folder) or settings.max_tokens)
     policy = LocalPolicy(
         folder,

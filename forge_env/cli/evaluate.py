@@ -27,7 +27,11 @@ _AGENT = (
 _ANSWER_SECONDS = "Time limit of one answer; else 1800 for a script, 120 for an endpoint, none for a local model."
 _IDLE_SECONDS = "Silence after which an answer is given up: an endpoint then streams; else 300 for a local model."
 _LIMIT = "Limit of an episode; else that of a checkpoint's training, or what the environment declares."
-_THINKING = "Whether a local model thinks: off, on or template; else as a checkpoint's training did, and off for vllm:."
+_THINKING = (
+    "Whether a model thinks: off, on or template; else as a checkpoint's training did, off for vllm:, and an endpoint "
+    "decides."
+)
+_LIKE = "Folder of the training run that openai: serves: warn if the endpoint renders prompts otherwise."
 _ADAPTER = "Folder of an adapter in PEFT's format, for the model of vllm:."
 _OTEL = "OpenTelemetry spans of episodes, turns and tool calls: off, spans, or messages for their texts, too."
 _OUT = "Folder of the results; the same command resumes what is unfinished, and more --tasks extend it."
@@ -62,6 +66,7 @@ def evaluate(
     deterministic: Annotated[bool, typer.Option("--deterministic", help="Greedy, and exactly repeatable.")] = False,
     thinking: Thinking = None,
     adapter: Adapter = "",
+    like: Annotated[str, typer.Option(help=_LIKE)] = "",
     max_turns: Limit = None,
     max_turn_tokens: Limit = None,
     max_tokens: Limit = None,
@@ -118,6 +123,7 @@ def evaluate(
         "requests_per_minute": requests_per_minute,
         "api_key_env": api_key_env,
         "prices": _prices(price_prompt, price_completion),
+        "like": like,
     }
     return _run(plan, out, settings, otel, as_json=as_json)
 
@@ -132,7 +138,7 @@ def _run(plan: EvalPlan, out: Path, settings: dict[str, Any], otel: str, *, as_j
     )
     try:
         with stdout_to_stderr(as_json), _spans(plan, otel) as spans, progress:
-            evaluation = run_evaluation(plan, out, progress=progress.update, spans=spans, **settings)
+            evaluation = run_evaluation(plan, out, progress=progress.update, spans=spans, warn=note, **settings)
             result = {**run_async(evaluation), "out": str(out)}
     except (KeyboardInterrupt, SystemExit):
         note(f"{progress.done} of {progress.total} episodes are in {out}; the same command resumes from there")

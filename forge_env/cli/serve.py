@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
@@ -16,6 +17,7 @@ from forge_env.core.errors import UserError, nearest
 
 if TYPE_CHECKING:
     from forge_env.serve.desk import PlayOptions
+    from forge_env.serve.settings import ServeSettings
 
 SERVERS = {
     "http": "forge_env.serve.env_server:serve_env",
@@ -28,10 +30,15 @@ http also take `PlayOptions`, since their clients play episodes that run here.""
 _TOKEN = "Token that every request needs; else FORGE_ENV_TOKEN, or one that is made and printed."
 _LIMIT = "With --agent, openenv or mcp: limit of an episode, such as max_turns=16; may be repeated."
 _AGENT = "In place of --env: scripted:FILE.py:FUNCTION, openai:MODEL@BASE_URL, vllm:MODEL or checkpoint:RUN."
+_RUN = "Folder of a training run, a model or an adapter, or a hub id, to serve with OpenAI's API by vLLM."
+_LORA = "With RUN: folder of an adapter of the model, also as NAME=FOLDER; may be repeated."
+MODEL_SERVER = "agents.generator.openai_server"
+"""The module that serves a model: forge_env does not import agents."""
 _AS = "Protocol: http, for forge_env.make('http://...'); openenv, for OpenEnv's clients; mcp, for agents with tools."
 
 
 def serve(
+    run: Annotated[str, typer.Argument(help=_RUN, show_default=False)] = "",
     env: Annotated[str, typer.Option(help="Name or target of the environment to serve.")] = "",
     option: Annotated[
         list[str], typer.Option(help="Option of the environment, such as level=2; may be repeated.")
@@ -53,19 +60,24 @@ def serve(
     seed: Annotated[int, typer.Option(help="Seed of the tasks; with --agent also of the episodes.")] = 0,
     temperature: Annotated[float | None, typer.Option(help="With --agent: of sampling.")] = None,
     top_p: Annotated[float | None, typer.Option(help="With --agent: of sampling.")] = None,
-    thinking: Annotated[str | None, typer.Option(help="With --agent: off, on or template.")] = None,
+    thinking: Annotated[str | None, typer.Option(help="With RUN or --agent: off, on or template.")] = None,
+    lora: Annotated[list[str], typer.Option(help=_LORA)] = [],  # noqa: B006
     adapter: Annotated[str, typer.Option(help="With --agent: folder of an adapter in PEFT's format.")] = "",
     concurrency: Annotated[int, typer.Option(help="With --agent: requests to the model at the same time.")] = 16,
     public_url: Annotated[str, typer.Option(help="With --agent: URL of this server, where a proxy is before it.")] = "",
     as_json: Json = False,
 ) -> int:
-    """Serve an environment, or an agent's model, to other machines, until Ctrl-C or SIGTERM."""
+    """Serve a trained model, an environment, or an agent's model, to others, until Ctrl-C or SIGTERM."""
     from forge_env.cli.serve_agent import AgentOptions, serve_agent
     from forge_env.serve.settings import ServeSettings, read_token
     from forge_env.utils.targets import load
 
-    if bool(env) == bool(agent):
-        raise UserError("serve needs --env NAME, the environment to serve, or --agent AGENT, and not both")
+    if [bool(run), bool(env), bool(agent)].count(True) != 1:
+        raise UserError(
+            "serve needs one of three: RUN, whose model is served, --env NAME, an environment, or --agent AGENT"
+        )
+    if lora and not run:
+        raise UserError("--lora is for the model of a RUN: leave it out, or name the run before it")
     if protocol not in SERVERS:
         raise UserError(f"--as {protocol!r} is no protocol. {nearest(protocol, SERVERS)}")
     text, is_new = read_token(token, token_file)
@@ -77,6 +89,8 @@ def serve(
         idle_seconds=idle_seconds,
         max_request_bytes=max_request_bytes,
     )
+    if run:
+        return _serve_run(run, lora, thinking, settings, token=text if is_new else "", as_json=as_json)
     announced = {"served": env or agent, "as": protocol if env else "a model's API", "token": text if is_new else ""}
 
     def announce(url: str) -> None:
@@ -102,6 +116,27 @@ def serve(
         return serve_agent(given, parse_options(option, tools), settings, announce, as_json=as_json)
     work = load(SERVERS[protocol]), (env, parse_options(option, tools), settings, announce)
     run_async(_serve(*work, _play_options(protocol, split, tasks, seed, limit, out)))
+    return 0
+
+
+def _serve_run(
+    run: str, lora: Sequence[str], thinking: str | None, settings: ServeSettings, *, token: str, as_json: bool
+) -> int:
+    """Serve the model of a run. `token` is shown: it is one that was made."""
+    from forge_env.utils.targets import load
+
+    server = load(f"{MODEL_SERVER}:ModelServer")(
+        run=run, adapters=lora, thinking=thinking, host=settings.host, port=settings.port
+    )
+
+    def announce(name: str, url: str, options: Sequence[str]) -> None:
+        announced = {"served": name, "as": "OpenAI's API", "url": url, "token": token}
+        show_address(announced, is_local=settings.is_local, as_json=as_json)
+        note(f"evaluate it with --agent openai:{name}@{url}, and the token in OPENAI_API_KEY")
+        note(f"vLLM's server has these options: {shlex.join(options)}")
+
+    note(f"vLLM starts with {run}, which takes a minute or more")
+    run_async(load(f"{MODEL_SERVER}:serve_model")(server, settings.token, announce))
     return 0
 
 

@@ -18,7 +18,7 @@ from forge_env.rollout.factory import EnvFactory
 from forge_env.utils.digests import code_digests, file_digest, files_digests, value_digest
 from forge_env.utils.targets import is_file, load, split_target
 
-FIND_MODEL = "agents.model_folder:find_model"
+FIND_MODEL, SPLIT_ADAPTER = "agents.model_folder:find_model", "agents.model_folder:split_adapter"
 MODEL_FILES = ("*.safetensors", "*.json", "*.jinja", "*.txt", "*.model")
 ADAPTER_FILES = ("adapter_model.safetensors", "adapter_config.json")
 NOT_COVERED = (
@@ -40,6 +40,10 @@ def depends_on(agent: str, factory: EnvFactory, tasks: Sequence[Task], *, adapte
     Raises:
         UserError: for a missing model, or a file that cannot be read.
     """
+    kind, argument = split_agent(agent)
+    if kind == "vllm":
+        argument, adapter = load(SPLIT_ADAPTER)(argument, adapter)
+        agent = f"vllm:{argument}"
     try:
         agent_digests = {**_agent_digests(agent), **_adapter_digests(adapter)}
     except OSError as error:

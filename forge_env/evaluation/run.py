@@ -17,11 +17,14 @@ from forge_env.evaluation.evaluate import evaluate
 from forge_env.evaluation.folder import EvalFolder, extended_from
 from forge_env.evaluation.plan import Attempt, EvalPlan, all_attempts, before_extension, draw_tasks, episode_seed
 from forge_env.evaluation.summary import summarise
-from forge_env.registry.agent_spec import AgentSettings, open_agent
+from forge_env.registry.agent_spec import AgentSettings, open_agent, split_agent
 from forge_env.rollout.factory import EnvFactory, make
 from forge_env.rollout.rollout import run_episode
 from forge_env.telemetry.sender import SpanSender
+from forge_env.utils.targets import load
 
+COMPARE = "agents.chat.rendering_check:compare_rendering"
+"""The function that compares an endpoint with a run: forge_env does not import agents."""
 Progress = Callable[[int, "Episode | None"], None]
 """Called with the number of attempts, and each episode that was read or run; None before the first one."""
 
@@ -34,6 +37,8 @@ async def run_evaluation(
     requests_per_minute: float | None = None,
     api_key_env: str = "OPENAI_API_KEY",
     prices: Prices | None = None,
+    like: str = "",
+    warn: Callable[[str], None] = lambda text: None,
     progress: Progress = lambda total, episode: None,
     spans: SpanSender | None = None,
 ) -> dict[str, Any]:
@@ -42,12 +47,16 @@ async def run_evaluation(
     An interrupted evaluation is resumed: recorded episodes are kept, faulted ones are run again. A cancelled or failed
     call leaves a folder that can be resumed. A folder with fewer tasks is extended: its tasks come first.
 
-    `spans` gets the episodes that are run now.
+    `spans` gets the episodes that are run now. `like` is the folder of a training run, and `warn` is told where the
+    endpoint of an "openai:" agent renders prompts otherwise than that run. An endpoint of vLLM that serves a run of
+    this machine is compared without it.
 
     Raises:
         UserError: for a wrong setting, an agent that cannot be opened, a folder with other content, or results of an
             environment, an agent or tasks that have changed since.
     """
+    if like and split_agent(plan.agent)[0] != "openai":
+        raise UserError(f"--like {like} is for an endpoint, openai:, and the agent is {plan.agent}: leave --like out")
     if concurrency < 1:
         raise UserError(f"the concurrency is {concurrency}; it is 1 or more")
     factory = make(plan.env, **plan.options)
@@ -81,6 +90,10 @@ async def run_evaluation(
         if missing:
             async with factory, open_agent(plan.agent, settings) as agent:
                 folder.begin()
+                if split_agent(plan.agent)[0] == "openai":
+                    found = await load(COMPARE)(agent, tasks[0].prompt, factory.make().tools, like=like)
+                    if found:
+                        warn(found)
 
                 def ended(episode: Episode) -> None:
                     if spans is not None:

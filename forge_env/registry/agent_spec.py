@@ -4,7 +4,7 @@
     scripted:null            answers with an empty text
     scripted:FILE.py:fn      a function of the conversation, or module:fn
     openai:MODEL@BASE_URL    a model behind any OpenAI-compatible endpoint
-    vllm:MODEL               a Hugging Face folder or hub id, in an engine in this process
+    vllm:MODEL               a Hugging Face folder, a hub id or an adapter's folder, in an engine in this process
     checkpoint:RUN           the model of a finished training run
 
 forge_env does not import `agents`: each kind maps to the "module:function" of an async context manager.
@@ -40,7 +40,8 @@ class AgentSettings:
     deterministic: bool = False
     """Greedy, one request at a time and without a prefix cache, so that a run repeats exactly on one machine."""
     thinking: str | None = None
-    """Whether a local model thinks before it answers: "off", "on" or "template"; None is off."""
+    """Whether a model thinks before it answers: "off", "on" or "template". None is off of a local model; an endpoint is
+    then not asked for either."""
     adapter: str = ""
     """A folder in PEFT's format, whose adapter a local model computes with; "" is none."""
     max_tokens: int = 4096

@@ -41,9 +41,20 @@ class ChatServer:
         self.asked: list[Asked] = []
         self.running = self.most_at_once = 0
         self._script: list[Behaviour] = [self.says("ok")]
+        self.root = ""
+        self.render: Callable[[dict[str, Any]], list[int]] | None = None
+        """Returns the tokens of a request to /tokenize, which vLLM's server has; None is a server without it."""
 
     def will(self, *script: Behaviour) -> None:
         self._script = list(script)
+
+    async def models(self, request: Request) -> Response:
+        return JSONResponse({"data": [{"id": "m", "root": self.root}]})
+
+    async def tokenize(self, request: Request) -> Response:
+        if self.render is None:
+            return Response(status_code=404)
+        return JSONResponse({"tokens": self.render(await request.json())})
 
     async def answer(self, request: Request) -> Response:
         asked = Asked(json.loads(await request.body()), request.headers.get("authorization", ""), request)
@@ -132,7 +143,12 @@ class _Server(uvicorn.Server):
 def _chat_server() -> Iterator[ChatServer]:
     with open_listener("127.0.0.1", 0) as listening:  # another one would answer 40 ms late
         chat = ChatServer(f"http://127.0.0.1:{listening.getsockname()[1]}/v1")
-        app = Starlette(routes=[Route("/v1/chat/completions", chat.answer, methods=["POST"])])
+        routes = [
+            Route("/v1/chat/completions", chat.answer, methods=["POST"]),
+            Route("/v1/models", chat.models),
+            Route("/tokenize", chat.tokenize, methods=["POST"]),
+        ]
+        app = Starlette(routes=routes)
         config = uvicorn.Config(app, log_level="warning", lifespan="off", timeout_graceful_shutdown=2)
         server = _Server(config)
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, name="chat server")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import select
+import signal
 import threading
 import time
 from pathlib import Path
@@ -17,8 +18,13 @@ def process_began() -> float:
     return time.time() - age
 
 
-def die_with(pid: int) -> None:
-    """End this process when process `pid` ends, for whatever reason: a thread waits for its pidfd."""
+def die_with(pid: int, *, group: bool = False) -> None:
+    """End this process when process `pid` ends, for whatever reason: a thread waits for its pidfd.
+
+    Args:
+        pid: of a process that runs.
+        group: also end all processes of this process's group, which it must lead.
+    """
     try:
         pidfd = os.pidfd_open(pid)
     except ProcessLookupError:
@@ -26,6 +32,8 @@ def die_with(pid: int) -> None:
 
     def wait() -> None:
         select.select([pidfd], [], [])
+        if group and os.getpgid(0) == os.getpid():
+            os.killpg(0, signal.SIGKILL)
         os._exit(1)
 
     threading.Thread(target=wait, name=f"die-with-{pid}", daemon=True).start()

@@ -633,8 +633,9 @@ def test_a_folder_of_something_else_or_in_use_is_refused(run: Run) -> None:
         ({"max-thinking-tokens": "-1"}, "max_thinking_tokens is -1"),
         ({"max-thinking-tokens": "512"}, "max_thinking_tokens is 512, and a turn has max_turn_tokens, 512, at most"),
         ({"thinking": "of"}, "thinking is 'of'. Did you mean off?"),
-        ({"thinking": "off"}, "thinking is 'off', which is for local models, vllm: and checkpoint:"),
-        ({"agent": "openai:gpt@http://127.0.0.1:9/v1", "thinking": "on"}, "leave --thinking out"),
+        ({"thinking": "off"}, "thinking is 'off', and a scripted agent has none"),
+        ({"agent": "openai:gpt@http://127.0.0.1:9/v1", "thinking": "loud"}, "thinking is 'loud'"),
+        ({"like": "run"}, "--like run is for an endpoint, openai:"),
         ({"adapter": "mine"}, "the adapter is mine and the agent is scripted:expert: an adapter is for local models"),
     ],
 )

@@ -190,7 +190,7 @@ def test_sigterm_ends_the_command_in_order() -> None:
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        ([], "serve needs --env NAME"),
+        ([], "serve needs one of three: RUN"),
         (["--env", "external"], "has turns that run at once"),
         (["--env", "math", "--as", "htp"], "is no protocol"),
         (["--env", "math", "--option", "levl=1"], "has no option 'levl'"),

@@ -1,0 +1,85 @@
+"""Compares the prompts of an endpoint with those of the training run that it serves, as vLLM's server lets one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from agents.chat.agent import ChatAgent
+from agents.renderer.rendering import Renderer
+from agents.renderer.served import difference, prompts, trial
+from forge_env.core.errors import TemplateError, UserError
+from forge_env.core.types import Message, ToolSpec
+from forge_env.records.run_files import trained_config
+from forge_env.utils.certificates import ssl_context
+
+_SECONDS = 30.0
+
+
+async def compare_rendering(
+    agent: ChatAgent, prompt: Sequence[Message], tools: Sequence[ToolSpec], *, like: str = ""
+) -> str:
+    """Play a trial conversation, and say where the endpoint's tokens first differ from the run's; "" if nowhere.
+
+    Args:
+        agent: of the endpoint.
+        prompt: of the first task.
+        tools: of the environment.
+        like: the folder of the run; "" is the one that the endpoint says it serves, if that is on this machine.
+
+    Raises:
+        UserError: when `like` is not the folder of a run, or of its model.
+    """
+    folder = Path(like).expanduser() if like else None
+    connection: dict[str, Any] = {"timeout": _SECONDS, "headers": agent.client.headers(), "verify": ssl_context()}
+    async with httpx.AsyncClient(**connection) as client:
+        folder = folder or await _served_folder(client, agent)
+        if folder is None:
+            return ""
+        if (folder / "adapter_config.json").is_file():
+            folder = folder.parent  # of the run, beside whose model the adapter is
+        model = folder / "model" if (folder / "model").is_dir() else folder
+        if not (model / "tokenizer.json").is_file():
+            if not like:
+                return ""
+            raise UserError(f"--like {like} holds no model/ with a tokenizer.json: name a finished training run")
+        env = trained_config(model.parent) or {}
+        renderer = Renderer(model, thinking=env.get("thinking") or "template")
+        try:
+            turns = trial(renderer, prompt, tools)
+        except TemplateError:  # the episodes begin with something else
+            return ""
+        for messages, expected in prompts(turns):
+            try:
+                rendered = await _tokenize(client, agent, messages, tools)
+            except (httpx.HTTPError, ValueError, KeyError, TypeError) as error:
+                return f"{agent!r} was not compared with {folder}: {error}" if like else ""
+            if found := difference(renderer, expected, rendered):
+                return (
+                    f"{agent!r} does not render what {folder} was trained on, so that its model may do worse there: "
+                    f"{found}; `forge-env serve {folder}` renders the same"
+                )
+    return ""
+
+
+async def _served_folder(client: httpx.AsyncClient, agent: ChatAgent) -> Path | None:
+    """The folder that the endpoint names as the source of its model."""
+    try:
+        answer = await client.get(f"{agent.client.base_url}/models")
+        [root] = [model.get("root") for model in answer.json()["data"] if model["id"] == agent.client.model]
+    except (httpx.HTTPError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+    return Path(root) if isinstance(root, str) and Path(root).is_absolute() and Path(root).is_dir() else None
+
+
+async def _tokenize(
+    client: httpx.AsyncClient, agent: ChatAgent, messages: Sequence[Message], tools: Sequence[ToolSpec]
+) -> list[int]:
+    body: dict[str, Any] = {"model": agent.client.model, "messages": agent.sent(messages), "tools": list(tools) or None}
+    body["chat_template_kwargs"] = agent.client.extra_body.get("chat_template_kwargs")
+    answer = await client.post(f"{agent.client.base_url.removesuffix('/v1')}/tokenize", json=body)
+    answer.raise_for_status()
+    return [int(token) for token in answer.json()["tokens"]]

