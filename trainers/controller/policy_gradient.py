@@ -64,6 +64,8 @@ async def _phases(run: TrainingRun, objective: Objective) -> None:
     diagnosis = _diagnosis(run, objective, alarm)
     report.add(diagnosis)
     start = await (_go_on(run, run.checkpoint) if run.checkpoint else _begin(run))
+    if diagnosis.findings:  # of the steps before the checkpoint
+        add_fact(report.folder, "findings", diagnosis.summary())
     await settle_reference(run, objective.kl_reference)
     if remark := kl_remark(plan.config):
         report.warn(remark)
