@@ -71,7 +71,15 @@ async def _phases(run: TrainingRun, objective: Objective) -> None:
         report.warn(remark)
 
     started = time.perf_counter() - start.seconds
-    shown = ("reward", "success", "tokens/s", "s/step", *(("mean_abs_logprob_difference",) if approximate else ()))
+    trained_on = ("training_reward",) if plan.config.training.reward else ()
+    shown = (
+        "reward",
+        *trained_on,
+        "success",
+        "tokens/s",
+        "s/step",
+        *(("mean_abs_logprob_difference",) if approximate else ()),
+    )
     report.follow("train", title=plan.algorithm, total=plan.steps, names=shown, since=started)
     work = _work(run, objective, start, started, alarm, diagnosis)
     loop = Loop(work, objective, _settings(plan), start.state)
