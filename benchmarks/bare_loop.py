@@ -230,6 +230,13 @@ def main() -> int:
         f"({result['bare_sampling_seconds']:.2f} s sampling + {result['bare_training_seconds']:.2f} s training): "
         f"{result['ratio']:.2f}x"
     )
+    if options.compare_latest:  # the end of `make demo`
+        print(
+            f"\nWhat to do next, in the environment (. {Path(sys.prefix).name}/bin/activate):\n"
+            f"    forge-env view {run}    # curves, episodes and tokens of this run in a browser\n"
+            "    forge-env new my_env    # an environment of your own: docs/environments.md\n"
+            "    python -m trainers.grpo --env math --dry-run    # what another run would need: docs/training.md"
+        )
     return 0
 
 

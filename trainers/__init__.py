@@ -3,9 +3,12 @@
 import importlib.util
 import sys
 
-# argv is so while Python looks for the module of `python -m`. These modules import torch, which the gym half lacks.
-if sys.argv[:1] == ["-m"] and importlib.util.find_spec("torch") is None:
-    from trainers.setup.packages import missing
+from trainers.metrics.heartbeat import announce
 
-    print(f"error: {missing('torch')}", file=sys.stderr)
-    sys.exit(2)
+if sys.argv[:1] == ["-m"]:  # so it is while Python looks for the module of `python -m`
+    if importlib.util.find_spec("torch") is None:  # the gym half
+        from trainers.setup.packages import missing
+
+        print(f"error: {missing('torch')}", file=sys.stderr)
+        sys.exit(2)
+    announce(sys.orig_argv)  # torch takes seconds to import

@@ -28,6 +28,7 @@ SHORT_OPTIONS = {
     "loss": "training.loss",
     "advantages": "training.advantages",
     "reward": "training.reward",
+    "verbose": "metrics.verbose",
     "trainer": "services.trainer",
     "generator": "services.generator",
     "ref_model": "services.ref_model",
@@ -453,6 +454,8 @@ class MetricsConfig:
     otel: Literal["off", "spans", "messages"] = "off"
     """OpenTelemetry spans of episodes, turns and tool calls, sent to OTEL_EXPORTER_OTLP_TRACES_ENDPOINT;
     "messages" sends the texts of messages, arguments and results, too."""
+    verbose: bool = False
+    """Print the phases of the start, too, with the time that each took."""
     system_seconds: float = 10.0
     """Seconds between two measurements of CPU, memory, disk and GPUs; 0 is none."""
 

@@ -37,6 +37,7 @@ def replay(
     from forge_env.records.find_episode import find_episode
     from forge_env.records.replay import replay as run_again
     from forge_env.records.run_files import RunSettings, run_settings
+    from forge_env.registry.registry import check_registered
 
     located = find_episode(run, episode)
     settings = run_settings(run)
@@ -45,6 +46,7 @@ def replay(
         note(f"{run} does not record its settings: the environment has the options of --option and its default limits")
     if env or option:
         settings = with_fields(settings, env=env or settings.env, options={**settings.options, **parse_options(option)})
+    check_registered(settings.env, {} if env else settings.registered)
     _note_effects(settings, located)
     _note_changes(run, settings)
     with stdout_to_stderr(as_json):

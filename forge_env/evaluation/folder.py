@@ -202,7 +202,7 @@ def _as_read_back(plan: Mapping[str, Any]) -> dict[str, Any]:
 
 def _difference(present: Mapping[str, Any], plan: Mapping[str, Any]) -> str:
     """Return how the plan of a folder differs from another plan, as part of a sentence; "" if it does not."""
-    names = (plan.keys() | present.keys()) - {"depends_on", "task_digest", "extended_from"}
+    names = (plan.keys() | present.keys()) - {"depends_on", "extended_from", "registered", "task_digest"}
     differing = sorted(name for name in names if plan.get(name) != present.get(name))
     if differing:
         settings = ", ".join(f"{name} {present.get(name)!r}" for name in differing)

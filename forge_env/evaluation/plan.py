@@ -14,6 +14,7 @@ from forge_env.core.types import EpisodeLimits, Task
 from forge_env.evaluation.digests import depends_on, task_digests
 from forge_env.records.run_files import limits_from, trained_config
 from forge_env.registry.agent_spec import split_agent
+from forge_env.registry.registry import registration
 from forge_env.rollout.factory import EnvFactory
 
 PLAN_VERSION = 2
@@ -113,6 +114,7 @@ class EvalPlan:
         return {
             "version": PLAN_VERSION,
             **asdict(self),
+            "registered": registration(self.env),
             "task_digest": task_list_digest(tasks),
             "depends_on": digests,
             **({"extended_from": list(extended_from)} if extended_from else {}),

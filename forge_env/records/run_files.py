@@ -15,8 +15,8 @@ PLAN, EPISODES, FAULTS = "plan.json", "episodes.jsonl", "faults.jsonl"
 """Files of an evaluation."""
 FAULTED = "faults"
 """Phase name of the faults of an evaluation."""
-CONFIG = "config.yaml"
-"""The settings of a training run."""
+CONFIG, FACTS = "config.yaml", "run.json"
+"""The settings of a training run, and what else it records when it begins."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +32,8 @@ class RunSettings:
     """The agent of an evaluation."""
     thinking: str = "off"
     """Whether the model thought before it answered."""
+    registered: Mapping[str, str] = field(default_factory=dict)
+    """Where the environment's name was registered, see `forge_env.registry.registry.registration`."""
     environment: Mapping[str, str] = field(default_factory=dict)
     """Digests of the environment's code, recorded by an evaluation; see `forge_env.evaluation.digests`."""
 
@@ -91,7 +93,9 @@ def run_settings(run: Path) -> RunSettings | None:
             plan = read_object(folder / PLAN)
             return _settings(folder / PLAN, plan, plan.get("limits", {}))
         if env := trained_config(folder):
-            return _settings(folder / CONFIG, {**env, "env": env.get("name")}, env)
+            facts = read_object(folder / FACTS) if (folder / FACTS).is_file() else {}
+            saved = {**env, "env": env.get("name"), "registered": facts.get("registered")}
+            return _settings(folder / CONFIG, saved, env)
     return None
 
 
@@ -141,11 +145,13 @@ def _settings(file: Path, saved: Mapping[str, Any], limits: Mapping[str, Any]) -
         raise UserError(f"{file} names no environment with its options")
     digests = saved.get("depends_on")
     environment = digests.get("environment") if isinstance(digests, dict) else None
+    registered = saved.get("registered")
     return RunSettings(
         env=saved["env"],
         options=options,
         limits=limits_from(limits),
         agent=str(saved.get("agent") or ""),
         thinking=str(saved.get("thinking") or "off"),
+        registered=registered if isinstance(registered, dict) else {},
         environment=environment if isinstance(environment, dict) else {},
     )

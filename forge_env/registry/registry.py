@@ -11,7 +11,7 @@ import importlib.metadata
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, get_args
 
 from forge_env.core.env import Env
@@ -232,6 +232,38 @@ def resolve(name: str, kind: Kind | None = None) -> Entry:
         raise UserError(f"there is no {_KINDS[kind]} {name!r}: that name is registered as kind {other.kind}")
     known = [entry.name for entry in entries() if kind in (None, entry.kind)]
     raise UserError(f"there is no {_KINDS[kind]} {name!r}. {nearest(name, known)}")
+
+
+def registration(name: str) -> dict[str, str]:
+    """Return what a registry file says of an environment's name: its "target" and the "file"; {} for another name.
+
+    Raises:
+        UserError: when a registry file is malformed.
+    """
+    entry = find(name, "env") if ":" not in name else None
+    return {"target": entry.target, "file": str(entry.file)} if entry is not None and entry.file else {}
+
+
+def check_registered(name: str, recorded: object) -> None:
+    """Check that a name which a run recorded is known here.
+
+    Args:
+        name: of the run's environment.
+        recorded: its `registration` when the run began, as the run's folder has it.
+
+    Raises:
+        UserError: for an unknown name, with the place where it was registered.
+    """
+    if not isinstance(recorded, Mapping) or not {"target", "file"} <= recorded.keys():
+        return
+    if ":" in name or find(name, "env") is not None:
+        return
+    target, file = recorded["target"], recorded["file"]
+    raise UserError(
+        f"there is no environment {name!r} in this folder; when the run began, it was {target}, registered in {file}: "
+        f"work in the folder of that file, set FORGE_ENV_REGISTRY={file}, or register it here with `forge-env register "
+        f"{target} --name {name}`"
+    )
 
 
 def load_entry(entry: Entry) -> Any:

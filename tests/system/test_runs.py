@@ -125,21 +125,24 @@ def _monarch_logs(run: Started) -> list[Path]:
     return list(Path("/tmp").glob(f"*/monarch_log_forge_{run.process.pid}.log"))
 
 
-def test_two_steps_of_grpo(start) -> None:  # type: ignore[no-untyped-def]
-    """The whole loop, and everything that it promises to leave behind."""
+def test_two_steps_of_grpo(start, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    """The whole loop, and everything that it promises to leave behind; with a reward from which nothing is learned."""
+    (tmp_path / "constant.py").write_text("def half(episode):\n    return 0.5\n")
     run = start(
         "trainers.grpo", "--env", "code_exec", "--steps", "2", "--tasks", "128", "--dataset.held_out", "8",
         "--training.batch_size", "4", "--grpo.n_samples", "4",
         "--warmup.steps", "32", "--warmup.learning_rate_warmup", "16", "--warmup.demonstrations", "64",
         "--warmup.probe_tasks", "4", "--warmup.probe_every", "16",
         "--training.entropy_coef", "0.01",  # so that each step trains, whatever its rewards
-        "--metrics.system_seconds", "1",
+        "--metrics.system_seconds", "1", "--verbose", "--reward", f"{tmp_path}/constant.py:half",
     )  # fmt: skip
     console = run.end()
     assert run.process.returncode == 0, console
     run.assert_nothing_left()
-    for phrase in ("held-out success before", "with the tool switched off", "grpo 2/2", "tokens/s", "s left", "user:"):
+    for phrase in ("held-out success before", "with the tool switched off", "grpo 2/2", "tokens/s", "user:"):
         assert phrase in console
+    assert console.startswith("   0.") and "s  trainers.grpo: importing its packages" in console.splitlines()[0]
+    assert console.rstrip().endswith(f"forge-env view {run.output}")
     _check_start(run.output, console, _PHASES | _RL_PHASES)
     summary = json.loads((run.output / "summary.json").read_text())
     assert summary["env"] == "code_exec" and summary["algorithm"] == "grpo" and summary["steps"] == 2
@@ -153,10 +156,12 @@ def test_two_steps_of_grpo(start) -> None:  # type: ignore[no-untyped-def]
     for step in steps:
         if step["phase"] == "train":
             assert step["mean_abs_logprob_difference"] <= 1e-5  # trainer and engine, in the run itself
+            assert step["training_reward"] == 0.5 and step["training_reward_std"] == step["groups_with_signal"] == 0
             assert step["staleness_max"] == 0
             assert step["engine/prompt_tokens"] > 0 and 0 <= step["engine/prefix_hit_rate"] < 1
             assert 0 < step["engine/cache_usage"] < 1
             assert step["engine/preemptions"] == 0, "the cache has room for all"
+    _check_findings(run.output, console, "rewards_constant")
     assert (run.output / "reward.png").read_bytes().startswith(b"\x89PNG")
     trace = json.loads((run.output / "trace.json").read_text().strip().removesuffix(",") + "]")
     assert {event["name"] for event in trace} >= {"thread_name", "group 0", "optimizer step", "publish", "pull"}
@@ -178,6 +183,38 @@ def test_two_steps_of_grpo(start) -> None:  # type: ignore[no-untyped-def]
     _check_page(run.output, summary)
     assert [path.name for path in (run.output / "checkpoints").iterdir()] == ["step_000002"]
     _check_export(run.output / "model")
+
+
+UNLEARNED = {
+    "too_hard": ("--warmup.steps", "0"),
+    "truncated": ("--warmup.steps", "0", "--env.max_turn_tokens", "4"),
+    "mismatch": ("--warmup.steps", "0", "--training.mismatch_alarm", "1e-12"),
+    "falling": ("--training.learning_rate", "0.2", "--training.warmup_steps", "0", "--warmup.until_success", "0.4"),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", UNLEARNED)
+def test_a_run_that_is_made_to_fail_says_why(start, kind: str) -> None:  # type: ignore[no-untyped-def]
+    run = start(
+        "trainers.grpo", "--env", "code_exec", "--steps", "8", "--tasks", "1024", "--dataset.held_out", "64",
+        "--training.batch_size", "8", "--grpo.n_samples", "4", *UNLEARNED[kind],
+    )  # fmt: skip
+    console = run.end()
+    assert run.process.returncode == 0, console
+    _check_findings(run.output, console, kind)
+
+
+def _check_findings(output: Path, console: str, kind: str) -> None:
+    """The finding is said with its step, kept in both files, and shown in the report."""
+    for name in ("run.json", "summary.json"):
+        found = {finding["kind"]: finding for finding in json.loads((output / name).read_text())["findings"]}
+        assert kind in found, found
+    finding = found[kind]
+    said = f"warning: step {finding['step']}: this may keep the run from learning: "
+    assert said in console and f"Likely cause: {finding['cause']}" in console
+    assert f"may have kept this run from learning, step{'s' * (finding['last_step'] > finding['step'])} " in console
+    assert finding["settings"].split()[0] in (output / "report.html").read_text()
 
 
 @pytest.mark.slow
@@ -565,7 +602,7 @@ def test_sft_on_a_file_of_chats(start, tmp_path: Path) -> None:  # type: ignore[
     """No environment, no engine: the trainer alone, on what a user wrote down."""
     run = start(
         "trainers.sft", "--sft.data", str(write_chats(tmp_path / "chats.jsonl")), "--sft.tokens_per_step", "1024",
-        "--sft.epochs", "2", "--training.max_tokens_per_micro_batch", "512", "--checkpoint.interval", "2",
+        "--sft.epochs", "2", "--training.max_tokens_per_micro_batch", "512", "--checkpoint.interval", "2", "--verbose",
     )  # fmt: skip
     console = run.end()
     assert run.process.returncode == 0, console

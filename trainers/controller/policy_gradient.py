@@ -64,12 +64,22 @@ async def _phases(run: TrainingRun, objective: Objective) -> None:
     diagnosis = _diagnosis(run, objective, alarm)
     report.add(diagnosis)
     start = await (_go_on(run, run.checkpoint) if run.checkpoint else _begin(run))
+    if diagnosis.findings:  # of the steps before the checkpoint
+        add_fact(report.folder, "findings", diagnosis.summary())
     await settle_reference(run, objective.kl_reference)
     if remark := kl_remark(plan.config):
         report.warn(remark)
 
     started = time.perf_counter() - start.seconds
-    shown = ("reward", "success", "tokens/s", "s/step", *(("mean_abs_logprob_difference",) if approximate else ()))
+    trained_on = ("training_reward",) if plan.config.training.reward else ()
+    shown = (
+        "reward",
+        *trained_on,
+        "success",
+        "tokens/s",
+        "s/step",
+        *(("mean_abs_logprob_difference",) if approximate else ()),
+    )
     report.follow("train", title=plan.algorithm, total=plan.steps, names=shown, since=started)
     work = _work(run, objective, start, started, alarm, diagnosis)
     loop = Loop(work, objective, _settings(plan), start.state)

@@ -35,6 +35,8 @@ def summarise(
     report.samples(f"the first {SAMPLES_SHOWN} held-out tasks before {algorithm}", before.episodes[:SAMPLES_SHOWN])
     report.samples(f"the same tasks after {algorithm}", after.episodes[:SAMPLES_SHOWN])
     step_seconds = sorted(point["seconds"] for point in report.curve)
+    rewards = [point["reward"] for point in report.curve]
+    trained_on = [point.get("training_reward", point["reward"]) for point in report.curve]
     by_kind = run.kinds.changes(before, after)
     run.summarise(
         {
@@ -51,7 +53,8 @@ def summarise(
             "evaluation_ended_by": after.ended_by,
             "train_seconds": train_seconds,
             "median_step_seconds": step_seconds[len(step_seconds) // 2] if step_seconds else None,
-            "reward_curve": [point["reward"] for point in report.curve],
+            "reward_curve": rewards,
+            **({"training_reward_curve": trained_on} if trained_on != rewards else {}),
             "findings": diagnosis.summary(),
             **({"by_kind": {name: change.summary() for name, change in by_kind.items()}} if by_kind else {}),
         }

@@ -6,7 +6,7 @@ import json
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -16,8 +16,12 @@ from rich.console import Console
 
 from forge_env.core.episode import Episode
 from forge_env.core.types import Message
+from trainers.metrics.heartbeat import Heartbeat, quiet
 
 PRINT_SECONDS = 4.0  # between two lines of progress, where the console is not a terminal
+LEAST_DONE, LEAST_SHARE, MOST_DONE = 5, 0.05, 32
+"""What must be done before the time that is left is guessed: 5, or a twentieth, but no more than 32. Before that, only
+the beginning is measured: all episodes of an evaluation begin together, and the first step compiles."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,9 +44,13 @@ class RunConsole:
     "text": "..."}; `kind` is "said", "warning", or "error" for what ended the run.
     """
 
-    def __init__(self, path: Path) -> None:
-        self.started = time.perf_counter()
+    def __init__(self, path: Path, began: float | None = None) -> None:
+        self.started = time.perf_counter() - (0.0 if began is None else time.time() - began)
         """A run that goes on moves this back by the seconds that it had."""
+        self.under_way: Callable[[], list[tuple[str, float]]] = list
+        """What is waited for, and `time.perf_counter()` of its beginning; shown while nothing is said."""
+        self.otherwise = "working"
+        """What is shown where nothing is under way."""
         # No markup: what is said names tasks, paths and figures in brackets, and console.jsonl keeps the plain text.
         self._console = Console(highlight=False, soft_wrap=True, markup=False)
         self._file = path.open("a", encoding="utf-8", buffering=1)
@@ -50,6 +58,9 @@ class RunConsole:
         self._followed: dict[str, Followed] = {}
         self._last_print = 0.0
         self._line_open = False
+        self._last_line = time.perf_counter()
+        quiet()
+        self._heartbeat = Heartbeat(self._beat, lambda: self._last_line)
 
     def seconds(self) -> float:
         """Since the start of the run."""
@@ -67,6 +78,7 @@ class RunConsole:
         with self._lock:
             self._end_line()
             self._console.print(f"{self.seconds():6.1f} s  {text}", style=style)
+            self._last_line = time.perf_counter()
             self.keep(kind, text)
 
     def keep(self, kind: str, text: str) -> None:
@@ -90,18 +102,33 @@ class RunConsole:
         if done < total and now - self._last_print < (0.1 if self._console.is_terminal else PRINT_SECONDS):
             return
         self._last_print = now
-        left = (now - since) / max(done, 1) * (total - done)
-        shown = "  ".join(f"{name} {_short(value)}" for name, value in values.items())
-        line = f"{now - self.started:6.1f} s  {title} {done}/{total}  {shown}  {left:.0f} s left"
+        shown = [f"{title} {done}/{total}", *(f"{name} {_short(value)}" for name, value in values.items())]
+        if min(MOST_DONE, max(LEAST_DONE, LEAST_SHARE * total)) <= done < total:
+            shown.append(f"{(now - since) / done * (total - done):.0f} s left")
         with self._lock:
-            if not self._console.is_terminal:
-                print(line, flush=True)
-                return
-            sys.stdout.write("\r\x1b[2K" + line[: self._console.width - 1])
-            sys.stdout.flush()
-            self._line_open = True
+            self._last_line = now
+            self._rewrite("  ".join(shown))
             if done >= total:
                 self._end_line()
+
+    def _beat(self) -> None:
+        """Show what is waited for."""
+        now = time.perf_counter()
+        parts = [f"{what} ({now - since:.0f} s)" for what, since in self.under_way()]
+        with self._lock, suppress(OSError, ValueError):  # where nobody reads any more, nobody has to wait
+            if not self._console.is_terminal:
+                self._last_line = now
+            self._rewrite(", ".join(parts) or self.otherwise)
+
+    def _rewrite(self, text: str) -> None:
+        """Print a line that is not kept; on a terminal the next one takes its place."""
+        line = f"{self.seconds():6.1f} s  {text}"
+        if not self._console.is_terminal:
+            print(line, flush=True)
+            return
+        sys.stdout.write("\r\x1b[2K" + line[: self._console.width - 1])
+        sys.stdout.flush()
+        self._line_open = True
 
     def samples(self, title: str, episodes: Sequence[Episode]) -> None:
         """Print a few whole conversations."""
@@ -114,6 +141,7 @@ class RunConsole:
                     self._console.print(f"      {message['role']:>9}: {_one_line(message)}")
 
     def close(self) -> None:
+        self._heartbeat.close()
         with self._lock, suppress(OSError):
             self._end_line()
             self._file.close()

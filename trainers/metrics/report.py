@@ -37,16 +37,18 @@ class Report:
         folder: of the run.
         config: of the run, as nested dictionaries; its section `metrics` names further sinks. Without a config,
             metrics go to the files of the run and to the console only.
+        began: when the run began, in seconds since the epoch; None is now.
     """
 
-    def __init__(self, folder: Path, config: Mapping[str, Any] | None = None) -> None:
+    def __init__(self, folder: Path, config: Mapping[str, Any] | None = None, began: float | None = None) -> None:
         self.folder = folder
         (folder / "episodes").mkdir(parents=True, exist_ok=True)
-        self.console = RunConsole(folder / "console.jsonl")
+        self.console = RunConsole(folder / "console.jsonl", began)
         self.say, self.warn = self.console.say, self.console.warn
         self.follow, self.progress, self.samples = self.console.follow, self.console.progress, self.console.samples
         self.curve: list[dict[str, float]] = []
         self.timeline = Timeline(folder / "trace.json")
+        self.console.under_way = lambda: self.timeline.under_way
         self._peaks: dict[str, float] = {}
         self._records_routes = bool((config or {}).get("moe", {}).get("record_routes"))
         self._trained = Trained(folder / "trained.jsonl")
@@ -62,16 +64,20 @@ class Report:
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         """Record how the run ended, close everything, and write report.html from what the folder holds."""
-        if error is not None:
-            self.console.keep("error", _end_reason(error))
-        self.close()
-        try:
-            page = write_page(self.folder)
-        except Exception as failure:  # the result of the run is safe, and `forge-env report` can write the page later
-            self.warn(f"warning: report.html was not written: {type(failure).__name__}: {failure}")
-        else:
-            if error is None:
-                self.say(f"report {page}")
+        with ExitStack() as stack:
+            stack.callback(self.console.close)
+            if error is not None:
+                self.console.keep("error", _end_reason(error))
+            self.console.otherwise = "writing the report"
+            self._close_files()
+            try:
+                page = write_page(self.folder)
+            except Exception as failure:  # the result is safe, and `forge-env report` can write the page later
+                self.warn(f"warning: report.html was not written: {type(failure).__name__}: {failure}")
+            else:
+                if error is None:
+                    self.say(f"report {page}")
+                    self.say(f"look at the run: forge-env view {self.folder}")
 
     @property
     def sinks(self) -> Sequence[Sink]:
@@ -217,8 +223,13 @@ class Report:
 
     def close(self) -> None:
         """Close every file and sink."""
-        with ExitStack() as stack:  # one that fails, as on a full disk, does not keep the others open
+        with ExitStack() as stack:
             stack.callback(self.console.close)
+            self._close_files()
+
+    def _close_files(self) -> None:
+        """Close all but the console."""
+        with ExitStack() as stack:  # one that fails, as on a full disk, does not keep the others open
             stack.callback(self.timeline.close)
             stack.callback(self._metrics.close)
             stack.callback(self._trained.close)

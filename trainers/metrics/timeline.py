@@ -28,17 +28,31 @@ class Timeline:
         self._origin = time.time() - time.perf_counter()  # spans of a run that was resumed come after the old ones
         self._lanes: dict[str, list[bool]] = {}
         self._ids: dict[tuple[str, int], int] = {}
+        self._open: dict[object, tuple[str, str, float]] = {}
 
     @contextmanager
     def span(self, track: str, name: str, **details: Any) -> Iterator[None]:
         """Record how long the block took, also when it raises."""
         lane = self._enter(track)
-        started = time.perf_counter()
+        started, key = time.perf_counter(), object()
+        self._open[key] = track, name, started
         try:
             yield
         finally:
+            del self._open[key]
             self._write(track, lane, name, started, time.perf_counter(), details)
             self._lanes[track][lane] = False
+
+    @property
+    def under_way(self) -> list[tuple[str, float]]:
+        """What is under way, and `time.perf_counter()` of its beginning; spans of one track are counted together."""
+        tracks: dict[str, list[tuple[str, float]]] = {}
+        for track, name, started in list(self._open.values()):
+            tracks.setdefault(track, []).append((name, started))
+        return [
+            (f"{track}: {spans[0][0] if len(spans) == 1 else len(spans)}", min(started for _, started in spans))
+            for track, spans in tracks.items()
+        ]
 
     def past(self, track: str, spans: Iterable[tuple[str, float, float]]) -> None:
         """Record spans that are over: name, `time.time()` when it began, and seconds. The track has no other spans."""

@@ -70,7 +70,8 @@ async def open_run(plan: RunPlan, data: TrainingData | None = None) -> AsyncIter
         async with AsyncExitStack() as stack:
             stack.enter_context(locked(folder))
             state.is_empty = checkpoint is None
-            report = stack.enter_context(Report(folder, asdict(config)))
+            report = stack.enter_context(Report(folder, asdict(config), startup.command))
+            report.console.under_way = lambda: [*startup.under_way.items(), *report.timeline.under_way]
             stack.enter_context(_with_what_is_kept(report, plan.algorithm))
             if checkpoint:
                 report.check(checkpoint.extra["report"])
@@ -111,6 +112,7 @@ async def open_run(plan: RunPlan, data: TrainingData | None = None) -> AsyncIter
             if not checkpoint:  # a resumed run first cuts its record back, see `restore`
                 run.measure_system()
             shorten_collections()
+            stack.callback(setattr, report.console, "otherwise", "ending the processes of the run")
             yield run
 
 

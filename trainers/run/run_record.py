@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from forge_env.records.run_files import CONFIG
+from forge_env.registry.registry import registration
 from forge_env.utils.atomic import replace_file
 from trainers.config import RunConfig
 
@@ -44,6 +45,7 @@ def write_facts(
     facts = {
         "algorithm": algorithm,
         "env": config.env.name,
+        "registered": registration(config.env.name) if config.env.name else {},
         "seed": config.training.seed,
         "steps": config.training.steps,
         "started": started,

@@ -134,7 +134,7 @@ async def start_services(
     envs = _environments(plan, launcher, model, policy.client)
     reference = _references(plan, launcher, model, on_ready=settle) if plan.placement.has_reference else None
     processes = launcher.processes("store", ForgeActor) if store.needs_process else None
-    engine_ready = asyncio.create_task(policy.start())
+    engine_ready = asyncio.create_task(_named(startup, "starting the engine", policy.start()))
     services = Services(
         trainer=titan,
         policy=policy,
@@ -146,8 +146,9 @@ async def start_services(
     )
     try:
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(launcher.start("trainer", seconds=start_seconds))
-            tasks.create_task(envs.start())
+            trainer = launcher.start("trainer", seconds=start_seconds)
+            tasks.create_task(_named(startup, "starting the trainer", trainer))
+            tasks.create_task(_named(startup, "starting the environments", envs.start()))
             if reference is not None:
                 tasks.create_task(reference.start())
             if processes is not None:
@@ -157,6 +158,11 @@ async def start_services(
         await services.stop_waiting()
         raise
     return services
+
+
+async def _named(startup: Startup, what: str, start: Awaitable[None]) -> None:
+    with startup.waiting(what):
+        await start
 
 
 def _engines(
@@ -226,7 +232,7 @@ async def _start_trainer(
     (place,) = plan.placement.replicas["trainer"]
     where: dict[str, Any] = {"environ": _resources(trainer, place), "num_hosts": place.num_hosts}
     titan = spawn_trainer(launcher, model, _trainer_settings(plan), procs=trainer.procs, **where)
-    await launcher.start("trainer", seconds=plan.deadlines.weights)
+    await _named(startup, "starting the trainer", launcher.start("trainer", seconds=plan.deadlines.weights))
     no_engine = asyncio.create_task(asyncio.sleep(0))
     policy = Service(actor_class=PolicyActor, arguments={}, name="generator", launcher=launcher)  # never started
     envs = Service(actor_class=EnvActor, arguments={}, name="envs", launcher=launcher)  # nor is this one

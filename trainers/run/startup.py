@@ -8,10 +8,10 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
-from forge_env.runtime.process.lifetime import process_began
+from trainers.metrics.heartbeat import command_began
 
 Span = tuple[float | None, float]
 """Beginning in seconds since the epoch, and duration in seconds. A part of a phase, "A: B", may lack the first."""
@@ -24,12 +24,14 @@ class Startup:
     The constructor ends the first phase, "imports and settings", which began with the process.
 
     Args:
-        command: when the process was started, in seconds since the epoch; 0 asks the system.
+        command: when it was given, in seconds since the epoch; 0 is `command_began`.
     """
 
     def __init__(self, command: float = 0.0) -> None:
-        self.command = command or process_began()
+        self.command = command or command_began()
         self.phases: dict[str, Span] = {}
+        self.under_way: dict[str, float] = {}
+        """What the start waits for: `time.perf_counter()` of its beginning, by name."""
         self.first_step: float | None = None
         """Seconds from the command to the end of the first optimizer step; None before it."""
         self.until_now("imports and settings", self.command)
@@ -38,8 +40,18 @@ class Startup:
     def phase(self, name: str) -> Iterator[None]:
         """Enter it around a phase; a phase that raises is not recorded."""
         began = time.time()
-        yield
+        with self.waiting(name) if self.first_step is None else nullcontext():
+            yield
         self.until_now(name, began)
+
+    @contextmanager
+    def waiting(self, name: str) -> Iterator[None]:
+        """Enter it around what the console names while it waits."""
+        self.under_way[name] = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.under_way.pop(name, None)
 
     def until_now(self, name: str, began: float) -> None:
         """Add a phase that ends now."""

@@ -80,7 +80,8 @@ class TrainingRun:
             add_fact(self.report.folder, "startup", self.results["startup"])
             spans = [(name, began, seconds) for name, (began, seconds) in self.startup.phases.items() if began]
             self.report.timeline.past("start", spans)
-            self.report.say(self.startup.text())
+            if self.config.metrics.verbose:
+                self.report.say(self.startup.text())
 
     async def begin_training(self, **settings: Any) -> None:
         """Begin a phase of training with a fresh optimizer; without settings, with those of the plan."""
@@ -147,7 +148,8 @@ class TrainingRun:
                 f"model may do worse behind a server: {left}"
             )
         call = self.services.trainer.call_one(TrainerActor.export_hf, str(self.report.folder / "model"), texts)
-        await within(self.plan.deadlines.weights, call, "the export")
+        with self.report.timeline.span("trainer", "export"):
+            await within(self.plan.deadlines.weights, call, "the export")
         if self.config.lora.rank:
             base = self.config.model.path or str(self.results["model"])
             folder = str(self.report.folder / "adapter")

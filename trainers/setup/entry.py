@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from forge_env.core.errors import ForgeError, InvariantError, NothingTrained, UserError, first_error
 from trainers.config import RunConfig
+from trainers.metrics.heartbeat import quiet
 from trainers.setup.options.read_config import read_config
 from trainers.setup.packages import check_ours
 from trainers.setup.signals import with_signals
@@ -51,5 +52,8 @@ def main(
         error = first_error(raised)
         if not isinstance(error, ForgeError) or isinstance(error, InvariantError):
             raise  # a bug of ours
+        quiet()
         print(f"error: {error}", file=sys.stderr)
         return 2 if isinstance(error, UserError) else 3 if isinstance(error, NothingTrained) else 1
+    finally:
+        quiet()

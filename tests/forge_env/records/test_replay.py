@@ -117,6 +117,23 @@ def record(run: Command, *more: str) -> None:
     run("eval", *base, *more)
 
 
+def test_a_replay_elsewhere_says_where_the_environment_was_registered(
+    run: Command, project: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("FORGE_ENV_REGISTRY", raising=False)
+    assert main(["register", "maze.py:Maze", "--name", "a_maze"]) == 0
+    record(run, "--env", "a_maze")
+    record(run, "--env", "a_maze")  # where it was registered is no setting: the same evaluation is resumed
+    (elsewhere := project.parent / "elsewhere").mkdir()
+    monkeypatch.chdir(elsewhere)
+    capfd.readouterr()
+    assert main(["replay", str(project / "out"), "1"]) == 2
+    error = capfd.readouterr().err
+    registered = f"it was {project}/maze.py:Maze, registered in {project}/.forge_env/registry.yaml"
+    assert "there is no environment 'a_maze' in this folder" in error and registered in error
+    assert main(["replay", str(project / "out"), "1", "--env", f"{project}/maze.py:Maze"]) == 0
+
+
 # ---- what the same episode is ----
 
 

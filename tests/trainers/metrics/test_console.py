@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import threading
 import time
 from pathlib import Path
 
 import pytest
 
+from tests.helpers.waiting import wait_until
 from trainers.metrics.console import RunConsole
 
 
@@ -49,5 +51,39 @@ def test_a_phase_that_is_followed_shows_its_progress(tmp_path: Path, capsys: pyt
     console.log("train", 2, {"reward": 1234.0, "loss": 3.0})
     console.close()
     first, last = capsys.readouterr().out.splitlines()
-    assert "grpo 1/2  reward 0.250  probe 0.500  " in first and first.endswith("s left")
-    assert "grpo 2/2  reward 1,234  probe 0.500  0 s left" in last  # a step need not have every value
+    assert first.endswith("grpo 1/2  reward 0.250  probe 0.500")
+    assert last.endswith("grpo 2/2  reward 1,234  probe 0.500")  # a step need not have every value
+
+
+def test_the_time_that_is_left_is_guessed_from_enough_of_the_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("trainers.metrics.console.PRINT_SECONDS", 0.0)
+    console = RunConsole(tmp_path / "console.jsonl")
+    for total, done in ((8, 4), (8, 5), (8, 8), (200, 9), (200, 10), (10_000, 31), (10_000, 32)):
+        console.progress("before", done, total, {}, since=time.perf_counter() - 10)
+    console.close()
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.endswith("s left") for line in lines] == [False, True, False, False, True, False, True]
+    assert lines[1].endswith("before 5/8  6 s left")
+
+
+def test_a_console_that_says_nothing_shows_what_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("trainers.metrics.heartbeat.SILENCE_SECONDS", 0.0)
+    monkeypatch.setattr("trainers.metrics.heartbeat._LOOK_SECONDS", 0.01)
+    began = time.time() - 60.0
+    console = RunConsole(tmp_path / "console.jsonl", began)
+
+    def wait_for(text: str) -> None:
+        wait_until(lambda: text in capsys.readouterr().out, text)
+
+    wait_for("  60.")
+    wait_for(" s  working\n")
+    console.under_way = lambda: [("starting the engine", console.started + 50.0), ("model", console.started + 55.0)]
+    wait_for(" s  starting the engine (10 s), model (5 s)\n")
+    console.close()
+    capsys.readouterr()
+    assert not [thread for thread in threading.enumerate() if thread.name == "heartbeat"]
+    assert (tmp_path / "console.jsonl").read_text() == "", "it is not kept"

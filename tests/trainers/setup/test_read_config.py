@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import asdict
 from pathlib import Path
 
@@ -150,6 +151,19 @@ def test_a_run_that_is_resumed_has_its_own_settings(tmp_path: Path) -> None:
     assert (again.output, again.resume, again.checkpoint.step) == (str(tmp_path), True, 0)
     with pytest.raises(UserError, match="holds no complete checkpoint"):
         read_config(Config, ["--resume", "--output", str(tmp_path / "none")])
+
+
+def test_a_run_that_goes_on_elsewhere_says_where_its_environment_was_registered(tmp_path: Path) -> None:
+    config = read_config(Config, ["--env", "envs.math:Math", "--output", str(tmp_path)])
+    config.env.name = "of_another_folder"
+    path = path_of(tmp_path, 3)
+    path.mkdir(parents=True)
+    write_manifest(path, {"step": 3, "extra": {"algorithm": "grpo", "config": asdict(config)}})
+    entry = {"target": "/project/own.py:Own", "file": "/project/.forge_env/registry.yaml"}
+    (tmp_path / "run.json").write_text(json.dumps({"registered": entry}))
+    words = "no environment 'of_another_folder' in this folder.*FORGE_ENV_REGISTRY=/project/.forge_env/registry.yaml"
+    with pytest.raises(UserError, match=words):
+        read_config(Config, ["--output", str(tmp_path), "--resume"])
 
 
 def test_limits_are_those_of_the_environment_unless_a_setting_says_otherwise(tmp_path: Path) -> None:

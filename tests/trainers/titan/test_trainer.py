@@ -622,26 +622,31 @@ def test_each_save_waits_for_the_one_before_and_only_the_last_stay(model, make_t
 @pytest.mark.parametrize("size", [100, 20_000])  # TorchTitan's first file, or only its largest
 def test_a_full_disk_is_one_sentence_and_leaves_the_checkpoint_before(model, make_trainer, tmp_path, size):
     trainer = make_trainer(model)
-    trainer.save(tmp_path / "one", 1, {"n": 1})
-    match = "the checkpoint .*two cannot be written: File too large; .*--resume$"
+    with (
+        full_disk(size),
+        pytest.raises(UserError, match="000001 cannot be written: .*start again: there is none before"),
+    ):
+        trainer.save(path_of(tmp_path, 1), 1, {})
+    trainer.save(path_of(tmp_path, 1), 1, {"n": 1})
+    match = "the checkpoint .*2 cannot be written: File too large; .*go on from step 1 with --resume$"
     with full_disk(size), pytest.raises(UserError, match=match):
-        trainer.save(tmp_path / "two", 2, {})
+        trainer.save(path_of(tmp_path, 2), 2, {})
     before = weights(trainer)
     with full_disk(size):
-        trainer.save(tmp_path / "two", 2, {}, asynchronous=True)
+        trainer.save(path_of(tmp_path, 2), 2, {}, asynchronous=True)
         trainer._state._writing.exception()  # it has failed by now, and nobody was told
     with pytest.raises(UserError, match=match):
         trainer.train_step(make_samples(), GRPOLoss())
     assert all(torch.equal(value, before[name]) for name, value in weights(trainer).items())
-    assert [path.name for path in tmp_path.iterdir()] == ["one"]
+    assert list(steps_of(tmp_path)) == [1] and len(list((tmp_path / "checkpoints").iterdir())) == 1
     # Told once, it goes on, and the next save is as good as any.
     trainer.train_step(make_samples(), GRPOLoss())
-    trainer.save(tmp_path / "three", 3, {"n": 3}, asynchronous=True)
-    assert trainer.load(tmp_path / "three") == {"n": 3}
+    trainer.save(path_of(tmp_path, 3), 3, {"n": 3}, asynchronous=True)
+    assert trainer.load(path_of(tmp_path, 3)) == {"n": 3}
     with full_disk(size):
-        trainer.save(tmp_path / "four", 4, {}, asynchronous=True)
+        trainer.save(path_of(tmp_path, 4), 4, {}, asynchronous=True)
         trainer._state._writing.exception()
-    with pytest.raises(UserError, match="four cannot be written"):
+    with pytest.raises(UserError, match="000004 cannot be written"):
         trainer.close()
     trainer.close()
 

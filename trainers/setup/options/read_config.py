@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import TypeVar
 
 from forge_env.core.errors import UserError
-from forge_env.registry.registry import env_class
+from forge_env.records.run_files import FACTS, read_object
+from forge_env.registry.registry import check_registered, env_class
 from trainers.checkpoints import find
 from trainers.config import SHORT_OPTIONS, RunConfig
 from trainers.setup.options.parser import parse_given
@@ -37,6 +38,9 @@ def read_config(config_class: type[C], arguments: Sequence[str]) -> C:
         for name in ("output", "resume", "dry_run"):
             saved.pop(name, None)
         saved["checkpoint"] = {**saved["checkpoint"], "step": 0}
+        facts = Path(config.output) / FACTS
+        recorded = read_object(facts).get("registered") if facts.is_file() else None
+        check_registered(saved["env"]["name"], recorded)
         return parse_given(config_class, arguments, SHORT_OPTIONS, saved=saved)[0]
     from_file = any(argument.partition("=")[0] == "--config" for argument in arguments)
     if from_file and config.env.name and "env.name" not in given:  # supervised training has none by default

@@ -1,0 +1,79 @@
+"""What a run waits for, shown whenever it has said nothing for a while; from the command on, before any heavy import.
+
+Nothing heavy is imported here.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+
+SILENCE_SECONDS = 4.0
+_LOOK_SECONDS = 0.5
+
+_began = time.time()
+_early: Heartbeat | None = None
+
+
+class Heartbeat:
+    """A thread that calls `beat` when nothing was said for `SILENCE_SECONDS`, until it is closed.
+
+    Args:
+        beat: shows what is waited for.
+        quiet_since: `time.perf_counter()` of the last line.
+    """
+
+    def __init__(self, beat: Callable[[], None], quiet_since: Callable[[], float]) -> None:
+        self._beat, self._quiet_since = beat, quiet_since
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        self._closed.set()
+        if self._thread is not threading.current_thread():
+            self._thread.join()
+
+    def _run(self) -> None:
+        while not self._closed.wait(_LOOK_SECONDS):
+            if time.perf_counter() - self._quiet_since() >= SILENCE_SECONDS:
+                self._beat()
+
+
+def command_began() -> float:
+    """When the command of this process began, in seconds since the epoch; in a process that does more than to train,
+    when this module was imported."""
+    return _began
+
+
+def announce(command: Sequence[str]) -> None:
+    """Print the first line of a run, and go on until `quiet`.
+
+    Args:
+        command: the words of the command line, `python -m trainers.NAME OPTIONS`. Another one prints nothing.
+    """
+    global _began, _early
+    module = next((after for word, after in pairwise(command) if word == "-m"), "")
+    if not module.startswith("trainers.") or module.count(".") > 1 or {"-h", "--help", "--dry-run"} & {*command}:
+        return
+    from forge_env.runtime.process.lifetime import process_began  # a tenth of a second, which others need not pay
+
+    _began, last = process_began(), 0.0
+
+    def say(text: str) -> None:
+        nonlocal last
+        last = time.perf_counter()
+        print(f"{time.time() - _began:6.1f} s  {text}", flush=True)
+
+    say(f"{module}: importing its packages and checking the settings")
+    _early = Heartbeat(lambda: say("importing packages and checking the settings"), lambda: last)
+
+
+def quiet() -> None:
+    """End what `announce` began: from now on something else speaks."""
+    global _early
+    if _early is not None:
+        _early.close()
+        _early = None
