@@ -32,7 +32,9 @@ SERVER: Final = "vllm.entrypoints.openai.api_server"
 _START_SECONDS: Final = 1800.0
 _STOP_SECONDS: Final = 30.0
 """Until a server that was asked to stop is killed."""
-_CPU_ENVIRON: Final = {"VLLM_CPU_KVCACHE_SPACE": "4", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+_CPU_ENVIRON: Final = {"VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+_CPU_OPTIONS: Final = ("--enforce-eager", "--kv-cache-memory-bytes", str(4 * 2**30))
+"""Without a size of the cache, vLLM does not start unless 92% of the machine's memory is free."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +66,7 @@ class ModelServer:
         on_gpu = _on_gpu()
         options = ["--model", str(folder), "--served-model-name", name if not own else f"{name}-base"]
         options += ["--host", self.host, "--port", str(self.port)]
-        options += ["--dtype", "bfloat16" if on_gpu else "float32", *([] if on_gpu else ["--enforce-eager"])]
+        options += ["--dtype", "bfloat16" if on_gpu else "float32", *([] if on_gpu else _CPU_OPTIONS)]
         options += ["--enable-auto-tool-choice", "--tool-call-parser", find_family(folder).tool_parser]
         return name, [*options, *self._adapters(folder, adapters), *self._thinking(folder)]
 
