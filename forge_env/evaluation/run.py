@@ -13,6 +13,7 @@ from forge_env.core.errors import UserError
 from forge_env.core.protocols import Agent
 from forge_env.core.types import Task
 from forge_env.core.usage import Prices
+from forge_env.data.tasks import DataTasks
 from forge_env.evaluation.evaluate import evaluate
 from forge_env.evaluation.folder import EvalFolder
 from forge_env.evaluation.plan import Attempt, EvalPlan, all_attempts, episode_seed
@@ -30,6 +31,7 @@ async def run_evaluation(
     plan: EvalPlan,
     path: Path,
     *,
+    at_most: bool = False,
     concurrency: int = 16,
     requests_per_minute: float | None = None,
     api_key_env: str = "OPENAI_API_KEY",
@@ -42,6 +44,8 @@ async def run_evaluation(
     An interrupted evaluation is resumed: recorded episodes are kept, faulted ones are run again. A cancelled or failed
     call leaves a folder that can be resumed.
 
+    With `at_most` nobody has named the number of tasks, and fewer will do.
+
     `spans` gets the episodes that are run now.
 
     Raises:
@@ -51,7 +55,7 @@ async def run_evaluation(
     if concurrency < 1:
         raise UserError(f"the concurrency is {concurrency}; it is 1 or more")
     factory = make(plan.env, **plan.options)
-    tasks = factory.tasks(plan.split, count=plan.tasks, seed=plan.seed)
+    tasks = factory.tasks(plan.split, count=plan.tasks, seed=plan.seed, at_most=at_most)
     attempts = all_attempts(tasks, plan.n)
     settings = AgentSettings(
         env=plan.env,
@@ -94,6 +98,7 @@ async def run_evaluation(
         "episodes_run": episodes_run,
         "episodes_read": len(recorded),
         "dropped_faults": folder.dropped_faults,
+        **({"rows": str(tasks.rows)} if isinstance(tasks, DataTasks) and tasks.rows.left_out.total else {}),
     }
 
 

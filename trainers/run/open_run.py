@@ -35,7 +35,7 @@ from trainers.setup.held_out import HeldOutSet, held_out_sets
 from trainers.setup.meaning import about_adapters, about_services
 from trainers.setup.plan import with_model
 from trainers.setup.run_plan import RunPlan
-from trainers.setup.run_tasks import RunTasks, read_run_tasks
+from trainers.setup.run_tasks import RunTasks, check_demonstrations, read_run_tasks
 
 
 class TrainingData(Protocol):
@@ -47,6 +47,10 @@ class TrainingData(Protocol):
 
     async def prepare(self, model: Path, say: Callable[[str], None]) -> int:
         """Prepare the data for this model, before anything is started; returns the number of optimizer steps."""
+        ...
+
+    def record(self) -> dict[str, Any]:
+        """What was prepared and what was left out, as JSON, for run.json."""
         ...
 
 
@@ -92,6 +96,7 @@ async def open_run(plan: RunPlan, data: TrainingData | None = None) -> AsyncIter
             if data is not None:
                 with startup.phase("data"):
                     plan = plan.with_steps(await data.prepare(model, report.say))
+                    add_fact(folder, "data", record | data.record())
             launcher, services = await _start(plan, stack, startup, report, str(model))
             results["setup_seconds"] = time.perf_counter() - report.started
             _say_what_is_up(plan, report)
@@ -145,6 +150,7 @@ def _tasks(plan: RunPlan) -> tuple[RunTasks, dict[str, HeldOutSet]]:
     if plan.environment is None:
         return RunTasks(), {}
     tasks = plan.tasks or read_run_tasks(plan.config, plan.environment)
+    check_demonstrations(plan.config, plan.environment, tasks.train)
     return tasks, held_out_sets(plan.config, tasks.held_out)
 
 

@@ -27,7 +27,7 @@ from trainers.setup.options.read_config import give_dataset
 from trainers.setup.packages import check_ours, check_packages, missing_packages
 from trainers.setup.placement import Placement, make_placement
 from trainers.setup.run_plan import RunPlan
-from trainers.setup.run_tasks import RunTasks, own_data, read_run_tasks, resolve_sources
+from trainers.setup.run_tasks import RunTasks, check_demonstrations, own_data, read_run_tasks, resolve_sources
 from trainers.setup.sizing.engine import check_engine, episodes_at_once
 from trainers.setup.sizing.estimates import snapshot_bytes
 from trainers.setup.sizing.fit import Given, card_size, check_fit, check_sleep, check_speculation, plan_memory
@@ -109,6 +109,8 @@ def make_plan(config: RunConfig) -> RunPlan:
     problems.attempt(check_speculation, sound, given)
     problems.add(*of_algorithm.sentences)
     tasks = problems.attempt(_local_tasks, config, environment)
+    if tasks is not None and environment is not None:
+        problems.attempt(check_demonstrations, config, environment, tasks.train)
     about_chats = problems.attempt(config.about_data) or []
     memory = plan_memory(sound, placement, model.shape, store[0] if store else None, given)
     fit = partial(check_fit, has_reference=placement.has_reference)

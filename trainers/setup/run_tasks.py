@@ -38,8 +38,7 @@ def read_run_tasks(config: RunConfig, environment: EnvFactory) -> RunTasks:
     """Read the training tasks and the held-out tasks of a run.
 
     Raises:
-        UserError: the tasks cannot be read, there are fewer than a number that was given, or the run begins with
-            demonstrations and its environment's expert has none for these tasks.
+        UserError: the tasks cannot be read, or there are fewer than a number that was given.
     """
     data = config.dataset
     train = _draw(config, environment, data.split, data.tasks, "--dataset.tasks", default=TRAIN_TASKS)
@@ -48,7 +47,6 @@ def read_run_tasks(config: RunConfig, environment: EnvFactory) -> RunTasks:
         if there > len(train):
             train = environment.tasks(data.split, count=there, seed=config.training.seed)
     held_out = _draw(config, environment, "test", data.held_out, "--dataset.held_out", default=HELD_OUT_TASKS)
-    _check_demonstrations(config, environment, train)
     about = _about_rows(train, held_out)
     if not about and not data.tasks and len(train) < TRAIN_TASKS:
         about = [f"{config.env.name} has {len(train):,} {data.split} tasks, and all of them are trained on"]
@@ -132,8 +130,12 @@ def _of(tasks: Sequence[Task], split: str) -> str:
     return f"{number} train" if split != "test" else number
 
 
-def _check_demonstrations(config: RunConfig, environment: EnvFactory, tasks: Sequence[Task]) -> None:
-    """Check that the expert can show some task, where the run begins with demonstrations or consists of them."""
+def check_demonstrations(config: RunConfig, environment: EnvFactory, tasks: Sequence[Task]) -> None:
+    """Check that the expert can show some task, if the run begins with demonstrations or consists of them.
+
+    Raises:
+        UserError: the expert has no solution for any of the tasks.
+    """
     if chat_data(config):
         return
     given = config.warmup.steps > 0 or config.algorithm is None

@@ -17,7 +17,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from agents.model_folder import context_length
 from forge_env.core.episode import Row
@@ -51,6 +51,7 @@ class SFTData:
         self.about = self._source.about
         self.held_out: list[Sample] = []
         self.left_out = LeftOut()
+        self._conversations = 0
         self._foreign = 0  # episodes whose tokens are of another model
         self._every = round(1 / config.sft.held_out_share) if config.sft.held_out_share else 0
         self._tools: dict[str, tuple[ToolSpec, ...]] = {}
@@ -97,6 +98,7 @@ class SFTData:
             self.held_out.append(self._samples.pop())  # so few conversations that their share is less than one
         if not self._samples:
             raise UserError(self._nothing_left())
+        self._conversations = len(self._samples)
         learned = sum(sum(row.loss_mask) for sample in self._samples for row in sample.rows)
         size = sum(map(count_tokens, self._samples))
         seen = "the beginning of the stream" if config.sft.streaming else "all of it"
@@ -111,6 +113,15 @@ class SFTData:
             return config.training.steps
         epochs = range(config.sft.epochs)
         return sum(1 for epoch in epochs for _ in token_batches(self._epoch(epoch), self.tokens_per_step))
+
+    def record(self) -> dict[str, Any]:
+        """What `prepare` has read, as JSON: how many conversations, and which rows were left out."""
+        return {
+            "source": self._config.sft.data,
+            "conversations": self._conversations,
+            "held_out": len(self.held_out),
+            "left_out": self.left_out.record(),
+        }
 
     # ---- in the run ----
 

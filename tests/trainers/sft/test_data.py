@@ -268,6 +268,66 @@ def test_any_row_is_read_or_refused(row: dict[str, Any]) -> None:
         assert any(message["role"] == "assistant" for message in read.messages)
 
 
+ASKED, SAID = {"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}
+
+
+def test_a_message_of_weight_0_is_context_only(tiny_model: Path) -> None:
+    messages = [ASKED, {**SAID, "content": "first", "weight": 0}, ASKED, {**SAID, "content": "second", "weight": 1}]
+    read = find_shape(["messages"], source="test").read({"messages": messages, "system": "Be brief."})
+    assert not any("weight" in message for message in read.messages)
+    weighted = RowMaker(tiny_model).render(read.messages, (), context=read.context)
+    plain = RowMaker(tiny_model).render(read.messages, ())
+    assert learned(tiny_model, weighted) == "second<|im_end|>"
+    assert [row.token_ids for row in weighted] == [row.token_ids for row in plain]
+
+
+@pytest.mark.parametrize(
+    ("message", "words"),
+    [
+        ({**SAID, "weight": 0.5}, "the weight 0.5; it is 0, to be read only, or 1"),
+        ({**SAID, "weight": "high"}, "the weight 'high'"),
+        ({**SAID, "weight": True}, "the weight True"),
+        ({**SAID, "weight": 0}, "no assistant message to learn from"),
+        ({**SAID, "content": ""}, "an assistant message that ends it is empty"),
+        ({**SAID, "content": " \n"}, "an assistant message that ends it is empty"),
+        ({"role": "assistant"}, "an assistant message that ends it is empty"),
+        ({**SAID, "refusal": "No."}, "a content and a refusal"),
+        ({**SAID, "function_call": {"name": "f"}, "tool_calls": [{"function": {"name": "f"}}]}, "tool_calls and a"),
+        ({**SAID, "function_call": {"name": "f", "arguments": "{"}}, "unreadable"),
+        ({**SAID, "content": "\ud800"}, "half of a surrogate pair"),
+    ],
+)
+def test_a_message_that_cannot_be_learned_leaves_its_chat_out(message: dict[str, Any], words: str) -> None:
+    with pytest.raises(BadRow) as refused:
+        find_shape(["messages"], source="test").read({"messages": [ASKED, message]})
+    assert words in str(refused.value)
+
+
+def test_an_empty_message_that_is_context_only_stays() -> None:
+    messages = [ASKED, {**SAID, "content": "", "weight": 0}, ASKED, SAID]
+    assert find_shape(["messages"], source="test").read({"messages": messages}).context == {1}
+
+
+def test_the_older_form_of_calls_is_what_the_newer_one_is(tiny_model: Path) -> None:
+    call = {"name": "add", "arguments": '{"a": 1}'}
+    result = {"role": "function", "name": "add", "content": "2"}
+    older = [ASKED, {"role": "assistant", "content": None, "function_call": call}, result, SAID]
+    newer = [ASKED, {"role": "assistant", "content": None, "tool_calls": [{"function": call}]}, result, SAID]
+    read = find_shape(["messages"], source="test").read
+    old, new = read({"messages": older, "functions": [TOOL["function"]]}), read({"messages": newer, "tools": [TOOL]})
+    assert old == new and old.messages[1]["tool_calls"] and old.messages[2]["role"] == "tool"
+    assert '"name": "add"' in learned(tiny_model, RowMaker(tiny_model).render(old.messages, old.tools))
+
+
+@pytest.mark.parametrize(
+    "message",
+    [{"content": None, "refusal": "No."}, {"content": [{"type": "refusal", "refusal": "No."}]}],
+)
+def test_a_refusal_is_what_the_assistant_wrote(message: dict[str, Any]) -> None:
+    read = find_shape(["messages"], source="test").read({"messages": [ASKED, {"role": "assistant", **message}]})
+    assert read.messages[-1]["content"] == "No."
+
+
 # ---- files ----
 
 
