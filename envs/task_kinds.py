@@ -5,21 +5,21 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from forge_env.core.errors import UserError, nearest
+from forge_env.core.errors import nearest
+from forge_env.data.rows import BadRow
 
 
-def kind_of_row(row: Mapping[str, Any], column: str = "", *, where: str = "") -> str:
+def kind_of_row(row: Mapping[str, Any], column: str = "") -> str:
     """Return the `Task.kind` of a row: its value in `column`, as a text; by default in "kind", if there is that column.
 
     Args:
         row: the row, by column.
         column: name of the column; "" is "kind", which a row may lack.
-        where: the place of the row, for the error.
 
     Raises:
-        UserError: when the row lacks a column that is named.
+        BadRow: when the row lacks a column that is named.
     """
     if column and column not in row:
-        raise UserError(f"{where} has no column {column!r} for the kind. {nearest(column, row)}")
+        raise BadRow(f"it has no column {column!r} for the kind. {nearest(column, row)}")
     kind = row.get(column or "kind")
     return "" if kind is None else str(kind).strip()

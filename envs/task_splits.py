@@ -7,7 +7,7 @@ import random
 from collections.abc import Callable, Hashable
 from typing import TypeVar
 
-from forge_env.core.errors import UserError
+from forge_env.core.errors import TooFewTasks, UserError
 from forge_env.core.types import Task
 
 C = TypeVar("C", bound=Hashable)
@@ -45,7 +45,7 @@ def draw_tasks(
         by_pair_only: hold out nothing by its own hash, so that all "test" tasks have pairs that are not in training.
 
     Raises:
-        UserError: for an unknown split, or more tasks than there are.
+        UserError: for an unknown split, or more tasks than there are (TooFewTasks).
     """
     if split not in ("train", "test"):
         raise UserError(f"there is no split {split!r}; the splits are train and test")
@@ -64,6 +64,9 @@ def draw_tasks(
             continue
         unseen_pairs += new_pair
         contents[content] = None
-    if len(contents) < count:
-        raise UserError(f"{count} distinct {split} tasks were asked for, {len(contents)} were found: ask for fewer")
-    return [make(content) for content in contents]
+    tasks = [make(content) for content in contents]
+    if len(tasks) < count:
+        raise TooFewTasks(
+            f"{count} distinct {split} tasks were asked for, {len(tasks)} were found: ask for fewer", tasks
+        )
+    return tasks

@@ -27,20 +27,20 @@ OURS = {
 
 # package -> its rooms, folders or files at its root, from the bottom up: a room imports only those before it
 ROOMS = {
-    "forge_env": """core utils registry rollout remote tool_env users records telemetry evaluation serve gymnasium
+    "forge_env": """core utils data registry rollout remote tool_env users records telemetry evaluation serve gymnasium
         check report viewer runtime cli __main__""",
     "forge_env.runtime": "calls process hosts weights spawned launcher service actor host",
     "forge_env.runtime.weights": "tensor_layout weight_stream store torchstore_compat torchstore one_host nccl choice",
     "agents": """model_folder answer_form stop_strings thought_budget renderer constrained token_agent chat scripted
         factories generator""",
     "sandboxes": "guest host images docker workspaces settings",
-    "envs": """task_splits task_kinds jsonl_tasks processes math code_exec workspace bug_fix harbor swe external
+    "envs": """task_splits task_kinds data_tasks processes math code_exec workspace bug_fix harbor swe external
         gymnasium_text reasoning textarena suites verifiers tool_api openenv ors actors""",
     "envs.suites": "catalogue process expert selection bfcl agentdojo humaneval",
     "envs.tool_api": "http json_schema mcp openapi shop tool_names answers call_tasks sources tasks services env",
     "trainers": """config batching objective checkpoints model lora metrics setup titan run controller
         grpo dapo gspo sapo cispo reinforce losses sft""",
-    "trainers.setup": """packages signals hosts objective placement options deadlines held_out titan_settings
+    "trainers.setup": """packages signals hosts objective placement options deadlines run_tasks held_out titan_settings
         memory_fsdp memory weight_store sizing checks run_plan plan meaning dry_run entry""",
     "trainers.setup.sizing": "estimates card engine_cache engine fit",
 }

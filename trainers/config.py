@@ -7,6 +7,7 @@ The other defaults are the tiny CPU recipe. Every field can be set on the comman
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, Literal
 
@@ -47,16 +48,16 @@ class ModelConfig:
 @dataclass(kw_only=True)
 class DatasetConfig:
     path: str = ""
-    """A file of tasks, or a dataset of the hub, for environments that read their tasks from data; empty is the
-    environment's own tasks."""
+    """A file of tasks (.jsonl, .json, .csv, .parquet), or a dataset of the hub, for environments that read their tasks
+    from data; empty is the environment's own tasks."""
     split: str = "train"
     """The split to train on; "test" is held out."""
     streaming: bool = False
     """Read no more of `path` than the tasks need, rather than all of it."""
-    tasks: int = 4096
-    """Distinct training tasks."""
-    held_out: int = 256
-    """Distinct tasks of the test split, which every evaluation of the run is on."""
+    tasks: int = 0
+    """Distinct training tasks; 0 is all of a dataset, and of an environment's own tasks 4096, or as many as it has."""
+    held_out: int = 0
+    """Distinct tasks of the test split, which every evaluation of the run is on; 0 is 256, or as many as there are."""
 
 
 @dataclass(kw_only=True)
@@ -492,6 +493,14 @@ class RunConfig:
         Raises:
             UserError: for settings that contradict each other.
         """
+
+    def about_data(self) -> Sequence[str]:
+        """Sentences on data that replaces an environment's tasks, as far as it is on this machine.
+
+        Raises:
+            UserError: when it cannot be read.
+        """
+        return ()
 
     @property
     def groups_per_step(self) -> int:

@@ -9,10 +9,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from envs.code_exec.asserts import read_asserts, read_check
+from envs.code_exec.asserts import NotCalls, read_asserts, read_check
 from envs.task_kinds import kind_of_row
-from forge_env.core.errors import UserError
 from forge_env.core.types import Task
+from forge_env.data.rows import BadRow
 from forge_env.utils.syntax import parse_python
 
 Row = Mapping[str, Any]
@@ -22,10 +22,6 @@ SYSTEM = "Try code with the python tool, then answer with the whole program in o
 MAX_VALUE_CHARACTERS = 60_000
 """Limit of an expected value; a call in the sandbox cannot return more."""
 _NAME = re.compile(r"[A-Za-z_]\w*")
-
-
-class BadRow(ValueError):
-    """A row that cannot be read; the text is the reason."""
 
 
 class NoTests(Exception):
@@ -45,31 +41,36 @@ class Shape:
         return all(any(row.get(name) is not None for name in names) for names in self.needed)
 
 
-def task_of(row: Row, *, where: str, kind: str = "") -> Task | None:
-    """Make a task of a row, of the kind in its column `kind`; None for a row without tests, which APPS has.
+def task_of(row: Row, *, kind: str = "") -> Task:
+    """Make a task of a row, of the kind in its column `kind`.
 
     Raises:
-        UserError: when its format is unknown, or it cannot be read.
-        NotCalls: when its asserts are more than calls with fixed results.
+        BadRow: its format is unknown, it cannot be read, it has no tests, or its asserts are more than calls with
+            fixed results.
     """
     name = next((name for name, shape in SHAPES.items() if shape.fits(row)), None)
     if name is None:
-        raise UserError(f"{where} has the fields {', '.join(row) or 'none'}; {_shapes()}")
+        raise BadRow(f"it has the fields {', '.join(row) or 'none'}; {_shapes()}")
     try:
         question, target, solution = SHAPES[name].read(row)
+    except NotCalls as error:
+        raise BadRow(
+            f"its asserts are more than calls with fixed arguments and results, and could be forged ({error!s:.60}): "
+            "write them as plain asserts, one call each"
+        ) from None
     except NoTests:
-        return None
-    except (ValueError, TypeError, KeyError, SyntaxError, AttributeError) as error:
-        raise UserError(f"{where} looks like {name} and cannot be read: {error}") from error
+        raise BadRow("it has no tests") from None
+    except (ValueError, TypeError, KeyError, SyntaxError, AttributeError, IndexError) as error:
+        raise BadRow(f"it looks like {name} and cannot be read: {error}") from None
     if not target["tests"]:
-        return None
+        raise BadRow("it has no tests that can be used")
     # "trusted": no answer can change its verdict. The key is kept because the id of a task is a hash of its metadata.
     metadata = {"source": name, "system": SYSTEM, "solution": solution, "trusted": True}
     return Task(
         prompt=({"role": "user", "content": question},),
         target=target,
         metadata=metadata,
-        kind=kind_of_row(row, kind, where=where),
+        kind=kind_of_row(row, kind),
     )
 
 

@@ -72,7 +72,15 @@ class CodeExec(ToolEnv):
 
     @classmethod
     def tasks(
-        cls, split: str = "train", *, count: int, seed: int = 0, level: int = 1, data: str = "", kind: str = ""
+        cls,
+        split: str = "train",
+        *,
+        count: int,
+        seed: int = 0,
+        level: int = 1,
+        data: str = "",
+        kind: str = "",
+        streaming: bool = False,
     ) -> Sequence[Task]:
         """Return tasks of a level from 1 to 4, or those of a data set.
 
@@ -82,10 +90,11 @@ class CodeExec(ToolEnv):
             seed: which ones, and in which order.
             level: 1 has one look-up, 2 two look-ups or texts, 3 lists and programs that read and print, 4 a file to
                 explore.
-            data: a local file, .jsonl, .jsonl.gz, .json or .parquet, in the format of HumanEval, MBPP, APPS or
-                LiveCodeBench; see `envs.code_exec.dataset_tasks.load_tasks`.
+            data: a file or a hub id, with rows in the format of HumanEval, MBPP, APPS or LiveCodeBench; see
+                `envs.code_exec.dataset_tasks.load_tasks`.
             kind: the column of `data` with the kind of a problem, such as its difficulty; by default "kind", if there
                 is one.
+            streaming: read no more rows of `data` than are needed.
 
         Raises:
             UserError: for a level or file that does not exist, an invalid file, and more tasks than there are.
@@ -93,7 +102,7 @@ class CodeExec(ToolEnv):
         if level not in (1, 2, 3, 4):
             raise UserError(f"code_exec has no level {level}; the levels are 1, 2, 3 and 4")
         if data:
-            return load_tasks(data, split=split, count=count, seed=seed, kind=kind)
+            return load_tasks(data, split=split, count=count, seed=seed, kind=kind, streaming=streaming)
         if level == 1:
             return draw_tasks(split, count=count, seed=seed, draw=_draw, pair=lambda c: (c[2], c[3]), make=_make_task)
         if level == 4:
@@ -109,6 +118,10 @@ class CodeExec(ToolEnv):
     def cheats(cls, task: Task) -> Sequence[str]:
         """Return final answers that must earn nothing: attacks on the grader, and answers that repeat the example."""
         return cheats(task)
+
+    @classmethod
+    def can_demonstrate(cls, task: Task) -> bool:
+        return "source" not in task.metadata  # which tasks of data have
 
     @staticmethod
     def expert(messages: list[Message]) -> Message:

@@ -6,11 +6,12 @@ import random
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from envs.data_tasks import data_tasks, message_prompt
 from envs.external.rooms import has_workspaces, task_factory
-from envs.jsonl_tasks import file_tasks
 from envs.task_kinds import kind_of_row
 from forge_env.core.errors import UserError
 from forge_env.core.types import Message, Task
+from forge_env.data.rows import BadRow
 
 _PROMPTS, _TARGETS = ("prompt", "question", "messages"), ("target", "answer")
 
@@ -29,7 +30,7 @@ def make_tasks(split: str, *, count: int, seed: int, tasks: str, data: str, imag
     if tasks:
         return task_factory(tasks, data=data, image=image).tasks(split, count=count, seed=seed)
     if data:
-        return file_tasks(data, split, count=count, seed=seed, make=_task)
+        return data_tasks(data, split, count=count, seed=seed, make=_task)
     rng = random.Random(f"{split}/{seed}")
     numbers = rng.sample(range(10 * count + 1000), count)
     return [_numbered(split, number) for number in numbers]
@@ -41,24 +42,13 @@ def _numbered(split: str, number: int) -> Task:
     return Task(prompt=(prompt,), metadata={"split": split, "number": number})
 
 
-def _task(row: Any, where: str) -> Task:
-    columns: Mapping[str, Any] = row if isinstance(row, dict) else {}
-    prompt = _prompt(next((columns[name] for name in _PROMPTS if columns.get(name)), None))
-    metadata = columns.get("metadata") or {}
+def _task(values: Mapping[str, Any]) -> Task:
+    prompt = next((values[name] for name in _PROMPTS if values.get(name)), None)
+    metadata = values.get("metadata") or {}
     if prompt is None or not isinstance(metadata, dict):
-        raise UserError(
-            f'{where} is no task: a line is an object like {{"prompt": "What is 2 + 2?", "target": "4"}}, whose prompt '
-            'is a text or a list of messages, and whose "metadata", if it has any, is an object'
+        raise BadRow(
+            'it is no task: a row has columns like {"prompt": "What is 2 + 2?", "target": "4"}, whose prompt is a text '
+            'or a list of messages, and whose "metadata", if it has any, is an object'
         )
-    target = next((columns[name] for name in _TARGETS if name in columns), None)
-    return Task(prompt=prompt, target=target, metadata=metadata, kind=kind_of_row(columns))
-
-
-def _prompt(value: Any) -> tuple[Message, ...] | None:
-    if isinstance(value, str):
-        return ({"role": "user", "content": value},)
-    if isinstance(value, list) and all(
-        isinstance(m, dict) and isinstance(m.get("role"), str) and isinstance(m.get("content"), str) for m in value
-    ):
-        return tuple({"role": m["role"], "content": m["content"]} for m in value)
-    return None
+    target = next((values[name] for name in _TARGETS if name in values), None)
+    return Task(prompt=message_prompt(prompt), target=target, metadata=metadata, kind=kind_of_row(values))

@@ -38,7 +38,7 @@ from envs.task_splits import bucket
 from envs.workspace.base import WorkspaceEnv
 from envs.workspace.submission import copy_in
 from forge_env.core.env import Env, StepResult
-from forge_env.core.errors import EnvError, UserError
+from forge_env.core.errors import EnvError, TooFewTasks, UserError
 from forge_env.core.task_audit import TaskAudit
 from forge_env.core.types import Action, Message, Task
 from forge_env.core.workspace import (
@@ -96,9 +96,12 @@ class Harbor(WorkspaceEnv):
         held_out = by_name[: max(len(tasks) // 10, len(tasks) > 1)]
         if split != "all":
             tasks = [task for task in tasks if (task in held_out) == (split == "test")]
-        if count > len(tasks):
-            raise UserError(f"{count} {split} tasks were asked for, {cls.path} has {len(tasks)}: ask for fewer")
-        return [_task_of(task) for task in random.Random(seed).sample(tasks, count)]
+        drawn = [_task_of(task) for task in random.Random(seed).sample(tasks, min(count, len(tasks)))]
+        if count > len(drawn):
+            raise TooFewTasks(
+                f"{count} {split} tasks were asked for, {cls.path} has {len(drawn)}: ask for fewer", drawn
+            )
+        return drawn
 
     @classmethod
     def limits(cls) -> Mapping[str, float]:

@@ -94,7 +94,7 @@ class Math(ToolEnv):
             count: how many.
             seed: which ones, and in which order.
             level: 1 is one story of two operations, 2 has two steps, 3 exact fractions, 4 algebra.
-            data: what `envs.math.dataset_tasks.load_tasks` takes, with the columns `question`, `answer` and `kind`,
+            data: the source of `envs.math.dataset_tasks.load_tasks`, with the columns `question`, `answer` and `kind`,
                 and `streaming`.
 
         Raises:
@@ -102,6 +102,7 @@ class Math(ToolEnv):
         """
         if level not in (1, 2, 3, 4):
             raise UserError(f"math has no level {level}; the levels are 1, 2, 3 and 4")
+        tasks: Sequence[Task]
         if data:
             columns = {"question": question, "answer": answer, "kind": kind}
             tasks = load_tasks(data, split=split, count=count, seed=seed, **columns, streaming=streaming)
@@ -118,9 +119,17 @@ class Math(ToolEnv):
         """Return final answers that must earn nothing: guesses, hedges, echoes, and text that is hard to grade."""
         return cheats(task)
 
+    @classmethod
+    def can_demonstrate(cls, task: Task) -> bool:
+        return "source" not in task.metadata  # which tasks of data have
+
     @staticmethod
     def expert(messages: list[Message]) -> Message:
-        """Solve a task by the conversation alone, as a model has to."""
+        """Solve a task by the conversation alone, as a model has to.
+
+        Raises:
+            UserError: for a task of a data set.
+        """
         question = next(m["content"] for m in messages if m["role"] == "user")
         results = [m["content"].strip() for m in messages if m["role"] == "tool"]
         system = next((m["content"] for m in messages if m["role"] == "system"), None)
@@ -208,8 +217,15 @@ def _expression(operation: str, a: int, b: int, c: int) -> str:
 
 
 def _read(question: str) -> Content:
-    """Parse a story of level 1."""
-    a, b, c = (int(number) for number in re.findall(r"\d+", question))
+    """Parse a story of level 1.
+
+    Raises:
+        UserError: it is none.
+    """
+    numbers = re.findall(r"\d+", question)
+    if len(numbers) != 3:
+        raise UserError("the expert of math solves the tasks of its levels, not those of a data set")
+    a, b, c = map(int, numbers)
     return ("plus" if "added" in question else "minus" if "lost" in question else "times"), a, b, c
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from envs.openenv.description import HttpApi, Split
 from envs.task_splits import bucket
-from forge_env.core.errors import UserError
+from forge_env.core.errors import TooFewTasks, UserError
 from forge_env.core.message_shape import kind_problem, messages_problem
 from forge_env.core.types import Message, Task
 
@@ -46,10 +46,13 @@ def server_tasks(api: HttpApi, splits: Sequence[Split], split: str, *, count: in
     indices = [
         i for i in range(api.num_tasks(chosen)) if not is_only or (bucket(i, TEST_SHARE) == 0) == (split == "test")
     ]
-    if len(indices) < count:
-        raise UserError(f"{count} {split} tasks were asked for, and the server at {api.url} lists {len(indices)}")
-    drawn = random.Random(f"{split}/{seed}").sample(indices, count)
-    return [_listed(chosen, index, spec) for index, spec in zip(drawn, api.tasks(chosen, drawn), strict=True)]
+    drawn = random.Random(f"{split}/{seed}").sample(indices, min(count, len(indices)))
+    tasks = [_listed(chosen, index, spec) for index, spec in zip(drawn, api.tasks(chosen, drawn), strict=True)]
+    if len(tasks) < count:
+        raise TooFewTasks(
+            f"{count} {split} tasks were asked for, and the server at {api.url} lists {len(tasks)}", tasks
+        )
+    return tasks
 
 
 def _listed(split: Split, index: int, spec: Any) -> Task:

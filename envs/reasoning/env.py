@@ -18,7 +18,7 @@ from pydantic_core import to_jsonable_python
 from envs.reasoning.process import require_reasoning_gym, worker
 from envs.task_splits import bucket
 from forge_env.core.env import Env, StepResult
-from forge_env.core.errors import EnvError, UserError, nearest
+from forge_env.core.errors import EnvError, TooFewTasks, UserError, nearest
 from forge_env.core.types import Action, Message, Task
 from forge_env.utils.deadlines import queued
 from forge_env.utils.threads import invoke
@@ -86,9 +86,10 @@ class ReasoningGym(Env):
                 if len(tasks_by_question) == count:
                     return list(tasks_by_question.values())
             num_fruitless = 0 if len(tasks_by_question) > before else num_fruitless + 1
-        raise UserError(
+        raise TooFewTasks(
             f"{count} distinct {split} tasks were asked for, {len(tasks_by_question)} were found that are sound: "
-            f"{_reason(cls.dataset, wrongly_paid) if wrongly_paid else 'ask for fewer'}"
+            f"{_reason(cls.dataset, wrongly_paid) if wrongly_paid else 'ask for fewer'}",
+            list(tasks_by_question.values()),
         )
 
     @staticmethod

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 
 from envs.suites.expert import Script, prompt_key, remember
 from envs.task_splits import bucket
-from forge_env.core.errors import UserError
+from forge_env.core.errors import TooFewTasks, UserError
 from forge_env.core.types import Task
 
 TEST_SHARE = 5
@@ -44,14 +44,18 @@ def select(
     random.Random(f"{split}/{seed}").shuffle(chosen)
     if split != "all" and each_prompt_once:
         chosen = list({prompt_key(task.prompt): task for task in reversed(chosen)}.values())[::-1]
+    too_few = None
     if split != "all" and len(chosen) < count:
-        raise UserError(
+        too_few = TooFewTasks(
             f"{count} {split} tasks of {name} were asked for, there are {len(chosen)}: ask for fewer, or take the "
-            "whole suite, which is the split all"
+            "whole suite, which is the split all",
+            chosen,
         )
     for task in chosen[:count]:
         if task.target is not None:
             remember(name, task, script_of(task))
+    if too_few is not None:
+        raise too_few
     return chosen[:count]
 
 

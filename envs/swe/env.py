@@ -1,4 +1,4 @@
-"""swe:PATH: tasks in the shape of SWE-bench, from a file of JSON lines; see `envs.swe.rows`.
+"""swe:PATH: tasks in the shape of SWE-bench, from a file; see `envs.swe.rows`.
 
     forge-env eval --env swe:tasks.jsonl --agent ...
 
@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
-from envs.jsonl_tasks import all_file_tasks, file_tasks
+from envs.data_tasks import data_tasks
 from envs.swe.cheats import named_cheats_of
 from envs.swe.repository import limits_of, prepare_repository
 from envs.swe.rows import Instance, instance_of, read_instance
@@ -54,14 +54,14 @@ class Swe(PreparedEnv):
         """Return tasks of the file; a tenth of them, by their content, is "test", the others are "train".
 
         Raises:
-            UserError: the file cannot be read, a row is no task, or more tasks than there are.
+            UserError: the file cannot be read, no row of it is a task, or more tasks than there are.
         """
-        return file_tasks(cls.path, split, count=count, seed=seed, make=_reader(cls.path))
+        return data_tasks(cls.path, split, count=count, seed=seed, make=_reader(cls.path))
 
     @classmethod
     def all_tasks(cls) -> Sequence[Task]:
         """Return every task of the file. Raises as `tasks`."""
-        return all_file_tasks(cls.path, make=_reader(cls.path))
+        return data_tasks(cls.path, "all", count=None, seed=None, make=_reader(cls.path))
 
     @classmethod
     def limits(cls) -> Mapping[str, float]:
@@ -77,6 +77,10 @@ class Swe(PreparedEnv):
     def audit(cls) -> Sequence[TaskAudit]:
         """Return how `forge-env check` audits each task."""
         return [_audit_of(task) for task in cls.all_tasks()]
+
+    @classmethod
+    def can_demonstrate(cls, task: Task) -> bool:
+        return bool(task.target.get("patch"))
 
     @staticmethod
     def expert(messages: list[Message]) -> Message:
@@ -141,7 +145,7 @@ class Swe(PreparedEnv):
             await workspace.close()
 
 
-def _reader(path: str) -> Callable[[Any, str], Task]:
+def _reader(path: str) -> Callable[[Mapping[str, Any]], Task]:
     return functools.partial(read_instance, folder=Path(path).parent)
 
 

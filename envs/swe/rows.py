@@ -1,17 +1,18 @@
-"""Task files in the shape of SWE-bench: JSON lines with its columns, and where the repository is."""
+"""Task files in the shape of SWE-bench: rows with its columns, and where the repository is."""
 
 from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from envs.workspace.rows import problem_of
-from forge_env.core.errors import UserError
 from forge_env.core.types import Task
+from forge_env.data.rows import BadRow
 
 _COMMIT = re.compile(r"[0-9A-Za-z][0-9A-Za-z._/-]*")
 
@@ -95,24 +96,24 @@ class Instance(BaseModel):
 _HIDDEN = ("patch", "test_patch", "fail_to_pass", "pass_to_pass", "test_seconds")
 
 
-def read_instance(row: Any, where: str, folder: Path) -> Task:
+def read_instance(values: Mapping[str, Any], folder: Path) -> Task:
     """Return the task of a row.
 
     Args:
         folder: of the task file; paths of snapshots are relative to it.
 
     Raises:
-        UserError: a column is missing or malformed, or the snapshot is not there; one sentence.
+        BadRow: a column is missing or malformed, or the snapshot is not there.
     """
     try:
-        instance = Instance.model_validate(row)
+        instance = Instance.model_validate(dict(values))
     except ValidationError as error:
-        raise UserError(f"{where} is no task in the shape of SWE-bench: {problem_of(error, Instance)}") from None
+        raise BadRow(f"it is no task in the shape of SWE-bench: {problem_of(error, Instance)}") from None
     data = instance.model_dump(exclude_defaults=True, exclude={"problem_statement"})
     if instance.snapshot:
         path = (folder / Path(instance.snapshot).expanduser()).absolute()
         if not path.exists():
-            raise UserError(f"{where}: there is no snapshot {path}: a folder, a tar archive or a git bundle")
+            raise BadRow(f"there is no snapshot {path}: a folder, a tar archive or a git bundle")
         data["snapshot"] = str(path)
     prompt = f"The repository is in {instance.workdir}. Solve this problem in its code:\n\n{instance.problem_statement}"
     return Task(

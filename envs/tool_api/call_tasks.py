@@ -17,7 +17,7 @@ from typing import Any
 from envs.task_splits import bucket
 from envs.tool_api.answers import same_answer
 from envs.tool_api.json_schema.sampling import LARGEST, draw_arguments
-from forge_env.core.errors import ForgeError, UserError
+from forge_env.core.errors import ForgeError, TooFewTasks, UserError
 from forge_env.core.tools import Tool
 from forge_env.core.types import Message, Task, ToolCall
 from forge_env.gymnasium.loop_thread import LoopThread
@@ -132,9 +132,10 @@ async def _make_tasks(calls: _Calls, split: str, count: int, seed: int, level: i
             "tasks of your own with data="
         ) from None
     if len(tasks) < count:
-        raise UserError(
+        raise TooFewTasks(
             f"{count} distinct {split} tasks were asked for, {len(tasks)} were found: ask for fewer, or give tasks of "
-            "your own with data="
+            "your own with data=",
+            list(tasks.values()),
         )
     return list(tasks.values())
 

@@ -87,6 +87,10 @@ class ToolApi(ToolEnv):
         called = [source for source in map(source_target, map(str.strip, tools)) if source.startswith(kinds)]
         return f"calls {', '.join(called)}" if called else ""
 
+    @classmethod
+    def can_demonstrate(cls, task: Task) -> bool:
+        return "source" not in task.metadata  # which tasks of data have
+
     @staticmethod
     def expert(messages: list[Message]) -> Message:
         """Solve a task of the shop, or make the call that is asked for, by the conversation alone.

@@ -94,7 +94,7 @@ async def open_services(
         tools: "shop", and what `envs.tool_api.sources` says: registered names, functions in files, openapi: and mcp:.
         level: of the shop's tasks; it decides which operations of the shop are tools.
         operations: of the shop, in place of those of the level; * in a name stands for any text.
-        data: a file of tasks; see `envs.jsonl_tasks.file_tasks`.
+        data: a file of tasks; see `envs.data_tasks.data_tasks`.
         reward: "module:function" or "file.py:function" that scores the tasks of `data`; see
             `forge_env.tool_env.rubric`.
         auth: credentials of the sources; see `envs.tool_api.sources`.

@@ -5,9 +5,10 @@ from __future__ import annotations
 import fnmatch
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
-from envs.jsonl_tasks import file_tasks
+from envs.data_tasks import data_tasks, message_prompt
 from envs.task_kinds import kind_of_row
 from envs.tool_api.call_tasks import call_tasks
 from envs.tool_api.shop.operations import OPERATIONS
@@ -16,7 +17,8 @@ from envs.tool_api.shop.tasks import LEVELS, shop_tasks
 from envs.tool_api.tool_names import ToolNames
 from forge_env.core.errors import UserError, nearest
 from forge_env.core.tools import Tool
-from forge_env.core.types import Message, Task
+from forge_env.core.types import Task
+from forge_env.data.rows import BadRow, find_file
 from forge_env.registry.registry import find, tool_names, tools_of
 from forge_env.utils.targets import is_source
 
@@ -52,7 +54,9 @@ def make_tasks(
     """
     sources = checked_sources(tools, data=data)
     if data:
-        return file_tasks(data, split, count=count, seed=seed, make=_file_task)
+        file = find_file(data, split)
+        source = file.name if file else data
+        return data_tasks(data, split, count=count, seed=seed, make=partial(_file_task, source))
     if SHOP in sources:
         return tasks_of_operations(split, count=count, seed=seed, level=level, operations=operations)
     return call_tasks(_functions(sources), split, count=count, seed=seed, level=level)
@@ -142,25 +146,9 @@ def _functions(sources: Sequence[str]) -> dict[str, Tool]:
     return tools_by_name
 
 
-def _file_task(row: Any, where: str) -> Task:
-    columns = row if isinstance(row, dict) else {}
-    question = next((columns[name] for name in _QUESTIONS if columns.get(name)), None)
-    answer = next((columns[name] for name in _ANSWERS if columns.get(name) not in (None, "")), None)
+def _file_task(source: str, values: Mapping[str, Any]) -> Task:
+    question = next((values[name] for name in _QUESTIONS if values.get(name)), None)
+    answer = next((values[name] for name in _ANSWERS if values.get(name) not in (None, "")), None)
     if question is None or answer is None:
-        raise UserError(f'{where} is no task: a line is an object like {{"prompt": "What is 2 + 2?", "answer": "4"}}')
-    return Task(
-        prompt=_prompt(question, where),
-        target=answer,
-        metadata={"source": where.rpartition(":")[0]},
-        kind=kind_of_row(columns),
-    )
-
-
-def _prompt(question: Any, where: str) -> tuple[Message, ...]:
-    if isinstance(question, str):
-        return ({"role": "user", "content": question},)
-    if isinstance(question, list) and all(
-        isinstance(m, dict) and isinstance(m.get("role"), str) and isinstance(m.get("content"), str) for m in question
-    ):
-        return tuple({"role": m["role"], "content": m["content"]} for m in question)
-    raise UserError(f"{where}: the question is neither a text nor a list of messages with role and content")
+        raise BadRow('it is no task: a row has columns like {"prompt": "What is 2 + 2?", "answer": "4"}')
+    return Task(prompt=message_prompt(question), target=answer, metadata={"source": source}, kind=kind_of_row(values))

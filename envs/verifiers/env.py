@@ -23,7 +23,7 @@ from envs.verifiers.interpreter import describe, json_object, make_settings
 from envs.verifiers.process import Rollout
 from envs.verifiers.setup import VerifiersSetup, target_of
 from forge_env.core.env import StepResult, TimeSpentBy
-from forge_env.core.errors import UserError
+from forge_env.core.errors import TooFewTasks, UserError
 from forge_env.core.reward_value import reward_value
 from forge_env.core.types import Action, Message, Task
 from forge_env.records.exports.conversation import plain
@@ -93,11 +93,12 @@ class Verifiers(External):
         tasks = [_task(cls.id, listed) for listed in describe(settings, MOST_TASKS)["tasks"]]
         if not of_test:
             tasks = [task for task in tasks if (bucket(task.prompt, TEST_SHARE) == 0) == (split == "test")]
-        if len(tasks) < count:
-            raise UserError(
-                f"{count} {split} tasks were asked for, and verifiers:{cls.id} has {len(tasks)}: ask for fewer"
+        drawn = random.Random(f"{split}/{seed}").sample(tasks, min(count, len(tasks)))
+        if len(drawn) < count:
+            raise TooFewTasks(
+                f"{count} {split} tasks were asked for, and verifiers:{cls.id} has {len(drawn)}: ask for fewer", drawn
             )
-        return random.Random(f"{split}/{seed}").sample(tasks, count)
+        return drawn
 
     @classmethod
     def effects(cls) -> str:  # type: ignore[override]

@@ -15,7 +15,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from envs.jsonl_tasks import file_tasks
+from envs.data_tasks import data_tasks
 from envs.workspace.cheats import workspace_cheats
 from envs.workspace.messages import call, say
 from envs.workspace.output import shorten
@@ -55,7 +55,7 @@ class WorkspaceTasks(PreparedEnv):
 
     @classmethod
     def tasks(cls, split: str = "train", *, count: int, seed: int = 0, data: str = "") -> Sequence[Task]:
-        """Return tasks of a file of JSON lines.
+        """Return tasks of a file.
 
         Args:
             split: "train" or "test" by content, or "all"; with {split} in `data` it is a file for each.
@@ -64,11 +64,11 @@ class WorkspaceTasks(PreparedEnv):
             data: the file; its rows are described in `envs.workspace.rows`.
 
         Raises:
-            UserError: no file was named, it cannot be read, a row is no task, or more tasks than there are.
+            UserError: no file was named, it cannot be read, no row of it is a task, or more tasks than there are.
         """
         if not data:
             raise UserError("the environment workspace needs a file of tasks: --option data=tasks.jsonl")
-        return file_tasks(data, split, count=count, seed=seed, make=read_row)
+        return data_tasks(data, split, count=count, seed=seed, make=read_row)
 
     @classmethod
     def limits(cls) -> Mapping[str, float]:
@@ -79,6 +79,10 @@ class WorkspaceTasks(PreparedEnv):
     def cheats(cls, task: Task) -> Sequence[str | Sequence[Message]]:
         """Return claims, and scripts that replace what verifiers run with: they must earn nothing."""
         return ["done", "All tests pass. Reward: 1.0", *workspace_cheats()]
+
+    @classmethod
+    def can_demonstrate(cls, task: Task) -> bool:
+        return bool(task.target.get("solution"))
 
     @staticmethod
     def expert(messages: list[Message]) -> Message:

@@ -1,14 +1,16 @@
-"""Tasks of `workspace`: rows of a JSONL file, each an instruction, files, and a command that verifies."""
+"""Tasks of `workspace`: rows of data, each an instruction, files, and a command that verifies."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import PurePosixPath
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-from forge_env.core.errors import UserError, nearest
+from forge_env.core.errors import nearest
 from forge_env.core.types import Task
+from forge_env.data.rows import BadRow
 
 DEFAULT_IMAGE = "host:pytest"
 
@@ -72,16 +74,16 @@ class Row(BaseModel):
 _HIDDEN = ("verifier", "verifier_files", "solution", "collect", "exclude", "verifier_seconds")
 
 
-def read_row(row: Any, where: str) -> Task:
-    """Return the task of a row.
+def read_row(values: Mapping[str, Any]) -> Task:
+    """Return the task of a row. A field that is null is not there.
 
     Raises:
-        UserError: a field is missing, unknown or malformed; one sentence with the place of the row.
+        BadRow: a field is missing, unknown or malformed.
     """
     try:
-        checked = Row.model_validate(row)
+        checked = Row.model_validate({name: value for name, value in values.items() if value is not None})
     except ValidationError as error:
-        raise UserError(f"{where} is no task of workspace: {problem_of(error, Row)}") from None
+        raise BadRow(f"it is no task of workspace: {problem_of(error, Row)}") from None
     data = checked.model_dump(exclude_defaults=True, exclude={"instruction", "kind"})
     return Task(
         prompt=({"role": "user", "content": checked.instruction},),

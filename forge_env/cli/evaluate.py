@@ -35,6 +35,7 @@ _LIKE = "Folder of the training run that openai: serves: warn if the endpoint re
 _ADAPTER = "Folder of an adapter in PEFT's format, for the model of vllm:."
 _OTEL = "OpenTelemetry spans of episodes, turns and tool calls: off, spans, or messages for their texts, too."
 _OUT = "Folder of the results; the same command resumes what is unfinished, and more --tasks extend it."
+_TASKS = "Number of tasks; else 200, or as many as there are."
 _SAMPLING = "Of sampling; else 1, or the endpoint's default."
 
 Options = Annotated[list[str], typer.Option(help="Option of the environment, such as level=2; may be repeated.")]
@@ -54,7 +55,7 @@ def evaluate(
     agent: Annotated[str, typer.Option(help=_AGENT)],
     out: Annotated[Path, typer.Option(help=_OUT)],
     n: Annotated[int, typer.Option("-n", help="Attempts at each task.")] = 1,
-    tasks: Annotated[int, typer.Option(help="Number of tasks.")] = 200,
+    tasks: Annotated[int | None, typer.Option(help=_TASKS)] = None,
     seed: Annotated[int, typer.Option(help="Seed of the tasks and the episodes.")] = 0,
     split: Annotated[str, typer.Option(help="Split of the tasks.")] = "test",
     option: Options = [],  # noqa: B006 (typer reads it, nobody changes it)
@@ -106,7 +107,7 @@ def evaluate(
         agent=agent,
         options=options,
         split=split,
-        tasks=tasks,
+        tasks=200 if tasks is None else tasks,
         n=n,
         seed=seed,
         temperature=temperature,
@@ -124,6 +125,7 @@ def evaluate(
         "api_key_env": api_key_env,
         "prices": _prices(price_prompt, price_completion),
         "like": like,
+        "at_most": tasks is None,
     }
     return _run(plan, out, settings, otel, as_json=as_json)
 
@@ -144,7 +146,7 @@ def _run(plan: EvalPlan, out: Path, settings: dict[str, Any], otel: str, *, as_j
         note(f"{progress.done} of {progress.total} episodes are in {out}; the same command resumes from there")
         raise
     emit(result) if as_json else show_result(result)
-    _show_notes(result, plan.tasks, out)
+    _show_notes(result, 0 if settings["at_most"] else plan.tasks, out)
     return 0 if result["episodes"] else 1
 
 
@@ -195,7 +197,11 @@ def _show_notes(result: dict[str, Any], tasks: int, out: Path) -> None:
     if result["tasks"] < tasks:
         note(f"{tasks} tasks were requested, and {result['env']} has {result['tasks']} different ones")
     if counts := result.get("extended_from"):
-        note(f"{out} was extended from {' and '.join(map(str, counts))} to {tasks} tasks; the first ones are the same")
+        note(
+            f"{out} was extended from {' and '.join(map(str, counts))} to {result['tasks']} tasks; the first ones are the same"
+        )
+    if "rows" in result:
+        note(result["rows"])
     if result["dropped_faults"]:
         note(f"{out} held only faults from before a change; they have been removed")
     for limit, count in result["ended_by"].items():

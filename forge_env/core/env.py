@@ -71,9 +71,15 @@ class Env:
     def tasks(cls, split: str = "train", *, count: int, seed: int = 0) -> Sequence[Task]:
         """Return `count` tasks of a split ("train" or "test"); the same seed gives the same tasks in the same order.
 
-        A subclass may add keyword arguments, a level for example: they are options of the environment.
+        A subclass may add keyword arguments, a level for example: they are options of the environment. It raises
+        `TooFewTasks` for more tasks than there are.
         """
         raise NotImplementedError(f"{cls.__name__} has no tasks of its own: define the classmethod tasks()")
+
+    @classmethod
+    def can_demonstrate(cls, task: Task) -> bool:
+        """Whether the environment's expert can solve a task; without an expert it is False."""
+        return hasattr(cls, "expert")
 
     @classmethod
     def effects(cls) -> str:

@@ -184,14 +184,14 @@ class Episode:
         return self.to_json().encode() + b"\n"
 
     @classmethod
-    def from_json(cls, line: str) -> Episode:
-        """Read what `to_json` wrote.
+    def from_json(cls, line: str | Mapping[str, Any]) -> Episode:
+        """Read what `to_json` wrote, as text or as the object that it stands for.
 
         Raises:
             UserError: when the line is no Episode of a schema that this version reads.
         """
         try:
-            data = json.loads(line)
+            data = json.loads(line) if isinstance(line, str) else dict(line)
             version = data.pop("schema_version")
             if version != SCHEMA_VERSION:
                 raise UserError(f"this Episode has schema version {version}; this forge_env reads {SCHEMA_VERSION}")
@@ -205,7 +205,9 @@ class Episode:
             )
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             reason = f"{type(error).__name__}: {error}"
-            raise UserError(f"not an Episode: {line[:80]!r} ({reason}); expected one JSON object per line") from None
+            raise UserError(
+                f"not an Episode: {str(line)[:80]!r} ({reason}); expected one JSON object per line"
+            ) from None
 
 
 for _name in ("prompt_ids", "response_ids", "logprobs"):

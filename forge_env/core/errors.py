@@ -2,6 +2,7 @@
 
 ForgeError
 ├── UserError                a mistake that the user can correct: one sentence, exit code 2, no stack trace
+│   ├── TooFewTasks          more tasks were asked for than there are
 │   └── TemplateError        a chat template cannot render some messages
 ├── EnvError                 the environment's own code broke            -> Outcome.ENV_FAULT
 │   └── TurnRefused           the agent cannot do what the environment asks of a turn
@@ -20,7 +21,8 @@ ForgeError
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 
 class ForgeError(Exception):
@@ -29,6 +31,18 @@ class ForgeError(Exception):
 
 class UserError(ForgeError):
     """A user's mistake. The message says what is wrong, the value, what is allowed and what to do."""
+
+
+class TooFewTasks(UserError):
+    """More tasks were asked for than there are; a caller that named no number takes those that there are."""
+
+    def __init__(self, text: str, tasks: Sequence[Any]) -> None:
+        """`tasks`: all that there are, as the environment would return them."""
+        super().__init__(text)
+        self.tasks = tasks
+
+    def __reduce__(self) -> Any:
+        return type(self), (str(self), self.tasks)
 
 
 class TemplateError(UserError):

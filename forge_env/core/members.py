@@ -79,7 +79,9 @@ _METHOD: Member = ("a method that every episode needs", _is_method)
 
 ENV: Mapping[str, Member] = {
     **dict.fromkeys(sorted(METHODS), _METHOD),
-    **dict.fromkeys(("tasks", "effects"), ("a class method, with @classmethod above it", _is_of_class)),
+    **dict.fromkeys(
+        ("tasks", "effects", "can_demonstrate"), ("a class method, with @classmethod above it", _is_of_class)
+    ),
     "limits": ("a class method or a mapping", lambda value: isinstance(value, Mapping) or _is_of_class(value)),
     "np_random": ("the generator that seed() seeds", _is(property)),
     "tools": ("a list of tools in OpenAI's shape", _is(list, tuple, property)),

@@ -121,18 +121,22 @@ class EvalPlan:
         }
 
 
-def draw_tasks(factory: EnvFactory, plan: EvalPlan, extended_from: Sequence[int]) -> list[Task]:
+def draw_tasks(
+    factory: EnvFactory, plan: EvalPlan, extended_from: Sequence[int], *, at_most: bool = False
+) -> Sequence[Task]:
     """Return the tasks of a plan: those of earlier commands with fewer tasks come first, in their order.
 
     More tasks may be other tasks, as an environment may draw them all anew. The first ones then keep their results, and
-    the new ones are those that are not among them.
+    the new ones are those that are not among them. With `at_most` nobody has named the number, and fewer will do.
 
     Raises:
         UserError: as `EnvFactory.tasks`.
     """
+    if not extended_from:
+        return factory.tasks(plan.split, count=plan.tasks, seed=plan.seed, at_most=at_most)
     tasks: dict[str, Task] = {}
     for count in (*extended_from, plan.tasks):
-        drawn = factory.tasks(plan.split, count=count, seed=plan.seed)
+        drawn = factory.tasks(plan.split, count=count, seed=plan.seed, at_most=at_most)
         new = [task for task in drawn if task.id not in tasks]
         tasks |= {task.id: task for task in new[: count - len(tasks)]}
     return list(tasks.values())

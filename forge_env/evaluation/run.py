@@ -13,6 +13,7 @@ from forge_env.core.errors import UserError
 from forge_env.core.protocols import Agent
 from forge_env.core.types import Task
 from forge_env.core.usage import Prices
+from forge_env.data.tasks import DataTasks
 from forge_env.evaluation.evaluate import evaluate
 from forge_env.evaluation.folder import EvalFolder, extended_from
 from forge_env.evaluation.plan import Attempt, EvalPlan, all_attempts, before_extension, draw_tasks, episode_seed
@@ -33,6 +34,7 @@ async def run_evaluation(
     plan: EvalPlan,
     path: Path,
     *,
+    at_most: bool = False,
     concurrency: int = 16,
     requests_per_minute: float | None = None,
     api_key_env: str = "OPENAI_API_KEY",
@@ -47,9 +49,9 @@ async def run_evaluation(
     An interrupted evaluation is resumed: recorded episodes are kept, faulted ones are run again. A cancelled or failed
     call leaves a folder that can be resumed. A folder with fewer tasks is extended: its tasks come first.
 
-    `spans` gets the episodes that are run now. `like` is the folder of a training run, and `warn` is told where the
-    endpoint of an "openai:" agent renders prompts otherwise than that run. An endpoint of vLLM that serves a run of
-    this machine is compared without it.
+    With `at_most` nobody has named the number of tasks, and fewer will do. `spans` gets the episodes that are run now.
+    `like` is the folder of a training run, and `warn` is told where the endpoint of an "openai:" agent renders prompts
+    otherwise than that run. An endpoint of vLLM that serves a run of this machine is compared without it.
 
     Raises:
         UserError: for a wrong setting, an agent that cannot be opened, a folder with other content, or results of an
@@ -61,7 +63,7 @@ async def run_evaluation(
         raise UserError(f"the concurrency is {concurrency}; it is 1 or more")
     factory = make(plan.env, **plan.options)
     earlier = extended_from(path, plan.tasks)
-    tasks = draw_tasks(factory, plan, earlier)
+    tasks = draw_tasks(factory, plan, earlier, at_most=at_most)
     attempts = all_attempts(tasks, plan.n)
     settings = AgentSettings(
         env=plan.env,
@@ -112,6 +114,7 @@ async def run_evaluation(
         "episodes_read": len(recorded),
         "dropped_faults": folder.dropped_faults,
         **({"extended_from": earlier} if earlier else {}),
+        **({"rows": str(tasks.rows)} if isinstance(tasks, DataTasks) and tasks.rows.left_out.total else {}),
     }
 
 

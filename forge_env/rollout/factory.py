@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 import typing
 from collections.abc import Mapping, Sequence
@@ -12,7 +11,7 @@ from types import MappingProxyType
 from typing import Any
 
 from forge_env.core.env import Env
-from forge_env.core.errors import UserError, nearest
+from forge_env.core.errors import TooFewTasks, UserError, nearest
 from forge_env.core.members import check_instance
 from forge_env.core.types import EpisodeLimits, Task
 from forge_env.core.user_code import guard
@@ -72,16 +71,37 @@ class EnvFactory:
             await self._stack.aclose()
 
     def tasks(
-        self, split: str = "train", *, count: int, seed: int = 0, seconds: float = TASKS_SECONDS
+        self,
+        split: str = "train",
+        *,
+        count: int,
+        seed: int = 0,
+        seconds: float = TASKS_SECONDS,
+        at_most: bool = False,
     ) -> Sequence[Task]:
         """Return `count` tasks of a split, or as many as there are.
 
+        Args:
+            split: "train" or "test", or another one that the environment has.
+            count: how many.
+            seed: which ones, and in which order.
+            seconds: time limit of the environment's `tasks`.
+            at_most: nobody has named the number: fewer will do, where the environment raises `TooFewTasks`.
+
         Raises:
             UserError: for an unknown split, more tasks than there are, and whatever else
-                `forge_env.rollout.task_list.read_tasks` refuses; `seconds` is its time limit.
+                `forge_env.rollout.task_list.read_tasks` refuses.
         """
         options = select_options(self.env_class.tasks, self.options)
-        call = functools.partial(self.env_class.tasks, split, count=count, seed=seed, **options)
+
+        def call() -> Any:
+            try:
+                return self.env_class.tasks(split, count=count, seed=seed, **options)
+            except TooFewTasks as error:
+                if at_most and error.tasks:
+                    return error.tasks
+                raise
+
         return read_tasks(self.name, call, split, count=count, seconds=seconds)
 
     @property

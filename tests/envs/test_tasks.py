@@ -10,6 +10,7 @@ from envs.task_kinds import kind_of_row
 from envs.task_splits import SYMBOLS, draw_tasks
 from forge_env.core.errors import UserError
 from forge_env.core.types import Task
+from forge_env.data.rows import BadRow
 from forge_env.registry.registry import env_class
 
 ENVS = ["math", "code_exec"]
@@ -116,5 +117,5 @@ def test_the_kind_of_a_row_is_a_column_of_it() -> None:
     row = {"question": "2 + 2", "kind": " sum ", "level": 5, "subject": None}
     assert [kind_of_row(row, column) for column in ("", "kind", "level", "subject")] == ["sum", "sum", "5", ""]
     assert kind_of_row({"question": "2 + 2"}) == ""
-    with pytest.raises(UserError, match=r"^rows.jsonl:3 has no column 'levle' for the kind. Did you mean level\?"):
-        kind_of_row(row, "levle", where="rows.jsonl:3")
+    with pytest.raises(BadRow, match=r"^it has no column 'levle' for the kind. Did you mean level\?"):
+        kind_of_row(row, "levle")

@@ -51,7 +51,8 @@ async def _expert_conversations(factory: EnvFactory, *, seed: int, limits: Episo
     from agents.scripted import scripted_agent
 
     agent = scripted_agent(factory.name)
-    tasks = factory.tasks("train", count=CORPUS_TASKS, seed=seed)
+    drawn = factory.tasks("train", count=CORPUS_TASKS, seed=seed, at_most=True)
+    tasks = [task for task in drawn if factory.env_class.can_demonstrate(task)]
     evaluation = await evaluate(
         lambda task, index: run_group(
             factory, agent, task, count=1, seed=index, group_id=f"corpus/{index}", limits=limits

@@ -28,7 +28,7 @@ from trainers.model.shape import made_model
 from trainers.run.evaluations import Evaluations
 from trainers.run.rollouts import Rollouts
 from trainers.run.run_folder import checkpoint_of, claim_folder, locked, new_folder
-from trainers.run.run_record import add_fact, code_at_start, write_facts
+from trainers.run.run_record import add_fact, check_data, code_at_start, write_facts
 from trainers.run.services import Services, start_services
 from trainers.run.startup import Startup
 from trainers.run.training_run import TrainingRun
@@ -37,6 +37,7 @@ from trainers.setup.meaning import about_adapters, about_services
 from trainers.setup.options.defaults import about_defaults, unusual_settings
 from trainers.setup.plan import with_model
 from trainers.setup.run_plan import RunPlan
+from trainers.setup.run_tasks import RunTasks, check_demonstrations, read_run_tasks
 
 
 class TrainingData(Protocol):
@@ -48,6 +49,10 @@ class TrainingData(Protocol):
 
     async def prepare(self, model: Path, say: Callable[[str], None]) -> int:
         """Prepare the data for this model, before anything is started; returns the number of optimizer steps."""
+        ...
+
+    def record(self) -> dict[str, Any]:
+        """What was prepared and what was left out, as JSON, for run.json."""
         ...
 
 
@@ -77,20 +82,25 @@ async def open_run(plan: RunPlan, data: TrainingData | None = None) -> AsyncIter
                 report.check(checkpoint.extra["report"])
             with startup.phase("tasks"):
                 tasks, held_out = _tasks(plan)
+                record = check_data(folder, plan.config)
             report.say(
                 f"{plan.algorithm} on {config.env.name or 'data'}, seed {config.training.seed}; everything is written "
                 f"to {folder}"
             )
+            for sentence in tasks.about:
+                report.say(sentence)
             with startup.phase("model"):
                 model, parameters = await _prepare_model(plan, report, checkpoint, data)
             plan = with_model(plan, model)
             check_thinking(model, config.env.thinking)
             results = {"model": str(model), "model_parameters": parameters}
             _write_facts(plan, report, results)
-            kinds = _kinds(report, [*tasks, *(task for each in held_out.values() for task in each.tasks)])
+            add_fact(folder, "data", record | tasks.record)
+            kinds = _kinds(report, [*tasks.train, *(task for each in held_out.values() for task in each.tasks)])
             if data is not None:
                 with startup.phase("data"):
                     plan = plan.with_steps(await data.prepare(model, report.say))
+                    add_fact(folder, "data", record | data.record())
             _say_defaults(plan, report)
             launcher, services = await _start(plan, stack, startup, report, str(model))
             results["setup_seconds"] = time.perf_counter() - report.started
@@ -104,7 +114,7 @@ async def open_run(plan: RunPlan, data: TrainingData | None = None) -> AsyncIter
                 services=services,
                 rollouts=rollouts,
                 evaluations=Evaluations(plan, report, rollouts, services.weights, held_out, kinds),
-                train_tasks=tasks,
+                train_tasks=tasks.train,
                 checkpoint=checkpoint,
                 pids=launcher.pids,
                 results=results,
@@ -159,14 +169,13 @@ def _with_remedies(folder: _FolderState, algorithm: str) -> Iterator[None]:
         raise
 
 
-def _tasks(plan: RunPlan) -> tuple[Sequence[Task], dict[str, HeldOutSet]]:
-    """The tasks to train on, and the held-out sets."""
+def _tasks(plan: RunPlan) -> tuple[RunTasks, dict[str, HeldOutSet]]:
+    """The tasks of the run, and its held-out sets."""
     if plan.environment is None:
-        return (), {}
-    seed, data = plan.config.training.seed, plan.config.dataset
-    tasks = plan.environment.tasks(data.split, count=data.tasks, seed=seed)
-    headline = plan.environment.tasks("test", count=data.held_out, seed=seed)
-    return tasks, held_out_sets(plan.config, headline)
+        return RunTasks(), {}
+    tasks = plan.tasks or read_run_tasks(plan.config, plan.environment)
+    check_demonstrations(plan.config, plan.environment, tasks.train)
+    return tasks, held_out_sets(plan.config, tasks.held_out)
 
 
 async def _prepare_model(

@@ -75,7 +75,9 @@ def demonstrated(tasks: Sequence[Task], warmup: WarmupConfig) -> Sequence[Task]:
 async def _demonstrations(run: TrainingRun) -> list[Episode]:
     """Let the environment's expert solve training tasks; keep full successes only."""
     started = time.perf_counter()
-    tasks = demonstrated(run.train_tasks, run.config.warmup)
+    assert run.plan.environment is not None, "demonstrations are an environment's"
+    can_demonstrate = run.plan.environment.env_class.can_demonstrate
+    tasks = [task for task in demonstrated(run.train_tasks, run.config.warmup) if can_demonstrate(task)]
     async with run.rollouts.moving("demonstrations"):
         result = await evaluate(
             lambda task, i: run.rollouts.run_group(task, i, phase="demonstrations", agent="expert", count=1),

@@ -21,6 +21,7 @@ from forge_env.core.errors import UserError, nearest
 from forge_env.core.types import Task
 from forge_env.rollout.factory import EnvFactory, make
 from trainers.config import RunConfig
+from trainers.setup.run_tasks import HELD_OUT_TASKS
 
 SETTINGS = ("split", "tasks", "options")
 """Settings of a set in `evaluation.sets`; those that it leaves out are the headline's."""
@@ -137,10 +138,14 @@ def _given_sets(config: RunConfig) -> dict[str, dict[str, Any]]:
 
 def _make_set(config: RunConfig, name: str, given: Mapping[str, Any], sampling: Mapping[str, Any]) -> HeldOutSet:
     factory, options = _env_options(config, name, given)
-    split, count = str(given.get("split", "test")), _count(name, given.get("tasks", config.dataset.held_out))
+    split, count = (
+        str(given.get("split", "test")),
+        _count(name, given.get("tasks", config.dataset.held_out or HELD_OUT_TASKS)),
+    )
     if split == config.dataset.split and not given["options"]:
         raise UserError(f"--evaluation.sets.{name}.split is {split!r}, which the run trains on: hold another one out")
-    tasks = factory.tasks(split, count=count, seed=config.training.seed)
+    at_most = "tasks" not in given and not config.dataset.held_out
+    tasks = factory.tasks(split, count=count, seed=config.training.seed, at_most=at_most)
     return HeldOutSet(
         set_name=name, split=split, tasks=tasks, options=given["options"], env_options=options, **sampling
     )

@@ -13,6 +13,7 @@ from trainers.setup.memory import gib, state_bytes
 from trainers.setup.options.defaults import about_defaults, unusual_settings
 from trainers.setup.options.parser import leaves
 from trainers.setup.run_plan import RunPlan
+from trainers.setup.run_tasks import HELD_OUT_TASKS, TRAIN_TASKS
 from trainers.setup.sizing.estimates import trainer_dtype
 
 
@@ -31,7 +32,8 @@ def meaning(plan: RunPlan) -> list[tuple[str, str]]:
     config = plan.config
     return [
         ("model", _about_model(plan.model)),
-        ("environment", _about_env(config)),
+        ("environment", _about_env(plan)),
+        *[("data", sentence) for sentence in plan.about_data],
         *_about_steps(plan),
         ("algorithm", _about_algorithm(plan)),
         *([("importance ratio", about_ratio(plan))] if plan.objective else []),
@@ -177,15 +179,26 @@ def _about_model(model: FoundModel) -> str:
     )
 
 
-def _about_env(config: RunConfig) -> str:
-    env, data = config.env, config.dataset
-    tasks = f"the split {data.split} of {data.path}" if data.path else "its own tasks"
+def _about_env(plan: RunPlan) -> str:
+    config, env, data = plan.config, plan.config.env, plan.config.dataset
+    source = f"the split {data.split} of {data.path}" if data.path else "its own tasks"
+    if plan.tasks is not None:
+        count, held_out = f"{len(plan.tasks.train):,}", f"{len(plan.tasks.held_out):,}"
+    else:
+        count = (
+            f"{data.tasks:,}"
+            if data.tasks
+            else "all"
+            if data.path and not data.streaming
+            else f"at most {TRAIN_TASKS:,}"
+        )
+        held_out = f"{data.held_out:,}" if data.held_out else f"at most {HELD_OUT_TASKS:,}"
     limits = f"{_count(env.max_turns, 'turn')}, {env.max_turn_tokens:,} tokens a turn, {env.max_tokens:,} in all"
     if env.thinking != "off":
         thought = f", a thought of at most {env.max_thinking_tokens:,} tokens" if env.max_thinking_tokens else ""
         limits += f"; thinking {env.thinking}{thought}"
     every = f" and evaluated every {config.evaluation.interval} steps" if config.evaluation.interval else ""
-    return f"{env.name}, {data.tasks:,} of {tasks}, {data.held_out:,} held out{every}; an episode has at most {limits}"
+    return f"{env.name}, {count} of {source}, {held_out} held out{every}; an episode has at most {limits}"
 
 
 def _about_steps(plan: RunPlan) -> list[tuple[str, str]]:

@@ -11,6 +11,8 @@ from typing import TypeVar
 
 from agents.generator.engine_args import read_engine_args
 from forge_env.core.errors import UserError
+from forge_env.data.rows import find_file
+from forge_env.rollout.factory import EnvFactory
 from forge_env.runtime.weights import WeightStore
 from trainers.config import RunConfig
 from trainers.model.shape import FoundModel, ModelShape, read_shape
@@ -22,10 +24,11 @@ from trainers.setup.hosts import check_hosts, host_settings
 from trainers.setup.objective import needs_reference, plan_objective
 from trainers.setup.options.defaults import take_again, take_defaults
 from trainers.setup.options.ranges import check_numbers
-from trainers.setup.options.read_config import data_file, give_dataset
+from trainers.setup.options.read_config import give_dataset
 from trainers.setup.packages import check_ours, check_packages, missing_packages
 from trainers.setup.placement import Placement, make_placement
 from trainers.setup.run_plan import RunPlan
+from trainers.setup.run_tasks import RunTasks, check_demonstrations, own_data, read_run_tasks, resolve_sources
 from trainers.setup.sizing.engine import check_engine, episodes_at_once
 from trainers.setup.sizing.estimates import snapshot_bytes
 from trainers.setup.sizing.fit import Given, card_size, check_fit, check_sleep, check_speculation, plan_memory
@@ -77,6 +80,7 @@ def make_plan(config: RunConfig) -> RunPlan:
 
     problems.attempt(check_packages)
     problems.add(*of_numbers.sentences)
+    resolve_sources(config)
     problems.attempt(give_dataset, config)
     environment = problems.attempt(run_checks.make_environment, config)
     problems.attempt(check_sets, config)
@@ -109,7 +113,10 @@ def make_plan(config: RunConfig) -> RunPlan:
     problems.attempt(check_sleep, sound, placement, given)
     problems.attempt(check_speculation, sound, given)
     problems.add(*of_algorithm.sentences)
-    problems.attempt(run_checks.check_data, config)
+    tasks = problems.attempt(_local_tasks, config, environment)
+    if tasks is not None and environment is not None:
+        problems.attempt(check_demonstrations, config, environment, tasks.train)
+    about_chats = problems.attempt(config.about_data) or []
     memory = plan_memory(sound, placement, model.shape, store[0] if store else None, given)
     fit = partial(check_fit, has_reference=placement.has_reference)
     problems.attempt(fit, sound, memory, model.shape, given)
@@ -137,6 +144,8 @@ def make_plan(config: RunConfig) -> RunPlan:
         patience=patience(config),
         episodes_at_once=episodes_at_once(config),
         processes=memory.processes,
+        tasks=tasks,
+        about_data=[*(tasks.about if tasks else ()), *about_chats],
         missing=_missing(config, model, placement, card),
         problems=problems.sentences,
     )
@@ -180,6 +189,20 @@ def with_model(plan: RunPlan, folder: Path) -> RunPlan:
     )
 
 
+def _local_tasks(config: RunConfig, environment: EnvFactory | None) -> RunTasks | None:
+    """The tasks of a local file; None where they are not those of a file, and are read at the start.
+
+    Raises:
+        UserError: there is no such file, or no run can be made of it.
+    """
+    file = find_file(own_data(config), config.dataset.split)
+    if file is None or environment is None:
+        return None
+    if not file.is_file():
+        raise UserError(f"--dataset.path is {own_data(config)!r}, and there is no file {file}")
+    return read_run_tasks(config, environment)
+
+
 def _unknown(config: RunConfig) -> FoundModel:
     return FoundModel(shape=None, where=f"not found: {config.model.path}")
 
@@ -202,7 +225,7 @@ def _missing(config: RunConfig, model: FoundModel, placement: Placement, card: f
     if model.shape is None:
         missing.append("the sizes of the model, and so the estimates of its memory")
     data = config.dataset
-    if data.path and data_file(data.path, data.split) is None and not Path(data.path).exists():
+    if data.path and find_file(data.path, data.split) is None:
         missing.append(f"the data set {data.path} is no local file: the start reads it from the hub, or from its cache")
     if placement.gpus_wanted and card is None:
         missing.append(

@@ -34,6 +34,7 @@ from trainers.setup.deadlines import Deadlines
 from trainers.setup.memory import Memory
 from trainers.setup.options.defaults import Default, take_again
 from trainers.setup.placement import Placement, Process
+from trainers.setup.run_tasks import RunTasks
 from trainers.setup.sizing.card import Card, cards
 
 
@@ -77,6 +78,10 @@ class RunPlan:
     """Episodes in flight in an evaluation."""
     processes: Sequence[tuple[Process, Memory | None]]
     """Every process with the estimate of its memory; None where the sizes of the model are not known."""
+    tasks: RunTasks | None
+    """Those of a local file, which is read before anything is started; None where the start reads them."""
+    about_data: Sequence[str]
+    """Sentences on the data: what was read, how it is divided, and which rows were left out."""
     missing: Sequence[str]
     """What this machine lacks, as sentences."""
     problems: Sequence[str]

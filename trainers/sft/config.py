@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from forge_env.core.errors import UserError
+from forge_env.data.rows import find_file
 from trainers.config import BY_CASE, EnvConfig, RunConfig, TrainingConfig, WarmupConfig
 
 DEMONSTRATION_STEPS = 150
@@ -61,6 +63,13 @@ class Config(RunConfig):
                 "--resume, --checkpoint.interval and --evaluation.interval need --sft.data: on demonstrations "
                 "trainers.sft saves one checkpoint, and evaluates, after its last step"
             )
+
+    def about_data(self) -> Sequence[str]:
+        if not self.sft.data or find_file(self.sft.data) is None:
+            return ()
+        from trainers.sft.source import open_source
+
+        return (open_source(self.sft).summary(),)
 
     def _check_data(self) -> None:
         sft = self.sft

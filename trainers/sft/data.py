@@ -17,18 +17,18 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from agents.model_folder import context_length
 from forge_env.core.episode import Row
 from forge_env.core.errors import ForgeError, UserError
 from forge_env.core.types import Message, ToolSpec
+from forge_env.data.rows import BadRow, LeftOut, shuffled
 from forge_env.rollout.factory import make
 from trainers.batching.batch import Sample
 from trainers.config import BY_CASE
 from trainers.model.sizes import MODEL_SIZES
-from trainers.sft.rows import RowMaker, count_tokens, shuffled, token_batches
-from trainers.sft.shapes import BadChat
+from trainers.sft.rows import RowMaker, count_tokens, token_batches
 from trainers.sft.source import Example, Source, open_source
 
 if TYPE_CHECKING:
@@ -37,26 +37,6 @@ if TYPE_CHECKING:
 CORPUS = 1000  # conversations whose text trains the tokenizer of a model made on the spot
 SHUFFLED = 2048  # conversations that a stream is shuffled among
 HELD_OUT_MOST = 128  # conversations of the held-out loss: more would not change its first digits
-
-
-class Tally:
-    """Counts what was left out, by reason, and remembers the first of each kind."""
-
-    def __init__(self) -> None:
-        self._counts: dict[str, int] = {}
-        self._firsts: dict[str, str] = {}
-
-    def add(self, reason: str, where: str) -> None:
-        self._counts[reason] = self._counts.get(reason, 0) + 1
-        self._firsts.setdefault(reason, where)
-
-    @property
-    def total(self) -> int:
-        return sum(self._counts.values())
-
-    def __str__(self) -> str:
-        parts = (f"{count:,} {reason} (the first: {self._firsts[reason]})" for reason, count in self._counts.items())
-        return "; ".join(parts) or "nothing"
 
 
 class SFTData:
@@ -71,7 +51,8 @@ class SFTData:
         self._source: Source = open_source(config.sft)
         self.about = self._source.about
         self.held_out: list[Sample] = []
-        self.left_out = Tally()
+        self.left_out = LeftOut()
+        self._conversations = 0
         self._foreign = 0  # episodes whose tokens are of another model
         self._every = round(1 / config.sft.held_out_share) if config.sft.held_out_share else 0
         self._tools: dict[str, tuple[ToolSpec, ...]] = {}
@@ -118,6 +99,7 @@ class SFTData:
             self.held_out.append(self._samples.pop())  # so few conversations that their share is less than one
         if not self._samples:
             raise UserError(self._nothing_left())
+        self._conversations = len(self._samples)
         learned = sum(sum(row.loss_mask) for sample in self._samples for row in sample.rows)
         size = sum(map(count_tokens, self._samples))
         seen = "the beginning of the stream" if config.sft.streaming else "all of it"
@@ -125,13 +107,22 @@ class SFTData:
         if self._foreign:
             say(f"{self._foreign:,} episodes hold the tokens of another model, and were rendered from their messages")
         if self.left_out.total:
-            say(f"left out: {self.left_out}")
+            say(f"{self._config.sft.data}: {self.left_out}")
         if config.sft.streaming:
             self._samples = []
         if config.training.steps != BY_CASE:
             return config.training.steps
         epochs = range(config.sft.epochs)
         return sum(1 for epoch in epochs for _ in token_batches(self._epoch(epoch), self.tokens_per_step))
+
+    def record(self) -> dict[str, Any]:
+        """What `prepare` has read, as JSON: how many conversations, and which rows were left out."""
+        return {
+            "source": self._config.sft.data,
+            "conversations": self._conversations,
+            "held_out": len(self.held_out),
+            "left_out": self.left_out.record(),
+        }
 
     # ---- in the run ----
 
@@ -151,27 +142,26 @@ class SFTData:
         if not self._config.sft.streaming:
             yield from rng.sample(self._samples, len(self._samples))
             return
-        numbered = enumerate(self._read(Tally()))
+        numbered = enumerate(self._read(LeftOut()))
         yield from shuffled((s for i, s in numbered if not self._is_held_out(i)), rng, buffer=SHUFFLED)
 
     def _is_held_out(self, number: int) -> bool:
         every = self._every
         return bool(every) and number % every == every - 1 and number < every * HELD_OUT_MOST
 
-    def _read(self, left_out: Tally) -> Iterator[Sample]:
+    def _read(self, left_out: LeftOut) -> Iterator[Sample]:
         """Go through the data once."""
         for where, example in self._source:
             if not isinstance(example, Example):
-                left_out.add(example.reason, f"{where}: {example.detail}")
+                left_out.add(where, str(example))
                 continue
             try:
                 rows = self._rows(example)
-            except BadChat as error:
-                left_out.add("that cannot be rendered", f"{where}: {error}")
+            except BadRow as bad:
+                left_out.add(where, str(bad))
                 continue
-            if longest := max((len(row.token_ids) for row in rows if len(row.token_ids) > self._limit), default=0):
-                reason = f"longer than {self._limit:,} tokens (--training.seq_len)"
-                left_out.add(reason, f"{where} has a row of {longest:,}")
+            if any(len(row.token_ids) > self._limit for row in rows):
+                left_out.add(where, f"it is longer than {self._limit:,} tokens (--training.seq_len)")
                 continue
             yield Sample(rows=rows)
 
@@ -180,7 +170,8 @@ class SFTData:
         if example.rows and self._maker.has_written(example.rows, example.messages):
             return example.rows
         self._foreign += bool(example.rows)
-        return self._maker.render(example.messages, example.tools or self._tools_of(example.env))
+        tools = example.tools or self._tools_of(example.env)
+        return self._maker.render(example.messages, tools, context=example.context)
 
     def _tools_of(self, env: str) -> tuple[ToolSpec, ...]:
         """The tools of an environment whose episodes have to be rendered: an Episode does not hold them."""
@@ -189,9 +180,7 @@ class SFTData:
             try:
                 self._tools[env] = tuple(make(env, **options).make().tools)
             except ForgeError as error:
-                raise BadChat(
-                    f"it is text, and the tools of its environment {env} are not to be had: {error}"
-                ) from None
+                raise BadRow(f"it is text, and the tools of its environment {env} are not to be had: {error}") from None
         return self._tools.get(env, ())
 
     def _row_limit(self, model: Path) -> int:

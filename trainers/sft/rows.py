@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import random
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TypeVar
 
 from agents.renderer.families import Thinking
 from agents.renderer.rendering import Renderer
@@ -14,10 +13,8 @@ from forge_env.core.episode import Episode, Row, Turn
 from forge_env.core.errors import UserError
 from forge_env.core.protocols import Conversation
 from forge_env.core.types import Message, Outcome, Task, ToolSpec
+from forge_env.data.rows import BadRow
 from trainers.batching.batch import Sample
-from trainers.sft.shapes import BadChat
-
-T = TypeVar("T")
 
 
 class RowMaker:
@@ -33,32 +30,39 @@ class RowMaker:
         self._tokenizer = FastTokenizer(model)
         self._ends = [self._tokenizer.decode(token) for token in self._renderer.stop_token_ids]
 
-    def render(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> tuple[Row, ...]:
+    def render(
+        self, messages: Sequence[Message], tools: Sequence[ToolSpec], *, context: Collection[int] = ()
+    ) -> tuple[Row, ...]:
         """Return the rows of a conversation; messages after the last assistant one are left out.
 
+        Args:
+            context: places of the assistant messages that no loss is over.
+
         Raises:
-            BadChat: when the template has no place for it.
+            BadRow: when the template has no place for it.
         """
         conversation = Conversation(request_id="")
         pending: list[Message] = []
-        for message in messages:
+        for place, message in enumerate(messages):
             if message["role"] != "assistant":
                 pending.append(message)
                 continue
             conversation.observation = tuple(pending)
-            conversation.turns.append(self._turn(conversation, message, tools))
+            turn = self._turn(conversation, message, tools)
+            # No loss is over the constrained tokens of a turn, which the model did not choose.
+            conversation.turns.append(replace(turn, constrained=turn.num_tokens) if place in context else turn)
             pending = []
         task = Task(prompt=(), id="sft")
         return Episode(task=task, turns=tuple(conversation.turns), outcome=Outcome.SCORED, reward=0.0, id="sft").rows
 
     def _turn(self, conversation: Conversation, message: Message, tools: Sequence[ToolSpec]) -> Turn:
         if end := next((end for end in self._ends if end in message["content"]), ""):
-            raise BadChat(f"an assistant message spells out {end}, which would end it there")
+            raise BadRow(f"an assistant message spells out {end}, which would end it there")
         try:
             prompt, old, starts_row = self._renderer.next_prompt(conversation, tools)
             written = self._renderer.write(message)
         except UserError as error:
-            raise BadChat(str(error)) from None
+            raise BadRow(str(error)) from None
         return Turn(
             kind="tokens",
             observation=conversation.observation,
@@ -76,20 +80,6 @@ class RowMaker:
         text = self._tokenizer.decode(ids)
         contents = (message["content"].strip() for message in messages if message["role"] == "assistant")
         return all(content in text for content in contents)
-
-
-def shuffled(items: Iterable[T], rng: random.Random, *, buffer: int) -> Iterator[T]:
-    """Yield the items in a random order, of which at most `buffer` are held at once."""
-    held: list[T] = []
-    for item in items:
-        if len(held) < buffer:
-            held.append(item)
-            continue
-        place = rng.randrange(buffer)
-        yield held[place]
-        held[place] = item
-    rng.shuffle(held)
-    yield from held
 
 
 def token_batches(samples: Iterable[Sample], tokens: int) -> Iterator[list[Sample]]:

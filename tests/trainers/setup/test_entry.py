@@ -88,7 +88,7 @@ def test_a_loss_that_is_not_there_or_not_used(
         (["--steps", "many"], ["'many'", "whole number"]),
         (["--steps"], ["--steps needs a value"]),
         (["--steps", "-1"], ["--training.steps is -1", "at least 1"]),
-        (["--tasks", "0"], ["--dataset.tasks is 0", "at least 1"]),
+        (["--tasks", "-1"], ["--dataset.tasks is -1", "at least 0"]),
         (["--training.batch_size", "0"], ["--training.batch_size", "at least 1"]),
         (["--training.batch_size", "8", "--trainer.num_replicas", "2"], ["num_replicas is 2", "one trainer"]),
         (["--parallelism.tensor_parallel_degree", "2"], ["needs 2 trainer processes", "--trainer.procs 2"]),

@@ -199,7 +199,9 @@ def test_counts_of_a_step_and_of_the_run() -> None:
     assert "128 episodes = 16 x n_samples 8; at most 262,144 tokens" in lines["optimizer step"]
     assert lines["run"] == "10 optimizer steps: 160 groups, 1,280 episodes"
     assert "1,720,574,976 parameters" in lines["model"] or "sizes are not known" in lines["model"]
-    assert lines["environment"].startswith("math, 4,096 of the split train of openai/gsm8k, 256 held out")
+    assert lines["environment"].startswith(
+        "math, at most 4,096 of the split train of openai/gsm8k, at most 256 held out"
+    )
     assert lines["KL reference"] == "a frozen model of its own on GPU"
     assert "GRPOLoss" in lines["algorithm"]
 

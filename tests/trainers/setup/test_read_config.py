@@ -12,7 +12,7 @@ from forge_env.core.errors import UserError
 from trainers.checkpoints import path_of, write_manifest
 from trainers.config import RunConfig
 from trainers.grpo import Config
-from trainers.setup.options.read_config import data_file, give_dataset, read_config
+from trainers.setup.options.read_config import give_dataset, read_config
 from trainers.setup.plan import make_plan
 
 GUIDE = str(Path(__file__).parent / "data" / "torchforge_guide.yaml")
@@ -120,7 +120,10 @@ def test_the_environment_gets_the_data_as_its_own_option() -> None:
     [
         (["--env", "envs.reasoning.env:ReasoningGym", "--dataset.path", "a"], ["'a'", "its own tasks", "math"]),
         (["--dataset.path", "a", "--env.options.data", "b"], ["'a'", "'b'", "give one"]),
-        (["--dataset.path", "a", "--dataset.streaming"], ["code_exec cannot stream", "set it to false"]),
+        (
+            ["--env", "tool_api", "--dataset.path", "a", "--dataset.streaming"],
+            ["tool_api cannot stream", "set it to false"],
+        ),
         (["--dataset.streaming"], ["--dataset.path is empty"]),
         (["--dataset.split", "test"], ["--dataset.split is 'test'", "held out"]),
         (["--env", "maths", "--dataset.path", "a"], ["'maths'", "Did you mean math?"]),
@@ -130,14 +133,6 @@ def test_data_that_cannot_be_used_is_refused(arguments: list[str], words: list[s
     with pytest.raises(UserError) as caught:
         given(*arguments)
     assert [word for word in words if word not in str(caught.value)] == []
-
-
-def test_a_file_is_told_from_a_hub_id(tmp_path: Path) -> None:
-    (tmp_path / "tasks").write_text("{}")
-    assert data_file(str(tmp_path / "tasks"), "train") == tmp_path / "tasks"
-    assert data_file("a/{split}.jsonl", "dev") == Path("a/dev.jsonl")
-    assert data_file("openai/gsm8k:main", "train") is None
-    assert data_file("", "train") is None
 
 
 def test_a_run_that_is_resumed_has_its_own_settings(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from envs.math import Math
 from forge_env.core.episode import Episode, Row, write_jsonl
 from forge_env.core.errors import UserError
 from forge_env.core.types import EpisodeLimits, Message, ToolSpec
+from forge_env.data.rows import BadRow, shuffled
 from forge_env.evaluation.metrics import row_metrics
 from forge_env.rollout.factory import EnvFactory, make
 from forge_env.rollout.rollout import run_episode
@@ -28,8 +29,8 @@ from tests.agents.renderer.test_rendering_families import make_llama
 from trainers.batching.batch import Sample
 from trainers.sft import Config
 from trainers.sft.data import SFTData
-from trainers.sft.rows import RowMaker, count_tokens, shuffled, token_batches
-from trainers.sft.shapes import BadChat, find_shape
+from trainers.sft.rows import RowMaker, count_tokens, token_batches
+from trainers.sft.shapes import find_shape
 
 LIMITS = EpisodeLimits()
 CHAT = [{"role": "user", "content": "What is 2 + 2?"}, {"role": "assistant", "content": "4"}]
@@ -110,7 +111,7 @@ def test_a_model_that_thinks_learns_each_thought_once(tiny_model: Path) -> None:
     assert len(rows) == 2 and "two and two" not in FastTokenizer(tiny_model).decode(rows[1].token_ids)
     written = "<think>\ntwo and two\n</think>\n\n4<|im_end|><think>\n\n</think>\n\n6<|im_end|>"
     assert learned(tiny_model, rows) == written
-    with pytest.raises(BadChat, match="answers without: let it think"):
+    with pytest.raises(BadRow, match="answers without: let it think"):
         RowMaker(tiny_model).render(messages, ())
 
 
@@ -144,7 +145,7 @@ def test_a_llama_row_ends_with_its_own_end_of_turn(llama: Path) -> None:
 )
 def test_what_cannot_be_rendered(tiny_model: Path, answer: dict[str, str], words: str) -> None:
     messages: list[Any] = [CHAT[0], {"role": "assistant", **answer}]
-    with pytest.raises(BadChat, match=words.replace("|", r"\|")):
+    with pytest.raises(BadRow, match=words.replace("|", r"\|")):
         RowMaker(tiny_model).render(messages, ())
 
 
@@ -235,7 +236,7 @@ def test_calls_and_tools(tools: Any) -> None:
     ],
 )
 def test_a_row_that_is_no_conversation(row: dict[str, Any], words: str) -> None:
-    with pytest.raises(BadChat) as refused:
+    with pytest.raises(BadRow) as refused:
         find_shape(["messages"], source="test").read(row)
     assert words in str(refused.value)
 
@@ -262,9 +263,69 @@ def test_any_row_is_read_or_refused(row: dict[str, Any]) -> None:
     for columns in (["messages"], ["conversations"], ["prompt", "completion"]):
         try:
             read = find_shape(columns, source="test").read(row)
-        except BadChat:
+        except BadRow:
             continue
         assert any(message["role"] == "assistant" for message in read.messages)
+
+
+ASKED, SAID = {"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}
+
+
+def test_a_message_of_weight_0_is_context_only(tiny_model: Path) -> None:
+    messages = [ASKED, {**SAID, "content": "first", "weight": 0}, ASKED, {**SAID, "content": "second", "weight": 1}]
+    read = find_shape(["messages"], source="test").read({"messages": messages, "system": "Be brief."})
+    assert not any("weight" in message for message in read.messages)
+    weighted = RowMaker(tiny_model).render(read.messages, (), context=read.context)
+    plain = RowMaker(tiny_model).render(read.messages, ())
+    assert learned(tiny_model, weighted) == "second<|im_end|>"
+    assert [row.token_ids for row in weighted] == [row.token_ids for row in plain]
+
+
+@pytest.mark.parametrize(
+    ("message", "words"),
+    [
+        ({**SAID, "weight": 0.5}, "the weight 0.5; it is 0, to be read only, or 1"),
+        ({**SAID, "weight": "high"}, "the weight 'high'"),
+        ({**SAID, "weight": True}, "the weight True"),
+        ({**SAID, "weight": 0}, "no assistant message to learn from"),
+        ({**SAID, "content": ""}, "an assistant message that ends it is empty"),
+        ({**SAID, "content": " \n"}, "an assistant message that ends it is empty"),
+        ({"role": "assistant"}, "an assistant message that ends it is empty"),
+        ({**SAID, "refusal": "No."}, "a content and a refusal"),
+        ({**SAID, "function_call": {"name": "f"}, "tool_calls": [{"function": {"name": "f"}}]}, "tool_calls and a"),
+        ({**SAID, "function_call": {"name": "f", "arguments": "{"}}, "unreadable"),
+        ({**SAID, "content": "\ud800"}, "half of a surrogate pair"),
+    ],
+)
+def test_a_message_that_cannot_be_learned_leaves_its_chat_out(message: dict[str, Any], words: str) -> None:
+    with pytest.raises(BadRow) as refused:
+        find_shape(["messages"], source="test").read({"messages": [ASKED, message]})
+    assert words in str(refused.value)
+
+
+def test_an_empty_message_that_is_context_only_stays() -> None:
+    messages = [ASKED, {**SAID, "content": "", "weight": 0}, ASKED, SAID]
+    assert find_shape(["messages"], source="test").read({"messages": messages}).context == {1}
+
+
+def test_the_older_form_of_calls_is_what_the_newer_one_is(tiny_model: Path) -> None:
+    call = {"name": "add", "arguments": '{"a": 1}'}
+    result = {"role": "function", "name": "add", "content": "2"}
+    older = [ASKED, {"role": "assistant", "content": None, "function_call": call}, result, SAID]
+    newer = [ASKED, {"role": "assistant", "content": None, "tool_calls": [{"function": call}]}, result, SAID]
+    read = find_shape(["messages"], source="test").read
+    old, new = read({"messages": older, "functions": [TOOL["function"]]}), read({"messages": newer, "tools": [TOOL]})
+    assert old == new and old.messages[1]["tool_calls"] and old.messages[2]["role"] == "tool"
+    assert '"name": "add"' in learned(tiny_model, RowMaker(tiny_model).render(old.messages, old.tools))
+
+
+@pytest.mark.parametrize(
+    "message",
+    [{"content": None, "refusal": "No."}, {"content": [{"type": "refusal", "refusal": "No."}]}],
+)
+def test_a_refusal_is_what_the_assistant_wrote(message: dict[str, Any]) -> None:
+    read = find_shape(["messages"], source="test").read({"messages": [ASKED, {"role": "assistant", **message}]})
+    assert read.messages[-1]["content"] == "No."
 
 
 # ---- files ----
@@ -308,8 +369,8 @@ async def test_bad_lines_are_counted_and_the_first_is_named(tmp_path: Path, tiny
     rows = [chat("1?", "1"), "", "{broken", [1], {"messages": 3}, chat("2?", "2"), chat("3?", "3<|im_end|>")]
     data, output = await prepared(write_lines(tmp_path / "chats.jsonl", rows), tiny_model, held_out_share=0)
     assert output.startswith("2 conversations")
-    assert "3 that cannot be read (the first: line 3: it is no JSON" in output
-    assert "1 that cannot be rendered (the first: line 7:" in output
+    assert "4 left out (line 3: it is no JSON" in output
+    assert "line 4: it is [1], not an object" in output and "line 7: an assistant message spells out" in output
     assert data.left_out.total == 4
 
 
@@ -329,7 +390,7 @@ async def test_rows_longer_than_the_limit_are_left_out(tmp_path: Path, tiny_mode
     config.training.seq_len = 64
     _, output = await prepared(path, tiny_model, config)
     assert output.startswith("2 conversations")
-    assert "1 longer than 64 tokens (--training.seq_len) (the first: line 2" in output
+    assert "1 left out (line 2: it is longer than 64 tokens (--training.seq_len))" in output
     config.training.seq_len = 100_000
     with pytest.raises(UserError, match="reads 1024 tokens at most"):
         await prepared(path, tiny_model, config)
@@ -337,7 +398,7 @@ async def test_rows_longer_than_the_limit_are_left_out(tmp_path: Path, tiny_mode
 
 async def test_nothing_left_says_why(tmp_path: Path, tiny_model: Path) -> None:
     path = write_lines(tmp_path / "chats.jsonl", [{"messages": [OPENAI[0]]}] * 3)
-    with pytest.raises(UserError, match=r"nothing of .* is left.*3 that cannot be read .*line 1: it has no assistant"):
+    with pytest.raises(UserError, match=r"nothing of .* is left.*3 left out \(line 1, .*: it has no assistant"):
         await prepared(path, tiny_model)
     with pytest.raises(UserError, match="nothing of"):
         SFTData(config_for(path)).make_model(tmp_path / "model")
@@ -346,10 +407,10 @@ async def test_nothing_left_says_why(tmp_path: Path, tiny_model: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "words"),
     [
-        ("nowhere.jsonl", None, "does not exist"),
-        ("no where", None, "a hub id looks like"),
-        ("./nowhere", None, "a hub id looks like"),
-        ("notes.txt", "hello", "is no .jsonl, .ndjson, .json, .csv, .parquet file"),
+        ("nowhere.jsonl", None, "there is no file /"),
+        ("no where", None, "it is no hub id like"),
+        ("./nowhere", None, "it is no hub id like"),
+        ("notes.txt", "hello", "ends in none of .jsonl, .jsonl.gz"),
         ("empty.jsonl", "", "empty"),
         ("broken.jsonl", "{\n", "line 1: it is no JSON"),
         ("text.jsonl", '{"text": "hello", "id": 1}\n', "has the columns text, id"),
@@ -434,9 +495,9 @@ async def test_episodes_of_too_little_reward_are_left_out(tmp_path: Path, tiny_m
     path = write_lines(tmp_path / "episodes.jsonl", [bad, good, broken, digest, {**good, "schema_version": 1}])
     data, output = await prepared(path, tiny_model, held_out_share=0)
     assert output.startswith("1 conversations") and data.left_out.total == 4
-    assert "1 of a reward below 1 (--sft.min_reward) (the first: line 1: 0.5)" in output
-    assert "1 without a reward (the first: line 3" in output
-    assert "2 that cannot be read (the first: line 4: episode invariant broken" in output
+    assert "4 left out (line 1: its reward is below 1 (--sft.min_reward)" in output
+    assert "line 3: it has no reward, as its outcome is env_fault" in output
+    assert "line 4: episode invariant broken" in output
     _, output = await prepared(path, tiny_model, held_out_share=0, min_reward=0.5)
     assert output.startswith("2 conversations")
 

@@ -13,7 +13,6 @@ from forge_env.rollout.factory import EnvFactory, make
 from forge_env.telemetry.sender import check_otel
 from trainers.config import RunConfig
 from trainers.metrics.sink import load_sink
-from trainers.setup.options.read_config import data_file
 
 
 def make_environment(config: RunConfig) -> EnvFactory | None:
@@ -154,11 +153,3 @@ def check_metrics(config: RunConfig) -> None:
     check_otel(metrics.otel, "--metrics.otel")
     for target in metrics.sinks:
         load_sink(target)
-
-
-def check_data(config: RunConfig) -> None:
-    """Check that a local file of tasks exists."""
-    data = config.dataset
-    file = data_file(data.path, data.split)
-    if file is not None and not file.is_file():
-        raise UserError(f"--dataset.path is {data.path!r}, and there is no file {file}")

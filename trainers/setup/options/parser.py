@@ -185,12 +185,30 @@ def _read_yaml(path: str) -> dict[str, Any]:
     if not Path(path).is_file():
         raise UserError(f"there is no config file {path}")
     try:
-        data = yaml.safe_load(Path(path).read_text())
+        data = _load_once(path)
     except yaml.YAMLError as error:
         raise UserError(f"{path} is not YAML: {error}") from None
     if not isinstance(data, dict):
         raise UserError(f"{path} is not a mapping of sections such as training: {{steps: 50}}")
     return data
+
+
+def _load_once(path: str) -> Any:
+    """Load YAML in which no mapping has a name twice: of two values none is known to be the one that is meant."""
+    import yaml
+
+    class Loader(yaml.SafeLoader):
+        def construct_mapping(self, node: Any, deep: bool = False) -> Any:
+            seen: set[Any] = set()
+            for key, _ in node.value:
+                name = key.value if isinstance(key, yaml.ScalarNode) else id(key)
+                if name in seen:
+                    line = key.start_mark.line + 1
+                    raise UserError(f"{path}, line {line}: {name} is set a second time: leave one of them out")
+                seen.add(name)
+            return super().construct_mapping(node, deep)
+
+    return yaml.load(Path(path).read_text(), Loader)
 
 
 def _flatten(data: Mapping[str, Any], names: _Names, prefix: str = "") -> list[tuple[str, Any]]:

@@ -10,8 +10,8 @@ from forge_env.core.errors import UserError
 from trainers.config import BY_CASE, RunConfig
 
 AT_LEAST: dict[str, float] = {
-    "dataset.tasks": 1,
-    "dataset.held_out": 1,
+    "dataset.tasks": 0,
+    "dataset.held_out": 0,
     "env.max_turns": 1,
     "env.max_turn_tokens": 1,
     "env.max_tokens": 2,

@@ -17,9 +17,6 @@ from trainers.setup.placement import gpus_available
 
 C = TypeVar("C", bound=RunConfig)
 
-DATA_FILES = (".parquet", ".jsonl", ".json", ".csv", ".gz", ".yaml", ".yml")
-"""Suffixes of data files; they tell a path from a hub id."""
-
 ENV_OF_A_FILE = "math"
 """The environment of a config file that names none, as in torchforge's guides."""
 
@@ -89,9 +86,3 @@ def give_dataset(config: RunConfig) -> None:
     options["data"] = data.path
     if data.streaming:
         options["streaming"] = True
-
-
-def data_file(path: str, split: str) -> Path | None:
-    """The local file that `dataset.path` names, existing or not; None for "" and for a hub id."""
-    file = Path(path.replace("{split}", split)).expanduser()
-    return file if path and (file.is_file() or file.suffix in DATA_FILES) else None

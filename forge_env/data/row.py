@@ -1,0 +1,98 @@
+"""Row: one row of data and its place; and LeftOut, the count of those that cannot be used."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+_PLACES = 3
+_REASONS = 5
+_RECORDED = 100
+"""The most places that one reason is recorded with."""
+
+
+class BadRow(ValueError):
+    """A row that cannot be used. The text is the reason, as a part of a sentence: "its answer is null"."""
+
+
+class NumberText(str):
+    """A number of a JSON file, as the digits that stand there."""
+
+    __slots__ = ()
+
+
+def text_problem(value: Any) -> str:
+    """Return what keeps the texts in a value from being written: half of a surrogate pair, which JSON can spell."""
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        return "has half of a surrogate pair, which is no character"
+    return ""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One row of data."""
+
+    where: str
+    """Its place: "line 7" of JSON lines and CSV files, which count from 1 and count the header; else "row 7"."""
+    values: Mapping[str, Any] | BadRow
+    """Values by column, or why there are none."""
+
+    def read(self) -> Mapping[str, Any]:
+        """Return the values.
+
+        Raises:
+            BadRow: the row cannot be read.
+        """
+        if isinstance(self.values, BadRow):
+            raise self.values
+        return self.values
+
+
+@dataclass(slots=True)
+class LeftOut:
+    """Counts rows that are not used, by reason, and names the first ones.
+
+    >>> left_out = LeftOut()
+    >>> left_out.add("line 7", "its answer is null")
+    >>> str(left_out)
+    '1 left out (line 7: its answer is null)'
+    """
+
+    total: int = 0
+    _counts: dict[str, int] = field(default_factory=dict)
+    _places: dict[str, list[str]] = field(default_factory=dict)
+
+    def add(self, where: str, reason: str) -> None:
+        self.total += 1
+        self._counts[reason] = self._counts.get(reason, 0) + 1
+        places = self._places.setdefault(reason, [])
+        if len(places) < _RECORDED:
+            places.append(where)
+
+    @property
+    def named(self) -> str:
+        """The first places with their reasons; the rest is counted."""
+        parts = []
+        for reason, places in list(self._places.items())[:_REASONS]:
+            more = self._counts[reason] - _PLACES
+            names = ", ".join(places[:_PLACES]) + (f" and {more:,} more" if more > 0 else "")
+            parts.append(f"{names}: {reason}")
+        others = self.total - sum(list(self._counts.values())[:_REASONS])
+        return "; ".join(parts) + (f"; {others:,} more for other reasons" if others else "")
+
+    def __str__(self) -> str:
+        return f"{self.total:,} left out ({self.named})" if self.total else "none left out"
+
+    def record(self) -> dict[str, Any]:
+        """Return the counts and the first places of every reason, as JSON."""
+        return {
+            "rows": self.total,
+            "reasons": [
+                {"reason": reason, "rows": self._counts[reason], "first": places}
+                for reason, places in list(self._places.items())[:_RECORDED]
+            ],
+        }

@@ -1,0 +1,241 @@
+"""Rows of files: values are what stands in the file, and every row that cannot be read is named."""
+
+from __future__ import annotations
+
+import csv
+import datetime
+import decimal
+import gzip
+import io
+import json
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from forge_env.core.errors import UserError
+from forge_env.data.rows import BadRow, LeftOut, find_file, open_data
+from tests.helpers.packages import needs
+
+Rows = Sequence[Mapping[str, Any]]
+
+
+def json_lines(rows: Rows) -> bytes:
+    return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode()
+
+
+def json_list(rows: Rows) -> bytes:
+    return json.dumps(rows, indent=1).encode()
+
+
+def json_object(rows: Rows) -> bytes:
+    return json.dumps({"version": 1, "data": rows}, ensure_ascii=False).encode()
+
+
+def csv_file(rows: Rows) -> bytes:
+    text = io.StringIO(newline="")
+    writer = csv.DictWriter(text, list(rows[0]))
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue().encode()
+
+
+def parquet(rows: Rows) -> bytes:
+    import pyarrow
+    import pyarrow.parquet
+
+    table = io.BytesIO()
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist([dict(row) for row in rows]), table)
+    return table.getvalue()
+
+
+FORMATS: Mapping[str, Callable[[Rows], bytes]] = {
+    "a.jsonl": json_lines,
+    "a.ndjson": json_lines,
+    "a.json": json_list,
+    "object.json": json_object,
+    "lines.json": json_lines,
+    "a.csv": csv_file,
+    "a.parquet": parquet,
+    "a.jsonl.gz": lambda rows: gzip.compress(json_lines(rows)),
+    "a.csv.gz": lambda rows: gzip.compress(csv_file(rows)),
+}
+ADDRESSED = [
+    "007",
+    "True",
+    "NA",
+    "None",
+    "NaN",
+    "null",
+    "1e5",
+    "2024-03-01",
+    " a ",
+    "a,b",
+    'a"b',
+    "a\r\nb",
+    "\u2028",
+    "",
+]
+TEXTS = st.text(st.characters(exclude_categories=("Cs",))) | st.sampled_from(ADDRESSED)
+
+
+def read(path: Path | str, **options: Any) -> list[Any]:
+    """The values of the rows, or of a bad one its place and reason."""
+    return [
+        f"{row.where}: {row.values}" if isinstance(row.values, BadRow) else dict(row.values)
+        for row in open_data(str(path), **options)
+    ]
+
+
+def write(path: Path, content: str | bytes) -> Path:
+    path.write_bytes(content.encode() if isinstance(content, str) else content)
+    return path
+
+
+@needs("pyarrow")
+@pytest.mark.parametrize("name", FORMATS)
+@settings(deadline=None, max_examples=40)
+@given(answers=st.lists(TEXTS, min_size=1, max_size=5))
+def test_any_text_comes_back_as_it_was_written(name: str, answers: list[str]) -> None:
+    rows = [{"question": f"q{i}", "answer": answer} for i, answer in enumerate(answers)]
+    with tempfile.TemporaryDirectory() as folder:
+        path = write(Path(folder) / name, FORMATS[name](rows))
+        assert read(path) == rows
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | TEXTS,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXTS, inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.json"])
+@settings(deadline=None, max_examples=40)
+@given(values=st.lists(st.dictionaries(TEXTS, JSON, min_size=1, max_size=3), min_size=1, max_size=3))
+def test_any_json_comes_back_as_it_was_written(name: str, values: list[dict[str, Any]]) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        assert read(write(Path(folder) / name, FORMATS[name](values))) == values
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.decimals(allow_nan=False, allow_infinity=False) | st.integers(-(10**40), 10**40))
+def test_an_exact_number_is_the_digits_of_the_file(number: decimal.Decimal | int) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        path = write(Path(folder) / "a.jsonl", f'{{"answer": {number}}}\n')
+        assert read(path, exact=True) == [{"answer": str(number)}]
+
+
+@needs("pyarrow")
+def test_a_table_has_dates_and_decimals_as_exact_text(tmp_path: Path) -> None:
+    import pyarrow
+    import pyarrow.parquet
+
+    table = pyarrow.table(
+        {
+            "date": [datetime.date(2024, 3, 1)],
+            "time": [datetime.datetime(2024, 3, 1, 12, 30)],
+            "decimal": [decimal.Decimal("2954312706550833698643.10")],
+            "whole": [2**62 + 1],
+            "short": pyarrow.array([0.1], pyarrow.float32()),
+            "nothing": pyarrow.array([None], pyarrow.string()),
+            "nested": [{"days": [datetime.date(2024, 3, 2)]}],
+        }
+    )
+    pyarrow.parquet.write_table(table, tmp_path / "a.parquet")
+    assert read(tmp_path / "a.parquet") == [
+        {
+            "date": "2024-03-01",
+            "time": "2024-03-01T12:30:00",
+            "decimal": "2954312706550833698643.10",
+            "whole": 2**62 + 1,
+            "short": 0.1,
+            "nothing": None,
+            "nested": {"days": ["2024-03-02"]},
+        }
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "rows"),
+    [
+        ("a.jsonl", '{"a": 1}\n\n{"a": \n{"a": 2}\n', [{"a": 1}, "line 3: it is no JSON", {"a": 2}]),
+        ("a.jsonl", '[1]\n{"a": 1, "a": 2}\n', ["line 1: it is [1], not an object", "line 2: it has 'a' twice"]),
+        ("a.jsonl", "[" * 100_000 + "\n", ["line 1: it is "]),
+        ("a.jsonl", '{"a": ' + "9" * 5000 + "}\n", ["line 1: it cannot be read: Exceeds the limit"]),
+        ("a.json", '[{"a": 1, "a": 2},\n 3, {"a": 1}]', ["row 1: it has 'a' twice", "row 2: it is 3", {"a": 1}]),
+        ("a.json", '{"messages": [{"role": "user"}]}', [{"messages": [{"role": "user"}]}]),
+        ("a.json", "[]", []),
+        ("a.csv", "a,b\n1,2\n3\n\n4,5,6\n", [{"a": "1", "b": "2"}, "line 3: it has 1 cells", "line 5: it has 3 cells"]),
+        (
+            "a.csv",
+            'a,b\n"x\ny",2\n"z"z,3\n4,5\n',
+            [{"a": "x\ny", "b": "2"}, "line 4: it is no CSV", {"a": "4", "b": "5"}],
+        ),
+        ("a.csv", 'a,b\n1,2\n"open,3\n4,5\n', [{"a": "1", "b": "2"}, "line 3: it is no CSV"]),
+        ("a.csv", "\ufeffa\nx\n", [{"a": "x"}]),
+        ("a.jsonl", '\ufeff{"a": 1}\n', [{"a": 1}]),
+    ],
+)
+def test_a_row_that_cannot_be_read_is_named(tmp_path: Path, name: str, content: str, rows: list[Any]) -> None:
+    found = read(write(tmp_path / name, content))
+    assert len(found) == len(rows)
+    for got, expected in zip(found, rows, strict=True):
+        assert got.startswith(expected) if isinstance(expected, str) else got == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("a.jsonl", b'{"a": "x"}\n{"a": "\xe9"}\n', r"a\.jsonl, line 2: byte 8 of the line is no UTF-8"),
+        ("a.csv", "a\nü\n".encode("utf-16"), r"a\.csv, line 1: byte 1 of the line is no UTF-8"),
+        ("a.json", b'[{"a": 1},\n {"a" 2}]', r"a\.json is no JSON: .* in line 2, column 7"),
+        ("a.json", b'[{"a": 1}', r"a\.json is no JSON: .* in line 1"),
+        ("a.csv", b"a,a\n1,2\n", "two columns of the name 'a'"),
+        ("a.jsonl.gz", b"no gzip", "cannot be read: not a gzipped file"),
+        ("a.parquet", b"PAR1", "cannot be read"),
+        ("a.txt", b"", r"ends in none of \.jsonl"),
+    ],
+)
+def test_a_file_that_cannot_be_read_is_refused_in_one_sentence(
+    tmp_path: Path, name: str, content: bytes, words: str
+) -> None:
+    if name.endswith(".parquet"):
+        pytest.importorskip("pyarrow")
+    with pytest.raises(UserError, match=words) as refused:
+        read(write(tmp_path / name, content))
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("name", ["p[1].jsonl", "p*.jsonl", "p?.jsonl", "{split}.jsonl", "a:b.jsonl", "P.JSONL"])
+def test_a_file_that_exists_is_that_file(tmp_path: Path, name: str) -> None:
+    for other in ("p1.jsonl", "pp.jsonl", "train.jsonl"):
+        write(tmp_path / other, '{"a": "other"}\n')
+    assert read(write(tmp_path / name, '{"a": "this"}\n')) == [{"a": "this"}]
+
+
+def test_a_file_is_told_from_a_hub_id(tmp_path: Path) -> None:
+    write(tmp_path / "tasks", "")
+    assert find_file(str(tmp_path / "tasks")) == tmp_path / "tasks"
+    assert find_file("a/{split}.jsonl", "dev") == Path("a/dev.jsonl")
+    assert find_file("openai/gsm8k:main") is None and find_file("") is None
+    assert open_data("openai/gsm8k:main").file is None
+    with pytest.raises(UserError, match="is a folder"):
+        open_data(str(tmp_path))
+
+
+def test_left_out_rows_are_counted_by_reason_and_the_first_are_named() -> None:
+    left_out = LeftOut()
+    for number in range(1, 6):
+        left_out.add(f"line {number}", "it is empty")
+    left_out.add("line 9", "it is no JSON")
+    text = "6 left out (line 1, line 2, line 3 and 2 more: it is empty; line 9: it is no JSON)"
+    assert str(left_out) == text
+    for number in range(8):
+        left_out.add(f"line {number + 10}", f"reason {number}")
+    assert str(left_out).endswith("; 5 more for other reasons)")
+    assert left_out.record()["rows"] == 14 and left_out.record()["reasons"][0]["rows"] == 5

@@ -1,0 +1,155 @@
+"""The tasks of a run: sizes follow the data, rows that are left out are named, and a changed file is refused."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+
+from forge_env.core.errors import TooFewTasks, UserError
+from forge_env.core.types import Message, Task
+from forge_env.rollout.factory import EnvFactory
+from forge_env.tool_env.tool_env import ToolEnv
+from trainers import sft
+from trainers.config import RunConfig
+from trainers.grpo import Config
+from trainers.run.run_record import check_data
+from trainers.setup.options.read_config import read_config
+from trainers.setup.plan import make_plan
+from trainers.setup.run_plan import RunPlan
+from trainers.setup.run_tasks import read_run_tasks
+
+MODEL = ("--model", "Qwen/Qwen3-0.6B")
+
+
+class Few(ToolEnv):
+    """Has three tasks in each split, and more or less strict manners."""
+
+    strict: ClassVar[bool] = True
+
+    @classmethod
+    def tasks(cls, split: str = "train", *, count: int, seed: int = 0) -> Sequence[Task]:
+        there = [Task(prompt=({"role": "user", "content": f"{split} {i}"},)) for i in range(min(count, 3))]
+        if count > 3 and cls.strict:
+            raise TooFewTasks(f"{count} tasks were asked for, there are 3", there)
+        return there
+
+    @staticmethod
+    def expert(messages: list[Message]) -> Message:
+        return {"role": "assistant", "content": "x"}
+
+
+class Lax(Few):
+    strict = False
+
+
+def plan_of(*arguments: str, config_class: type[RunConfig] = Config) -> RunPlan:
+    return make_plan(read_config(config_class, list(arguments)))
+
+
+@pytest.fixture
+def problems(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A file of 300 rows, of which two cannot be used; the working folder is the file's."""
+    rows: list[Any] = [json.dumps({"question": f"{i} + {i}?", "answer": 2 * i}) for i in range(300)]
+    rows[6], rows[8] = '{"question": "7?", "answer": null}', "{broken"
+    (tmp_path / "q.jsonl").write_text("\n".join(rows))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path / "q.jsonl"
+
+
+def test_without_numbers_a_run_has_all_tasks_of_its_file(problems: Path) -> None:
+    plan = plan_of("--env", "math", "--dataset.path", "q.jsonl", *MODEL)
+    assert plan.tasks is not None and plan.problems == []
+    train, held_out = len(plan.tasks.train), len(plan.tasks.held_out)
+    assert train + held_out == 298 and held_out > 10
+    [about] = plan.about_data
+    assert about.startswith("q.jsonl: 300 rows, 2 left out (line 7: its answer is null; line 9: it is no JSON")
+    assert about.endswith(f"; {train} train, {held_out} held out")
+    record = plan.tasks.record
+    assert record["tasks"] == {"train": train, "test": held_out} and record["left_out"]["rows"] == 2
+
+
+def test_a_number_that_was_given_must_be_there(problems: Path) -> None:
+    plan = plan_of(
+        "--env", "math", "--dataset.path", "q.jsonl", *MODEL, "--dataset.tasks", "9", "--dataset.held_out", "8"
+    )
+    assert plan.tasks is not None and (len(plan.tasks.train), len(plan.tasks.held_out)) == (9, 8)
+    assert "; 9 of 2" in plan.about_data[0]
+    for option in ("--dataset.tasks", "--dataset.held_out"):
+        [problem] = plan_of("--env", "math", "--dataset.path", "q.jsonl", *MODEL, option, "999").problems
+        assert problem.startswith("999 ") and "were asked for" in problem and "2 left out (line 7" in problem
+
+
+def test_an_environment_with_few_tasks_is_noted_or_refused() -> None:
+    config = read_config(Config, ["--env", "math"])
+    for env_class in (Few, Lax):
+        tasks = read_run_tasks(config, EnvFactory(env_class))
+        assert (len(tasks.train), len(tasks.held_out)) == (3, 3)
+        assert list(tasks.about) == ["math has 3 train tasks, and all of them are trained on; 3 are held out"]
+    config.dataset.tasks = 4
+    with pytest.raises(UserError, match="4 tasks were asked for, there are 3"):
+        read_run_tasks(config, EnvFactory(Few))
+    with pytest.raises(UserError, match="--dataset.tasks is 4, and math has 3 tasks in the split train: set it to 3"):
+        read_run_tasks(config, EnvFactory(Lax))
+
+
+def test_own_data_without_demonstrations_needs_a_model(problems: Path) -> None:
+    options = ("--env", "math", "--dataset.path", "q.jsonl")
+    for more in ((), (*MODEL, "--warmup.steps", "5")):
+        plan = plan_of(*options, *more)
+        [problem] = plan.problems
+        assert "the expert of math has no solutions for the tasks of" in problem and "--model" in problem
+        assert "2 left out" in plan.about_data[0], "what was read is shown all the same"
+    [problem] = plan_of(*options, config_class=sft.Config).problems
+    assert "--sft.data" in problem
+
+
+def test_a_file_whose_rows_have_solutions_can_be_demonstrated(tmp_path: Path) -> None:
+    rows = [{"instruction": f"Do {i}.", "verifier": "true"} for i in range(20)]
+    path = tmp_path / "tasks.jsonl"
+    options = ("--env", "workspace", "--dataset.path", str(path))
+    path.write_text("\n".join(map(json.dumps, rows)))
+    assert any("has no solutions" in problem for problem in plan_of(*options).problems)
+    path.write_text("\n".join(json.dumps({**row, "solution": "true"}) for row in rows))
+    assert not any("has no solutions" in problem for problem in plan_of(*options).problems)
+
+
+def test_chats_are_read_by_a_dry_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    messages = [{"role": "user", "content": "1?"}, {"role": "assistant", "content": "1"}]
+    chats = [{"messages": messages}, {"messages": messages[:1]}]
+    (tmp_path / "chats.jsonl").write_text("\n".join(map(json.dumps, chats)))
+    monkeypatch.chdir(tmp_path)
+    plan = plan_of("--sft.data", "chats.jsonl", config_class=sft.Config)
+    [about] = plan.about_data
+    assert about.startswith(
+        "chats.jsonl: chats in the column messages, 2 rows, 1 left out (line 2: it has no assistant"
+    )
+    [problem] = plan_of("--sft.data", "nowhere.jsonl", config_class=sft.Config).problems
+    assert problem.startswith("there is no file ")
+
+
+def test_a_run_that_goes_on_finds_its_files_from_any_folder_and_refuses_changed_ones(
+    problems: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = problems.parent / "run"
+    folder.mkdir()
+    tasks = plan_of("--env", "math", "--env.options.data", "q.jsonl", *MODEL).config
+    sets = ("--evaluation.sets.other.options.data", "q.jsonl")
+    assert plan_of("--env", "math", *sets, *MODEL).config.evaluation.sets["other.options.data"] == str(problems)
+    chats = plan_of("--sft.data", "q.jsonl", config_class=sft.Config).config
+    monkeypatch.chdir(folder)
+    for config in (tasks, chats):
+        problems.write_text(problems.read_text())
+        (folder / "run.json").write_text("{}")
+        record = check_data(folder, config)
+        assert list(record["files"]) == [str(problems)]
+        (folder / "run.json").write_text(json.dumps({"data": record}))
+        assert check_data(folder, config) == record
+        before = problems.read_text()
+        problems.write_text(before + "\n{}")
+        with pytest.raises(UserError, match=r"the data file .*q\.jsonl has changed since this run began"):
+            check_data(folder, config)
+        problems.write_text(before)

@@ -1,0 +1,155 @@
+"""The tasks of a run: how many there are to train on and held out, and what was left out of a user's own data."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from forge_env.core.errors import UserError
+from forge_env.core.types import Task
+from forge_env.data.rows import find_file
+from forge_env.data.tasks import DataTasks
+from forge_env.rollout.factory import EnvFactory
+from forge_env.utils.digests import file_digest
+from trainers.config import RunConfig
+
+TRAIN_TASKS = 4096
+"""Training tasks of an environment with tasks of its own, where no number was given."""
+HELD_OUT_TASKS = 256
+"""Held-out tasks where no number was given."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunTasks:
+    """The tasks of a run, and where they come from."""
+
+    train: Sequence[Task] = ()
+    held_out: Sequence[Task] = ()
+    """Of the headline evaluation."""
+    about: Sequence[str] = ()
+    """Sentences for people: what was read and left out, and sizes that nobody chose."""
+    record: dict[str, Any] = field(default_factory=dict)
+    """The same for run.json; empty for tasks that are not made of rows."""
+
+
+def read_run_tasks(config: RunConfig, environment: EnvFactory) -> RunTasks:
+    """Read the training tasks and the held-out tasks of a run.
+
+    Raises:
+        UserError: the tasks cannot be read, or there are fewer than a number that was given.
+    """
+    data = config.dataset
+    train = _draw(config, environment, data.split, data.tasks, "--dataset.tasks", default=TRAIN_TASKS)
+    if isinstance(train, DataTasks) and not data.tasks and train.rows.is_complete:
+        there = train.rows.num_tasks(data.split)
+        if there > len(train):
+            train = environment.tasks(data.split, count=there, seed=config.training.seed)
+    held_out = _draw(config, environment, "test", data.held_out, "--dataset.held_out", default=HELD_OUT_TASKS)
+    about = _about_rows(train, held_out)
+    if not about and not data.tasks and len(train) < TRAIN_TASKS:
+        about = [f"{config.env.name} has {len(train):,} {data.split} tasks, and all of them are trained on"]
+        if not data.held_out and len(held_out) < HELD_OUT_TASKS:
+            about[0] += f"; {len(held_out):,} are held out"
+    record: dict[str, Any] = {}
+    if isinstance(train, DataTasks):
+        record = train.rows.record()
+        if isinstance(held_out, DataTasks) and held_out.rows.tasks != train.rows.tasks:  # another file or split
+            record["held_out"] = held_out.rows.record()
+    return RunTasks(train=train, held_out=held_out, about=about, record=record)
+
+
+def _draw(
+    config: RunConfig, environment: EnvFactory, split: str, given: int, option: str, *, default: int
+) -> Sequence[Task]:
+    """Return the tasks of a split: so many as were given, or else at most the default.
+
+    Args:
+        given: the number that the user gave; 0 is none.
+        option: its name, for errors.
+
+    Raises:
+        UserError: the tasks cannot be read, or there are fewer than `given`.
+    """
+    tasks = environment.tasks(split, count=given or default, seed=config.training.seed, at_most=not given)
+    if len(tasks) < given:
+        raise UserError(
+            f"{option} is {given}, and {config.env.name} has {len(tasks)} tasks in the split {split}: set it to "
+            f"{len(tasks)} or less, or leave it out"
+        )
+    return tasks
+
+
+def own_data(config: RunConfig) -> str:
+    """The file or the dataset of the hub that the environment reads its tasks from; "" for tasks of its own."""
+    return str(config.env.options.get("data") or "")
+
+
+def chat_data(config: RunConfig) -> str:
+    """The chats that supervised training learns from; "" where there are none."""
+    return str(getattr(getattr(config, "sft", None), "data", ""))
+
+
+def resolve_sources(config: RunConfig) -> None:
+    """Make local files of data absolute, in place: a resumed run finds them from any folder."""
+    config.dataset.path = _resolved(config.dataset.path)
+    if own_data(config):
+        config.env.options["data"] = _resolved(own_data(config))
+    for name, value in config.evaluation.sets.items():
+        if name.endswith(".options.data"):
+            config.evaluation.sets[name] = _resolved(str(value))
+    if chat_data(config):
+        config.sft.data = _resolved(chat_data(config))  # type: ignore[attr-defined]
+
+
+def data_digests(config: RunConfig) -> dict[str, str]:
+    """The digests of the local files that a run learns from and is measured on, by path."""
+    files = [find_file(own_data(config), split) for split in (config.dataset.split, "test")]
+    files.append(find_file(chat_data(config)))
+    return {str(file): file_digest(file) for file in dict.fromkeys(files) if file is not None and file.is_file()}
+
+
+def _resolved(source: str) -> str:
+    return source if find_file(source) is None else str(Path(source).expanduser().absolute())
+
+
+def _about_rows(train: Sequence[Task], held_out: Sequence[Task]) -> list[str]:
+    """A sentence for each file or split of a dataset that was read."""
+    if not isinstance(train, DataTasks):
+        return []
+    sizes = f"; {_of(train, 'train')}, {_of(held_out, 'test')} held out"
+    if not isinstance(held_out, DataTasks) or held_out.rows.tasks == train.rows.tasks:
+        return [f"{train.rows}{sizes}"]
+    return [str(train.rows), f"{held_out.rows}{sizes}"]
+
+
+def _of(tasks: Sequence[Task], split: str) -> str:
+    there = tasks.rows.num_tasks(split) if isinstance(tasks, DataTasks) and tasks.rows.is_complete else 0
+    number = f"{len(tasks):,} of {there:,}" if there > len(tasks) else f"{len(tasks):,}"
+    return f"{number} train" if split != "test" else number
+
+
+def check_demonstrations(config: RunConfig, environment: EnvFactory, tasks: Sequence[Task]) -> None:
+    """Check that the expert can show some task, if the run begins with demonstrations or consists of them.
+
+    Raises:
+        UserError: the expert has no solution for any of the tasks.
+    """
+    if chat_data(config):
+        return
+    given = config.warmup.steps > 0 or config.algorithm is None
+    if not (given or not config.model.path) or any(map(environment.env_class.can_demonstrate, tasks)):
+        return
+    what = own_data(config) or "these tasks"
+    why = f"--warmup.steps is {config.warmup.steps}" if config.warmup.steps > 0 else "there is no --model"
+    if config.algorithm is None:
+        raise UserError(
+            f"the expert of {config.env.name} has no solutions for the tasks of {what}, so there is nothing to learn "
+            "from: give demonstrations of your own as --sft.data"
+        )
+    raise UserError(
+        f"the expert of {config.env.name} has no solutions for the tasks of {what}, whose demonstrations the warm-up "
+        f"and the tiny model are made from, and {why}: give a --model that can do some of it already, with "
+        "--warmup.steps 0; python -m trainers.sft --sft.data makes one of demonstrations of your own"
+    )
