@@ -240,7 +240,7 @@ async def _start(
 
 
 def _say_defaults(plan: RunPlan, report: Report) -> None:
-    for text in about_defaults(plan.defaults):
+    for text in about_defaults(plan.config, plan.defaults, plan.steps):
         report.say(f"defaults: {text}")
     for text in unusual_settings(plan.config, plan.defaults):
         report.warn(text)

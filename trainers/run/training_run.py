@@ -88,7 +88,7 @@ class TrainingRun:
         training = self.config.training
         planned = {
             "learning_rate": training.learning_rate,
-            "warmup_steps": training.warmup_steps,
+            "warmup_steps": self.plan.rising_steps,
             "lr_schedule": training.lr_schedule,
             "total_steps": self.plan.steps,
         }

@@ -46,7 +46,7 @@ def meaning(plan: RunPlan) -> list[tuple[str, str]]:
         *([("routing replay", about_replay(plan))] if about_replay(plan) else []),
         ("optimizer", _about_optimizer(plan)),
         ("precision", _about_precision(config)),
-        *_labelled("defaults", about_defaults(plan.defaults)),
+        *_labelled("defaults", about_defaults(config, plan.defaults, plan.steps)),
         *_labelled("warning", unusual_settings(config, plan.defaults)),
     ]
 
@@ -145,8 +145,7 @@ def _about_weights(config: RunConfig) -> str:
 
 def _about_optimizer(plan: RunPlan) -> str:
     config, training, shape = plan.config, plan.config.training, plan.model.shape
-    rising = max(0, training.warmup_steps)
-    rise = f", rising over {_count(rising, 'step')}" if rising else ""
+    rise = f", rising over {_count(plan.rising_steps, 'step')}" if plan.rising_steps else ""
     rate = f"learning rate {training.learning_rate:g} {training.lr_schedule}{rise}"
     kept = {"float32": "", "bfloat16": ", moments in bfloat16", "8bit": ", moments in 8 bits"}[training.optimizer_state]
     on_host = training.cpu_offload and config.services.trainer.with_gpus

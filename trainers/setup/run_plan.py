@@ -32,7 +32,7 @@ from trainers.model.shape import FoundModel
 from trainers.objective.objective import Objective
 from trainers.setup.deadlines import Deadlines
 from trainers.setup.memory import Memory
-from trainers.setup.options.defaults import Default, take_again
+from trainers.setup.options.defaults import Default, rising_steps
 from trainers.setup.placement import Placement, Process
 from trainers.setup.run_tasks import RunTasks
 from trainers.setup.sizing.card import Card, cards
@@ -93,6 +93,11 @@ class RunPlan:
         return max(0, self.config.training.steps)
 
     @property
+    def rising_steps(self) -> int:
+        """Optimizer steps over which the learning rate rises from 0."""
+        return rising_steps(self.config, self.steps)
+
+    @property
     def limits(self) -> EpisodeLimits:
         """Limits of an episode."""
         return self.config.env.limits()
@@ -130,4 +135,4 @@ class RunPlan:
         """The same plan for so many optimizer steps."""
         config = copy.deepcopy(self.config)
         config.training.steps = steps
-        return replace(self, config=config, defaults=take_again(config, self.defaults, self.model.shape))
+        return replace(self, config=config)

@@ -7,6 +7,7 @@ from typing import Any
 from trainers.config import RunConfig
 from trainers.lora import lora_of
 from trainers.model.shape import ModelShape
+from trainers.setup.options.defaults import rising_steps
 
 ADAM_BETAS = (0.9, 0.95)
 
@@ -16,7 +17,7 @@ def trainer_settings(config: RunConfig, shape: ModelShape | None = None) -> dict
     training, parallelism = config.training, config.parallelism
     return {
         "learning_rate": training.learning_rate,
-        "warmup_steps": max(0, training.warmup_steps),
+        "warmup_steps": rising_steps(config, max(0, training.steps)),
         "weight_decay": training.weight_decay,
         "max_grad_norm": training.max_grad_norm,
         "betas": ADAM_BETAS,

@@ -25,6 +25,10 @@ def plan_of(*arguments: str, page: type[RunConfig] = Config) -> RunPlan:
     return make_plan(read_config(page, list(arguments)))
 
 
+def said_of(plan: RunPlan) -> list[str]:
+    return about_defaults(plan.config, plan.defaults, plan.steps)
+
+
 def warnings(*arguments: str, page: type[RunConfig] = Config) -> list[str]:
     plan = plan_of(*arguments, page=page)
     return unusual_settings(plan.config, plan.defaults)
@@ -43,9 +47,10 @@ def warnings(*arguments: str, page: type[RunConfig] = Config) -> list[str]:
 def test_the_table(
     arguments: list[str], rates: tuple[float, ...], warmup: tuple[int, ...], limits: tuple[float, ...]
 ) -> None:
-    config = plan_of(*arguments).config
+    plan = plan_of(*arguments)
+    config = plan.config
     assert (config.training.learning_rate, config.warmup.learning_rate) == rates
-    assert (config.warmup.steps, config.training.warmup_steps) == warmup
+    assert (config.warmup.steps, plan.rising_steps) == warmup
     env = config.env
     assert (env.max_turns, env.max_turn_tokens, env.max_tokens, env.episode_seconds) == limits
 
@@ -63,18 +68,18 @@ def test_supervised_training_has_the_rate_of_the_warm_up() -> None:
 )
 def test_the_learning_rate_rises_over_a_part_of_the_steps(arguments: list[str], rising: dict[int, int]) -> None:
     found = {steps: plan_of(*arguments, f"--steps={steps}") for steps in rising}
-    assert {steps: plan.config.training.warmup_steps for steps, plan in found.items()} == rising
+    assert {steps: plan.rising_steps for steps, plan in found.items()} == rising
     assert not any(problem for plan in found.values() for problem in plan.problems if "decay" in problem)
-    assert plan_of(*arguments, "--training.warmup_steps=7").config.training.warmup_steps == 7
+    assert plan_of(*arguments, "--training.warmup_steps=7").rising_steps == 7
 
 
 def test_steps_that_the_data_decides_on_are_waited_for() -> None:
     for arguments, rising in (([], 0), ([GIVEN], 10)):
         plan = plan_of("--sft.data=chats.jsonl", *arguments, page=sft.Config)
         known = plan.with_steps(40)
-        assert (plan.steps, known.steps, known.config.training.warmup_steps) == (0, 40, rising)
+        assert (plan.steps, known.steps, known.rising_steps) == (0, 40, rising)
     given = plan_of("--sft.data=chats.jsonl", "--training.warmup_steps=3", page=sft.Config)
-    assert given.with_steps(40).config.training.warmup_steps == 3
+    assert given.with_steps(40).rising_steps == 3
 
 
 @pytest.mark.parametrize("name", ["math", "code_exec", "tool_api", "humaneval", "gymnasium:Taxi-v4"])
@@ -92,16 +97,24 @@ def test_an_episode_is_never_longer_than_the_model_reads(tmp_path: Path) -> None
     found = with_model(plan, tmp_path)
     assert (plan.limits.max_tokens, found.limits.max_tokens) == (4096, 1024)
     assert found.engine.max_model_len == 1024
-    assert "env.max_tokens 1024 (all that the model reads)" in about_defaults(found.defaults)
+    assert "env.max_tokens 1024 (all that the model reads)" in said_of(found)
 
 
 def test_a_plan_says_its_defaults_with_their_reason_and_leaves_out_what_is_set() -> None:
-    said = about_defaults(plan_of(GIVEN, "--env=humaneval", "--training.warmup_steps=5").defaults)
+    said = said_of(plan_of(GIVEN, "--env=humaneval", "--training.warmup_steps=5"))
     assert any(text.startswith("training.learning_rate 1e-06 (all weights of a given model") for text in said)
     assert "env.max_turns 1, env.max_turn_tokens 2048, env.max_tokens 4096 (declared by humaneval)" in said
     assert not any("training.warmup_steps" in text for text in said)
-    (tiny,) = about_defaults(plan_of().defaults)
-    assert "training.learning_rate 0.0006" in tiny and "the tiny CPU recipe" in tiny
+    (tiny,) = said_of(plan_of())
+    assert "training.learning_rate 0.0006" in tiny and "warmup_steps 6 (the tiny CPU recipe" in tiny
+
+
+def test_the_rise_follows_the_steps_of_a_run_that_goes_on_for_fewer() -> None:
+    """A checkpoint holds the config of the plan, and --training.steps may change."""
+    begun = plan_of(GIVEN, "--steps=1000")
+    begun.config.training.steps = 4
+    again = make_plan(begun.config)
+    assert again.rising_steps == 2 and not any("decay" in problem for problem in again.problems)
 
 
 @pytest.mark.parametrize(

@@ -98,16 +98,19 @@ def case_of(config: RunConfig) -> Case:
 
 
 def rising_steps(config: RunConfig, steps: int) -> int:
-    """Of so many optimizer steps, those over which the learning rate rises from 0, if no setting says so."""
+    """Of so many optimizer steps, those over which the learning rate rises from 0.
+
+    This default follows the number of steps, which may change when a run goes on: it is never set.
+    """
+    if config.training.warmup_steps != BY_CASE:
+        return config.training.warmup_steps
     if config.algorithm is None and not config.model.path:
         return 0
     return min(10, steps // case_of(config).rising_part)
 
 
 def take_defaults(config: RunConfig, shape: ModelShape | None) -> dict[str, Default]:
-    """Set every setting that is -1 to the default of its case.
-
-    `training.warmup_steps` stays -1 as long as the number of steps is not known, see `RunPlan.with_steps`.
+    """Set every setting that is -1 to the default of its case, but `training.warmup_steps`: see `rising_steps`.
 
     Args:
         config: that is changed.
@@ -132,12 +135,15 @@ def take_again(config: RunConfig, defaults: Mapping[str, Default], shape: ModelS
     return take_defaults(config, shape)
 
 
-def about_defaults(defaults: Mapping[str, Default]) -> list[str]:
-    """The defaults that a run has, with the reason for them: a text for each reason."""
+def about_defaults(config: RunConfig, defaults: Mapping[str, Default], steps: int) -> list[str]:
+    """The defaults that a run of so many steps has, with the reason for them: a text for each reason."""
+    shown = {name: default for name, default in defaults.items() if default.reason and default.is_taken}
+    if config.training.warmup_steps == BY_CASE and steps:
+        why = "10, or half of fewer steps: the first steps of AdamW are the largest" if config.model.path else _RECIPE
+        shown["training.warmup_steps"] = Default(value=rising_steps(config, steps), reason=why)
     taken: dict[str, list[str]] = {}
-    for name, default in defaults.items():
-        if default.reason and default.is_taken:
-            taken.setdefault(default.reason, []).append(f"{name} {default.value:g}")
+    for name, default in shown.items():
+        taken.setdefault(default.reason, []).append(f"{name} {default.value:g}")
     return [f"{', '.join(names)} ({reason})" for reason, names in taken.items()]
 
 
@@ -178,16 +184,12 @@ def _set(config: RunConfig, name: str, value: float) -> None:
 
 
 def _defaults(config: RunConfig, shape: ModelShape | None) -> Iterator[tuple[str, Default]]:
-    case, steps, is_supervised = case_of(config), config.training.steps, config.algorithm is None
+    case, is_supervised = case_of(config), config.algorithm is None
     rate = case.supervised_rate if is_supervised else case.learning_rate
     yield "training.learning_rate", Default(value=rate, reason=case.reason)
-    is_made = not config.model.path
-    if steps > 0:
-        why = _RECIPE if is_made else "10 steps, or half of fewer: the first steps of AdamW are the largest"
-        yield "training.warmup_steps", Default(value=rising_steps(config, steps), reason="" if is_supervised else why)
     is_shown = _is_warmed_up(config, case)
     yield "warmup.learning_rate", Default(value=case.supervised_rate, reason=case.reason if is_shown else "")
-    why = "" if is_supervised else _RECIPE if is_made else "a given model needs none"
+    why = "" if is_supervised else "a given model needs none" if config.model.path else _RECIPE
     yield "warmup.steps", Default(value=case.warmup_steps, reason=why)
     yield from _limits(config, case, shape)
 
