@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import time
 from collections.abc import Callable
@@ -42,7 +43,7 @@ def test_supervised_training_that_a_signal_ended_goes_on(start, tmp_path: Path) 
         "--metrics.wandb", "offline", "--metrics.system_seconds", "1",
     )  # fmt: skip
     _wait(lambda: (ended.output / "metrics.jsonl").is_file() and len(_steps(ended.output)) >= 2, ended)
-    ended.process.send_signal(signal.SIGTERM)
+    os.killpg(ended.process.pid, signal.SIGTERM)  # of the whole group, as a terminal's Ctrl-C is
     console = ended.end()
     assert ended.process.returncode == 143, console
     assert "Traceback" not in console

@@ -99,6 +99,7 @@ def start(tmp_path: Path) -> Iterator:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
+            start_new_session=True,  # with a process group of its own, as a shell gives it one
         )
         runs.append(Started(process, mark, temp, output))
         return runs[-1]
@@ -505,7 +506,7 @@ def test_a_signal_while_training_ends_everything(start, number: signal.Signals, 
     run = start("trainers.grpo", "--env", "math", "--steps", "100000", *options, *UNTRAINED)
     run.read_until("grpo ")
     run.read_until("grpo ")
-    run.process.send_signal(number)
+    os.killpg(run.process.pid, number)  # as a terminal does
     console = run.end()
     assert run.process.returncode == code, console
     assert "Traceback" not in console

@@ -101,8 +101,7 @@ async def _phases(run: TrainingRun, objective: Objective) -> None:
 
 def _diagnosis(run: TrainingRun, objective: Objective, alarm: MismatchAlarm) -> Diagnosis:
     """Looks for what keeps the run from learning; says it, and keeps it in run.json."""
-    config, section, report = run.config, run.config.algorithm, run.report
-    assert section is not None
+    config, report = run.config, run.report
     facts = RunFacts(
         algorithm=config.algorithm_name,
         env=config.env.name,

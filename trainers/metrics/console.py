@@ -19,6 +19,7 @@ from forge_env.core.types import Message
 from trainers.metrics.heartbeat import Heartbeat, quiet
 
 PRINT_SECONDS = 4.0  # between two lines of progress, where the console is not a terminal
+CLEAR = "\r\x1b[2K"  # the line of a terminal
 LEAST_DONE, LEAST_SHARE, MOST_DONE = 5, 0.05, 32
 """What must be done before the time that is left is guessed: 5, or a twentieth, but no more than 32. Before that, only
 the beginning is measured: all episodes of an evaluation begin together, and the first step compiles."""
@@ -57,7 +58,7 @@ class RunConsole:
         self._lock = threading.RLock()  # sinks say from their threads what has become of them
         self._followed: dict[str, Followed] = {}
         self._last_print = 0.0
-        self._line_open = False
+        self._end = ""  # what ends the line that is open on a terminal
         self._last_line = time.perf_counter()
         quiet()
         self._heartbeat = Heartbeat(self._beat, lambda: self._last_line)
@@ -107,7 +108,7 @@ class RunConsole:
             shown.append(f"{(now - since) / done * (total - done):.0f} s left")
         with self._lock:
             self._last_line = now
-            self._rewrite("  ".join(shown))
+            self._rewrite("  ".join(shown), end="\n")
             if done >= total:
                 self._end_line()
 
@@ -118,17 +119,17 @@ class RunConsole:
         with self._lock, suppress(OSError, ValueError):  # where nobody reads any more, nobody has to wait
             if not self._console.is_terminal:
                 self._last_line = now
-            self._rewrite(", ".join(parts) or self.otherwise)
+            self._rewrite(", ".join(parts) or self.otherwise, end=CLEAR)
 
-    def _rewrite(self, text: str) -> None:
-        """Print a line that is not kept; on a terminal the next one takes its place."""
+    def _rewrite(self, text: str, *, end: str) -> None:
+        """Print a line that is not kept. On a terminal one like it takes its place, and `end` goes before another."""
         line = f"{self.seconds():6.1f} s  {text}"
         if not self._console.is_terminal:
             print(line, flush=True)
             return
-        sys.stdout.write("\r\x1b[2K" + line[: self._console.width - 1])
+        sys.stdout.write(CLEAR + line[: self._console.width - 1])
         sys.stdout.flush()
-        self._line_open = True
+        self._end = end
 
     def samples(self, title: str, episodes: Sequence[Episode]) -> None:
         """Print a few whole conversations."""
@@ -147,9 +148,8 @@ class RunConsole:
             self._file.close()
 
     def _end_line(self) -> None:
-        if self._line_open:
-            sys.stdout.write("\n")
-            self._line_open = False
+        sys.stdout.write(self._end)
+        self._end = ""
 
 
 def _one_line(message: Message) -> str:
