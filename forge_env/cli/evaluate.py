@@ -197,9 +197,8 @@ def _show_notes(result: dict[str, Any], tasks: int, out: Path) -> None:
     if result["tasks"] < tasks:
         note(f"{tasks} tasks were requested, and {result['env']} has {result['tasks']} different ones")
     if counts := result.get("extended_from"):
-        note(
-            f"{out} was extended from {' and '.join(map(str, counts))} to {result['tasks']} tasks; the first ones are the same"
-        )
+        before = " and ".join(map(str, counts))
+        note(f"{out} was extended from {before} to {result['tasks']} tasks; the first ones are the same")
     if "rows" in result:
         note(result["rows"])
     if result["dropped_faults"]:
