@@ -19,7 +19,7 @@ ParseAction = Callable[[str, Space[Any]], Any]
 MAX_TEXT = 20_000
 """Characters at the end of an answer that are searched for an action."""
 
-_INTEGER = re.compile(r"(?<![\w.])-?\d{1,18}(?![\w]|\.\d)")
+_INTEGER = re.compile(r"(?<![\w.])-?\d{1,18}(?:\.0{1,18})?(?![\w]|\.\d)")  # 1.0 is 1
 _ARRAYS = (spaces.MultiDiscrete, spaces.MultiBinary, spaces.Box)
 
 
@@ -52,10 +52,12 @@ def describe_actions(space: Space[Any], names: Sequence[str] = ()) -> str:
     if isinstance(space, spaces.MultiBinary):
         return f"Your action is a JSON list of zeros and ones, of shape {list(space.shape)}."
     if isinstance(space, spaces.Box):
-        bounds = f"from {_bound(space.low)} to {_bound(space.high)}"
-        return f"Your action is a JSON list of numbers of shape {list(space.shape)}, {bounds}."
+        return f"Your action is a JSON list of numbers of shape {list(space.shape)}, {_from_to(space.low, space.high)}."
     if isinstance(space, spaces.Text):
-        return f"Your action is your whole answer, {space.min_length} to {space.max_length} characters."
+        return (
+            f"Your action is your whole answer, {space.min_length} to {space.max_length} characters out of "
+            f"{_characters(space)}."
+        )
     return f"Your action is of the space {space}."
 
 
@@ -90,7 +92,7 @@ def _member(action: Any, space: Space[Any]) -> Any:
 
 
 def _last_choice(text: str, first: int, names: Sequence[str]) -> np.int64:
-    matches = [(match.start(), int(match.group())) for match in _INTEGER.finditer(text)]
+    matches = [(match.start(), int(match.group().partition(".")[0])) for match in _INTEGER.finditer(text)]
     for value, name in enumerate(names, start=first):
         pattern = rf"(?<!\w){re.escape(name)}(?!\w)"
         matches += [(match.start(), value) for match in re.finditer(pattern, text, re.IGNORECASE)]
@@ -127,8 +129,11 @@ def _array(value: Any, space: Space[Any]) -> np.ndarray[Any, Any]:
             cast = array.astype(space.dtype).reshape(space.shape)
     except (TypeError, OverflowError):
         raise ValueError("the list holds something that is no number") from None
-    if isinstance(space, spaces.Box) and (array.reshape(space.shape) > space.high).any():
-        raise ValueError("a value is above what is allowed")  # before the cast could wrap it around
+    # Floats are compared as they are played; an integer that does not fit would be wrapped around by the cast.
+    values = cast if np.issubdtype(space.dtype, np.floating) else array.reshape(space.shape)
+    low, high = _bounds(space)
+    if not ((values >= low) & (values <= high)).all():
+        raise ValueError(f"a value is outside the bounds, {_from_to(low, high)}")
     return cast
 
 
@@ -153,6 +158,35 @@ def _last(space: spaces.MultiDiscrete) -> Any:
 
 def _listed(values: Any) -> str:
     return json.dumps(_plain(values))
+
+
+def _bounds(space: Space[Any]) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    """The least and the greatest value of each element of an array space."""
+    if isinstance(space, spaces.Box):
+        return space.low, space.high
+    if isinstance(space, spaces.MultiDiscrete):
+        return space.start, _last(space)
+    return np.zeros(1, int), np.ones(1, int)
+
+
+def _from_to(low: np.ndarray[Any, Any], high: np.ndarray[Any, Any]) -> str:
+    return f"from {_bound(low)} to {_bound(high)}"
+
+
+def _characters(space: spaces.Text) -> str:
+    """The allowed characters, in the order of their codes, with runs such as a-z; what cannot be seen has a name."""
+    allowed = sorted(map(ord, space.character_set))
+    codes = [code for code in allowed if chr(code).isprintable() and code != 32]
+    unseen = [code for code in allowed if code not in codes]
+    runs: list[list[int]] = []
+    for code in codes:
+        if runs and code == runs[-1][-1] + 1:
+            runs[-1].append(code)
+        else:
+            runs.append([code])
+    text = "".join(f"{chr(run[0])}-{chr(run[-1])}" if len(run) > 3 else "".join(map(chr, run)) for run in runs)
+    others = ["the space" if code == 32 else repr(chr(code)) for code in unseen]
+    return " and ".join([*([text] if text else []), *others])
 
 
 def _bound(values: np.ndarray[Any, Any]) -> str:

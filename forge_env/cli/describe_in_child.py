@@ -30,13 +30,16 @@ _CODE = (
 _FRAME = re.compile(r'File "(.+)", line (\d+)')
 
 
-def describe_in_child(entry: Entry, *, kind: str = "", seconds: float = IMPORT_SECONDS) -> dict[str, Any]:
+def describe_in_child(
+    entry: Entry, *, kind: str = "", seconds: float = IMPORT_SECONDS, to_register: bool = True
+) -> dict[str, Any]:
     """Run `forge_env.cli.describe_target` on an entry's target in a child process, and return the description.
 
     Args:
         entry: target, options and folder; its name may be empty.
         kind: "env" or "tools" to require it, "" to detect it.
         seconds: deadline of the import.
+        to_register: see `describe_target`.
 
     Raises:
         UserError: when the import fails, hangs or ends the process, or what is imported is neither an environment nor
@@ -50,6 +53,7 @@ def describe_in_child(entry: Entry, *, kind: str = "", seconds: float = IMPORT_S
         "folder": str(entry.folder or ""),
         "path": sys.path,
         "seconds": seconds,
+        "to_register": to_register,
     }
     with tempfile.TemporaryFile() as result, tempfile.TemporaryFile() as trace:
         request |= {"result": result.fileno(), "trace": trace.fileno()}
@@ -61,7 +65,7 @@ def describe_in_child(entry: Entry, *, kind: str = "", seconds: float = IMPORT_S
     if "error" in description:
         raise UserError(description["error"])
     if output.strip():
-        description["notes"] = [f"importing it prints text, beginning {output.strip().splitlines()[0][:80]!r}"]
+        description["notes"] += [f"importing it prints text, beginning {output.strip().splitlines()[0][:80]!r}"]
     return description
 
 

@@ -40,7 +40,8 @@ def main(request: Mapping[str, Any]) -> None:
     try:
         if request["folder"]:
             add_to_path(Path(request["folder"]))
-        response = describe_target(request["target"], request["name"], request["kind"], request["options"])
+        asked = (request[name] for name in ("target", "name", "kind", "options"))
+        response = describe_target(*asked, to_register=request["to_register"])
     except ForgeError as error:
         response = {"error": str(error)}
     except Exception as error:
@@ -54,8 +55,13 @@ def main(request: Mapping[str, Any]) -> None:
     os._exit(0)
 
 
-def describe_target(target: str, name: str, kind: str, options: Mapping[str, Any]) -> dict[str, Any]:
+def describe_target(
+    target: str, name: str, kind: str, options: Mapping[str, Any], *, to_register: bool = True
+) -> dict[str, Any]:
     """Import a target and describe it.
+
+    A tool without a docstring, or with a parameter without a type, works: the model is told less. Only a target that is
+    to be registered is refused for it; it is for others as well.
 
     Returns:
         name: `name`, or the default name of the target.
@@ -64,6 +70,7 @@ def describe_target(target: str, name: str, kind: str, options: Mapping[str, Any
         file, line: where it is defined.
         tools: name, description, parameters (JSON schema) and options of each tool.
         options: of an environment: name, type and default of each.
+        notes: what the model is not told of the tools.
 
     Raises:
         UserError: when it cannot be imported, is not of the requested kind, or has problems; then with all of them.
@@ -79,10 +86,11 @@ def describe_target(target: str, name: str, kind: str, options: Mapping[str, Any
             raise UserError(f"{target!r} is an environment, not a set of tools: leave --kind out, or say --kind env")
         tools = derive_tools(loaded, name=name, options=options)
         problems = []
-    problems += [problem for tool in tools for problem in _tool_problems(tool)]
+    untold = [problem for tool in tools for problem in _tool_problems(tool)]
     file, line = _definition(loaded)
-    if problems:
-        raise UserError(f"{target!r} cannot be registered: {'; '.join(problems)}")
+    if problems or (untold and to_register):
+        refused = "cannot be registered" if to_register else "is no environment"
+        raise UserError(f"{target!r} {refused}: {'; '.join(problems + untold)}")
     return {
         "name": name or _default_name(target, loaded),
         "kind": "env" if is_env else "tools",
@@ -91,6 +99,7 @@ def describe_target(target: str, name: str, kind: str, options: Mapping[str, Any
         "line": line,
         "tools": [_tool_data(tool) for tool in tools],
         "options": _options(loaded) if is_env else [],
+        "notes": untold,
     }
 
 
@@ -106,6 +115,7 @@ def _describe_source(target: str, name: str, kind: str) -> dict[str, Any]:
         "line": 0,
         "tools": [_tool_data(tool) for tool in tools],
         "options": [],
+        "notes": [],
     }
 
 

@@ -37,8 +37,8 @@ def info(
 
     entry = resolve(name)
     kind = entry.kind if find(name) is not None else ""
-    data = describe_in_child(entry, kind=kind, seconds=import_timeout)
-    notes = data.pop("notes", [])
+    data = describe_in_child(entry, kind=kind, seconds=import_timeout, to_register=False)
+    notes = data.pop("notes")
     data |= {"target": entry.target, "settings": dict(entry.options), "source": entry.source}
     data |= {"registry": str(entry.file) if entry.file else None, "notes": notes}
     if as_json:

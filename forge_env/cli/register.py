@@ -99,7 +99,7 @@ def add_to_registry(
     entry = make_entry(data["name"], entry.target, kind=data["kind"], description=data["description"], options=options)
     _check_free(entry.name, replace)
     file.add(entry, replace=replace)
-    notes = data.pop("notes", [])
+    notes = data.pop("notes")
     effective = find(entry.name)
     if effective is None or effective.file != file.path:
         notes.append(

@@ -58,6 +58,8 @@ class Env:
     would silently train the model as if slow services were its failure.
     """
 
+    _unstopped: Sequence[str] = ()
+    """Names of the tools that run on after their time limit."""
     _np_random: np.random.Generator | None = None
     _seed: int | None = None
 

@@ -90,6 +90,7 @@ ENV: Mapping[str, Member] = {
     "truncation_reward": ("a number", _is(Real, property)),
     **dict.fromkeys(("expert", "cheats"), ("what forge-env calls", lambda value: True)),
     **dict.fromkeys(("_np_random", "_seed"), ("a part of Env itself", _is())),
+    "_unstopped": ("a part of Env itself", _is(property)),
 }
 """The names that `Env` reserves."""
 

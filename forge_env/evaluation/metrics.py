@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import statistics
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -81,6 +81,19 @@ def tool_metrics(episodes: Iterable[Episode]) -> dict[str, float]:
             **({f"tool/{name}/faults": tool.faults} if tool.faults else {}),
         }
     return metrics
+
+
+def unstopped_warnings(episodes: Iterable[Episode]) -> list[str]:
+    """Return a warning for each tool that ran on after its time limit, out of info["unstopped_tools"]."""
+    counts: Counter[str] = Counter()
+    for episode in episodes:
+        names = episode.info.get("unstopped_tools")
+        counts.update(map(str, names) if isinstance(names, list) else ())  # an environment may write anything there
+    return [
+        f"the tool {name} ran on after its time limit in {count} episode{'s' * (count > 1)}: it blocks in a C call, "
+        "which Python cannot interrupt, and may take a core until it returns; let it end itself, or run it in a process"
+        for name, count in sorted(counts.items())
+    ]
 
 
 def reward_parts(episodes: Iterable[Episode]) -> dict[str, dict[str, float]]:

@@ -22,6 +22,7 @@ from forge_env.evaluation.metrics import (
     row_metrics,
     rows_began,
     tool_figures,
+    unstopped_warnings,
 )
 from forge_env.evaluation.plan import Attempt, EvalPlan
 from forge_env.utils.statistics import Estimate
@@ -82,7 +83,7 @@ def summarise(
         "row_began": {kind: asdict(rows) for kind, rows in rows_began(done).items()},
         "faults_retried": len(faulted) - len(unresolved),
         "tools": (tools := _tools(done, unresolved)),
-        "warnings": [*_warnings(tools), *filter(None, [kinds.note])],
+        "warnings": [*_warnings(tools), *unstopped_warnings((*done, *unresolved)), *filter(None, [kinds.note])],
         **({"kinds": _by_kind(evaluation, kinds, plan.n)} if kinds.names else {}),
         "turns": sum(len(e.turns) for e in done),
         "tokens": prompt + completion,

@@ -8,6 +8,7 @@ from collections.abc import Container, Sequence
 from html import escape
 
 from forge_env.evaluation.evaluate import Evaluation
+from forge_env.evaluation.metrics import unstopped_warnings
 from forge_env.report.numbers import duration, short
 from forge_env.report.run_data import RunData, Values
 
@@ -232,6 +233,7 @@ def tools(run: RunData) -> str:
         return ""
     hidden = len(figures) - len(rows)
     note = f"<p class=note>{hidden} more tools are left out.</p>" if hidden > 0 else ""
+    note += "".join(f"<p class=note>{escape(text)}</p>" for text in unstopped_warnings(run.trained))
     return table(["tool", "calls", "p50", "p95", "longest", "errors"], rows, range(1, 5)) + note
 
 

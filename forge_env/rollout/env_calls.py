@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import Coroutine
 from typing import Any
 
@@ -10,6 +12,11 @@ from forge_env.core.errors import EnvError, ForgeError
 from forge_env.core.user_code import error_text, fault, guard
 from forge_env.utils.deadlines import Deadline
 from forge_env.utils.threads import invoke
+
+STOP_SECONDS = 0.5
+"""For a call that was told to stop."""
+UNSTOPPED_CLOSE_SECONDS = 5.0
+"""Time limit of `close` where a tool runs on: it may wait for what that tool holds, for example a connection."""
 
 
 class EnvTimeout(EnvError):
@@ -42,6 +49,17 @@ async def call_env(part: str, call: Coroutine[Any, Any, Any], deadline: Deadline
 def is_timeout(error: BaseException, deadline: Deadline) -> bool:
     """Whether a method raised because its time was used up."""
     return deadline.expired and isinstance(error, Exception) and not isinstance(error, ForgeError)
+
+
+async def unstopped_tools(env: Env) -> list[str]:
+    """Return the tools that run on after their time limit: Python interrupts no C call, such as a query of SQLite.
+
+    A call that Python can interrupt has STOP_SECONDS to end.
+    """
+    until = time.monotonic() + STOP_SECONDS
+    while env._unstopped and time.monotonic() < until:
+        await asyncio.sleep(STOP_SECONDS / 20)
+    return list(env._unstopped)
 
 
 async def close_env(env: Env, seconds: float) -> str:

@@ -239,7 +239,7 @@ class EpisodeRun:
         sampled = len(turn.token_ids) or usage.get("completion_tokens", 0)
         if not 0 < sampled < conversation.max_turn_tokens:
             return "max_turn_tokens"
-        asked = conversation.asked.max_tokens if conversation.asked else None
+        asked = None if conversation.asked is None else conversation.asked.max_tokens
         if asked is not None and sampled >= asked:
             return "environment"
         held = usage.get("prompt_tokens", conversation.max_tokens) + sampled

@@ -21,7 +21,7 @@ from forge_env.core.usage import start_recording, stop_recording
 from forge_env.core.user_code import error_text, guard
 from forge_env.rollout.concurrent_turns import play_concurrently
 from forge_env.rollout.conversations import Conversations
-from forge_env.rollout.env_calls import close_env
+from forge_env.rollout.env_calls import UNSTOPPED_CLOSE_SECONDS, close_env, unstopped_tools
 from forge_env.rollout.env_results import read_success, recorded_info
 from forge_env.rollout.episode_run import EpisodeRun, LimitReached
 from forge_env.rollout.factory import EnvFactory
@@ -120,7 +120,11 @@ async def run_episode(
     finally:
         stop_recording(recording)
         if env is not None:
-            if close_error := await close_env(env, limits.step_seconds):
+            seconds = limits.step_seconds
+            if unstopped := env._unstopped and await unstopped_tools(env):
+                run.info["unstopped_tools"] = unstopped
+                seconds = min(seconds, UNSTOPPED_CLOSE_SECONDS)
+            if close_error := await close_env(env, seconds):
                 run.info["close_error"] = close_error
             _add_final_info(env, run.info)
     turns = run.conversations.turns

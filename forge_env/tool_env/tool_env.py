@@ -74,6 +74,11 @@ class ToolEnv(Env):
         self._use_tools = use_tools
         self.set_tools({tool.name: tool for tool in extra_tools})
 
+    @property
+    def _unstopped(self) -> Sequence[str]:  # type: ignore[override]
+        toolbox: Toolbox | None = getattr(self, "_toolbox", None)
+        return toolbox.unstopped if toolbox is not None else ()
+
     def set_tools(self, extra: Mapping[str, Tool], *, without: Collection[str] = ()) -> None:
         """Set the tools of this instance: those of its class except `without`, and `extra`.
 

@@ -17,7 +17,7 @@ from forge_env.core.tools import BadCall, Tool
 from forge_env.core.types import Message, ToolCall, ToolFailure, ToolSpec, ToolUse
 from forge_env.core.user_code import describe, fault
 from forge_env.utils.deadlines import Deadline, queued
-from forge_env.utils.threads import invoke
+from forge_env.utils.threads import GivenUpCall, given_up, invoke
 
 RETRY_SECONDS = 0.05  # pause before the second attempt; doubled for each further one, with jitter
 
@@ -31,12 +31,18 @@ class Toolbox:
         owner: the instance of `methods`.
     """
 
-    __slots__ = ("_methods", "_owner", "_tools")
+    __slots__ = ("_given_up", "_methods", "_owner", "_tools")
 
     def __init__(self, tools: Mapping[str, Tool], *, methods: Mapping[str, Tool] = {}, owner: Any = None) -> None:
         self._tools = {**methods, **tools} if tools else methods
         self._methods = methods.keys() - tools.keys() if tools else methods.keys()
         self._owner = owner
+        self._given_up: list[tuple[str, GivenUpCall]] = []
+
+    @property
+    def unstopped(self) -> list[str]:
+        """Names of the tools that run on after their time limit, since Python cannot interrupt a C call."""
+        return list(dict.fromkeys(name for name, call in self._given_up if call.is_running))
 
     @property
     def specs(self) -> list[ToolSpec]:
@@ -109,7 +115,12 @@ class Toolbox:
             deadline = Deadline(tool.options.timeout)
             try:
                 with deadline:
-                    result = await invoke(tool.function, *owner, **arguments)
+                    try:
+                        result = await invoke(tool.function, *owner, **arguments)
+                    except asyncio.CancelledError as cancelled:
+                        if (call := given_up(cancelled)) is not None:
+                            self._given_up.append((tool.name, call))
+                        raise
                 if type(result) is str and len(result) <= tool.options.max_output:  # the usual case
                     return result, ""
                 if isinstance(result, ToolFailure):

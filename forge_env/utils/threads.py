@@ -16,13 +16,26 @@ import os
 import queue
 import threading
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 F = TypeVar("F", bound=Callable[..., Any])
 IDLE_SECONDS = 10.0
 _COROUTINE = inspect.CO_COROUTINE
 own_thread_each: contextvars.ContextVar[bool] = contextvars.ContextVar("own_thread_each", default=False)
 """If it is set, each call has a thread of its own. `forge-env check` finds state with it that depends on the thread."""
+
+
+_GIVEN_UP = "__forge_given_up__"
+"""The attribute of a cancellation that holds the call."""
+
+
+class GivenUpCall(Protocol):
+    """A call in a thread whose caller was cancelled."""
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it runs on, because it blocks in a C call."""
+        ...
 
 
 class GivenUp(BaseException):
@@ -68,10 +81,17 @@ async def _in_thread(function: Callable[..., Any], args: Sequence[Any], kwargs: 
     _start(job)
     try:
         result = await job.future
-    except asyncio.CancelledError:
+    except asyncio.CancelledError as cancelled:
         job.give_up()
+        setattr(cancelled, _GIVEN_UP, job)
         raise
     return await result if inspect.isawaitable(result) else result
+
+
+def given_up(cancelled: asyncio.CancelledError) -> GivenUpCall | None:
+    """Return the call in a thread that this cancellation has given up, if there is one."""
+    call: GivenUpCall | None = getattr(cancelled, _GIVEN_UP, None)
+    return call
 
 
 def awaitable(function: F) -> F:
@@ -134,6 +154,10 @@ class _Job:
             self._given_up = True
             if self._thread is not None:
                 ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self._thread), ctypes.py_object(GivenUp))
+
+    @property
+    def is_running(self) -> bool:
+        return self._thread is not None
 
     def _leave(self) -> None:
         """End the part of the call in which GivenUp may be raised; a pending one is raised now.

@@ -295,6 +295,7 @@ SPACES = {
     "bits": spaces.MultiBinary(3),
     "box": spaces.Box(-1, 1, (2,)),
     "number": spaces.Box(0, 10, (1,), dtype=np.uint8),
+    "byte": spaces.Box(0, 255, (1,), dtype=np.uint8),
     "text": spaces.Text(3, charset="ab"),
 }
 
@@ -305,6 +306,7 @@ SPACES = {
         ("discrete", "first 2, then 4", 4),
         ("discrete", "Action: 3.", 3),
         ("discrete", "**2**", 2),
+        ("discrete", "I take 1.0", 1),
         ("grid", "[2, 1]", [2, 1]),
         ("grid", "not [0, 0] but [1, 1].", [1, 1]),
         ("bits", "[1,0,1]", [1, 0, 1]),
@@ -312,6 +314,7 @@ SPACES = {
         ("box", "[[0.5], [1]]", [0.5, 1]),
         ("number", "I take 7", [7]),
         ("number", "[7]", [7]),
+        ("byte", "[255]", [255]),
         ("text", " ab\n", "ab"),
     ],
 )
@@ -349,6 +352,28 @@ def test_actions_are_read(space: str, text: str, action: Any) -> None:
 def test_what_is_not_allowed_is_refused(space: str, text: str) -> None:
     with pytest.raises(ValueError):
         parse_action(text, SPACES[space])
+
+
+@pytest.mark.parametrize(
+    ("space", "text", "bounds"),
+    [
+        ("byte", "-1", "from 0 to 255"),
+        ("byte", "[256]", "from 0 to 255"),
+        ("grid", "[256, 0]", "from 0 to [2, 1]"),
+        ("bits", "[256, 0, 0]", "from 0 to 1"),
+        ("box", "[0, -1.5]", "from -1.0 to 1.0"),
+    ],
+)
+def test_a_value_that_does_not_fit_is_not_wrapped_around(space: str, text: str, bounds: str) -> None:
+    with pytest.raises(ValueError) as caught:
+        parse_action(text, SPACES[space])
+    assert str(caught.value) == f"a value is outside the bounds, {bounds}"
+
+
+def test_the_characters_of_a_text_are_named() -> None:
+    assert describe_actions(SPACES["text"]).endswith("1 to 3 characters out of ab.")
+    assert describe_actions(spaces.Text(9)).endswith("characters out of 0-9A-Za-z.")
+    assert describe_actions(spaces.Text(9, charset="a b\n")).endswith("characters out of ab and '\\n' and the space.")
 
 
 @given(st.sampled_from(sorted(SPACES)), st.text(alphabet=st.sampled_from(list('[]{},.-+0123456789eE \n"nab∞'))))

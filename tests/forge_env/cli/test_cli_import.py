@@ -125,6 +125,18 @@ def test_everything_that_is_lacking_is_said(file: Path, name: str, kind: str, wo
     assert [word for word in words if word not in str(caught.value)] == []
 
 
+def test_a_tool_that_an_evaluation_takes_is_described_with_what_the_model_is_not_told(file: Path) -> None:
+    found = describe_in_child(an_entry(f"{file}:bare"), to_register=False)
+    assert [tool["name"] for tool in found["tools"]] == ["bare"]
+    untold = [
+        "the tool bare has no docstring, which the model reads",
+        "the tool bare has parameters without a type: a, b",
+    ]
+    assert [note.partition(" (")[0] for note in found["notes"]] == untold
+    with pytest.raises(UserError, match="Unmade has no tasks"):
+        describe_target(f"{file}:Unmade", "", "", {}, to_register=False)
+
+
 @pytest.mark.parametrize(
     ("code", "words"),
     [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,12 +11,17 @@ from typing import Any
 import pytest
 from fastapi import FastAPI, HTTPException
 
+from forge_env.check.strategies import StrategyAgent, actions_in_order, final_answer, tool_calls
 from forge_env.cli.main import main
 from forge_env.core.episode import Episode, Turn
 from forge_env.core.errors import SandboxError, ServiceError
-from forge_env.core.tools import make_tool
+from forge_env.core.tools import make_tool, reward, tool
 from forge_env.core.types import Outcome, Task, ToolCall, ToolFailure, ToolUse
-from forge_env.evaluation.metrics import faulted_tool, tool_figures, tool_metrics
+from forge_env.evaluation.metrics import faulted_tool, tool_figures, tool_metrics, unstopped_warnings
+from forge_env.rollout import rollout
+from forge_env.rollout.factory import EnvFactory
+from forge_env.rollout.rollout import run_episode
+from forge_env.tool_env.tool_env import ToolEnv
 from forge_env.tool_env.toolbox import Toolbox
 from tests.envs.serving import serve
 
@@ -50,6 +56,49 @@ def service() -> Iterator[str]:
 
     with serve(app) as url:
         yield url
+
+
+class Blocks(ToolEnv):
+    """Its tool and its close block in a C call that Python cannot interrupt, and that waits for one connection."""
+
+    def __init__(self, wait: int) -> None:
+        super().__init__()
+        self.wait = wait
+
+    @tool(timeout=0.05)
+    def query(self) -> str:
+        """Wait for an answer."""
+        return os.read(self.wait, 1).decode()
+
+    @tool(timeout=0.05)
+    def loops(self) -> None:
+        """Run until Python interrupts it."""
+        while True:
+            pass
+
+    @reward
+    def none(self, answer: str) -> float:
+        return 0.0
+
+    def close(self) -> None:
+        os.read(self.wait, 1)
+
+
+async def test_a_tool_that_cannot_be_stopped_is_named_and_holds_no_close_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rollout, "UNSTOPPED_CLOSE_SECONDS", 0.05)
+    calls = actions_in_order(tool_calls(("query", {})), tool_calls(("loops", {})), final_answer("done"))
+    task = Task(prompt=({"role": "user", "content": "ask"},))
+    ends = os.pipe()
+    try:
+        async with EnvFactory(Blocks, wait=ends[0]) as factory:
+            episode = await run_episode(factory, StrategyAgent(calls), task, seed=0, episode_id="e")
+    finally:
+        os.write(ends[1], b"xx")  # both calls return
+    assert [use.error for turn in episode.turns for use in turn.tool_uses] == ["timeout", "timeout"]
+    assert episode.outcome is Outcome.SCORED and episode.info["unstopped_tools"] == ["query"]
+    assert episode.info["close_error"] == "close took longer than 0.05 s"
+    [warning] = unstopped_warnings([episode])
+    assert warning.startswith("the tool query ran on after its time limit in 1 episode: it blocks in a C call")
 
 
 def evaluate(service: str, asked: list[str], capsys: pytest.CaptureFixture[str], *more: str) -> tuple[Any, str]:
