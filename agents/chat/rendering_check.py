@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -9,9 +10,7 @@ from typing import Any
 import httpx
 
 from agents.chat.agent import ChatAgent
-from agents.renderer.rendering import Renderer
-from agents.renderer.served import difference, prompts, trial
-from forge_env.core.errors import TemplateError, UserError
+from forge_env.core.errors import UserError
 from forge_env.core.types import Message, ToolSpec
 from forge_env.records.run_files import trained_config
 from forge_env.utils.certificates import ssl_context
@@ -31,8 +30,15 @@ async def compare_rendering(
         like: the folder of the run; "" is the one that the endpoint says it serves, if that is on this machine.
 
     Raises:
-        UserError: when `like` is not the folder of a run, or of its model.
+        UserError: when `like` is not the folder of a run, or of its model, or the packages that render are missing.
     """
+    if importlib.util.find_spec("renderers") is None:  # an endpoint can be evaluated without it
+        if like:
+            raise UserError(f"--like {like} needs the package renderers: pip install 'forge-env[agents]'")
+        return ""
+    from agents.renderer.rendering import Renderer
+    from agents.renderer.served import difference, prompts, trial
+
     folder = Path(like).expanduser() if like else None
     connection: dict[str, Any] = {"timeout": _SECONDS, "headers": agent.client.headers(), "verify": ssl_context()}
     async with httpx.AsyncClient(**connection) as client:
@@ -47,10 +53,12 @@ async def compare_rendering(
                 return ""
             raise UserError(f"--like {like} holds no model/ with a tokenizer.json: name a finished training run")
         env = trained_config(model.parent) or {}
-        renderer = Renderer(model, thinking=env.get("thinking") or "template")
         try:
+            renderer = Renderer(model, thinking=env.get("thinking") or "template")
             turns = trial(renderer, prompt, tools)
-        except TemplateError:  # the episodes begin with something else
+        except UserError:  # a family that cannot be trained, or episodes that begin otherwise
+            if like:
+                raise
             return ""
         for messages, expected in prompts(turns):
             try:

@@ -22,8 +22,9 @@ from typing import Any, Final
 from agents.generator.adapter_folder import open_adapter
 from agents.generator.lora_slot import slot_rank
 from agents.model_folder import find_model, split_adapter
-from agents.renderer.families import check_thinking, find_family
+from agents.renderer.families import NO_THINKING, check_thinking, find_family
 from agents.renderer.served import GENERATION, TEMPLATE
+from agents.renderer.tokenizer import chat_template
 from forge_env.core.errors import PolicyError, UserError
 from forge_env.records.run_files import CONFIG, trained_config
 from forge_env.runtime.process.lifetime import die_with
@@ -58,7 +59,9 @@ class ModelServer:
         """Return the name of the model that is asked for, and the options of vLLM's server."""
         folder, own = self._model()
         named = list(map(_named, [*([own] if own else []), *self.adapters]))
+        is_here = Path(self.run).expanduser().exists()
         name = named[0][0] if own else _name(folder.parent if folder.name == "model" else folder)
+        name = name if is_here else self.run  # a hub id
         adapters = dict(named)
         if len(adapters) < len(named) or (not own and name in adapters):
             names = ", ".join([*([] if own else [name]), *(name for name, _ in named)])
@@ -68,7 +71,9 @@ class ModelServer:
         options += ["--host", self.host, "--port", str(self.port)]
         options += ["--dtype", "bfloat16" if on_gpu else "float32", *([] if on_gpu else _CPU_OPTIONS)]
         options += ["--enable-auto-tool-choice", "--tool-call-parser", find_family(folder).tool_parser]
-        return name, [*options, *self._adapters(folder, adapters), *self._thinking(folder)]
+        trained = [path for path in adapters.values() if (path / TEMPLATE).is_file()]
+        options += [*self._adapters(folder, adapters, trained), *self._thinking(folder, [*trained, folder][0])]
+        return name, options
 
     def _model(self) -> tuple[Path, str]:
         """The folder of the model, and the adapter that was named in its place."""
@@ -79,14 +84,14 @@ class ModelServer:
         base, own = split_adapter(str(model) if model.is_dir() else self.run)
         return find_model(base, option="serve"), own
 
-    def _adapters(self, folder: Path, adapters: Mapping[str, Path]) -> list[str]:
+    def _adapters(self, folder: Path, adapters: Mapping[str, Path], trained: Sequence[Path]) -> list[str]:
+        """Options for adapters; those `trained` by a run have the chat template of their training."""
         if not adapters:
             return []
         opened = [open_adapter(path, folder, option="--lora") for path in adapters.values()]
         options = ["--enable-lora", "--max-loras", str(len(opened))]
         options += ["--max-lora-rank", str(max(8, *(slot_rank(adapter.rank) for adapter in opened)))]
         options += ["--lora-modules", *(f"{name}={path}" for name, path in adapters.items())]
-        trained = [path for path in adapters.values() if (path / TEMPLATE).is_file()]
         if len({(path / TEMPLATE).read_text(encoding="utf-8") for path in trained}) > 1:
             raise UserError(f"the adapters {', '.join(adapters)} have different chat templates: serve them apart")
         if trained:
@@ -95,10 +100,12 @@ class ModelServer:
             options += ["--generation-config", str(trained[0])]
         return options
 
-    def _thinking(self, folder: Path) -> list[str]:
-        env = trained_config(folder.parent) or {}
+    def _thinking(self, folder: Path, trained: Path) -> list[str]:
+        """Options for the thoughts of the model in `folder`, whose chat template is that of the folder `trained`."""
+        env = trained_config(trained.parent) or {}
         thinking: Any = self.thinking or env.get("thinking") or "template"
-        thinks, default = check_thinking(folder, thinking), check_thinking(folder, "template")
+        default = not chat_template(trained).startswith(NO_THINKING) and check_thinking(folder, "template")
+        thinks = default if thinking == "template" else check_thinking(folder, thinking)
         options = ["--reasoning-parser", "qwen3"] if thinks else []
         if thinks != default:
             options += ["--default-chat-template-kwargs", json.dumps({"enable_thinking": thinks})]

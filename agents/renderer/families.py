@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -70,6 +71,13 @@ _QWEN25 = Family(
     dialect="hermes",
     marks=("<tool_response>", "</tool_response>"),
 )
+_QWEN3_INSTRUCT = Family(
+    create=partial(Qwen25Renderer, has_default=False),
+    models="Qwen3",
+    template=("<|im_start|>", "<tool_call>", "<tool_response>"),
+    dialect="hermes",
+)
+"""Qwen3 whose chat template has no thoughts, such as Qwen3-4B-Instruct-2507."""
 _LLAMA3 = Family(
     create=lambda tokenizer, _: create_renderer(tokenizer, Llama3RendererConfig()),
     models="Llama 3.1 and later",
@@ -105,6 +113,8 @@ def find_family(folder: Path) -> Family:
     if name not in FAMILIES:
         raise UserError(f"the model in {folder} is a {name}; the supported architectures are: {', '.join(FAMILIES)}")
     family, template = FAMILIES[name], chat_template(folder)
+    if family is _QWEN3 and template and THINK not in template:
+        family = _QWEN3_INSTRUCT
     wrong = [f"does not hold {mark!r}" for mark in family.template if mark not in template]
     if family.foreign and family.foreign in template:
         wrong.append(f"holds {family.foreign!r}")

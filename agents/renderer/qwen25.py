@@ -1,11 +1,11 @@
-"""The conversation format of Qwen2.5. The `renderers` library supports Qwen from Qwen3 on.
+"""The conversation format of Qwen2.5, and of Qwen3 without thoughts, which the `renderers` library does not have.
 
 A turn stands between `<|im_start|>` and `<|im_end|>`. Tools are JSON in the system turn. Calls have the form of Hermes.
 Results stand in a user turn between `<tool_response>` and `</tool_response>`, which are plain text in this family. The
 template never rewrites earlier turns, so every turn can be continued.
 
-Two properties differ between models of the family, and are read from the chat template: the default system message, and
-whether the example of a call has doubled braces.
+Two properties differ between models of the family, and are read from the chat template: the default system message,
+which Qwen3 does not have, and whether the example of a call has doubled braces.
 """
 
 from __future__ import annotations
@@ -42,25 +42,26 @@ class Qwen25Renderer:
     Args:
         tokenizer: of the model.
         template: the model's chat template, a Jinja source.
+        has_default: whether the family has a default system message.
 
     Raises:
-        UserError: when the tokenizer lacks a token of the family, or the template has no default system message.
+        UserError: when the tokenizer lacks a token of the family, or the template the default system message.
     """
 
-    def __init__(self, tokenizer: FastTokenizer, template: str) -> None:
+    def __init__(self, tokenizer: FastTokenizer, template: str, *, has_default: bool = True) -> None:
         self._tokenizer = tokenizer
         where = tokenizer.name_or_path
         ids = {token: tokenizer.convert_tokens_to_ids(token) for token in _TOKENS}
         missing = [token for token, i in ids.items() if i is None]
         if missing:
             raise UserError(f"the tokenizer in {where} is not of the model's family: it has no token {missing[0]}")
-        default = _DEFAULT_SYSTEM.search(template)
-        if default is None:
+        default = _DEFAULT_SYSTEM.search(template) if has_default else None
+        if default is None and has_default:
             raise UserError(
                 f"the chat template in {where} is not Qwen2.5's: it has no default system message, "
                 "which stands there as '<|im_start|>system\\nTEXT<|im_end|>'"
             )
-        self._default_system = default[1].replace(r"\n", "\n").replace("\\\\", "\\")
+        self._default_system = default[1].replace(r"\n", "\n").replace("\\\\", "\\") if default else ""
         self._form = f"{{{_FORM}}}" if _DOUBLED_FORM.search(template) else _FORM
         self._stops = [ids["<|im_end|>"], ids["<|endoftext|>"]]
 
@@ -117,8 +118,8 @@ class Qwen25Renderer:
         system = first["content"] if first["role"] == "system" else self._default_system
         if tools:
             listed = "".join("\n" + json.dumps(tool, ensure_ascii=False) for tool in tools)
-            system += "\n\n" + _TOOLS.format(tools=listed, form=self._form)
-        return _turn("system", system)
+            system += ("\n\n" if system else "") + _TOOLS.format(tools=listed, form=self._form)
+        return _turn("system", system) if system else ""
 
     def _encode(self, parts: Sequence[str]) -> list[int]:
         return self._tokenizer.encode("".join(parts))

@@ -38,15 +38,15 @@ _TOOLS: tuple[ToolSpec, ...] = (
 _PROMPT: tuple[Message, ...] = ({"role": "system", "content": "Be brief."}, {"role": "user", "content": "What is é?"})
 
 
-def trial(renderer: Renderer, prompt: Sequence[Message] = _PROMPT, tools: Sequence[ToolSpec] = _TOOLS) -> list[Turn]:
+def trial(renderer: Renderer, prompt: Sequence[Message] = (), tools: Sequence[ToolSpec] = _TOOLS) -> list[Turn]:
     """Play a conversation of calls, answers and questions, as a rollout would; returns its turns.
 
     Args:
         renderer: of the model.
-        prompt: the first messages.
+        prompt: the first messages; without any, those of the trial.
         tools: the first one is called; without tools there are answers only.
     """
-    conversation = Conversation(request_id="trial", observation=tuple(prompt))
+    conversation = Conversation(request_id="trial", observation=tuple(prompt) or _PROMPT)
     for answer, following in _exchange(tools, thinks=renderer.thinks):
         ids, old, starts_row = renderer.next_prompt(conversation, tools)
         turn = Turn(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import shlex
 import sys
 from collections.abc import Awaitable, Callable, Sequence
@@ -125,6 +126,10 @@ def _serve_run(
     """Serve the model of a run. `token` is shown: it is one that was made."""
     from forge_env.utils.targets import load
 
+    if importlib.util.find_spec("vllm") is None:
+        raise UserError(
+            f"to serve {run} the package vllm is needed: pip install 'forge-env[cpu]', or 'forge-env[gpu]' on a GPU"
+        )
     server = load(f"{MODEL_SERVER}:ModelServer")(
         run=run, adapters=lora, thinking=thinking, host=settings.host, port=settings.port
     )

@@ -86,6 +86,11 @@ async def test_an_endpoint_that_cannot_be_asked_is_only_named_if_a_run_was(chat_
     assert "was not compared with" in await compare(chat_server, str(run))
     chat_server.root = str(run / "nowhere")
     assert await compare(chat_server) == ""
+    chat_server.root = str(run / "model")
+    (run / "model" / "config.json").write_text('{"architectures": ["OtherForCausalLM"]}')
+    assert await compare(chat_server) == ""
+    with pytest.raises(UserError, match="is a OtherForCausalLM; the supported architectures are"):
+        await compare(chat_server, str(run))
     with pytest.raises(UserError, match=r"--like .* holds no model/ with a tokenizer.json: name a finished"):
         await compare(chat_server, str(run / "nowhere"))
 

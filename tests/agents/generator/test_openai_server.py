@@ -16,6 +16,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from agents.generator.openai_server import ModelServer
+from agents.renderer.families import NO_THINKING, QWEN3_TEMPLATE
 from agents.renderer.served import TEMPLATE, texts_of_export
 from forge_env.core.errors import UserError
 from forge_env.registry.agent_spec import AgentSettings, open_agent
@@ -86,9 +87,15 @@ def test_adapters_are_served_beside_their_model_with_the_template_that_they_were
     assert (name, options["--lora-modules"]) == ("my run", f"mine={adapter}")
     assert (options["--max-loras"], options["--max-lora-rank"]) == ("1", "8")
     assert options["--chat-template"] == str(adapter / TEMPLATE)
+    (model / TEMPLATE).write_text(QWEN3_TEMPLATE.read_text())  # the model thinks by default, and the adapter does not
+    (adapter / TEMPLATE).write_text(NO_THINKING)
     name, options = options_of(ModelServer(run=str(adapter)))
     assert (name, options["--served-model-name"], options["--model"]) == ("my run", "my run-base", str(model))
     assert options["--lora-modules"] == f"my run={adapter}"
+    assert "--reasoning-parser" not in options
+    (run / "config.yaml").unlink()
+    assert "--reasoning-parser" not in options_of(ModelServer(run=str(adapter)))[1]
+    assert "--reasoning-parser" in options_of(ModelServer(run=str(model)))[1]
 
 
 def test_a_mistake_is_one_sentence(run: Path) -> None:

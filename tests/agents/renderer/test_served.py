@@ -51,6 +51,7 @@ SPECIAL = {
         "<|python_tag|>",
     ],
 }
+DEFAULT = "You are Qwen, created by Alibaba Cloud. You are a helpful assistant."
 WORDS = r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 """How the tokenizers of Qwen and Llama split a text."""
 CASES: list[tuple[str, Thinking]] = [
@@ -126,6 +127,15 @@ def vocabulary(request: pytest.FixtureRequest) -> str:
     return TOKENIZERS[getattr(request, "param", "made-here")]().to_str()
 
 
+INSTRUCT = (
+    OWN[QWEN25]
+    .replace(f"{{{{ messages[0].content }}}}{{% else %}}{{{{ '{DEFAULT}' }}}}", "{{ messages[0].content + '\\n\\n' }}")
+    .replace("{{ '\\n\\n# Tools", "{{ '# Tools")
+    .replace(f"{{%- else -%}}\n{{{{ '<|im_start|>system\\n{DEFAULT}<|im_end|>\\n' }}}}\n", "")
+)
+"""The template of a Qwen3 without thoughts, such as Qwen3-4B-Instruct-2507."""
+
+
 @pytest.fixture
 def make_folder(vocabulary: str, tmp_path: Path) -> Callable[[str], Path]:
     """Writes what a renderer and Transformers need of a model, with the family's own template."""
@@ -170,6 +180,23 @@ def test_an_export_renders_what_was_recorded_turn_by_turn(
     assert generation.pop("eos_token_id") == list(renderer.stop_token_ids)
     assert generation == {"do_sample": True, "temperature": 0.9, "top_p": 1.0, "top_k": 0, "pad_token_id": 7}
     assert Renderer(folder, thinking=thinking).thinks == renderer.thinks
+
+
+def test_a_qwen3_without_thoughts_in_its_template_is_rendered_without_them(
+    make_folder: Callable[[str], Path],
+) -> None:
+    folder = make_folder(QWEN3)
+    assert DEFAULT not in INSTRUCT
+    (folder / TEMPLATE).write_text(INSTRUCT)
+    renderer = Renderer(folder)
+    texts, left = texts_of_export(folder, "off", temperature=1.0)
+    assert (texts[TEMPLATE], left) == (INSTRUCT, "")
+    for tools in ((), TOOLS):
+        turns = trial(renderer, PROMPT, tools)
+        assert first_difference(renderer, folder, tools, turns) == ""
+        assert [turn.starts_row for turn in turns] == [True, *[False] * (len(turns) - 1)]
+    assert renderer.read(turns[0].token_ids, "stop").tool_calls[0].arguments == {"word": "é"}
+    assert "think" not in renderer.decode(turns[-1].prompt_ids) + renderer.decode(turns[-1].token_ids)
 
 
 def test_the_models_own_template_is_kept_if_it_renders_what_was_trained(make_folder: Callable[[str], Path]) -> None:
