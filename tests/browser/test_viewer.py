@@ -253,6 +253,8 @@ def test_a_run_that_has_only_begun_shows_its_settings_and_its_console(tmp_path: 
     watched = view(tmp_path / "young")
     page = watched.go("#/young/overview", ".document")
     assert "gspo · tool_api" in page.locator("#main").inner_text()
+    said = "Step 3 to 9: 39 of 40 groups. Likely cause: too hard. Try: easier tasks."
+    assert texts(page, "section.warning li") == [said]
     assert {"run.json", "config.yaml"} <= set(texts(page, ".document summary"))
     page.keyboard.press("g")
     page.keyboard.press("c")
