@@ -174,7 +174,7 @@ def test_a_server_hands_out_tasks_and_the_example_plays_them(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (["--out", "run", "--env", "math"], "--agent AGENT, and not both"),
+        (["--out", "run", "--env", "math"], "serve needs one of three"),
         ([], "serve --agent needs --out FOLDER"),
         (["--out", "run", "--limit", "turns=3"], "Did you mean max_turns?"),
         (["--out", "run", "--limit", "max_turns=x"], "no number after the ="),
