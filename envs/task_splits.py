@@ -45,7 +45,7 @@ def draw_tasks(
         by_pair_only: hold out nothing by its own hash, so that all "test" tasks have pairs that are not in training.
 
     Raises:
-        UserError: for an unknown split, or more tasks than there are (TooFewTasks).
+        UserError: for an unknown split, or more tasks than there are.
     """
     if split not in ("train", "test"):
         raise UserError(f"there is no split {split!r}; the splits are train and test")
@@ -64,9 +64,7 @@ def draw_tasks(
             continue
         unseen_pairs += new_pair
         contents[content] = None
-    tasks = [make(content) for content in contents]
-    if len(tasks) < count:
-        raise TooFewTasks(
-            f"{count} distinct {split} tasks were asked for, {len(tasks)} were found: ask for fewer", tasks
-        )
-    return tasks
+    if len(contents) < count:
+        text = f"{count} distinct {split} tasks were asked for, {len(contents)} were found: ask for fewer"
+        raise TooFewTasks(text, len(contents))
+    return [make(content) for content in contents]

@@ -13,7 +13,7 @@ from forge_env.gymnasium.registration import register_with_gymnasium
 if TYPE_CHECKING:
     from forge_env.core.env import Env
     from forge_env.core.episode import Episode, Group, Row, Turn
-    from forge_env.core.errors import EnvError, ForgeError, InfraError, InvariantError, UserError
+    from forge_env.core.errors import EnvError, ForgeError, InfraError, InvariantError, TooFewTasks, UserError
     from forge_env.core.faults import FaultPolicy
     from forge_env.core.protocols import Agent, Conversation, NextTurn, Policy
     from forge_env.core.tools import Tool, ToolOptions, reward, tool
@@ -39,7 +39,7 @@ __version__ = "0.2.0"
 _MODULES = {
     "forge_env.core.env": "Env",
     "forge_env.core.episode": "Episode Group Row Turn",
-    "forge_env.core.errors": "EnvError ForgeError InfraError InvariantError UserError",
+    "forge_env.core.errors": "EnvError ForgeError InfraError InvariantError TooFewTasks UserError",
     "forge_env.rollout.factory": "EnvFactory make",
     "forge_env.core.faults": "FaultPolicy",
     "forge_env.core.protocols": "Agent Conversation NextTurn Policy",
@@ -74,6 +74,7 @@ __all__ = [
     "Row",
     "Sampling",
     "Task",
+    "TooFewTasks",
     "Tool",
     "ToolCall",
     "ToolEnv",

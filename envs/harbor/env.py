@@ -96,12 +96,10 @@ class Harbor(WorkspaceEnv):
         held_out = by_name[: max(len(tasks) // 10, len(tasks) > 1)]
         if split != "all":
             tasks = [task for task in tasks if (task in held_out) == (split == "test")]
-        drawn = [_task_of(task) for task in random.Random(seed).sample(tasks, min(count, len(tasks)))]
-        if count > len(drawn):
-            raise TooFewTasks(
-                f"{count} {split} tasks were asked for, {cls.path} has {len(drawn)}: ask for fewer", drawn
-            )
-        return drawn
+        if count > len(tasks):
+            text = f"{count} {split} tasks were asked for, {cls.path} has {len(tasks)}: ask for fewer"
+            raise TooFewTasks(text, len(tasks))
+        return [_task_of(task) for task in random.Random(seed).sample(tasks, count)]
 
     @classmethod
     def limits(cls) -> Mapping[str, float]:

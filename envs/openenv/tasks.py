@@ -46,13 +46,11 @@ def server_tasks(api: HttpApi, splits: Sequence[Split], split: str, *, count: in
     indices = [
         i for i in range(api.num_tasks(chosen)) if not is_only or (bucket(i, TEST_SHARE) == 0) == (split == "test")
     ]
-    drawn = random.Random(f"{split}/{seed}").sample(indices, min(count, len(indices)))
-    tasks = [_listed(chosen, index, spec) for index, spec in zip(drawn, api.tasks(chosen, drawn), strict=True)]
-    if len(tasks) < count:
-        raise TooFewTasks(
-            f"{count} {split} tasks were asked for, and the server at {api.url} lists {len(tasks)}", tasks
-        )
-    return tasks
+    if len(indices) < count:
+        text = f"{count} {split} tasks were asked for, and the server at {api.url} lists {len(indices)}"
+        raise TooFewTasks(text, len(indices))
+    drawn = random.Random(f"{split}/{seed}").sample(indices, count)
+    return [_listed(chosen, index, spec) for index, spec in zip(drawn, api.tasks(chosen, drawn), strict=True)]
 
 
 def _listed(split: Split, index: int, spec: Any) -> Task:

@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 
 from envs.ors.access import Access
-from forge_env.core.errors import EnvError, ServiceError, UserError, nearest
+from forge_env.core.errors import EnvError, ServiceError, TooFewTasks, UserError, nearest
 from forge_env.utils.certificates import ssl_context
 
 SECONDS = 60.0
@@ -68,9 +68,16 @@ class Discovery:
         return named
 
     def draw(self, environment: str, split: str, *, count: int, seed: int) -> list[tuple[int, dict[str, Any]]]:
-        """Return `count` tasks of a split, or all of one with fewer, with their indices, in an order of the seed."""
+        """Return `count` tasks of a split with their indices, in an order that the seed decides.
+
+        Raises:
+            UserError: when the split has fewer.
+        """
         number, listed = self._number(environment, split)
-        indices = random.Random(f"{split}/{seed}").sample(range(number), min(count, number))
+        if count > number:
+            text = f"{count} tasks were asked for, and the split {split} of {environment} has {number}"
+            raise TooFewTasks(text, number)
+        indices = random.Random(f"{split}/{seed}").sample(range(number), count)
         if listed is None and (number <= _FEW or count > _FEW):
             body = {"split": split, "start": 0, "stop": number}
             answer = self._json("POST", f"/{environment}/task_range", body, may_lack=True)

@@ -18,7 +18,7 @@ from envs.ors.discovery import Discovery
 from envs.ors.session import Session
 from envs.tool_api.http.credentials import secret_from_env
 from forge_env.core.env import Env, StepResult
-from forge_env.core.errors import EnvError, ServiceError, TooFewTasks, UserError
+from forge_env.core.errors import EnvError, ServiceError, UserError
 from forge_env.core.reward_value import reward_value
 from forge_env.core.tools import Tool, ToolOptions
 from forge_env.core.types import Action, Message, Task, ToolFailure
@@ -102,12 +102,7 @@ class Ors(Env):
             name = server.environment(environment)
             its_split = server.split(name, split)
             drawn = server.draw(name, its_split, count=count, seed=seed)
-        tasks = [cls._task(name, its_split, index, task_spec) for index, task_spec in drawn]
-        if len(tasks) < count:
-            raise TooFewTasks(
-                f"{count} tasks were asked for, and the split {its_split} of {name} has {len(tasks)}", tasks
-            )
-        return tasks
+        return [cls._task(name, its_split, index, task_spec) for index, task_spec in drawn]
 
     @classmethod
     def limits(cls, *, start_seconds: float = START_SECONDS, call_seconds: float = CALL_SECONDS) -> Mapping[str, float]:

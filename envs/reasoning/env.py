@@ -89,7 +89,7 @@ class ReasoningGym(Env):
         raise TooFewTasks(
             f"{count} distinct {split} tasks were asked for, {len(tasks_by_question)} were found that are sound: "
             f"{_reason(cls.dataset, wrongly_paid) if wrongly_paid else 'ask for fewer'}",
-            list(tasks_by_question.values()),
+            len(tasks_by_question),
         )
 
     @staticmethod

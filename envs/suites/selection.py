@@ -44,18 +44,15 @@ def select(
     random.Random(f"{split}/{seed}").shuffle(chosen)
     if split != "all" and each_prompt_once:
         chosen = list({prompt_key(task.prompt): task for task in reversed(chosen)}.values())[::-1]
-    too_few = None
     if split != "all" and len(chosen) < count:
-        too_few = TooFewTasks(
+        raise TooFewTasks(
             f"{count} {split} tasks of {name} were asked for, there are {len(chosen)}: ask for fewer, or take the "
             "whole suite, which is the split all",
-            chosen,
+            len(chosen),
         )
     for task in chosen[:count]:
         if task.target is not None:
             remember(name, task, script_of(task))
-    if too_few is not None:
-        raise too_few
     return chosen[:count]
 
 

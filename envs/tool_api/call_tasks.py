@@ -135,7 +135,7 @@ async def _make_tasks(calls: _Calls, split: str, count: int, seed: int, level: i
         raise TooFewTasks(
             f"{count} distinct {split} tasks were asked for, {len(tasks)} were found: ask for fewer, or give tasks of "
             "your own with data=",
-            list(tasks.values()),
+            len(tasks),
         )
     return list(tasks.values())
 

@@ -93,12 +93,10 @@ class Verifiers(External):
         tasks = [_task(cls.id, listed) for listed in describe(settings, MOST_TASKS)["tasks"]]
         if not of_test:
             tasks = [task for task in tasks if (bucket(task.prompt, TEST_SHARE) == 0) == (split == "test")]
-        drawn = random.Random(f"{split}/{seed}").sample(tasks, min(count, len(tasks)))
-        if len(drawn) < count:
-            raise TooFewTasks(
-                f"{count} {split} tasks were asked for, and verifiers:{cls.id} has {len(drawn)}: ask for fewer", drawn
-            )
-        return drawn
+        if len(tasks) < count:
+            text = f"{count} {split} tasks were asked for, and verifiers:{cls.id} has {len(tasks)}: ask for fewer"
+            raise TooFewTasks(text, len(tasks))
+        return random.Random(f"{split}/{seed}").sample(tasks, count)
 
     @classmethod
     def effects(cls) -> str:  # type: ignore[override]

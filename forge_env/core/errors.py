@@ -21,7 +21,7 @@ ForgeError
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 
@@ -34,15 +34,14 @@ class UserError(ForgeError):
 
 
 class TooFewTasks(UserError):
-    """More tasks were asked for than there are; a caller that named no number takes those that there are."""
+    """More tasks were asked for than there are; a caller to whom fewer will do asks for `there_are`."""
 
-    def __init__(self, text: str, tasks: Sequence[Any]) -> None:
-        """`tasks`: all that there are, as the environment would return them."""
+    def __init__(self, text: str, there_are: int) -> None:
         super().__init__(text)
-        self.tasks = tasks
+        self.there_are = there_are
 
     def __reduce__(self) -> Any:
-        return type(self), (str(self), self.tasks)
+        return type(self), (str(self), self.there_are)
 
 
 class TemplateError(UserError):

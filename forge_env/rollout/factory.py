@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import typing
 from collections.abc import Mapping, Sequence
@@ -93,16 +94,16 @@ class EnvFactory:
                 `forge_env.rollout.task_list.read_tasks` refuses.
         """
         options = select_options(self.env_class.tasks, self.options)
-
-        def call() -> Any:
+        while True:
+            call = functools.partial(self.env_class.tasks, split, count=count, seed=seed, **options)
             try:
-                return self.env_class.tasks(split, count=count, seed=seed, **options)
+                return read_tasks(self.name, call, split, count=count, seconds=seconds)
             except TooFewTasks as error:
-                if at_most and error.tasks:
-                    return error.tasks
-                raise
-
-        return read_tasks(self.name, call, split, count=count, seconds=seconds)
+                if not at_most or error.there_are >= count:
+                    raise
+                if not error.there_are:
+                    raise UserError(f"the environment {self.name} has no tasks in the split {split!r}") from None
+                count = error.there_are
 
     @property
     def shared(self) -> Mapping[str, Any]:

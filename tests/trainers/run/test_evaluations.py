@@ -77,7 +77,8 @@ def open_measured(config: RunConfig, report: Report) -> tuple[TrainingRun, Measu
     weights.in_engines = 0
     services: Any = Services(weights=weights, **dict.fromkeys(["trainer", "policy", "envs", "engine_ready", "guard"]))  # type: ignore[arg-type]
     rollouts = Measured(plan, report, services)
-    tasks, held_out = _tasks(plan)
+    run_tasks, held_out = _tasks(plan)
+    tasks = run_tasks.train
     run = TrainingRun(
         plan=plan,
         report=report,

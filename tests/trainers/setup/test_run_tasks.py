@@ -34,7 +34,7 @@ class Few(ToolEnv):
     def tasks(cls, split: str = "train", *, count: int, seed: int = 0) -> Sequence[Task]:
         there = [Task(prompt=({"role": "user", "content": f"{split} {i}"},)) for i in range(min(count, 3))]
         if count > 3 and cls.strict:
-            raise TooFewTasks(f"{count} tasks were asked for, there are 3", there)
+            raise TooFewTasks(f"{count} tasks were asked for, there are 3", 3)
         return there
 
     @staticmethod
