@@ -75,10 +75,8 @@ class ForgeActor(Actor):
         return ActorOptions(cls, make_options(options))
 
     def __init__(self, *, controller_pid: int, log_path: str) -> None:
-        with contextlib.suppress(
-            OSError
-        ):  # a terminal's Ctrl-C is for the controller, which ends this process in order
-            os.setpgrp()
+        with contextlib.suppress(OSError):
+            os.setpgrp()  # a terminal's Ctrl-C is for the controller, which ends this process in order
         self.rank = current_rank().rank
         log = log_of_rank(Path(log_path), self.rank)
         if folder := os.environ.get("FORGE_ENV_FOLDER"):  # the program of a host was started in another folder

@@ -202,7 +202,7 @@ def test_a_run_that_is_made_to_fail_says_why(start, kind: str) -> None:  # type:
         "--training.batch_size", "8", "--grpo.n_samples", "4", *UNLEARNED[kind],
     )  # fmt: skip
     console = run.end()
-    assert run.process.returncode == 0, console
+    assert run.process.returncode in (0, 3), console  # 3: no step had a gradient
     _check_findings(run.output, console, kind)
 
 
