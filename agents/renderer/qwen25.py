@@ -61,7 +61,7 @@ class Qwen25Renderer:
                 f"the chat template in {where} is not Qwen2.5's: it has no default system message, "
                 "which stands there as '<|im_start|>system\\nTEXT<|im_end|>'"
             )
-        self._default_system = default[1].replace(r"\n", "\n").replace("\\\\", "\\") if default else ""
+        self._default_system = default[1].replace(r"\n", "\n").replace("\\\\", "\\") if default else None
         self._form = f"{{{_FORM}}}" if _DOUBLED_FORM.search(template) else _FORM
         self._stops = [ids["<|im_end|>"], ids["<|endoftext|>"]]
 
@@ -118,8 +118,8 @@ class Qwen25Renderer:
         system = first["content"] if first["role"] == "system" else self._default_system
         if tools:
             listed = "".join("\n" + json.dumps(tool, ensure_ascii=False) for tool in tools)
-            system += ("\n\n" if system else "") + _TOOLS.format(tools=listed, form=self._form)
-        return _turn("system", system) if system else ""
+            system = ("" if system is None else f"{system}\n\n") + _TOOLS.format(tools=listed, form=self._form)
+        return "" if system is None else _turn("system", system)
 
     def _encode(self, parts: Sequence[str]) -> list[int]:
         return self._tokenizer.encode("".join(parts))

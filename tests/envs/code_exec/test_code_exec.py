@@ -151,7 +151,7 @@ def test_the_expert_says_what_it_cannot_solve() -> None:
     [
         ({"level": 5}, "no level 5; the levels are 1, 2, 3 and 4"),
         ({"level": "two"}, "'two'"),
-        ({"data": "rows.csv"}, "rows.csv.*jsonl.gz"),
+        ({"data": "rows.txt"}, "rows.txt is no hub id|rows.txt, and it is no hub id"),
         ({"data": "nowhere.jsonl"}, "there is no file nowhere.jsonl"),
     ],
 )

@@ -22,7 +22,7 @@ from trainers.setup.plan import make_plan
 from trainers.setup.run_plan import RunPlan
 from trainers.setup.run_tasks import read_run_tasks
 
-MODEL = ("--model", "Qwen/Qwen3-0.6B")
+MODEL = ("--model", "Qwen/Qwen3-0.6B", "--lora.rank", "8")  # adapters: all weights want 28 GiB of memory
 
 
 class Few(ToolEnv):
