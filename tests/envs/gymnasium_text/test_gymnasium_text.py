@@ -168,7 +168,7 @@ async def test_text_goes_through_as_it_is() -> None:
     [message], info = env.reset(seed=3, options={"task": task})
     game, words, word = message["content"].split("\n\n")
     assert game == f"Parrot, game {task.metadata['seed']}."
-    assert words == "Repeat the word. Your action is your whole answer, 1 to 5 characters."
+    assert words == "Repeat the word. Your action is your whole answer, 1 to 5 characters out of abc."
     assert info == {"length": 4}
     observation, reward, terminated, truncated, info = env.step(say(f" {word}\n"))
     assert (observation[0]["content"], reward, terminated, truncated, info) == (
