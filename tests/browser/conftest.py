@@ -70,7 +70,7 @@ class Watched:
         """Open a place of the page, and wait until it is drawn."""
         self.page.evaluate(GO, place)
         drawn(self.page)
-        self.page.wait_for_selector(wait, state="attached")
+        until(self.page, "(wait) => document.querySelector(wait) !== null", wait)
         return self.page
 
 

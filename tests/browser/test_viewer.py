@@ -312,6 +312,11 @@ def test_filters_are_in_the_address_and_the_back_button_takes_them_back(shown: W
     assert page.evaluate("document.activeElement.id") == "search", "the field keeps the focus while one types"
     page.fill("#search", "nothing of the kind")
     page.wait_for_selector(".empty")
+    page.go_back()
+    until(page, "document.querySelectorAll('.tr.row').length === 4")
+    page.clock.run_for(1000)
+    assert page.input_value("#search") == "what is 1 + 1", "the text that was taken back stays so"
+    assert page.locator(".tr.row").count() == 4
 
 
 def test_the_kind_of_task_is_a_filter(shown: Watched) -> None:
@@ -552,6 +557,24 @@ def test_lines_that_hold_no_episode_are_shown(server: ViewServer, shown: Watched
     index(server.library)
     page = shown.go("#/bad/overview", ".warning")
     assert "2 lines hold no episode" in page.locator(".warning").inner_text()
+
+
+def test_a_request_that_the_browser_ends_is_sent_again(server: ViewServer, watch: Watch) -> None:
+    shown = watch(server.url)
+    shown.page.route("**/api/*/episodes?*", lambda route: route.abort("connectionreset"), times=1)
+    shown.go("#/run/episodes?kind=double", ".tr.row")
+    shown.wrong.clear()
+
+
+def test_a_view_that_the_server_did_not_answer_is_drawn_when_it_answers(server: ViewServer, watch: Watch) -> None:
+    shown = watch(server.url)
+    shown.page.route("**/api/*/episodes?*", lambda route: route.abort("connectionreset"))
+    page = shown.go("#/run/episodes?kind=double", ".empty")
+    assert page.locator(".empty").inner_text() == "The server does not answer: forge-env view has ended."
+    page.unroute_all()
+    shown.poll()
+    until(page, "document.querySelectorAll('.tr.row').length === 4")
+    shown.wrong.clear()
 
 
 def test_an_empty_run_says_so(server: ViewServer, shown: Watched) -> None:

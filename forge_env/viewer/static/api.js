@@ -5,13 +5,17 @@ import { exported, exportedAnswer } from "./exported.js";
 export async function request(path, params, signal) {
   if (exported) return exportedAnswer(path, params || {});
   const entries = Object.entries(params || {}).filter(([, value]) => value !== "" && value != null);
+  const url = `/api/${path}?${new URLSearchParams(entries)}`;
+  const options = { signal, credentials: "same-origin", cache: "no-store" };
   let response;
   try {
-    const url = `/api/${path}?${new URLSearchParams(entries)}`;
-    response = await fetch(url, { signal, credentials: "same-origin", cache: "no-store" });
+    response = await fetch(url, options).catch((error) => {
+      if (error.name === "AbortError") throw error;
+      return fetch(url, options); // a browser ends its requests when the machine gets or loses a network
+    });
   } catch (error) {
     if (error.name === "AbortError") throw error;
-    throw new Error("The server does not answer: forge-env view has ended.");
+    throw Object.assign(new Error("The server does not answer: forge-env view has ended."), { isLost: true });
   }
   if (response.status === 403) throw new Error(await response.text());
   const answer = await response.json();

@@ -72,6 +72,7 @@ async function show(isRedraw) {
     if (error.name === "AbortError") return;
     shown.route = route;
     shown.view = {};
+    if (error.isLost) shown.stamp = null; // the next answer of the server redraws it
     drawHeader();
     fill(main, h("p", { class: "empty" }, error.message));
     main.dataset.place = hash;
@@ -110,7 +111,7 @@ function keepFocusAndFolds() {
 function restoreSearch(old) {
   const box = document.getElementById("search");
   if (!box) return;
-  box.value = old.value; // with what was typed while the answer was on its way
+  if (old.value !== old.dataset.sent) box.value = old.value; // typed while the answer was on its way
   box.focus();
   box.setSelectionRange(old.selectionStart, old.selectionStart);
   if (box.value !== (readAddress().params.q || "")) box.dispatchEvent(new Event("input"));

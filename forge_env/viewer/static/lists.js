@@ -112,10 +112,12 @@ function searchBox(route) {
     type: "search", id: "search", value: route.params.q || "", placeholder: "in tasks, answers, tool output ( / )",
     "aria-label": "Text in tasks, answers and tool output", autocomplete: "off", spellcheck: "false",
   });
+  box.dataset.sent = box.value; // the text that the address has got
   let timer = 0;
   const search = () => {
     clearTimeout(timer);
     const now = readAddress();
+    box.dataset.sent = box.value;
     if (box.isConnected && box.value !== (now.params.q || "")) setParams(now, { q: box.value, page: "" });
   };
   box.addEventListener("input", () => {
