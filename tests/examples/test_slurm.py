@@ -7,6 +7,7 @@ import os
 import shutil
 import socket
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -26,7 +27,7 @@ def submit(*arguments: str, nodes: tuple[str, ...] = NODES, seconds: float = 120
         "SLURM_JOB_NODELIST": ",".join(nodes),
         "SLURM_JOB_NUM_NODES": str(len(nodes)),
         "SLURM_SUBMIT_DIR": str(ROOT),
-        "PATH": f"{PROGRAMS}{os.pathsep}{os.environ['PATH']}",
+        "PATH": os.pathsep.join((str(PROGRAMS), str(Path(sys.executable).parent), os.environ["PATH"])),
         "PORT": str(port),
     }
     command = ["bash", str(SUBMIT), *arguments]
