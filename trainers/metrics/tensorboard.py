@@ -7,6 +7,7 @@ import shutil
 import socket
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -53,5 +54,10 @@ class TensorBoard:
         self._write(Event(wall_time=time.time(), file_version="brain.Event:2"))
 
     def _write(self, event: Any) -> None:
-        self._writer.write(event.SerializeToString())
-        self._file.flush()
+        try:
+            self._writer.write(event.SerializeToString())
+            self._file.flush()
+        except OSError:
+            with suppress(OSError):
+                self._file.close()  # or Python 3.13 tries once more when the object goes, and prints that it cannot
+            raise

@@ -16,6 +16,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +76,8 @@ class Wandb:
             self._process.stdin.write(json.dumps(line) + "\n")
             self._process.stdin.flush()
         except OSError:
+            with suppress(OSError):
+                self._process.stdin.close()  # or Python 3.13 tries once more when the object goes, and prints it
             self._process.wait()
             raise WandbError(self._why()) from None
 
