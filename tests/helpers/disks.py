@@ -12,7 +12,7 @@ from contextlib import contextmanager
 def full_disk(size: int) -> Iterator[None]:
     """No file may grow beyond `size` bytes: the kernel refuses the write, as it does on a full disk.
 
-    No bytecode is written meanwhile: some versions of Python keep a file of it that was cut, and cannot import it later.
+    No bytecode is written meanwhile: some versions of Python keep a file of it that was cut, and fail on it later.
     """
     writes_bytecode, sys.dont_write_bytecode = sys.dont_write_bytecode, True
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
