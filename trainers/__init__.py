@@ -3,9 +3,10 @@
 import importlib.util
 import sys
 
-from trainers.metrics.heartbeat import announce
+from trainers.metrics.heartbeat import announce, trainer_of
 
-if sys.argv[:1] == ["-m"]:  # so it is while Python looks for the module of `python -m`
+# While Python looks for the module of `python -m`, argv is that; another program may import this package then.
+if sys.argv[:1] == ["-m"] and trainer_of(sys.orig_argv):
     if importlib.util.find_spec("torch") is None:  # the gym half
         from trainers.setup.packages import missing
 

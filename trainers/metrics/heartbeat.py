@@ -48,15 +48,21 @@ def command_began() -> float:
     return _began
 
 
+def trainer_of(command: Sequence[str]) -> str:
+    """The module of a command line `python -m trainers.NAME OPTIONS`; "" for any other command."""
+    module = next((after for word, after in pairwise(command) if word == "-m"), "")
+    return module if module.startswith("trainers.") and module.count(".") == 1 else ""
+
+
 def announce(command: Sequence[str]) -> None:
     """Print the first line of a run, and go on until `quiet`.
 
     Args:
-        command: the words of the command line, `python -m trainers.NAME OPTIONS`. Another one prints nothing.
+        command: the words of the command line. One that starts no trainer prints nothing.
     """
     global _began, _early
-    module = next((after for word, after in pairwise(command) if word == "-m"), "")
-    if not module.startswith("trainers.") or module.count(".") > 1 or {"-h", "--help", "--dry-run"} & {*command}:
+    module = trainer_of(command)
+    if not module or {"-h", "--help", "--dry-run"} & {*command}:
         return
     from forge_env.runtime.process.lifetime import process_began  # a tenth of a second, which others need not pay
 

@@ -45,3 +45,17 @@ def test_the_first_line_needs_no_torch() -> None:
     )  # fmt: skip
     first, second = done.stdout.splitlines()
     assert "trainers.sft: importing" in first and second == "set()"
+
+
+@pytest.mark.parametrize(
+    ("command", "module"),
+    [
+        ("python -m trainers.grpo --steps 3", "trainers.grpo"),
+        ("python -u -m trainers.sft", "trainers.sft"),
+        ("python -m trainers.metrics.wandb_run", ""),
+        ("python -m mine --env trainers.grpo", ""),
+        ("python mine.py", ""),
+    ],
+)
+def test_only_a_command_that_starts_a_trainer_is_one(command: str, module: str) -> None:
+    assert heartbeat.trainer_of(command.split()) == module

@@ -30,7 +30,9 @@ def test_a_card_that_is_too_small_is_refused_with_settings_that_fit() -> None:
     assert problem.startswith("a GPU has 40.0 GiB, and the estimate is more: GPU 0: rollouts ")
     remedies = problem.partition("; it fits with ")[2].split(" or with ")
     names = [remedy.partition(" ")[0] for remedy in remedies]
-    assert names[:2] == ["--training.activation_checkpoint", "--training.max_tokens_per_micro_batch"]
+    assert names[:2] == ["--training.max_tokens_per_micro_batch", "--training.activation_checkpoint"], (
+        "the cheapest first"
+    )
     for remedy in remedies:
         plan = plan_of(*ONE, *LONG, "--launcher.gpu_memory_gib=40", *remedy.split())
         assert problems(plan) == []
@@ -113,27 +115,22 @@ def test_a_snapshot_for_which_a_gpu_has_no_room_may_be_in_shared_memory() -> Non
     size = training - plan.model.shape.parameters  # half of the snapshot is too much
     option = f"--launcher.gpu_memory_gib={size / 2**30}"
     (problem,) = problems(plan_of(*sleeps, option))
-    assert "it fits with --weights.store shared_memory" in problem
+    assert " with --weights.store shared_memory" in problem
     assert problems(plan_of(*sleeps, option, "--weights.store=shared_memory")) == []
 
 
 # ---- which settings fit ----
 
 
-def fits(**wanted: object) -> object:
-    """A judge that wants these settings of `training`."""
-
-    def judge(config: RunConfig) -> bool:
-        return all(getattr(config.training, name) == value for name, value in wanted.items())
-
-    return judge
-
-
 def test_settings_that_help_only_together_are_named_together_and_no_others() -> None:
     config = plan_of(*LONG).config
-    judge = fits(activation_checkpoint="full", max_tokens_per_micro_batch=8192)
-    assert nearest_settings(config, judge) == (  # type: ignore[arg-type]
-        "it fits with --training.activation_checkpoint full --training.max_tokens_per_micro_batch 8192"
+
+    def judge(changed: RunConfig) -> bool:
+        training = changed.training
+        return training.activation_checkpoint == "full" and training.max_tokens_per_micro_batch <= 8192
+
+    assert nearest_settings(config, judge) == (
+        "it fits with --training.max_tokens_per_micro_batch 8192 --training.activation_checkpoint full"
     )
 
 
@@ -148,6 +145,24 @@ def test_a_model_whose_state_is_too_large_for_the_card_fits_with_offloaded_weigh
     (problem,) = problems(plan_of(*options))
     assert problem.endswith("it fits with --training.cpu_offload true")
     assert problems(plan_of(*options, "--training.cpu_offload")) == []
+
+
+def test_small_moments_are_named_before_offloading_and_never_with_bfloat16_moments_offloaded() -> None:
+    two = ("--model=Qwen/Qwen3-8B", *ONE[1:3], "--launcher.gpus_per_host=2", "--trainer.procs=2")
+    options = (*two, "--launcher.share_gpus=yes", "--launcher.gpu_memory_gib=80", "--env.max_tokens=4096")
+    options += ("--training.activation_checkpoint=full",)
+    (problem,) = problems(plan_of(*options))
+    remedies = problem.partition("; it fits with ")[2].split(" or with ")
+    assert remedies[0] == "--training.optimizer_state bfloat16"
+    for remedy in remedies:
+        assert problems(plan_of(*options, *remedy.split())) == []
+
+    def judge(changed: RunConfig) -> bool:
+        assert not changed.training.cpu_offload or changed.training.optimizer_state != "bfloat16"
+        return changed.training.cpu_offload and changed.training.max_tokens_per_micro_batch <= 16384
+
+    both = "it fits with --training.cpu_offload true --training.max_tokens_per_micro_batch 16384"
+    assert nearest_settings(plan_of(*two, *LONG).config, judge) == both
 
 
 def test_where_nothing_helps_that_is_said() -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Any
 
 from agents.generator.start import EngineSettings
@@ -198,52 +199,65 @@ def nearest_settings(config: RunConfig, fits: Callable[[RunConfig], bool]) -> st
 
 
 def _fitting(config: RunConfig, fits: Callable[[RunConfig], bool]) -> str:
-    """Settings that fit, each alone or else several together; "" where there are none."""
-    changes = list(_changes(config))
-    alone = [change for change in changes if fits(_with(config, [change]))]
-    if alone:
-        firsts = list({name: (name, value) for name, value in reversed(alone)}.values())[::-1]
-        return " or with ".join(map(_option, firsts[:3]))
-    together: list[tuple[str, Any]] = []
-    for name, value in changes:
-        together = [change for change in together if change[0] != name] + [(name, value)]
-        if fits(_with(config, together)):
-            for change in list(together):
-                fewer = [other for other in together if other is not change]
-                if fits(_with(config, fewer)):
-                    together = fewer
-            return " ".join(map(_option, together))
-    return ""
+    """Settings that fit: those that cost the least speed, then others that are enough alone; "" if there are none."""
+    cheap, placements, offload = list(_changes(config)), list(_placements(config)), list(_offload(config))
+    offloaded = offload and [*offload, *(change for change in cheap if change[0] != "training.optimizer_state")]
+    orders = [cheap, *([placement, *cheap] for placement in placements), offloaded]
+    enough = (order[: end + 1] for order in orders for end in range(len(order)))
+    least = next((dict(changes) for changes in enough if fits(_with(config, changes))), {})
+    for name in reversed(list(least)):  # leave out what is not needed, and of the rest take the mildest value
+        rest = {other: value for other, value in least.items() if other != name}
+        instead = [rest, *({**least, name: value} for other, value in cheap if other == name), least]
+        least = next(changes for changes in instead if fits(_with(config, changes.items())))
+    alone = [(name, value) for name, value in (*cheap, *placements, *offload) if fits(_with(config, [(name, value)]))]
+    mildest = {name: {name: value} for name, value in reversed(alone) if list(least) != [name]}
+    remedies = [least, *reversed(mildest.values())] if least else []
+    return " or with ".join(" ".join(map(_option, remedy.items())) for remedy in remedies[:3])
 
 
 def _changes(config: RunConfig) -> Iterator[tuple[str, Any]]:
-    """Settings to try, in the order of their cost; several values of one setting begin with the mildest."""
+    """Settings to try, those that cost no speed first; several values of one setting begin with the mildest."""
     services, training = config.services, config.training
     if services.generator.sleep == "no":
         yield "services.generator.sleep", "auto"
-    if config.weights.store in ("auto", "cuda_ipc"):  # the snapshot then takes memory of the host, not of a GPU
-        yield "weights.store", "shared_memory"
     if services.generator.kv_cache_gib:
         yield "services.generator.kv_cache_gib", 0.0
-    modes = ["none", "selective", "full"]
-    for mode in modes[modes.index(training.activation_checkpoint) + 1 :]:
-        yield "training.activation_checkpoint", mode
+    if services.trainer.with_gpus and not training.cpu_offload:
+        if training.optimizer_state == "float32":
+            yield "training.optimizer_state", "bfloat16"
+        if training.optimizer_state != "8bit" and not config.lora.rank and find_spec("torchao"):
+            yield "training.optimizer_state", "8bit"
     tokens = training.max_tokens_per_micro_batch
     while tokens // 2 >= config.env.max_tokens:
         tokens //= 2
         yield "training.max_tokens_per_micro_batch", tokens
-    if not training.cpu_offload and not config.lora.rank:
-        yield "training.cpu_offload", True
+    modes = ["none", "selective", "full"]
+    for mode in modes[modes.index(training.activation_checkpoint) + 1 :]:
+        yield "training.activation_checkpoint", mode
+    if config.weights.store in ("auto", "cuda_ipc"):  # in the host's memory, which may have no room
+        yield "weights.store", "shared_memory"
+
+
+def _placements(config: RunConfig) -> Iterator[tuple[str, Any]]:
+    """Other uses of the GPUs that there are."""
     if config.launcher.share_gpus != "no":
         yield "launcher.share_gpus", "no"
     for name in ("trainer", "generator"):
-        procs = getattr(services, name).procs
+        procs = getattr(config.services, name).procs
         while procs * 2 <= config.launcher.gpus_per_host:
             procs *= 2
             yield f"services.{name}.procs", procs
 
 
-def _with(config: RunConfig, changes: Sequence[tuple[str, Any]]) -> RunConfig:
+def _offload(config: RunConfig) -> Iterator[tuple[str, Any]]:
+    """What is tried last: with offloading a step of 8B took about twice as long."""
+    if not config.training.cpu_offload and not config.lora.rank:
+        if config.training.optimizer_state == "bfloat16":
+            yield "training.optimizer_state", "float32"  # the host updates no moments in bfloat16
+        yield "training.cpu_offload", True
+
+
+def _with(config: RunConfig, changes: Iterable[tuple[str, Any]]) -> RunConfig:
     changed = copy.deepcopy(config)
     for name, value in changes:
         *sections, field = name.split(".")
