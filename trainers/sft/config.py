@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 from forge_env.core.errors import UserError
 from forge_env.data.rows import find_file
 from trainers.config import BY_CASE, EnvConfig, RunConfig, TrainingConfig, WarmupConfig
 
 DEMONSTRATION_STEPS = 150
+INSTEAD = {
+    "batch_size": "batch_size",
+    "learning_rate": "learning_rate",
+    "warmup_steps": "learning_rate_warmup",
+    "lr_schedule": "",
+    "gradient_accumulation_steps": "",
+}
+"""Settings of `training` that are for data, and those of `warmup` that demonstrations have in their place."""
 
 
 @dataclass(kw_only=True)
@@ -54,6 +62,7 @@ class Config(RunConfig):
             training.packing = training.packing or self.services.trainer.with_gpus
             self._check_data()
             return
+        self._refuse_settings_of_data()
         if not self.dataset.path:  # which is refused without an environment
             self.env.name = self.env.name or "code_exec"
         if training.steps == BY_CASE:
@@ -70,6 +79,16 @@ class Config(RunConfig):
         from trainers.sft.source import open_source
 
         return (open_source(self.sft).summary(),)
+
+    def _refuse_settings_of_data(self) -> None:
+        for name, instead in INSTEAD.items():
+            allowed = (getattr(TrainingConfig(), name), getattr(self.warmup, instead, None))
+            if getattr(self.training, name) not in allowed:  # the config of an earlier run has both
+                remedy = f"on demonstrations it is --warmup.{instead}" if instead else "leave it out on demonstrations"
+                raise UserError(f"--training.{name} needs --sft.data: {remedy}")
+        for setting in fields(SFTConfig):
+            if getattr(self.sft, setting.name) != setting.default:
+                raise UserError(f"--sft.{setting.name} needs --sft.data: leave it out on demonstrations")
 
     def _check_data(self) -> None:
         sft = self.sft

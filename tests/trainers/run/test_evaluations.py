@@ -287,13 +287,19 @@ def test_only_weights_that_the_engines_get_can_be_evaluated() -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--env", "math"], "--evaluation.interval need --sft.data"),
-        (["--sft.data", "chats.jsonl"], "--evaluation.interval needs an environment to measure success in"),
+        ("--env math --evaluation.interval 2", "--evaluation.interval need --sft.data"),
+        (
+            "--sft.data chats.jsonl --evaluation.interval 2",
+            "--evaluation.interval needs an environment to measure success in",
+        ),
+        ("--training.learning_rate 1e-4", "needs --sft.data: on demonstrations it is --warmup.learning_rate"),
+        ("--training.lr_schedule cosine", "--training.lr_schedule needs --sft.data: leave it out on demonstrations"),
+        ("--sft.epochs 2", "--sft.epochs needs --sft.data: leave it out on demonstrations"),
     ],
 )
-async def test_supervised_training_says_what_it_lacks(arguments: list[str], words: str) -> None:
+async def test_supervised_training_says_what_it_lacks(arguments: str, words: str) -> None:
     with pytest.raises(UserError, match=words):
-        make_plan(parse(SFTPage, [*arguments, "--evaluation.interval", "2"], SHORT_OPTIONS)).check()
+        make_plan(parse(SFTPage, arguments.split(), SHORT_OPTIONS)).check()
 
 
 def test_a_resumed_run_may_have_another_interval_and_measures_the_same() -> None:
