@@ -35,11 +35,13 @@ class EnvFactory:
             env = factory.make()
 
     Raises:
-        UserError: for an unknown option, a value of the wrong type, or a missing option that `tasks` or a `shared`
-            factory requires.
+        UserError: for what is no environment, an unknown option, a value of the wrong type, or a missing option that
+            `tasks` or a `shared` factory requires.
     """
 
     def __init__(self, env_class: type[Env], *, name: str = "", **options: Any) -> None:
+        if not (isinstance(env_class, type) and issubclass(env_class, Env)):
+            raise UserError(f"{env_class!r} is no class of an environment: forge_env.make takes the name of one")
         self.env_class = env_class
         self.name = name or env_class.__name__
         shared_factories = [load(target) for target in env_class.shared.values()]

@@ -16,7 +16,7 @@ from forge_env.cli.main import main
 from forge_env.core.errors import UserError
 from forge_env.core.types import Task
 from forge_env.gymnasium.env import SyncEnv
-from forge_env.rollout.factory import make
+from forge_env.rollout.factory import EnvFactory, make
 from forge_env.rollout.task_list import BadTasks, read_tasks
 
 SOURCE = '''\
@@ -280,3 +280,9 @@ def test_a_users_own_refusal_and_fewer_tasks_stay_as_they_are() -> None:
     tasks = [Task(prompt=({"role": "user", "content": str(i)},)) for i in range(2)]
     assert read_tasks("shop", lambda: tasks, "test", count=3) is tasks
     assert read_tasks("shop", list, "test", count=0) == []
+
+
+@pytest.mark.parametrize("given", ["math", Task, None])
+def test_a_factory_of_what_is_no_environment_names_the_function_that_takes_a_name(given: Any) -> None:
+    with pytest.raises(UserError, match="is no class of an environment: forge_env.make takes the name"):
+        EnvFactory(given)
