@@ -18,20 +18,10 @@ _ARGUMENTS = re.compile(r"(?<=[a-zA-Z'}])\s*\([^()]*\)|_(?:\{[^{}]*\}|\w)")
 _OPERATION = re.compile(
     r"\\(?:i*int|sum|prod|lim)(?![a-zA-Z])|\\[dt]?frac\s*(?:\{\s*)?(?:\\mathrm\s*\{?)?(?:d|\\partial)"
 )
-_DECIMAL = re.compile(r"(?<![\d.])(\d*)\.(\d+)(?![\d.])", re.ASCII)
 _COMPUTATION = re.compile(
-    r"(?<![a-zA-Z])[dt]?(gcd|lcm|det|binom|choose|max|min|bmod|pmod|mod|lfloor|lceil|floor|ceil|cap)(?![a-zA-Z])"
+    r"(?<![a-zA-Z])[dt]?(gcd|lcm|det|binom|choose|max|min|bmod|pmod|mod|lfloor|lceil|floor|ceil|cap|[vV]matrix)(?![a-zA-Z])"
 )
 _SEVERAL = re.compile(r"[,;]|\b(?:or|and)\b")
-
-
-def exact_decimals(text: str) -> str:
-    """Write decimals as fractions, so that 3.141593 is an exact number and not a rounded pi.
-
-    >>> exact_decimals("1.5x")
-    '\\\\frac{15}{10}x'
-    """
-    return _DECIMAL.sub(lambda m: f"\\frac{{{int(m[1] + m[2])}}}{{{10 ** len(m[2])}}}", text)
 
 
 def computes_more(answer: str, target: str) -> bool:
@@ -45,7 +35,7 @@ def computes_more(answer: str, target: str) -> bool:
 def separate_cases(answer: str, target: str) -> tuple[str, str]:
     """Rename symbols that differ in case only, since math-verify reads R as r.
 
-    >>> tell_cases_apart("R+r", "2R")
+    >>> separate_cases("R+r", "2R")
     ('q+r', '2q')
     """
     used = {token for text in (answer, target) for token in _TOKEN.findall(text)}

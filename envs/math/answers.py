@@ -11,8 +11,10 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from envs.math.answer_forms import computes_more, exact_decimals, separate_cases, stated_values
-from envs.math.numerals import Number, last_number, parse_number, plain
+from envs.math.answer_forms import computes_more, separate_cases, stated_values
+from envs.math.latex import normal
+from envs.math.numerals import Number, last_number, parse_number, plain, without_unit
+from envs.math.shapes import same_shape
 from envs.math.verifier import equal_expressions
 from forge_env.core.errors import UserError, nearest
 
@@ -34,12 +36,17 @@ _ANSWER_IS = re.compile(r"\banswer\s*(?:is|:|=)\s*:?", re.IGNORECASE)
 _ARITHMETIC = re.compile(
     r"\$?\s*(?:[a-zA-Z](?:\([a-z]\))?\s*=?)?(?:[\d\s+*/().^{}=-]|\\(?:times|cdot|div|[dt]?frac))*", re.ASCII
 )
+_NAME = re.compile(r"(?:\\(?:text|mathrm)\{)?\\?[a-zA-Z][a-zA-Z ]*'?\}?(?:\s*_\{?\w+\}?)?(?:\([^()=]*\))?\s*")
+_NAMED_NUMBER, _LETTERS = re.compile(r"([a-zA-Z])\s*="), re.compile(r"[a-zA-Z]")
+_UNREADABLE = re.compile(r"\d\s+\d|\d\s*_")
+"""What math-verify reads otherwise than it is meant: it adds numbers side by side, and drops the base of 123_5."""
 _WORDS = re.compile(
     r"(?:\\(?:text|mathrm|textbf|mathbf)\s*\{)?\s*([^\W\d_][^\W\d_]+(?:[\s-]+[^\W\d_]+)*|[A-Z])\s*\}?\.?"
 )
-_LETTER = re.compile(r"[a-j]")
-_CHOICE = re.compile(r"(?:\\(?:text|mathrm|textbf|mathbf)\s*\{)?\s*\(?[A-J]\)?\s*\}?")
+_CHOICE = re.compile(r"(?:\\(?:text|mathrm|textbf|mathbf)\s*\{)?\s*\(?([A-Ja-j])\)?\s*\}?\.?")
+_PRODUCT = re.compile(r"[b-df-hj-np-tv-z]{2,3}")
 _HUGE = re.compile(r"(?<!\d)\d{5,}\s*!|[!)}]\s*!|\^[^\w^]*\d{5,}|\^[+-]?[\d.]+\^", re.ASCII)
+_SYMBOLIC = re.compile(r"\(\d?[a-z](?:[+-]\d{1,2})?\)!", re.ASCII)
 _EXPONENT_GROUP = re.compile(r"\^[+-]?[{(\[]")
 
 
@@ -71,11 +78,14 @@ def extract_answer(response: str, formats: Sequence[str] = FORMATS) -> Answer | 
 
 
 def after_thinking(response: str) -> str:
-    """Return what follows the last `</think>`; nothing when a `<think>` is left open."""
-    start, end = response.rfind("<think>"), response.rfind("</think>")
-    if start > end:
-        return ""
-    return response[end + len("</think>") :] if end >= 0 else response
+    """Return what follows the first `</think>`; nothing when a response begins with `<think>` and does not close it.
+
+    Later tags are text: an answer may speak of them (renderers#152).
+    """
+    _, end, rest = response.partition("</think>")
+    if end:
+        return rest
+    return "" if response.lstrip().startswith("<think>") else response
 
 
 def last_boxed(text: str) -> str | None:
@@ -107,62 +117,70 @@ def same_answer(answer: str, target: str, *, tolerance: float = 0.0) -> bool:
     """
     number = parse_number(target)
     if number is not None:
-        return _is_number(answer, number, tolerance)
+        return _is_number(answer, target, number, tolerance)
     if _normal_words(answer) == _normal_words(target):
         return bool(answer.strip())
-    if _WORDS.fullmatch(plain(target)) or not (_is_bounded(answer) and _is_bounded(target)):
+    if _is_words(target) or not (_is_bounded(answer) and _is_bounded(target)):
         return False
-    return _same_expression(expression(answer), expression(target), tolerance)
+    return _same_expression(normal(answer), normal(target), tolerance)
 
 
 def _same_expression(answer: str, target: str, tolerance: float) -> bool:
-    if {_shape(answer), _shape(target)} == {"set", "bracket"} or computes_more(answer, target):
+    if computes_more(answer, target):
         return False
-    if not _CHOICE.fullmatch(target):
-        answer, target = separate_cases(answer, target)
     values = stated_values(answer, target)
-    return bool(values) and all(equal_expressions(target, value, tolerance=tolerance) for value in values)
+    return bool(values) and all(
+        same_shape(value, target, lambda mine, theirs: _same_value(mine, theirs, tolerance)) for value in values
+    )
+
+
+def _same_value(answer: str, target: str, tolerance: float) -> bool:
+    """Compare two values in normal form: as text, numbers, words, or by math-verify, and their units."""
+    answer, target = answer.removeprefix("+").strip(), target.removeprefix("+").strip()
+    if answer.replace(" ", "") == target.replace(" ", "") or _normal_words(answer) == _normal_words(target):
+        return bool(answer)
+    number = parse_number(target) if "=" not in target else None
+    if number is not None:
+        mine = parse_number(answer) if "=" not in answer else None
+        return mine is not None and mine.equals(number, tolerance=tolerance)
+    (answer, unit), (target, wanted) = without_unit(answer), without_unit(target)
+    if (unit and wanted and unit != wanted) or _UNREADABLE.search(answer):
+        return False
+    answer, target = separate_cases(answer, target)
+    return equal_expressions(target, answer, tolerance=tolerance)
 
 
 def needs_verifier(target: str) -> bool:
     """Whether answers to this target are compared by math-verify, and not as numbers or words."""
-    return parse_number(target) is None and not _WORDS.fullmatch(plain(target))
+    return parse_number(target) is None and not _is_words(target)
 
 
-def expression(text: str) -> str:
-    """Write an answer as LaTeX for math-verify: powers, roots and relations as in programs become LaTeX."""
-    text = plain(text).strip("$ ").removesuffix(".")
-    text = text.replace("**", "^").replace("∞", "\\infty ").replace("π", "\\pi ").replace("∪", "\\cup ")
-    text = text.replace("≤", "\\le ").replace("≥", "\\ge ").replace("<=", "\\le ").replace(">=", "\\ge ")
-    text = re.sub(r"√\s*(\d+)", r"\\sqrt{\1}", text)
-    # math-verify reads 3/2 x as 3 over 2x, but a coefficient is meant
-    text = re.sub(r"(?<![\w.^])(\d+)/(\d+)\s+(?=[a-zA-Z(])", r"\\frac{\1}{\2}", text)
-    return exact_decimals(text)
+def _is_words(text: str) -> bool:
+    """Whether a target is words or the letter of a choice; xy is a product."""
+    text = plain(text)
+    return bool(_WORDS.fullmatch(text) or _CHOICE.fullmatch(text)) and not _PRODUCT.fullmatch(text)
 
 
-def _is_number(answer: str, target: Number, tolerance: float) -> bool:
+def _is_number(answer: str, target: str, number: Number, tolerance: float) -> bool:
     answer = answer[1:-1] if answer.startswith("$") and answer.endswith("$") else answer
     left, _, right = answer.rpartition("=") if len(answer) <= MAX_ANSWER else ("", "", "")
-    if left and not _ARITHMETIC.fullmatch(plain(left)):
+    left = plain(left)
+    if left and not (_ARITHMETIC.fullmatch(left) or _NAME.fullmatch(left)):
         return False
-    number = parse_number(right)  # the right-hand side, as in "37 * 24 = 888"
-    return number is not None and number.equals(target, tolerance=tolerance)
+    named = _NAMED_NUMBER.match(plain(target))  # x = 5 is another line than y = 5
+    if named and left and _LETTERS.fullmatch(left) and left != named[1]:
+        return False
+    mine = parse_number(right)  # the right-hand side, as in "37 * 24 = 888"
+    return mine is not None and mine.equals(number, tolerance=tolerance)
 
 
 def _normal_words(text: str) -> str:
     """Return words, and the letter of a choice (A to J), in one case; other text keeps its case, since R is not r."""
     match = _WORDS.fullmatch(plain(text)) if len(text) <= MAX_ANSWER else None
     if match is None:
-        return " ".join(text.split()).upper() if _LETTER.fullmatch(text.strip()) else " ".join(text.split())
+        choice = _CHOICE.fullmatch(plain(text)) if len(text) <= MAX_ANSWER else None
+        return choice[1].upper() if choice else " ".join(text.split())
     return match[1] if len(match[1]) == 1 else " ".join(match[1].casefold().split())
-
-
-def _shape(text: str) -> str:
-    """Distinguish sets from tuples and intervals, which math-verify does not do: {1, 2} is not (1, 2)."""
-    text = text.strip()
-    if text.startswith(("\\{", "{")) and text.endswith("}"):
-        return "set"
-    return "bracket" if text.startswith(("(", "[")) and text.endswith((")", "]")) and "," in text else ""
 
 
 def _is_bounded(text: str) -> bool:
@@ -170,6 +188,7 @@ def _is_bounded(text: str) -> bool:
     if len(text) > MAX_ANSWER:
         return False
     powers = re.sub(r"\s", "", plain(text)).replace("**", "^")
+    powers = _SYMBOLIC.sub("n!", powers)
     if _HUGE.search(re.sub(r"[{}]", "", powers)) or _has_tower(powers):
         return False
     depth = deepest = 0

@@ -16,7 +16,9 @@ MAX_CHARS = 200
 _MAX_EXPONENT = 300
 
 _DECIMAL = r"(?:\d+(?:\.\d*)?|\.\d+)"
-_LATEX_FRACTION = re.compile(r"\\[dtc]?frac\s*(?:\{\s*([-+]?[\d.]+)\s*\}|(\d))\s*(?:\{\s*([-+]?[\d.]+)\s*\}|(\d))")
+_LATEX_FRACTION = re.compile(
+    r"\\(?:[dtcs]?|nice)frac\s*(?:\{\s*([-+]?[\d.]+)\s*\}|(\d))\s*(?:\{\s*([-+]?[\d.]+)\s*\}|(\d))"
+)
 _NUMBER = re.compile(
     rf"(?P<sign>[-+]?)\s*(?:(?P<whole>\d+)\s+(?=\d+\s*/))?(?P<top>{_DECIMAL})(?:e(?P<exponent>[-+]?\d+))?"
     rf"(?:\s*/\s*(?P<bottom>[-+]?{_DECIMAL}))?"
@@ -28,9 +30,34 @@ _POWER_OF_TEN = re.compile(r"([-+]?\s*)10\s*(?=\^|\*\*)")  # without a factor in
 _LAST = re.compile(
     r"-?(?:\d[\d,]*(?:\.\d+)?|\.\d+)(?:e[-+]?\d+)?(?:\s*/\s*\d[\d,]*(?:\.\d+)?)?(?:\s*\\?%)?", re.I | re.ASCII
 )
+_DECIMALS = re.compile(r"(?<![\d.])(\d*)\.(\d+)(?![\d.])", re.ASCII)
+_RECURRING = re.compile(
+    r"(?<![\d.])(\d*)\.(\d*)(?:\\(?:overline|bar)\s*(?:\{(\d+)\}|(\d))|\((\d+)\)"
+    r"|(\\dot\s*\{?\d\}?(?:\d*\\dot\s*\{?\d\}?)?))",
+    re.ASCII,
+)
+_SIZES = re.compile(
+    r"\\\\|\\(?:left|right)(?![a-zA-Z])\s*\.?|\\(?:[bB]igg?[lrm]?|(?:display|text|script)style|(?:no)?limits)(?![a-zA-Z])|\\!"
+)
+_SPACES = re.compile(
+    r"\\\\(?:\s*\[[\d.]+(?:pt|em|ex|mm)\])?|\\[,;:> ]|\\(?:qquad|quad|enspace|thinspace)(?![a-zA-Z])|\\(?=\s)|~"
+)
+_OVER = re.compile(r"\{([^{}]*)\\over(?![a-zA-Z])([^{}]*)\}")
+_RAISED = re.compile("[⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻]+")
+_LOWERED = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻", "0123456789+-")
+_VULGAR = re.compile("(\\d?)([¼-¾⅐-⅞])")
+_SIGNS = str.maketrans(
+    {
+        "−": "-", "–": "-", "—": "-", "×": "*", "⋅": "*", "·": "*", "∙": "*", "⁄": "/", "\u00a0": " ", "\u2009": " ",
+        "\u202f": " ", "π": "\\pi ", "∞": "\\infty ", "√": "\\sqrt ", "∛": "\\sqrt[3]", "±": "\\pm ", "∓": "\\mp ",
+        "≤": "\\le ", "≥": "\\ge ", "≠": "\\ne ", "∪": "\\cup ", "∩": "\\cap ", "∈": "\\in ", "∅": "\\emptyset ",
+        "ℝ": "\\mathbb{R}", "ℤ": "\\mathbb{Z}", "ℚ": "\\mathbb{Q}", "ℕ": "\\mathbb{N}", "⟨": "\\langle ",
+        "⟩": "\\rangle ", "°": "^\\circ ", "÷": "\\div ", "∨": "\\lor ", "∧": "\\land ", "\u200b": "",
+    }
+)  # fmt: skip
 _GROUPED = re.compile(r"(?<=\d),(?=\d)", re.ASCII)
-_GROUPS_OF_THREE = re.compile(r"\d{1,3}(,\d{3})+(?![\d,])", re.ASCII)
-_WORD = r"[a-z]+\.?(?:\s*\^?\s*[23²³](?!\d))?"
+_GROUPS_OF_THREE = re.compile(r"(?<![\d.,])\d{1,3}([ ,])\d{3}(?:\1\d{3})*(?![\d,]|\s*/)", re.ASCII)
+_WORD = r"[a-z]+\.?(?:\s*\^?\s*[23](?!\d))?"
 _UNIT = re.compile(rf"{_WORD}(?:(?:\s+|\s*[/*]\s*){_WORD}){{0,3}}", re.IGNORECASE | re.ASCII)
 
 _CURRENCIES = {"$": "dollar", "€": "euro", "£": "pound", "¥": "yen"}
@@ -40,11 +67,18 @@ _UNIT_ALIASES = {
     "kilometre": "kilometer", "mm": "millimeter", "millimetre": "millimeter", "g": "gram", "kg": "kilogram",
     "h": "hour", "hr": "hour", "min": "minute", "s": "second", "sec": "second", "l": "liter", "litre": "liter",
     "deg": "degree", "usd": "dollar", "eur": "euro", "in": "inch", "inche": "inch", "ft": "foot", "feet": "foot",
+    "units": "unit",
 }  # fmt: skip
 _KNOWN_UNITS = frozenset(_UNIT_ALIASES) | frozenset(_UNIT_ALIASES.values())
 _JOINING = ("or", "and", "to", "not", "nor", "but", "versus", "vs", "is", "are", "maybe", "either")
 _OPERATIONS = ("plus", "minus", "times", "over", "modulo", "mod", "squared", "cubed", "factorial", "root", "power")
 _SYMBOLS = ("pi", "infinity", "inf", "infty", "sqrt", "sin", "cos", "tan", "cot", "log", "ln", "exp", *"eixyz")
+_LONG_UNITS = "|".join(sorted((unit for unit in _KNOWN_UNITS if len(unit) > 1), reverse=True))
+_BEHIND = re.compile(
+    r"(?P<value>.*[^\s(\[{,=])\s*(?:(?P<circ>\^\{\s*\\circ\s*\})"
+    r"|\\text\{(?P<text>[^{}]*)\}\s*(?:\^\{(?P<power>[23])\})?"
+    rf"|(?<![a-zA-Z\\])(?P<word>(?:(?:square|cubic)\s+)?(?:{_LONG_UNITS})s?)\s*(?:\^\{{(?P<raised>[23])\}})?)"
+)
 _NO_UNITS = frozenset((*_JOINING, *_OPERATIONS, *_SYMBOLS))
 
 
@@ -71,14 +105,37 @@ class Number:
 
 
 def plain(text: str) -> str:
-    """Write digits of every script, minus signs and LaTeX spacing in their ASCII form."""
+    """Write digits of every script, signs of mathematics and LaTeX spacing in one form, with single spaces."""
     if not text.isascii():
-        text = "".join(str(unicodedata.decimal(c)) if c.isdecimal() else c for c in text)
-        text = text.translate({0x2212: "-", 0x2013: "-", 0x00D7: "*", 0x22C5: "*", 0x00A0: " ", 0x202F: " "})
-    if "\\" not in text and "~" not in text:
-        return text.strip()
-    text = re.sub(r"\\(?:left|right|displaystyle)(?![a-zA-Z])|\\[!;:]", "", text)
-    return re.sub(r"\\(?:,|quad|qquad|(?=\s))|~", " ", text).strip()
+        text = _RAISED.sub(lambda m: "^{" + m[0].translate(_LOWERED) + "}", text)
+        text = _VULGAR.sub(lambda m: f"{m[1]} " + unicodedata.normalize("NFKC", m[2]), text)
+        text = "".join(str(unicodedata.decimal(c)) if c.isdecimal() else c for c in text).translate(_SIGNS)
+        text = re.sub(r"(\d)\u0305", r"\\overline{\1}", text).replace("}\\overline{", "")
+        text = re.sub(r"\\sqrt\s*(\[3\])?\s*(\d+(?:\.\d+)?)", r"\\sqrt\1{\2}", text)
+    if "\\" in text or "~" in text:
+        text = text.replace(",\\!", "").replace("{,}", "")  # thousands
+        text = _SIZES.sub(lambda m: m[0] if m[0] == "\\\\" else "", text)
+        text = _SPACES.sub(lambda m: m[0][:2] if m[0].startswith("\\\\") else " ", text)
+        text = _OVER.sub(r"\\frac{\1}{\2}", text)
+    return " ".join(text.split())
+
+
+def exact_decimals(text: str) -> str:
+    """Write decimals as fractions, so that 3.141593 is an exact number and not a rounded pi.
+
+    >>> exact_decimals(r"1.5x + 0.\\overline{3}")
+    '\\frac{15}{10}x + \\frac{3}{9}'
+    """
+    text = _RECURRING.sub(lambda m: "\\frac{{{}}}{{{}}}".format(*_recurring(m)), text)
+    return _DECIMALS.sub(lambda m: f"\\frac{{{int(m[1] + m[2])}}}{{{10 ** len(m[2])}}}", text)
+
+
+def _recurring(match: re.Match[str]) -> tuple[int, int]:
+    """Return numerator and denominator of a recurring decimal: 0.1(6) is 15/90."""
+    block = re.sub(r"\D", "", next(group for group in match.groups()[2:] if group))
+    start = match[1] + match[2]
+    bottom = 10 ** len(match[2]) * (10 ** len(block) - 1)
+    return int(start + block) - int(start or 0), bottom
 
 
 def parse_number(text: str) -> Number | None:
@@ -108,6 +165,20 @@ def _parse(text: str) -> Number | None:
     return Number(value=value * scale, unit=currency or name, percent=percent)
 
 
+def without_unit(text: str) -> tuple[str, str]:
+    """Split a formula in normal form into its value and the unit behind it; "" when there is none."""
+    match = _BEHIND.fullmatch(text)
+    if match is None:
+        return text, ""
+    if match["circ"]:
+        return match["value"], "degree"
+    words = " ".join((match["text"] or match["word"]).split()) + "".join(
+        f"^{power}" for power in (match["power"], match["raised"]) if power
+    )
+    unit = _unit(words, attached=False)
+    return (match["value"], unit[0]) if unit is not None and unit[1] == 1 and unit[0] else (text, "")
+
+
 def last_number(text: str) -> str | None:
     """Return the last number of a text, as it is written; commas between digits are thousands separators."""
     text = plain(text)
@@ -116,22 +187,26 @@ def last_number(text: str) -> str | None:
 
 
 def _bare(text: str) -> tuple[str, str]:
-    """Remove what surrounds a number: dollar signs of mathematics, `x =`, a currency, a full stop, LaTeX words."""
+    """Remove what surrounds a number: brackets, dollar signs, `x =`, a currency, a full stop, LaTeX words."""
     text = text.strip().removesuffix(".").strip()
     while len(text) > 2 and text[0] == text[-1] == "$":
         text = text[1:-1].strip()
     text = re.sub(r"^\\?[a-zA-Z](?:\([a-z]\))?\s*=\s*", "", text)
     text = re.sub(r"\\(?:text|mathrm|textbf|mathbf)\s*\{([^{}]*)\}", r" \1 ", text).replace("\\%", "%")
-    text = re.sub(r"\^?\s*\{?\\circ\}?|°", " degree", text).replace("{,}", ",")
-    text = re.sub(r"\\(?:times|cdot)(?![a-zA-Z])", "*", text)
+    text = re.sub(r"\^?\s*\{?\s*\\circ\s*\}?", " degree", text)
+    text = _GROUPS_OF_THREE.sub(lambda m: re.sub("[ ,]", "", m[0]), text.replace("{,}", ","))
+    text = re.sub(r"\\(?:times|cdot)(?![a-zA-Z])|(?<=\d)\s*x\s*(?=10\s*\^)", "*", text)
     text = re.sub(r"\^\s*\{\s*([-+]?\d{1,4})\s*\}", r"^\1", text, flags=re.ASCII)
+    text = _RECURRING.sub(lambda m: "{}/{}".format(*_recurring(m)), text)
     text = _LATEX_FRACTION.sub(_as_quotient, text).strip()
+    while text[:1] + text[-1:] in ("()", "{}") and not re.search(r"[(){}]", text[1:-1]):
+        text = text[1:-1].strip()
+    text = re.sub(r"(?<=\d)\s*\^?\{?\s*(?:st|nd|rd|th)\s*\}?$", "", text)
     text = re.sub(r"^([-+])\s+", r"\1", text)
     sign, currency = "", ""
     money = re.match(r"([-+]?)\s*\\?([$€£¥])\s*", text)
     if money:
         sign, currency, text = money[1], _CURRENCIES[money[2]], text[money.end() :]
-    text = _GROUPS_OF_THREE.sub(lambda m: m[0].replace(",", ""), text)
     text = (sign + text).strip()
     power = _POWER_OF_TEN.match(text)
     return (f"{power[1]}1*{text[power.end(1) :]}" if power else text), currency
@@ -168,7 +243,7 @@ def _unit(text: str, *, attached: bool) -> tuple[str, int, bool] | None:
         return "", 1, False
     if not _UNIT.fullmatch(text) or (attached and (len(text) == 1 or text.lower() not in _KNOWN_UNITS)):
         return None
-    words = [word.rstrip(".").lower() for word in re.findall(r"[a-zA-Z]+\.?|[23²³/*]", text)]
+    words = [word.rstrip(".").lower() for word in re.findall(r"[a-zA-Z]+\.?|[23/*]", text)]
     factor = 1
     while words and words[0].rstrip("s") in _SCALES:
         factor *= _SCALES[words.pop(0).rstrip("s")]
@@ -178,6 +253,6 @@ def _unit(text: str, *, attached: bool) -> tuple[str, int, bool] | None:
 
 
 def _unit_word(word: str) -> str:
-    word = {"²": "2", "³": "3", "per": "/"}.get(word, word)
+    word = "/" if word == "per" else word
     word = word.rstrip("s") if len(word) > 2 else word
     return _UNIT_ALIASES.get(word, word)

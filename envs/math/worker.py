@@ -20,6 +20,8 @@ WALL_SECONDS = 60.0
 """Time of one comparison on the clock: it bounds what outlives a killed owner."""
 MEMORY_BYTES = 1 << 30
 
+_VALUES = (1.37, 0.71, 2.19, 1.93, 0.43)
+"""Of symbols, where expressions are compared by numbers."""
 DIGITS = 40
 """Digits that are compared where the algebra must calculate: what is equal by rounding is not equal."""
 
@@ -39,6 +41,11 @@ _EXAMPLES = [
     ("\\frac{\\sqrt{2}}{2}", "\\frac{1}{\\sqrt{2}}"),
     ("\\frac{3}{2}x-1", "y=1.5x-1"),
     ("2\\pi i", "i\\pi\\cdot 2"),
+    ("y=2x+1", "2x-y+1=0"),
+    ("x^{2}+y^{2}=4", "\\frac{x^{2}}{4}+\\frac{y^{2}}{4}=1"),
+    ("\\log_{2} 3", "\\frac{\\ln 3}{\\ln 2}"),
+    ("1-\\cos^{2} x", "\\sin^{2} x"),
+    ("e^{-|x|}-n!", "-n!+e^{-|x|}"),
 ]
 
 
@@ -70,26 +77,59 @@ def _compare(request: Request, write: Write) -> None:
     write("equal" if is_equal else "different")
 
 
-def _parse(latex: str) -> list[Any]:
-    """Read one expression. Only the LaTeX grammar reads it: sympy's own reader would evaluate text as Python."""
-    library = importlib.import_module("math_verify")
-    return library.parse(
-        f"${latex}$",
-        extraction_config=[library.LatexExtractionConfig()],
-        fallback_mode="no_fallback",
-        extraction_mode="first_match",
-        parsing_timeout=None,
-    )
+def _parse(latex: str) -> Any:
+    """Read one formula. Only the LaTeX grammar reads it: sympy's own reader would evaluate text as Python.
+
+    math-verify's clean-up is left out: it drops what it takes for a unit at the end (5t is 5), and joins what it should
+    not. `envs.math.latex` does that work.
+    """
+    library = importlib.import_module("latex2sympy2_extended.latex2sympy2")
+    is_complex = importlib.import_module("math_verify.grader").should_treat_as_complex(latex)
+    config = library.ConversionConfig(lowercase_symbols=False)
+    parsed = library.latex2sympy(latex, is_real=not is_complex, normalization_config=None, conversion_config=config)
+    if "sum" in latex or "prod" in latex or not hasattr(parsed, "free_symbols"):
+        return parsed  # i may be an index
+    imaginary = importlib.import_module("sympy").I
+    return parsed.subs({symbol: imaginary for symbol in parsed.free_symbols if symbol.name == "i"})
 
 
-def _equal(target: list[Any], answer: list[Any], tolerance: float) -> bool:
+def _equal(target: Any, answer: Any, tolerance: float) -> bool:
+    sympy = importlib.import_module("sympy")
     if _operations(answer) - _operations(target):
         return False
+    if isinstance(target, sympy.Expr) and isinstance(answer, sympy.Expr):
+        return _same_value(target, answer) or (tolerance > 0 and _close(target, answer, tolerance))
     # no timeout of math-verify's: it would be an alarm, and the fork has one for the whole comparison
     verify = importlib.import_module("math_verify").verify
-    if verify(target, answer, float_rounding=DIGITS, numeric_precision=DIGITS, timeout_seconds=None):
-        return not target or not answer or not _without_solutions(target[0], answer[0])
-    return tolerance > 0 and bool(target) and bool(answer) and _close(target[0], answer[0], tolerance)
+    if verify([target], [answer], float_rounding=DIGITS, numeric_precision=DIGITS, timeout_seconds=None):
+        return not _without_solutions(target, answer)
+    return False
+
+
+def _same_value(target: Any, answer: Any) -> bool:
+    """Whether two expressions are equal. math-verify takes two small numbers for equal (Math-Verify#14)."""
+    sympy = importlib.import_module("sympy")
+    if target == answer:
+        return True
+    target, answer = target.doit(), answer.doit()
+    if not (target.is_finite is not False and answer.is_finite is not False):
+        return False  # infinity plus one is no infinity
+    if _differ_in_numbers(target, answer):
+        return False
+    if sympy.expand(target - answer) == 0:
+        return True
+    equal = target.equals(answer)
+    if equal is None:
+        equal = sympy.simplify(target - answer).is_zero or sympy.combsimp(target / answer) == 1
+    return bool(equal)
+
+
+def _differ_in_numbers(target: Any, answer: Any) -> bool:
+    """Whether two expressions clearly differ for some values of their symbols: most that are wrong need no algebra."""
+    symbols = sorted(target.free_symbols | answer.free_symbols, key=str)
+    values = {symbol: _VALUES[place % len(_VALUES)] + place for place, symbol in enumerate(symbols)}
+    expected, actual = (complex(each.subs(values).evalf(20)) for each in (target, answer))
+    return abs(expected - actual) > 1e-9 * max(abs(expected), abs(actual))
 
 
 def _without_solutions(target: Any, answer: Any) -> bool:
@@ -103,14 +143,13 @@ def _without_solutions(target: Any, answer: Any) -> bool:
     return not ratio.is_number
 
 
-def _operations(parsed: list[Any]) -> set[str]:
+def _operations(parsed: Any) -> set[str]:
     """Name what is left to do in an expression: integrals, sums, limits, ..., and "function" for sines, factorials, ...
 
     An answer that leaves something to do which its target does not is the question again, and no result.
     """
     sympy = importlib.import_module("sympy")
-    expressions = [item for item in parsed if isinstance(item, sympy.Basic)]
-    return {_operation(node) for item in expressions for node in sympy.preorder_traversal(item)} - {""}
+    return {_operation(node) for node in sympy.preorder_traversal(parsed)} - {""}
 
 
 def _operation(node: Any) -> str:

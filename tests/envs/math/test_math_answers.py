@@ -24,263 +24,22 @@ from envs.math.rewards import MathReward, ThinkingReward
 from envs.math.verifier import Verifier, _verdict, equal_expressions
 from forge_env.core.errors import EnvError, ServiceError, UserError
 from forge_env.utils.threads import invoke
+from tests.envs.math.answer_pairs import PAIRS
 from tests.helpers.waiting import is_alive, wait_until
 
 ROOT = Path(__file__).parents[3]
 
-# ---- numbers: compared exactly, without any package ----
-
-EQUAL_NUMBERS = [
-    ("893", "893"),
-    ("893.0", "893"),
-    ("893.", "893"),
-    ("+7", "7"),
-    ("- 7", "-7"),
-    ("−7", "-7"),
-    ("-0", "0"),
-    ("-0.00", "0"),
-    ("007", "7"),
-    (".5", "1/2"),
-    ("0.1", "1/10"),
-    ("2/4", "1/2"),
-    ("-1/2", "-0.5"),
-    ("1/-2", "-1/2"),
-    ("\\frac{1}{2}", "0.5"),
-    ("\\dfrac12", "0.5"),
-    ("-\\frac{3}{4}", "-0.75"),
-    ("2\\frac{1}{2}", "5/2"),
-    ("2 1/2", "2.5"),
-    ("-2 1/2", "-5/2"),
-    ("1,234,567", "1234567"),
-    ("1{,}234", "1234"),
-    ("$1,000.50", "1000.5"),
-    ("\\$18", "18"),
-    ("18 dollars", "$18"),
-    ("1e3", "1000"),
-    ("1.5E-3", "0.0015"),
-    ("1.5 \\times 10^{3}", "1500"),
-    ("2*10^-2", "0.02"),
-    ("10^{5}", "100000"),
-    ("50%", "0.5"),
-    ("50\\%", "50"),
-    ("50 percent", "1/2"),
-    ("5 cm", "5"),
-    ("5", "5\\text{ cm}"),
-    ("5 centimeters", "5 cm"),
-    ("5cm", "5 cm"),
-    ("5 cm^2", "5\\text{ cm}^2"),
-    ("60 km/h", "60 km per hour"),
-    ("90^\\circ", "90 degrees"),
-    ("3 million", "3000000"),
-    ("x = 5", "5"),
-    ("$x=5$", "5"),
-    ("f(x) = 5", "5"),
-    ("37 * 24 + 5 = 893", "893"),
-    ("$42$", "42"),
-    ("\\text{42}", "42"),
-    ("٣", "3"),
-    ("８９３", "893"),
-]
-
-DIFFERENT_NUMBERS = [
-    ("894", "893"),
-    ("-893", "893"),
-    ("0.333333", "1/3"),
-    ("0.30000000000000004", "0.3"),
-    ("1,2", "12"),
-    ("8,93", "893"),
-    ("3 or 4", "3"),
-    ("3 or 4", "4"),
-    ("3, 4", "4"),
-    ("x=3 or x=4", "4"),
-    ("x = 3, y = 4", "4"),
-    ("\\{3, 4\\}", "4"),
-    ("\\pm 2", "2"),
-    ("5 cm", "5 m"),
-    ("5 cm^2", "5 cm^3"),
-    ("$5", "5 euros"),
-    ("5 million", "5"),
-    ("5x", "5"),
-    ("5 x", "5"),
-    ("5 pi", "5"),
-    ("5!", "5"),
-    ("5!", "120"),
-    ("3²", "32"),
-    ("3²", "9"),
-    ("2^{10}", "1024"),
-    ("37 * 24 + 5", "893"),
-    ("892 + 1", "893"),
-    ("not 893", "893"),
-    ("1/0", "0"),
-    ("nan", "0"),
-    ("inf", "0"),
-    ("0x10", "16"),
-    ("1_000", "1000"),
-    ("", "0"),
-    ("1e999999999", "1"),
-    ("9" * 5000, "9"),
-    ("9**9**9", "9"),
-]
-
-# ---- everything else: compared by math-verify, in its own process ----
-
-EQUAL_EXPRESSIONS = [
-    ("1 + x", "x+1"),
-    ("(x+1)^2", "x^2+2x+1"),
-    ("(x+1)**2", "x^2+2x+1"),
-    ("3/2 x + 1", "\\frac{3x}{2}+1"),
-    ("y = 1.5x + 1", "\\frac{3}{2}x + 1"),
-    ("\\frac{1}{\\sqrt{2}}", "\\frac{\\sqrt{2}}{2}"),
-    ("sqrt(2)", "\\sqrt{2}"),
-    ("√2", "\\sqrt{2}"),
-    ("2π", "2\\pi"),
-    ("2i+1", "1+2i"),
-    ("{2, 1}", "\\{1, 2\\}"),
-    ("\\{\\frac{1}{2}, 3\\}", "\\{3, 0.5\\}"),
-    ("x = 2 or x = 3", "\\{2, 3\\}"),
-    ("2, 3", "\\{2, 3\\}"),
-    ("(1, 2]", "\\left(1,2\\right]"),
-    ("(-∞, 2]", "(-\\infty, 2]"),
-    ("(3, \\infty) \\cup (-\\infty, 2)", "(-\\infty, 2) \\cup (3, \\infty)"),
-    ("(-inf, 2) ∪ (3, inf)", "(-\\infty, 2) \\cup (3, \\infty)"),
-    ("x <= 2", "x \\le 2"),
-    ("(3, -1)", "(3,-1)"),
-    ("(6/2, -1)", "(3,-1)"),
-    ("even", "\\text{even}"),
-    ("\\text{(A)}", "\\text{(A)}"),
-    ("b", "B"),
-]
-
-DIFFERENT_EXPRESSIONS = [
-    ("x + 2", "x + 1"),
-    ("x", "y"),
-    ("neve", "even"),
-    ("even or odd", "even"),
-    ("\\{1, 2, 3\\}", "\\{1, 2\\}"),
-    ("\\{1, 2\\}", "(1, 2)"),
-    ("(1, 2)", "\\{1, 2\\}"),
-    ("[1, 2]", "(1, 2)"),
-    ("(1, 3)", "(1, 2)"),
-    ("(5, 1)", "(3, 2)"),
-    ("(-\\infty, \\infty)", "(2, 3)"),
-    ("x^2 - 5x + 6 = 0", "\\{2, 3\\}"),
-    ("\\frac{3}{2}x + 1 or 2x", "\\frac{3}{2}x + 1"),
-    ("1.414", "\\sqrt{2}"),
-    ("", "x"),
-    ("9^{9^{9^9}}", "x"),
-    ("9**9**9", "x"),
-    ("((((((9!)!)!)!)!)!)", "x"),
-    ("{" * 5000 + "x" + "}" * 5000, "x"),
-    ("(" * 400 + "x" + ")" * 400, "x"),
-    ("x" * 100_000, "x"),
-    ("\\frac{" * 100, "x"),
-    ("__import__('os').system('true')", "x"),
-    ("\ud800\0", "x"),
-]
+# ---- pairs of an answer and a target ----
 
 
-# ---- the form of an answer: what is equal in value and no answer, and what is written otherwise and one ----
-
-ECHOES = [
-    (r"\int x^2 dx", r"\frac{x^3}{3}"),
-    (r"\displaystyle\int x^2\,\mathrm{d}x", r"\frac{x^3}{3}"),
-    (r"A = \int x^2 dx", r"\frac{x^3}{3}"),
-    (r"\frac{x^3}{3} = \int x^2 dx", r"\frac{x^3}{3}"),
-    (r"\int_0^1 \pi dx", r"\pi"),
-    (r"\iint 1 dx dy", "xy"),
-    (r"\sum_{k=1}^{n} k", r"\frac{n(n+1)}{2}"),
-    (r"\prod_{k=1}^{3} kx", "6x^3"),
-    (r"\frac{d}{dx} x^3", "3x^2"),
-    (r"\frac{\mathrm{d}}{\mathrm{d}x} x^3", "3x^2"),
-    (r"\frac{\partial}{\partial x} x^3", "3x^2"),
-    (r"\lim_{h\to 0} \frac{(x+h)^2-x^2}{h}", "2x"),
-    (r"\sin\frac{\pi}{3}", r"\frac{\sqrt{3}}{2}"),
-    ("sin(pi/3)", r"\frac{\sqrt{3}}{2}"),
-    (r"\arctan 1", r"\frac{\pi}{4}"),
-    (r"5! x", "120x"),
-    (r"\binom{5}{2}\pi", r"10\pi"),
-    (r"\gcd(2x,4x)", "2x"),
-    (r"\max(2,1)\pi", r"2\pi"),
-    (r"|-2|x", "2x"),
-    (r"[1,3]\cap[2,4]", "[2,3]"),
-    (
-        r"\begin{pmatrix}1&2\\3&4\end{pmatrix}\begin{pmatrix}1&0\\0&1\end{pmatrix}",
-        r"\begin{pmatrix}1&2\\3&4\end{pmatrix}",
-    ),
-]
-ROUNDED = [
-    ("3.141593", r"\pi"),
-    ("3.14159265358979", r"\pi"),
-    ("1.414214", r"\sqrt{2}"),
-    (r"0.333333x", r"\frac{x}{3}"),
-    (r"\{0.333333, 2\}", r"\{\frac13, 2\}"),
-    ("(0.333333, 1)", r"(\frac{1}{3}, 1)"),
-    (r"2^{-60}\pi", r"2^{-61}\pi"),
-]
-EQUATIONS = [
-    ("0=x^2-1", "x^2-1"),
-    ("x=x^2-1", "x^2-1"),
-    ("x^2=x^2-1", "x^2-1"),
-    ("2 = 2x", "2x"),
-    ("3x=2x", "2x"),
-    ("0 = x - 2, 0 = x - 3", r"\{2,3\}"),
-    ("x^2+5=0", "x^2+1=0"),
-]
-CASES = [
-    ("R", "r"),
-    ("r", "R"),
-    (r"\pi R^2", r"\pi r^2"),
-    ("2R", "R+r"),
-    ("R-r", "R^2-r^2"),
-    (r"\Delta", r"\delta"),
-]
-OTHER_FORMS = [
-    ("1.5x", r"\frac{3}{2}x"),
-    (r"0.5\pi", r"\frac{\pi}{2}"),
-    (".5x", r"\frac x2"),
-    ("x^{0.5}", r"\sqrt{x}"),
-    ("(2.5, 3)", r"(\frac52, 3)"),
-    (r"\begin{pmatrix}0.5\\2\end{pmatrix}", r"\begin{pmatrix}1/2\\2\end{pmatrix}"),
-    (r"A = 9\pi", r"9\pi"),
-    (r"R = \pi r^2", r"\pi r^2"),
-    ("f(x) = x^2+1", "x^2+1"),
-    (r"f'(x) = 2x", "2x"),
-    (r"S_n = \frac{n(n+1)}{2}", r"\frac{n(n+1)}{2}"),
-    ("x^2-1=(x-1)(x+1)", "(x-1)(x+1)"),
-    (r"\frac{a}{b}=\sqrt2", r"\sqrt2"),
-    (r"\int x^2 dx = \frac{x^3}{3}", r"\frac{x^3}{3}"),
-    (r"\sin\theta=\frac{\sqrt3}{2}", r"\frac{\sqrt{3}}{2}"),
-    (r"x = 2 \text{ or } x = 3", r"\{2,3\}"),
-    ("2x+1", "y=2x+1"),
-    ("y-2x-1=0", "y=2x+1"),
-    ("5x-7y+11z+4=0", "5x - 7y + 11z + 4 = 0"),
-    (r"\log_2 3", r"\frac{\ln 3}{\ln 2}"),
-    (r"\tan x", r"\frac{\sin x}{\cos x}"),
-    (r"\cos\frac{\pi}{7}", r"\cos\frac{\pi}{7}"),
-    (r"\exp(x)", "e^x"),
-    ("n!", "n!"),
-    (r"\binom{10}{3}", r"\binom{10}{3}"),
-    (r"\int f dx", r"\int f dx"),
-    (r"\mathbb{R}\setminus\{0\}", r"(-\infty,0)\cup(0,\infty)"),
-    (r"\frac{1}{2}\begin{pmatrix}2&4\\6&8\end{pmatrix}", r"\begin{pmatrix}1&2\\3&4\end{pmatrix}"),
-    ("(1,3)", "1<x<3"),
-    ("(a)", "(A)"),
-    ("2I", "2i"),
-    ("(R-r)(R+r)", "R^2-r^2"),
-    ("(x-y)(x+y)", "x^2-y^2"),
-    (r"\pi(x^2-y^2)", r"\pi x^2 - \pi y^2"),
-    ("x^{2}y^{2}", "y^2x^2"),
-    (r"\sqrt{3}\text{ cm}", r"\sqrt{3}"),
-]
+@pytest.mark.parametrize("section", PAIRS)
+def test_answers_of_every_form_have_their_verdict(section: str) -> None:
+    assert [pair for pair in PAIRS[section] if same_answer(*pair[:2]) is not pair[2]] == []
 
 
-def test_what_is_equal_in_value_may_be_no_answer() -> None:
-    wrong = [pair for pair in (*ECHOES, *ROUNDED, *EQUATIONS, *CASES) if same_answer(*pair)]
-    assert wrong == []
-
-
-def test_what_is_written_otherwise_is_an_answer() -> None:
-    assert [pair for pair in OTHER_FORMS if not same_answer(*pair)] == []
+def test_the_table_of_pairs_has_no_pair_twice() -> None:
+    pairs = [pair[:2] for pairs in PAIRS.values() for pair in pairs]
+    assert len(pairs) == len(set(pairs)) >= 300
 
 
 @given(digits=st.integers(3, 15), target=st.sampled_from([("\\pi", math.pi), ("\\sqrt{2}", math.sqrt(2))]))
@@ -289,16 +48,6 @@ def test_no_decimal_is_an_exact_value_but_within_the_tolerance(digits: int, targ
     rounded = f"{target[1]:.{digits}f}"
     assert not same_answer(rounded, target[0])
     assert same_answer(rounded, target[0], tolerance=10.0**-digits)
-
-
-@pytest.mark.parametrize(("answer", "target"), EQUAL_NUMBERS + EQUAL_EXPRESSIONS)
-def test_equal_answers(answer: str, target: str) -> None:
-    assert same_answer(answer, target)
-
-
-@pytest.mark.parametrize(("answer", "target"), DIFFERENT_NUMBERS + DIFFERENT_EXPRESSIONS)
-def test_different_answers(answer: str, target: str) -> None:
-    assert not same_answer(answer, target)
 
 
 @pytest.mark.parametrize(
@@ -397,8 +146,19 @@ def test_only_the_formats_asked_for_count() -> None:
 
 
 def test_thinking_is_not_searched() -> None:
-    assert after_thinking("<think>a</think> b <think>c</think> d") == " d"
-    assert after_thinking("a</think>b<think>c") == ""
+    assert after_thinking("<think>a</think> b") == after_thinking("a</think> b") == " b"
+    assert after_thinking("\n<think>a") == ""
+
+
+def test_what_follows_the_first_end_of_thinking_is_content() -> None:
+    assert after_thinking("<think>a</think> b <think>c</think> d") == " b <think>c</think> d"
+    assert after_thinking("a</think>b<think>c") == "b<think>c"
+    for response in (
+        "<think>x</think> Use the <think> tag: \\boxed{4}",
+        "<think>x</think> Between <think> and </think> I thought: \\boxed{4}",
+        "Use the <think> tag: \\boxed{4}",
+    ):
+        assert extract_answer(response).text == "4"  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,210 @@
+"""The structure of an answer: matrices, vectors, tuples, intervals, sets, lists, unions, ratios, numerals of a base.
+
+Structures are compared part by part, so that math-verify reads single values only. It adds what stands side by side,
+takes any D = (0, a) for another, reads 12:00 as a quotient, and forgets the index of 123_5 (Math-Verify#2, #14).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+
+from envs.math.latex import enclosed, split
+from envs.math.numerals import parse_number
+
+Same = Callable[[str, str], bool]
+"""Compares an answer's part with a target's."""
+
+_MATRIX = re.compile(
+    r"[(\[]?\s*\\begin\{([pbB]?matrix|smallmatrix|array)\}(?:\{[lcr|\s]*\})?((?:(?!\\begin).)*)\\end\{\1\}\s*[)\]]?"
+)
+_SEPARATORS = frozenset({",", ";", "or", "and"})
+_BUILDER = re.compile(r"([a-z])\s*(?:\\in[^|:]*)?[|:](.+)")
+_RATIO = re.compile(r"\d+(?:\.\d+)?(?:\s*:\s*\d+(?:\.\d+)?)+")
+_TIME = re.compile(r"(\d{1,2}:[0-5]\d(?::[0-5]\d)?)\s*(?:\\text\{)?\s*(?:([ap])\.?\s*m)?\.?\s*\}?", re.IGNORECASE)
+_BASE = re.compile(r"([0-9A-Z]+)\s*_\s*\{\s*(?:\\text\{)?\s*(\w+)\s*\}?\s*\}")
+_BASES = {"two": "2", "three": "3", "four": "4", "five": "5", "six": "6", "seven": "7", "eight": "8", "nine": "9"}
+_NAME = r"\\?[a-zA-Z]+'?(?:\s*_\{\w+\})?(?:\s*\([a-z](?:,\s*[a-z])*\))?|\(\s*[a-z](?:\s*,\s*[a-z])*\s*\)"
+_NAMED = re.compile(rf"({_NAME})\s*(?:=|\\in(?![a-zA-Z]))\s*([^=]+)")
+_RELATION = re.compile(r"(<|>|\\le(?![a-z])|\\ge(?![a-z])|\\ne(?![a-z]))")
+_PLUS_MINUS = re.compile(r"\\(?:pm|mp)(?![a-zA-Z])")
+_SYMBOLS = re.compile(r"(?<!\\)\b(?!e\b)[a-zA-Z]\b|\\(?:theta|alpha|beta|lambda|mu|phi)")
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """A structure, its parts, and its formula without a name.
+
+    `brackets` are those of a tuple, or the number of a matrix's columns.
+    """
+
+    kind: str
+    parts: tuple[str, ...]
+    text: str
+    brackets: str = ""
+    name: str = ""
+
+
+def same_shape(answer: str, target: str, same_value: Same) -> bool:
+    """Compare two formulas in normal form part by part; `same_value` compares what has no parts.
+
+    Lists and sets have no order. A vector needs brackets or rows, or the names of its coordinates.
+    """
+    mine, theirs = read(answer), read(target)
+    kinds = {mine.kind, theirs.kind}
+
+    def same(part: str, other: str) -> bool:
+        return same_shape(part, other, same_value)
+
+    if "=" in answer and "=" in target and mine.name != theirs.name:
+        return kinds == {"value"} and same_value(answer, target)
+    if mine.name and theirs.name and mine.name != theirs.name:
+        return False
+    if kinds in ({"base"}, {"time"}):
+        return all(a == b or not (a and b) for a, b in zip(mine.parts, theirs.parts, strict=True))
+    if theirs.kind == "ratio":
+        return _same_ratio(mine, theirs)
+    if kinds <= {"set", "list"} or (mine.kind, theirs.kind) == ("value", "set"):
+        return _same_in_any_order(mine.parts, theirs.parts, same)
+    if kinds <= {"tuple", "matrix"} and _same_brackets(mine, theirs):
+        return len(mine.parts) == len(theirs.parts) and all(map(same, mine.parts, theirs.parts))
+    if (mine.kind, theirs.kind) == ("list", "tuple"):
+        names = {read(part).name for part in mine.parts}
+        is_vector = "" not in names and len(names) == len(mine.parts) == len(theirs.parts) and theirs.brackets == "()"
+        return is_vector and all(map(same, mine.parts, theirs.parts))
+    if kinds == {"union"} and _same_in_any_order(mine.parts, theirs.parts, same):
+        return True
+    # values, and what math-verify must calculate with: a union that overlaps, a number times a matrix
+    are_sets = kinds <= {"value", "union", "tuple"} and kinds != {"tuple"}
+    return (are_sets or kinds in ({"value", "matrix"}, {"value", "set"})) and same_value(mine.text, theirs.text)
+
+
+def read(text: str) -> Shape:
+    """Read the outermost structure of a formula in normal form."""
+    named = _NAMED.fullmatch(text)
+    if named and not _RELATION.search(named[2]):
+        return replace(read(named[2].strip()), name=re.sub(r"\s", "", named[1]))
+    if base := _BASE.fullmatch(text):
+        return Shape("base", (base[1].lstrip("0"), _BASES.get(base[2], base[2])), text)
+    if time := _TIME.fullmatch(text):
+        return Shape("time", (time[1].lstrip("0"), (time[2] or "").lower()), text)
+    if _RATIO.fullmatch(text):
+        return Shape("ratio", tuple(text.split(":")), text)
+    if matrix := _MATRIX.fullmatch(text):
+        rows = split(matrix[2].replace("\\hline", ""), frozenset({"\\\\"}))
+        return _matrix(text, [split(row, frozenset("&")) for row in rows if row]) or _value(text)
+    parts = [each for part in split(text, _SEPARATORS) if part for each in _both_signs(part)]
+    if len(parts) > 1:
+        return _list(text, parts)
+    if brackets := enclosed(text):
+        return _bracketed(text, *brackets)
+    union = split(text, frozenset({"\\cup"}))
+    return Shape("union", tuple(union), text) if len(union) > 1 else _interval(text) or _value(text)
+
+
+def _value(text: str) -> Shape:
+    return Shape("value", (text,), text)
+
+
+def _bracketed(text: str, first: str, inside: str, last: str) -> Shape:
+    if first == "\\{" and (builder := _BUILDER.fullmatch(inside)):
+        return read(builder[2].strip())
+    parts = [part for part in split(inside, _SEPARATORS) if part]
+    if (first, last) == ("[", "]"):
+        inner = [enclosed(part) for part in parts]
+        rows = [split(part, frozenset(",")) for part in split(inside, frozenset(";"))]
+        if len(rows) == 1:
+            rows = [split(each[1], frozenset(",")) for each in inner if each and each[0] == "["]
+        if len(rows) > 1 and (matrix := _matrix(text, rows)):
+            return matrix
+    if first == "\\{" or (first == "{" and len(parts) > 1):
+        return Shape("set", tuple(each for part in parts for each in _both_signs(part)), f"\\{{{inside}\\}}")
+    if len(parts) > 1:
+        first, last = {"\\langle": "("}.get(first, first), {"\\rangle": ")"}.get(last, last)
+        return Shape("tuple", tuple(parts), f"{first}{inside}{last}", first + last)
+    return read(inside) if first in ("(", "{") and inside else _value(text)
+
+
+def _matrix(text: str, rows: Sequence[Sequence[str]]) -> Shape | None:
+    if len({len(row) for row in rows}) != 1:
+        return None
+    return Shape("matrix", tuple(cell for row in rows for cell in row), text, str(len(rows[0])))
+
+
+def _list(text: str, parts: Sequence[str]) -> Shape:
+    """A list; `x < 1 or x > 3` is a union of intervals."""
+    intervals = [interval for part in parts if (interval := _interval(part))]
+    if len(intervals) == len(parts) and len({interval.name for interval in intervals}) == 1:
+        pieces = tuple(interval.text for interval in intervals)
+        return Shape("union", pieces, " \\cup ".join(pieces), name=intervals[0].name)
+    return Shape("list", tuple(parts), text)
+
+
+def _both_signs(part: str) -> list[str]:
+    """Write what has one plus-minus as two."""
+    signs = _PLUS_MINUS.findall(part)
+    return [_PLUS_MINUS.sub(sign, part) for sign in "+-"] if len(signs) == 1 else [part]
+
+
+def _interval(text: str) -> Shape | None:
+    """Read an inequality of one symbol and numbers as an interval: x < 2, 1 < x \\le 3."""
+    sides = [side.strip() for side in _RELATION.split(text)]
+    symbols = [_SYMBOLS.findall(side) for side in sides]
+    names = [place for place in range(0, len(sides), 2) if symbols[place] == [sides[place]]]
+    if len(sides) not in (3, 5) or len(names) != 1 or sum(map(len, symbols)) != 1:
+        return None
+    [place], signs = names, sides[1::2]
+    if len(sides) == 5 and place != 2:
+        return None
+    name, bounds = sides[place], dict[str, tuple[str, bool]]()
+    for i in range(1, len(sides), 2):
+        sign, is_right = sides[i], i > place
+        other = sides[i + 1] if is_right else sides[i - 1]
+        if sign == "\\ne":
+            pieces = (f"(-\\infty, {other})", f"({other}, \\infty)")
+            return Shape("union", pieces, " \\cup ".join(pieces), name=name) if len(sides) == 3 else None
+        bounds["high" if (sign in ("<", "\\le")) == is_right else "low"] = (other, sign in ("\\le", "\\ge"))
+    if len(bounds) != len(signs):
+        return None
+    low, has_low = bounds.get("low", ("-\\infty", False))
+    high, has_high = bounds.get("high", ("\\infty", False))
+    brackets = ("[" if has_low else "(") + ("]" if has_high else ")")
+    return Shape("tuple", (low, high), f"{brackets[0]}{low}, {high}{brackets[1]}", brackets, name)
+
+
+def _same_brackets(mine: Shape, theirs: Shape) -> bool:
+    brackets = {mine.brackets, theirs.brackets}
+    if mine.kind == theirs.kind:
+        return len(brackets) == 1 or (brackets == {"()", "[]"} and len(mine.parts) > 2)
+    matrix = mine if mine.kind == "matrix" else theirs
+    return matrix.brackets in ("1", str(len(matrix.parts))) and bool(brackets & {"()", "[]"})
+
+
+def _same_in_any_order(mine: Sequence[str], theirs: Sequence[str], same: Same) -> bool:
+    """Each of the target's parts takes one of the answer's; at the first that finds none the rest is not tried."""
+    left = list(mine)
+    if len(left) != len(theirs):
+        return False
+    for part in theirs:
+        found = next((i for i, other in enumerate(left) if same(other, part)), None)
+        if found is None:
+            return False
+        left.pop(found)
+    return True
+
+
+def _same_ratio(mine: Shape, theirs: Shape) -> bool:
+    """2:4 is 1:2, and so is 1/2."""
+    if mine.kind == "time" and not mine.parts[1]:
+        mine = Shape("ratio", tuple(mine.parts[0].split(":")), mine.text)
+    if mine.kind == "ratio":
+        pairs = list(zip(map(Fraction, mine.parts), map(Fraction, theirs.parts), strict=False))
+        return (
+            len(mine.parts) == len(theirs.parts)
+            and all(a * pairs[0][1] == b * pairs[0][0] for a, b in pairs)
+            and any(a for a, _ in pairs)
+        )
+    number = parse_number(mine.text) if mine.kind == "value" and len(theirs.parts) == 2 else None
+    return number is not None and number.value * Fraction(theirs.parts[1]) == Fraction(theirs.parts[0])
