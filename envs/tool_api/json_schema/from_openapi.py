@@ -9,6 +9,7 @@ import re
 from collections.abc import Collection, Mapping
 from typing import Any
 
+from envs.tool_api.json_schema.composed import Composition
 from forge_env.core.errors import UserError
 
 Schema = dict[str, Any]
@@ -23,6 +24,7 @@ _ONE = frozenset(
     | {"unevaluatedItems", "unevaluatedProperties"}
 )
 _SEVERAL = frozenset({"allOf", "anyOf", "oneOf", "prefixItems"})
+_ANNOTATIONS = frozenset({"description", "default", "deprecated"})
 _NAMED = frozenset({"properties", "patternProperties", "dependentSchemas"})
 
 
@@ -31,6 +33,13 @@ class References:
 
     def __init__(self, document: Mapping[str, Any]) -> None:
         self._document = document
+        self._has_siblings = not str(document.get("openapi")).startswith("3.0")
+
+    def with_siblings(self, schema: Schema) -> Schema:
+        """Return a schema with the keywords beside its reference that count: before 3.1 only annotations do."""
+        if "$ref" not in schema or self._has_siblings:
+            return schema
+        return {key: value for key, value in schema.items() if key in _ANNOTATIONS or key in ("$ref", "nullable")}
 
     def follow(self, node: Any, where: str) -> Any:
         """Return the end of a chain of references; a node without a reference is returned itself.
@@ -75,8 +84,9 @@ class Converter:
     def __init__(self, references: References, where: str) -> None:
         self._references = references
         self._where = where
+        self._composition = Composition(references, where)
         self._names: dict[str, str] = {}
-        self._pending: list[tuple[str, Any]] = []
+        self._pending: list[tuple[str, Any, str]] = []
         self.defs: Schema = {}
 
     def convert(self, schema: Any) -> Any:
@@ -87,20 +97,24 @@ class Converter:
         """
         converted = self._converted(schema)
         while self._pending:
-            name, target = self._pending.pop()
-            self.defs[name] = self._converted(target)
+            name, target, pointer = self._pending.pop()
+            self.defs[name] = self._converted(target, pointer)
         return converted
 
-    def _converted(self, schema: Any) -> Any:
+    def _converted(self, schema: Any, pointer: str = "") -> Any:
         if isinstance(schema, bool):
             return schema
         if not isinstance(schema, dict):
             raise UserError(f"{self._where} has a schema that is neither an object nor true or false")
+        original = self._references.with_siblings(schema)
+        schema = self._composition.opened(original, pointer)
         converted = {key: schema[key] for key in schema.keys() & _PLAIN}
         converted |= {key: self._converted(schema[key]) for key in schema.keys() & _ONE}
         converted |= {
             key: [self._converted(item) for item in self._list(schema[key])] for key in schema.keys() & _SEVERAL
         }
+        for key in converted.keys() & {"anyOf", "oneOf"}:
+            converted[key] = list(map(self._tagged, converted[key], [original] * len(converted[key]), original[key]))
         converted |= {key: self._named(schema[key]) for key in schema.keys() & _NAMED}
         # In the order of the document, and without keywords in the meaning of other drafts.
         converted = {
@@ -110,7 +124,13 @@ class Converter:
             converted = {"$ref": self._reference(schema["$ref"]), **converted}
         _remove_read_only(converted, schema)
         _convert_bounds(converted)
+        _admit_several(converted)
         return _with_null(converted) if schema.get("nullable") is True else converted
+
+    def _tagged(self, converted: Any, schema: Schema, alternative: Any) -> Any:
+        """Add to an alternative the values of the discriminator that stand for it."""
+        name, values = self._composition.tags(schema, alternative)
+        return {"allOf": [converted], "properties": {name: {"enum": values}}} if name else converted
 
     def _list(self, items: Any) -> list[Any]:
         if not isinstance(items, list):
@@ -128,16 +148,16 @@ class Converter:
             name = _free(re.sub(r"[^A-Za-z0-9_.-]+", "_", pointer.rpartition("/")[2])[:60] or "root", self.defs)
             self._names[pointer] = name
             self.defs[name] = {}  # reserves the name
-            self._pending.append((name, target))
+            self._pending.append((name, target, pointer))
         return f"#/$defs/{self._names[pointer]}"
 
 
 def resolved(schema: Any, defs: Schema) -> Any:
-    """Return a converted schema with its own reference resolved.
+    """Return a converted schema with its own reference resolved; one with more than annotations beside it is returned.
 
-    Keywords beside the reference, such as a description, override those of the target.
+    Annotations such as a description override those of the target.
     """
-    while isinstance(schema, dict) and "$ref" in schema:
+    while isinstance(schema, dict) and "$ref" in schema and schema.keys() <= _ANNOTATIONS | {"$ref"}:
         target = defs[schema["$ref"].removeprefix("#/$defs/")]
         if not isinstance(target, dict):
             return target
@@ -199,6 +219,16 @@ def _convert_bounds(schema: Schema) -> None:
             del schema[exclusive]
             if flag and bound in schema:
                 schema[exclusive] = schema.pop(bound)
+
+
+def _admit_several(schema: Schema) -> None:
+    """Replace `oneOf` by `anyOf`: alternatives of documents overlap, and the service decides which one is meant."""
+    if "oneOf" in schema:
+        alternatives = schema.pop("oneOf")
+        if "anyOf" in schema:
+            schema["allOf"] = [*schema.get("allOf", []), {"anyOf": alternatives}]
+        else:
+            schema["anyOf"] = alternatives
 
 
 def _with_null(schema: Schema) -> Schema:

@@ -10,7 +10,7 @@ import copy
 import functools
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
 from typing import Any
 
@@ -50,6 +50,21 @@ class SchemaArguments:
 
     def _errors(self, value: dict[str, Any]) -> list[Any]:
         return list(islice(self._validator.iter_errors(value), 50))
+
+
+def output_check(schema: Mapping[str, Any]) -> Callable[[Any], str]:
+    """Return a check of results: how a value breaks the schema, or why the schema is none; "" if it fits."""
+    try:
+        validator = _validator(schema, "it")
+    except UserError as error:
+        problem = str(error)
+        return lambda value: problem
+
+    def check(value: Any) -> str:
+        errors = list(islice(validator.iter_errors(value), 1))
+        return _problem(errors[0]) if errors else ""
+
+    return check
 
 
 def without_titles(schema: Any) -> Any:

@@ -1,38 +1,163 @@
-"""The text of the result of an MCP tool."""
+"""Mends the messages of an MCP server before the `mcp` library checks them, and makes the text of a tool's result.
+
+The library refuses a whole message for one wrong part. A server with a small mistake would then be a fault in every
+episode. So a result becomes one part of text here, and a listing keeps only what the library must have.
+"""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
-from forge_env.core.types import ToolFailure
+OUTPUT_SCHEMA = "forge_env/outputSchema"
+"""Key in the `_meta` of a listed tool: its outputSchema, with which the library would refuse results."""
+_START_KEYS = frozenset({"protocolVersion", "supportedVersions", "serverInfo", "capabilities"})
+_ENVELOPE = frozenset({"_meta", "isError", "resultType", "content", "structuredContent"})
 
-MCP_ERROR = "mcp_error"
-"""Kind of the `ToolFailure` of a call that the server answered with an error."""
+
+class LenientStream:
+    """A stream of the messages of a server, mended. It has the methods of `mcp.shared.message` streams."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+
+    @property
+    def last_context(self) -> Any:
+        return getattr(self._stream, "last_context", None)
+
+    async def receive(self) -> Any:
+        return _mended(await self._stream.receive())
+
+    async def aclose(self) -> None:
+        await self._stream.aclose()
+
+    def __aiter__(self) -> LenientStream:
+        return self
+
+    async def __anext__(self) -> Any:
+        return _mended(await self._stream.__anext__())
+
+    async def __aenter__(self) -> LenientStream:
+        await self._stream.__aenter__()
+        return self
+
+    async def __aexit__(self, *exc: Any) -> Any:
+        return await self._stream.__aexit__(*exc)
 
 
-def result_text(result: Any) -> str:
-    """Return the text of a `CallToolResult`; images and sounds are named but not shown.
+def _mended(item: Any) -> Any:
+    """Return a message, or what the library gives in place of one that it cannot read."""
+    from mcp.shared.message import SessionMessage
+    from mcp_types import JSONRPCResponse
 
-    The text of a failed call is a `ToolFailure`. Structured content is used only where there is no text, since servers
-    send it in addition to an equal text.
+    if isinstance(item, Exception):
+        message = _answer(item)
+        return item if message is None else _mended(SessionMessage(message))
+    if isinstance(item.message, JSONRPCResponse):
+        item.message.result = _mended_result(item.message.result)
+    return item
+
+
+def _answer(error: Exception) -> Any:
+    """Return the answer in a line that is no JSON-RPC message, such as a result that is no object; None without one."""
+    from mcp_types import ErrorData, JSONRPCError, JSONRPCResponse
+    from pydantic import ValidationError
+
+    line = error.errors()[0]["input"] if isinstance(error, ValidationError) else None
+    id_ = line.get("id") if isinstance(line, dict) and "method" not in line else None
+    if isinstance(id_, bool) or not isinstance(id_, (int, str)):
+        return None
+    if line.get("error") is None:
+        value = line.get("result")
+        result = value if isinstance(value, dict) else {"content": [] if value is None else [value]}
+        return JSONRPCResponse(jsonrpc="2.0", id=id_, result=result)
+    stated = line["error"]
+    said = stated.get("message") if isinstance(stated, dict) else None
+    text = said if isinstance(said, str) else _text(stated)
+    return JSONRPCError(jsonrpc="2.0", id=id_, error=ErrorData(code=0, message=text))
+
+
+def _mended_result(result: dict[str, Any]) -> dict[str, Any]:
+    if isinstance(result.get("tools"), list):
+        cursor = result.get("nextCursor")
+        kept = {key: value for key, value in result.items() if key != "nextCursor"}
+        more = {"nextCursor": cursor} if isinstance(cursor, str) and cursor else {}
+        return {**kept, **more, "tools": [_mended_tool(tool) for tool in result["tools"]]}
+    is_whole = result.get("resultType") in (None, "complete")
+    return _mended_call(result) if is_whole and not result.keys() & _START_KEYS else result
+
+
+def _mended_tool(tool: Any) -> Any:
+    if not isinstance(tool, dict):
+        return tool
+    schema, hints = tool.get("inputSchema"), tool.get("annotations")
+    schema = {**schema} if isinstance(schema, dict) else {}
+    if schema.get("type") != "object":
+        schema = {"type": "object", **{key: value for key, value in schema.items() if key != "type"}}
+    mended = {key: tool[key] for key in ("name", "title", "description") if isinstance(tool.get(key), str)}
+    is_read = isinstance(hints, dict) and hints.get("readOnlyHint") is True
+    return {
+        **mended,
+        "inputSchema": schema,
+        "annotations": {"readOnlyHint": is_read},
+        "_meta": {OUTPUT_SCHEMA: tool["outputSchema"]} if isinstance(tool.get("outputSchema"), dict) else {},
+    }
+
+
+def _mended_call(result: dict[str, Any]) -> dict[str, Any]:
+    structured = result.get("structuredContent")
+    # Before 2026 structured content is an object; results of later versions have a type.
+    is_kept = isinstance(structured, dict) or ("resultType" in result and "structuredContent" in result)
+    return {
+        **({"resultType": "complete"} if "resultType" in result else {}),
+        **({"structuredContent": structured} if is_kept else {}),
+        "content": [{"type": "text", "text": result_text(result)}],
+        "isError": str(result.get("isError")).lower() == "true",
+    }
+
+
+def result_text(result: Mapping[str, Any]) -> str:
+    """Return the text of the result of `tools/call`, as it comes; images and sounds are named but not shown.
+
+    Structured content is used only if there is no text, since servers send it in addition to an equal text. A result
+    without any content is shown as JSON.
     """
-    parts = [_part(content) for content in result.content]
-    has_text = any(content.type == "text" for content in result.content)
-    if result.structured_content is not None and not has_text:
-        parts.append(json.dumps(result.structured_content, ensure_ascii=False, separators=(",", ":")))
-    text = "\n".join(part for part in parts if part)
-    if result.is_error:
-        return ToolFailure(f"Error: {text or 'the tool failed and did not say why'}", kind=MCP_ERROR)
-    return text or "OK (no content)"
+    content = result.get("content")
+    parts = content if isinstance(content, list) else [] if content is None else [content]
+    texts = [_part(part) for part in parts]
+    has_text = any(isinstance(part, str) or (isinstance(part, dict) and _is_text(part)) for part in parts)
+    structured = result.get("structuredContent")
+    if structured is not None and not has_text:
+        texts.append(_text(structured))
+    bare = {key: value for key, value in result.items() if key not in _ENVELOPE}
+    if not parts and structured is None and bare:
+        texts.append(_text(bare))
+    return "\n".join(text for text in texts if text)
 
 
-def _part(content: Any) -> str:
-    if content.type == "text":
-        return str(content.text)
-    if content.type in ("image", "audio"):
-        return f"[{content.type}: {content.mime_type}, {len(content.data) * 3 // 4} bytes]"
-    if content.type == "resource_link":
-        return f"[resource: {content.uri}]"
-    text = getattr(content.resource, "text", None)
-    return text if text is not None else f"[resource: {content.resource.uri}]"
+def _part(part: Any) -> str:
+    if not isinstance(part, dict):
+        return _text(part)
+    kind, resource = part.get("type"), part.get("resource")
+    if kind in ("image", "audio"):
+        data = part.get("data")
+        size = len(data) * 3 // 4 if isinstance(data, str) else 0
+        return f"[{kind}: {part.get('mimeType') or 'unknown type'}, {size} bytes]"
+    if kind == "text" and part.get("text") is None:
+        return ""
+    if kind == "resource_link":
+        return f"[resource: {part.get('uri')}]"
+    if isinstance(resource, dict):
+        return _text(resource["text"]) if resource.get("text") is not None else f"[resource: {resource.get('uri')}]"
+    return part["text"] if isinstance(part.get("text"), str) else _text(part)
+
+
+def _is_text(part: Mapping[str, Any]) -> bool:
+    return part.get("type") == "text" and isinstance(part.get("text"), str)
+
+
+def _text(value: Any) -> str:
+    if value is None or isinstance(value, str):
+        return value or ""
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))

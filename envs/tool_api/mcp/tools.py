@@ -10,24 +10,38 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import re
-from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
 from envs.tool_api.http.credentials import Credentials, headers_from_env
-from envs.tool_api.json_schema.validation import SchemaArguments, without_titles
+from envs.tool_api.json_schema.validation import SchemaArguments, output_check, without_titles
 from envs.tool_api.mcp.connection import McpConnection
-from envs.tool_api.mcp.results import MCP_ERROR, result_text
+from envs.tool_api.mcp.results import OUTPUT_SCHEMA
 from envs.tool_api.mcp.transport import Stderr, Transport, command_of, environment_of, is_url, stdio, streamable_http
 from forge_env.core.errors import ServiceError, UserError
 from forge_env.core.tools import Tool, ToolOptions
 from forge_env.core.types import ToolFailure
 from forge_env.utils.deadlines import queued
 
+MCP_ERROR = "mcp_error"
+"""Kind of the `ToolFailure` of a call that the server answered with an error."""
 _MAX_PAGES, _MAX_WORDS = 100, 500
-_TOOL_ERRORS = (-32602, -32601)  # invalid parameters, no such method: mistakes of a caller
-_BROKEN = (-32000, -32600)  # connection closed, session unknown: a new connection is needed
+# What the library says of a connection over HTTP comes with codes of JSON-RPC, as the server's own errors do: only the
+# words tell them apart.
+_CLOSED = "Connection closed"
+_SESSION_LOST = re.compile(
+    r"(?i)\bsession (id )?((was |has )?(not found|not valid|terminated|expired|closed|invalid)|does not exist)"
+    r"|\b(no valid|invalid|unknown|missing|no such) (mcp[- ])?session"
+)
+_UNANSWERED = re.compile(
+    r"Server returned an error response|Not Found$|Unexpected content type|Failed to parse |SSE stream |Redirect to "
+    r"|server answered a request with 202"
+)
+
+logger = logging.getLogger(__name__)
 
 
 @asynccontextmanager
@@ -94,6 +108,7 @@ class McpServer:
         self._opening = asyncio.Lock()
         self._connection: McpConnection | None = None
         self._is_closed = False
+        self._output_checks: dict[str, Callable[[Any], str]] = {}
 
     def __repr__(self) -> str:
         return f"McpServer({self._credentials.redact(self._source)!r})"
@@ -106,6 +121,8 @@ class McpServer:
             ServiceError: when the server does not answer.
         """
         listed_tools = await self._list()
+        schemas = {tool.name: (tool.meta or {}).get(OUTPUT_SCHEMA) for tool in listed_tools}
+        self._output_checks = {name: output_check(schema) for name, schema in schemas.items() if schema is not None}
         self.tools = []
         for listed_tool in listed_tools:
             name = _tool_name(prefix + listed_tool.name, {tool.name for tool in self.tools})
@@ -132,15 +149,31 @@ class McpServer:
             result = await self._ask(lambda client: client.call_tool(name, dict(arguments)))
         except _CallRefused as refusal:
             return ToolFailure(f"Error: {self._credentials.redact(str(refusal))}", kind=MCP_ERROR)
-        text = result_text(result)
-        redacted = self._credentials.redact(text)
-        return ToolFailure(redacted, kind=text.kind) if isinstance(text, ToolFailure) else redacted
+        text = self._credentials.redact(result.content[0].text)
+        if result.is_error:
+            return ToolFailure(f"Error: {text or 'the tool failed and did not say why'}", kind=MCP_ERROR)
+        self._warn_of_output(name, result.structured_content)
+        return text or "OK (no content)"
+
+    def _warn_of_output(self, name: str, structured: Any) -> None:
+        """Tell the author once that a result breaks its outputSchema. The model is shown its text all the same."""
+        check = self._output_checks.get(name)
+        problem = check(structured) if check and structured is not None else "it has no structuredContent"
+        if check and problem:
+            del self._output_checks[name]
+            tool = f"the tool {name!r:.100} of the MCP server {self._source!r}"
+            text = f"{tool} breaks its own outputSchema: {problem.rstrip('.')}. The model gets its text all the same"
+            logger.warning("%s", self._credentials.redact(text))
 
     async def _list(self) -> list[Any]:
         listed: list[Any] = []
         cursor = None
         for _ in range(_MAX_PAGES):
-            page = await self._ask(lambda client, cursor=cursor: client.list_tools(cursor=cursor))
+            try:
+                page = await self._ask(lambda client, cursor=cursor: client.list_tools(cursor=cursor))
+            except _CallRefused as refusal:
+                problem = f"the MCP server {self._source!r} does not list its tools: {refusal!s:.500}"
+                raise ServiceError(self._credentials.redact(problem)) from None
             listed += page.tools
             cursor = page.next_cursor
             if not cursor:
@@ -169,7 +202,7 @@ class McpServer:
         """Send a request over the session.
 
         Raises:
-            _Refused: when the server says that the request is wrong.
+            _CallRefused: when the server answers with an error.
             ServiceError: when it is dead or does not answer in time.
         """
         from mcp import MCPError
@@ -182,9 +215,10 @@ class McpServer:
             problem = f"did not answer within {self._call_seconds:g} s"
             raise ServiceError(self._credentials.redact(f"the MCP server {self._source!r} {problem}")) from None
         except MCPError as error:
-            if error.code in _TOOL_ERRORS or error.code > -32000:
-                raise _CallRefused(error.message) from None
-            connection.is_broken = connection.is_broken or error.code in _BROKEN
+            is_lost = error.message == _CLOSED or (not self._command and _SESSION_LOST.search(error.message))
+            if not is_lost and (self._command or not _UNANSWERED.match(error.message)):
+                raise _CallRefused(error.message or f"error {error.code}") from None
+            connection.is_broken = connection.is_broken or bool(is_lost)
             raise ServiceError(self._message(connection, f"failed: {error.message}")) from None
         except Exception as error:  # of the library: a result that breaks its schema, a closed stream
             raise ServiceError(self._message(connection, f"failed: {type(error).__name__}: {error}")) from None
@@ -229,7 +263,7 @@ class McpServer:
 
 
 class _CallRefused(Exception):
-    """The server reports an invalid request."""
+    """The server answers with an error: its own, since the connection lives."""
 
 
 class _Call:

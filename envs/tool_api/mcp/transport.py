@@ -12,6 +12,7 @@ from typing import Any
 
 from envs.processes.guard import guarded
 from envs.tool_api.http.credentials import Credentials, secret_from_env
+from envs.tool_api.mcp.results import LenientStream
 from forge_env.core.errors import UserError
 
 _TAIL_BYTES = 4000
@@ -89,8 +90,8 @@ async def stdio(command: Sequence[str], env: dict[str, str], stderr: Stderr) -> 
 
     program, *arguments = guarded(command)
     parameters = StdioServerParameters(command=program, args=arguments, env=env, encoding_error_handler="replace")
-    async with stderr.opened() as errlog, stdio_client(parameters, errlog=errlog) as streams:
-        yield streams
+    async with stderr.opened() as errlog, stdio_client(parameters, errlog=errlog) as (reading, writing):
+        yield LenientStream(reading), writing
 
 
 @asynccontextmanager
@@ -102,9 +103,9 @@ async def streamable_http(url: str, credentials: Credentials, seconds: float) ->
     timeout = httpx2.Timeout(seconds)
     async with (
         httpx2.AsyncClient(headers=dict(credentials.headers), timeout=timeout) as client,
-        streamable_http_client(url, http_client=client) as streams,
+        streamable_http_client(url, http_client=client) as (reading, writing),
     ):
-        yield streams
+        yield LenientStream(reading), writing
 
 
 Transport = AbstractAsyncContextManager[Any]

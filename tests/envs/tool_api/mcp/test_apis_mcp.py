@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import shlex
 import signal
@@ -283,3 +284,98 @@ async def test_a_source_may_be_an_mcp_server(
     assert set(entrance.keys) == {"key-of-the-door"}
     async with open_sources([f"mcp:{url}", f"mcp:{script}"]) as sources:
         assert [name for name in sources.tools if "add" in name] == ["add", "server_add"]
+
+
+# Servers with small mistakes.
+
+SLOPPY = """
+import json, sys
+
+RESULTS = json.loads(sys.argv[1])
+SCHEMA = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
+TOOL = {"description": None, "inputSchema": {}, "outputSchema": SCHEMA, "annotations": {"readOnlyHint": "yes"}}
+for line in sys.stdin:
+    message = json.loads(line)
+    if "id" not in message:
+        continue
+    answer = {"jsonrpc": "2.0", "id": message["id"]}
+    if message["method"] == "initialize":
+        about = {"serverInfo": {"name": "sloppy", "version": "1"}, "capabilities": {"tools": {}}}
+        answer["result"] = {"protocolVersion": "2025-06-18", **about}
+    elif message["method"] == "tools/list":
+        answer["result"] = {"tools": [{"name": name, **TOOL} for name in RESULTS], "nextCursor": ""}
+    elif message["method"] == "tools/call":
+        answer |= RESULTS[message["params"]["name"]]
+    else:
+        answer["error"] = {"code": -32601, "message": "unknown"}
+    print(json.dumps(answer), flush=True)
+"""
+
+
+def sloppy(answers: dict[str, Any]) -> str:
+    return shlex.join([sys.executable, "-c", SLOPPY, json.dumps(answers)])
+
+
+def said(text: str, structured: Any = None) -> dict[str, Any]:
+    return {"content": [{"type": "text", "text": text}], "structuredContent": structured}
+
+
+async def test_a_result_that_breaks_the_protocol_or_its_own_schema_is_shown_as_text() -> None:
+    fits = {"structuredContent": {"n": 1}}
+    shown: dict[str, tuple[Any, str]] = {
+        "null_in_it": (said("seven", {"n": None}), "seven"),
+        "key_missing": (said("seven", {}), "seven"),
+        "no_structure": ({"content": [{"type": "text", "text": "seven"}]}, "seven"),
+        "list_for_object": (said("seven", [7]), "seven"),
+        "only_structure": ({"structuredContent": {"n": "7"}}, '{"n":"7"}'),
+        "unknown_part": (
+            {"content": [{"type": "glyph", "points": [1]}], **fits},
+            '{"type":"glyph","points":[1]}\n{"n":1}',
+        ),
+        "unknown_text": ({"content": [{"type": "markdown", "text": "*a*"}], **fits}, '*a*\n{"n":1}'),
+        "bare_text": ({"content": "plain"}, "plain"),
+        "texts": ({"content": ["a", "b"]}, "a\nb"),
+        "null_text": ({"content": [{"type": "text", "text": None}], **fits}, '{"n":1}'),
+        "image": ({"content": [{"type": "image", "data": "AAAA"}]}, "[image: unknown type, 3 bytes]"),
+        "audio": (
+            {"content": [{"type": "audio", "data": "AAAA", "mimeType": "audio/wav"}]},
+            "[audio: audio/wav, 3 bytes]",
+        ),
+        "link": ({"content": [{"type": "resource_link", "uri": "a b"}]}, "[resource: a b]"),
+        "blob": ({"content": [{"type": "resource", "resource": {"uri": "a", "blob": "?"}}]}, "[resource: a]"),
+        "file": ({"content": [{"type": "resource", "resource": {"text": "in it"}}]}, "in it"),
+        "no_content": ({"sum": 5}, '{"sum":5}'),
+        "null_flag": ({"content": [{"type": "text", "text": "fine"}], "isError": None}, "fine"),
+        "text_flag": ({"content": [{"type": "text", "text": "no"}], "isError": "true"}, "Error: no"),
+        "nothing": ({}, "OK (no content)"),
+        "result_is_text": ("seven", "seven"),
+        "result_is_list": ([1, 2], "[1,2]"),
+    }
+    async with open_mcp(sloppy({name: {"result": result} for name, (result, _) in shown.items()})) as server:
+        assert {name: await ask(server, name) for name in shown} == {name: text for name, (_, text) in shown.items()}
+
+
+async def test_an_error_of_a_tool_is_an_answer_while_its_server_lives() -> None:
+    codes = (-32600, -32601, -32602, -32603, -32700, -32000, -32001, -32042, -32099, -1, 0, 404)
+    answers: dict[str, Any] = {f"e{code}": {"error": {"code": code, "message": f"no {code}"}} for code in codes}
+    answers |= {"text": {"error": "broken"}, "code": {"error": {"code": "X", "message": "coded"}}}
+    async with open_mcp(sloppy(answers)) as server:
+        assert [await ask(server, f"e{code}") for code in codes] == [f"Error: no {code}" for code in codes]
+        assert (await ask(server, "text"), await ask(server, "code")) == ("Error: broken", "Error: coded")
+
+
+async def test_the_author_is_told_once_that_results_break_their_schema(caplog: pytest.LogCaptureFixture) -> None:
+    answers = {"bad": {"result": said("seven", {"n": None})}, "good": {"result": said("seven", {"n": 7})}}
+    async with open_mcp(sloppy(answers)) as server:
+        for name in ("bad", "bad", "good"):
+            assert await ask(server, name) == "seven"
+    (warning,) = [record for record in caplog.records if record.name == "envs.tool_api.mcp.tools"]
+    assert "the tool 'bad' of the MCP server" in warning.message
+    assert "breaks its own outputSchema: n: None is not of type 'integer'" in warning.message
+
+
+async def test_a_server_that_lists_no_tools_is_a_fault() -> None:
+    source = sloppy({}).replace('"tools/list"', '"tools/never"')
+    with pytest.raises(ServiceError, match="does not list its tools: unknown"):
+        async with open_mcp(source):
+            pass

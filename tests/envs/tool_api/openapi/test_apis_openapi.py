@@ -337,6 +337,93 @@ def test_what_3_0_writes_otherwise(old: Any, good: list[Any], bad: list[Any]) ->
     assert not any(Draft202012Validator(schema).is_valid({"q": value}) for value in bad)
 
 
+def closed(properties: Any, **more: Any) -> dict[str, Any]:
+    return {"type": "object", "properties": properties, "additionalProperties": False, **more}
+
+
+PET = {"type": "object", "properties": {"kind": TEXT, "id": {**TEXT, "readOnly": True}}, "required": ["kind", "id"]}
+CAT, DOG = closed({"kind": TEXT, "lives": INTEGER}), closed({"kind": TEXT, "tricks": INTEGER})
+SCHEMAS = "#/components/schemas/"
+BY_KIND = {"propertyName": "kind", "mapping": {"cat": f"{SCHEMAS}Cat", "dog": "Dog"}}
+BASE = closed({"id": INTEGER}, required=["id"])
+TREE = {"oneOf": [{"$ref": f"{SCHEMAS}Leaf"}, {"$ref": f"{SCHEMAS}Fork"}], **PET}
+
+
+@pytest.mark.parametrize(
+    ("schema", "good", "bad"),
+    [
+        ({"oneOf": [INTEGER, {"type": "number"}]}, [1, 1.5], ["a"]),
+        (
+            {"oneOf": [{"$ref": f"{SCHEMAS}Cat"}, {"$ref": f"{SCHEMAS}Dog"}]},
+            [{"kind": "cat"}, {"lives": 9}],
+            [{"x": 1}],
+        ),
+        (
+            {"oneOf": [{"$ref": f"{SCHEMAS}Cat"}, {"$ref": f"{SCHEMAS}Dog"}], "discriminator": BY_KIND},
+            [{"kind": "cat", "lives": 9}, {"kind": "Dog"}, {"kind": "dog", "tricks": 1}, {}],
+            [{"kind": "fish"}, {"kind": "cat", "tricks": 1}],
+        ),
+        ({"oneOf": [INTEGER], "anyOf": [{"minimum": 3}, {"maximum": 1}]}, [0, 4], [2, "a"]),
+        (
+            {"allOf": [{"$ref": f"{SCHEMAS}Base"}, closed({"name": TEXT})]},
+            [{"id": 1, "name": "a"}, {"id": 1}],
+            [{"name": "a"}, {"id": 1, "other": 2}, {"id": "a"}],
+        ),
+        (
+            closed({"name": TEXT}, allOf=[{"$ref": f"{SCHEMAS}Pet"}]),
+            [{"kind": "k", "name": "a"}],
+            [{"kind": "k", "x": 1}],
+        ),
+        (
+            {"allOf": [{"$ref": f"{SCHEMAS}Base"}, {"oneOf": [closed({"a": TEXT}), closed({"b": TEXT})]}]},
+            [{"id": 1, "a": "x"}, {"id": 1, "b": "x"}],
+            [{"id": 1, "c": "x"}, {"a": "x"}],
+        ),
+        (closed({"id": INTEGER}, anyOf=[closed({"a": TEXT}), closed({"b": TEXT})]), [{"id": 1, "a": "x"}], [{"c": 1}]),
+        (
+            {
+                "allOf": [
+                    {"allOf": [{"$ref": f"{SCHEMAS}Base"}]},
+                    {"unevaluatedProperties": False, "properties": {"n": TEXT}},
+                ]
+            },
+            [{"id": 1, "n": "x"}],
+            [{"id": 1, "m": "x"}],
+        ),
+        ({"allOf": [{"$ref": f"{SCHEMAS}Pet"}, {"required": ["id", "kind"]}]}, [{"kind": "k"}], [{}]),
+        (
+            {"$ref": f"{SCHEMAS}Tree"},
+            [{"kind": "k", "size": 1}, {"kind": "k"}],
+            [{"size": 1}, {"kind": "k", "size": "x"}],
+        ),
+        ({"$ref": f"{SCHEMAS}Leaf"}, [{"kind": "k", "size": 1}], [{"size": 1}, {"kind": "k", "size": "x"}]),
+    ],
+)
+def test_composed_schemas_mean_what_documents_mean_by_them(schema: Any, good: list[Any], bad: list[Any]) -> None:
+    leaf = {"allOf": [{"$ref": f"{SCHEMAS}Tree"}, {"properties": {"size": INTEGER}}]}
+    schemas = {"Pet": PET, "Cat": CAT, "Dog": DOG, "Base": BASE, "Tree": TREE, "Leaf": leaf, "Fork": leaf}
+    body = {"requestBody": {"content": {"application/json": {"schema": {"type": "array", "items": schema}}}}}
+    converted = schema_of(operation(**body), schemas=schemas)
+    Draft202012Validator.check_schema(converted)
+    validator = Draft202012Validator(converted)
+    assert [value for value in good if not validator.is_valid({"body": [value]})] == []
+    assert [value for value in bad if validator.is_valid({"body": [value]})] == []
+
+
+def test_what_stands_beside_a_reference_counts_from_3_1_on() -> None:
+    beside = {"$ref": f"{SCHEMAS}N", "description": "how many", "maximum": 3, "type": "string"}
+    for version, is_refused in (("3.0.3", False), ("3.1.0", True)):
+        schema = schema_of(operation(parameter("q", "query", beside)), version, schemas={"N": INTEGER})
+        assert schema["properties"]["q"]["description"] == "how many"
+        assert Draft202012Validator(schema).is_valid({"q": 4}) != is_refused
+
+
+def test_parts_without_end_are_refused_in_one_sentence() -> None:
+    twice = {f"S{i}": {"allOf": [{"$ref": f"{SCHEMAS}S{i + 1}"}] * 2} for i in range(20)}
+    with pytest.raises(UserError, match="has a schema of more than 20000 parts: exclude it"):
+        schema_of(operation(parameter("q", "query", {"$ref": f"{SCHEMAS}S0"})), schemas={**twice, "S20": INTEGER})
+
+
 def arguments_of(schema: Any) -> Any:
     api = OpenApi(
         document({"/x": {"get": operation(parameter("q", "query", schema, required=True))}}), base_url="http://a"
