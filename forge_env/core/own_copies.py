@@ -54,9 +54,9 @@ def _copier(other: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return own
 
 
-own_copy: Callable[[T], T] = _copier(_deep)  # type: ignore[valid-type]
+own_copy: Callable[[T], T] = _copier(_deep)
 """Returns a copy of a value that shares nothing with it that can be edited."""
-own_containers: Callable[[T], T] = _copier(lambda value: value)  # type: ignore[valid-type]
+own_containers: Callable[[T], T] = _copier(lambda value: value)
 """Does the same for containers only: an object in them, as a client, is shared."""
 
 
