@@ -1,5 +1,8 @@
 """Messages to tokens and back. Sampled tokens are never tokenised again.
 
+Only the renderer writes special tokens. One that a message or the spec of a tool spells out, in any of its fields,
+becomes plain text: a space follows its first character. The prompt is then tokenised as a whole, as servers do it.
+
 The `renderers` library has the templates of the model families. The prompt of a new turn continues the sampled ids. If
 the template would rewrite earlier turns, the next turn starts a new row.
 """
@@ -10,7 +13,7 @@ import functools
 import json
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +30,7 @@ from agents.renderer.families import (
     find_family,
 )
 from agents.renderer.grammar import grammar_of
-from agents.renderer.model_json import flaw
+from agents.renderer.model_json import decode_all, dump, flaw
 from agents.renderer.template_parts import TemplateParts, learn_template_parts
 from agents.renderer.tokenizer import FastTokenizer, chat_template
 from forge_env.core.constraint import Constraint
@@ -71,21 +74,21 @@ class Renderer:
         self.after_thought: tuple[int, ...] = tuple(self._tokenizer.encode(AFTER_THOUGHT)) if self.thinks else ()
         """The tokens between that one and the answer."""
         self._first_prompts: dict[Any, TemplateParts | None] = {}
-        self._tools: dict[int, tuple[Sequence[ToolSpec], str]] = {}
+        self._tools: dict[int, tuple[Sequence[ToolSpec], Sequence[ToolSpec], str]] = {}
         self._bridges = {role: self._learn_bridge(role) for role in ("tool", "user")}
 
     def next_prompt(self, conversation: Conversation, tools: Sequence[ToolSpec]) -> tuple[list[int], int, bool]:
         """Return the next prompt, the number of its tokens from earlier turns (0 for a new row), and whether a row
         starts."""
         row = _last_row(conversation)
+        tools, text_of_tools = self._defused_tools(tools)
         if row:
-            bridged = self._bridge(
-                row, conversation.turns[-1].token_ids, self._defused(conversation.observation), tools
-            )
+            new = self._defused(conversation.observation)
+            bridged = self._bridge(row, conversation.turns[-1].token_ids, new, tools)
             if bridged is not None:
                 return bridged, len(row), False
         if not conversation.turns:
-            return self._first_prompt(self._defused(conversation.observation), tools), 0, True
+            return self._first_prompt(self._defused(conversation.observation), tools, text_of_tools), 0, True
         messages = self._defused(conversation.messages)
         if self._family.one_call:
             messages = _one_call_each(messages)
@@ -128,7 +131,7 @@ class Renderer:
         """
         question: list[Any] = [{"role": "user", "content": "?"}]
         prompt = self._tokenizer.decode(self._render(question, add_generation_prompt=True))
-        full = self._tokenizer.decode(self._render([*question, message]))
+        full = self._tokenizer.decode(self._render([*question, *self._defused([message])]))
         if not full.startswith(prompt):
             raise UserError(
                 f"a scripted message holds reasoning, and the model in {self._tokenizer.name_or_path} answers without: "
@@ -156,7 +159,7 @@ class Renderer:
         return self.decode(token_ids[:-1] if ended else token_ids)
 
     def text(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> str:
-        """Return a conversation as the model's input text, with special tokens."""
+        """Return a conversation as a template writes it, with special tokens, also those that a message spells out."""
         return self._tokenizer.decode(self._render(messages, tools))
 
     def token_bytes(self, token_id: int) -> bytes:
@@ -238,14 +241,38 @@ class Renderer:
         return self._tokenizer.encode(self._tokenizer.decode(ids))
 
     def _defused(self, messages: Sequence[Message]) -> list[Message]:
-        """Keep messages of users and tools from forging turns: a special token in them becomes plain text."""
-        return [{**m, "content": self._defuse(m["content"])} if m["role"] in ("user", "tool") else m for m in messages]
+        """Keep messages from forging turns: a special token that one of their fields spells out becomes plain text."""
+        return [self._defused_message(message) for message in messages]
 
-    def _defuse(self, content: str) -> str:
-        text = (
-            content if content.isascii() else content.encode("utf-8", "replace").decode()
-        )  # lone surrogates have no tokens
-        return self._special.sub(lambda match: f"{match[0][0]} {match[0][1:]}", text)
+    def _defused_message(self, message: Message) -> Message:
+        if message["role"] != "assistant":
+            return {**message, "content": self._defuse(message["content"])}
+        if self._family.create_thinking is not None:
+            message = _with_thought(message)
+        defused: Message = self._defuse({key: value for key, value in message.items() if key != "tool_calls"})
+        if "tool_calls" in message:
+            defused["tool_calls"] = [self._defused_call(call) for call in message["tool_calls"] or ()]
+        return defused
+
+    def _defused_call(self, call: Any) -> Any:
+        """Defuse a call. JSON escapes in the text of its arguments can spell out a token for a template, too."""
+        function = call.get("function", call) if isinstance(call, Mapping) else None
+        text = function.get("arguments") if isinstance(function, Mapping) else None
+        if function is not None and isinstance(text, str) and "\\" in text:
+            arguments, problem = decode_all(text)
+            if not problem and self._special.search(written := dump(arguments)):
+                function = {**function, "arguments": written}
+                call = {**call, "function": function} if "function" in call else function
+        return self._defuse(call)
+
+    def _defuse(self, value: Any) -> Any:
+        """Return a value with all of its texts defused, keys too."""
+        if isinstance(value, str):
+            text = value if value.isascii() else value.encode("utf-8", "replace").decode()  # a lone surrogate: no token
+            return self._special.sub(lambda match: f"{match[0][0]} {match[0][1:]}", text)
+        if isinstance(value, Mapping):
+            return {self._defuse(key): self._defuse(item) for key, item in value.items()}
+        return [self._defuse(item) for item in value] if isinstance(value, (list, tuple)) else value
 
     def _bridge(
         self, row: list[int], sampled: Sequence[int], new: list[Message], tools: Sequence[ToolSpec]
@@ -281,12 +308,12 @@ class Renderer:
 
         return learn_template_parts(self._tokenizer, render, most=3)
 
-    def _first_prompt(self, messages: list[Message], tools: Sequence[ToolSpec]) -> list[int]:
+    def _first_prompt(self, messages: list[Message], tools: Sequence[ToolSpec], text_of_tools: str) -> list[int]:
         """Render a first prompt. First prompts of one environment differ only in the last message."""
         *others, last = messages
         if last["role"] != "user":
             return self._render(messages, tools, add_generation_prompt=True)
-        key = (self._text_of(tools), *((m["role"], m["content"]) for m in others))
+        key = (text_of_tools, *((m["role"], m["content"]) for m in others))
         if any(m.keys() != {"role", "content"} for m in others):
             return self._render(messages, tools, add_generation_prompt=True)
         if key not in self._first_prompts:
@@ -298,14 +325,15 @@ class Renderer:
             return self._render(messages, tools, add_generation_prompt=True)
         return parts.fill(self._tokenizer, [last["content"]])
 
-    def _text_of(self, tools: Sequence[ToolSpec]) -> str:
-        """The tools as text; instances of an environment share one list, which is serialised once."""
+    def _defused_tools(self, tools: Sequence[ToolSpec]) -> tuple[Sequence[ToolSpec], str]:
+        """The defused tools, and their text; instances of an environment share one list, which is read once."""
         cached = self._tools.get(id(tools))
         if cached is None or cached[0] is not tools:
             if len(self._tools) >= 64:
                 self._tools.clear()
-            cached = self._tools[id(tools)] = (tools, json.dumps(list(tools)))
-        return cached[1]
+            defused = self._defuse(list(tools))
+            cached = self._tools[id(tools)] = (tools, defused, json.dumps(defused))
+        return cached[1:]
 
     def _learn_first_prompt(self, others: list[Message], tools: Sequence[ToolSpec]) -> TemplateParts | None:
         def render(contents: Sequence[str]) -> list[int]:
@@ -313,6 +341,14 @@ class Renderer:
             return self._render([*others, last], tools, add_generation_prompt=True)
 
         return learn_template_parts(self._tokenizer, render)
+
+
+def _with_thought(message: Message) -> Message:
+    """Return a message whose thought, if its content begins with one, is its reasoning, as templates read it."""
+    thought, end, rest = message["content"].lstrip().partition(END_THINK)
+    if "reasoning_content" in message or not end or not thought.startswith(THINK):
+        return message
+    return {**message, "reasoning_content": thought.removeprefix(THINK).strip("\n"), "content": rest.lstrip("\n")}
 
 
 def _one_call_each(messages: Sequence[Message]) -> list[Message]:

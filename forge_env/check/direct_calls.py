@@ -13,6 +13,7 @@ from forge_env.check.strategies import Strategy
 from forge_env.core.env import Env
 from forge_env.core.episode import Turn
 from forge_env.core.errors import EnvError
+from forge_env.core.own_copies import own_copy, own_messages, own_task
 from forge_env.core.protocols import Conversation
 from forge_env.core.types import Action, Task
 from forge_env.core.user_code import guard
@@ -47,7 +48,7 @@ async def reset(env: Env, task: Task, seed: int) -> Any:
         CallTimeout: after `LIMITS.step_seconds`.
         EnvError: for whatever it raises, with file and line.
     """
-    options = {"task": task, "limits": LIMITS}
+    options = {"task": own_task(task), "limits": LIMITS}
     return await _within_step_limit("reset", call_env("reset", env.reset, seed=seed, options=options))
 
 
@@ -85,14 +86,15 @@ async def play_directly(env: Env, task: Task, seed: int, strategy: Strategy) -> 
     started = time.perf_counter()
     result = await reset(env, task, seed)
     yield time.perf_counter() - started, result
-    conversation = Conversation(request_id="check", seed=seed, observation=tuple(result[0]))
+    conversation = Conversation(request_id="check", seed=seed, observation=tuple(own_messages(result[0])))
     for _ in range(LIMITS.max_turns):
         action = await strategy(conversation, env.tools)
-        conversation.turns.append(Turn(kind="text", observation=conversation.observation, message=action.message))
+        message = own_copy(action.message)
+        conversation.turns.append(Turn(kind="text", observation=conversation.observation, message=message))
         started = time.perf_counter()
         result = await step(env, action)
         yield time.perf_counter() - started, result
-        conversation.observation = tuple(result[0])
+        conversation.observation = tuple(own_messages(result[0]))
         if result[2] or result[3]:
             return
 

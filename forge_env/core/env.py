@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
 from forge_env.core import members
 from forge_env.core.errors import EnvError, UserError
+from forge_env.core.own_copies import frozen
 from forge_env.core.types import Action, Message, Task, ToolSpec
 
 if TYPE_CHECKING:
@@ -68,6 +69,8 @@ class Env:
         if cls.time_spent_by not in get_args(TimeSpentBy):
             raise UserError(f'{cls.__name__}.time_spent_by is {cls.time_spent_by!r}; it is "model" or "service"')
         members.check_class(cls, members.ENV, Env)
+        if isinstance(cls.__dict__.get("tools"), list):
+            cls.tools = frozen(cls.tools)
 
     @classmethod
     def tasks(cls, split: str = "train", *, count: int, seed: int = 0) -> Sequence[Task]:

@@ -11,7 +11,7 @@ import inspect
 import json
 import types
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
@@ -22,6 +22,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 from pydantic.errors import PydanticUserError
 
 from forge_env.core.errors import UserError
+from forge_env.core.own_copies import frozen
 from forge_env.core.types import ToolCall, ToolSpec
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -77,8 +78,8 @@ class Tool:
 
     name: str
     description: str
-    parameters: Mapping[str, Any]
-    """JSON schema of the arguments, an object."""
+    parameters: dict[str, Any]
+    """JSON schema of the arguments, an object; it is frozen, since all episodes share it."""
     arguments: Arguments
     function: Callable[..., Any]
     """Called with the coerced arguments by keyword; a method gets the instance first."""
@@ -87,12 +88,14 @@ class Tool:
         default_factory=WeakKeyDictionary
     )
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "parameters", frozen(self.parameters))
+
     @property
     def spec(self) -> ToolSpec:
-        parameters = dict(self.parameters)
         return {
             "type": "function",
-            "function": {"name": self.name, "description": self.description, "parameters": parameters},
+            "function": {"name": self.name, "description": self.description, "parameters": self.parameters},
         }
 
     def validate(self, call: ToolCall) -> dict[str, Any]:

@@ -11,6 +11,7 @@ import gymnasium.logger
 
 from forge_env.core.env import Env
 from forge_env.core.errors import EnvError, ForgeError, InfraError
+from forge_env.core.own_copies import own_containers, own_task
 from forge_env.core.reward_value import reward_value
 from forge_env.core.types import Action, EpisodeLimits, Message, Outcome, Task, ToolSpec
 from forge_env.core.user_code import error_text
@@ -69,7 +70,8 @@ class EnvRunner:
         await self._close_env()
         try:
             self._env = self._shared.factory.make()
-            call = invoke(self._env.reset, seed=seed, options={**options, "task": task, "limits": self._limits})
+            given = {**own_containers(dict(options)), "task": own_task(task), "limits": self._limits}
+            call = invoke(self._env.reset, seed=seed, options=given)
             messages, info = _checked(await call_env("reset", call, Deadline(self._limits.step_seconds)), 2, "reset")
         except (EnvError, InfraError) as error:
             return _fault_outcome(error)

@@ -15,6 +15,7 @@ from typing import Any
 from forge_env.core.env import ConcurrentEnv
 from forge_env.core.episode import Turn
 from forge_env.core.errors import EnvError, TurnRefused, first_error
+from forge_env.core.own_copies import own_action
 from forge_env.core.protocols import ContextFull, Conversation, PromptCounted
 from forge_env.core.types import Outcome, Task, ToolSpec
 from forge_env.rollout.env_results import StepResult, read_step
@@ -140,7 +141,7 @@ class _ConcurrentTurns:
         run.record(conversation, turn)
         if self._last is None or begun > self._last[0]:
             self._last = begun, run.cutting_limit(conversation, turn, action)
-        await run.call_env(place, "step", _nothing, self._env.answer, number, action)
+        await run.call_env(place, "step", _nothing, self._env.answer, number, own_action(action))
         self._answered = time.perf_counter(), turn
         turn.env_seconds += self._answered[0] - answered
 

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import pydantic_core
 
+from forge_env.core.own_copies import own_copy
 from forge_env.core.protocols import NextTurn
 from forge_env.core.reward_value import reward_value
 from forge_env.core.types import EpisodeLimits, Message, Outcome, ToolUse
@@ -84,7 +85,8 @@ def recorded_info(info: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _messages(observation: Any) -> tuple[Message, ...]:
-    messages = tuple(observation)
+    """Return copies: the environment may edit its messages later, and the record is what the model saw."""
+    messages = tuple([own_copy(message) for message in observation])
     for message in messages:
         if not isinstance(message, _MAPPING) or "role" not in message or "content" not in message:
             raise TypeError(f"{message!r:.80} is no message; a message is a dict with role and content")

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 from forge_env.core.env import Env
 from forge_env.core.episode import Turn
 from forge_env.core.errors import EnvError, ForgeError, PolicyError, TemplateError, TurnRefused, first_error
+from forge_env.core.own_copies import own_action, own_task
 from forge_env.core.protocols import ANSWER_SECONDS, Agent, ContextFull, Conversation, NextTurn, PromptCounted
 from forge_env.core.types import CONTEXT, Action, EpisodeLimits, Outcome, Task, ToolSpec
 from forge_env.core.user_code import NOT_CAUGHT, describe, error_text, fault, guard
@@ -89,7 +90,7 @@ class EpisodeRun:
 
     async def reset(self, env: Env, task: Task, seed: int) -> None:
         """Start the episode."""
-        options = {"task": task, "limits": self.limits}
+        options = {"task": own_task(task), "limits": self.limits}
         reset = await self.call_env(self.place, "reset", read_reset, invoker(env.reset), seed=seed, options=options)
         self.conversations.observe(reset.observation, reset.next_turn)
         self.info |= reset.info
@@ -202,7 +203,7 @@ class EpisodeRun:
         conversation = self.conversations.current
         self.record(conversation, turn)
         cut_by = self.cutting_limit(conversation, turn, action)  # the step sets what is asked of the next turn
-        step = await self.call_env(self.place, "step", read_step, self.step, action)
+        step = await self.call_env(self.place, "step", read_step, self.step, own_action(action))
         turn.reward, turn.tool_uses = step.reward, step.tool_uses
         turn.policy_seconds, turn.env_seconds = policy_seconds, time.perf_counter() - started
         end = self.apply(step)

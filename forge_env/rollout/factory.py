@@ -14,10 +14,11 @@ from typing import Any
 from forge_env.core.env import Env
 from forge_env.core.errors import TooFewTasks, UserError, nearest
 from forge_env.core.members import check_instance
+from forge_env.core.own_copies import own_containers
 from forge_env.core.types import EpisodeLimits, Task
 from forge_env.core.user_code import guard
 from forge_env.registry.registry import env_class, load
-from forge_env.rollout.options import convert_option, option_types, required_options, select_options
+from forge_env.rollout.options import convert_option, is_data, option_types, required_options, select_options
 from forge_env.rollout.task_list import TASKS_SECONDS, read_tasks
 
 
@@ -56,6 +57,7 @@ class EnvFactory:
             raise UserError(f"the environment {self.name} has no option {option!r}. {nearest(option, types)}")
         self.options = {n: convert_option(self.name, n, value, types[n]) for n, value in options.items()}
         self._constructor_options = select_options(env_class.__init__, self.options)
+        self._own = [name for name, kind in option_types(env_class.__init__).items() if is_data(kind)]
         self._shared: dict[str, Any] = {}
         self._stack = AsyncExitStack()
 
@@ -144,9 +146,13 @@ class EnvFactory:
         for name, value in self._shared.items():
             setattr(env, name, value)  # before the constructor, which may use them
         with guard(f"{self.env_class.__name__}()"):
-            env.__init__(**{**self._constructor_options, **more})  # type: ignore[misc]
+            env.__init__(**self._own_options({**self._constructor_options, **more}))  # type: ignore[misc]
             check_instance(env)
         return env
+
+    def _own_options(self, options: dict[str, Any]) -> dict[str, Any]:
+        """Return options for one instance: its own data, and what is no data, as a client, shared by all."""
+        return options | {name: own_containers(options[name]) for name in self._own if name in options}
 
 
 def make(name: str, **options: Any) -> EnvFactory:

@@ -13,6 +13,7 @@ from pydantic.errors import PydanticUserError
 from forge_env.core.errors import UserError
 
 NOT_OPTIONS = frozenset({"self", "cls", "split", "count", "seed"})
+_DATA = (str, int, float, bool, type(None), list, tuple, dict, set, Sequence, Mapping)
 _KINDS = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
 
@@ -42,6 +43,14 @@ def select_options(function: Callable[..., Any], options: Mapping[str, Any]) -> 
     """Return those of `options` that are parameters of a function."""
     names = {parameter.name for parameter in option_parameters(function)}
     return {name: value for name, value in options.items() if name in names}
+
+
+def is_data(kind: Any) -> bool:
+    """Whether the values of an option are data by its type, as `list[str]`, so that each instance has its own."""
+    arguments = [argument for argument in typing.get_args(kind) if argument is not ...]
+    if arguments and typing.get_origin(kind) is not typing.Literal:
+        return all(argument is Any or is_data(argument) for argument in arguments)
+    return kind in _DATA or typing.get_origin(kind) is typing.Literal
 
 
 def convert_option(env: str, name: str, value: Any, kind: Any) -> Any:

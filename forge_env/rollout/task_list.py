@@ -14,6 +14,7 @@ from typing import Any
 
 from forge_env.core.errors import ForgeError, UserError
 from forge_env.core.message_shape import json_problem, kind_problem, messages_problem
+from forge_env.core.own_copies import own_task
 from forge_env.core.types import Task
 from forge_env.core.user_code import NOT_CAUGHT, describe
 
@@ -66,7 +67,8 @@ def read_tasks(
     if not tasks and count > 0:
         raise BadTasks(f"the environment {name} has no tasks in the split {split!r}: choose another one")
     _check_tasks(split, tasks)
-    return items if isinstance(items, (list, tuple)) else tasks
+    own = [own_task(task) for task in tasks]  # the environment may keep what it handed out
+    return tuple(own) if isinstance(items, tuple) else own
 
 
 def _check_tasks(split: str, tasks: Sequence[Any]) -> None:

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from forge_env.core.errors import UserError, nearest
+from forge_env.core.own_copies import own_copy, own_messages, own_task
 from forge_env.core.reward_value import reward_value
 from forge_env.core.types import Message, Task
 from forge_env.core.user_code import guard
@@ -72,7 +73,7 @@ async def score(
         EnvError: when a reward function raises, or returns no finite number.
         InfraError: when the machinery of one failed, for example a judge that does not answer.
     """
-    arguments = {"response": response, "answer": response, "target": task.target, "task": task}
+    arguments = {"response": response, "answer": response}
     owners = () if owner is None else (owner,)
     values: dict[str, float] = {}
     total = 0.0
@@ -86,7 +87,11 @@ async def score(
 
 
 def _made(name: str, task: Task, messages: Sequence[Message]) -> Any:
-    """Make an argument that few reward functions take."""
+    """Make an argument; the function may edit it, and the next one gets another."""
     if name == "messages":
-        return list(messages)
+        return own_messages(messages)
+    if name == "target":
+        return own_copy(task.target)
+    if name == "task":
+        return own_task(task)
     return next((m["content"] for m in reversed(task.prompt) if m["role"] == "user"), "")

@@ -23,6 +23,7 @@ from typing import Any, ClassVar
 from forge_env.core import members
 from forge_env.core.env import Env, StepResult
 from forge_env.core.errors import EnvError
+from forge_env.core.own_copies import frozen, own_messages, own_task
 from forge_env.core.tools import Tool, is_tool, make_tool
 from forge_env.core.types import Action, EpisodeLimits, Message, Task, ToolSpec
 from forge_env.tool_env.rubric import RewardFunction, RewardPart, score
@@ -58,7 +59,7 @@ class ToolEnv(Env):
         members.check_class(cls, members.TOOL_ENV, ToolEnv)
         methods = {name: getattr(cls, name) for name in dir(cls) if not name.startswith("__")}
         cls._tools = {n: make_tool(f, name=n, is_method=True) for n, f in methods.items() if is_tool(f)}
-        cls._specs = [tool.spec for tool in cls._tools.values()]
+        cls._specs = frozen([tool.spec for tool in cls._tools.values()])
         rewards = {n: f for n, f in methods.items() if hasattr(f, "__forge_reward__")}
         cls._rewards = [RewardPart.of(f, name=n, weight=f.__forge_reward__, is_method=True) for n, f in rewards.items()]
         pairs = [part if isinstance(part, tuple) else (part, 1.0) for part in cls.rubric]
@@ -98,10 +99,10 @@ class ToolEnv(Env):
         self.seed(seed)
         if options is None or "task" not in options:
             raise EnvError(f"{type(self).__name__}.reset needs options={{'task': Task(...)}}")
-        self.task = options["task"]
+        self.task = own_task(options["task"])
         self._limits = options.get("limits", self._limits)
         system: tuple[Message, ...] = ({"role": "system", "content": self.system_prompt},) if self.system_prompt else ()
-        self.messages = [*system, *self.task.prompt]
+        self.messages = [*system, *own_messages(self.task.prompt)]
         return _ResetResult(self, has_setup=type(self).setup is not ToolEnv.setup)
 
     def setup(self) -> Any:

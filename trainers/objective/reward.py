@@ -24,6 +24,7 @@ from typing import Literal
 import numpy as np
 
 from forge_env.core.episode import Episode
+from forge_env.core.own_copies import own_episode
 from trainers.batching.batch import Numbers
 from trainers.objective.credit import by_turn, target_logprobs
 from trainers.objective.loss_terms import MAX_K3, MAX_LOG_RATIO
@@ -79,7 +80,7 @@ class TrainingReward:
         if self.user_reward is None:
             return episode.reward
         try:
-            return self.user_reward(episode)
+            return self.user_reward(own_episode(episode))
         finally:
             episode.forget_unpacked()  # here, in the thread that has called the function, and not on the event loop
 

@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -195,6 +196,7 @@ class Unanswered(Good):
 class BadSchema(Good):
     def __init__(self) -> None:
         super().__init__()
+        self.tools = deepcopy(self.tools)
         self.tools[0]["function"]["parameters"]["properties"] = {"n": {"type": "whole number"}}
 
 

@@ -204,7 +204,7 @@ class SetUpLater(Base):
 
 def plain_reset(self: Any, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> Any:
     messages, info = super(type(self), self).reset(seed=seed, options=options)
-    assert self.task is TASK
+    assert self.task == TASK
     return messages, {**info, "is": "plain"}
 
 
@@ -214,7 +214,7 @@ def passing_reset(self: Any, *, seed: int | None = None, options: Mapping[str, A
 
 async def async_reset(self: Any, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> Any:
     messages, info = await super(type(self), self).reset(seed=seed, options=options)
-    assert self.task is TASK
+    assert self.task == TASK
     return messages, {**info, "is": "async"}
 
 
@@ -244,7 +244,7 @@ def test_every_kind_of_reset_goes_with_every_kind_of_setup(base: type[ToolEnv], 
     assert (episode.outcome, episode.reward) == (Outcome.SCORED, 1.0), episode.error
     contents = [message["content"] for message in episode.turns[0].observation]
     assert contents == ["Answer.", "3?", *(["Or 6."] if base is not Base else [])]
-    assert seen["task"] is TASK and seen["_seed"] == 5
+    assert seen["task"] == TASK and seen["_seed"] == 5
     if base is not Base:
         assert seen["doubled"] == 6 and seen["turns"] == 3
         assert (seen["thread"] == threading.get_ident()) == (base is SetUpLater), "a plain one runs in a thread"

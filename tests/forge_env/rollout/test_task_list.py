@@ -278,7 +278,7 @@ def test_a_users_own_refusal_and_fewer_tasks_stay_as_they_are() -> None:
     with pytest.raises(UserError, match="^3 tasks were asked for, there are 2$"):
         read_tasks("shop", refuses, "test", count=3)
     tasks = [Task(prompt=({"role": "user", "content": str(i)},)) for i in range(2)]
-    assert read_tasks("shop", lambda: tasks, "test", count=3) is tasks
+    assert read_tasks("shop", lambda: tasks, "test", count=3) == tasks
     assert read_tasks("shop", list, "test", count=0) == []
 
 

@@ -41,7 +41,7 @@ class Exact:
 
 async def test_functions_get_what_they_name() -> None:
     async def whole(messages: list[Message], task: Task, answer: str) -> float:
-        return float(len(messages) == 3 and task is TASK and answer == "4")
+        return float(len(messages) == 3 and task == TASK and answer == "4")
 
     def brief(response: str, *, limit: int = 3) -> bool:
         return len(response) <= limit
