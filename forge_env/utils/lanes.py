@@ -70,6 +70,8 @@ class Lane:
 
     def _begin(self) -> None:
         self._is_beginning = False
+        if self._batch is not None:  # a call has begun it before the turn of this callback
+            return
         calls: list[Call] = []
         while len(calls) < MAX_CALLS and (call := taken(self._waiting.popleft)):
             if call.trust:
@@ -101,12 +103,12 @@ class Lane:
         """Tell the callers of the calls that have ended; the next batch has those that have not begun."""
         while call := taken(batch.ended.popleft):
             call.finish()
+        while call := taken(batch.calls.pop):
+            self._waiting.appendleft(call)
         if batch is self._batch:
             self._batch = None
-            while call := taken(batch.calls.pop):
-                self._waiting.appendleft(call)
-            if self._waiting:
-                self._begin_soon()
+        if self._waiting and self._batch is None:
+            self._begin_soon()
 
 
 def lane_of(loop: Any) -> Lane:

@@ -85,6 +85,10 @@ class Call:
             self._error = raised
         self.seconds = time.perf_counter() - began
 
+    def fail(self, error: BaseException) -> None:
+        """Let the call end with an exception instead of making it."""
+        self._error = error
+
     def finish(self) -> None:
         """Tell the caller of the end, if it still waits. For the loop's thread."""
         if self.future.done():
@@ -159,6 +163,13 @@ class Batch:
             if call.seconds > SLOW_SECONDS:
                 return
 
+    def fail(self, reason: str) -> None:
+        """End all calls, as no thread can make them."""
+        while call := taken(self.calls.popleft):
+            call.fail(RuntimeError(reason))
+            self.ended.append(call)
+        self.tell()
+
     def tell(self) -> None:
         """Let the loop know that the thread is free again."""
         with contextlib.suppress(RuntimeError):  # the loop is closed, so that nobody waits for a result
@@ -217,5 +228,9 @@ def start(batch: Batch, *, in_new_thread: bool = False) -> None:
         worker = _idle.pop() if _idle and not in_new_thread else None
     if worker is None:
         worker = _Worker()
-        worker.start()
+        try:
+            worker.start()
+        except RuntimeError as error:  # the limit of the user or the machine is reached
+            batch.fail(str(error))
+            return
     worker.batches.put(batch)

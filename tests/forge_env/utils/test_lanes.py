@@ -15,7 +15,7 @@ from forge_env.utils import lanes, trust, workers
 from forge_env.utils.lanes import lane_of
 from forge_env.utils.threads import invoke
 from forge_env.utils.trust import TRIAL_CALLS, trust_in
-from forge_env.utils.workers import GivenUp
+from forge_env.utils.workers import Call, GivenUp
 from tests.helpers.waiting import DEADLINE_S, until
 
 word: ContextVar[str] = ContextVar("word", default="none")
@@ -153,6 +153,40 @@ async def test_a_slow_call_ends_the_trust_and_its_turn_of_the_lane(monkeypatch: 
     monkeypatch.setattr(workers, "SLOW_SECONDS", 0.01)
     await asyncio.gather(invoke(work, is_slow=True), *(invoke(work, meets=True) for _ in range(3)))  # in three threads
     assert not trust_in(work)
+
+
+async def test_no_call_is_lost_behind_a_slow_one_however_batches_meet(monkeypatch: pytest.MonkeyPatch) -> None:
+    def work(seconds: float = 0.0) -> float:
+        time.sleep(seconds)
+        return seconds
+
+    await earn_trust(work)
+    monkeypatch.setattr(workers, "SLOW_SECONDS", 0.001)
+    loop = asyncio.get_running_loop()
+    first, slow, third, fourth = [Call(work, (s,), {}, trust_in(work), loop) for s in (0.0, 0.02, 0.0, 0.0)]
+    lane_of(loop).add(first)
+    lane_of(loop).add(slow)  # in the next batch, which is due when the first call has ended
+    await first.future
+    lane_of(loop).add(third)  # begins that batch before
+    lane_of(loop).add(fourth)
+    async with asyncio.timeout(DEADLINE_S):
+        assert [await call.future for call in (slow, third, fourth)] == [0.02, 0.0, 0.0]
+
+
+async def test_calls_that_get_no_thread_fail_and_later_ones_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    quick, wait = new_functions()
+    await earn_trust(quick)
+
+    def refuse(worker: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as full:
+        full.setattr(workers, "_idle", [])
+        full.setattr(workers._Worker, "start", refuse)
+        calls = (invoke(function) for function in (quick, quick, quick, wait))
+        errors = await asyncio.gather(*calls, return_exceptions=True)
+    assert [repr(error) for error in errors] == ['RuntimeError("can\'t start new thread")'] * 4
+    assert await asyncio.gather(invoke(quick), invoke(wait))
 
 
 async def test_a_call_in_the_lane_is_given_up_like_any_other() -> None:
