@@ -10,6 +10,9 @@ All figures are of one run:
                 tokenizer; and the difference, which is our own. Then the same without our calls of `tokenizers`, too
     memory      growth for each live episode, with 4,096 of them that wait for the model's last turn
     latency     a batch of 1,024 episodes with a model that takes 500 ms a turn, against the ideal of five times 500 ms
+    plain       steps/s as above when the tool, the reward and the script are plain functions, not coroutines
+    median      of the times of 1,024 episodes at once with a model of 50 ms, against the ideal of five times 50 ms;
+                the tool and the reward are plain functions
 
 What plays the model gives the text or the tokens of the turn that is due; everything else is what a real run does. The
 numbers differ from task to task, so that nothing is fast because it was seen before.
@@ -47,7 +50,7 @@ from forge_env.tool_env.tool_env import ToolEnv
 from forge_env.utils.gc_settings import relax_garbage_collector
 from trainers.model.make import make_model
 
-TURNS, TASKS, MODEL_SECONDS, RUNS, EPISODES = 5, 512, 0.5, 40, 100
+TURNS, TASKS, MODEL_SECONDS, FAST_MODEL_SECONDS, RUNS, EPISODES = 5, 512, 0.5, 0.05, 40, 100
 LIMITS = EpisodeLimits(max_turns=TURNS, max_tokens=4096)
 
 
@@ -64,6 +67,22 @@ class Calculator(ToolEnv):
 
     @reward
     async def correct(self, answer: str) -> float:
+        return float(answer == self.task.target)
+
+
+class PlainCalculator(ToolEnv):
+    """The same, as plain functions."""
+
+    system_prompt = Calculator.system_prompt
+
+    @tool
+    def calculator(self, expression: str) -> str:
+        """Calculate."""
+        left, _, right = expression.partition("+")
+        return str(int(left) + int(right))
+
+    @reward
+    def correct(self, answer: str) -> float:
         return float(answer == self.task.target)
 
 
@@ -85,9 +104,20 @@ PAIRS = [make_task(_rng) for _ in range(TASKS)]
 SOLUTIONS = {task.prompt[-1]["content"]: turns for task, turns in PAIRS}
 
 
-async def script(messages: list[Message]) -> Message:
-    """The next message of a solution. A coroutine: a plain function would be called in a thread."""
+def plain_script(messages: list[Message]) -> Message:
+    """The next message of a solution."""
     return SOLUTIONS[messages[1]["content"]][(len(messages) - 2) // 2]
+
+
+async def script(messages: list[Message]) -> Message:
+    """The same, as a coroutine."""
+    return plain_script(messages)
+
+
+async def fast_model(messages: list[Message]) -> Message:
+    """The same, after the time of a fast model."""
+    await asyncio.sleep(FAST_MODEL_SECONDS)
+    return plain_script(messages)
 
 
 class PreparedPolicy:
@@ -113,20 +143,22 @@ class PreparedPolicy:
         )
 
 
-async def play(env: type[Env], agent: Agent, episodes: int, concurrency: int) -> float:
-    """Return the seconds that some episodes take; every one is checked, and let go."""
-    numbers = iter(range(episodes))
+async def play(env: type[Env], agent: Agent, episodes: int, concurrency: int) -> tuple[float, float]:
+    """Return the seconds that some episodes take, and the median of each; every one is checked, and let go."""
+    numbers, seconds = iter(range(episodes)), array("d")
 
     async def worker() -> None:
         for i in numbers:
             task, _ = PAIRS[i % TASKS]
+            began = time.perf_counter()
             episode = await run_episode(factory, agent, task, seed=i, episode_id=str(i), limits=LIMITS)
             assert episode.reward == 1.0 and len(episode.turns) == TURNS, episode
+            seconds.append(time.perf_counter() - began)
 
     async with EnvFactory(env) as factory:
         started = time.perf_counter()
         await asyncio.gather(*(worker() for _ in range(concurrency)))
-        return time.perf_counter() - started
+        return time.perf_counter() - started, statistics.median(seconds)
 
 
 class LibraryClock:
@@ -163,13 +195,15 @@ class Timed:
         return timed
 
 
-async def cpu_per_step(agent: Agent, clock: LibraryClock | None = None) -> tuple[float, float]:
+async def cpu_per_step(
+    agent: Agent, clock: LibraryClock | None = None, *, env: type[Env] = Calculator
+) -> tuple[float, float]:
     """CPU microseconds of a step, and those of them that `clock` counts; the best of RUNS runs."""
     runs: list[tuple[float, float]] = []
     clock = clock or LibraryClock()
     for _ in range(RUNS):
         clock.seconds, started = 0.0, time.process_time()
-        await play(Calculator, agent, EPISODES, 64)
+        await play(env, agent, EPISODES, 64)
         per_step = 1e6 / EPISODES / TURNS
         runs.append(((time.process_time() - started) * per_step, clock.seconds * per_step))
     return min(runs)
@@ -179,7 +213,14 @@ async def measure_steps(model: str) -> dict[str, float]:
     agent = TokenAgent(model, PreparedPolicy(model))
     text, _ = await cpu_per_step(ScriptedAgent(script))
     tokens, _ = await cpu_per_step(agent)
-    figures = {"text_steps_per_second": 1e6 / text, "token_steps_per_second": 1e6 / tokens}
+    plain_text, _ = await cpu_per_step(ScriptedAgent(plain_script), env=PlainCalculator)
+    plain_tokens, _ = await cpu_per_step(agent, env=PlainCalculator)
+    figures = {
+        "text_steps_per_second": 1e6 / text,
+        "token_steps_per_second": 1e6 / tokens,
+        "plain_text_steps_per_second": 1e6 / plain_text,
+        "plain_token_steps_per_second": 1e6 / plain_tokens,
+    }
     # Clocks cost CPU time, too: the figures below are of runs with them.
     clock, renderer = LibraryClock(), agent.renderer
     renderer._renderer = Timed(renderer._renderer, clock)
@@ -232,8 +273,13 @@ async def measure(model: str) -> dict[str, Any]:
     patient = TokenAgent(model, PreparedPolicy(model, MODEL_SECONDS))
     figures = await measure_steps(model)
     figures["bytes_per_live_episode"] = await bytes_per_live_episode(model, 4096)
-    batch = statistics.median([await play(Calculator, patient, 1024, 1024) for _ in range(3)])
-    return figures | {"batch_seconds": batch, "batch_against_ideal": batch / (MODEL_SECONDS * TURNS)}
+    batch = statistics.median([(await play(Calculator, patient, 1024, 1024))[0] for _ in range(3)])
+    figures |= {"batch_seconds": batch, "batch_against_ideal": batch / (MODEL_SECONDS * TURNS)}
+    agents = {"text": ScriptedAgent(fast_model), "token": TokenAgent(model, PreparedPolicy(model, FAST_MODEL_SECONDS))}
+    for name, agent in agents.items():
+        median = statistics.median([(await play(PlainCalculator, agent, 1024, 1024))[1] for _ in range(3)])
+        figures[f"plain_{name}_median_against_ideal"] = median / (FAST_MODEL_SECONDS * TURNS)
+    return figures
 
 
 def main() -> None:
@@ -246,7 +292,7 @@ def main() -> None:
         asyncio.run(make_model(Path(folder), make("math"), seed=0, limits=EpisodeLimits()))
         figures = asyncio.run(measure(folder))
     for name, value in figures.items():
-        print(f"{name:>24}  {value:,.2f}")
+        print(f"{name:>32}  {value:,.2f}")
     if options.json:
         noted = {"machine": describe(), "load_average": os.getloadavg()[0]}
         options.json.write_text(json.dumps({**noted, **figures}, indent=2) + "\n")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,6 +24,7 @@ from forge_env.rollout.factory import EnvFactory
 from forge_env.rollout.rollout import run_episode
 from forge_env.tool_env.tool_env import ToolEnv
 from forge_env.tool_env.toolbox import Toolbox
+from forge_env.utils.trust import trust_in
 from tests.envs.serving import serve
 
 AGENT = """
@@ -84,7 +86,13 @@ class Blocks(ToolEnv):
         os.read(self.wait, 1)
 
 
-async def test_a_tool_that_cannot_be_stopped_is_named_and_holds_no_close_up(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("is_trusted", [False, True])
+async def test_a_tool_that_cannot_be_stopped_is_named_and_holds_no_close_up(
+    is_trusted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for function in (Blocks.query, Blocks.loops, Blocks.close):
+        while bool(trust_in(function)) != is_trusted:
+            trust_in(function).note(0.0 if is_trusted else math.inf)
     monkeypatch.setattr(rollout, "UNSTOPPED_CLOSE_SECONDS", 0.05)
     calls = actions_in_order(tool_calls(("query", {})), tool_calls(("loops", {})), final_answer("done"))
     task = Task(prompt=({"role": "user", "content": "ask"},))

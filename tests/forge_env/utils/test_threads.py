@@ -10,7 +10,8 @@ from contextvars import ContextVar
 
 import pytest
 
-from forge_env.utils.threads import GivenUp, awaitable, invoke, invoker
+from forge_env.utils.threads import awaitable, invoke, invoker
+from forge_env.utils.workers import GivenUp
 from tests.helpers.waiting import DEADLINE_S
 
 word: ContextVar[str] = ContextVar("word", default="none")
@@ -150,8 +151,8 @@ async def main():
 def traced():
     return "got past it"
 
-import forge_env.utils.threads
-forge_env.utils.threads.IDLE_SECONDS = 0.01  # so that the end of the thread can be waited for
+import forge_env.utils.workers
+forge_env.utils.workers.IDLE_SECONDS = 0.01  # so that the end of the thread can be waited for
 began = threading.Event()
 asyncio.run(main())
 sys.settrace(lambda *event: None)
