@@ -206,7 +206,7 @@ class Loop:
     async def _take_over(self, step: int) -> dict[str, float]:
         metrics = await self.work.pull_weights(step)
         self._news.set()
-        return metrics
+        return metrics | await self.work.prove_weights(step)
 
     def _admit(self, prompts: Iterator[int]) -> int:
         number = next(prompts)
