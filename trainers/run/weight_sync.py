@@ -83,7 +83,7 @@ class WeightSync:
         self.ages = WeightAges(staleness=staleness)
         self._published_steps = 0
         self._sleep_seconds = 0.0  # of falling asleep the last time
-        self._score_seconds = 0.0  # of the trainer's last score
+        self._scoring: asyncio.Task[None] | None = None  # the trainer's last score
         self._is_ahead = True  # the trainer of what it published last
         self._committed = asyncio.Event()  # not set while a version that was taken waits for its commit
         self._committed.set()
@@ -109,7 +109,8 @@ class WeightSync:
 
     async def begin(self) -> None:
         """Let the trainer score the model that the engines start with, before anything is trained."""
-        await self._score(-1)
+        self._score(-1)
+        await self._trainer_has_scored()
 
     async def make_room(self) -> None:
         """Put the engines to sleep before the trainer works, where the plan says so; the next pull wakes them."""
@@ -135,7 +136,7 @@ class WeightSync:
         self._committed.clear()
         with self._startup.phase("weights: publish"), span:
             seconds = await within(self._seconds, self._trainer.call_one(TrainerActor.take, version), PUBLISH)
-        await self._score(version)
+        self._score(version)
         self.published, self._published_steps, self._is_ahead = version, steps, False
         return {"seconds/publish": seconds}
 
@@ -170,20 +171,21 @@ class WeightSync:
     async def prove(self) -> dict[str, float]:
         """Compare the answers of the engines to a fixed prompt with the trainer's, see `Delivery`.
 
-        It is no part of `pull`: an engine that is full of requests may take a while to answer.
+        It is no part of `pull`: sampling need not wait for it, and an engine that is full of requests may take a while.
 
         Returns:
-            delivery/difference, delivery/missing, and seconds/proof, the trainer's part included.
+            delivery/difference, delivery/missing, and seconds/proof, until all have answered.
 
         Raises:
             ServiceError: an engine does not generate from the trainer's weights.
         """
         started, version, prompt = time.perf_counter(), self.in_engines, self._delivery.prompt
         with self._timeline.span("weights", "proof", version=version):
+            await self._trainer_has_scored()
             scored = await self._policy.deadline(self._seconds).fanout(PolicyActor.score, prompt, SCORE_S)
         values = self._delivery.check(version, scored)
         self._delivery.refuse()
-        return values | {"seconds/proof": self._score_seconds + time.perf_counter() - started}
+        return values | {"seconds/proof": time.perf_counter() - started}
 
     async def sync(self, steps: int) -> dict[str, float]:
         """Publish, pull and prove the trainer's weights after so many optimizer steps, unless the engines have them.
@@ -210,6 +212,7 @@ class WeightSync:
                 if version >= 0:
                     pull = engine.call_one(PolicyActor.pull, version, self._seconds)
                     await unless_gone(within(self._seconds, pull, "the new engine"), engine.dead)
+                    await self._trainer_has_scored()
                     self._delivery.check(version, [await self._scored_by(engine)])
                 if is_asleep:
                     sleep = engine.call_one(PolicyActor.sleep)
@@ -225,14 +228,24 @@ class WeightSync:
         self.ages.published(self.published)
         return self.ages.of(episodes)
 
-    async def _score(self, version: int) -> None:
-        """Let the trainer score the fixed prompt with the weights that it has; those of version -1 are the folder's."""
-        started = time.perf_counter()
+    def _score(self, version: int) -> None:
+        """Let the trainer score the fixed prompt with the weights of a version; those of -1 are the folder's.
+
+        The message leaves at once, and so before that of the next step, whose weights are others.
+        """
         call = self._trainer.call_one(TrainerActor.score, self._delivery.prompt, version < 0)
-        logprobs = await within(self._seconds, call, SCORE)
-        assert logprobs is not None, "the first rank answers"
-        self._delivery.published(version, logprobs)
-        self._score_seconds = time.perf_counter() - started
+
+        async def score() -> None:
+            self._delivery.published(version, await within(self._seconds, call, SCORE))
+
+        self._scoring = asyncio.create_task(score())
+        self._scoring.add_done_callback(
+            lambda task: task.cancelled() or task.exception()
+        )  # a run that ends asks nobody
+
+    async def _trainer_has_scored(self) -> None:
+        if self._scoring is not None:
+            await asyncio.shield(self._scoring)
 
     async def _scored_by(self, engine: Spawned) -> Scored:
         call = engine.call_one(PolicyActor.score, self._delivery.prompt, self._seconds)
