@@ -59,6 +59,7 @@ from trainers.controller.sample_maker import SampleMaker
 from trainers.controller.signal_counts import SignalCounts
 from trainers.controller.task_order import TaskOrder
 from trainers.metrics.report import Report
+from trainers.run.delivery import Delivery
 from trainers.run.evaluations import Evaluations
 from trainers.run.rollouts import Rollouts
 from trainers.run.services import Services
@@ -142,6 +143,9 @@ class Work(PolicyGradientWork):
         self.steps = step
         return {}
 
+    async def prove_weights(self, step: int) -> dict[str, float]:
+        return {}
+
     def record_step(self, step: int, groups: Sequence[Group], metrics: dict[str, float]) -> None:
         self.probe.part = "records"
         super().record_step(step, groups, metrics)
@@ -190,6 +194,7 @@ async def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
                 staleness=0,
                 startup=startup,
                 timeline=report.timeline,
+                delivery=Delivery(),
             )
             weights.published = weights.in_engines = 0
             services = Services(

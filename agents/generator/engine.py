@@ -99,12 +99,19 @@ class VLLMEngine:
         self._check_running()
         await self._try_grammar(sampling)
         request = self._request(prompt_ids, sampling, request_id, adapter)
-        self._thread.inbox.put(request)
-        try:
-            return await request.future
-        except asyncio.CancelledError:
-            self._abort_all([request])
-            raise
+        completion: Completion = await self._answer_of(request)
+        return completion
+
+    async def score(self, prompt_ids: Sequence[int], request_id: str) -> tuple[float, ...]:
+        """The logprobs of a prompt's tokens after the first, at temperature 1, with the weights that the engine has.
+
+        It is a request like others: where the engine is full, it waits. Cancelling the call aborts it.
+        """
+        self._check_running()
+        request = self._request(prompt_ids, Sampling(max_tokens=1, temperature=0.0), request_id)
+        request.scores_prompt = True
+        logprobs: tuple[float, ...] = await self._answer_of(request)
+        return logprobs
 
     async def generate_batch(self, requests: Sequence[Request]) -> list[Completion | Exception]:
         """Sample all of them as one batch, which starts on an idle engine with an empty prefix cache.
@@ -223,6 +230,14 @@ class VLLMEngine:
         if sampling.grammar:
             await self._grammars.check(sampling.grammar, self._thread.vocabulary)
             self._check_running()
+
+    async def _answer_of(self, request: SampleRequest) -> Any:
+        self._thread.inbox.put(request)
+        try:
+            return await request.future
+        except asyncio.CancelledError:
+            self._abort_all([request])
+            raise
 
     def _request(
         self, prompt_ids: Sequence[int], sampling: Sampling, request_id: str, adapter: str = ""

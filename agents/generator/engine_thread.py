@@ -21,7 +21,15 @@ from agents.generator.batch_delay import BatchDelay
 from agents.generator.grammars import check_features, prepare_grammars
 from agents.generator.lora_slot import PUBLISHED, AdapterTable, drop_adapter, load_adapter
 from agents.generator.process_group import group
-from agents.generator.requests import Batch, Command, SampleRequest, check_tokens, completion_of, vllm_sampling
+from agents.generator.requests import (
+    Batch,
+    Command,
+    SampleRequest,
+    check_tokens,
+    completion_of,
+    prompt_logprobs_of,
+    vllm_sampling,
+)
 from agents.generator.route_log import log_routes, routes_of
 from agents.generator.start import EngineSettings, import_vllm, load_engine
 from agents.generator.stats import CacheCounters, EngineStats
@@ -146,6 +154,9 @@ class EngineThread(threading.Thread):
         for output in finished:
             request = self.pending.pop(output.request_id)
             self.answered += 1
+            if request.scores_prompt:
+                self._answers.resolve(request.future, prompt_logprobs_of(output))
+                continue
             grammar = request.sampling.grammar
             if grammar and output.outputs[0].finish_reason == "error":
                 self._answers.resolve(request.future, error=TurnRefused("the engine cannot compile this form"))
@@ -200,7 +211,8 @@ class EngineThread(threading.Thread):
                 self._batch = item
             elif not item.future.done():
                 self._admit(item)
-                self._batch_delay.arrived(len(self.pending))
+                if not item.scores_prompt:  # no sign that more requests come
+                    self._batch_delay.arrived(len(self.pending))
 
     def _begin(self, batch: Batch) -> None:
         self.engine.reset_prefix_cache()
@@ -223,6 +235,8 @@ class EngineThread(threading.Thread):
         from vllm.inputs import TokensPrompt
 
         params = vllm_sampling(request.sampling)
+        if request.scores_prompt:
+            params.prompt_logprobs = 0  # no other tokens' beside them; the prefix cache, which has none, is not read
         self._abort_older(request.request_id)
         try:
             adapter = self.adapters.request(request.adapter)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from agents.generator.engine import PULL_S, VLLMEngine
 from agents.generator.start import EngineSettings
@@ -23,6 +24,16 @@ from forge_env.runtime.weights import SharedMemoryStore, WeightStore, WeightStre
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+T = TypeVar("T")
+
+
+class Scored(NamedTuple):
+    """What an engine gives to `PolicyActor.score`."""
+
+    engine: str
+    """The name of the replica."""
+    logprobs: tuple[float, ...]
 
 
 class PolicyActor(ForgeActor):
@@ -78,13 +89,13 @@ class PolicyActor(ForgeActor):
         """
         sampling, request_id = sampling or Sampling(), request_id or uuid.uuid4().hex
         if not isinstance(prompt, str):
-            return await self._generate(prompt, sampling, request_id)
+            return await self._asked(self._engine.generate(prompt, sampling, request_id))
         if self._renderer is None:
             self._renderer = Renderer(self._model)
         asked = Conversation(request_id=request_id, observation=({"role": "user", "content": prompt},))
         prompt_ids, _, _ = self._renderer.next_prompt(asked, ())
         sampling = replace(sampling, stop_token_ids=sampling.stop_token_ids or self._renderer.stop_token_ids)
-        completion = await self._generate(prompt_ids, sampling, request_id)
+        completion = await self._asked(self._engine.generate(prompt_ids, sampling, request_id))
         message = self._renderer.read(completion.token_ids, completion.finish_reason).message
         return replace(completion, text=str(message.get("content") or ""))
 
@@ -92,9 +103,10 @@ class PolicyActor(ForgeActor):
         if self._engine.broken:
             raise ReplicaBroken(self._engine.broken)
 
-    async def _generate(self, prompt_ids: Sequence[int], sampling: Sampling, request_id: str) -> Completion:
+    async def _asked(self, call: Awaitable[T]) -> T:
+        """Await a call to the engine; where that is broken, the call goes to another replica."""
         try:
-            return await self._engine.generate(prompt_ids, sampling, request_id)
+            return await call
         except PolicyError:
             self.on_ping()
             raise
@@ -106,6 +118,17 @@ class PolicyActor(ForgeActor):
             return await self._engine.generate_batch(requests)
         finally:
             self.on_ping()  # a broken engine gives no valid answer: the call goes to another replica
+
+    @long_endpoint
+    async def score(self, prompt_ids: Sequence[int], seconds: float) -> Scored:
+        """The logprobs of a prompt's tokens after the first, at temperature 1, with the weights that the engine has.
+
+        There are none if the engine is so full of requests that it does not come to it within `seconds`.
+        """
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                return Scored(self.name, await self._asked(self._engine.score(prompt_ids, f"score/{uuid.uuid4().hex}")))
+        return Scored(self.name, ())
 
     @concurrent_endpoint
     async def use(self) -> EngineStats:

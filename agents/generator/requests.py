@@ -24,8 +24,10 @@ class SampleRequest:
     request_id: str
     prompt_ids: list[int]
     sampling: Sampling
-    future: asyncio.Future[Completion] = field(compare=False)
+    future: asyncio.Future[Any] = field(compare=False)
     adapter: str = ""
+    scores_prompt: bool = False
+    """Whether the result is the logprobs of the prompt, and not a completion."""
 
 
 @dataclass(slots=True)
@@ -73,6 +75,12 @@ def vllm_sampling(sampling: Sampling) -> SamplingParams:
         output_kind=RequestOutputKind.FINAL_ONLY,
         structured_outputs=StructuredOutputsParams(structural_tag=sampling.grammar) if sampling.grammar else None,
     )
+
+
+def prompt_logprobs_of(output: Any) -> tuple[float, ...]:
+    """The logprobs of a prompt's tokens after the first, at temperature 1, in vLLM's output of a finished request."""
+    prompt = zip(output.prompt_logprobs[1:], output.prompt_token_ids[1:], strict=True)
+    return tuple(place[token].logprob for place, token in prompt)
 
 
 def completion_of(output: Any, adapter: str = "", routes: Any = None, *, grammar: str = "") -> Completion:

@@ -55,7 +55,7 @@ def long_endpoint(method: Callable[Concatenate[A, P], Coroutine[Any, Any, R]]) -
 class ForgeActor(Actor):
     """Base of the actors. Its process writes to its own log file, and never outlives the controller.
 
-    `rank` is 0, or its number among the processes of its service.
+    `rank` is 0, or its number among the processes of its service. `name` is that of its log file.
     The constructor only stores arguments; `start` does the slow part, so that its errors reach the caller.
     """
 
@@ -79,6 +79,7 @@ class ForgeActor(Actor):
             os.setpgrp()  # a terminal's Ctrl-C is for the controller, which ends this process in order
         self.rank = current_rank().rank
         log = log_of_rank(Path(log_path), self.rank)
+        self.name = log.stem
         if folder := os.environ.get("FORGE_ENV_FOLDER"):  # the program of a host was started in another folder
             with contextlib.suppress(OSError):
                 os.chdir(folder)

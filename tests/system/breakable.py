@@ -1,7 +1,8 @@
-"""A PolicyActor that a test can break; imported by Monarch's child processes."""
+"""PolicyActors that a test breaks; imported by Monarch's child processes."""
 
 from __future__ import annotations
 
+from agents.generator.engine import PULL_S
 from agents.generator.policy import PolicyActor
 from forge_env.runtime.actor import concurrent_endpoint
 
@@ -18,3 +19,12 @@ class BreakableActor(PolicyActor):
             self._engine._thread.engine.add_request("bad", prompt, SamplingParams(max_tokens=2, detokenize=False))
 
         await self._engine._command(add)
+
+
+class DeafActor(PolicyActor):
+    """Takes every update over by its number, and loads nothing: its engine goes on with the model of the start."""
+
+    @concurrent_endpoint
+    async def pull(self, version: int, seconds: float = PULL_S) -> dict[str, float]:
+        await self._engine._command(lambda: self._engine._thread._set_version(version))
+        return {"fetch": 0.0, "swap": 0.0, "wake": 0.0}

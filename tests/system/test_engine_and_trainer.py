@@ -20,11 +20,13 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from agents.generator.engine import VLLMEngine
+from agents.generator.policy import Scored
 from agents.generator.start import CPU_BLOCK_TOKENS, EngineSettings, _register_architecture
 from forge_env.core.episode import Episode, Row
-from forge_env.core.errors import PolicyError
+from forge_env.core.errors import PolicyError, ServiceError
 from forge_env.core.types import Completion, Sampling
 from forge_env.rollout.lockstep import Request
+from trainers.run.delivery import Delivery
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 SETTINGS = EngineSettings(max_model_len=256, max_requests=64, sleep=True)
@@ -78,6 +80,47 @@ async def test_logprobs_agree(engine: VLLMEngine, model: Path) -> None:
             assert max(differences) <= 1e-3
     finally:
         trainer.close()
+
+
+async def test_updates_that_the_engine_does_not_load_stop_a_run(
+    engine: VLLMEngine, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The engine scores the fixed prompt as the trainer does, at its start and after updates, beside other requests."""
+    from trainers.titan.trainer import TitanSettings, TitanTrainer
+
+    async def scored() -> list[Scored]:
+        return [Scored("generator", await engine.score(delivery.prompt, f"score {engine.version}"))]
+
+    delivery, answers = Delivery(context=SETTINGS.max_model_len), []
+    folders = [model, *(tmp_path / str(size) for size in range(1, 4))]
+    for size, folder in enumerate(folders[1:], 1):
+        _copy_with(model, folder, {k: v * (1 + 0.01 * size) for k, v in _weights(model).items()})
+    for folder in folders:
+        trainer = TitanTrainer(str(folder), TitanSettings())
+        answers.append(trainer.score(delivery.prompt))
+        trainer.close()
+    delivery.published(-1, answers[0])
+    delivery.started(*await scored())
+    try:
+        running = asyncio.ensure_future(engine.generate([5, 2], Sampling(max_tokens=200, seed=1), "long"))
+        for version in (1, 2):
+            await engine.update_weights(engine.version + 1, _weights(folders[version]))
+            delivery.published(version, answers[version])
+            found = delivery.check(version, await scored())
+            assert found["delivery/difference"] < 1e-5 and found["delivery/missing"] < 0.01
+            delivery.refuse()
+        monkeypatch.setattr("agents.generator.engine_thread.load_weights", lambda worker, weights: None)
+        for version in (3, 4):
+            await engine.update_weights(engine.version + 1, _weights(folders[3]))
+            delivery.published(version, answers[3])
+            found = delivery.check(version, await scored())
+            assert found["delivery/missing"] == pytest.approx(1.0, abs=0.01)
+        with pytest.raises(ServiceError, match=r"generator does not generate from .* since update 2, .* as before"):
+            delivery.refuse()
+        monkeypatch.undo()
+        await running
+    finally:
+        await engine.update_weights(engine.version + 1, _weights(model))
 
 
 async def test_what_the_engine_returns_is_what_it_saw(engine: VLLMEngine) -> None:

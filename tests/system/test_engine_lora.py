@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import pytest_asyncio
 import torch
@@ -19,16 +20,18 @@ from safetensors.torch import load_file, save_file
 from agents.generator.adapter_folder import CONFIG, WEIGHTS, open_adapter
 from agents.generator.engine import VLLMEngine
 from agents.generator.lora_slot import PUBLISHED
+from agents.generator.policy import Scored
 from agents.generator.requests import completion_of, vllm_sampling
 from agents.generator.start import EngineSettings, load_engine
 from forge_env.core.episode import Row, read_jsonl
-from forge_env.core.errors import PolicyError
+from forge_env.core.errors import PolicyError, ServiceError
 from forge_env.core.types import Completion, EpisodeLimits, Sampling
 from forge_env.evaluation.plan import EvalPlan
 from forge_env.evaluation.run import run_evaluation
 from trainers.batching.batch import Sample
 from trainers.lora import Lora, adapter_config
 from trainers.losses import SFTLoss
+from trainers.run.delivery import Delivery
 from trainers.titan.trainer import TitanSettings, TitanTrainer
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -189,6 +192,12 @@ async def test_an_adapter_is_replaced_between_two_steps(engine: VLLMEngine, tiny
     """
     lora = dataclasses.replace(LORA, publish="adapter", rank=6, targets=("q_proj", "v_proj", "down_proj"))
     trainer = TitanTrainer(tiny_model, TitanSettings(learning_rate=1e-2, dtype="float32", lora=lora))
+    delivery = Delivery(context=256)
+
+    async def check(version: int) -> dict[str, float]:
+        delivery.published(version, trainer.score(delivery.prompt))
+        return delivery.check(version, [Scored("engine", await engine.score(delivery.prompt, f"proof {version}"))])
+
     try:
         before: list[Completion] = []
         registered: list[int] = []
@@ -208,10 +217,21 @@ async def test_an_adapter_is_replaced_between_two_steps(engine: VLLMEngine, tiny
             assert {span for completion in completions for span in completion.versions} == {(version, 24)}
             samples = [Sample(rows=(row_of(completion),)) for completion in completions]
             assert mean_difference(completions, trainer.logprobs(samples)) <= 1e-5
+            assert (await check(version))["delivery/difference"] < 1e-5
             if before:
                 old = [Sample(rows=(row_of(completion),)) for completion in before]
                 assert mean_difference(before, trainer.logprobs(old)) > 0.01, "the versions differ"
             before = completions
+        delivery.started(Scored("engine", await engine.score(delivery.prompt, "an engine that has this adapter")))
+        delivery.published(-1, trainer.score(delivery.prompt))
+        assert not np.allclose(
+            trainer.score(delivery.prompt), trainer.score(delivery.prompt, of_folder=True), atol=0.01
+        )
+        for version in (first + 3, first + 4):  # trained, and never delivered
+            train(trainer)
+            assert (await check(version))["delivery/missing"] == pytest.approx(1.0, abs=0.01)
+        with pytest.raises(ServiceError, match="the engine engine does not generate from the trainer's weights"):
+            delivery.refuse()
         assert registered[1] == registered[2], "the third one was copied to the places of the second"
         under_way = asyncio.create_task(engine.generate([9, 9, 9], Sampling(max_tokens=200, seed=1), "under way"))
         await asyncio.sleep(0)  # it is the first in the engine's queue

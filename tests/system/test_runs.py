@@ -159,6 +159,7 @@ def test_two_steps_of_grpo(start, tmp_path: Path) -> None:  # type: ignore[no-un
             assert step["mean_abs_logprob_difference"] <= 1e-5  # trainer and engine, in the run itself
             assert step["training_reward"] == 0.5 and step["training_reward_std"] == step["groups_with_signal"] == 0
             assert step["staleness_max"] == 0
+            assert step["delivery/difference"] <= 1e-5 if step["step"] > 1 else "delivery/difference" not in step
             assert step["engine/prompt_tokens"] > 0 and 0 <= step["engine/prefix_hit_rate"] < 1
             assert 0 < step["engine/cache_usage"] < 1
             assert step["engine/preemptions"] == 0, "the cache has room for all"
@@ -276,11 +277,33 @@ def test_adapters_in_a_whole_run(start, publish: str, tiny_model: Path) -> None:
     steps = [line for line in lines if line["phase"] == "train"]
     assert abs(steps[0]["kl_penalty"]) < 1e-8 < steps[-1]["kl_penalty"]
     assert all(step["mean_abs_logprob_difference"] <= 1e-5 for step in steps)
+    assert steps[-1]["delivery/difference"] <= 1e-5 and steps[-1]["delivery/missing"] <= 0.01
     _check_export(run.output / "model")
     for adapter in ("adapter", "reference_adapter"):
         config = json.loads((run.output / adapter / "adapter_config.json").read_text())
         assert config["r"] == 4 and config["base_model_name_or_path"] == str(tiny_model)
         assert (run.output / adapter / "adapter_model.safetensors").stat().st_size < 200_000
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [[], ["--lora.publish", "merged"], ["--lora.publish", "adapter"]])
+def test_a_run_whose_engine_loads_no_update_stops(start, options: list[str], tiny_model: Path) -> None:  # type: ignore[no-untyped-def]
+    """It takes every version over by its number alone. That of the warm-up is the first, that of step 1 the second."""
+    adapters = ["--lora.rank", "4", *options, "--model", str(tiny_model)] if options else []
+    run = start(
+        "tests.system.deaf_grpo", "--env", "math", "--steps", "6", "--tasks", "128", "--dataset.held_out", "8",
+        "--warmup.steps", "4", "--warmup.demonstrations", "64", "--grpo.n_samples", "4", "--training.batch_size", "4",
+        "--training.learning_rate", "1e-2", "--training.entropy_coef", "0.01", *SHORT, *adapters,
+    )  # fmt: skip
+    console = run.end()
+    assert run.process.returncode == 1, console
+    assert "Traceback" not in console
+    (sentence,) = [line for line in console.splitlines() if line.startswith("error: ")]
+    assert "the engine generator does not generate from the trainer's weights, after 2 updates in a row" in sentence
+    assert "the engine's by 0," in sentence and "it answers as the model of the start" in sentence
+    lines = [json.loads(line) for line in (run.output / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines if line["phase"] == "train"] == [1]
+    run.assert_nothing_left()
 
 
 @pytest.mark.slow

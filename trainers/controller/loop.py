@@ -61,6 +61,7 @@ class Loop:
         self._is_stopping = False
         self._evaluation: asyncio.Timeout | None = None
         self._pull: asyncio.Task[dict[str, float]] | None = None
+        self._proof: asyncio.Task[dict[str, float]] | None = None
 
     @property
     def is_in_window(self) -> bool:
@@ -174,14 +175,17 @@ class Loop:
         """Publish the weights of a step; the engines pull them while the next steps go on, if staleness allows it.
 
         Returns:
-            The metrics of this update and, where it was in the background, of the pull before it.
+            The metrics of this update and, where it was in the background, of the pull and the proof before it.
         """
-        metrics = await self._pulled()
+        metrics = await self._pulled() | await self._proved()
         metrics |= await self.work.publish_weights(step)
         self._pull = self._tasks.create_task(self._take_over(step))
+        is_last = step == self.settings.steps
         # Without staleness the next step needs the engines to have the new weights; so does the last evaluation.
-        if self.settings.staleness == 0 or step == self.settings.steps:
+        if self.settings.staleness == 0 or is_last:
             metrics |= await self._pulled()
+        if self.settings.in_waves or is_last:  # a wave has the engine alone, or it would not repeat
+            metrics |= await self._proved()
         return metrics
 
     async def _evaluate(self, step: int) -> None:
@@ -203,8 +207,15 @@ class Loop:
         pull, self._pull = self._pull, None
         return await pull if pull is not None else {}
 
+    async def _proved(self) -> dict[str, float]:
+        """Wait for the proof of the last pull, if it is in flight. The next pull would make the engines answer
+        otherwise."""
+        proof, self._proof = self._proof, None
+        return await proof if proof is not None else {}
+
     async def _take_over(self, step: int) -> dict[str, float]:
         metrics = await self.work.pull_weights(step)
+        self._proof = self._tasks.create_task(self.work.prove_weights(step))
         self._news.set()
         return metrics
 

@@ -77,6 +77,10 @@ class LoopWork(Protocol):
         """Let the engines pull the published weights; returns when `engine_steps` is `step`."""
         ...
 
+    async def prove_weights(self, step: int) -> dict[str, float]:
+        """Check that the engines have the weights that they pulled last; sampling goes on meanwhile."""
+        return {}
+
     # ---- between two steps ----
 
     def record_step(self, step: int, groups: Sequence[Group], metrics: dict[str, float]) -> None:

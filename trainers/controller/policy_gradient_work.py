@@ -106,6 +106,9 @@ class PolicyGradientWork(LoopWork):
     async def pull_weights(self, step: int) -> dict[str, float]:
         return await self.run.weights.pull()
 
+    async def prove_weights(self, step: int) -> dict[str, float]:
+        return await self.run.weights.prove()
+
     # ---- between two steps ----
 
     def record_step(self, step: int, groups: Sequence[Group], metrics: dict[str, float]) -> None:

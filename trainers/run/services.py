@@ -24,6 +24,7 @@ from forge_env.runtime.service import Service, ServiceOptions
 from forge_env.runtime.weights import WeightStore
 from trainers.config import ReplicasConfig, ServiceConfig
 from trainers.metrics.timeline import Timeline
+from trainers.run.delivery import make_delivery
 from trainers.run.reference import ReferenceActor
 from trainers.run.startup import Span, Startup
 from trainers.run.trainer_actor import TrainerActor, spawn_trainer
@@ -154,6 +155,7 @@ async def start_services(
             if processes is not None:
                 tasks.create_task(launcher.start("store", seconds=start_seconds))
             tasks.create_task(store.open(processes))
+        await services.weights.begin()
     except BaseException:
         await services.stop_waiting()
         raise
@@ -268,6 +270,7 @@ def _weight_sync(
         staleness=plan.config.staleness,
         startup=startup,
         timeline=timeline,
+        delivery=make_delivery(plan),
         sleeps=plan.engine.sleep and plan.environment is not None,
     )
 

@@ -180,6 +180,11 @@ class TrainerActor(ForgeActor):
         return await self._run(self._trainer.reference_logprobs, samples, temperature)
 
     @concurrent_endpoint
+    async def score(self, token_ids: Sequence[int], of_folder: bool = False) -> np.ndarray | None:
+        """Logprobs of a row under the present weights, see `TitanTrainer.score`."""
+        return await self._run(self._trainer.score, token_ids, of_folder=of_folder)
+
+    @concurrent_endpoint
     async def keep_reference(self, folder: str, is_written: bool) -> None:
         """Make adapters those of `reference_logprobs`, see `TitanTrainer.keep_reference`."""
         await self._run(self._trainer.keep_reference, folder, is_written=is_written)

@@ -6,6 +6,7 @@ The life of one update, of a run whose engines have the weights of 6 optimizer s
     weights.changed()               # after steps 7 and 8: the trainer is ahead of version 3
     await weights.publish(8)        # version 4 is a copy of the weights; the next step may change the trainer's
     await weights.pull()            # version 4 is in the store, and then in every engine
+    await weights.prove()           # every engine answers a fixed prompt as the trainer does with version 4
     weights.engine_steps            # 8: from now on groups are sampled from the weights of 8 optimizer steps
 
 A version is the number of an update, and every token is stamped with that of the weights that sampled it. An engine
@@ -18,7 +19,7 @@ import asyncio
 import time
 from collections.abc import Sequence
 
-from agents.generator.policy import PolicyActor
+from agents.generator.policy import PolicyActor, Scored
 from forge_env.core.episode import Episode
 from forge_env.core.errors import ServiceError
 from forge_env.runtime.calls.answers import unless_gone, within
@@ -26,12 +27,16 @@ from forge_env.runtime.launcher import Spawned
 from forge_env.runtime.process.ranks import AllRanks
 from forge_env.runtime.service import Service
 from trainers.metrics.timeline import Timeline
+from trainers.run.delivery import Delivery
 from trainers.run.startup import Startup
 from trainers.run.trainer_actor import TrainerActor
 from trainers.run.weight_ages import WeightAges
 
 PUBLISH = "publishing the weights"
 RELEASE = "the trainer, which makes room for the engine,"
+SCORE = "the trainer, which scores a fixed prompt,"
+SCORE_S = 10.0
+"""An engine that is too busy to score the prompt for so long is judged at the next update."""
 
 
 class WeightSync:
@@ -45,6 +50,7 @@ class WeightSync:
         staleness: `training.staleness`, for the ages of weights.
         startup: told how long the first update takes.
         timeline: told of each update.
+        delivery: judges whether updates arrive.
         sleeps: whether the engines sleep while the trainer steps.
     """
 
@@ -58,11 +64,12 @@ class WeightSync:
         staleness: int,
         startup: Startup,
         timeline: Timeline,
+        delivery: Delivery,
         sleeps: bool = False,
     ) -> None:
         self._trainer, self._policy, self._engine_ready = trainer, policy, engine_ready
         self._seconds, self._startup, self._timeline = seconds, startup, timeline
-        self._sleeps = sleeps
+        self._delivery, self._sleeps = delivery, sleeps
         self.are_asleep = False
         """Whether the engines sleep, or are about to."""
         self.published = -1
@@ -76,6 +83,7 @@ class WeightSync:
         self.ages = WeightAges(staleness=staleness)
         self._published_steps = 0
         self._sleep_seconds = 0.0  # of falling asleep the last time
+        self._scoring: asyncio.Task[None] | None = None  # the trainer's last score
         self._is_ahead = True  # the trainer of what it published last
         self._committed = asyncio.Event()  # not set while a version that was taken waits for its commit
         self._committed.set()
@@ -98,6 +106,11 @@ class WeightSync:
         """The trainer has loaded the weights of a checkpoint, which are published as `version` next."""
         self.published = version - 1
         self.changed()
+
+    async def begin(self) -> None:
+        """Let the trainer score the model that the engines start with, before anything is trained."""
+        self._score(-1)
+        await self._trainer_has_scored()
 
     async def make_room(self) -> None:
         """Put the engines to sleep before the trainer works, where the plan says so; the next pull wakes them."""
@@ -123,6 +136,7 @@ class WeightSync:
         self._committed.clear()
         with self._startup.phase("weights: publish"), span:
             seconds = await within(self._seconds, self._trainer.call_one(TrainerActor.take, version), PUBLISH)
+        self._score(version)
         self.published, self._published_steps, self._is_ahead = version, steps, False
         return {"seconds/publish": seconds}
 
@@ -154,21 +168,43 @@ class WeightSync:
         slowest = {f"seconds/{part}": max((pull[part] for pull in pulls), default=0.0) for part in parts}
         return {"seconds/commit": commit, **slept, **slowest}
 
+    async def prove(self) -> dict[str, float]:
+        """Compare the answers of the engines to a fixed prompt with the trainer's, see `Delivery`.
+
+        It is no part of `pull`: sampling need not wait for it, and an engine that is full of requests may take a while.
+
+        Returns:
+            delivery/difference, delivery/missing, and seconds/proof, until all have answered.
+
+        Raises:
+            ServiceError: an engine does not generate from the trainer's weights.
+        """
+        started, version, prompt = time.perf_counter(), self.in_engines, self._delivery.prompt
+        with self._timeline.span("weights", "proof", version=version):
+            await self._trainer_has_scored()
+            scored = await self._policy.deadline(self._seconds).fanout(PolicyActor.score, prompt, SCORE_S)
+        values = self._delivery.check(version, scored)
+        self._delivery.refuse()
+        return values | {"seconds/proof": time.perf_counter() - started}
+
     async def sync(self, steps: int) -> dict[str, float]:
-        """Publish and pull the trainer's weights after so many optimizer steps, unless the engines have them.
+        """Publish, pull and prove the trainer's weights after so many optimizer steps, unless the engines have them.
 
         Engines that sleep wake by the weights that they had, where there are no newer ones.
         """
-        if self.is_synced:
-            return await self.pull() if self.are_asleep else {}
-        return await self.publish(steps) | await self.pull()
+        if self.is_synced and not self.are_asleep:
+            return {}
+        published = {} if self.is_synced else await self.publish(steps)
+        return published | await self.pull() | await self.prove()
 
     async def catch_up(self, engine: Spawned) -> None:
-        """Give a new engine the weights that the others have, and put it to sleep where they sleep.
+        """Give a new engine the weights that the others have, and put it to sleep where they sleep. It scores the fixed
+        prompt before and after.
 
         A store that keeps one version has none between two updates: then the next one is waited for. Nothing is awaited
         after the last look at `in_store` and `are_asleep`.
         """
+        self._delivery.started(await self._scored_by(engine))
         version, is_asleep = -1, False
         while (version, is_asleep) != (self.in_store, self.are_asleep):
             version, is_asleep = self.in_store, self.are_asleep
@@ -176,6 +212,8 @@ class WeightSync:
                 if version >= 0:
                     pull = engine.call_one(PolicyActor.pull, version, self._seconds)
                     await unless_gone(within(self._seconds, pull, "the new engine"), engine.dead)
+                    await self._trainer_has_scored()
+                    self._delivery.check(version, [await self._scored_by(engine)])
                 if is_asleep:
                     sleep = engine.call_one(PolicyActor.sleep)
                     await unless_gone(within(self._seconds, sleep, "the new engine"), engine.dead)
@@ -189,3 +227,26 @@ class WeightSync:
         """The staleness of episodes that the next optimizer step trains on, see `WeightAges.of`."""
         self.ages.published(self.published)
         return self.ages.of(episodes)
+
+    def _score(self, version: int) -> None:
+        """Let the trainer score the fixed prompt with the weights of a version; those of -1 are the folder's.
+
+        The message leaves at once, and so before that of the next step, whose weights are others.
+        """
+        call = self._trainer.call_one(TrainerActor.score, self._delivery.prompt, version < 0)
+
+        async def score() -> None:
+            self._delivery.published(version, await within(self._seconds, call, SCORE))
+
+        self._scoring = asyncio.create_task(score())
+        self._scoring.add_done_callback(
+            lambda task: task.cancelled() or task.exception()
+        )  # a run that ends asks nobody
+
+    async def _trainer_has_scored(self) -> None:
+        if self._scoring is not None:
+            await asyncio.shield(self._scoring)
+
+    async def _scored_by(self, engine: Spawned) -> Scored:
+        call = engine.call_one(PolicyActor.score, self._delivery.prompt, self._seconds)
+        return await unless_gone(within(self._seconds, call, "the new engine"), engine.dead)

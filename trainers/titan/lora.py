@@ -121,7 +121,7 @@ class Adapters:
     def reference(self) -> Iterator[None]:
         """Let the model be the reference: the base with the adapters that were kept, or with none at all."""
         if not self._reference:
-            with self._off():
+            with self.off():
                 yield
             return
         with self.kept():
@@ -138,7 +138,7 @@ class Adapters:
             self._replace(present)
 
     @contextmanager
-    def _off(self) -> Iterator[None]:
+    def off(self) -> Iterator[None]:
         """Multiply what the adapters add by 0, which leaves the base's own values bit by bit."""
         try:
             self._scale(0.0)

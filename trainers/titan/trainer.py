@@ -35,6 +35,7 @@ import math
 import os
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -48,6 +49,7 @@ from torch import Tensor
 from trainers.titan.model import TitanModel  # isort: skip
 from torchtitan.distributed import utils as titan_dist
 
+from forge_env.core.episode import Row
 from forge_env.core.errors import UserError
 from trainers.batching.batch import MicroBatch, Sample, batches_to_compile, by_sample
 from trainers.lora import check_trainer
@@ -67,6 +69,7 @@ from trainers.titan.rank_batches import RankBatches
 from trainers.titan.replay_metrics import ReplayMetrics
 from trainers.titan.schedule import build_schedule
 from trainers.titan.settings import TitanSettings
+from trainers.titan.shards import reshard
 
 
 class TitanTrainer:
@@ -290,6 +293,25 @@ class TitanTrainer:
         """
         with self._adapters.reference():
             return self._logprobs_of(samples, temperature, with_routes=False)
+
+    def score(self, token_ids: Sequence[int], *, of_folder: bool = False) -> np.ndarray:
+        """Logprobs of a row's tokens after the first, at temperature 1: float32, the same on every rank.
+
+        The router chooses the experts. A trainer with adapters can also give the logprobs of the model's folder, which
+        has none.
+        """
+        length = len(token_ids)
+        row = Row(
+            token_ids=tuple(token_ids),
+            loss_mask=(False,) + (True,) * (length - 1),
+            generator_logprobs=(0.0,) * length,
+            versions=(-1,) * length,
+        )
+        adapters = self.model.adapters
+        with adapters.off() if adapters is not None and of_folder else nullcontext():
+            (logprobs,) = self._logprobs_of([Sample(rows=(row,))], 1.0, with_routes=False)
+        reshard(self.model.module)  # the memory plan knows no gathered weights between two steps
+        return logprobs
 
     @property
     def _adapters(self) -> Adapters:

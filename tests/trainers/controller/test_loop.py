@@ -135,6 +135,9 @@ class Record(LoopWork):
         assert self.published == step, "another version was published meanwhile"
         return {"pulled": float(step)}
 
+    async def prove_weights(self, step: int) -> dict[str, float]:
+        return await self._do("prove_weights", super().prove_weights, step)
+
     def record_step(self, step: int, groups: Sequence[Group], metrics: dict[str, float]) -> None:
         if "record_step" in self.instead:
             self.instead["record_step"](step, groups, metrics)
@@ -396,6 +399,36 @@ async def test_an_error_of_a_pull_in_the_background_ends_the_run() -> None:
         with pytest.raises(ServiceError, match="the engine is gone"):
             await record.loop(staleness=2, pull_weights=pull).run()
     assert record.steps == [1]
+
+
+@pytest.mark.parametrize("staleness", [0, 2])
+async def test_rollouts_do_not_wait_for_a_proof_and_the_next_update_does(staleness: int) -> None:
+    happened: list[str] = []
+    proofs = {step: asyncio.Event() for step in range(1, 5)}
+
+    async def run_group(task: Task, index: int) -> Group:
+        happened.append(f"group {index}")
+        for step in range(1, 4):
+            if index == 2 * step + 1:  # the second group after update `step`
+                proofs[step].set()
+        return group(index)
+
+    async def publish(step: int) -> dict[str, float]:
+        happened.append(f"update {step}")
+        return await record.publish(step)
+
+    async def prove(step: int) -> dict[str, float]:
+        if step < 4:  # there are no groups after the last update
+            await proofs[step].wait()
+        happened.append(f"proof {step}")
+        return {"proved": float(step)}
+
+    record, proved = Record(run_group), []
+    record.instead["record_step"] = lambda step, groups, metrics: proved.append(metrics.get("proved"))
+    await record.loop(staleness=staleness, publish_weights=publish, prove_weights=prove).run()
+    for step in range(1, 4):
+        assert happened.index(f"proof {step}") < happened.index(f"update {step + 1}")
+    assert proved == [None, 1.0, 2.0, 4.0], "the last update is proved at once, like the one before it"
 
 
 async def test_a_straggler_is_overtaken_as_long_as_it_has_time_left() -> None:
@@ -761,7 +794,7 @@ class Bug(Exception):
     ],
     ids=["ServiceError", "Bug"],
 )
-@pytest.mark.parametrize("where", ["run_group", "train_step", "publish_weights", "pull_weights"])
+@pytest.mark.parametrize("where", ["run_group", "train_step", "publish_weights", "pull_weights", "prove_weights"])
 async def test_what_breaks_surfaces_as_itself(where: str, error: Exception) -> None:
     async def breaks(*_: Any) -> Any:
         await ticks(3)

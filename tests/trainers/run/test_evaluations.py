@@ -18,6 +18,7 @@ from trainers import grpo
 from trainers.checkpoints import MAY_CHANGE
 from trainers.config import SHORT_OPTIONS, RunConfig
 from trainers.metrics.report import Report
+from trainers.run.delivery import Delivery
 from trainers.run.evaluations import Evaluations
 from trainers.run.open_run import _tasks
 from trainers.run.rollouts import Rollouts
@@ -73,6 +74,7 @@ def open_measured(config: RunConfig, report: Report) -> tuple[TrainingRun, Measu
         staleness=0,
         startup=startup,
         timeline=report.timeline,
+        delivery=Delivery(),
     )
     weights.in_engines = 0
     services: Any = Services(weights=weights, **dict.fromkeys(["trainer", "policy", "envs", "engine_ready", "guard"]))  # type: ignore[arg-type]

@@ -7,12 +7,15 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+from agents.generator.policy import Scored
 from forge_env.core.errors import ServiceError
 from tests.helpers.waiting import until
 from tests.trainers.episodes import episode, turn
 from trainers.metrics.timeline import Timeline
+from trainers.run.delivery import Delivery
 from trainers.run.startup import Startup
 from trainers.run.weight_sync import WeightSync
 
@@ -23,47 +26,68 @@ def no_grace(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("forge_env.runtime.calls.answers.GRACE_S", 0.0)
 
 
+def answer(steps: float) -> tuple[float, ...]:
+    """What weights say to the fixed prompt that have taken so many steps."""
+    return tuple(-5.0 - 0.1 * steps - place for place in range(15))
+
+
 class Trainer:
-    """Writes down what was asked of it: ("take", 0), ("commit",)."""
+    """Writes down what was asked of it: ("take", 0), ("commit",). A version is a step further than the one before."""
 
     def __init__(self) -> None:
         self.asked: list[tuple[Any, ...]] = []
+        self.steps = 0
 
-    async def call_one(self, endpoint: Any, *arguments: Any) -> float:
+    async def call_one(self, endpoint: Any, *arguments: Any) -> Any:
+        if endpoint.name == "score":
+            return np.array(answer(0.0 if arguments[1] else self.steps))
         self.asked.append((endpoint.name, *arguments))
+        if endpoint.name == "take":
+            self.steps = arguments[0] + 1
         return 0.5
 
 
 class Engines:
-    """Two engines that take every version over, and sleep when they are told to."""
+    """Two engines that take every version over, and sleep when they are told to; `deaf` ones keep what they have."""
 
     def __init__(self) -> None:
         self.versions: list[int] = []
         self.asked: list[str] = []
+        self.steps = {"generator_0": 0, "generator_1": 0}
+        self.deaf: set[str] = set()
 
     def deadline(self, seconds: float) -> Engines:
         return self
 
-    async def fanout(self, endpoint: Any, version: int = -1, seconds: float = 0.0) -> list[dict[str, float]]:
+    async def fanout(self, endpoint: Any, argument: Any = None, seconds: float = 0.0) -> list[Any]:
+        if endpoint.name == "score":
+            return [Scored(name, answer(steps)) for name, steps in self.steps.items()]
         self.asked.append(endpoint.name)
         if endpoint.name != "pull":
             return []
-        self.versions.append(version)
+        self.versions.append(argument)
+        self.steps |= {name: argument + 1 for name in self.steps if name not in self.deaf}
         return [{"fetch": 1.0, "swap": 0.25, "wake": 0.0}, {"fetch": 0.5, "swap": 2.0, "wake": 0.75}]
 
 
 class NewEngine:
-    """An engine that has just started."""
+    """An engine that has just started; a `deaf` one scores as it did then, whatever it pulls."""
 
-    def __init__(self, pull: Callable[[int], Awaitable[None]]) -> None:
-        self._pull = pull
+    def __init__(
+        self, pull: Callable[[int], Awaitable[None]], name: str = "generator_1", *, deaf: bool = False
+    ) -> None:
+        self._pull, self._name, self._deaf = pull, name, deaf
+        self._steps = 0
         self.asked: list[tuple[str, int]] = []
         self.dead: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
-    async def call_one(self, endpoint: Any, version: int = -1, seconds: float = 0.0) -> None:
-        self.asked.append((endpoint.name, version))
+    async def call_one(self, endpoint: Any, argument: Any = -1, seconds: float = 0.0) -> Any:
+        if endpoint.name == "score":
+            return Scored(self._name, answer(self._steps))
+        self.asked.append((endpoint.name, argument))
         if endpoint.name == "pull":
-            await self._pull(version)
+            await self._pull(argument)
+            self._steps = 0 if self._deaf else argument + 1
 
 
 def made(folder: Path, *, sleeps: bool = False) -> tuple[WeightSync, Trainer, Engines]:
@@ -77,6 +101,7 @@ def made(folder: Path, *, sleeps: bool = False) -> tuple[WeightSync, Trainer, En
         staleness=2,
         startup=Startup(),
         timeline=Timeline(folder / "trace.json"),
+        delivery=Delivery(),
         sleeps=sleeps,
     )
     return weights, trainer, engines
@@ -220,3 +245,78 @@ async def test_a_new_engine_goes_to_sleep_where_the_others_sleep(tmp_path: Path)
     late = NewEngine(pull)
     await weights.catch_up(late)  # type: ignore[arg-type]
     assert late.asked == [("pull", 0), ("sleep", -1), ("pull", 1)]
+
+
+async def begun(folder: Path, *, deaf: str = "") -> tuple[WeightSync, Trainer, Engines]:
+    """Two engines that have started, of which one may not take updates over."""
+    weights, trainer, engines = made(folder)
+    engines.deaf = {deaf} if deaf else set()
+    for name in engines.steps:
+        await weights.catch_up(NewEngine(silent, name))  # type: ignore[arg-type]
+    await weights.begin()
+    return weights, trainer, engines
+
+
+async def silent(version: int) -> None:
+    """A pull that nothing comes of but the weights."""
+
+
+async def test_updates_that_arrive_are_proved_with_each_of_them(tmp_path: Path) -> None:
+    weights, *_ = await begun(tmp_path)
+    for step in range(4):
+        proof = await weights.sync(step)
+        weights.changed()
+        assert (proof["delivery/difference"], proof["delivery/missing"]) == pytest.approx((0.0, 0.0), abs=1e-9)
+        assert proof["seconds/proof"] > 0
+
+
+async def test_one_engine_of_two_without_the_updates_ends_the_run_at_the_second(tmp_path: Path) -> None:
+    weights, *_ = await begun(tmp_path, deaf="generator_1")
+    assert (await weights.sync(0))["delivery/missing"] == pytest.approx(1.0)
+    weights.changed()
+    with pytest.raises(
+        ServiceError, match=r"the engine generator_1 does not generate .* after 2 updates in a row: at"
+    ) as e:
+        await weights.sync(1)
+    assert "have moved by 0.2 since the start, the engine's by 0, and 0.2 is between" in str(e.value)
+    assert "answers as the model of the start" in str(e.value) and "logs/generator_1.log" in str(e.value)
+
+
+async def test_an_engine_that_stops_taking_updates_over_is_found_at_the_second(tmp_path: Path) -> None:
+    weights, _, engines = await begun(tmp_path)
+    for step in range(3):
+        await weights.sync(step)
+        weights.changed()
+    engines.deaf = {"generator_0"}
+    await weights.sync(3)
+    weights.changed()
+    with pytest.raises(ServiceError, match=r"generator_0 .*moved by 0\.2 since update 2.* it answers as before"):
+        await weights.sync(4)
+
+
+async def test_an_engine_that_replaced_another_is_checked_from_its_own_start_on(tmp_path: Path) -> None:
+    weights, _, engines = await begun(tmp_path)
+    for step in range(3):
+        await weights.sync(step)
+        weights.changed()
+    await weights.catch_up(NewEngine(silent))  # type: ignore[arg-type]
+    await weights.sync(3)
+    weights.changed()
+    engines.deaf, engines.steps["generator_1"] = {"generator_1"}, 0
+    await weights.catch_up(NewEngine(silent, deaf=True))  # type: ignore[arg-type]
+    with pytest.raises(ServiceError, match=r"generator_1 .*moved by 0\.5 since the start, the engine's by 0,"):
+        await weights.sync(4)  # the second time after that of its replacement
+
+
+async def test_an_engine_that_is_too_busy_to_answer_is_judged_the_next_time(tmp_path: Path) -> None:
+    weights, _, engines = await begun(tmp_path)
+
+    async def busy(endpoint: Any, *arguments: Any) -> list[Any]:
+        found = await Engines.fanout(engines, endpoint, *arguments)
+        return [Scored(each.engine, ()) for each in found] if endpoint.name == "score" else found
+
+    engines.fanout = busy  # type: ignore[method-assign]
+    assert "delivery/missing" not in await weights.sync(0)
+    del engines.fanout  # type: ignore[method-assign]
+    weights.changed()
+    assert (await weights.sync(1))["delivery/missing"] == pytest.approx(0.0, abs=1e-9)

@@ -1,0 +1,13 @@
+"""`python -m tests.system.deaf_grpo OPTIONS`: trainers.grpo, with engines that load no update."""
+
+from __future__ import annotations
+
+import sys
+
+from tests.system.breakable import DeafActor
+from trainers import grpo
+from trainers.run import services
+
+if __name__ == "__main__":
+    services.PolicyActor = DeafActor  # type: ignore[misc]
+    sys.exit(grpo.main())
