@@ -64,7 +64,7 @@ def _answer(error: Exception) -> Any:
     from mcp_types import ErrorData, JSONRPCError, JSONRPCResponse
     from pydantic import ValidationError
 
-    line = error.errors()[0]["input"] if isinstance(error, ValidationError) else None
+    line: Any = error.errors()[0]["input"] if isinstance(error, ValidationError) else None
     id_ = line.get("id") if isinstance(line, dict) and "method" not in line else None
     if isinstance(id_, bool) or not isinstance(id_, (int, str)):
         return None
