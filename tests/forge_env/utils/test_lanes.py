@@ -149,6 +149,7 @@ async def test_a_slow_call_ends_the_trust_and_its_turn_of_the_lane(monkeypatch: 
             barrier.wait(DEADLINE_S)
 
     await earn_trust(work)
+    await asyncio.gather(*(invoke(work) for _ in range(4)))  # a crowd, so that the next four calls begin together
     monkeypatch.setattr(trust, "SLOW_SECONDS", 0.01)
     monkeypatch.setattr(workers, "SLOW_SECONDS", 0.01)
     await asyncio.gather(invoke(work, is_slow=True), *(invoke(work, meets=True) for _ in range(3)))  # in three threads
@@ -184,7 +185,8 @@ async def test_calls_that_get_no_thread_fail_and_later_ones_do_not(monkeypatch: 
         full.setattr(workers, "_idle", [])
         full.setattr(workers._Worker, "start", refuse)
         calls = (invoke(function) for function in (quick, quick, quick, wait))
-        errors = await asyncio.gather(*calls, return_exceptions=True)
+        async with asyncio.timeout(DEADLINE_S):
+            errors = await asyncio.gather(*calls, return_exceptions=True)
     assert [repr(error) for error in errors] == ['RuntimeError("can\'t start new thread")'] * 4
     assert await asyncio.gather(invoke(quick), invoke(wait))
 
