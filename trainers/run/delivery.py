@@ -44,8 +44,8 @@ class _Proved:
     engine: np.ndarray
     trainer: np.ndarray
     noise: float
-    failed: int = 0
-    """Updates since then after which its answer was not the trainer's."""
+    failed: frozenset[int] = frozenset()
+    """Updates since then after which its answer was not the trainer's; an engine may pull one twice."""
     failure: str = ""
     """The last of them, as a clause."""
 
@@ -105,7 +105,7 @@ class Delivery:
                 self._engines[name] = _Proved(version=version, engine=engine, trainer=trainer, noise=noise)
             else:
                 failure = _failure(before, version, size, by_engine, rest)
-                self._engines[name] = replace(before, failed=before.failed + 1, failure=failure)
+                self._engines[name] = replace(before, failed=before.failed | {version}, failure=failure)
         found = {"delivery/difference": differences, "delivery/missing": missing}
         return {metric: max(values) for metric, values in found.items() if values}
 
@@ -116,11 +116,11 @@ class Delivery:
             ServiceError: it names the engine, what was compared, and what to do.
         """
         for name, engine in self._engines.items():
-            if engine.failed >= UPDATES:
+            if len(engine.failed) >= UPDATES:
                 raise ServiceError(
-                    f"the engine {name} does not generate from the trainer's weights, after {engine.failed} updates in "
-                    f"a row: {engine.failure}. What it samples trains nothing; try another --lora.publish if adapters "
-                    f"are trained, leave --services.generator.engine settings out, and see logs/{name}.log of the run"
+                    f"the engine {name} does not generate from the trainer's weights, after {len(engine.failed)} "
+                    f"updates in a row: {engine.failure}. Leave settings of --services.generator.engine out, try "
+                    f"another --lora.publish if adapters are trained, and see logs/{name}.log of the run"
                 )
 
     def _proved(self, name: str) -> _Proved | None:

@@ -162,6 +162,19 @@ async def test_a_batch_of_torchforge_takes_the_step_of_our_own(team: Team, alone
         torch.testing.assert_close(value, state[1][name], atol=1e-6, rtol=0)
 
 
+async def test_two_ranks_score_a_row_as_one_does_and_train_on_after_it(team: Team, alone: TitanTrainer) -> None:
+    row = tuple(range(3, 19))
+    await team.restart()
+    scores = []
+    for seed in (1, 2):
+        _, _, samples = make_batch(seed)
+        metrics = await team.ask(team.trainer.step.call_one(samples, GRPOLoss(), 1.0))
+        assert metrics["loss"] == pytest.approx(alone.train_step(samples, GRPOLoss())["loss"], abs=1e-6)
+        scores.append(await team.ask(team.trainer.score.call_one(row)))
+        assert scores[-1] == pytest.approx(alone.score(row), abs=1e-5) and len(scores[-1]) == len(row) - 1
+    assert abs(scores[1] - scores[0]).max() > 1e-3, "the weights have changed"
+
+
 async def test_a_batch_that_does_not_fit_is_refused_by_all_ranks_and_the_trainer_lives_on(team: Team) -> None:
     inputs, targets, _ = make_batch(4)
     await team.ask(team.trainer.set_loss.call(MyLoss()))

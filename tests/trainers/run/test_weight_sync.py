@@ -282,6 +282,15 @@ async def test_one_engine_of_two_without_the_updates_ends_the_run_at_the_second(
     assert "answers as the model of the start" in str(e.value) and "logs/generator_1.log" in str(e.value)
 
 
+async def test_an_update_that_an_engine_pulls_twice_counts_once(tmp_path: Path) -> None:
+    """When it starts and with the others, or when it wakes without new weights."""
+    weights, *_ = await begun(tmp_path, deaf="generator_0")
+    await weights.sync(0)
+    await weights.prove()
+    weights.are_asleep = True
+    assert (await weights.sync(0))["delivery/missing"] == pytest.approx(1.0)
+
+
 async def test_an_engine_that_stops_taking_updates_over_is_found_at_the_second(tmp_path: Path) -> None:
     weights, _, engines = await begun(tmp_path)
     for step in range(3):
