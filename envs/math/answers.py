@@ -44,9 +44,9 @@ _WORDS = re.compile(
     r"(?:\\(?:text|mathrm|textbf|mathbf)\s*\{)?\s*([^\W\d_][^\W\d_]+(?:[\s-]+[^\W\d_]+)*|[A-Z])\s*\}?\.?"
 )
 _CHOICE = re.compile(r"(?:\\(?:text|mathrm|textbf|mathbf)\s*\{)?\s*\(?([A-Ja-j])\)?\s*\}?\.?")
-_PRODUCT = re.compile(r"[b-df-hj-np-tv-z]{2,3}")
+_FORMULA_WORDS = re.compile(r"[b-df-hj-np-tv-z]{2,3}|[ei]")
 _HUGE = re.compile(r"(?<!\d)\d{5,}\s*!|[!)}]\s*!|\^[^\w^]*\d{5,}|\^[+-]?[\d.]+\^", re.ASCII)
-_SYMBOLIC = re.compile(r"\(\d?[a-z](?:[+-]\d{1,2})?\)!", re.ASCII)
+_SYMBOLIC = re.compile(r"\(\d?[a-z](?:[+-](?:\d{1,2}|[a-z]))?\)!", re.ASCII)
 _EXPONENT_GROUP = re.compile(r"\^[+-]?[{(\[]")
 
 
@@ -156,9 +156,9 @@ def needs_verifier(target: str) -> bool:
 
 
 def _is_words(text: str) -> bool:
-    """Whether a target is words or the letter of a choice; xy is a product."""
+    """Whether a target is words or the letter of a choice; xy is a product, and e a number."""
     text = plain(text)
-    return bool(_WORDS.fullmatch(text) or _CHOICE.fullmatch(text)) and not _PRODUCT.fullmatch(text)
+    return bool(_WORDS.fullmatch(text) or _CHOICE.fullmatch(text)) and not _FORMULA_WORDS.fullmatch(text)
 
 
 def _is_number(answer: str, target: str, number: Number, tolerance: float) -> bool:

@@ -27,7 +27,7 @@ _COMMANDS = {
     "\\mid": "|", "\\lbrace": "\\{", "\\rbrace": "\\}", "\\lbrack": "[", "\\rbrack": "]", "\\lparen": "(",
     "\\rparen": ")", "\\times": "\\cdot ", "\\ast": "\\cdot ", "\\Reals": "\\mathbb{R}", "\\R": "\\mathbb{R}",
     "\\dbinom": "\\binom", "\\tbinom": "\\binom", "\\lor": " or ", "\\vee": " or ", "\\land": " and ",
-    "\\wedge": " and ", "\\imath": "i", "\\to": "\\to ", "\\rightarrow": "\\to ", "\\sqrt": "\\sqrt",
+    "\\wedge": " and ", "\\imath": "i", "\\jmath": "j", "\\cr": "\\\\", "\\to": "\\to ", "\\rightarrow": "\\to ",
 }  # fmt: skip
 _PLAIN = {"**": "^", "<=": "\\le ", ">=": "\\ge ", "!=": "\\ne ", "*": "\\cdot "}
 _FORMAT = re.compile(
@@ -63,6 +63,8 @@ def normal(text: str) -> str:
     text = plain(text).strip("$ ").removesuffix(".").strip("$ ")
     for _ in range(2):  # \\hat{\\mathbf{i}}
         text = _FORMAT.sub(_unformatted, text)
+    text = re.sub(r"\\mathbb\s+([A-Z])", r"\\mathbb{\1}", text)
+    text = re.sub(r"<([^<>=]*,[^<>=]*)>", r"\\langle \1\\rangle ", text)
     text = re.sub(r"(?<=[)\]}])\s*U\s*(?=[(\[{\\])", r"\\cup ", text)
     text = _calls(text)
     text = "".join(_token(token) for token in _TOKEN.findall(text))

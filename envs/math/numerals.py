@@ -42,7 +42,7 @@ _SIZES = re.compile(
 _SPACES = re.compile(
     r"\\\\(?:\s*\[[\d.]+(?:pt|em|ex|mm)\])?|\\[,;:> ]|\\(?:qquad|quad|enspace|thinspace)(?![a-zA-Z])|\\(?=\s)|~"
 )
-_OVER = re.compile(r"\{([^{}]*)\\over(?![a-zA-Z])([^{}]*)\}")
+_OVER = re.compile(r"\{([^{}]*)\\(over|choose)(?![a-zA-Z])([^{}]*)\}")
 _RAISED = re.compile("[⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻]+")
 _LOWERED = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻", "0123456789+-")
 _VULGAR = re.compile("(\\d?)([¼-¾⅐-⅞])")
@@ -75,7 +75,7 @@ _OPERATIONS = ("plus", "minus", "times", "over", "modulo", "mod", "squared", "cu
 _SYMBOLS = ("pi", "infinity", "inf", "infty", "sqrt", "sin", "cos", "tan", "cot", "log", "ln", "exp", *"eixyz")
 _LONG_UNITS = "|".join(sorted((unit for unit in _KNOWN_UNITS if len(unit) > 1), reverse=True))
 _BEHIND = re.compile(
-    r"(?P<value>.*[^\s(\[{,=])\s*(?:(?P<circ>\^\{\s*\\circ\s*\})"
+    r"(?P<value>.*?[^\s(\[{,=])\s*(?:(?P<circ>\^\{\s*\\circ\s*\})"
     r"|\\text\{(?P<text>[^{}]*)\}\s*(?:\^\{(?P<power>[23])\})?"
     rf"|(?<![a-zA-Z\\])(?P<word>(?:(?:square|cubic)\s+)?(?:{_LONG_UNITS})s?)\s*(?:\^\{{(?P<raised>[23])\}})?)"
 )
@@ -116,7 +116,7 @@ def plain(text: str) -> str:
         text = text.replace(",\\!", "").replace("{,}", "")  # thousands
         text = _SIZES.sub(lambda m: m[0] if m[0] == "\\\\" else "", text)
         text = _SPACES.sub(lambda m: m[0][:2] if m[0].startswith("\\\\") else " ", text)
-        text = _OVER.sub(r"\\frac{\1}{\2}", text)
+        text = _OVER.sub(lambda m: f"\\{'frac' if m[2] == 'over' else 'binom'}{{{m[1]}}}{{{m[3]}}}", text)
     return " ".join(text.split())
 
 

@@ -22,9 +22,8 @@ _MATRIX = re.compile(
 )
 _SEPARATORS = frozenset({",", ";", "or", "and"})
 _BUILDER = re.compile(r"([a-z])\s*(?:\\in[^|:]*)?[|:](.+)")
-_RATIO = re.compile(r"\d+(?:\.\d+)?(?:\s*:\s*\d+(?:\.\d+)?)+")
 _TIME = re.compile(r"(\d{1,2}:[0-5]\d(?::[0-5]\d)?)\s*(?:\\text\{)?\s*(?:([ap])\.?\s*m)?\.?\s*\}?", re.IGNORECASE)
-_BASE = re.compile(r"([0-9A-Z]+)\s*_\s*\{\s*(?:\\text\{)?\s*(\w+)\s*\}?\s*\}")
+_BASE = re.compile(r"\(?([0-9A-Z]+)\)?\s*_\s*\{\s*(?:\\text\{)?\s*(\w+)\s*\}?\s*\}")
 _BASES = {"two": "2", "three": "3", "four": "4", "five": "5", "six": "6", "seven": "7", "eight": "8", "nine": "9"}
 _NAME = r"\\?[a-zA-Z]+'?(?:\s*_\{\w+\})?(?:\s*\([a-z](?:,\s*[a-z])*\))?|\(\s*[a-z](?:\s*,\s*[a-z])*\s*\)"
 _NAMED = re.compile(rf"({_NAME})\s*(?:=|\\in(?![a-zA-Z]))\s*([^=]+)")
@@ -66,14 +65,14 @@ def same_shape(answer: str, target: str, same_value: Same) -> bool:
         return all(a == b or not (a and b) for a, b in zip(mine.parts, theirs.parts, strict=True))
     if theirs.kind == "ratio":
         return _same_ratio(mine, theirs)
+    if kinds == {"list"} and _are_named(theirs) and not any(read(part).name for part in mine.parts):
+        return _same_in_order(mine, theirs, same)  # the values of p = 3, q = 5
     if kinds <= {"set", "list"} or (mine.kind, theirs.kind) == ("value", "set"):
         return _same_in_any_order(mine.parts, theirs.parts, same)
     if kinds <= {"tuple", "matrix"} and _same_brackets(mine, theirs):
-        return len(mine.parts) == len(theirs.parts) and all(map(same, mine.parts, theirs.parts))
+        return _same_in_order(mine, theirs, same)
     if (mine.kind, theirs.kind) == ("list", "tuple"):
-        names = {read(part).name for part in mine.parts}
-        is_vector = "" not in names and len(names) == len(mine.parts) == len(theirs.parts) and theirs.brackets == "()"
-        return is_vector and all(map(same, mine.parts, theirs.parts))
+        return theirs.brackets == "()" and _are_named(mine) and _same_in_order(mine, theirs, same)
     if kinds == {"union"} and _same_in_any_order(mine.parts, theirs.parts, same):
         return True
     # values, and what math-verify must calculate with: a union that overlaps, a number times a matrix
@@ -90,8 +89,9 @@ def read(text: str) -> Shape:
         return Shape("base", (base[1].lstrip("0"), _BASES.get(base[2], base[2])), text)
     if time := _TIME.fullmatch(text):
         return Shape("time", (time[1].lstrip("0"), (time[2] or "").lower()), text)
-    if _RATIO.fullmatch(text):
-        return Shape("ratio", tuple(text.split(":")), text)
+    terms = split(text, frozenset({":"}))
+    if len(terms) > 1 and all(map(parse_number, terms)):
+        return Shape("ratio", tuple(terms), text)
     if matrix := _MATRIX.fullmatch(text):
         rows = split(matrix[2].replace("\\hline", ""), frozenset({"\\\\"}))
         return _matrix(text, [split(row, frozenset("&")) for row in rows if row]) or _value(text)
@@ -182,6 +182,16 @@ def _same_brackets(mine: Shape, theirs: Shape) -> bool:
     return matrix.brackets in ("1", str(len(matrix.parts))) and bool(brackets & {"()", "[]"})
 
 
+def _are_named(shape: Shape) -> bool:
+    """Whether each part has a name of its own: x = 1, y = 2, but not x = 1, x = 2."""
+    names = {read(part).name for part in shape.parts}
+    return "" not in names and len(names) == len(shape.parts)
+
+
+def _same_in_order(mine: Shape, theirs: Shape, same: Same) -> bool:
+    return len(mine.parts) == len(theirs.parts) and all(map(same, mine.parts, theirs.parts))
+
+
 def _same_in_any_order(mine: Sequence[str], theirs: Sequence[str], same: Same) -> bool:
     """Each of the target's parts takes one of the answer's; at the first that finds none the rest is not tried."""
     left = list(mine)
@@ -197,14 +207,14 @@ def _same_in_any_order(mine: Sequence[str], theirs: Sequence[str], same: Same) -
 
 def _same_ratio(mine: Shape, theirs: Shape) -> bool:
     """2:4 is 1:2, and so is 1/2."""
-    if mine.kind == "time" and not mine.parts[1]:
-        mine = Shape("ratio", tuple(mine.parts[0].split(":")), mine.text)
-    if mine.kind == "ratio":
-        pairs = list(zip(map(Fraction, mine.parts), map(Fraction, theirs.parts), strict=False))
-        return (
-            len(mine.parts) == len(theirs.parts)
-            and all(a * pairs[0][1] == b * pairs[0][0] for a, b in pairs)
-            and any(a for a, _ in pairs)
-        )
-    number = parse_number(mine.text) if mine.kind == "value" and len(theirs.parts) == 2 else None
-    return number is not None and number.value * Fraction(theirs.parts[1]) == Fraction(theirs.parts[0])
+    terms, wanted = (_terms(shape) for shape in (mine, theirs))
+    if mine.kind == "value" and len(wanted) == 2:
+        terms = [*terms, Fraction(1)]
+    if len(terms) != len(wanted) or not any(terms):
+        return False
+    return all(a * wanted[0] == b * terms[0] for a, b in zip(terms, wanted, strict=True))
+
+
+def _terms(shape: Shape) -> list[Fraction]:
+    numbers = [parse_number(part) for part in (shape.text.split(":") if shape.kind == "time" else shape.parts)]
+    return [number.value for number in numbers if number is not None and not number.unit]

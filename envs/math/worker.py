@@ -140,7 +140,7 @@ def _without_solutions(target: Any, answer: Any) -> bool:
     if sympy.solve(target, target.free_symbols):
         return False
     ratio = sympy.simplify((target.lhs - target.rhs) / (answer.lhs - answer.rhs))
-    return not ratio.is_number
+    return not (ratio.is_number and ratio.is_finite)  # x = x is no equation
 
 
 def _operations(parsed: Any) -> set[str]:
