@@ -74,7 +74,9 @@ class Delivery:
     def started(self, scored: Scored) -> None:
         """Note what a new engine scores with the model's folder, before any update."""
         self._engines.pop(scored.engine, None)
-        self._started[scored.engine] = np.array(scored.logprobs)
+        self._started.pop(scored.engine, None)
+        if scored.logprobs:
+            self._started[scored.engine] = np.array(scored.logprobs)
 
     def check(self, version: int, scored: Sequence[Scored]) -> dict[str, float]:
         """Judge what engines score after they have taken a version over.
