@@ -19,8 +19,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from envs.math.answers import FORMATS, after_thinking, extract_answer, needs_verifier, same_answer
+from envs.math.latex import normal
 from envs.math.numerals import last_number, parse_number
 from envs.math.rewards import MathReward, ThinkingReward
+from envs.math.shapes import read
 from envs.math.verifier import Verifier, _verdict, equal_expressions
 from forge_env.core.errors import EnvError, ServiceError, UserError
 from forge_env.utils.threads import invoke
@@ -88,6 +90,7 @@ def test_any_text_is_read(text: str) -> None:
         result = extract_answer(text, [name])
         assert result is None or result.format == name
     assert same_answer(text, "893.25") in (True, False)
+    assert read(normal(text)).kind
 
 
 def test_what_needs_math_verify() -> None:
