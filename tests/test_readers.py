@@ -29,6 +29,7 @@ from envs.gymnasium_text import spaces as text_spaces
 from envs.math import answer_forms as forms
 from envs.math import answers, numerals, rewards
 from envs.math.env import calculate
+from envs.math.shapes import read as read_shape
 from envs.reasoning import env as reasoning
 from envs.reasoning import worker
 from envs.tool_api import answers as tool_answers
@@ -91,7 +92,7 @@ READERS: dict[str, Read] = {
     **{f"answer, {name}": lambda text, name=name: answers.extract_answer(text, [name]) for name in answers.FORMATS},
     "answer, a number is wanted": lambda text: answers.same_answer(text, "42"),
     "answer, words are wanted": lambda text: answers.same_answer(text, "north east"),
-    "answer, for the algebra": lambda text: answers._is_bounded(text) and answers.expression(text),
+    "answer, for the algebra": lambda text: answers._is_bounded(text) and read_shape(text),
     "number": numerals.parse_number,
     "last number": numerals.last_number,
     "answer, its form": lambda text: answers._is_bounded(text) and form_of(text),

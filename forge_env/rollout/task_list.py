@@ -5,6 +5,7 @@ All callers use it through `EnvFactory.tasks`: evaluations, training, Gymnasium,
 
 from __future__ import annotations
 
+import copy
 import ctypes
 import inspect
 import threading
@@ -68,6 +69,10 @@ def read_tasks(
         raise BadTasks(f"the environment {name} has no tasks in the split {split!r}: choose another one")
     _check_tasks(split, tasks)
     own = [own_task(task) for task in tasks]  # the environment may keep what it handed out
+    if isinstance(items, list) and type(items) is not list:  # one that says more of its tasks stays what it is
+        kept = copy.copy(items)
+        kept[:] = own
+        return kept
     return tuple(own) if isinstance(items, tuple) else own
 
 
