@@ -51,9 +51,13 @@ def command_began() -> float:
 
 
 def trainer_of(command: Sequence[str]) -> str:
-    """The module of a command line `python -m trainers.NAME OPTIONS`; "" for any other command."""
+    """The module of a command line `python -m trainers.NAME OPTIONS`; "" for any other command.
+
+    In a wheel the module is forge_env.trainers.NAME.
+    """
     module = next((after for word, after in pairwise(command) if word == "-m"), "")
-    return module if module.startswith("trainers.") and module.count(".") == 1 else ""
+    short = module.removeprefix("forge_env.")
+    return module if short.startswith("trainers.") and short.count(".") == 1 else ""
 
 
 def announce(command: Sequence[str]) -> None:

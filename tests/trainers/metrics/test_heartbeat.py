@@ -60,6 +60,7 @@ def test_ctrl_c_while_packages_are_imported_is_a_sentence() -> None:
     [
         ("python -m trainers.grpo --steps 3", "trainers.grpo"),
         ("python -u -m trainers.sft", "trainers.sft"),
+        ("python -m forge_env.trainers.grpo", "forge_env.trainers.grpo"),
         ("python -m trainers.metrics.wandb_run", ""),
         ("python -m mine --env trainers.grpo", ""),
         ("python mine.py", ""),
