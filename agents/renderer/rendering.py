@@ -336,9 +336,10 @@ def _last_row(conversation: Conversation) -> list[int]:
 
 def _tool_call(index: int, parsed: ParsedToolCall) -> ToolCall:
     name = parsed.name if isinstance(parsed.name, str) else ""
-    written, _ = decode_all(parsed.raw) if not parsed.arguments else (None, "")  # the parser knows one key of two
-    is_call = isinstance(written, dict) and "name" in written
-    arguments, problem = arguments_of(written) if is_call else read_arguments(parsed.arguments)
+    arguments, problem = read_arguments(parsed.arguments)
+    written = None if parsed.arguments else decode_all(parsed.raw)[0]
+    if isinstance(written, dict) and "name" in written:  # the parser knows one key of two
+        arguments, problem = arguments_of(written)
     why = ""
     if parsed.status is not ToolCallParseStatus.OK:
         why = f"The call could not be read: {parsed.status.value}."

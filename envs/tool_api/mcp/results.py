@@ -65,7 +65,9 @@ def _answer(error: Exception) -> Any:
     from pydantic import ValidationError
 
     line = error.errors()[0]["input"] if isinstance(error, ValidationError) else None
-    id_ = line.get("id") if isinstance(line, dict) and "method" not in line else None
+    if not isinstance(line, dict) or "method" in line:
+        return None
+    id_ = line.get("id")
     if isinstance(id_, bool) or not isinstance(id_, (int, str)):
         return None
     if line.get("error") is None:
