@@ -77,7 +77,7 @@ class _Answer:
         function = call.get("function")
         for name in ("name", "arguments"):
             part = function.get(name) if isinstance(function, dict) else None
-            known["function"][name] += part if isinstance(part, str) else ""
+            known["function"][name] += part if isinstance(part, str) else json.dumps(part) if part else ""
 
     def body(self) -> Any:
         """Return the body of an unstreamed answer; None if no chunk had a finish reason."""

@@ -8,6 +8,8 @@ A dialect is the format of calls in plain text:
 - ``openai``: a JSON object or list of calls in the shape of OpenAI's ``tool_calls``
 - ``none``: no calls, everything is content
 
+`agents.renderer.model_json.read_arguments` reads the arguments of all of them.
+
 Text of a model never raises: an unreadable call becomes a ToolCall without arguments, whose `error` is one sentence
 with the problem and the right form. `from_openai` and `to_openai` convert message dictionaries.
 """
@@ -19,7 +21,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from agents.renderer.model_json import SPACE, decode, decode_all, dump, flaw, goes_on, kind
+from agents.renderer.model_json import SPACE, arguments_of, decode, decode_all, dump, goes_on, kind
 from forge_env.core.errors import UserError, nearest
 from forge_env.core.types import Message, ToolCall
 
@@ -61,7 +63,7 @@ def write(message: Message | Sequence[ToolCall], dialect: str) -> str:
 
 
 def from_openai(message: Mapping[str, Any]) -> Calls:
-    """Read the `tool_calls` of an OpenAI-shaped message; `arguments` may be JSON text or an object. Never raises."""
+    """Read the `tool_calls` of an OpenAI-shaped message; see `read_arguments`. Never raises."""
     listed = message.get("tool_calls")
     if not listed:
         return ()
@@ -102,12 +104,7 @@ def _parts(value: Any, keys: Sequence[str]) -> tuple[str, dict[str, Any] | None,
     name = value.get("name")
     if not isinstance(name, str) or not name:
         return "", None, 'its "name" is missing, or is no text'
-    key = next((key for key in keys if key in value), "")
-    if not key:
-        return name, None, f'its "{keys[0]}" are missing'
-    if not isinstance(value[key], dict):
-        return name, None, f'its "{key}" are {kind(value[key])} and not a JSON object'
-    return name, value[key], ""
+    return (name, *arguments_of(value, keys))
 
 
 def _openai_call(item: Any, form: str, id_: str = "") -> ToolCall:
@@ -119,19 +116,12 @@ def _openai_call(item: Any, form: str, id_: str = "") -> ToolCall:
         return _unreadable(id_, _text_of(function), f'its "function" is {kind(function)} and not a JSON object', form)
     id_ = item["id"] if isinstance(item.get("id"), str) else id_
     name = function["name"] if isinstance(function.get("name"), str) else ""
-    arguments, problem = function.get("arguments"), ""
-    if isinstance(arguments, str):
-        # Servers write the arguments of a tool without parameters as "".
-        arguments, problem = decode_all(arguments or "{}")
-    if isinstance(arguments, dict):
-        problem = problem or flaw(arguments)
-    elif not problem:
-        problem = f'its "arguments" are {kind(arguments)} and not a JSON object'
+    arguments, problem = arguments_of(function)
     if not name:
         problem = 'its "name" is missing, or is no text'
     if problem:
         return _unreadable(id_, _text_of(function.get("arguments")), problem, form, name)
-    return ToolCall(id=id_, name=name, arguments=dict(arguments or {}))
+    return ToolCall(id=id_, name=name, arguments=arguments)
 
 
 def _unreadable(id_: str, raw: str, problem: str, form: str, name: str = "") -> ToolCall:
@@ -192,7 +182,7 @@ def _hermes_block(text: str, start: int) -> tuple[ToolCall, int]:
     value, end, problem = _decode_block(text, start)
     after = _CLOSING.match(text, end)
     if after and not problem:  # the end marker may be inside a JSON string, so the JSON is read first
-        return _call(value, text[start:end], "", _HERMES_FORM, "arguments"), after.end()
+        return _call(value, text[start:end], "", _HERMES_FORM, "arguments", "parameters"), after.end()
     mark = _MARK.search(text, start if problem else end)
     if mark is None or mark[0] == _OPEN:
         stop = resume = mark.start() if mark else len(text)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 MAX_DEPTH = 64
 """Maximum nesting depth: deeper values break the code that copies and stores them."""
+_TEXTS_IN_TEXTS = 3
+"""How often arguments may be text within text: a model writes text, and a server writes that as text again."""
 SPACE = " \t\r\n"
 _FLAWLESS = frozenset({str, int, bool, type(None)})
 """Types of values that JSON can always hold."""
@@ -44,6 +46,44 @@ def decode_all(text: str) -> tuple[Any, str]:
     if not problem and end < len(stripped):
         return None, goes_on(stripped[end:])
     return value, problem
+
+
+def read_arguments(value: Any) -> tuple[dict[str, Any] | None, str]:
+    """Read the arguments of a call, for all parsers and agents alike. Returns them, or None and the problem.
+
+    Missing, null and empty ones are {}; JSON text of an object is the object, also when it was written as JSON twice.
+
+    >>> read_arguments('{"x": 1}'), read_arguments(None), read_arguments("[1]")
+    (({'x': 1}, ''), ({}, ''), (None, 'they are a list and not a JSON object'))
+    """
+    for _ in range(_TEXTS_IN_TEXTS):
+        if not isinstance(value, str):
+            break
+        value, problem = decode_all(value) if value.strip(SPACE) else (None, "")
+        if problem:
+            return None, problem
+    if not value and isinstance(value, (str, list, dict, Mapping, type(None))):
+        return {}, ""
+    if not isinstance(value, (dict, Mapping)):  # an abstract class is slow to ask, and a dict is found before
+        return None, f"they are {kind(value)} and not a JSON object"
+    problem = flaw(value)
+    return (None, problem) if problem else (dict(value), "")
+
+
+def arguments_of(
+    call: Mapping[str, Any], keys: Sequence[str] = ("arguments", "parameters")
+) -> tuple[dict[str, Any] | None, str]:
+    """Read the arguments of a call under the first of `keys` that holds some, as `read_arguments` does.
+
+    An object under another key is a problem: the arguments are there, and must not be taken for missing.
+    """
+    present = [key for key in keys if key in call]
+    key = next((key for key in present if call[key] not in (None, "", {}, [])), "")
+    if not key:
+        stray = next((name for name, value in call.items() if name not in keys and value and type(value) is dict), "")
+        return (None, f'its "{keys[0]}" are missing, and "{shorten(stray)}" is not their name') if stray else ({}, "")
+    arguments, problem = read_arguments(call[key])
+    return arguments, f'its "{key}" {problem.removeprefix("they ")}' if problem.startswith("they ") else problem
 
 
 def goes_on(rest: str) -> str:

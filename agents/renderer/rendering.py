@@ -30,7 +30,7 @@ from agents.renderer.families import (
     find_family,
 )
 from agents.renderer.grammar import grammar_of
-from agents.renderer.model_json import decode_all, dump, flaw
+from agents.renderer.model_json import arguments_of, decode_all, dump, read_arguments
 from agents.renderer.template_parts import TemplateParts, learn_template_parts
 from agents.renderer.tokenizer import FastTokenizer, chat_template
 from forge_env.core.constraint import Constraint
@@ -372,13 +372,16 @@ def _last_row(conversation: Conversation) -> list[int]:
 
 def _tool_call(index: int, parsed: ParsedToolCall) -> ToolCall:
     name = parsed.name if isinstance(parsed.name, str) else ""
-    arguments = parsed.arguments if isinstance(parsed.arguments, dict) else None
+    arguments, problem = read_arguments(parsed.arguments)
+    written = None if parsed.arguments else decode_all(parsed.raw)[0]
+    if isinstance(written, dict) and "name" in written:  # the parser knows one key of two
+        arguments, problem = arguments_of(written)
     why = ""
     if parsed.status is not ToolCallParseStatus.OK:
         why = f"The call could not be read: {parsed.status.value}."
-    elif not name or arguments is None:
+    elif not name or (arguments is None and " not a JSON object" in problem):
         why = 'A call is a JSON object with a "name" and an object of "arguments".'
-    elif problem := flaw(arguments):
+    elif problem:
         why = f"The call could not be read: {problem}."
     if why:
         return ToolCall(id=_call_id(index), name=name, arguments=None, raw=parsed.raw, error=why)

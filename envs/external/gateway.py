@@ -11,6 +11,7 @@ import hashlib
 import importlib.util
 import json
 import socket
+import zlib
 from collections import ChainMap, OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
@@ -104,7 +105,7 @@ class Gateway:
         self, method: str, path: str, dialect: Dialect, headers: Mapping[bytes, bytes], receive: Receive, send: Send
     ) -> None:
         session = self._session(headers)
-        if method == "GET" and (path == "/v1/models" or path.startswith("/v1/models/")):
+        if method in ("GET", "HEAD") and (path == "/v1/models" or path.startswith("/v1/models/")):
             name = path.removeprefix("/v1/models").lstrip("/")
             await send_json(send, 200, list_of_models(name, MODEL, headers))
             return
@@ -237,10 +238,10 @@ async def until_disconnected(receive: Receive) -> None:
 
 
 async def read_body(headers: Mapping[bytes, bytes], receive: Receive, max_body: int) -> bytes:
-    """Read the body of a request, of a bounded size and in a bounded time.
+    """Read the body of a request, of a bounded size and in a bounded time; a compressed one is unpacked.
 
     Raises:
-        RequestRefused: when it exceeds one of both.
+        RequestRefused: when it exceeds one of both, or is packed in a way that is not known or is broken.
     """
     too_large = RequestRefused(413, f"the body is larger than {max_body} bytes, which is all that a request may have")
     length = headers.get(b"content-length", b"0")
@@ -255,9 +256,34 @@ async def read_body(headers: Mapping[bytes, bytes], receive: Receive, max_body: 
                 if len(data) > max_body:
                     raise too_large
                 if event["type"] == "http.disconnect" or not event.get("more_body"):
-                    return bytes(data)
+                    return _unpacked(bytes(data), headers, max_body, too_large)
     except TimeoutError:
         raise RequestRefused(408, f"the body did not come within {BODY_SECONDS:g} s") from None
+
+
+def _unpacked(data: bytes, headers: Mapping[bytes, bytes], max_body: int, too_large: RequestRefused) -> bytes:
+    """Undo the content encodings of a body, the last one first, up to `max_body` bytes."""
+    names = headers.get(b"content-encoding", b"").decode("latin-1").lower().split(",")
+    for name in reversed([name.strip() for name in names]):
+        if name in ("", "identity"):
+            continue
+        if name not in ("gzip", "x-gzip", "deflate"):
+            raise RequestRefused(415, f"the content encoding {name[:40]!r} is not known; gzip and deflate are")
+        # Clients send deflate with the frame of zlib, as it should be, and without.
+        is_bare = name == "deflate" and (len(data) < 2 or data[0] & 15 != 8 or int.from_bytes(data[:2]) % 31)
+        packed, data = data, b""
+        try:
+            while packed:
+                unpacker = zlib.decompressobj(-zlib.MAX_WBITS if is_bare else zlib.MAX_WBITS | 32)
+                data += unpacker.decompress(packed, max_body + 1 - len(data))
+                if len(data) > max_body:
+                    raise too_large
+                if not unpacker.eof:
+                    raise zlib.error("it breaks off")
+                packed = unpacker.unused_data
+        except zlib.error as error:
+            raise RequestRefused(400, f"the body is no {name}: {error}") from None
+    return data
 
 
 def parse_json(data: bytes) -> Any:

@@ -32,6 +32,11 @@ class RequestRefused(Exception):
         return self.code or (self.param or "").partition("[")[0] or f"HTTP {self.status}"
 
 
+def whole_number(value: Any) -> Any:
+    """Return 16.0 as 16, since JSON has one kind of number; any other value as it is."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProgramRequest:
     """One request of a program."""

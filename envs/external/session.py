@@ -101,12 +101,13 @@ class ProgramSession:
         """
         if self._closed:
             raise self._over()
-        for pending in (*self._open, *(self._delivered if is_retry else ())):
-            if pending.digest == digest and (pending.is_lost or is_retry):
-                pending.clients += 1
-                if not pending.taken and pending not in self._queue:  # `next` skipped it while it had no connection
-                    self._enqueue(pending)
-                return pending
+        same = [one for one in (*self._open, *self._delivered) if one.digest == digest and (one.is_lost or is_retry)]
+        if same:  # a client that retries means its latest request; of several, one that has lost its connection
+            pending = max(same, key=lambda one: (one.is_lost, one.number))
+            pending.clients += 1
+            if not pending.taken and not pending.delivered and pending not in self._queue:
+                self._enqueue(pending)  # `next` skipped it while it had no connection
+            return pending
         if len(self._open) >= MAX_REQUESTS:
             raise RequestRefused(
                 429, f"{MAX_REQUESTS} requests of this session are open, which is all that may be at once"

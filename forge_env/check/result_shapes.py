@@ -13,6 +13,7 @@ from typing import Any
 from forge_env.check.context import shorten
 from forge_env.core.errors import EnvError
 from forge_env.core.message_shape import json_problem, messages_problem
+from forge_env.core.plain_value import ADDRESS
 from forge_env.core.reward_value import reward_value
 from forge_env.core.types import Outcome
 
@@ -42,6 +43,12 @@ def step_problem(result: Any) -> str:
     messages, reward, terminated, truncated, info = result
     if problem := messages_problem(messages):
         return f"step(): {problem}"
+    for message in messages:
+        if message["role"] == "tool" and (address := ADDRESS.search(message["content"])):
+            return (
+                f"step() returned the content {shorten(message['content'])!r}, with {address[0]}: an address in memory "
+                "differs between processes; return a text, a number, a list or a dict from the tool"
+            )
     if any(message["role"] == "assistant" for message in messages):
         return "step() returned an assistant message; return only the new messages, without the action's own"
     try:
@@ -84,6 +91,8 @@ def tools_problem(tools: Any) -> str:
             return f"tool {i} is named {function['name']!r}; a name is 1 to 64 letters, digits, _ and -"
         if problem := _schema_problem(function["parameters"]):
             return f"the parameters of the tool {function['name']} {problem}"
+        if not isinstance(function["description"], str):
+            return f"the description of the tool {function['name']} is no text but {function['description']!r:.80}"
         names.append(function["name"])
     duplicates = sorted({name for name in names if names.count(name) > 1})
     return f"two tools are named {duplicates[0]}; rename one" if duplicates else ""

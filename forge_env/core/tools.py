@@ -7,8 +7,10 @@ validated and coerced by pydantic. A wrong call becomes an error message for the
 from __future__ import annotations
 
 import asyncio
+import copy
 import inspect
 import json
+import math
 import types
 import typing
 from collections.abc import Callable
@@ -20,9 +22,13 @@ import docstring_parser
 import typing_extensions
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 from pydantic.errors import PydanticUserError
+from pydantic.json_schema import GenerateJsonSchema
+from pydantic_core import PydanticSerializationError
 
 from forge_env.core.errors import UserError
+from forge_env.core.message_shape import json_problem
 from forge_env.core.own_copies import frozen
+from forge_env.core.plain_value import plain
 from forge_env.core.types import ToolCall, ToolSpec
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -30,6 +36,13 @@ Arguments = Callable[[dict[str, Any]], dict[str, Any]]
 """Coerces the arguments of a call. Raises ValueError with what is wrong."""
 
 _MARK = "__forge_tool__"
+_TEXTS_IN_TEXTS = 4
+"""How often arguments are read that are JSON text within JSON text."""
+_WANT_DATA = frozenset(
+    {"list_type", "tuple_type", "set_type", "frozen_set_type", "iterable_type", "dict_type", "mapping_type"}
+    | {"model_type", "model_attributes_type", "dataclass_type"}
+)
+"""Types of pydantic's errors about a value that is no array or no object."""
 
 
 class BadCall(Exception):
@@ -209,11 +222,13 @@ def make_tool(
         fields[f"argument_{i}"] = (annotation, Field(default, alias=parameter.name, description=description))
     try:
         model = create_model(f"{name}_arguments", __config__=ConfigDict(extra="forbid"), **fields)
-        schema = _without_titles(model.model_json_schema())
+        schema = _without_titles(model.model_json_schema(schema_generator=_Schema))
     except PydanticUserError as error:
         reason = str(error).splitlines()[0]
         raise UserError(f"the tool {name} takes something that has no JSON schema: {reason}") from None
     schema.pop("additionalProperties", None)
+    if problem := json_problem(schema):
+        raise UserError(f"the parameters of the tool {name} have a schema that {problem}")
     description = "\n\n".join(part for part in (doc.short_description, doc.long_description) if part)
     return Tool(
         name=name,
@@ -223,6 +238,23 @@ def make_tool(
         function=function,
         options=options or getattr(function, _MARK, None) or ToolOptions(),
     )
+
+
+class _Schema(GenerateJsonSchema):
+    """A schema that is JSON: a default or a bound that JSON cannot hold, such as infinity, is left out."""
+
+    ignored_warning_kinds = {"skipped-choice", "non-serializable-default"}  # noqa: RUF012
+
+    def encode_default(self, dft: Any) -> Any:
+        try:
+            default = plain(dft)
+            json.dumps(default, allow_nan=False)
+        except (ValueError, RecursionError) as error:
+            raise PydanticSerializationError(str(error)) from None
+        return default
+
+    def float_schema(self, schema: Any) -> dict[str, Any]:
+        return super().float_schema({k: v for k, v in schema.items() if v not in (math.inf, -math.inf)})  # type: ignore[arg-type]
 
 
 class _ArgumentModel:
@@ -236,7 +268,7 @@ class _ArgumentModel:
 
     def __call__(self, arguments: dict[str, Any]) -> dict[str, Any]:
         try:
-            values = self._model.__pydantic_validator__.validate_python(arguments).__dict__
+            values = self._values(arguments)
         except ValidationError as error:
             problems = (f"{'.'.join(map(str, e['loc'])) or 'arguments'}: {e['msg']}." for e in error.errors())
             raise ValueError(" ".join(problems)) from None
@@ -244,6 +276,43 @@ class _ArgumentModel:
         for name, alias in self._names:  # a comprehension would cost a call of its own
             coerced[alias] = values[name]
         return coerced
+
+    def _values(self, arguments: dict[str, Any]) -> dict[str, Any]:
+        """Validate; JSON text of an array or an object is taken for it if the schema wants one and takes no text."""
+        for _ in range(_TEXTS_IN_TEXTS):
+            try:
+                return self._model.__pydantic_validator__.validate_python(arguments).__dict__
+            except ValidationError as error:
+                read, arguments = arguments, copy.deepcopy(arguments)
+                replaced = [_read_text(arguments, item) for item in error.errors(include_url=False)]
+                if not any(replaced):
+                    arguments = read
+                    break
+        return self._model.__pydantic_validator__.validate_python(arguments).__dict__
+
+
+def _read_text(arguments: dict[str, Any], error: Any) -> bool:
+    """Replace the text that an error is about by the array or object that it is the JSON of; return whether it is."""
+    if error["type"] not in _WANT_DATA or not isinstance(error["input"], str):
+        return False
+    parent: Any = arguments
+    key: Any = None
+    for step in error["loc"]:  # it has steps that name the alternative of a union, too
+        value = parent[key] if key is not None else parent
+        if (isinstance(value, dict) and step in value) or (isinstance(value, list) and isinstance(step, int)):
+            parent, key = value, step
+    try:
+        data = json.loads(error["input"], parse_constant=_no_constant)
+    except (ValueError, RecursionError):
+        return False
+    if key is None or parent[key] != error["input"] or not isinstance(data, (list, dict)):
+        return False
+    parent[key] = data
+    return True
+
+
+def _no_constant(constant: str) -> Any:
+    raise ValueError(f"{constant} is no JSON number")
 
 
 def _parameters(name: str, function: Callable[..., Any]) -> list[inspect.Parameter]:

@@ -150,7 +150,7 @@ class EnvApp:
         headers = {name.lower(): value for name, value in scope["headers"]}
         self._check(headers)
         method, path = scope["method"], scope["path"].rstrip("/")
-        if method == "GET" and path == wire.PATH:
+        if method in ("GET", "HEAD") and path == wire.PATH:
             await _send(send, json.dumps({name: getattr(self._about, name) for name in About.__slots__}).encode())
             return
         request = await _read(method, headers, receive, self._settings.max_request_bytes)

@@ -150,7 +150,7 @@ class OpenEnvApp:
         return path.rstrip("/") if has_token(headers, token) else None
 
     async def _respond(self, scope: Mapping[str, Any], path: str, receive: Receive) -> Any:
-        if scope["method"] == "GET":
+        if scope["method"] in ("GET", "HEAD"):
             return await self._get(path)
         if scope["method"] != "POST":
             raise RequestRefused(405, f"the method is {scope['method']!r:.20}; it is GET or POST")

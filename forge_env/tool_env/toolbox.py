@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import random
 import time
 from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
-import pydantic_core
-
 from forge_env.core.errors import EnvError, ForgeError, InfraError, first_error
+from forge_env.core.plain_value import result_text
 from forge_env.core.tools import BadCall, Tool
 from forge_env.core.types import Message, ToolCall, ToolFailure, ToolSpec, ToolUse
 from forge_env.core.user_code import describe, fault
@@ -125,7 +123,7 @@ class Toolbox:
                     return result, ""
                 if isinstance(result, ToolFailure):
                     return _cut(str(result), tool.options.max_output), result.kind
-                return _text(result, tool.options.max_output), ""
+                return _cut(result_text(result, f"the tool {tool.name}"), tool.options.max_output), ""
             except InfraError as error:
                 error.tool = tool.name
                 raise
@@ -147,19 +145,6 @@ class Toolbox:
 def answer_to(call: ToolCall, text: str) -> Message:
     """The message that answers a call."""
     return {"role": "tool", "content": text, "tool_call_id": call.id, "name": call.name}
-
-
-def _text(result: Any, max_output: int) -> str:
-    """Return a text as it is, anything else as JSON if possible, else as str()."""
-    if isinstance(result, str):
-        text = result
-    elif dataclasses.is_dataclass(result) or isinstance(result, (dict, list, tuple, bool, type(None))):
-        text = pydantic_core.to_json(result, fallback=str, inf_nan_mode="constants").decode()
-    elif hasattr(result, "model_dump_json"):
-        text = result.model_dump_json()
-    else:
-        text = str(result)
-    return _cut(text, max_output)
 
 
 def _cut(text: str, max_output: int) -> str:

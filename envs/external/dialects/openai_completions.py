@@ -10,7 +10,7 @@ from envs.external.dialects.dialect import Histories
 from envs.external.dialects.fields import Fields, refuse
 from envs.external.dialects.openai_format import REFUSED, OpenAIFormat, checked, common, named, text_of_token
 from envs.external.dialects.reading import ACCOUNTING, SAMPLING
-from envs.external.requests import ProgramRequest, RequestRefused
+from envs.external.requests import ProgramRequest, RequestRefused, whole_number
 from envs.external.responses import ProgramReply
 
 _FIELDS = Fields(
@@ -60,6 +60,7 @@ def _prompt(value: Any) -> str | tuple[int, ...]:
         (value,) = value
     if isinstance(value, str) and value:
         return value
-    if isinstance(value, list) and value and all(type(token) is int and token >= 0 for token in value):
-        return tuple(value)
+    tokens = [whole_number(token) for token in value] if isinstance(value, list) else []
+    if tokens and all(type(token) is int and token >= 0 for token in tokens):
+        return tuple(tokens)
     raise RequestRefused(400, "prompt is one text or one list of token ids, and not empty", param="prompt")

@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from envs.external.requests import RequestRefused
+from envs.external.requests import RequestRefused, whole_number
 from forge_env.core.types import ToolSpec
 
 SAMPLING = (
@@ -34,7 +34,7 @@ def tools_are_off(body: Mapping[str, Any]) -> bool:
 def limit(body: Mapping[str, Any], *names: str) -> int | None:
     """The limit of tokens: of the first of some parameters that is set."""
     name = next((name for name in names if body.get(name) is not None), names[-1])
-    value = body.get(name)
+    value = whole_number(body.get(name))
     if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
         raise RequestRefused(400, f"{name} is {json.dumps(value)[:80]}; it is a whole number from 1 on", param=name)
     return value

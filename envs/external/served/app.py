@@ -69,7 +69,7 @@ class ServedApp:
         if path != "/sessions" and match is None:
             raise RequestRefused(404, f"there is no {path:.200}; see POST /sessions", code="not_found")
         wanted = "GET" if match is not None and not match[2] else "POST"
-        if method != wanted:
+        if method != wanted and (method, wanted) != ("HEAD", "GET"):
             raise RequestRefused(405, f"{path:.200} is asked with {wanted}, not with {method}", code="wrong_method")
         if match is None:
             self._check_token(headers)

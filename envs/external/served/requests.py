@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from envs.external.requests import RequestRefused
+from envs.external.requests import RequestRefused, whole_number
 from envs.external.scoring import MAX_RESULT, Scorer
 from envs.external.served.visit import Work
 from forge_env.core.errors import nearest
@@ -73,7 +73,7 @@ def read_wish(body: Mapping[str, Any], limits: EpisodeLimits) -> Wish:
     for name, value in names.items():
         if not isinstance(value, str) or len(value) > MAX_ID or not (value.isprintable() or not value):
             raise _refused(name, f"{name} is {value!r:.80}; it is a text of at most {MAX_ID} printable characters")
-    seed = body.get("seed")
+    seed = whole_number(body.get("seed"))
     if seed is not None and (type(seed) is not int or not 0 <= seed < 2**31):
         raise _refused("seed", f"seed is {seed!r:.80}; it is a whole number from 0 to 2147483647")
     return Wish(
@@ -140,7 +140,7 @@ def _lowered(limits: EpisodeLimits, given: Any) -> EpisodeLimits:
     for name, value in given.items():
         if name not in types:
             raise _refused(f"limits.{name}", f"there is no limit {name!r:.80}. {nearest(name, types)}")
-        most = getattr(limits, name)
+        most, value = getattr(limits, name), whole_number(value)
         is_number = not isinstance(value, bool) and isinstance(value, (int, types[name]))
         if not is_number or not 0 < value <= most:
             raise _refused(

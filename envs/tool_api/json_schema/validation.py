@@ -86,11 +86,13 @@ def _validator(schema: Mapping[str, Any], where: str) -> Any:
     dialect = validators.validator_for(schema, default=validators.Draft202012Validator)
     try:
         for part in _parts(schema):
-            _check_part(dialect, json.dumps(part))
+            _check_part(dialect, json.dumps(part, allow_nan=False))
         for node in _objects(schema):
             _check_node(schema, node, where)
     except exceptions.SchemaError as error:
         raise UserError(f"{where} has a JSON schema that is none: {_cut(error.message)}") from None
+    except ValueError:
+        raise UserError(f"{where} has a JSON schema with infinity or NaN in it, which JSON does not have") from None
     except RecursionError:
         raise UserError(f"{where} has a JSON schema that is nested too deeply") from None
     # An empty registry: by default jsonschema would fetch the targets of references from the network.

@@ -64,8 +64,10 @@ def _answer(error: Exception) -> Any:
     from mcp_types import ErrorData, JSONRPCError, JSONRPCResponse
     from pydantic import ValidationError
 
-    line: Any = error.errors()[0]["input"] if isinstance(error, ValidationError) else None
-    id_ = line.get("id") if isinstance(line, dict) and "method" not in line else None
+    line = error.errors()[0]["input"] if isinstance(error, ValidationError) else None
+    if not isinstance(line, dict) or "method" in line:
+        return None
+    id_ = line.get("id")
     if isinstance(id_, bool) or not isinstance(id_, (int, str)):
         return None
     if line.get("error") is None:

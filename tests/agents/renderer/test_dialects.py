@@ -180,7 +180,7 @@ WRONG = {
         '<tool_call>{"name": "a", "arguments": [1]}</tool_call>',
         "are a list and not",
     ),
-    "no arguments": ("hermes", '<tool_call>{"name": "a"}</tool_call>', '"arguments" are missing'),
+    "another key": ("hermes", '<tool_call>{"name": "a", "args": {"x": 1}}</tool_call>', '"args" is not their name'),
     "no name": ("hermes", '<tool_call>{"arguments": {}}</tool_call>', '"name" is missing'),
     "no object": ("hermes", "<tool_call>[]</tool_call>", "a list and not a JSON object"),
     "more after it": ("hermes", '<tool_call>{"name": "a", "arguments": {}} x</tool_call>', "goes on after the end"),
@@ -219,9 +219,46 @@ def test_what_cannot_be_read_says_why_and_shows_the_form(case: str) -> None:
     assert call.raw and call.raw in text.replace('\\"', '"')
 
 
+ARGUMENTS: dict[str, dict[str, Any] | None] = {
+    "": {},
+    ', "arguments": null': {},
+    ', "arguments": ""': {},
+    ', "arguments": "  "': {},
+    ', "arguments": "null"': {},
+    ', "arguments": []': {},
+    ', "parameters": {}': {},
+    ', "arguments": "{\\"x\\": [1]}"': {"x": [1]},
+    ', "arguments": " {\\"x\\": 1}\\n"': {"x": 1},
+    ', "arguments": "\\"{}\\""': {},
+    ', "arguments": null, "parameters": {"x": 1}': {"x": 1},
+    ', "parameters": "{\\"x\\": 1}"': {"x": 1},
+    ', "arguments": "[1]"': None,
+    ', "arguments": [1]': None,
+    ', "arguments": 0': None,
+    ', "arguments": false': None,
+    ', "arguments": "{x: 1}"': None,
+    ', "arguments": "{\\"x\\": NaN}"': None,
+    ', "input": {"x": 1}': None,
+}
+
+
+@pytest.mark.parametrize("written", ARGUMENTS)
+def test_all_dialects_and_agents_read_arguments_alike(written: str) -> None:
+    call = '{"name": "a"' + written + "}"
+    message = {"role": "assistant", "content": "", "tool_calls": [{"function": json.loads(call)}]}
+    read = [
+        parse(f"<tool_call>{call}</tool_call>", "hermes")[1],
+        parse(f"<|python_tag|>{call}", "llama")[1],
+        parse(f'[{{"function": {call}}}]', "openai")[1],
+        from_openai(message),
+    ]
+    assert [one.arguments for [one] in read] == [ARGUMENTS[written]] * 4
+    assert all(bool(one.error) == (ARGUMENTS[written] is None) for [one] in read)
+
+
 @pytest.mark.parametrize("dialect", ["hermes", "llama"])
 def test_what_cannot_be_read_is_written_as_it_was(dialect: str) -> None:
-    bad = {"hermes": '<tool_call>\n{"name": "a"}\n</tool_call>', "llama": "<|python_tag|>print(1)"}[dialect]
+    bad = {"hermes": '<tool_call>\n{"names": "a"}\n</tool_call>', "llama": "<|python_tag|>print(1)"}[dialect]
     _, calls = parse(bad, dialect)
     assert write(calls, dialect) == bad.removeprefix("<|python_tag|>")
 

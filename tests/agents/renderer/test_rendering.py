@@ -155,6 +155,13 @@ READ = {
         [("a", {}), ("b", {"x": [1]})],
     ),
     "no JSON": ("<tool_call>\nhello\n</tool_call>", "", [("", None)]),
+    "no arguments": ('<tool_call>\n{"name": "a", "arguments": null}\n</tool_call>', "", [("a", {})]),
+    "text of arguments": (
+        '<tool_call>\n{"name": "a", "arguments": "{\\"x\\": 1}"}\n</tool_call>',
+        "",
+        [("a", {"x": 1})],
+    ),
+    "the other key": ('<tool_call>\n{"name": "a", "parameters": {"x": 1}}\n</tool_call>', "", [("a", {"x": 1})]),
     "no object of arguments": ('<tool_call>\n{"name": "a", "arguments": [1]}\n</tool_call>', "", None),
 }
 

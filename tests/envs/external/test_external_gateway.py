@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
+import zlib
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,11 @@ from openai import OpenAI
 from agents.renderer.decoding import open_decoder
 from agents.renderer.rendering import Renderer
 from agents.scripted import ScriptedAgent
+from envs.external.dialects.openai_completions import OpenAICompletions
+from envs.external.dialects.reading import limit
+from envs.external.gateway import Gateway, read_body
+from envs.external.requests import RequestRefused
+from envs.external.served.requests import read_wish
 from forge_env.core.episode import Episode, write_jsonl
 from forge_env.core.types import EpisodeLimits, Outcome
 from forge_env.records.audit import audit
@@ -75,6 +82,60 @@ async def test_a_conversation_with_a_tool_is_one_row_of_exact_tokens(
     assert tool_message["tool_call_id"] == episode.turns[0].tool_calls[0].id, "the record has the turn's own ids"
     assert call.id != episode.turns[0].tool_calls[0].id, "which come again in every turn, and a program's do not"
     check(episode, tiny_model, tmp_path)
+
+
+def deflated(data: bytes, bits: int) -> bytes:
+    packer = zlib.compressobj(wbits=bits)
+    return packer.compress(data) + packer.flush()
+
+
+async def body_of(data: bytes, encoding: str) -> bytes:
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": data}
+
+    return await read_body({b"content-encoding": encoding.encode()}, receive, 1000)
+
+
+async def test_packed_bodies_are_unpacked_within_the_bound() -> None:
+    text = b'{"model": "m"}'
+    packed = {"gzip": gzip.compress(text), "deflate": zlib.compress(text), "identity": text, "": text}
+    assert {name: await body_of(data, name) for name, data in packed.items()} == dict.fromkeys(packed, text)
+    assert await body_of(deflated(text, -15), "Deflate") == text, "without the frame, as some clients send it"
+    assert await body_of(gzip.compress(text[:5]) + gzip.compress(text[5:]), "x-gzip") == text
+    assert await body_of(gzip.compress(zlib.compress(text)), "deflate, gzip") == text
+    assert len(await body_of(gzip.compress(bytes(1000)), "gzip")) == 1000
+    wrong = [(gzip.compress(bytes(1001)), "gzip", 413), (zlib.compress(bytes(10**8)), "deflate", 413)]
+    wrong += [(text, "gzip", 400), (gzip.compress(text)[:-9], "gzip", 400), (b"", "gzip", 200), (text, "br", 415)]
+    for data, encoding, status in wrong:
+        try:
+            assert (await body_of(data, encoding), status) == (b"", 200)
+        except RequestRefused as refusal:
+            assert refusal.status == status
+
+
+@pytest.mark.parametrize("method", ["GET", "HEAD"])
+async def test_each_route_that_is_read_may_be_asked_for_its_head(method: str) -> None:
+    gateway, sent = Gateway(), []
+    headers = [(b"authorization", f"Bearer {gateway.open().token}".encode())]
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request"}
+
+    for path in ("/v1/models", "/v1/models/policy"):
+        await gateway({"type": "http", "method": method, "path": path, "headers": headers}, receive, send)
+    assert [message["status"] for message in sent if "status" in message] == [200, 200]
+
+
+def test_a_whole_number_may_be_written_with_a_point() -> None:
+    assert limit({"max_tokens": 16.0}, "max_tokens") == 16
+    assert read_wish({"seed": 7.0, "limits": {"max_turns": 2.0}}, EpisodeLimits()).limits.max_turns == 2
+    assert OpenAICompletions().read({"model": "m", "prompt": [1.0, 2]}, {}).prompt == (1, 2)
+    for wrong in (16.5, True, float("inf"), 0.0, "16"):
+        with pytest.raises(RequestRefused, match="it is a whole number from 1 on"):
+            limit({"max_tokens": wrong}, "max_tokens")
 
 
 async def test_the_sync_client_and_models(factory: EnvFactory, tiny_model: Path, tmp_path: Path) -> None:

@@ -45,6 +45,22 @@ async def test_an_answer_that_was_not_seen_is_given_again() -> None:
     assert session.add(QUESTION, b"1", is_retry=False).number == 2
 
 
+async def test_a_retry_gets_the_newest_of_several_answers_to_one_body() -> None:
+    session = ProgramSession()
+    first, second = (session.add(QUESTION, b"1", is_retry=False) for _ in range(2))
+    for pending in (first, second):
+        pending.reply.set_result(REPLY)
+        session.delivered(pending)
+        pending.clients = 0
+    assert session.add(QUESTION, b"1", is_retry=True) is second
+    third = session.add(QUESTION, b"1", is_retry=False)
+    assert session.add(QUESTION, b"1", is_retry=True) is third
+    fourth = session.add(QUESTION, b"1", is_retry=False)
+    third.clients = 0
+    assert session.add(QUESTION, b"1", is_retry=True) is third, "the one that has lost its connection"
+    assert fourth.clients == 1
+
+
 async def test_nobody_is_answered_who_does_not_wait_until_he_comes_back() -> None:
     session = ProgramSession()
     left = session.add(QUESTION, b"1", is_retry=False)

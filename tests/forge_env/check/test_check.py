@@ -468,7 +468,43 @@ class CannotClose(Good):
     shared: ClassVar = {"thing": f"{__name__}:stays_open"}
 
 
+class GeneratorTool(Good):
+    """Its tool returns what is no text."""
+
+    @tool
+    def square(self, n: int) -> Any:
+        """Square a number."""
+        return (n * n for _ in range(1))
+
+
+class AddressTool(Good):
+    """Its tool returns a text that differs between processes."""
+
+    @tool
+    def square(self, n: int) -> str:
+        """Square a number."""
+        return f"{n * n} by {object()}"
+
+
+class EndlessSchema(Plain):
+    """Its hand-written schema is no JSON."""
+
+    tools = (
+        {
+            "type": "function",
+            "function": {
+                "name": "far",
+                "description": "Go.",
+                "parameters": {"type": "object", "properties": {"x": {"type": "number", "default": float("inf")}}},
+            },
+        },
+    )
+
+
 BROKEN: dict[type[Env], tuple[str, str]] = {
+    GeneratorTool: ("contract", "the tool square returned a generator, which is not run yet: return a text"),
+    AddressTool: ("contract", "an address in memory differs between processes"),
+    EndlessSchema: ("contract", "the parameters of the tool far cannot be written as JSON"),
     GlobalRandom: ("same seed", "with the same seed the task"),
     SeededGlobalRandom: ("same seed", "among 64 at once"),
     SharedState: ("same seed", "among 64 at once"),

@@ -5,7 +5,8 @@ from __future__ import annotations
 import enum
 import json
 from dataclasses import dataclass
-from typing import Any, Literal, NotRequired, TypedDict
+from datetime import date
+from typing import Annotated, Any, Literal, NotRequired, TypedDict
 
 import jsonschema
 import pydantic
@@ -257,3 +258,84 @@ def test_the_mark_keeps_the_function_and_its_settings() -> None:
     assert add(1, 2) == 3
     assert make_tool(add).options == ToolOptions(timeout=2.0, parallel=True, fatal=(KeyError,))
     assert make_tool(add, options=ToolOptions(timeout=9.0)).options.timeout == 9.0
+
+
+def odd(
+    far: float = float("inf"),
+    near: Annotated[float, pydantic.Field(ge=float("-inf"), le=2.0)] = float("nan"),
+    some: set[str] = {"b", "a", "c"},  # noqa: B006
+    day: date = date(2024, 3, 1),
+    thing: Any = object(),  # noqa: B008
+    colour: Colour = Colour.BLUE,
+    points: list[Point] = [Point(float("inf"))],  # noqa: B006, B008
+) -> dict[str, Any]:
+    """Take odd ones."""
+    return locals()
+
+
+def test_a_schema_is_json_whatever_the_defaults_are() -> None:
+    made = make_tool(odd)
+    parameters = json.loads(json.dumps(made.spec, allow_nan=False))["function"]["parameters"]["properties"]
+    defaults = {name: schema["default"] for name, schema in parameters.items() if "default" in schema}
+    assert defaults == {"some": ["a", "b", "c"], "day": "2024-03-01", "colour": "blue"}
+    assert parameters["near"]["maximum"] == 2.0 and "minimum" not in parameters["near"]
+    assert made.arguments({})["far"] == float("inf")
+
+
+class Far(enum.Enum):
+    EVER = float("inf")
+
+
+def test_a_schema_that_cannot_be_json_is_one_sentence() -> None:
+    def never(far: Far) -> None:
+        """Take it."""
+
+    with pytest.raises(
+        UserError, match="the parameters of the tool never have a schema that cannot be written as JSON"
+    ):
+        make_tool(never)
+
+
+def data(
+    tags: list[str] = [],  # noqa: B006
+    table: dict[str, list[int]] | None = None,
+    point: Point | None = None,
+    order: Order | None = None,
+    some: set[int] | None = None,
+    pair: tuple[int, str] = (0, ""),
+    flag: str | bool = False,
+    either: str | list[str] = "",
+    number: int | list[int] = 0,
+    anything: Any = None,
+) -> dict[str, Any]:
+    """Take data."""
+    return locals()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "taken"),
+    [
+        ({"tags": '["a", "b"]'}, ["a", "b"]),
+        ({"table": '{"a": "[1, 2]"}'}, {"a": [1, 2]}),
+        ({"table": {"a": "[1]"}}, {"a": [1]}),
+        ({"point": '{"x": "1"}'}, Point(1.0)),
+        ({"order": '{"sku": "a"}'}, Order(sku="a")),
+        ({"some": "[2, 1]"}, {1, 2}),
+        ({"pair": '[1, "a"]'}, (1, "a")),
+        ({"flag": "true"}, "true"),
+        ({"either": '["a"]'}, '["a"]'),
+        ({"number": "[1]"}, [1]),
+        ({"anything": "[1]"}, "[1]"),
+    ],
+)
+def test_json_text_is_the_data_where_the_schema_wants_data_and_no_text(arguments: dict[str, Any], taken: Any) -> None:
+    before = json.dumps(arguments)
+    [name] = arguments
+    assert make_tool(data).validate(call(arguments))[name] == taken
+    assert json.dumps(arguments) == before
+
+
+@pytest.mark.parametrize("tags", ["a", '{"a": 1}', "[1, {}]", "[NaN]", "1", ""])
+def test_other_text_is_refused_where_data_is_wanted(tags: str) -> None:
+    with pytest.raises(BadCall, match="bad arguments for data: tags"):
+        make_tool(data).validate(call({"tags": tags}))

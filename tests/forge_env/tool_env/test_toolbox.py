@@ -6,8 +6,14 @@ import asyncio
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import date, datetime
+from decimal import Decimal
+from enum import Enum
+from fractions import Fraction
+from pathlib import Path
 from typing import Any
 
+import numpy
 import pydantic
 import pytest
 
@@ -211,6 +217,10 @@ class Model(pydantic.BaseModel):
     name: str
 
 
+class Colour(Enum):
+    RED = "red"
+
+
 @pytest.mark.parametrize(
     ("value", "text"),
     [
@@ -223,7 +233,30 @@ class Model(pydantic.BaseModel):
         (["ü", float("nan")], '["ü",NaN]'),
         (Point(1.0), '{"x":1.0}'),
         (Model(name="n"), '{"name":"n"}'),
-        ({1, 2} - {2}, "{1}"),
+        ({"b", "a", "c"}, '["a","b","c"]'),
+        (
+            {"tags": frozenset({2, 1}), "seen": (date(2024, 3, 1), Path("/a"))},
+            '{"tags":[1,2],"seen":["2024-03-01","/a"]}',
+        ),
+        (b"plain", "plain"),
+        (b"\x89PNG\xff", "[5 bytes]"),
+        ([bytearray(b"\0")], '["[1 bytes]"]'),
+        (datetime(2024, 3, 1, 12), "2024-03-01T12:00:00"),
+        (Decimal("1.10"), "1.10"),
+        ([Decimal("1.10"), Fraction(1, 3)], '["1.10","1/3"]'),
+        (Colour.RED, "red"),
+        (
+            {Colour.RED: Colour.RED, 1: 2, (1, "a"): None, None: True},
+            '{"red":"red","1":2,"[1,\\"a\\"]":null,"null":true}',
+        ),
+        (numpy.array([[1, 2]]), "[[1,2]]"),
+        (numpy.float32(0.5), "0.5"),
+        ({"n": numpy.int64(3), "b": numpy.bool_(True)}, '{"n":3,"b":true}'),
+        ({"a": 1}.values(), "[1]"),
+        (range(3), "[0,1,2]"),
+        (float("nan"), "nan"),
+        ("\ud800", "\ud800"),
+        (ValueError("said"), "said"),
     ],
 )
 async def test_results_are_text_or_json(value: Any, text: str) -> None:
@@ -233,6 +266,32 @@ async def test_results_are_text_or_json(value: Any, text: str) -> None:
         return value
 
     assert await said(box(give), "give") == [text]
+
+
+class Nameless:
+    pass
+
+
+@pytest.mark.parametrize(
+    ("value", "problem"),
+    [
+        ((i for i in range(3)), "a generator, which is not run yet"),
+        ([map(str, [1])], "a map, which is not run yet"),
+        (Nameless(), "a Nameless, which has no text of its own"),
+        ({"a": [Nameless()]}, "a Nameless, which has no text of its own"),
+        (len.__call__, "a method-wrapper with an address in memory as its text"),
+        (Nameless, "the class Nameless"),
+        ({1: "a", "1": "b"}, "a dict with two keys that have the same text"),
+    ],
+)
+async def test_a_result_that_is_no_text_is_one_sentence_for_the_author(value: Any, problem: str) -> None:
+    @tool
+    def give() -> Any:
+        """Give it."""
+        return value
+
+    with pytest.raises(EnvError, match=f"the tool give returned {problem}: return a text, a number, a list or a dict"):
+        await said(box(give), "give")
 
 
 async def test_long_results_and_long_errors_are_cut() -> None:

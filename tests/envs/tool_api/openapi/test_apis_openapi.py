@@ -528,6 +528,25 @@ async def test_a_document_is_read_from_a_file(client: ApiClient, tmp_path: Path,
     assert [tool.name for tool in tools] == ["x"]
 
 
+def test_scalars_of_a_yaml_document_are_those_of_yaml_1_2() -> None:
+    texts = ["NO", "on", "yes", "Off", "y", "1:30", "12:30:45", "012", "1_000", "2024-03-01", "0b1", "+.5.", "nan", "="]
+    others = {
+        "true": True,
+        "FALSE": False,
+        "~": None,
+        "Null": None,
+        "12": 12,
+        "-3": -3,
+        "0o17": 15,
+        "0x1F": 31,
+        "1e3": 1000,
+    }
+    lines = [f"  - {text}" for text in (*texts, *others, "-2.5", "'12'")]
+    data = parse("\n".join(["base: &b {no: yes}", "list:", *lines, "all: {<<: *b, on: 1}"]), "the document")
+    assert data["list"] == [*texts, *others.values(), -2.5, "12"]
+    assert data["all"] == {"no": "yes", "on": 1}
+
+
 async def test_a_document_is_read_from_its_service(client: ApiClient, running: Service) -> None:
     api = await OpenApi.load(f"{running.url}/openapi.json", client=client, include=["fail_*"])
     assert api.base_url.rstrip("/") == running.url
