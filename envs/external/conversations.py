@@ -15,21 +15,35 @@ Content = tuple[str, str, tuple[tuple[str, str], ...]]
 """Role, text and (name, arguments) of the tool calls of a message: what a model reads of it."""
 
 
+_EMPTY_ANSWER: Content = ("assistant", "", ())
+
+
 def content_of(message: Mapping[str, Any]) -> Content:
-    """Return what is compared of a message: without ids and unknown keys, with arguments of calls as sorted JSON."""
+    """Return what is compared of a message: without ids and unknown keys, with arguments of calls as sorted JSON.
+
+    Whitespace at the ends of an answer is left out, which programs trim.
+    """
+    text = message.get("content") or ""
     calls = [call["function"] for call in message.get("tool_calls") or ()]
     return (
         message["role"],
-        message.get("content") or "",
+        text.strip() if message["role"] == "assistant" else text,
         tuple((call["name"], _arguments(call["arguments"])) for call in calls),
     )
 
 
-def _arguments(text: Any) -> str:
+def _arguments(text: str) -> str:
     try:
-        return json.dumps(json.loads(text) if isinstance(text, str) else text, sort_keys=True)
+        parsed = json.loads(text or "{}", parse_int=_number, parse_float=_number)
+        return json.dumps(parsed, sort_keys=True)
     except (ValueError, RecursionError):
-        return str(text)
+        return text
+
+
+def _number(text: str) -> float | int:
+    """The number as a program in JavaScript sends it back: 16.0 as 16, and integers with 53 bits."""
+    number = float(text)
+    return int(number) if number.is_integer() and abs(number) <= 2**53 else number
 
 
 @dataclass(slots=True, kw_only=True)
@@ -81,7 +95,7 @@ class ProgramConversations:
             conversation = self._place_text(request.prompt)
         else:
             conversation = self._place_chat(contents, request.tools)
-        observation = _with_model_ids(request.messages[len(conversation.known) :])
+        observation = _with_model_ids(request.messages[_known_of(conversation.known, contents) :])
         conversation.asked = contents
         return conversation, observation
 
@@ -135,7 +149,20 @@ def _with_model_id(message: Message) -> Message:
 
 
 def _continues(conversation: ProgramConversation, contents: Sequence[Content], tools: Sequence[ToolSpec]) -> bool:
-    known = conversation.known
-    if conversation.is_asked:
+    if conversation.is_asked or conversation.tools != tools:
         return False
-    return 0 < len(known) < len(contents) and list(contents[: len(known)]) == known and conversation.tools == tools
+    return _known_of(conversation.known, contents) > 0
+
+
+def _known_of(known: Sequence[Content], contents: Sequence[Content]) -> int:
+    """How many messages of a request a conversation has; 0 if the request does not begin with all of it and add to it.
+
+    An empty answer is part of its row, whether the program sends it back or drops it.
+    """
+    at = 0
+    for content in known:
+        if at < len(contents) and contents[at] == content:
+            at += 1
+        elif content != _EMPTY_ANSWER:
+            return 0
+    return at if at < len(contents) else 0

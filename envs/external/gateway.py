@@ -104,6 +104,10 @@ class Gateway:
     async def _route(
         self, method: str, path: str, dialect: Dialect, headers: Mapping[bytes, bytes], receive: Receive, send: Send
     ) -> None:
+        if method == "HEAD" and (path in ("", "/v1") or path in DIALECTS):
+            await _start(send, 200, b"application/json", [])  # a program asks whether anybody is here, without a token
+            await send({"type": "http.response.body"})
+            return
         session = self._session(headers)
         if method in ("GET", "HEAD") and (path == "/v1/models" or path.startswith("/v1/models/")):
             name = path.removeprefix("/v1/models").lstrip("/")

@@ -32,13 +32,13 @@ class PlayerRecord:
         kept = self._player.facts()
         if self.note:
             kept["note"] = self.note
-        refusals = self._session.refusals
-        if not refusals.counts:
-            return {self._player.kind: kept}
-        return {
-            self._player.kind: {**kept, "refused": refusals.sentences},
-            "refused_requests": dict(refusals.counts),
-        }
+        info: dict[str, Any] = {self._player.kind: kept}
+        if ignored := self._session.ignored:
+            info["ignored_fields"] = dict(ignored)
+        if (refusals := self._session.refusals).counts:
+            kept["refused"] = refusals.sentences
+            info["refused_requests"] = dict(refusals.counts)
+        return info
 
     def failure_details(self) -> str:
         """The end of a sentence about a failure: the refused requests, and the last lines that the player wrote."""

@@ -80,6 +80,8 @@ class ProgramSession:
         self.token = secrets.token_urlsafe(32)
         self.count = 0
         self.refusals = Refusals()
+        self.ignored: Counter[str] = Counter()
+        """How many requests had a field or a part of one that is ignored, by its name."""
         self.histories: dict[str, tuple[Message, ...]] = {}
         """The conversations up to the responses that a request may name, by the name."""
         self._end = ("the episode is over", "episode_over")
@@ -113,6 +115,7 @@ class ProgramSession:
                 429, f"{MAX_REQUESTS} requests of this session are open, which is all that may be at once"
             )
         self.count += 1
+        self.ignored.update(request.ignored)
         pending = PendingRequest(request, digest, self.count)
         self._open.append(pending)
         self._enqueue(pending)

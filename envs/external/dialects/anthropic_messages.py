@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from envs.external.dialects.dialect import Dialect, Histories, event
-from envs.external.dialects.fields import Fields, ignored_of_tools, refuse
+from envs.external.dialects.fields import Fields, ignored_of_tools, kinds_left_out, refuse
 from envs.external.dialects.forms import anthropic_choice, constraint_of, schema_of
 from envs.external.dialects.reading import call_of, limit, stops, text_of, tool_of
 from envs.external.dialects.reading import tools_are_off as are_off
@@ -22,13 +22,13 @@ _FIELDS = Fields(
         "thinking", "tool_choice", "tools",
     ),
     ignored=(
-        "temperature", "top_p", "top_k", "billing_policy", "cache_control", "diagnostics", "fallback_credit_token",
-        "fallbacks", "inference_geo", "metadata", "service_tier", "speed", "user_profile_id", "workspace_id",
+        "temperature", "top_p", "top_k", "billing_policy", "cache_control", "context_management", "diagnostics",
+        "fallback_credit_token", "fallbacks", "inference_geo", "metadata", "service_tier", "speed",
+        "user_profile_id", "workspace_id",
     ),
     refused={
         "compaction": "the program's messages are read as they are",
         "container": "there is none",
-        "context_management": "the program's messages are read as they are",
         "mcp_servers": "the model calls the program's own tools only",
         "thread": "none are kept: send the messages",
     },
@@ -40,13 +40,15 @@ _ERRORS = {
     413: "request_too_large",
     429: "rate_limit_error",
 }
+_SERVED = ("custom",)
+"""The kinds of tools that the model is offered, with those that name no kind."""
 _STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 
 
 _COUNTED = Fields(
     honoured=("messages", "model", "system", "tools", "tool_choice"),
-    ignored=("cache_control", "output_config", "output_format", "speed", "thinking"),
-    refused={name: _FIELDS.refused[name] for name in ("context_management", "mcp_servers")},
+    ignored=("cache_control", "context_management", "output_config", "output_format", "speed", "thinking"),
+    refused={"mcp_servers": _FIELDS.refused["mcp_servers"]},
 )
 
 
@@ -149,6 +151,12 @@ def _ignored_parts(body: Mapping[str, Any], config: Mapping[str, Any]) -> Iterat
     if isinstance(choice, dict) and choice.get("type") == "auto" and choice.get("disable_parallel_tool_use"):
         # A call that is forced is the only one.
         yield "tool_choice.disable_parallel_tool_use"
+    contents = {"system": [body.get("system")], "messages": [item.get("content") for item in body["messages"]]}
+    for name, parts in contents.items():
+        blocks = [block for part in parts if isinstance(part, list) for block in part]
+        if any(isinstance(block, dict) and block.get("cache_control") for block in blocks):
+            yield f"{name}.cache_control"
+    yield from kinds_left_out(body.get("tools"), _SERVED)
     yield from ignored_of_tools(body.get("tools"), ("type", "name", "description", "input_schema"))
 
 
@@ -246,13 +254,8 @@ def _tools(items: Any) -> tuple[ToolSpec, ...]:
     tools: list[ToolSpec] = []
     for i, item in enumerate(items if isinstance(items, list) else ()):
         item = item if isinstance(item, dict) else {}
-        if item.get("type") not in (None, "custom"):
-            raise RequestRefused(
-                400,
-                f"tools[{i}] is {item['type']!r:.60}, which is not offered: the model calls the program's own "
-                "tools only, with a name and an input_schema",
-                param="tools",
-            )
+        if isinstance(item.get("type"), str) and item["type"] not in _SERVED:
+            continue  # one of the service's own tools
         if not isinstance(item.get("name"), str):
             raise RequestRefused(400, f"tools[{i}] has no name", param="tools")
         tools.append(tool_of(item["name"], item.get("description"), item.get("input_schema")))

@@ -51,6 +51,18 @@ def refuse(body: Mapping[str, Any], name: str, wrong: Any, reason: str) -> None:
         raise RequestRefused(400, f"{name} is {shown}, which is not offered, for {reason}: leave it out", param=name)
 
 
+def kinds_left_out(tools: Any, served: Sequence[str]) -> tuple[str, ...]:
+    """The kinds of tools that are not offered to the model, each as "tools KIND".
+
+    Args:
+        tools: of a request.
+        served: the kinds that are offered.
+    """
+    items = [item for item in tools if isinstance(item, dict)] if isinstance(tools, list) else []
+    kinds = {item["type"]: None for item in items if isinstance(item.get("type"), str) and item["type"] not in served}
+    return tuple(f"tools {kind[:40]}" for kind in kinds)
+
+
 def ignored_of_tools(tools: Any, known: Sequence[str], within: str = "") -> tuple[str, ...]:
     """The keys of the tools of a request that nobody reads, as "tools.KEY"; of a part of each tool with `within`."""
     items = [item for item in tools if isinstance(item, dict)] if isinstance(tools, list) else []

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from envs.external.dialects.dialect import Dialect, Histories, event
-from envs.external.dialects.fields import Fields, ignored_of_tools, refuse
+from envs.external.dialects.fields import Fields, ignored_of_tools, kinds_left_out, refuse
 from envs.external.dialects.forms import constraint_of, openai_choice, schema_of
 from envs.external.dialects.openai_format import token_logprobs
 from envs.external.dialects.reading import ACCOUNTING, SAMPLING, call_of, limit, text_of, tool_of
@@ -23,18 +23,19 @@ _FIELDS = Fields(
         "tool_choice", "tools", "truncation",
     ),
     ignored=(
-        *SAMPLING, "access_programs", "max_tool_calls", "parallel_tool_calls", "reasoning", "stream_options",
-        *ACCOUNTING,
+        *SAMPLING, "access_programs", "client_metadata", "context_management", "max_tool_calls", "parallel_tool_calls",
+        "reasoning", "stream_options", *ACCOUNTING,
     ),
     refused={
         "background": "an answer is given when it is there",
-        "context_management": "the program's items are read as they are",
         "conversation": "none are kept: send the items, or previous_response_id",
         "image": "answers are text",
         "prompt": "there are no templates",
         "top_logprobs": "only the sampled tokens' own logprobs are kept",
     },
 )  # fmt: skip
+_SERVED = ("function", "namespace")
+"""The kinds of tools that the model is offered."""
 _LOGPROBS = "message.output_text.logprobs"
 _ECHOED = (
     "instructions",
@@ -77,7 +78,7 @@ class OpenAIResponses(Dialect):
                 *self.fields.named(body),
                 *(f"include {name}" for name in include if name != _LOGPROBS),
                 *(f"text.{name}" for name in text if name != "format" and text[name] is not None),
-                *ignored_of_tools(body.get("tools"), ("type", "name", "description", "parameters")),
+                *dict.fromkeys(_ignored_of_tools(body.get("tools"))),
             ),
             echo=echo,
             leading=len(first),
@@ -96,7 +97,7 @@ class OpenAIResponses(Dialect):
             **_unfinished(reply, request),
             "status": "incomplete" if is_cut else "completed",
             "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
-            "output": list(_items(reply)),
+            "output": list(_items(reply, _by_model_name(request.echo.get("tools")))),
             "usage": usage,
         }
 
@@ -175,7 +176,7 @@ def _unfinished(reply: ProgramReply, request: ProgramRequest) -> dict[str, Any]:
     }
 
 
-def _items(reply: ProgramReply) -> Iterator[dict[str, Any]]:
+def _items(reply: ProgramReply, names: Mapping[str, dict[str, str]]) -> Iterator[dict[str, Any]]:
     message = reply.message
     status = "incomplete" if reply.finish_reason == "length" else "completed"
     if thought := message.get("reasoning_content"):
@@ -187,8 +188,9 @@ def _items(reply: ProgramReply) -> Iterator[dict[str, Any]]:
         head = {"id": f"msg_{reply.id}", "type": "message", "role": "assistant", "status": status}
         yield {**head, "content": text}
     for call in message.get("tool_calls", ()):
-        function = {"name": call["function"]["name"], "arguments": call["function"]["arguments"]}
-        yield {"id": f"fc_{call['id']}", "type": "function_call", "call_id": call["id"], "status": status, **function}
+        name, arguments = call["function"]["name"], call["function"]["arguments"]
+        head = {"id": f"fc_{call['id']}", "type": "function_call", "call_id": call["id"], "status": status}
+        yield {**head, **names.get(name, {"name": name}), "arguments": arguments}
 
 
 def _empty(item: dict[str, Any]) -> dict[str, Any]:
@@ -256,20 +258,60 @@ def _message(item: Mapping[str, Any], where: str) -> Message:
 def _call(item: Mapping[str, Any], where: str) -> dict[str, Any]:
     if not isinstance(item.get("name"), str):
         raise RequestRefused(400, f"{where} is a function_call without a name", param=where)
-    return call_of(item.get("call_id"), item["name"], item.get("arguments"))
+    return call_of(item.get("call_id"), _model_name(item.get("namespace"), item["name"]), item.get("arguments"))
 
 
 def _tools(items: Any) -> tuple[ToolSpec, ...]:
     tools: list[ToolSpec] = []
+    namespaces: dict[str, str] = {}
+    for where, namespace, item in _functions(items):
+        if not isinstance(item.get("name"), str):
+            raise RequestRefused(400, f"{where} is a function without a name", param="tools")
+        name = _model_name(namespace, item["name"])
+        if namespaces.setdefault(name, namespace) != namespace:
+            raise RequestRefused(
+                400, f"{where} is {name!r:.80} to the model, and so is a tool of another namespace", param="tools"
+            )
+        tools.append(tool_of(name, item.get("description"), item.get("parameters")))
+    return tuple(tools)
+
+
+def _functions(items: Any) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    """The functions of a list of tools, those of namespaces included: where they are, namespace or "", and function."""
     for i, item in enumerate(items if isinstance(items, list) else ()):
         kind = item.get("type") if isinstance(item, dict) else None
-        if kind != "function":
-            raise RequestRefused(
-                400,
-                f"tools[{i}] is {str(kind)!r:.60}, which is not offered: the model calls the program's functions only",
-                param="tools",
-            )
-        if not isinstance(item.get("name"), str):
-            raise RequestRefused(400, f"tools[{i}] is a function without a name", param="tools")
-        tools.append(tool_of(item["name"], item.get("description"), item.get("parameters")))
-    return tuple(tools)
+        if not isinstance(kind, str):
+            raise RequestRefused(400, f"tools[{i}] has no type", param="tools")
+        if kind == "function":
+            yield f"tools[{i}]", "", item
+        elif kind == "namespace":
+            name, held = item.get("name"), item.get("tools")
+            if not isinstance(name, str) or not name or not isinstance(held, list):
+                raise RequestRefused(400, f"tools[{i}] is a namespace without a name or tools", param="tools")
+            for j, function in enumerate(held):
+                if isinstance(function, dict) and function.get("type") == "function":
+                    yield f"tools[{i}].tools[{j}]", name, function
+
+
+def _ignored_of_tools(items: Any) -> Iterator[str]:
+    yield from kinds_left_out(items, _SERVED)
+    functions = [function for _, _, function in _functions(items)]
+    yield from ignored_of_tools(functions, ("type", "name", "description", "parameters"))
+    for item in items if isinstance(items, list) else ():
+        if item["type"] == "namespace":
+            yield from kinds_left_out(item["tools"], ("function",))
+            yield from ["tools.namespace.description"] * bool(item.get("description"))
+
+
+def _model_name(namespace: Any, name: str) -> str:
+    """The name under which the model calls a function; in a form that every API takes."""
+    return f"{namespace}__{name}" if isinstance(namespace, str) and namespace else name
+
+
+def _by_model_name(items: Any) -> dict[str, dict[str, str]]:
+    """How the client calls the functions of namespaces, by the names under which the model does."""
+    return {
+        _model_name(namespace, function["name"]): {"name": function["name"], "namespace": namespace}
+        for _, namespace, function in _functions(items)
+        if namespace
+    }

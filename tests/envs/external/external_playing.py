@@ -29,11 +29,11 @@ LIMITS = EpisodeLimits(max_turns=20, step_seconds=60.0)
 ENGINE_LIMITS = EpisodeLimits(max_turns=6, max_tokens=12_000, max_turn_tokens=60)
 
 
-def make_long_model(model: Path, folder: Path) -> None:
+def make_long_model(model: Path, folder: Path, *, positions: int = 16_384) -> None:
     """Copy a model, for the long prompts of agent packages."""
     shutil.copytree(model, folder)
     config = folder / "config.json"
-    config.write_text(json.dumps(json.loads(config.read_text()) | {"max_position_embeddings": 16_384}))
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"max_position_embeddings": positions}))
 
 
 class SaysPolicy(ScriptedPolicy):

@@ -17,6 +17,9 @@ from anthropic import AsyncAnthropic
 
 from agents.renderer.rendering import Renderer
 from agents.scripted import ScriptedAgent
+from envs.external.conversations import ProgramConversations
+from envs.external.dialects.anthropic_messages import AnthropicMessages
+from envs.external.requests import ProgramRequest
 from forge_env.core.types import Outcome
 from forge_env.rollout.factory import EnvFactory
 from tests.envs.external.external_playing import Playing, calls, opened, playing, says
@@ -25,6 +28,8 @@ from tests.envs.external.test_external_gateway import check
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}}}
 FUNCTION: Any = {"type": "function", "name": "add", "description": "Add.", "parameters": SCHEMA}
 CUSTOM: Any = {"name": "add", "description": "Add.", "input_schema": SCHEMA}
+
+NAMESPACE: Any = {"type": "namespace", "name": "sums", "description": "Sums.", "tools": [FUNCTION, {"type": "custom"}]}
 
 
 @pytest.fixture
@@ -133,7 +138,7 @@ async def test_messages_in_a_stream(factory: EnvFactory, tiny_model: Path, tmp_p
         ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, "block 'image'"),
         ({"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}, "is not continued"),
         ({"messages": [{"role": "judge", "content": "a"}]}, "no role out of"),
-        ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "'web_search_20250305', which is not"),
+        ({"tools": [{"description": "a tool"}]}, "tools[0] has no name"),
         ({"mcp_servers": [{"url": "http://x"}]}, "mcp_servers is"),
         ({"output_config": {"format": {"type": "json_schema"}}}, "is no JSON Schema"),
         ({"stop_sequences": [1]}, "stop_sequences is a text or"),
@@ -216,7 +221,11 @@ async def test_responses_in_a_stream(factory: EnvFactory, tiny_model: Path, tmp_
         ({"input": [{"type": "item_reference", "id": "x"}]}, "'item_reference'; items are"),
         ({"input": [{"role": "tool", "content": "x"}]}, "no role out of"),
         ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, "no text"),
-        ({"tools": [{"type": "web_search"}]}, "'web_search', which is not offered"),
+        ({"tools": [{"name": "add"}]}, "tools[0] has no type"),
+        ({"tools": [{"type": "namespace", "name": "n"}]}, "a namespace without a name or tools"),
+        ({"tools": [{"type": "namespace", "name": "n", "tools": [{"type": "function"}]}]}, "tools[0].tools[0] is a"),
+        ({"tools": [NAMESPACE, {**FUNCTION, "name": "sums__add"}]}, "so is a tool of another namespace"),
+        ({"tools": [{"type": "web_search"}], "tool_choice": "required"}, "and the tools are none"),
         ({"text": {"format": {"type": "json_schema"}}}, "is no JSON Schema"),
         ({"background": True}, "background is true"),
         ({"conversation": "conv_1"}, "none are kept"),
@@ -237,3 +246,133 @@ async def test_responses_that_are_refused(
         assert sentence in refused.json()["error"]["message"]
         assert answered.headers["x-forge-env-ignored"] == "reasoning"
         await program.end()
+
+
+async def test_what_cannot_be_served_is_left_out_and_named_in_the_response_and_the_episode(
+    factory: EnvFactory, tiny_model: Path, tmp_path: Path
+) -> None:
+    """The request of a coding agent: built-in tools, marks for a cache, edits of its context, a system message."""
+    agent: Any = says(tiny_model, "hello", "hello")
+    mark = {"cache_control": {"type": "ephemeral"}}
+    asked = {
+        "model": "m",
+        "max_tokens": 32_000,
+        "system": [{"type": "text", "text": "Add.", **mark}],
+        "messages": [
+            {"role": "user", "content": [{"type": "text", "text": "hi", **mark}]},
+            {"role": "system", "content": "Today."},
+        ],
+        "tools": [CUSTOM, {"type": "web_search_20250305", "name": "web_search"}, {**CUSTOM, "defer_loading": True}],
+        "context_management": {"edits": [{"type": "clear_thinking_20251015"}]},
+        "mcp_servers": [],
+        "thinking": {"type": "adaptive"},
+        "output_config": {"effort": "high"},
+    }
+    named = [
+        "context_management", "thinking", "output_config.effort", "system.cache_control", "messages.cache_control",
+        "tools web_search_20250305", "tools.defer_loading",
+    ]  # fmt: skip
+    async with playing(factory, agent, tmp_path) as program:
+        headers = {"x-api-key": program.token, "anthropic-version": "2023-06-01", "anthropic-beta": "none-2030-01-01"}
+        async with httpx.AsyncClient(headers=headers, timeout=30) as client:
+            url = f"{program.base_url}/messages"
+            answered = await client.post(f"{url}?beta=true", json=asked)
+            counted = await client.post(f"{url}/count_tokens?beta=true", json={**asked, "max_tokens": None})
+        assert answered.headers["x-forge-env-ignored"] == ", ".join(named)
+        assert (answered.status_code, counted.status_code) == (200, 200)
+        tokens = answered.json()["usage"]["input_tokens"]
+        assert counted.json()["input_tokens"] == tokens
+        async with httpx.AsyncClient(headers={"authorization": f"Bearer {program.token}"}, timeout=30) as client:
+            more = {"store": False, "client_metadata": {"thread": "1"}, "prompt_cache_key": "k"}
+            tools = [NAMESPACE, {"type": "web_search", "external_web_access": True}]
+            body = {"model": "m", "input": "hi", "tools": tools, "include": ["reasoning.encrypted_content"], **more}
+            answered = await client.post(f"{program.base_url}/responses", json=body)
+        assert answered.headers["x-forge-env-ignored"] == (
+            "client_metadata, prompt_cache_key, store, include reasoning.encrypted_content, tools web_search, "
+            "tools custom, tools.namespace.description"
+        )
+        episode = await program.end()
+    assert [m["role"] for m in episode.turns[0].observation] == ["system", "user", "system"]
+    assert episode.info["ignored_fields"]["tools web_search"] == 1
+    assert {*named} <= episode.info["ignored_fields"].keys()
+    prompt = Renderer(tiny_model).decode(agent._policy.asked[0][0])
+    assert '"add"' in prompt and "web_search" not in prompt
+
+
+async def test_a_function_of_a_namespace_is_called_and_sent_back_under_its_own_name(
+    factory: EnvFactory, tiny_model: Path, tmp_path: Path
+) -> None:
+    agent: Any = says(tiny_model, calls("sums__add", a=1, b=2), calls("add", a=1, b=2), "3")
+    async with playing(factory, agent, tmp_path) as program:
+        responses: Any = program.client.responses
+        asked: list[Any] = [{"role": "developer", "content": "Add."}, {"role": "user", "content": "1 + 2?"}]
+        options: Any = {"model": "any", "tools": [NAMESPACE, FUNCTION], "store": False}
+        for namespace in ("sums", None):
+            async with responses.stream(input=asked, **options) as stream:
+                done = [event async for event in stream if event.type == "response.output_item.done"]
+            [call] = [event.item for event in done]
+            assert (call.name, call.namespace) == ("add", namespace)
+            output = {"type": "function_call_output", "call_id": call.call_id, "output": "3"}
+            asked += [call.model_dump(exclude_none=True), output]
+        assert (await responses.create(input=asked, **options)).output_text == "3"
+        episode = await program.end()
+    assert (len(episode.turns), len(episode.rows)) == (3, 1), episode.info
+    prompt = Renderer(tiny_model).decode(agent._policy.asked[0][0])
+    assert '"sums__add"' in prompt and '"add"' in prompt
+    check(episode, tiny_model, tmp_path)
+
+
+async def test_a_probe_is_answered_without_a_token(factory: EnvFactory, tiny_model: Path, tmp_path: Path) -> None:
+    async with playing(factory, says(tiny_model, "hi"), tmp_path) as program, httpx.AsyncClient(timeout=30) as client:
+        root = program.base_url.removesuffix("/v1")
+        for url in (root, f"{root}/", f"{root}/v1", f"{root}/v1/messages?beta=true"):
+            assert ((await client.head(url)).status_code, (await client.head(url)).content) == (200, b"")
+        assert (await client.get(f"{root}/v1/messages")).status_code == 401
+        await program.chat("hi")
+        assert "refused_requests" not in (await program.end()).info
+
+
+def _sent(messages: list[dict[str, Any]]) -> ProgramRequest:
+    return AnthropicMessages().read({"model": "m", "max_tokens": 5, "messages": messages}, {})
+
+
+TEXT, USE = {"type": "text", "text": "I add."}, {"type": "tool_use", "id": "t", "name": "add", "input": {"a": 16}}
+
+
+@pytest.mark.parametrize(
+    "returned",
+    [
+        [TEXT, USE],
+        [USE, TEXT],
+        [{"type": "text", "text": ""}, TEXT, {"type": "text", "text": " "}, USE],
+        [{"type": "text", "text": "I "}, {"type": "text", "text": "add."}, {**USE, "id": "other"}],
+        [{"type": "thinking", "thinking": "hm", "signature": ""}, TEXT, USE],
+        [{"type": "redacted_thinking", "data": "x"}, TEXT, {**USE, "input": {"a": 16.0}}],
+    ],
+    ids=["same", "order", "empty texts", "parts", "thinking", "redacted, number"],
+)
+def test_an_answer_that_comes_back_in_another_form_continues_its_row(returned: list[dict[str, Any]]) -> None:
+    conversations = ProgramConversations()
+    asked: list[dict[str, Any]] = [{"role": "user", "content": "16?"}]
+    first, _ = conversations.place(_sent(asked))
+    call = {"id": "t", "type": "function", "function": {"name": "add", "arguments": '{"a":   16.0}'}}
+    conversations.answered(first, _sent(asked), {"role": "assistant", "content": "\nI add.\n", "tool_calls": [call]})
+    result = {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t", "content": "16"}]}
+    again, new = conversations.place(_sent([*asked, {"role": "assistant", "content": returned}, result]))
+    assert (again.number, [m["role"] for m in new]) == (0, ["tool"])
+
+
+@pytest.mark.parametrize("is_dropped", [True, False])
+def test_an_empty_answer_that_is_dropped_continues_its_row(is_dropped: bool) -> None:
+    conversations = ProgramConversations()
+    asked: list[dict[str, Any]] = [{"role": "user", "content": "16?"}]
+    first, _ = conversations.place(_sent(asked))
+    conversations.answered(first, _sent(asked), {"role": "assistant", "content": ""})
+    kept = [] if is_dropped else [{"role": "assistant", "content": " "}]
+    again, new = conversations.place(_sent([*asked, *kept, {"role": "user", "content": "Go on."}]))
+    assert (again.number, [m["content"] for m in new]) == (0, ["Go on."])
+    conversations.answered(
+        again, _sent([*asked, *kept, {"role": "user", "content": "Go on."}]), {"role": "assistant", "content": "16"}
+    )
+    repeated, new = conversations.place(_sent(asked))
+    assert (repeated.number, len(new)) == (1, 1)

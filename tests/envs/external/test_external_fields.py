@@ -133,7 +133,7 @@ def test_every_field_of_a_dialect_is_checked(path: str) -> None:
         "seed",
     }
     accounting = {"metadata", "moderation", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention"}
-    more = {"safety_identifier", "service_tier", "store", "presence_penalty", "frequency_penalty", "context_management"}
+    more = {"safety_identifier", "service_tier", "store", "presence_penalty", "frequency_penalty", "client_metadata"}
     assert beyond <= extra | accounting | more
 
 
