@@ -14,7 +14,10 @@ from typing import Any
 
 from forge_env.core.episode import Episode
 from forge_env.core.turn import Turn
-from forge_env.core.types import Message
+from forge_env.core.types import NOT_SAMPLED, Message
+
+OURS = "forge_env"
+"""Key of what another format has no field for, under its `extra` or its `metadata`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,6 +134,11 @@ def outcome_of(episode: Episode) -> dict[str, Any]:
         "ended_by": episode.ended_by,
         "task": {"id": task.id, "kind": task.kind, "target": task.target, "metadata": dict(task.metadata)},
     }
+
+
+def weight_versions(turn: Turn) -> list[list[int | None]]:
+    """Return the spans [weight version, number of tokens] of a turn; the version of inserted tokens is None."""
+    return [[None if version == NOT_SAMPLED else version, count] for version, count in turn.versions]
 
 
 def last_answer(said: Sequence[Said]) -> int:
