@@ -136,6 +136,17 @@ def outcome_of(episode: Episode) -> dict[str, Any]:
     }
 
 
+def with_weight(said: Said) -> dict[str, Any]:
+    """Return a message; an answer that is not learned has the weight 0.
+
+    It is one that the environment showed as history, or one that no loss is over.
+    """
+    turn = said.turn
+    is_learned = turn is not None and (turn.kind != "sampled" or turn.num_written)
+    is_read_only = said.message["role"] == "assistant" and not is_learned
+    return {**said.message, "weight": 0} if is_read_only else said.message
+
+
 def weight_versions(turn: Turn) -> list[list[int | None]]:
     """Return the spans [weight version, number of tokens] of a turn; the version of inserted tokens is None."""
     return [[None if version == NOT_SAMPLED else version, count] for version, count in turn.versions]

@@ -27,6 +27,7 @@ from forge_env.records.imports.training_trace import read_trace
 from tests.helpers.own_environment import python_with
 from trainers.sft import Config
 from trainers.sft.data import SFTData
+from trainers.sft.source import Example, open_source
 
 Command = Callable[..., dict[str, Any]]
 TOOL = {"type": "function", "function": {"name": "add", "description": "", "parameters": {"type": "object"}}}
@@ -362,6 +363,20 @@ async def test_imported_traces_are_scored_filtered_audited_and_trained_on(
     broken["turns"][1]["message"]["content"] = "6"
     Path(file).write_text(json.dumps(broken) + "\n")
     assert "its tokens decode to" in command("audit", file, "--model", str(tiny_model), code=1)["problems"][0]
+
+
+def test_an_answer_that_no_loss_is_over_is_not_learned_as_text_either(tmp_path: Path, command: Command) -> None:
+    calls = [a_call([1, 2], [3, 4], [0, 0], "a", "b"), a_call([1, 2, 3, 4, 5], [6], [1], "a", "b", "c", "d")]
+    log, file = tmp_path / "log.jsonl", str(tmp_path / "in.jsonl")
+    log.write_text(json.dumps({"turns": calls}) + "\n")
+    command("import", str(log), "--from", "training_trace", "--out", file, "--reward", "1")
+    command("export", file, "--to", "sft", "--out", str(tmp_path / "sft.jsonl"))
+    messages = json.loads((tmp_path / "sft.jsonl").read_text())["messages"]
+    assert [(m["content"], m.get("weight")) for m in messages] == [("a", None), ("b", 0), ("c", None), ("d", None)]
+    config = Config()
+    config.sft.data = file
+    [(_, episode)] = open_source(config.sft)
+    assert isinstance(episode, Example) and episode.context == {1}
 
 
 # ---- the published readers of the format ----
