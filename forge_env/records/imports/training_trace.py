@@ -152,8 +152,8 @@ class _Reader:
         try:
             versions = tuple((NOT_SAMPLED if v is None else int(v), int(n)) for v, n in kept["weight_versions"])
             constrained = int(kept.get("constrained", 0))
-            exact = kept.get("logprobs")
-            is_exact = exact is not None and [min(float(p), 0.0) for p in exact] == logprobs
+            exact = kept.get("logprobs", logprobs)
+            is_exact = [min(float(p), 0.0) for p in exact] == logprobs
             fields = {
                 "token_ids": tuple(tokens),
                 "logprobs": tuple(map(float, exact if is_exact else logprobs)),

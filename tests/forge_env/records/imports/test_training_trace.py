@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import subprocess
 from collections.abc import Callable
@@ -232,7 +233,7 @@ def test_calls_that_append_are_one_row_and_others_begin_one() -> None:
     episode = read(
         a_call([1, 2], [3, 4], [1, 1], "a", "b"),
         a_call([1, 2, 3, 4, 5], [6], [1], "a", "b", "c", "d"),
-        a_call([9, 9], [8], [1], "summary", "e"),
+        a_call([9, 9], [8], [1], "summary", "e", node_id="another"),
     )
     assert [row.token_ids for row in episode.rows] == [(1, 2, 3, 4, 5, 6), (9, 9, 8)]
     assert [[m["content"] for m in turn.observation] for turn in episode.turns] == [["a"], ["c"], ["summary"]]
@@ -317,7 +318,7 @@ def test_a_changed_mask_or_a_lost_turn_is_refused() -> None:
 # ---- what it is for ----
 
 
-async def test_imported_traces_are_scored_filtered_audited_and_trained_on(
+def test_imported_traces_are_scored_filtered_audited_and_trained_on(
     tmp_path: Path, tiny_model: Path, command: Command
 ) -> None:
     """The tokens are those of the model, so they are decoded again, and SFT learns exactly what the mask says."""
@@ -354,7 +355,7 @@ async def test_imported_traces_are_scored_filtered_audited_and_trained_on(
     config = Config()
     config.sft.data, config.sft.held_out_share = file, 0.5
     data = SFTData(config)
-    await data.prepare(tiny_model)
+    asyncio.run(data.prepare(tiny_model))
     rows = data.held_out[0].rows
     assert [row.token_ids for row in rows] == [row.token_ids for row in next(read_jsonl(Path(file))).rows]
     assert sum(map(sum, (row.loss_mask for row in rows))) == sum(calls[1]["loss_mask"])
@@ -406,7 +407,7 @@ def run_in(python: Path, code: str, traces: list[Any], folder: Path) -> list[Any
     file.write_text("".join(json.dumps(trace) + "\n" for trace in traces), encoding="utf-8")
     done = subprocess.run([python, "-c", code, file], capture_output=True, text=True, cwd=folder)
     assert done.returncode == 0, done.stderr
-    return [json.loads(line) for line in done.stdout.splitlines() if line.startswith(("{", "["))]
+    return [json.loads(line) for line in done.stdout.split("\n") if line.startswith(("{", "["))]
 
 
 @pytest.mark.slow
