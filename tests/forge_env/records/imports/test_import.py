@@ -321,6 +321,23 @@ async def test_a_response_is_learned_and_the_history_of_its_request_is_not(
     assert found == [found[0]] * 5 and found[0]
 
 
+@pytest.mark.parametrize("source", ["openai", "atif"])
+def test_imported_logs_are_filtered_and_audited(
+    source: str, tmp_path: Path, read: Command, capfd: pytest.CaptureFixture[str]
+) -> None:
+    good = an_atif(ASKED, ANSWERED, extra={"reward": 1}) if source == "atif" else {"messages": CHAT, "reward": 1}
+    bad = json.loads(json.dumps(good).replace('"reward": 1', '"reward": 0'))
+    read(source, write(tmp_path / "log.jsonl", good, bad))
+    file = tmp_path / "episodes.jsonl"
+    assert main(["audit", str(file)]) == 0
+    assert main(["export", str(file), "--to", "sft", "--out", str(tmp_path / "x.jsonl"), "--min-reward", "1"]) == 0
+    assert len((tmp_path / "x.jsonl").read_text().splitlines()) == 1
+    first, _, rest = file.read_text().partition("\n")
+    file.write_text(first.replace('"outcome": "scored", ', '"outcome": "timeout", ') + "\n" + rest)
+    assert main(["audit", str(file)]) == 1
+    assert f"{file}:1: " in capfd.readouterr().out
+
+
 def test_imported_logs_are_scored(tmp_path: Path, read: Command, capfd: pytest.CaptureFixture[str]) -> None:
     read("openai", write(tmp_path / "log.jsonl", {"messages": CHAT}), "--reward", "0")
     (tmp_path / "reward.py").write_text("def two(answer):\n    return float(answer == '2')\n")
