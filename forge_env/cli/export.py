@@ -11,8 +11,8 @@ import typer
 from forge_env.cli.output import Json, emit, note, say, stdout_to_stderr
 
 _RUN = "Folder of an evaluation or a training run, or a .jsonl file."
-_TO = "hf (parquet), atif (trajectories), openai (fine-tuning) or sft (for trainers.sft)."
-_OUT = "New folder of hf or atif; new .jsonl file of openai, sft or atif."
+_TO = "hf (parquet), atif (trajectories), openai (fine-tuning), sft (for trainers.sft) or training_trace (OpenEnv)."
+_OUT = "New folder of hf, atif or training_trace; new .jsonl file of all but hf."
 _WHERE = "FIELD=VALUE[,VALUE]; outcome, success, env, phase, kind, task, group, ended_by. May be repeated."
 _SCORES = "With openai: also how each episode was scored, which OpenAI itself refuses."
 

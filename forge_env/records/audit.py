@@ -6,7 +6,8 @@ engine reported, and, if the model is available, whether a turn's tokens decode 
 
 The record says what a turn is. The message of a sampled turn was read from its tokens, so it is exactly what they
 decode to. That of a demonstration (kind "tokens") is what an expert returned, and its tokens were written from it: its
-calls may have no ids, and arguments that are objects. What was called is in the turn's `tool_calls`.
+calls may have no ids, and arguments that are objects. What was called is in the turn's `tool_calls`. Another program
+gives ids and spaces of its own to the calls of a sampled turn, so an imported one is compared like a demonstration.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from typing import Any
 from forge_env.core.episode import Episode, Turn
 from forge_env.core.errors import ForgeError, UserError
 from forge_env.core.types import NOT_SAMPLED, Message, Outcome
+from forge_env.records.exports.run_facts import IMPORTED
 from forge_env.records.run_files import FAULTS, all_files, episode_line, run_settings
 
 Decoder = Callable[[Turn], Message]
@@ -106,19 +108,20 @@ def _check(line: str, seen: set[str], result: Audit, decode: Decoder | None, *, 
     is_sum = math.isclose(total, reward, rel_tol=1e-9, abs_tol=1e-9)
     if episode.outcome is Outcome.SCORED and episode.turns and not is_sum:  # without turns there is nothing to add up
         yield f"its turns' rewards add up to {total:g}, and its reward is {episode.reward}"
+    is_imported = IMPORTED in episode.info
     for number, turn in enumerate(episode.turns):
-        problems = list(_check_turn(turn))
+        problems = list(_check_turn(turn, is_imported=is_imported))
         if is_of_engine and turn.kind != "sampled":
             problems.append(f"its kind is {turn.kind!r}: the ids and logprobs of the engine that sampled it are lost")
         yield from (f"turn {number}: {problem}" for problem in problems)
         if decode is not None and turn.kind != "text" and not problems:  # only valid tokens can be decoded
             result.decoded_turns += 1
             decoded = decode(turn)
-            if not _is_message(decoded, turn):
+            if not _is_message(decoded, turn, is_exact=turn.kind == "sampled" and not is_imported):
                 yield f"turn {number}: its tokens decode to {decoded!r:.200}, and its message is {turn.message!r:.200}"
 
 
-def _check_turn(turn: Turn) -> Iterator[str]:
+def _check_turn(turn: Turn, *, is_imported: bool) -> Iterator[str]:
     ids = (*turn.prompt_ids, *turn.token_ids)
     if not all(isinstance(token, int) and token >= 0 for token in ids):
         yield "a token id is no whole number from 0 on"
@@ -134,13 +137,14 @@ def _check_turn(turn: Turn) -> Iterator[str]:
         yield "a logprob is no finite number up to 0"
     versions = [version for version, _ in turn.versions]
     sampled = [version for version in versions if version != NOT_SAMPLED]
-    if versions[0] < 0 or sampled != sorted(sampled) or min(sampled) < 0:
+    begins = versions[0] >= 0 or is_imported  # another program may mask whole turns
+    if not begins or sampled != sorted(sampled) or min(sampled, default=0) < 0:
         yield f"its weight versions are {versions}: they never fall, and start at 0"
 
 
-def _is_message(decoded: Message, turn: Turn) -> bool:
-    """Whether a turn's message is what its tokens decode to; for a demonstration, with the same calls in any form."""
-    if turn.kind == "sampled":
+def _is_message(decoded: Message, turn: Turn, *, is_exact: bool) -> bool:
+    """Whether a turn's message is what its tokens decode to; with the same calls in any form, unless exact."""
+    if is_exact:
         return decoded == turn.message
     texts = [{key: value for key, value in each.items() if key != "tool_calls"} for each in (decoded, turn.message)]
     calls = [_called(listed["function"]) for listed in decoded.get("tool_calls", ())]

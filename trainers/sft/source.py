@@ -105,7 +105,20 @@ def _episode(row: Row, min_reward: float) -> Example:
         raise BadRow(f"its reward is below {min_reward:g} (--sft.min_reward)")
     if not episode.turns:
         raise BadRow(f"it has no turn, as its outcome is {episode.outcome}")
+    context = _context(episode)
+    if len(context) == sum(message["role"] == "assistant" for message in episode.messages):
+        raise BadRow("it has no assistant message to learn from: no loss is over any token of its turns")
     has_tokens = all(turn.kind != "text" for turn in episode.turns)
     rows: Sequence[EpisodeRow] = episode.supervised_rows if has_tokens else ()
     tools = tools_of(imported_facts(episode))  # an imported Episode brings its tools along
-    return Example(messages=tuple(episode.messages), tools=tools, rows=tuple(rows), env=episode.env)
+    return Example(messages=tuple(episode.messages), tools=tools, context=context, rows=tuple(rows), env=episode.env)
+
+
+def _context(episode: Episode) -> frozenset[int]:
+    """The places of assistant messages that are history, which the environment showed, or that no loss is over."""
+    read_only: list[bool] = []
+    for turn in episode.turns:
+        read_only += [message["role"] == "assistant" for message in turn.observation]
+        read_only.append(turn.kind == "sampled" and not turn.num_written)
+    read_only += [message["role"] == "assistant" for message in episode.tail]
+    return frozenset(place for place, is_read_only in enumerate(read_only) if is_read_only)

@@ -14,13 +14,10 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from forge_env.core.turn import Turn
-from forge_env.core.types import NOT_SAMPLED
-from forge_env.records.exports.conversation import Said, conversations, outcome_of
+from forge_env.records.exports.conversation import OURS, Said, conversations, outcome_of, weight_versions
 from forge_env.records.exports.select import Selected
 
 SCHEMA = "ATIF-v1.8"
-OURS = "forge_env"
-"""Key of `extra` for what ATIF has no field for."""
 
 
 def trajectory(
@@ -131,8 +128,7 @@ def _metrics(turn: Turn, context: list[int], tokens: bool) -> dict[str, Any]:
         metrics |= {"prompt_token_ids": list(context), "completion_token_ids": list(turn.token_ids)}
         if turn.kind == "sampled":
             metrics["logprobs"] = list(turn.logprobs)
-            spans = [[None if version == NOT_SAMPLED else version, count] for version, count in turn.versions]
-            metrics["extra"] = {OURS: {"weight_versions": spans}}
+            metrics["extra"] = {OURS: {"weight_versions": weight_versions(turn)}}
             if turn.constraint:
                 metrics["extra"][OURS] |= {"constraint": turn.constraint, "constrained": turn.constrained}
     context += turn.token_ids

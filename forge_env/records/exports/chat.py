@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from forge_env.core.episode import Episode
-from forge_env.records.exports.conversation import Said, conversations, last_answer, outcome_of
+from forge_env.records.exports.conversation import Said, conversations, last_answer, outcome_of, with_weight
 
 _TAKEN = ("role", "content", "name", "tool_calls", "tool_call_id", "weight")
 """Keys of a message that OpenAI's fine-tuning takes; it refuses a file with others."""
@@ -33,10 +33,13 @@ def openai_lines(episode: Episode, tools: Sequence[Any], *, scores: bool) -> Ite
 
 
 def sft_lines(episode: Episode, tools: Sequence[Any]) -> Iterator[dict[str, Any]]:
-    """Yield a line for each conversation of an episode that has an answer, with its reward beside it."""
+    """Yield a line for each conversation of an episode that has an answer, with its reward beside it.
+
+    An answer that the environment showed has the weight 0, as above.
+    """
     for said in conversations(episode):
         if end := last_answer(said):
-            messages = [each.message for each in said[:end]]
+            messages = [with_weight(each) for each in said[:end]]
             about = {"id": episode.id, "reward": episode.reward}
             yield {"messages": messages, **({"tools": list(tools)} if tools else {}), **about}
 
@@ -46,12 +49,10 @@ def has_thoughts(episode: Episode) -> bool:
     return any(turn.message.get("reasoning_content") for turn in episode.turns)
 
 
-def _message(said: Said, *, whole: bool) -> Mapping[str, Any]:
-    message = said.message
+def _message(said: Said, *, whole: bool) -> dict[str, Any]:
+    message = with_weight(said)
     if not whole:
         message = {key: value for key, value in message.items() if key in _TAKEN}
         if message["role"] == "tool":
             message.pop("name", None)
-    if message["role"] == "assistant" and said.turn is None:
-        message = {**message, "weight": 0}
     return message

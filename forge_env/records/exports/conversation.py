@@ -14,7 +14,10 @@ from typing import Any
 
 from forge_env.core.episode import Episode
 from forge_env.core.turn import Turn
-from forge_env.core.types import Message
+from forge_env.core.types import NOT_SAMPLED, Message
+
+OURS = "forge_env"
+"""Key of what another format has no field for, under its `extra` or its `metadata`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,6 +134,22 @@ def outcome_of(episode: Episode) -> dict[str, Any]:
         "ended_by": episode.ended_by,
         "task": {"id": task.id, "kind": task.kind, "target": task.target, "metadata": dict(task.metadata)},
     }
+
+
+def with_weight(said: Said) -> dict[str, Any]:
+    """Return a message; an answer that is not learned has the weight 0.
+
+    It is one that the environment showed as history, or one that no loss is over.
+    """
+    turn = said.turn
+    is_learned = turn is not None and (turn.kind != "sampled" or turn.num_written)
+    is_read_only = said.message["role"] == "assistant" and not is_learned
+    return {**said.message, "weight": 0} if is_read_only else said.message
+
+
+def weight_versions(turn: Turn) -> list[list[int | None]]:
+    """Return the spans [weight version, number of tokens] of a turn; the version of inserted tokens is None."""
+    return [[None if version == NOT_SAMPLED else version, count] for version, count in turn.versions]
 
 
 def last_answer(said: Sequence[Said]) -> int:

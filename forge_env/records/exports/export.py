@@ -17,8 +17,9 @@ from forge_env.records.exports.parquet import ParquetWriter
 from forge_env.records.exports.run_facts import RunFacts
 from forge_env.records.exports.select import Selected, Selection, Wanted
 from forge_env.records.exports.target import Target
+from forge_env.records.exports.training_trace import training_trace
 
-Format = Literal["hf", "atif", "openai", "sft"]
+Format = Literal["hf", "atif", "openai", "sft", "training_trace"]
 FORMATS: tuple[Format, ...] = get_args(Format)
 NO_REWARD, NO_ANSWER, NO_MESSAGE = "without a reward", "without an answer", "without a message"
 
@@ -47,7 +48,7 @@ def export(run: Path, out: Path, to: str, wanted: Wanted, *, tokens: bool = Fals
 
     Args:
         run: folder of an evaluation or of a training run, or a file of episodes.
-        out: a new file, or for hf, and for atif unless it ends in .jsonl, a new folder.
+        out: a new file, or for hf, and for atif and training_trace unless it ends in .jsonl, a new folder.
         to: one of `FORMATS`.
         wanted: which episodes.
         tokens: whether token ids and logprobs are written; with sft the Episodes themselves are then.
@@ -62,6 +63,8 @@ def export(run: Path, out: Path, to: str, wanted: Wanted, *, tokens: bool = Fals
         raise UserError(f"--to {to}: {nearest(to, FORMATS)}")
     if tokens and to == "openai":
         raise UserError("--tokens does not go with --to openai, which has no place for them: use hf, atif or sft")
+    if tokens and to == "training_trace":
+        raise UserError("--tokens does not go with --to training_trace, which always has them: leave it out")
     if scores and to != "openai":
         raise UserError(f"--scores is for --to openai: {to} always says how an episode was scored")
     if to in ("openai", "sft") and out.suffix not in (".jsonl", ".ndjson"):
@@ -110,8 +113,8 @@ def _writer(
     match to:
         case "hf":
             return _Dataset(path, facts, result, tokens)
-        case "atif":
-            documents = _Trajectories(facts, tokens)
+        case "atif" | "training_trace":
+            documents = _Trajectories(facts, tokens) if to == "atif" else _TrainingTraces(facts)
             lines = out.suffix in (".jsonl", ".ndjson")
             return _Lines(path, documents, result) if lines else _Files(path, documents, result)
         case "openai":
@@ -215,6 +218,20 @@ class _Trajectories:
         model, tools = self._facts.model(selected.episode), self._facts.tools(selected.episode)
         found = trajectory(selected, agent=self._facts.agent, model=model, tools=tools, tokens=self._tokens)
         return NO_MESSAGE if found is None else [found]
+
+
+class _TrainingTraces:
+    def __init__(self, facts: RunFacts) -> None:
+        self._facts = facts
+
+    def __call__(self, selected: Selected) -> list[Any] | str:
+        episode = selected.episode
+        if episode.reward is None:
+            return NO_REWARD
+        if not episode.turns:
+            return NO_ANSWER
+        found = training_trace(selected, model=self._facts.model(episode), tools=self._facts.tools(episode))
+        return found if isinstance(found, str) else [found]
 
 
 class _OpenAI:

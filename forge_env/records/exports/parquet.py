@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from forge_env.core.errors import UserError
-from forge_env.records.exports.conversation import conversations, plain
+from forge_env.records.exports.conversation import conversations, plain, with_weight
 from forge_env.records.exports.select import Selected
 
 GROUP_ROWS, GROUP_BYTES = 512, 16 << 20
@@ -118,7 +118,7 @@ def _columns(arrow: Any, tokens: bool) -> list[tuple[str, Any]]:
     function = arrow.struct([("name", text), ("arguments", text)])
     call = arrow.struct([("id", text), ("type", text), ("function", function)])
     keys = ("role", "content", "reasoning_content", "name", "tool_call_id")
-    message = arrow.struct([*((key, text) for key in keys), ("tool_calls", arrow.list_(call))])
+    message = arrow.struct([*((key, text) for key in keys), ("tool_calls", arrow.list_(call)), ("weight", whole)])
     rows = {"token_ids": arrow.int32(), "loss_mask": truth, "logprobs": number, "versions": arrow.int32()}
     return [
         *((name, text) for name in ("id", "group_id", "task_id", "task_kind", "env", "model", "phase")),
@@ -153,7 +153,7 @@ def _row(selected: Selected, model: str | None, tools: Sequence[Any], tokens: bo
         "reward": episode.reward,
         "rewards": [{"name": name, "value": value} for name, value in episode.rewards.items()],
         "success": episode.success,
-        "messages": [_message(each.message) for said in conversations(episode) for each in said],
+        "messages": [_message(with_weight(each)) for said in conversations(episode) for each in said],
         "tools": _json(tools) if tools else None,
         "target": None if task.target is None else _json(task.target),
         "metadata": _json(task.metadata) if task.metadata else None,
@@ -170,7 +170,8 @@ def _row(selected: Selected, model: str | None, tools: Sequence[Any], tokens: bo
 
 
 def _message(message: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value if key == "tool_calls" else str(value) for key, value in message.items() if value is not None}
+    as_they_are = ("tool_calls", "weight")
+    return {key: value if key in as_they_are else str(value) for key, value in message.items() if value is not None}
 
 
 def _json(value: Any) -> str:

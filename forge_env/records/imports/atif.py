@@ -12,7 +12,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from forge_env.core.types import Message
-from forge_env.records.imports.build import OURS, BadRecord, Log
+from forge_env.records.exports.conversation import OURS
+from forge_env.records.imports.build import BadRecord, Log
 from forge_env.records.imports.openai import text_of
 
 _VERSION = re.compile(r"ATIF-v1\.(\d+)")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from forge_env.core.episode import Episode
@@ -14,8 +14,6 @@ from forge_env.core.message_shape import messages_problem
 from forge_env.core.turn import Turn
 from forge_env.core.types import Message, Outcome, Task, ToolCall, ToolUse
 from forge_env.records.exports.run_facts import IMPORTED
-
-OURS = "forge_env"
 
 
 class BadRecord(ValueError):
@@ -33,7 +31,8 @@ class Log:
     messages: list[tuple[Message, bool]] = field(default_factory=list)
     """Each message, and whether the model wrote it in this conversation; the environment showed the others."""
     turns: list[dict[str, Any]] = field(default_factory=list)
-    """Of each message that the model wrote: `reward`, `finish_reason`, seconds, `tool_uses`, `usage`, where known."""
+    """Of each message that the model wrote: `reward`, `finish_reason`, seconds, `tool_uses`, `usage`, where known; and
+    under `tokens` the fields of a sampled Turn, where the log holds the engine's tokens."""
     tools: list[Any] = field(default_factory=list)
     model: str = ""
     about: Mapping[str, Any] = field(default_factory=dict)
@@ -41,11 +40,13 @@ class Log:
     source: str = ""
     """The format, with its version."""
     missing: set[str] = field(default_factory=set)
-    """What the log holds and an Episode of kind text does not."""
+    """What the log holds and its Episode does not."""
+    unversioned: bool = False
+    """Whether it holds tokens, and does not say which weights sampled them: 0 stands for them."""
 
 
 def build(log: Log, default_reward: float | None, default_id: str) -> Episode:
-    """Make an Episode of kind text.
+    """Make an Episode, of kind text where the log holds no tokens.
 
     Args:
         log: the conversation.
@@ -56,6 +57,7 @@ def build(log: Log, default_reward: float | None, default_id: str) -> Episode:
         BadRecord: for messages or figures that are not what they must be.
         NotCarried: for a conversation without an answer.
         UserError: when there is no reward.
+        InvariantError: when its tokens contradict each other.
     """
     if problem := messages_problem([message for message, _ in log.messages]):
         raise BadRecord(problem)
@@ -72,7 +74,7 @@ def build(log: Log, default_reward: float | None, default_id: str) -> Episode:
         raise NotCarried("without an answer of the model")
     about = log.about
     outcome, reward = _outcome(about, default_reward)
-    if reward is not None and not any(fact.get("reward") for fact in log.turns):
+    if reward is not None and not any("reward" in fact for fact in log.turns):
         turns[-1].reward = reward
     return Episode(
         task=_task(about.get("task"), turns[0].observation),
@@ -89,11 +91,12 @@ def build(log: Log, default_reward: float | None, default_id: str) -> Episode:
         error=_text(about.get("error")),
         ended_by=_text(about.get("ended_by")),
         info={
+            **(about["info"] if isinstance(about.get("info"), Mapping) else {}),
             IMPORTED: {
                 "from": log.source,
                 **({"tools": log.tools} if log.tools else {}),
                 **({"model": log.model} if log.model else {}),
-            }
+            },
         },
     )
 
@@ -120,7 +123,7 @@ def _outcome(about: Mapping[str, Any], default_reward: float | None) -> tuple[Ou
 
 def _turn(observation: tuple[Message, ...], message: Message, facts: Mapping[str, Any]) -> Turn:
     uses = facts.get("tool_uses")
-    return Turn(
+    turn = Turn(
         kind="text",
         observation=observation,
         message=message,
@@ -136,6 +139,7 @@ def _turn(observation: tuple[Message, ...], message: Message, facts: Mapping[str
         ),
         usage=facts.get("usage") or None,
     )
+    return replace(turn, kind="sampled", **facts["tokens"]) if "tokens" in facts else turn
 
 
 def _parsed_call(call: Mapping[str, Any]) -> ToolCall:
@@ -155,9 +159,9 @@ def _parsed_call(call: Mapping[str, Any]) -> ToolCall:
 def _task(about: Any, shown: Sequence[Message]) -> Task:
     if not isinstance(about, Mapping):
         return Task(prompt=tuple(shown))
-    metadata = about.get("metadata")
+    metadata, prompt = about.get("metadata"), about.get("prompt")
     return Task(
-        prompt=tuple(shown),
+        prompt=tuple(shown if prompt is None else prompt),
         target=about.get("target"),
         metadata=metadata if isinstance(metadata, Mapping) else {},
         id=_text(about.get("id")),

@@ -13,8 +13,11 @@ from forge_env.records.exports.target import Target
 from forge_env.records.imports.atif import is_trajectory, read_trajectory
 from forge_env.records.imports.build import BadRecord, Log, NotCarried, build
 from forge_env.records.imports.openai import read_chat
+from forge_env.records.imports.training_trace import is_trace, read_trace
 
-READERS = {"atif": read_trajectory, "openai": read_chat}
+READERS = {"atif": read_trajectory, "openai": read_chat, "training_trace": read_trace}
+OF_FOLDERS = {"atif": is_trajectory, "training_trace": is_trace}
+"""Format that a folder may hold -> whether an object of its files is a record."""
 LINES = (".jsonl", ".ndjson")
 VERDICTS = ("reward.json", "reward.txt")
 """Files of Harbor's verifier, beside the folder of the agent's trajectory."""
@@ -32,11 +35,13 @@ class Imported:
     first: dict[str, str] = field(default_factory=dict)
     """Place of the first record of each reason."""
     not_carried: dict[str, int] = field(default_factory=dict)
-    """What Episodes of kind text do not hold -> number of records with it."""
+    """What an Episode does not hold -> number of records with it."""
+    unversioned: int = 0
+    """Episodes with tokens that do not say which weights sampled them."""
     cut: list[str] = field(default_factory=list)
     """FILE:LINE of half-written last lines."""
     other_files: int = 0
-    """JSON files of a folder that are no trajectories."""
+    """JSON files of a folder that are of another format."""
 
     def leave_out(self, reason: str, place: str) -> None:
         self.left_out[reason] = self.left_out.get(reason, 0) + 1
@@ -47,8 +52,9 @@ def import_logs(log: Path, source: str, out: Path, reward: float | None) -> Impo
     """Write the conversations of a log as Episodes; `out` is there only when all of them are written.
 
     Args:
-        log: a .jsonl or .json file; for atif also a folder of them, such as a job of Harbor with its verdicts.
-        source: "atif" or "openai".
+        log: a .jsonl or .json file; for atif and training_trace also a folder of them; for atif that may be a job of
+            Harbor with its verdicts.
+        source: one of `READERS`.
         out: a new .jsonl file.
         reward: of records that hold none.
 
@@ -110,6 +116,7 @@ def _line(
         object.__setattr__(episode, "id", f"{episode.id}#{count}")
     result.episodes += 1
     result.defaulted += log.about.get("reward") is None and episode.reward is not None
+    result.unversioned += log.unversioned
     for missing in log.missing:
         result.not_carried[missing] = result.not_carried.get(missing, 0) + 1
     return episode.to_json()
@@ -118,18 +125,19 @@ def _line(
 def _records(log: Path, source: str, result: Imported) -> Iterator[tuple[Path, str, Mapping[str, Any]]]:
     """Yield each record with its file and its place, FILE:LINE or FILE."""
     if log.is_dir():
-        if source != "atif":
+        if source not in OF_FOLDERS:
             raise UserError(f"{log} is a folder: --from {source} reads a .jsonl or .json file")
         paths = sorted(path for path in log.rglob("*") if path.suffix in (*LINES, ".json") and path.is_file())
         for path in paths:
             for place, record in _of_file(path, result, is_certain=False):
-                if isinstance(record, Mapping) and is_trajectory(record):
+                if isinstance(record, Mapping) and OF_FOLDERS[source](record):
                     yield path, place, record
                 else:
                     result.other_files += 1
         return
     if not log.is_file():
-        raise UserError(f"{log} does not exist: give a .jsonl or .json file" + (" or a folder" * (source == "atif")))
+        folder = " or a folder" * (source in OF_FOLDERS)
+        raise UserError(f"{log} does not exist: give a .jsonl or .json file{folder}")
     for place, record in _of_file(log, result, is_certain=True):
         if not isinstance(record, Mapping):
             raise UserError(f"{place}: it is a {type(record).__name__}, not an object")

@@ -36,9 +36,9 @@ def read_chat(record: Mapping[str, Any]) -> Log:
     if not isinstance(messages, list) or not messages:
         raise BadRecord("it has no messages; a record has messages, or a request and its response")
     for item in messages:
-        message, weight = _message(item)
+        message, weight = read_message(item)
         log.messages.append((message, message["role"] == "assistant" and weight != 0))
-    log.tools = _tools(request.get("tools"))
+    log.tools = read_tools(request.get("tools"))
     if not log.model and isinstance(model := request.get("model"), str):
         log.model = model
     log.about = record["episode"] if isinstance(record.get("episode"), Mapping) else _about(record)
@@ -71,7 +71,13 @@ def _pair(log: Log, request: Mapping[str, Any], response: Mapping[str, Any]) -> 
     return [*shown, choice.get("message")]
 
 
-def _message(item: Any) -> tuple[Message, Any]:
+def read_message(item: Any) -> tuple[Message, Any]:
+    """Return a message, and its `weight`.
+
+    Raises:
+        BadRecord: when it is not of this format.
+        NotCarried: for images, audio, and the function calls of 2023.
+    """
     if not isinstance(item, Mapping):
         raise BadRecord(f"a message is a {type(item).__name__}, not an object with role and content")
     role = item.get("role")
@@ -124,7 +130,12 @@ def text_of(content: Any) -> str:
     return "".join(part["text"] for part in content)
 
 
-def _tools(value: Any) -> list[Any]:
+def read_tools(value: Any) -> list[Any]:
+    """Return the tools of a request.
+
+    Raises:
+        BadRecord: when they are no list of objects.
+    """
     if value is None:
         return []
     if not isinstance(value, list) or not all(isinstance(tool, Mapping) for tool in value):

@@ -184,7 +184,10 @@ def test_conversations_of_one_episode_are_lines_of_their_own(tmp_path: Path, exp
     assert export("openai", "chat.jsonl")["lines"] == 2
     first, second = (line["messages"] for line in lines(tmp_path / "chat.jsonl"))
     assert [message["content"] for message in first] == ["s", "u", "a", "again", "b"]
-    assert [(m["content"], m.get("weight")) for m in second] == [("u", None), ("a", 0), ("again", None), ("c", None)]
+    weights = [("u", None), ("a", 0), ("again", None), ("c", None)]
+    assert [(m["content"], m.get("weight")) for m in second] == weights
+    export("sft", "sft.jsonl")
+    assert [(m["content"], m.get("weight")) for m in lines(tmp_path / "sft.jsonl")[1]["messages"]] == weights
 
 
 @needs("datasets")

@@ -24,6 +24,7 @@ from forge_env.records.exports.select import Selected
 from forge_env.records.imports.atif import read_trajectory
 from forge_env.records.imports.build import build
 from forge_env.records.imports.openai import read_chat
+from tests.helpers.packages import needs
 from trainers.sft import Config
 from trainers.sft.data import SFTData
 
@@ -290,6 +291,51 @@ async def test_imported_logs_train_with_their_tools(tmp_path: Path, tiny_model: 
         await data.prepare(tiny_model)
         found.append([sample.rows for sample in data.held_out])
     assert found[0] == found[1] and found[0]
+
+
+@needs("datasets")
+async def test_a_response_is_learned_and_the_history_of_its_request_is_not(
+    tmp_path: Path, tiny_model: Path, read: Command
+) -> None:
+    """As an Episode, and in each export of it: they give the rows of a chat whose history has the weight 0."""
+    chat = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b", "weight": 0}]
+    chat += [{"role": "user", "content": "c"}, {"role": "assistant", "content": "d"}]
+    request = {"messages": [{**message, "weight": 1} for message in chat[:3]]}
+    read(
+        "openai",
+        write(tmp_path / "log.jsonl", *[{"request": request, "response": {"choices": [{"message": chat[3]}]}}] * 2),
+        "--reward",
+        "1",
+    )
+    paths = [write(tmp_path / "chat.jsonl", *[{"messages": chat}] * 2), tmp_path / "episodes.jsonl"]
+    for to, name in (("sft", "sft.jsonl"), ("openai", "openai.jsonl"), ("hf", "hf")):
+        assert main(["export", str(tmp_path / "episodes.jsonl"), "--to", to, "--out", str(tmp_path / name)]) == 0
+        paths.append(tmp_path / name if to != "hf" else tmp_path / "hf" / "data" / "train-00000.parquet")
+    found = []
+    for path in paths:
+        config = Config()
+        config.sft.data, config.sft.held_out_share = str(path), 0.5
+        data = SFTData(config)
+        await data.prepare(tiny_model)
+        found.append([sample.rows for sample in data.held_out])
+    assert found == [found[0]] * 5 and found[0]
+
+
+@pytest.mark.parametrize("source", ["openai", "atif"])
+def test_imported_logs_are_filtered_and_audited(
+    source: str, tmp_path: Path, read: Command, capfd: pytest.CaptureFixture[str]
+) -> None:
+    good = an_atif(ASKED, ANSWERED, extra={"reward": 1}) if source == "atif" else {"messages": CHAT, "reward": 1}
+    bad = json.loads(json.dumps(good).replace('"reward": 1', '"reward": 0'))
+    read(source, write(tmp_path / "log.jsonl", good, bad))
+    file = tmp_path / "episodes.jsonl"
+    assert main(["audit", str(file)]) == 0
+    assert main(["export", str(file), "--to", "sft", "--out", str(tmp_path / "x.jsonl"), "--min-reward", "1"]) == 0
+    assert len((tmp_path / "x.jsonl").read_text().splitlines()) == 1
+    first, _, rest = file.read_text().partition("\n")
+    file.write_text(first.replace('"outcome": "scored", ', '"outcome": "timeout", ') + "\n" + rest)
+    assert main(["audit", str(file)]) == 1
+    assert f"{file}:1: " in capfd.readouterr().out
 
 
 def test_imported_logs_are_scored(tmp_path: Path, read: Command, capfd: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,112 @@
+"""Episodes as TrainingTraces of OpenEnv, version 1: each call of the model with its whole prompt and its loss mask.
+
+The record is strict, and has no place for rewards, weight versions and rows: they are under `metadata.forge_env` of the
+turns, those of the episode under `episode` of the first one. The messages are those of chat completions.
+Source: `openenv.core.harness.training` and `openenv.core.harness.capture.validate` of openenv 0.10.0.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from forge_env.core.episode import Episode, Turn
+from forge_env.records.exports.conversation import OURS, conversations, outcome_of, weight_versions
+from forge_env.records.exports.select import Selected
+
+VERSION = 1
+NO_TOKENS = "without the engine's token ids and logprobs, as experts and endpoints play"
+REFUSED = "with an empty prompt, a negative token id or a logprob that is no number, which OpenEnv refuses"
+
+
+def training_trace(selected: Selected, *, model: str | None, tools: Sequence[Any]) -> dict[str, Any] | str:
+    """Return an episode as a TrainingTrace, or why it is left out. It grows with the square of the number of turns.
+
+    Args:
+        selected: the episode; it has a reward and a turn.
+        model: name of the model.
+        tools: of the environment, in OpenAI's shape.
+    """
+    episode = selected.episode
+    if not episode.is_trainable:
+        return NO_TOKENS
+    requests = [
+        ([before.message for before in said[:place]], each)
+        for said in conversations(episode)
+        for place, each in enumerate(said)
+        if each.turn is not None
+    ]
+    rows, row, end = iter(episode.rows), episode.rows[0], 0
+    """The row of a turn, and the number of its tokens before it."""
+    turns = []
+    for number, (turn, (messages, answer)) in enumerate(zip(episode.turns, requests, strict=True)):
+        row, end = (next(rows), 0) if turn.starts_row else (row, end)
+        start = end + turn.num_prompt
+        end = start + turn.num_tokens
+        kept = _kept(turn)
+        if not number:
+            kept["episode"] = _header(selected)
+        turns.append(
+            {
+                "node_id": f"{episode.id or 'episode'}#{number}",
+                "prompt_token_ids": list(row.token_ids[:start]),
+                "completion_token_ids": list(turn.token_ids),
+                "per_token_logps": [min(float(logprob), 0.0) for logprob in turn.logprobs],
+                "loss_mask": [0] * start + [int(is_learned) for is_learned in row.loss_mask[start:end]],
+                "request": {"messages": messages, **({"tools": list(tools)} if tools else {})},
+                "response": {
+                    "choices": [{"message": answer.message, "finish_reason": turn.finish_reason}],
+                    **({"model": model} if model else {}),
+                },
+                "metadata": {OURS: kept},
+            }
+        )
+    return {"schema_version": VERSION, "turns": turns} if _is_taken(episode) else REFUSED
+
+
+def _kept(turn: Turn) -> dict[str, Any]:
+    kept: dict[str, Any] = {
+        "weight_versions": weight_versions(turn),
+        "starts_row": turn.starts_row,
+        "shown": len(turn.observation),  # the last messages of the request, which are new
+        "context_digest": turn.context_digest,
+        "reward": turn.reward,
+        "policy_seconds": turn.policy_seconds,
+        "env_seconds": turn.env_seconds,
+        "tool_calls": [asdict(call) for call in turn.tool_calls],
+        "tool_uses": [asdict(use) for use in turn.tool_uses],
+    }
+    if turn.usage:
+        kept["usage"] = dict(turn.usage)
+    if turn.constraint or turn.constrained:
+        kept |= {"constraint": turn.constraint, "constrained": turn.constrained}
+    if turn.routes:
+        kept["routes"] = [routes.text for routes in turn.routes]
+    if any(logprob > 0 for logprob in turn.logprobs):  # a rounding of the engine, which OpenEnv refuses
+        kept["logprobs"] = list(turn.logprobs)
+    return kept
+
+
+def _header(selected: Selected) -> dict[str, Any]:
+    episode = selected.episode
+    about = outcome_of(episode)
+    return {
+        **about,
+        "task": {**about["task"], "prompt": list(episode.task.prompt)},
+        "tail": list(episode.tail),
+        "info": dict(episode.info),
+        "phase": selected.phase,
+        "step": selected.step,
+    }
+
+
+def _is_taken(episode: Episode) -> bool:
+    """Whether OpenEnv's validation takes the tokens of an episode."""
+    return all(
+        (turn.num_prompt or not turn.starts_row)
+        and min((*turn.prompt_ids, *turn.token_ids)) >= 0
+        and all(map(math.isfinite, turn.logprobs))
+        for turn in episode.turns
+    )
