@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import functools
 import json
-import math
 import random
 import re
 import sys
@@ -31,7 +30,7 @@ from envs.gymnasium_text.spaces import (
 )
 from forge_env.core.env import Env, StepResult
 from forge_env.core.errors import EnvError, UserError, nearest
-from forge_env.core.reward_value import reward_value
+from forge_env.core.reward_value import reaches, reward_value
 from forge_env.core.types import Action, Message, Task
 
 SYSTEM_PROMPT = "You act in an environment, one action per turn. End every answer with your action."
@@ -92,8 +91,7 @@ class GymnasiumText(Env):
         """Compare with Gymnasium's `reward_threshold`, scaled as the rewards, where there is one."""
         if self._threshold is None:
             return super().success(reward)
-        threshold = self._threshold * self._scale
-        return reward >= threshold or math.isclose(reward, threshold)  # a sum of scaled steps is not exact
+        return reaches(reward, self._threshold * self._scale)
 
     @classmethod
     def tasks(cls, split: str = "train", *, count: int, seed: int = 0) -> Sequence[Task]:

@@ -11,6 +11,7 @@ from pathlib import PurePosixPath
 from envs.harbor.config import Artifact, HarborTask, Step, resolved
 from envs.workspace.output import shorten
 from envs.workspace.submission import Copies, Wanted, copy_out
+from forge_env.core.reward_value import reaches
 from forge_env.core.sandbox import ExecStatus
 from forge_env.core.workspace import Snapshot, Workspace, WorkspaceFileError
 
@@ -144,4 +145,4 @@ def passes(verdict: HarborVerdict, threshold: float | Mapping[str, float] | None
         return True
     wanted = threshold if isinstance(threshold, Mapping) else {"reward": threshold}
     rewards = verdict.rewards or {}
-    return all(rewards.get(name, -math.inf) >= least for name, least in wanted.items())
+    return all(reaches(rewards.get(name, -math.inf), least) for name, least in wanted.items())

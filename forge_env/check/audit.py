@@ -16,6 +16,7 @@ from forge_env.check.audit_report import AuditReport, TaskReport
 from forge_env.check.strategies import Strategy, StrategyAgent, actions_in_order, as_action, follow_expert
 from forge_env.core.episode import Episode
 from forge_env.core.errors import ForgeError, UserError
+from forge_env.core.reward_value import are_same, reaches
 from forge_env.core.task_audit import TaskAudit
 from forge_env.rollout.factory import EnvFactory
 from forge_env.rollout.rollout import run_episode
@@ -131,15 +132,20 @@ def _not_played(plan: TaskAudit, error: ForgeError) -> TaskReport:
 
 def _needs_network(plan: TaskAudit, solved: Episode, offline: Episode) -> bool | None:
     """None where the solution does not tell, since it earns nothing with a network either."""
-    if offline.reward is not None and offline.reward >= 1:
+    if _earns_1(offline):
         return False
-    if plan.offline is not None and solved.reward is not None and solved.reward >= 1:
+    if plan.offline is not None and _earns_1(solved):
         return True
     return True if plan.fetches else None
 
 
 def _is_same(episodes: Sequence[Episode]) -> bool:
-    return len({episode.reward for episode in episodes}) == 1
+    rewards = [episode.reward for episode in episodes if episode.reward is not None]
+    return not rewards or (len(rewards) == len(episodes) and are_same(rewards))
+
+
+def _earns_1(episode: Episode) -> bool:
+    return episode.reward is not None and reaches(episode.reward, 1.0)
 
 
 def _problems(
@@ -151,7 +157,7 @@ def _problems(
     took: float,
 ) -> Iterator[str]:
     """Yield a sentence for each reason not to trust the task, but none for the cheats that are paid."""
-    if any(episode.reward is None or episode.reward < 1 for episode in solved):
+    if not all(map(_earns_1, solved)):
         yield f"the solution earns {_earned(solved)}, not 1"
     if any(episode.reward != 0 for episode in empty):
         yield f"an empty answer earns {_earned(empty)}, not 0"

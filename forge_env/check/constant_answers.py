@@ -7,6 +7,7 @@ from typing import Any
 
 from forge_env.check.context import CheckContext, CheckFailed
 from forge_env.check.strategies import actions_in_order, final_answer
+from forge_env.core.reward_value import reaches
 from forge_env.core.types import Task
 from forge_env.evaluation.evaluate import is_success
 
@@ -31,7 +32,7 @@ async def constant_answers(context: CheckContext) -> str:
                     f"the constant {constant!r} scores {rewards[-1]:g} on the task {task.id!r}, whose answer it is "
                     "not: let the reward compare the answer with the target"
                 )
-        if len(rewards) > 1 and sum(rewards) / len(rewards) >= MAX_MEAN_REWARD:
+        if len(rewards) > 1 and reaches(sum(rewards) / len(rewards), MAX_MEAN_REWARD):
             raise CheckFailed(
                 f"the constant {constant!r} scores {sum(rewards) / len(rewards):g} on average over {len(rewards)} "
                 "tasks whose answer it is not: give partial credit only for what has to be worked out"

@@ -38,6 +38,8 @@ class CheckContext:
     """Maximum number of tasks to check."""
     tasks: Sequence[Task] = ()
     """Tasks of the split "train"; set by the check "tasks", which runs first."""
+    are_repeatable: bool = False
+    """Whether the same seed gives the same tasks; set by the check "tasks"."""
     gold: dict[str, str] = field(default_factory=dict)
     """Task id -> the expert's final answer, for the tasks that the expert solves; set by the check "gold answers"."""
     reset_seconds: list[float] = field(default_factory=list)

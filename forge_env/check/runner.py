@@ -17,7 +17,7 @@ from forge_env.check.event_loop import event_loop
 from forge_env.check.isolation import isolation
 from forge_env.check.leaks import leaks
 from forge_env.check.report import CheckReport, CheckRow, Latency
-from forge_env.check.scoring import cheats, gold, limits, malformed, some_reward, wrong
+from forge_env.check.scoring import breakdown, cheats, gold, limits, malformed, some_reward, wrong
 from forge_env.check.seeds import same_seed, two_seeds
 from forge_env.check.tasks import tasks
 from forge_env.check.threads import advice, threads
@@ -57,6 +57,7 @@ CHECKS = (
     Check(name="close", function=close),
     Check(name="threads", function=threads),
     Check(name="reward", function=some_reward),
+    Check(name="breakdown", function=breakdown, needs="reward"),
     Check(name="gold answers", function=gold, needs="reward"),
     Check(name="wrong answers", function=wrong, uses="gold answers"),
     Check(name="constants", function=constant_answers, uses="gold answers"),

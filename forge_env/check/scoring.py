@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -23,6 +24,7 @@ from forge_env.check.strategies import (
 from forge_env.core.episode import Episode
 from forge_env.core.errors import PolicyError, UserError
 from forge_env.core.protocols import Conversation
+from forge_env.core.reward_value import TOLERANCE, are_same
 from forge_env.core.types import Action, Message, Outcome, Task, ToolSpec
 from forge_env.evaluation.evaluate import is_success
 from forge_env.tool_env.tool_env import ToolEnv
@@ -47,6 +49,40 @@ async def some_reward(context: CheckContext) -> str:
         "nothing is ever rewarded, so every episode scores 0: mark a method that scores the final answer with "
         "@forge_env.reward, or name reward functions in `rubric`"
     )
+
+
+async def breakdown(context: CheckContext) -> str:
+    """The parts of a reward add up to it, times their weights in a `ToolEnv`."""
+    async with fresh_instance(context) as env:
+        parts = (*env._rewards, *env._rubric) if isinstance(env, ToolEnv) else ()
+    weights = {part.name: part.weight for part in parts}
+    explained = 0
+    for task in context.tasks[:2]:
+        for strategy in (*context.strategies, actions_in_order(final_answer("0"))):
+            episode = await context.episode(task, strategy)
+            is_own = not episode.rewards.keys() <= weights.keys()
+            if episode.outcome is not Outcome.SCORED or len(episode.rewards) <= is_own:
+                continue  # one part of its own may be on another scale
+            terms = [weights.get(name, 1.0) * value for name, value in episode.rewards.items()]
+            explained += 1
+            scores = [_reward(episode), episode.turns[-1].reward]  # earlier steps may have rewards without parts
+            if not any(_is_sum(terms, score) or (is_own and _is_otherwise(terms, score)) for score in scores):
+                raise CheckFailed(
+                    f"the parts of the reward add up to {math.fsum(terms):g}, and the reward is {_reward(episode):g}, "
+                    f"in an episode of the task {task.id!r} ({shorten(str(dict(episode.rewards)))}): give each part "
+                    "once, under a name of its own, so that they add up"
+                )
+    return f"the parts of {explained} rewards add up" if explained else "no reward has several parts"
+
+
+def _is_sum(terms: Sequence[float], reward: float) -> bool:
+    size = math.fsum(map(abs, terms))
+    return abs(math.fsum(terms) - reward) <= TOLERANCE * max(1.0, size)
+
+
+def _is_otherwise(terms: Sequence[float], reward: float) -> bool:
+    """Whether an environment's own parts explain a reward: as its factors, or as the rewards of several players."""
+    return any(are_same([reward, value]) for value in (math.prod(terms), *terms))
 
 
 async def gold(context: CheckContext) -> str:

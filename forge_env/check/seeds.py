@@ -43,8 +43,21 @@ async def same_seed(context: CheckContext) -> str:
     together = await asyncio.gather(*(_episode(context, spec, barrier) for spec, _ in crowd))
     for (_, episode), other in zip(crowd, together, strict=True):
         _compare(episode, other, f"among {count} at once")
+    _check_tasks_are_kept(context)
     fewer = f", as {MAX_CONCURRENT} do not fit into the budget" if count < MAX_CONCURRENT else ""
     return f"{len(valid)} episodes are the same alone and among {count} at once{fewer}"
+
+
+def _check_tasks_are_kept(context: CheckContext) -> None:
+    """Check that no episode has edited in place what `tasks` hands out."""
+    again = (
+        context.factory.tasks(count=len(context.tasks), seed=context.seed) if context.are_repeatable else context.tasks
+    )
+    if [content(task) for task in again] != [content(task) for task in context.tasks]:
+        raise CheckFailed(
+            "tasks() returns other tasks after episodes were played: an episode edits in place what the class or a "
+            "module keeps; let it edit self.task and self.messages, which are its own copies"
+        )
 
 
 def _concurrent_episodes(context: CheckContext, seconds: float) -> int:

@@ -25,6 +25,7 @@ async def tasks(context: CheckContext) -> str:
                 f"tasks({split!r}, seed={context.seed}) returned other tasks when called again: draw from "
                 "random.Random(seed), and keep no state between calls"
             )
+    context.are_repeatable = True
     shared = _check_disjoint(drawn["train"], drawn["test"])
     return (
         f"{len(drawn['train'])} train and {len(drawn['test'])} test tasks, disjoint and the same for the same seed"

@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 from forge_env.core import members
 from forge_env.core.errors import EnvError, UserError
 from forge_env.core.own_copies import frozen
+from forge_env.core.reward_value import reaches
 from forge_env.core.types import Action, Message, Task, ToolSpec
 
 if TYPE_CHECKING:
     import numpy as np
 
 SUCCESS = 1.0
-"""An episode with at least this reward is a success, unless the environment overrides `Env.success`."""
+"""An episode with at least this reward, see `reaches`, is a success, unless the environment overrides `Env.success`."""
 TimeSpentBy = Literal["model", "service"]
 StepResult = tuple[Sequence[Message], float, bool, bool, dict[str, Any]]
 
@@ -105,7 +106,7 @@ class Env:
 
     def success(self, reward: float) -> bool:
         """Whether an episode with this reward, the sum over its steps, is a success."""
-        return reward >= SUCCESS
+        return reaches(reward, SUCCESS)
 
     def reset(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> Any:
         """Start an episode of `options["task"]`. Returns (messages, info), or an awaitable of it."""

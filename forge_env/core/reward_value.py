@@ -1,7 +1,12 @@
-"""The definition of a valid reward, for every source: a step, a reward function, a program, a file."""
+"""The definition of a valid reward, for every source: a step, a reward function, a program, a file.
+
+Rewards are sums of floats, which are not exact: 0.7 + 0.2 + 0.1 is below 1. So thresholds and differences have the one
+tolerance that is stated here.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from numbers import Real
 from typing import Any
 
@@ -9,6 +14,32 @@ from forge_env.core.errors import EnvError
 
 MAX_REWARD = 1e9
 """Largest absolute value of a reward: sums and squares of such numbers stay finite in float32, which trainers use."""
+
+TOLERANCE = 1e-9
+"""Relative to a threshold, or to the largest of some rewards; for thresholds below 1 it is absolute."""
+ROUNDING = 1e-12
+"""Differences below it are no differences, however small the rewards are: terms of a sum can cancel."""
+
+
+def reaches(reward: float, threshold: float) -> bool:
+    """Whether a reward, or a share, is at least a threshold, but for rounding.
+
+    >>> reaches(0.7 + 0.2 + 0.1, 1.0), reaches(0.999, 1.0)
+    (True, False)
+    """
+    return reward >= threshold - TOLERANCE * max(1.0, abs(threshold))
+
+
+def are_same(rewards: Sequence[float]) -> bool:
+    """Whether rewards differ by no more than rounding; so do none, and one alone.
+
+    >>> are_same([1.0 - 0.1 - 0.1 - 0.1, 0.7]), are_same([0.0, 1e-6])
+    (True, False)
+    """
+    if not rewards:
+        return True
+    low, high = min(rewards), max(rewards)
+    return high - low <= max(TOLERANCE * max(abs(low), abs(high)), ROUNDING)
 
 
 def reward_value(value: Any, source: str) -> float:

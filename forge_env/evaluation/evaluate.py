@@ -14,6 +14,7 @@ from functools import cached_property
 from forge_env.core.env import SUCCESS
 from forge_env.core.episode import Episode, Group
 from forge_env.core.errors import ForgeError, first_error
+from forge_env.core.reward_value import reaches
 from forge_env.core.types import Task
 from forge_env.evaluation.metrics import model_call_metrics
 from forge_env.utils.statistics import (
@@ -178,7 +179,7 @@ def is_success(episode: Episode) -> bool:
 
 def succeeded(success: bool | None, reward: float | None) -> bool:
     """Whether an episode with these two fields is a success, see `is_success`."""
-    return success if success is not None else reward is not None and reward >= SUCCESS
+    return success if success is not None else reward is not None and reaches(reward, SUCCESS)
 
 
 async def evaluate(

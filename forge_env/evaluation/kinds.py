@@ -12,6 +12,7 @@ from functools import cached_property
 from typing import Any
 
 from forge_env.core.episode import Episode
+from forge_env.core.reward_value import reaches
 from forge_env.core.types import Task
 from forge_env.evaluation.evaluate import Evaluation, is_success
 from forge_env.utils.statistics import Paired, holm
@@ -133,7 +134,7 @@ class KindChange:
             return ""
         if (self.paired.p_value if self.p_value is None else self.p_value) < SIGNIFICANT:
             return "better" if self.paired.difference.value > 0 else "worse"
-        if self.before.success_rate >= SOLVED:
+        if reaches(self.before.success_rate, SOLVED):
             return "solved before training"
         return NOT_SHOWN if self.before.successes or self.after.successes else "never solved"
 

@@ -14,9 +14,10 @@ For example `MathReward()(prompt, response, target)` and `def brief(response)`. 
 
 from __future__ import annotations
 
+import functools
 import inspect
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from forge_env.core.errors import UserError, nearest
@@ -47,7 +48,7 @@ class RewardPart:
     def of(
         cls, function: RewardFunction, *, name: str = "", weight: float = 1.0, is_method: bool = False
     ) -> RewardPart:
-        name = name or getattr(function, "__name__", type(function).__name__)
+        name = name or _name_of(function)
         parameters = list(inspect.signature(function).parameters.values())[is_method:]
         named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
         for parameter in named:
@@ -61,12 +62,39 @@ class RewardPart:
         )
 
 
+def numbered(parts: Sequence[RewardPart], taken: Collection[str] = ()) -> list[RewardPart]:
+    """Return parts with names of their own, as `f`, `f_2`, `f_3`: the breakdown has one value for each part.
+
+    Args:
+        parts: whose names may be the same, as of two lambdas.
+        taken: names that are no part's.
+    """
+    names = {*taken, *(part.name for part in parts)}
+    used, found = set(taken), []
+    for part in parts:
+        name, number = part.name, 1
+        while name in used or (number > 1 and name in names):
+            number += 1
+            name = f"{part.name}_{number}"
+        used.add(name)
+        found.append(part if name == part.name else replace(part, name=name))
+    return found
+
+
+def _name_of(function: RewardFunction) -> str:
+    """The name of a function, also of one in a functools.partial; of another object the name of its class."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    return str(getattr(function, "__name__", type(function).__name__))
+
+
 async def score(
     parts: Sequence[RewardPart], task: Task, messages: Sequence[Message], response: str, *, owner: Any = None
 ) -> tuple[float, dict[str, float]]:
     """Return the weighted sum of all parts, and the value of each part.
 
     Args:
+        parts: with names of their own, see `numbered`.
         owner: the instance, if the parts are methods; None for plain functions.
 
     Raises:

@@ -26,7 +26,7 @@ from forge_env.core.errors import EnvError
 from forge_env.core.own_copies import frozen, own_messages, own_task
 from forge_env.core.tools import Tool, is_tool, make_tool
 from forge_env.core.types import Action, EpisodeLimits, Message, Task, ToolSpec
-from forge_env.tool_env.rubric import RewardFunction, RewardPart, score
+from forge_env.tool_env.rubric import RewardFunction, RewardPart, numbered, score
 from forge_env.tool_env.toolbox import Toolbox, answer_to
 from forge_env.utils.deadlines import Deadline, queued
 from forge_env.utils.threads import awaitable, invoke
@@ -63,7 +63,7 @@ class ToolEnv(Env):
         rewards = {n: f for n, f in methods.items() if hasattr(f, "__forge_reward__")}
         cls._rewards = [RewardPart.of(f, name=n, weight=f.__forge_reward__, is_method=True) for n, f in rewards.items()]
         pairs = [part if isinstance(part, tuple) else (part, 1.0) for part in cls.rubric]
-        cls._rubric = [RewardPart.of(function, weight=weight) for function, weight in pairs]
+        cls._rubric = numbered([RewardPart.of(function, weight=weight) for function, weight in pairs], taken=rewards)
 
     def __init__(self, *, use_tools: bool = True, extra_tools: Iterable[Tool] = ()) -> None:
         """Make an instance.

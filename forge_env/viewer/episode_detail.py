@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from forge_env.core.errors import UserError
+from forge_env.core.reward_value import are_same
 from forge_env.viewer import query
 from forge_env.viewer.index_row import episode_from
 from forge_env.viewer.lenient_json import encodable, parse_json
@@ -50,8 +51,7 @@ def group_advantage(reward: float | None, rewards: Sequence[float]) -> float | N
     """(reward - mean) / standard deviation within the group; 0 where all rewards are equal, None without a reward."""
     if reward is None or not rewards:
         return None
-    deviation = statistics.pstdev(rewards)
-    return (reward - statistics.fmean(rewards)) / deviation if deviation > 1e-9 else 0.0
+    return 0.0 if are_same(rewards) else (reward - statistics.fmean(rewards)) / statistics.pstdev(rewards)
 
 
 def _read_episode(row: sqlite3.Row) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from forge_env.core.errors import UserError
+from forge_env.core.reward_value import TOLERANCE
 from forge_env.evaluation.kinds import NO_KIND
 
 MAX_ROWS = 200
@@ -45,8 +46,8 @@ _TERMS = {
     "kind": "task_kind = ?",
     "step": "step = ?",
     "version": "? BETWEEN version_low AND version_high",
-    "reward_from": "reward >= ?",
-    "reward_to": "reward <= ?",
+    "reward_from": f"reward >= ? - {TOLERANCE}",
+    "reward_to": f"reward <= ? + {TOLERANCE}",
     "fault": "fault = ?",
     "error": "error = ?",
 }

@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
+from forge_env.core.episode import Episode
 from forge_env.core.errors import UserError
+from forge_env.core.reward_value import reaches
 from forge_env.core.types import EpisodeLimits, Message
 from forge_env.evaluation.evaluate import evaluate
 from forge_env.rollout.factory import EnvFactory
@@ -60,8 +62,12 @@ async def _expert_conversations(factory: EnvFactory, *, seed: int, limits: Episo
         tasks,
         concurrency=16,
     )
-    solved = [episode.messages for episode in evaluation.episodes if episode.reward == 1.0]
+    solved = [episode.messages for episode in evaluation.episodes if _solves(episode)]
     if len(solved) < len(tasks):
-        errors = {e.error or f"reward {e.reward}" for e in evaluation.episodes if e.reward != 1.0}
+        errors = {e.error or f"reward {e.reward}" for e in evaluation.episodes if not _solves(e)}
         raise UserError(f"the expert of {factory.name} failed on {len(tasks) - len(solved)} tasks: {min(errors)}")
     return solved
+
+
+def _solves(episode: Episode) -> bool:
+    return episode.reward is not None and reaches(episode.reward, 1.0)

@@ -9,6 +9,7 @@ from functools import partial
 from typing import Literal
 
 from forge_env.core.errors import UserError
+from forge_env.core.reward_value import are_same
 
 Baseline = Literal["mean", "leave_one_out", "none"]
 Normalization = Literal["none", "group", "batch"]
@@ -71,8 +72,8 @@ def batch_std(rewards: Sequence[float], *, std_eps: float = 1e-4, ddof: int = 1)
 
 
 def has_signal(rewards: Sequence[float]) -> bool:
-    """Whether a group teaches anything: its rewards are not all the same."""
-    return len(set(rewards)) > 1
+    """Whether a group teaches anything: its rewards differ by more than rounding."""
+    return not are_same(rewards)
 
 
 BASELINES: dict[Baseline, Advantages] = {"mean": centred, "leave_one_out": leave_one_out, "none": no_baseline}

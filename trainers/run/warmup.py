@@ -10,6 +10,7 @@ from typing import Literal
 
 from forge_env.core.episode import Episode
 from forge_env.core.errors import UserError
+from forge_env.core.reward_value import reaches
 from forge_env.core.types import Task
 from forge_env.evaluation.evaluate import Evaluation, evaluate, is_success
 from trainers.batching.batch import Sample
@@ -52,7 +53,7 @@ async def warm_up(
             success = probe.success_rate
             metrics |= {"success": success} | run.kinds.evaluation_metrics(probe)
         run.report.metrics("warmup", step, metrics)
-        if success >= warmup.until_success:
+        if reaches(success, warmup.until_success):
             break
     run.report.say(f"warm-up of {step} steps: loss {metrics['loss']:.3f}, success on probe tasks {success:.3f}")
     return step

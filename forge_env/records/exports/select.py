@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from forge_env.core.episode import Episode
 from forge_env.core.errors import InvariantError, UserError, nearest
+from forge_env.core.reward_value import reaches
 from forge_env.core.types import Outcome
 from forge_env.records.run_files import all_files, episode_line
 
@@ -62,7 +63,7 @@ class Wanted:
             if _text(FIELDS[name](selected)) not in values:
                 return f"of another {name}"
         reward = selected.episode.reward
-        if self.min_reward is not None and (reward is None or reward < self.min_reward):
+        if self.min_reward is not None and (reward is None or not reaches(reward, self.min_reward)):
             return f"of a reward below {self.min_reward:g}"
         if self.steps and not (selected.step is not None and self.steps[0] <= selected.step <= self.steps[1]):
             return "of another step"

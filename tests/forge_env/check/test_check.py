@@ -82,6 +82,41 @@ class NothingDrawn(Good):
         return await ToolEnv.reset(self, seed=seed, options=options)
 
 
+class EditsItsOwn(Good):
+    """Edits in place what each episode has a copy of."""
+
+    def setup(self) -> None:
+        self.messages[-1]["content"] += " !"
+        self.task.metadata["played"] = len(self.task.metadata)  # type: ignore[index]
+        self.task.prompt[-1]["content"] += " ?"
+
+
+class EditsWhatItKeeps(Good):
+    kept: ClassVar[dict[Any, Sequence[Task]]] = {}
+
+    @classmethod
+    def tasks(cls, split: str = "train", *, count: int, seed: int = 0) -> Sequence[Task]:
+        return cls.kept.setdefault((split, count, seed), Good.tasks(split, count=count, seed=seed))
+
+    def setup(self) -> None:
+        for task in itertools.chain(*self.kept.values()):
+            task.metadata["played"] = task.metadata.get("played", 0) + 1  # type: ignore[index]
+
+
+class PartsDoNotAdd(Good):
+    async def step(self, action: Action) -> Any:
+        *result, info = await super().step(action)
+        return *result, info | ({"rewards": {"right": 0.5, "brief": 0.25}} if "rewards" in info else {})
+
+
+class PartTwice(Good):
+    """Names a part as the rubric's own, with another value."""
+
+    async def step(self, action: Action) -> Any:
+        *result, info = await super().step(action)
+        return *result, info | ({"rewards": dict.fromkeys(info["rewards"], 0.25)} if "rewards" in info else {})
+
+
 class Plain(Env):
     """Without tools, expert and cheats; sync methods."""
 
@@ -508,6 +543,9 @@ BROKEN: dict[type[Env], tuple[str, str]] = {
     GlobalRandom: ("same seed", "with the same seed the task"),
     SeededGlobalRandom: ("same seed", "among 64 at once"),
     SharedState: ("same seed", "among 64 at once"),
+    EditsWhatItKeeps: ("same seed", "an episode edits in place what the class or a module keeps"),
+    PartsDoNotAdd: ("breakdown", "the parts of the reward add up to 0.75, and the reward is 1"),
+    PartTwice: ("breakdown", "add up to 0.25, and the reward is 1"),
     NeverFresh: ("same seed", "set all of its state in reset()"),
     IgnoresSeed: ("two seeds", "call self.seed(seed) first"),
     OneSeed: ("two seeds", "the same tasks in the same order"),
@@ -884,3 +922,8 @@ def test_sample_arguments_fit_the_schema_and_the_tool() -> None:
     jsonschema.validate(arguments, dict(made.parameters), cls=jsonschema.Draft202012Validator)
     assert made.arguments(arguments)["e"] == Node(value=1.0)
     assert "i" not in arguments, "only what is required"
+
+
+async def test_an_environment_may_edit_its_own_copies_in_place() -> None:
+    report = await run_checks(EnvFactory(EditsItsOwn), tasks=2, only=["same seed"])
+    assert report.ok, failures(report)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import math
 from fractions import Fraction
 from typing import Any
@@ -16,7 +17,7 @@ from benchmarks.simulated_time import run as simulated
 from forge_env.core.env import Env
 from forge_env.core.errors import EnvError, PolicyError, UserError
 from forge_env.core.tools import reward
-from forge_env.core.types import EpisodeLimits, Message, Outcome, Task
+from forge_env.core.types import Action, EpisodeLimits, Message, Outcome, Task
 from forge_env.rollout.factory import EnvFactory
 from forge_env.rollout.rollout import run_episode
 from forge_env.tool_env.rubric import RewardPart, score
@@ -154,3 +155,59 @@ def test_scoring_counts_neither_in_the_step_nor_in_the_episode() -> None:
     limits = EpisodeLimits(step_seconds=0.1, episode_seconds=0.1, scoring_seconds=20.0)
     episode = simulated(World(), play(Thorough, "4", limits))
     assert (episode.outcome, episode.reward) == (Outcome.SCORED, 1.0)
+
+
+class Scales:
+    """Two functions of one name, which are methods of two objects."""
+
+    def __init__(self, value: float) -> None:
+        self.value = value
+
+    def __call__(self) -> float:
+        return self.value
+
+    def scaled(self) -> float:
+        return self.value
+
+
+def scaled(*, scale: float = 1.0) -> float:
+    return 0.5 * scale
+
+
+def test_parts_of_one_name_are_numbered_so_that_the_breakdown_sums_to_the_reward() -> None:
+    class Many(ToolEnv):
+        rubric = (
+            functools.partial(scaled, scale=2.0),
+            Scales(0.25),
+            (Scales(0.125), 4.0),
+            (lambda answer: 0.5, 1.0),
+            (lambda answer: 0.0625, 1.0),
+            Scales(2.0).scaled,
+            (Scales(3.0).scaled, 0.5),
+            functools.partial(functools.partial(scaled), scale=3.0),
+        )
+
+        @reward(weight=2.0)
+        def scaled_2(self) -> float:
+            return 7.0
+
+    async def play() -> tuple[float, dict[str, float]]:
+        env = Many()
+        await env.reset(options={"task": TASK})
+        _, total, _, _, info = await env.step(Action(message={"role": "assistant", "content": "4"}))
+        return total, info["rewards"]
+
+    total, values = asyncio.run(play())
+    weights = {part.name: part.weight for part in (*Many._rewards, *Many._rubric)}
+    assert values == {
+        "scaled_2": 7.0,
+        "scaled": 1.0,
+        "Scales": 0.25,
+        "Scales_2": 0.125,
+        "<lambda>": 0.5,
+        "<lambda>_2": 0.0625,
+        "scaled_3": 2.0,
+        "scaled_4": 3.0,
+        "scaled_5": 1.5,
+    }
+    assert total == sum(weights[name] * value for name, value in values.items())

@@ -12,7 +12,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forge_env.core.errors import UserError
-from trainers.objective.advantages import batch_std, centred, group_relative, leave_one_out, make_advantages
+from trainers.objective.advantages import (
+    Baseline,
+    Normalization,
+    batch_std,
+    centred,
+    group_relative,
+    has_signal,
+    leave_one_out,
+    make_advantages,
+)
 
 rewards = st.lists(st.floats(-10, 10) | st.sampled_from([0.0, 1.0]), max_size=16)
 
@@ -99,3 +108,14 @@ def test_baselines_and_normalisations_are_independent(baseline, normalization) -
 def test_settings_out_of_range(eps: float, ddof: int) -> None:
     with pytest.raises(UserError, match="std_ddof"):
         make_advantages("mean", "group", std_eps=eps, ddof=ddof)
+
+
+@pytest.mark.parametrize("baseline", ["mean", "leave_one_out"])
+@pytest.mark.parametrize("normalization", ["none", "group"])
+def test_a_spread_out_of_rounding_gives_no_advantage(baseline: Baseline, normalization: Normalization) -> None:
+    rounded = [1.0 - 0.1 - 0.1 - 0.1, 0.7, 0.7]
+    assert len(set(rounded)) == 2 and not has_signal(rounded)
+    advantages, _ = make_advantages(baseline, normalization, std_eps=0.0, ddof=1)
+    assert advantages(rounded) == [0.0] * 3
+    assert batch_std(rounded) == 1.0
+    assert has_signal([0.7, 0.7 + 1e-6])
