@@ -27,7 +27,8 @@ def submit(*arguments: str, nodes: tuple[str, ...] = NODES, seconds: float = 120
         "SLURM_JOB_NODELIST": ",".join(nodes),
         "SLURM_JOB_NUM_NODES": str(len(nodes)),
         "SLURM_SUBMIT_DIR": str(ROOT),
-        "PATH": os.pathsep.join((str(PROGRAMS), str(Path(sys.executable).parent), os.environ["PATH"])),
+        "PATH": f"{PROGRAMS}{os.pathsep}{os.environ['PATH']}",
+        "PYTHON": sys.executable,  # `make test PYTHON=...` hands down the one that .venv was made with
         "PORT": str(port),
     }
     command = ["bash", str(SUBMIT), *arguments]
