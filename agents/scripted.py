@@ -10,7 +10,6 @@ from agents.answer_form import check_answer
 from agents.renderer.dialects import from_openai
 from forge_env.core.episode import Turn
 from forge_env.core.errors import PolicyError, UserError
-from forge_env.core.own_copies import own_copy
 from forge_env.core.protocols import ANSWER_SECONDS, Conversation
 from forge_env.core.types import Action, Completion, Message, Sampling, ToolSpec
 from forge_env.registry.registry import env_class, load
@@ -120,7 +119,7 @@ class ScriptedAgent:
             PolicyError: when the script returns no assistant message, or one of another form than was asked for.
             BaseException: whatever the script raises.
         """
-        message = own_copy(_checked(self._name, await self._script(conversation.messages)))  # it may return a constant
+        message = _checked(self._name, await self._script(conversation.messages)).copy()  # it may return a constant
         calls = from_openai(message)
         action = Action(message=message, tool_calls=calls)
         constraint = conversation.constraint

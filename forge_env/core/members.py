@@ -97,7 +97,7 @@ ENV: Mapping[str, Member] = {
 TOOL_ENV: Mapping[str, Member] = {
     "tools": ("the list of the methods that are marked with @tool", _is()),
     "task": ("the Task of the episode", _is(type(None))),
-    "messages": ("the list of the conversation's messages", _is(type(None), list)),
+    "messages": ("the list of the conversation's messages", _is()),
     "rubric": ("a list of reward functions or of pairs (function, weight)", _is_rubric),
     "system_prompt": ("a text", _is(str, property)),
     **dict.fromkeys(("setup", "set_tools", "_score", "_all_scores"), _METHOD),

@@ -16,6 +16,7 @@ from forge_env.core.episode import Episode, Turn
 from forge_env.core.types import Action, Message, Task, ToolCall
 
 T = TypeVar("T")
+F = TypeVar("F", bound=Callable[..., Any])
 
 _SIMPLE = frozenset({str, int, float, bool, type(None), bytes})
 
@@ -58,6 +59,12 @@ own_copy: Callable[[T], T] = _copier(_deep)
 """Returns a copy of a value that shares nothing with it that can be edited."""
 own_containers: Callable[[T], T] = _copier(lambda value: value)
 """Does the same for containers only: an object in them, as a client, is shared."""
+
+
+def makes_copies(function: F) -> F:
+    """Mark a `reset` or `step` that edits nothing it is given and nothing it returns: the rollout copies nothing."""
+    function.makes_copies = True  # type: ignore[attr-defined]
+    return function
 
 
 def own_task(task: Task) -> Task:

@@ -27,7 +27,7 @@ from pydantic_core import PydanticSerializationError
 
 from forge_env.core.errors import UserError
 from forge_env.core.message_shape import json_problem
-from forge_env.core.own_copies import frozen
+from forge_env.core.own_copies import frozen, own_containers
 from forge_env.core.plain_value import plain
 from forge_env.core.types import ToolCall, ToolSpec
 
@@ -274,7 +274,8 @@ class _ArgumentModel:
             raise ValueError(" ".join(problems)) from None
         coerced = {}
         for name, alias in self._names:  # a comprehension would cost a call of its own
-            coerced[alias] = values[name]
+            value = values[name]
+            coerced[alias] = value if type(value) is str else own_containers(value)  # the record has the call's own
         return coerced
 
     def _values(self, arguments: dict[str, Any]) -> dict[str, Any]:

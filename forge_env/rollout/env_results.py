@@ -50,10 +50,11 @@ def read_reset(result: Any) -> ResetResult:
     return ResetResult(_messages(observation), info.get("next"), recorded_info(info))
 
 
-def read_step(result: Any) -> StepResult:
+def read_step(result: Any, *, copies: bool = True) -> StepResult:
+    """Read the result of `step`; without `copies`, of one that `makes_copies`."""
     observation, reward, terminated, truncated, info = result
     return StepResult(
-        _messages(observation),
+        _messages(observation, copies=copies),
         reward_value(reward, "step returned the reward"),
         bool(terminated),
         bool(truncated),
@@ -84,9 +85,9 @@ def recorded_info(info: Mapping[str, Any]) -> Mapping[str, Any]:
     return {key: pydantic_core.to_jsonable_python(value, fallback=repr) for key, value in others.items()}
 
 
-def _messages(observation: Any) -> tuple[Message, ...]:
+def _messages(observation: Any, *, copies: bool = True) -> tuple[Message, ...]:
     """Return copies: the environment may edit its messages later, and the record is what the model saw."""
-    messages = tuple([own_copy(message) for message in observation])
+    messages = tuple([own_copy(message) for message in observation] if copies else observation)
     for message in messages:
         if not isinstance(message, _MAPPING) or "role" not in message or "content" not in message:
             raise TypeError(f"{message!r:.80} is no message; a message is a dict with role and content")

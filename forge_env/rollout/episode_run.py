@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import math
 import time
 from collections.abc import Awaitable, Callable, Sequence
@@ -28,6 +29,9 @@ MAX_FULL_PROMPTS = 1000
 """Ends an episode whose environment keeps asking prompts that leave no room for an answer."""
 
 
+_read_uncopied = functools.partial(read_step, copies=False)
+
+
 class LimitReached(Exception):
     """The environment has used up a time limit, "episode_seconds" or "step_seconds", in `part`."""
 
@@ -41,7 +45,7 @@ class EpisodeRun:
 
     __slots__ = (
         *("agent", "ask", "conversations", "info", "last_turn", "limits", "place", "reward", "rewards"),
-        *("seconds_left", "step"),
+        *("has_own_copies", "seconds_left", "step"),
     )
 
     def __init__(self, agent: Agent, conversations: Conversations, limits: EpisodeLimits) -> None:
@@ -52,6 +56,8 @@ class EpisodeRun:
         self.ask: Callable[..., Awaitable[Any]] | None = None
         """The agent's `act`."""
         self.step: Callable[..., Awaitable[Any]]
+        self.has_own_copies = False
+        """Whether the environment's `step` makes the copies."""
         self.rewards: dict[str, float] = {}
         self.reward = 0.0
         """Reward that was given before the first turn; any other reward belongs to a turn."""
@@ -64,6 +70,7 @@ class EpisodeRun:
         """Play to the end, one turn after another."""
         await self.reset(env, task, seed)
         self.step = invoker(env.step)
+        self.has_own_copies = hasattr(env.step, "makes_copies")
         turns = full_prompts = 0
         while turns < self.limits.max_turns:
             if self.seconds_left <= 0:  # the environment blocked the event loop, so that no deadline could end it
@@ -90,7 +97,7 @@ class EpisodeRun:
 
     async def reset(self, env: Env, task: Task, seed: int) -> None:
         """Start the episode."""
-        options = {"task": own_task(task), "limits": self.limits}
+        options = {"task": task if hasattr(env.reset, "makes_copies") else own_task(task), "limits": self.limits}
         reset = await self.call_env(self.place, "reset", read_reset, invoker(env.reset), seed=seed, options=options)
         self.conversations.observe(reset.observation, reset.next_turn)
         self.info |= reset.info
@@ -203,7 +210,10 @@ class EpisodeRun:
         conversation = self.conversations.current
         self.record(conversation, turn)
         cut_by = self.cutting_limit(conversation, turn, action)  # the step sets what is asked of the next turn
-        step = await self.call_env(self.place, "step", read_step, self.step, own_action(action))
+        if self.has_own_copies:
+            step = await self.call_env(self.place, "step", _read_uncopied, self.step, action)
+        else:
+            step = await self.call_env(self.place, "step", read_step, self.step, own_action(action))
         turn.reward, turn.tool_uses = step.reward, step.tool_uses
         turn.policy_seconds, turn.env_seconds = policy_seconds, time.perf_counter() - started
         end = self.apply(step)

@@ -23,7 +23,7 @@ from typing import Any, ClassVar
 from forge_env.core import members
 from forge_env.core.env import Env, StepResult
 from forge_env.core.errors import EnvError
-from forge_env.core.own_copies import frozen, own_messages, own_task
+from forge_env.core.own_copies import frozen, makes_copies, own_messages, own_task
 from forge_env.core.tools import Tool, is_tool, make_tool
 from forge_env.core.types import Action, EpisodeLimits, Message, Task, ToolSpec
 from forge_env.tool_env.rubric import RewardFunction, RewardPart, numbered, score
@@ -44,8 +44,9 @@ class ToolEnv(Env):
     """Further reward functions, or pairs (function, weight), with the arguments of `forge_env.tool_env.rubric`."""
 
     task: Task
-    messages: list[Message]
-    """The whole conversation, including the current turn."""
+    _messages: list[Message]
+    _uncopied: list[Message]
+    """Messages that belong to the record, and are copied when `messages` is read: few environments do so."""
 
     _use_tools: bool = True
     _limits: EpisodeLimits = EpisodeLimits()
@@ -80,6 +81,18 @@ class ToolEnv(Env):
         toolbox: Toolbox | None = getattr(self, "_toolbox", None)
         return toolbox.unstopped if toolbox is not None else ()
 
+    @property
+    def messages(self) -> list[Message]:
+        """The whole conversation, including the current turn."""
+        if self._uncopied:
+            self._messages += own_messages(self._uncopied)
+            self._uncopied = []
+        return self._messages
+
+    @messages.setter
+    def messages(self, messages: list[Message]) -> None:
+        self._messages, self._uncopied = messages, []
+
     def set_tools(self, extra: Mapping[str, Tool], *, without: Collection[str] = ()) -> None:
         """Set the tools of this instance: those of its class except `without`, and `extra`.
 
@@ -89,6 +102,7 @@ class ToolEnv(Env):
         self._toolbox = Toolbox(extra, methods=methods, owner=self)
         self.tools: Sequence[ToolSpec] = self._toolbox.specs if extra or without else self._specs
 
+    @makes_copies
     @awaitable
     def reset(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> Any:
         """Start an episode of `options["task"]`: set the seed, the task and the limits, then run `setup`.
@@ -111,10 +125,11 @@ class ToolEnv(Env):
         It may change `self.messages`, which become the first observation.
         """
 
+    @makes_copies
     async def step(self, action: Action) -> StepResult:
-        if "messages" not in self.__dict__:
+        if "_messages" not in self.__dict__:
             raise EnvError(f"{type(self).__name__}.step was called before reset, which starts an episode")
-        self.messages.append(action.message)
+        self._uncopied.append(action.message)
         if not action.tool_calls:
             total, parts = await self._score(action.text)
             return [], total, True, False, {"rewards": parts}
@@ -122,7 +137,7 @@ class ToolEnv(Env):
             answers, uses = await self._toolbox.answer(action.tool_calls)
         else:
             answers, uses = [answer_to(call, "Error: the tools are switched off.") for call in action.tool_calls], []
-        self.messages.extend(answers)
+        self._uncopied += answers
         return answers, 0.0, False, False, {"tools": uses}
 
     async def _score(self, response: str) -> tuple[float, dict[str, float]]:
@@ -138,10 +153,11 @@ class ToolEnv(Env):
             raise EnvError(f"scoring took longer than {self._limits.scoring_seconds:g} s") from None
 
     async def _all_scores(self, response: str) -> tuple[float, dict[str, float]]:
-        reward, parts = await score(self._rewards, self.task, self.messages, response, owner=self)
+        messages = [*self._messages, *self._uncopied]  # `score` copies them for whoever asks for them
+        reward, parts = await score(self._rewards, self.task, messages, response, owner=self)
         if not self._rubric:
             return reward, parts
-        rubric_reward, rubric_parts = await score(self._rubric, self.task, self.messages, response)
+        rubric_reward, rubric_parts = await score(self._rubric, self.task, messages, response)
         return reward + rubric_reward, {**parts, **rubric_parts}
 
 

@@ -85,7 +85,7 @@ class EditsAnswer(Plain):
 
 class EditsArgument(Plain):
     @tool
-    def look(self, at: dict[str, Any]) -> str:
+    def look(self, at: Any) -> str:
         """Look."""
         at["x"] += 1
         return str(at)
