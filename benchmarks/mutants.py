@@ -1,4 +1,4 @@
-"""Mutation testing of twelve modules by cosmic-ray: which changes of an operator or a number does no test notice?
+"""Mutation testing of fourteen modules by cosmic-ray: which changes of an operator or a number does no test notice?
 
     python -m benchmarks.mutants [--jobs 2]                                 # writes benchmarks/results/mutants.txt
     python -m benchmarks.mutants --only ledger                              # writes nothing
@@ -33,7 +33,9 @@ NEGATED = ("_Is_IsNot", "_IsNot_Is")
 MODULES = {
     "agents/renderer/dialects.py": "tests/agents/renderer/test_dialects.py",
     "envs/math/answers.py": "tests/envs/math/test_math_answers.py -k 'not helper and not too_long'",
+    "envs/math/latex.py": "tests/envs/math/test_math_answers.py -k 'not helper and not too_long'",
     "envs/math/numerals.py": "tests/envs/math/test_math_answers.py -k 'not helper and not too_long'",
+    "envs/math/shapes.py": "tests/envs/math/test_math_answers.py -k 'not helper and not too_long'",
     "forge_env/core/episode.py": "tests/forge_env/core/test_episode.py",
     "forge_env/tool_env/rubric.py": "tests/forge_env/tool_env/test_rubric.py",
     "forge_env/utils/statistics.py": "tests/forge_env/utils/test_statistics.py",

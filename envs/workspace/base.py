@@ -113,7 +113,7 @@ class WorkspaceEnv(ToolEnv):
         if self._shell is None:
             self._shell = await workspace.open_shell(user=self.agent_user, env=self.agent_env, cwd=self.workdir)
         seconds = min(timeout or self.command_seconds, max(self.seconds_left, 0.1))
-        return describe(await self._shell.run(command, timeout_s=seconds))
+        return describe(await self._shell.run(command, timeout_s=seconds), seconds)
 
     @tool(max_output=20_000)
     async def read(self, path: str, start: int = 1, lines: int = READ_LINES) -> str:
@@ -162,7 +162,7 @@ class WorkspaceEnv(ToolEnv):
         )
         if not result.stdout and not result.stderr:
             return "[no line matches]"
-        return describe(replace(result, stdout=matches(result.stdout, _SEARCH_RESULTS)))
+        return describe(replace(result, stdout=matches(result.stdout, _SEARCH_RESULTS)), _SEARCH_SECONDS)
 
     # How it runs.
 

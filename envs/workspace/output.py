@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from forge_env.core.sandbox import ExecStatus
 from forge_env.core.workspace import CommandResult
 
@@ -10,6 +12,9 @@ MAX_CHARACTERS = 8000
 READ_LINES = 200
 MATCH_CHARACTERS = 300
 """Characters of one line that a search has found."""
+_SUMMARY = re.compile(
+    r"^(=+ )?((?:\d[\d/]* |no tests |Ran \d+ )[\w ,()]*?) in \d+\.\d+s(?: \([\w:, ]+\))?(?: =+)?$", re.MULTILINE
+)
 
 
 def shorten(text: str, limit: int = MAX_CHARACTERS) -> str:
@@ -24,16 +29,34 @@ def shorten(text: str, limit: int = MAX_CHARACTERS) -> str:
     return f"{text[:head]}\n[{len(text) - limit} characters left out]\n{text[len(text) - limit // 2 :]}"
 
 
-def describe(result: CommandResult) -> str:
-    """Return the output of a command, and how it ended if that was not with exit code 0."""
-    parts = [shorten(text.rstrip("\n")) for text in (result.stdout, result.stderr) if text.strip("\n")]
+def describe(result: CommandResult, limit_s: float) -> str:
+    """Return the output of a command, and how it ended if that was not with exit code 0.
+
+    Nothing of it depends on the speed of the machine, if the output does not: equal calls have equal results.
+
+    Args:
+        limit_s: the time limit that the command had.
+    """
+    outputs = (result.stdout, result.stderr)
+    parts = [shorten(without_durations(text.rstrip("\n"))) for text in outputs if text.strip("\n")]
     if result.truncated_stdout or result.truncated_stderr:
-        parts.append(f"[the output was cut: it had {result.stdout_bytes + result.stderr_bytes} bytes]")
-    if reason := _reason(result):
+        has_ended = result.status in (ExecStatus.OK, ExecStatus.NONZERO)  # or the size is that at which it was killed
+        size = f": it had {result.stdout_bytes + result.stderr_bytes} bytes" if has_ended else ""
+        parts.append(f"[the output was cut{size}]")
+    if reason := _reason(result, limit_s):
         parts.append(f"[{reason}]")
     if result.state_lost:
         parts.append("[the shell has ended: the next command runs in a new one]")
     return "\n".join(parts) or "[no output]"
+
+
+def without_durations(text: str) -> str:
+    """Return a text without the seconds in the summaries of pytest and unittest.
+
+    >>> without_durations("==== 1 failed, 2 passed in 0.12s ====")
+    '=== 1 failed, 2 passed ==='
+    """
+    return _SUMMARY.sub(lambda found: f"=== {found[2]} ===" if found[1] else found[2], text)
 
 
 def numbered(text: str, path: str, start: int, count: int) -> str:
@@ -100,7 +123,7 @@ def replace_once(text: str, old: str, new: str, path: str) -> str:
     )
 
 
-def _reason(result: CommandResult) -> str:
+def _reason(result: CommandResult, limit_s: float) -> str:
     match result.status:
         case ExecStatus.OK:
             return ""
@@ -109,6 +132,6 @@ def _reason(result: CommandResult) -> str:
         case ExecStatus.SIGNALED:
             return f"killed by signal {result.signal}"
         case ExecStatus.TIMEOUT:
-            return f"killed: it ran longer than {result.wall_s:.0f} s"
+            return f"killed: it ran longer than {limit_s:.3g} s"
         case _:
             return f"killed by the limit of {result.status.value.replace('_limit', '')}"

@@ -10,6 +10,8 @@ save waits for it, and so do `load` and `close`.
 
 from __future__ import annotations
 
+import gc
+import io
 import json
 import shutil
 import warnings
@@ -260,6 +262,7 @@ def _explained(folder: Path) -> Iterator[None]:
         yield
     except (Exception, CheckpointException) as error:
         cause = _cause(error)
+        _end_writers()
         full = full_disk(cause, folder)
         if is_first():
             shutil.rmtree(partial_of(folder), ignore_errors=True)
@@ -269,6 +272,16 @@ def _explained(folder: Path) -> Iterator[None]:
             remedy = f"go on from step {max(kept)} with --resume" if kept else "start again: there is none before it"
             raise UserError(f"the checkpoint {folder} cannot be written: {why}; mend that, and {remedy}") from error
         raise ServiceError(f"the checkpoint {folder} was not written: {type(cause).__name__}: {cause}") from error
+
+
+def _end_writers() -> None:
+    """End the writers that torch leaves in the frames of a failed save.
+
+    Python 3.13 prints an error for each that is collected when its file is closed, at any later time.
+    """
+    for held in gc.get_objects():
+        if type(held).__name__ == "NoCloseWriter" and held.raw.closed:
+            held.raw = io.BytesIO()
 
 
 def _cause(error: BaseException) -> BaseException:

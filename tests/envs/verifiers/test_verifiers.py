@@ -91,6 +91,7 @@ async def test_a_killed_worker_is_a_fault_of_all_its_episodes() -> None:
     async with small() as factory:
         worker = factory.shared["setup"].worker
         task = factory.tasks("train", count=1)[0]
+        unending = behaving(task, "hang")  # on a busy machine a rollout could end, and be scored, before the kill
         asked: list[int] = []
 
         async def strategy(conversation: Any, tools: Any) -> Any:
@@ -102,7 +103,7 @@ async def test_a_killed_worker_is_a_fault_of_all_its_episodes() -> None:
             return final_answer("x")
 
         running = (
-            run_episode(factory, StrategyAgent(strategy), task, seed=0, episode_id="e", limits=EpisodeLimits())
+            run_episode(factory, StrategyAgent(strategy), unending, seed=0, episode_id="e", limits=EpisodeLimits())
             for _ in range(4)
         )
         episodes = await asyncio.gather(*running)

@@ -58,7 +58,7 @@ def test_a_passage_is_replaced_where_it_occurs_once() -> None:
         (CommandResult(status=ExecStatus.OK, exit_code=0, stdout="a\n", stderr="b\n"), "a\nb"),
         (CommandResult(status=ExecStatus.NONZERO, exit_code=3), "[exit code 3]"),
         (CommandResult(status=ExecStatus.SIGNALED, signal=11), "[killed by signal 11]"),
-        (CommandResult(status=ExecStatus.TIMEOUT, wall_s=5.01), "[killed: it ran longer than 5 s]"),
+        (CommandResult(status=ExecStatus.TIMEOUT, wall_s=6.4), "[killed: it ran longer than 5 s]"),
         (CommandResult(status=ExecStatus.MEMORY, state_lost=True), "[killed by the limit of memory]\n[the shell has"),
         (CommandResult(status=ExecStatus.OUTPUT_LIMIT), "[killed by the limit of output]"),
         (
@@ -68,4 +68,31 @@ def test_a_passage_is_replaced_where_it_occurs_once() -> None:
     ],
 )
 def test_a_result_says_how_the_command_ended(result: CommandResult, shown: str) -> None:
-    assert describe(result).startswith(shown)
+    assert describe(result, 5.0).startswith(shown)
+
+
+@pytest.mark.parametrize("status", [ExecStatus.TIMEOUT, ExecStatus.OUTPUT_LIMIT])
+def test_how_much_a_killed_command_had_written_is_not_said(status: ExecStatus) -> None:
+    shown = [
+        describe(CommandResult(status=status, stdout="a", truncated_stdout=True, stdout_bytes=size, wall_s=size), 5.0)
+        for size in (8, 9)
+    ]
+    assert shown[0] == shown[1]
+
+
+@pytest.mark.parametrize(
+    ("written", "shown"),
+    [
+        ("....  [100%]\n4 passed in 0.01s", "....  [100%]\n4 passed"),
+        ("= 1 failed, 2 passed, 3 warnings in 75.12s (0:01:15) =", "=== 1 failed, 2 passed, 3 warnings ==="),
+        ("===== no tests ran in 0.00s =====", "=== no tests ran ==="),
+        ("=== no tests collected, 1 error in 0.05s ===", "=== no tests collected, 1 error ==="),
+        ("= 1/12 tests collected (11 deselected) in 0.00s =", "=== 1/12 tests collected (11 deselected) ==="),
+        ("Ran 3 tests in 0.002s\n\nOK", "Ran 3 tests\n\nOK"),
+        ("it took 4 passed in 0.01s", "it took 4 passed in 0.01s"),
+        ("sleeps in 0.5s", "sleeps in 0.5s"),
+        ("assert 3 in 0.5s of x", "assert 3 in 0.5s of x"),
+    ],
+)
+def test_seconds_of_test_runs_are_left_out_and_nothing_else(written: str, shown: str) -> None:
+    assert describe(CommandResult(status=ExecStatus.OK, exit_code=0, stderr=written), 5.0) == shown

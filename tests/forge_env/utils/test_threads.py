@@ -76,8 +76,8 @@ async def test_a_call_that_is_given_up_stops() -> None:
     began, stopped = threading.Event(), threading.Event()
 
     def endless() -> None:
-        began.set()
         try:
+            began.set()  # in here, since the call may be given up before it has returned
             while True:
                 pass
         except GivenUp:

@@ -60,7 +60,9 @@ class Attack:
     counted: bool = False
     """Only a control group stops it: skipped where the capabilities say there is none."""
     takes_container: bool = False
-    """The kernel may end a whole container for it: the run is then a fault, and the next one gets a new container."""
+    """The kernel may end a whole container for it: the run is then a fault, and the next one gets a new container.
+    Or it ends the helper of a place of the namespace sandbox as well, and the next run starts another one.
+    """
     control: Callable[[dict[str, Any]], bool] | None = None
     """Runs the attack where the wall that stops it is missing, given the facts; returns whether it got through."""
 

@@ -291,8 +291,8 @@ def f(host):
     return ["held a gigabyte"]
 """,
         # A shared mapping is freed only when its holder has ended. On a loaded machine the kernel may not wait for
-        # that: it then kills what else is in the control group. In a container that is the agent too: the run is a
-        # fault.
+        # that: it then kills what else is in the control group, the helper of the place too. In a container that is the
+        # agent: the run is a fault.
         ends=(MEMORY,),
         takes_container=True,
         counted=True,
