@@ -109,12 +109,12 @@ class ProgramConversations:
 
     def answered(self, conversation: ProgramConversation, request: ProgramRequest, reply: Message) -> None:
         """Add a response, as the program receives it."""
-        conversation.asked = None
+        asked, conversation.asked = conversation.asked or (), None
         conversation.turns += 1
         if isinstance(request.prompt, str):
             conversation.text = request.prompt + reply["content"]
         elif request.prompt is None:
-            conversation.known = [content_of(message) for message in (*request.messages, reply)]
+            conversation.known = [*asked, content_of(reply)]
 
     def _place_chat(self, contents: Sequence[Content], tools: Sequence[ToolSpec]) -> ProgramConversation:
         candidates = [item for item in self._all if _continues(item, contents, tools)]

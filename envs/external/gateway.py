@@ -10,11 +10,13 @@ import functools
 import hashlib
 import importlib.util
 import json
+import marshal
 import socket
 import zlib
 from collections import ChainMap, OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 from envs.external.dialects.dialect import Dialect, dump
@@ -22,6 +24,7 @@ from envs.external.dialects.table import DIALECTS, default_dialect, list_of_mode
 from envs.external.requests import RequestRefused
 from envs.external.session import PendingRequest, ProgramSession
 from forge_env.core.errors import UserError
+from forge_env.core.types import ToolSpec
 from forge_env.serve.http_server import open_listener, run_server
 
 MODEL = "policy"
@@ -29,6 +32,8 @@ MODEL = "policy"
 MAX_BODY = 16 * 2**20
 BODY_SECONDS = 60.0
 KEEP_ALIVE_SECONDS = 10.0
+MAX_TOOLS = 8
+"""Lists of tools that are kept, since programs send the same ones in every request."""
 REMEMBERED = 1024
 """Sessions that are still known after their end, where that was asked for."""
 _KEEP_ALIVE = {"type": "http.response.body", "body": b": the answer is being sampled\n\n", "more_body": True}
@@ -52,6 +57,7 @@ class Gateway:
         self.port = 0
         self.unknown_requests = 0
         """How many requests came without the token of a running episode."""
+        self._tools: dict[bytes, tuple[ToolSpec, ...]] = {}
         self._sessions: dict[str, ProgramSession] = {}
         self._over: OrderedDict[str, ProgramSession] = OrderedDict()
         self._servers: dict[ProgramSession, asyncio.Server] = {}
@@ -114,12 +120,38 @@ class Gateway:
             await send_json(send, 200, list_of_models(name, MODEL, headers))
             return
         try:
-            pending = await _queue_request(session, method, path, headers, receive, self.max_body)
+            pending = await self._queue_request(session, method, path, headers, receive)
         except RequestRefused as refusal:
             if refusal.status < 500:  # above, the episode is over
                 session.refusals.add(refusal)
             raise
         await _Delivery(session, pending, dialect, receive, send).run()
+
+    async def _queue_request(
+        self, session: ProgramSession, method: str, path: str, headers: Mapping[bytes, bytes], receive: Receive
+    ) -> PendingRequest:
+        """Read a request and queue it in the session."""
+        if path not in DIALECTS:
+            offered = ", ".join(["/v1/models", *DIALECTS])
+            raise RequestRefused(404, f"there is no {path}; there are {offered}", code="not_found")
+        if method != "POST":
+            raise RequestRefused(405, f"{path} is asked with POST, not with {method}", code="method_not_allowed")
+        data = await read_body(headers, receive, self.max_body)
+        DIALECTS[path].check(headers)
+        request = DIALECTS[path].read(parse_json(data, headers), session.histories)
+        request = replace(request, tools=self.shared_tools(request.tools))
+        is_retry = headers.get(b"x-stainless-retry-count", b"0") != b"0"
+        return session.add(request, hashlib.blake2b(path.encode() + data).digest(), is_retry=is_retry)
+
+    def shared_tools(self, tools: tuple[ToolSpec, ...]) -> tuple[ToolSpec, ...]:
+        """Return the same object for the same tools: an agent renders a list of tools that it knows only once."""
+        try:
+            key = hashlib.blake2b(marshal.dumps(tools, 2)).digest()  # unlike ==, it tells 1 from 1.0 and from true
+        except ValueError:  # nested too deeply
+            return tools
+        if key not in self._tools and len(self._tools) >= MAX_TOOLS:
+            del self._tools[next(iter(self._tools))]
+        return self._tools.setdefault(key, tools)
 
     def _session(self, headers: Mapping[bytes, bytes]) -> ProgramSession:
         tokens = [bearer_token(headers), headers.get(b"x-api-key", b"").decode("latin-1").strip()]
@@ -136,26 +168,6 @@ def bearer_token(headers: Mapping[bytes, bytes]) -> str:
     """Return the bearer token of a request; empty if it has none."""
     scheme, _, token = headers.get(b"authorization", b"").decode("latin-1").partition(" ")
     return token.strip() if scheme.lower() == "bearer" else ""
-
-
-async def _queue_request(
-    session: ProgramSession,
-    method: str,
-    path: str,
-    headers: Mapping[bytes, bytes],
-    receive: Receive,
-    max_body: int,
-) -> PendingRequest:
-    """Read a request and queue it in the session."""
-    if path not in DIALECTS:
-        offered = ", ".join(["/v1/models", *DIALECTS])
-        raise RequestRefused(404, f"there is no {path}; there are {offered}", code="not_found")
-    if method != "POST":
-        raise RequestRefused(405, f"{path} is asked with POST, not with {method}", code="method_not_allowed")
-    data = await read_body(headers, receive, max_body)
-    request = DIALECTS[path].read(parse_json(data), session.histories)
-    is_retry = headers.get(b"x-stainless-retry-count", b"0") != b"0"
-    return session.add(request, hashlib.blake2b(path.encode() + data).digest(), is_retry=is_retry)
 
 
 class _Delivery:
@@ -290,8 +302,8 @@ def _unpacked(data: bytes, headers: Mapping[bytes, bytes], max_body: int, too_la
     return data
 
 
-def parse_json(data: bytes) -> Any:
-    """Parse a body.
+def parse_json(data: bytes, headers: Mapping[bytes, bytes]) -> Any:
+    """Parse a body. Its content type may be any: many clients leave it out, or name another one.
 
     Raises:
         RequestRefused: when it is no JSON.
@@ -299,7 +311,9 @@ def parse_json(data: bytes) -> Any:
     try:
         return json.loads(data)
     except (ValueError, RecursionError):
-        raise RequestRefused(400, "the body is no JSON") from None
+        kind = headers.get(b"content-type", b"").decode("latin-1")
+        named = f", and its content type is {kind!r:.80}" if kind else ""
+        raise RequestRefused(400, f"the body is no JSON{named}: send one JSON object", code="no_json") from None
 
 
 async def send_json(send: Send, status: int, value: Any, headers: list[tuple[bytes, bytes]] | None = None) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 from envs.external.dialects.dialect import Dialect, Histories, event
 from envs.external.dialects.fields import Fields, ignored_of_tools, kinds_left_out, refuse
@@ -55,6 +55,7 @@ _COUNTED = Fields(
 class AnthropicMessages(Dialect):
     path = "/v1/messages"
     fields = _FIELDS
+    versions: ClassVar = {b"anthropic-version": (b"2023-06-01", b"2026-10-21")}
 
     def read(self, body: Any, histories: Histories) -> ProgramRequest:
         body = self.fields.check(body)

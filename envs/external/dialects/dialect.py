@@ -22,6 +22,21 @@ class Dialect(ABC):
     path: ClassVar[str]
     fields: ClassVar[Fields]
 
+    versions: ClassVar[Mapping[bytes, tuple[bytes, ...]]] = {}
+    """The values that a header may have, by the header's name."""
+
+    def check(self, headers: Mapping[bytes, bytes]) -> None:
+        """Check the headers of a request.
+
+        Raises:
+            RequestRefused: for another version of the API.
+        """
+        for name, known in self.versions.items():
+            if (given := headers.get(name, known[0])) not in known:
+                shown, names = given.decode("latin-1"), " or ".join(value.decode() for value in known)
+                text = f"{name.decode()} is {shown!r:.60}, and answers are those of {names}: send that, or leave it out"
+                raise RequestRefused(400, text, code="unsupported_version")
+
     @abstractmethod
     def read(self, body: Any, histories: Histories) -> ProgramRequest:
         """Read the JSON body of a request.

@@ -57,16 +57,20 @@ def constraint_of(
     Raises:
         RequestRefused: when a tool has to be called that is not there.
     """
-    names = tuple(dict.fromkeys(tool["function"]["name"] for tool in tools))
-    if forced is not None:
-        missing = next((name for name in forced if name not in names), None)
-        if missing is not None or not names:
-            what = f"asks for the tool {missing!r:.60}" if missing is not None else "asks for a call"
-            raise RequestRefused(
-                400, f"tool_choice {what}, and the tools are {', '.join(names) or 'none'}", param="tool_choice"
-            )
-        return Constraint(tools=tuple(forced) or names)
-    return None if schema is None else Constraint.of_schema(schema, names)
+    if forced is None:
+        return None if schema is None else Constraint.of_schema(schema, _names(tools))
+    names = _names(tools)
+    missing = next((name for name in forced if name not in names), None)
+    if missing is not None or not names:
+        what = f"asks for the tool {missing!r:.60}" if missing is not None else "asks for a call"
+        raise RequestRefused(
+            400, f"tool_choice {what}, and the tools are {', '.join(names) or 'none'}", param="tool_choice"
+        )
+    return Constraint(tools=tuple(forced) or names)
+
+
+def _names(tools: Sequence[ToolSpec]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(tool["function"]["name"] for tool in tools))
 
 
 def openai_choice(choice: Any) -> tuple[str, ...] | None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import json
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -82,7 +83,7 @@ class ServedApp:
             await send_json(send, 200, visit.state())
 
     async def _take(self, headers: Mapping[bytes, bytes], receive: Receive, send: Send) -> None:
-        body = _object(await read_body(headers, receive, self._gateway.max_body))
+        body = _object(await read_body(headers, receive, self._gateway.max_body), headers)
         disconnected = asyncio.create_task(until_disconnected(receive))
         try:
             if self._desk.begin is None:
@@ -126,8 +127,8 @@ class ServedApp:
             self._waiting -= 1
 
     async def _finish(self, visit: Visit, headers: Mapping[bytes, bytes], receive: Receive, send: Send) -> None:
-        data = await read_body(headers, receive, self._gateway.max_body)
-        digest = hashlib.blake2b(data).digest()
+        body = _object(await read_body(headers, receive, self._gateway.max_body), headers)
+        digest = hashlib.blake2b(json.dumps(body, sort_keys=True).encode()).digest()
         if visit.finish_digest and visit.finish_digest != digest:
             raise RequestRefused(
                 409,
@@ -137,7 +138,7 @@ class ServedApp:
             )
         if not visit.finish_digest:
             self._check_open(visit)
-            work = read_finish(_object(data), self._desk.scorer)
+            work = read_finish(body, self._desk.scorer)
             if isinstance(work, str):
                 visit.fail(f"the session's agent gave up: {work}", digest)
             else:
@@ -197,8 +198,8 @@ class ServedApp:
         }
 
 
-def _object(data: bytes) -> dict[str, Any]:
-    value = parse_json(data) if data.strip() else {}
+def _object(data: bytes, headers: Mapping[bytes, bytes]) -> dict[str, Any]:
+    value = parse_json(data, headers) if data.strip() else {}
     if not isinstance(value, dict):
         raise RequestRefused(400, "the body is no JSON object", code="invalid_request")
     return value

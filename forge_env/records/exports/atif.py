@@ -14,7 +14,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from forge_env.core.turn import Turn
-from forge_env.records.exports.conversation import OURS, Said, conversations, outcome_of, weight_versions
+from forge_env.records.exports.conversation import OURS, Said, conversations, outcome_of, token_facts
 from forge_env.records.exports.select import Selected
 
 SCHEMA = "ATIF-v1.8"
@@ -128,9 +128,7 @@ def _metrics(turn: Turn, context: list[int], tokens: bool) -> dict[str, Any]:
         metrics |= {"prompt_token_ids": list(context), "completion_token_ids": list(turn.token_ids)}
         if turn.kind == "sampled":
             metrics["logprobs"] = list(turn.logprobs)
-            metrics["extra"] = {OURS: {"weight_versions": weight_versions(turn)}}
-            if turn.constraint:
-                metrics["extra"][OURS] |= {"constraint": turn.constraint, "constrained": turn.constrained}
+        metrics |= _extra(token_facts(turn))
     context += turn.token_ids
     return metrics
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from forge_env.core.episode import Episode
@@ -132,7 +132,13 @@ def outcome_of(episode: Episode) -> dict[str, Any]:
         "success": episode.success,
         "error": episode.error,
         "ended_by": episode.ended_by,
-        "task": {"id": task.id, "kind": task.kind, "target": task.target, "metadata": dict(task.metadata)},
+        "task": {
+            "id": task.id,
+            "kind": task.kind,
+            "prompt": list(task.prompt),
+            "target": task.target,
+            "metadata": dict(task.metadata),
+        },
     }
 
 
@@ -147,9 +153,22 @@ def with_weight(said: Said) -> dict[str, Any]:
     return {**said.message, "weight": 0} if is_read_only else said.message
 
 
-def weight_versions(turn: Turn) -> list[list[int | None]]:
-    """Return the spans [weight version, number of tokens] of a turn; the version of inserted tokens is None."""
-    return [[None if version == NOT_SAMPLED else version, count] for version, count in turn.versions]
+def token_facts(turn: Turn) -> dict[str, Any]:
+    """Return what other formats have no field for of the tokens of a turn; `imports.tokens` reads it again.
+
+    `weight_versions` are the spans [weight version, number of tokens]; the version of inserted tokens is None.
+    """
+    kept: dict[str, Any] = {
+        "weight_versions": [[None if version == NOT_SAMPLED else version, n] for version, n in turn.versions],
+        "starts_row": turn.starts_row,
+        "context_digest": turn.context_digest,
+        "tool_calls": [asdict(call) for call in turn.tool_calls],
+    }
+    if turn.constraint or turn.constrained:
+        kept |= {"constraint": turn.constraint, "constrained": turn.constrained}
+    if turn.routes:
+        kept["routes"] = [routes.text for routes in turn.routes]
+    return kept
 
 
 def last_answer(said: Sequence[Said]) -> int:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol, get_args
 
+from forge_env.core.episode import Episode
 from forge_env.core.errors import InfraError, UserError, nearest
 from forge_env.records.exports.atif import trajectory
 from forge_env.records.exports.chat import has_thoughts, openai_lines, sft_lines
@@ -22,6 +23,8 @@ from forge_env.records.exports.training_trace import training_trace
 Format = Literal["hf", "atif", "openai", "sft", "training_trace"]
 FORMATS: tuple[Format, ...] = get_args(Format)
 NO_REWARD, NO_ANSWER, NO_MESSAGE = "without a reward", "without an answer", "without a message"
+LEARNED: frozenset[Format] = frozenset({"openai", "sft", "training_trace"})
+"""Formats that a trainer learns answers from: each of their episodes has a reward and an answer."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -73,8 +76,10 @@ def export(run: Path, out: Path, to: str, wanted: Wanted, *, tokens: bool = Fals
     with Target(out) as target:
         with _opened(_writer(to, target.path, out, facts, result, tokens=tokens, scores=scores), out) as writer:
             for selected in selection:
-                with _disk_errors(out):
-                    reason = writer.add(selected)
+                reason = _unlearnable(selected.episode) if to in LEARNED else ""
+                if not reason:
+                    with _disk_errors(out):
+                        reason = writer.add(selected)
                 if reason:
                     selection.leave_out(reason)
                 else:
@@ -91,6 +96,11 @@ def about_left_out(result: Exported) -> str:
     """What was left out in words: "3 of another outcome, 1 without a reward"."""
     parts = [f"{count:,} {reason}" for reason, count in result.left_out.items()]
     return ", ".join([*parts, *(f"{place} is cut off" for place in result.cut)])
+
+
+def _unlearnable(episode: Episode) -> str:
+    """Why nothing can be learned from an episode; "" if something can."""
+    return NO_REWARD if episode.reward is None else "" if episode.turns else NO_ANSWER
 
 
 class _Writer(Protocol):
@@ -226,10 +236,6 @@ class _TrainingTraces:
 
     def __call__(self, selected: Selected) -> list[Any] | str:
         episode = selected.episode
-        if episode.reward is None:
-            return NO_REWARD
-        if not episode.turns:
-            return NO_ANSWER
         found = training_trace(selected, model=self._facts.model(episode), tools=self._facts.tools(episode))
         return found if isinstance(found, str) else [found]
 
@@ -238,29 +244,21 @@ class _OpenAI:
     def __init__(self, facts: RunFacts, result: Exported, scores: bool) -> None:
         self._facts, self._result, self._scores = facts, result, scores
 
-    def __call__(self, selected: Selected) -> list[Any] | str:
+    def __call__(self, selected: Selected) -> list[Any]:
         episode = selected.episode
-        if episode.reward is None:
-            return NO_REWARD
-        lines = list(openai_lines(episode, self._facts.tools(episode), scores=self._scores))
-        if lines and not self._scores:
+        if not self._scores:
             self._result.thoughts += has_thoughts(episode)
-        return lines or NO_ANSWER
+        return list(openai_lines(episode, self._facts.tools(episode), scores=self._scores))
 
 
 class _Chats:
     def __init__(self, facts: RunFacts) -> None:
         self._facts = facts
 
-    def __call__(self, selected: Selected) -> list[Any] | str:
-        episode = selected.episode
-        if episode.reward is None:
-            return NO_REWARD
-        return list(sft_lines(episode, self._facts.tools(episode))) or NO_ANSWER
+    def __call__(self, selected: Selected) -> list[Any]:
+        return list(sft_lines(selected.episode, self._facts.tools(selected.episode)))
 
 
-def _whole_episode(selected: Selected) -> list[Any] | str:
+def _whole_episode(selected: Selected) -> list[Any]:
     """The Episode itself, which keeps its token ids."""
-    if selected.episode.reward is None:
-        return NO_REWARD
-    return [selected.episode.to_json()] if selected.episode.turns else NO_ANSWER
+    return [selected.episode.to_json()]

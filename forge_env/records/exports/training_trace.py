@@ -13,7 +13,7 @@ from dataclasses import asdict
 from typing import Any
 
 from forge_env.core.episode import Episode, Turn
-from forge_env.records.exports.conversation import OURS, conversations, outcome_of, weight_versions
+from forge_env.records.exports.conversation import OURS, conversations, outcome_of, token_facts
 from forge_env.records.exports.select import Selected
 
 VERSION = 1
@@ -68,22 +68,15 @@ def training_trace(selected: Selected, *, model: str | None, tools: Sequence[Any
 
 def _kept(turn: Turn) -> dict[str, Any]:
     kept: dict[str, Any] = {
-        "weight_versions": weight_versions(turn),
-        "starts_row": turn.starts_row,
+        **token_facts(turn),
         "shown": len(turn.observation),  # the last messages of the request, which are new
-        "context_digest": turn.context_digest,
         "reward": turn.reward,
         "policy_seconds": turn.policy_seconds,
         "env_seconds": turn.env_seconds,
-        "tool_calls": [asdict(call) for call in turn.tool_calls],
         "tool_uses": [asdict(use) for use in turn.tool_uses],
     }
     if turn.usage:
         kept["usage"] = dict(turn.usage)
-    if turn.constraint or turn.constrained:
-        kept |= {"constraint": turn.constraint, "constrained": turn.constrained}
-    if turn.routes:
-        kept["routes"] = [routes.text for routes in turn.routes]
     if any(logprob > 0 for logprob in turn.logprobs):  # a rounding of the engine, which OpenEnv refuses
         kept["logprobs"] = list(turn.logprobs)
     return kept
@@ -91,10 +84,8 @@ def _kept(turn: Turn) -> dict[str, Any]:
 
 def _header(selected: Selected) -> dict[str, Any]:
     episode = selected.episode
-    about = outcome_of(episode)
     return {
-        **about,
-        "task": {**about["task"], "prompt": list(episode.task.prompt)},
+        **outcome_of(episode),
         "tail": list(episode.tail),
         "info": dict(episode.info),
         "phase": selected.phase,

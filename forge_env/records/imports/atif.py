@@ -1,7 +1,9 @@
 """Reads trajectories in ATIF, the Agent Trajectory Interchange Format, of all versions up to 1.8.
 
-What `forge_env.records.exports.atif` has written comes back as it was, but for the token ids. A step that was copied
-from an earlier trajectory is history that the model was shown: it did not write it here.
+What `forge_env.records.exports.atif` has written comes back as it was. Tokens come in where every answer has the ids of
+its prompt and its own. A row begins where a prompt does not go on from the tokens before it. The weight version is 0
+where the file names none. A step that was copied from an earlier trajectory is history that the model was shown: it
+did not write it here.
 """
 
 from __future__ import annotations
@@ -15,9 +17,11 @@ from forge_env.core.types import Message
 from forge_env.records.exports.conversation import OURS
 from forge_env.records.imports.build import BadRecord, Log
 from forge_env.records.imports.openai import text_of
+from forge_env.records.imports.tokens import Rows, check_ids, check_logprobs, kept_of, unversioned
 
 _VERSION = re.compile(r"ATIF-v1\.(\d+)")
 NEWEST = 8
+_TOKENS = ("prompt_token_ids", "completion_token_ids", "logprobs")
 _OWN = ("role", "content", "reasoning_content", "tool_calls")
 """Keys of a message for which ATIF has fields of its own."""
 
@@ -50,11 +54,16 @@ def read_trajectory(record: Mapping[str, Any]) -> Log:
     log.model = agent["model_name"] if isinstance(agent.get("model_name"), str) else ""
     tools = agent.get("tool_definitions")
     log.tools = [dict(tool) for tool in tools if isinstance(tool, Mapping)] if isinstance(tools, list) else []
+    rows = Rows()
     for number, step in enumerate(steps, 1):
         try:
-            _read_step(log, step)
+            _read_step(log, step, rows)
         except BadRecord as error:
             raise BadRecord(f"step {number}: {error}") from None
+    if 0 < sum("tokens" in turn for turn in log.turns) < len(log.turns):
+        log.turns = [{name: fact for name, fact in turn.items() if name != "tokens"} for turn in log.turns]
+        log.missing.add("token ids, as some steps have none")
+        log.unversioned = False
     log.about = _about(record)
     return log
 
@@ -68,7 +77,7 @@ def _about(record: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**({"reward": rewards[0]} if rewards else {}), **({"id": name} if isinstance(name, str) else {})}
 
 
-def _read_step(log: Log, step: Mapping[str, Any]) -> None:
+def _read_step(log: Log, step: Mapping[str, Any], rows: Rows) -> None:
     source, text, kept = step.get("source"), text_of(step.get("message")), _ours(step)
     others = {key: value for key, value in _object(kept.get("message")).items() if key not in _OWN}
     if source not in ("system", "user", "agent"):
@@ -86,7 +95,7 @@ def _read_step(log: Log, step: Mapping[str, Any]) -> None:
         message.update(others)
         log.messages.append((message, is_written))  # type: ignore[arg-type]
         if is_written:
-            log.turns.append({**kept, "usage": _usage(log, step)})
+            log.turns.append({**kept, **_facts(log, _object(step.get("metrics")), rows)})
     elif text or not step.get("observation"):
         shown: dict[str, Any] = {"role": source, "content": text, **others}
         log.messages.append((shown, False))  # type: ignore[arg-type]
@@ -123,13 +132,27 @@ def _call(call: Any) -> dict[str, Any]:
     return {"id": str(call.get("tool_call_id", "")), "type": "function", "function": function}
 
 
-def _usage(log: Log, step: Mapping[str, Any]) -> dict[str, Any]:
-    metrics = _object(step.get("metrics"))
-    for name, said in (("completion_token_ids", "token ids"), ("logprobs", "logprobs"), ("cost_usd", "costs")):
-        if metrics.get(name):
-            log.missing.add(said)
+def _facts(log: Log, metrics: Mapping[str, Any], rows: Rows) -> dict[str, Any]:
+    """Return the usage of a step, and its tokens if it has the ids of its prompt and of its answer."""
+    if metrics.get("cost_usd"):
+        log.missing.add("costs")
     names = ("prompt_tokens", "completion_tokens")
-    return {name: metrics[name] for name in names if isinstance(metrics.get(name), int)}
+    usage = {name: metrics[name] for name in names if isinstance(metrics.get(name), int)}
+    prompt, tokens, logprobs = (metrics.get(name) or [] for name in _TOKENS)
+    if not all(isinstance(values, list) for values in (prompt, tokens, logprobs)):
+        raise BadRecord(f"its {', '.join(_TOKENS)} are not lists")
+    if not (prompt and tokens):
+        log.missing.update(name for name, values in (("token ids", tokens), ("logprobs", logprobs)) if values)
+        return {"usage": usage}
+    check_ids(prompt, tokens)
+    kept = _ours(metrics)
+    place = rows.place(prompt, tokens, kept.get("starts_row"))
+    if not logprobs:  # as those of an expert
+        return {"tokens": {"kind": "tokens", **place, **({"tool_calls": kept_of(kept)["tool_calls"]} if kept else {})}}
+    check_logprobs(logprobs, tokens)
+    log.unversioned |= not kept
+    fields = kept_of(kept) if kept else unversioned(prompt, tokens)
+    return {"tokens": {"kind": "sampled", **place, **fields, "logprobs": tuple(map(float, logprobs))}}
 
 
 def _ours(place: Mapping[str, Any]) -> Mapping[str, Any]:

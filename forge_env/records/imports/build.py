@@ -32,7 +32,7 @@ class Log:
     """Each message, and whether the model wrote it in this conversation; the environment showed the others."""
     turns: list[dict[str, Any]] = field(default_factory=list)
     """Of each message that the model wrote: `reward`, `finish_reason`, seconds, `tool_uses`, `usage`, where known; and
-    under `tokens` the fields of a sampled Turn, where the log holds the engine's tokens."""
+    under `tokens` the fields of a Turn with tokens, sampled unless they say another kind, where the log holds them."""
     tools: list[Any] = field(default_factory=list)
     model: str = ""
     about: Mapping[str, Any] = field(default_factory=dict)
@@ -139,7 +139,7 @@ def _turn(observation: tuple[Message, ...], message: Message, facts: Mapping[str
         ),
         usage=facts.get("usage") or None,
     )
-    return replace(turn, kind="sampled", **facts["tokens"]) if "tokens" in facts else turn
+    return replace(turn, **{"kind": "sampled", **facts["tokens"]}) if "tokens" in facts else turn
 
 
 def _parsed_call(call: Mapping[str, Any]) -> ToolCall:

@@ -7,25 +7,23 @@ token that no loss is over counts as inserted by the agent, so no loss is over i
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
-from forge_env.core.routes import Routes
 from forge_env.core.turn import digest
-from forge_env.core.types import NOT_SAMPLED, Message, ToolCall
+from forge_env.core.types import NOT_SAMPLED, Message
 from forge_env.records.exports.conversation import OURS
 from forge_env.records.exports.training_trace import VERSION
 from forge_env.records.imports.build import BadRecord, Log
 from forge_env.records.imports.openai import read_message, read_tools
+from forge_env.records.imports.tokens import Rows, check_ids, check_logprobs, kept_of
 
 SOURCE = f"OpenEnv TrainingTrace v{VERSION}"
 _LISTS = ("prompt_token_ids", "completion_token_ids", "per_token_logps", "loss_mask")
 _OBJECTS = ("request", "response", "metadata")
 _SAME = ("reward", "policy_seconds", "env_seconds", "tool_uses", "usage")
 """What `metadata.forge_env` says of a turn, as `Log.turns` does."""
-_MOST_ID = 2**31 - 1  # ids are packed as 32 bits
 
 
 def is_trace(record: Mapping[str, Any]) -> bool:
@@ -83,12 +81,8 @@ def _check(call: Any) -> None:
     prompt, tokens, logprobs, mask = (call[name] for name in _LISTS)
     if not prompt:
         raise BadRecord("it has no prompt_token_ids")
-    if not all(type(token) is int and 0 <= token <= _MOST_ID for token in (*prompt, *tokens)):
-        raise BadRecord(f"a token id is no whole number from 0 to {_MOST_ID}")
-    if len(logprobs) != len(tokens):
-        raise BadRecord(f"it has {len(logprobs)} logprobs for {len(tokens)} tokens")
-    if not all(type(p) in (int, float) and math.isfinite(p) and p <= 0 for p in logprobs):
-        raise BadRecord("a logprob is no finite number up to 0")
+    check_ids(prompt, tokens)
+    check_logprobs(logprobs, tokens, most=0.0)
     if len(mask) != len(prompt) + len(tokens) or not all(type(bit) is int and bit in (0, 1) for bit in mask):
         raise BadRecord("its loss_mask is not one 0 or 1 for each token of the prompt and the completion")
     if any(mask[: len(prompt)]):
@@ -100,8 +94,7 @@ class _Reader:
 
     def __init__(self) -> None:
         self.log = Log(source=SOURCE)
-        self._row: list[int] = []
-        """The tokens of the row so far."""
+        self._rows = Rows()
         self._known: list[Message] = []
         """The conversation so far."""
 
@@ -122,17 +115,14 @@ class _Reader:
             log.messages += [(message, False) for message in (*self._new(requested, kept, goes_on=False), answer)]
             self._known = [*requested, answer]
             return
-        is_same = bool(self._row) and prompt[: len(self._row)] == self._row
-        starts_row = kept.get("starts_row", not is_same)
-        if not starts_row and not is_same:
-            raise BadRecord("its prompt does not go on from the tokens before it, as metadata.forge_env says")
-        log.messages += [(message, False) for message in self._new(requested, kept, goes_on=not starts_row)]
+        place = self._rows.place(prompt, tokens, kept.get("starts_row"))
+        new = self._new(requested, kept, goes_on=not place["starts_row"])
+        log.messages += [(message, False) for message in new]
         log.messages.append((answer, True))
         facts = {name: kept[name] for name in _SAME if name in kept}
-        fields = self._tokens(call, kept)
-        fields |= {"starts_row": bool(starts_row), "prompt_ids": tuple(prompt[0 if starts_row else len(self._row) :])}
+        fields = {**self._tokens(call, kept), **place}
         log.turns.append({**facts, "finish_reason": finish_reason, "tokens": fields})
-        self._row, self._known = [*prompt, *tokens], [*requested, answer]
+        self._known = [*requested, answer]
 
     def _tokens(self, call: Mapping[str, Any], kept: Mapping[str, Any]) -> dict[str, Any]:
         """The fields of a sampled Turn, but for its place in its row."""
@@ -144,28 +134,18 @@ class _Reader:
                 self.log.missing.add("logprobs of tokens that no loss is over")
             spans = [(bit - 1, len(list(group))) for bit, group in groupby(mask)]  # 0, or NOT_SAMPLED, which is -1
             return {
-                "token_ids": tuple(tokens),
                 "logprobs": tuple(float(p) if bit else 0.0 for p, bit in zip(logprobs, mask, strict=True)),
                 "versions": tuple(spans),
                 "context_digest": " ".join(digest([*prompt, *tokens[:start]]) for start in _requests(spans)),
             }
+        fields = kept_of(kept)
         try:
-            versions = tuple((NOT_SAMPLED if v is None else int(v), int(n)) for v, n in kept["weight_versions"])
-            constrained = int(kept.get("constrained", 0))
-            exact = kept.get("logprobs", logprobs)
-            is_exact = [min(float(p), 0.0) for p in exact] == logprobs
-            fields = {
-                "token_ids": tuple(tokens),
-                "logprobs": tuple(map(float, exact if is_exact else logprobs)),
-                "versions": versions,
-                "context_digest": str(kept["context_digest"]),
-                "tool_calls": tuple(ToolCall(**item) for item in kept["tool_calls"]),
-                "routes": tuple(map(Routes.of_text, kept.get("routes", ()))),
-                "constraint": str(kept.get("constraint", "")),
-                "constrained": constrained,
-            }
-        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
-            raise BadRecord(f"its metadata.forge_env is broken ({type(error).__name__}: {error})") from None
+            exact = tuple(map(float, kept.get("logprobs", logprobs)))
+        except (TypeError, ValueError) as error:
+            raise BadRecord(f"what forge_env has kept of it is broken ({type(error).__name__}: {error})") from None
+        is_exact = [min(p, 0.0) for p in exact] == logprobs
+        fields["logprobs"] = exact if is_exact else tuple(map(float, logprobs))
+        versions, constrained = fields["versions"], fields["constrained"]
         written = [int(version != NOT_SAMPLED) for version, count in versions for _ in range(min(count, len(tokens)))]
         if [*written[: len(tokens) - constrained], *[0] * constrained] != mask:
             raise BadRecord("its loss_mask is another than its metadata.forge_env says: leave that out to use the mask")

@@ -51,7 +51,8 @@ class SaysPolicy(ScriptedPolicy):
     ) -> Completion:
         self.asked.append((tuple(prompt_ids), sampling, request_id))
         done = await super().generate(prompt_ids, sampling, request_id=request_id, session=session)
-        return replace(done, logprobs=tuple(-1 - i / 8 for i in range(len(done.token_ids))))
+        logprobs = tuple(-1 - i / 8 for i in range(len(done.token_ids)))
+        return replace(done, logprobs=logprobs, constrained=len(logprobs) if sampling.grammar else 0)
 
 
 def says(model: Path, *messages: Message | str) -> TokenAgent:

@@ -20,7 +20,7 @@ from agents.renderer.rendering import Renderer
 from agents.scripted import ScriptedAgent
 from envs.external.dialects.openai_completions import OpenAICompletions
 from envs.external.dialects.reading import limit
-from envs.external.gateway import Gateway, read_body
+from envs.external.gateway import MAX_TOOLS, Gateway, read_body
 from envs.external.requests import RequestRefused
 from envs.external.served.requests import read_wish
 from forge_env.core.episode import Episode, write_jsonl
@@ -225,6 +225,22 @@ async def test_other_tools_begin_a_new_row(factory: EnvFactory, tiny_model: Path
         await program.chat("hi", first.choices[0].message, "and?", tools=[TOOL], tool_choice="none")
         episode = await program.end()
     assert [turn.starts_row for turn in episode.turns] == [True, True]
+
+
+def test_equal_tools_are_one_object_and_1_is_neither_true_nor_a_fraction() -> None:
+    """An agent renders a list of tools that it knows only once, so that another list must not pass for it."""
+    gateway = Gateway()
+
+    def tools(text: str) -> Any:
+        function = {"name": "f", "description": "", "parameters": json.loads(f'{{"minimum": {text}}}')}
+        return gateway.shared_tools(({"type": "function", "function": function},))
+
+    first = tools("1")
+    assert tools("1") is first
+    assert [str(tools(text)[0]["function"]["parameters"]["minimum"]) for text in ("1.0", "true")] == ["1.0", "True"]
+    for number in range(2, 2 + MAX_TOOLS):
+        tools(str(number))
+    assert tools("1") is not first, "only a few are kept"
 
 
 async def test_requests_at_once_are_rows_of_their_own(factory: EnvFactory, tiny_model: Path, tmp_path: Path) -> None:

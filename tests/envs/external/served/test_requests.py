@@ -46,7 +46,7 @@ FINISHES = st.fixed_dictionaries({}, optional={"answer": VALUES, "reward": st.fl
 
 def sent(body: Any) -> Any:
     """A body as it arrives."""
-    return parse_json(json.dumps(body).encode())
+    return parse_json(json.dumps(body).encode(), {})
 
 
 def check(refusal: RequestRefused) -> None:

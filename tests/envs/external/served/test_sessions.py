@@ -190,7 +190,8 @@ async def test_a_finish_that_cannot_count_loses_nothing(served: Open) -> None:
             assert response.status_code == 400 and words in error_of(response), body
         assert (await server.client.get(f"/sessions/{session['id']}")).json()["state"] == "open"
         first = await server.finish(session, reward=7, answer="x")
-        again = await server.finish(session, reward=7, answer="x")
+        spaced = b'{ "answer":"x","reward" : 7}'
+        again = await server.client.post(f"/sessions/{session['id']}/finish", content=spaced)
         other = await server.finish(session, reward=0)
         assert (await episode).reward == 7
     assert first.json() == again.json() and first.json()["reward"] == 7

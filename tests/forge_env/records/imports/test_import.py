@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,8 @@ from forge_env.records.exports.select import Selected
 from forge_env.records.imports.atif import read_trajectory
 from forge_env.records.imports.build import build
 from forge_env.records.imports.openai import read_chat
+from tests.forge_env.records.imports.test_training_trace import a_turn
+from tests.forge_env.records.imports.test_training_trace import episodes as sampled_episodes
 from tests.helpers.packages import needs
 from trainers.sft import Config
 from trainers.sft.data import SFTData
@@ -103,7 +106,7 @@ def episodes(draw: st.DrawFn) -> Episode:
         shown += [{"role": "tool", "tool_call_id": "nobody's", "content": draw(texts)}] * draw(st.booleans())
     outcome = draw(st.sampled_from(Outcome))
     return Episode(
-        task=Task(prompt=turns[0].observation, target=draw(texts), metadata={"a": 1}, id="t", kind="sum"),
+        task=Task(prompt=turns[0].observation[-1:], target=draw(texts), metadata={"a": 1}, id="t", kind="sum"),
         turns=tuple(turns),
         tail=tuple(shown),
         outcome=outcome,
@@ -134,6 +137,79 @@ def test_atif_comes_back_as_it_was(episode: Episode) -> None:
         assert (now.message, now.observation) == (was.message, was.observation)
         assert (now.reward, now.tool_uses, now.env_seconds) == (was.reward, was.tool_uses, was.env_seconds)
     assert back.info["imported"] == {"from": "ATIF-v1.8", "tools": [TOOL], "model": "m"}
+
+
+@given(sampled_episodes())
+def test_atif_with_tokens_comes_back_with_the_same_turns_and_rows(episode: Episode) -> None:
+    document = trajectory(Selected(episode, "", None), agent="a", model="m", tools=[TOOL], tokens=True)
+    log = read_trajectory(json.loads(json.dumps(document)))
+    back = build(log, None, "x")
+    assert (back.turns, back.rows, back.tail) == (episode.turns, episode.rows, episode.tail)
+    assert (log.missing, log.unversioned) == (set(), False)
+
+
+def test_atif_of_an_expert_comes_back_with_its_tokens() -> None:
+    """They have no logprobs."""
+    turns = [replace(a_turn((1, 2), (3,)), kind="tokens", logprobs=(), versions=(), context_digest="")]
+    turns.append(replace(turns[0], prompt_ids=(4,), starts_row=False))
+    episode = Episode(task=Task(prompt=()), turns=tuple(turns), reward=1.0, id="e")
+    document = trajectory(Selected(episode, "", None), agent="a", model=None, tools=[], tokens=True)
+    assert build(read_trajectory(json.loads(json.dumps(document))), None, "x").turns == episode.turns
+
+
+def step(number: int, *lists: list[Any]) -> dict[str, Any]:
+    """An answer as Harbor logs it, with the ids of its prompt, its own ids and their logprobs."""
+    names = ("prompt_token_ids", "completion_token_ids", "logprobs")
+    return {"step_id": number, "source": "agent", "message": "a", "metrics": dict(zip(names, lists, strict=False))}
+
+
+def harbor(*steps: dict[str, Any]) -> dict[str, Any]:
+    asked = {"step_id": 1, "source": "user", "message": "1+1?"}
+    return {"schema_version": "ATIF-v1.8", "agent": {"name": "a"}, "steps": [asked, *steps], "extra": {"reward": 1.0}}
+
+
+def test_atif_of_others_brings_its_tokens_in_rows(tmp_path: Path, read: Command) -> None:
+    steps = [step(2, [1, 2], [3, 4], [-0.5, 0]), step(3, [1, 2, 3, 4, 5], [6], [-1]), step(4, [1, 7], [8], [-2])]
+    result = read("atif", write(tmp_path / "log.jsonl", harbor(*steps)))
+    (episode,) = result["read"]
+    assert [row.token_ids for row in episode.rows] == [(1, 2, 3, 4, 5, 6), (1, 7, 8)]
+    assert [row.generator_logprobs for row in episode.rows] == [(0, 0, -0.5, 0, 0, -1), (0, 0, -2)]
+    assert episode.is_trainable and "which weights sampled" in result["said"], result["said"]
+
+
+@pytest.mark.parametrize(
+    ("second", "missing"),
+    [
+        (step(3), "token ids, as some steps have none"),
+        (step(3, [], [6], [-1]), "token ids, as some steps have none"),
+        (step(3, [1, 2, 3, 4, 5]), "token ids, as some steps have none"),
+    ],
+)
+def test_atif_without_the_tokens_of_each_answer_is_text(
+    tmp_path: Path, read: Command, second: dict[str, Any], missing: str
+) -> None:
+    log = write(tmp_path / "log.jsonl", harbor(step(2, [1, 2], [3, 4], [-0.5, 0]), second))
+    result = read("atif", log)
+    assert [turn.kind for turn in result["read"][0].turns] == ["text", "text"]
+    assert missing in result["said"]
+
+
+@pytest.mark.parametrize(
+    ("lists", "reason"),
+    [
+        ([[1, 2], [3, 4], [-0.5]], "it has 1 logprobs for 2 tokens"),
+        ([[1, -2], [3], [-0.5]], "a token id is no whole number"),
+        ([[1, 2], [True], [-0.5]], "a token id is no whole number"),
+        ([[1, 2], [3], ["-0.5"]], "a logprob is no finite number"),
+        ([[1, 2], 3, [-0.5]], "are not lists"),
+    ],
+)
+def test_atif_with_tokens_that_contradict_each_other_is_refused(
+    tmp_path: Path, read: Command, lists: list[Any], reason: str
+) -> None:
+    log = write(tmp_path / "log.jsonl", harbor(step(2, *lists)))
+    error = read("atif", log, code=2)["error"]
+    assert f"{log}:1: step 2: " in error and reason in error
 
 
 @given(episodes())

@@ -296,7 +296,10 @@ GOOD = a_call([1, 2], [3], [1], "a", "b")
         ({"turns": [{**GOOD, "loss_mask": [0, 0, 2]}]}, "its loss_mask is not one 0 or 1 for each token"),
         ({"turns": [{**GOOD, "loss_mask": [0, 1, 1]}]}, "its loss_mask is over tokens of the prompt"),
         ({"turns": [{**GOOD, "response": {"choices": [{}, {}]}}]}, "its response is not one with one choice"),
-        ({"turns": [{**GOOD, "metadata": {"forge_env": {"reward": 1}}}]}, "its metadata.forge_env is broken (KeyError"),
+        (
+            {"turns": [{**GOOD, "metadata": {"forge_env": {"reward": 1}}}]},
+            "what forge_env has kept of it is broken (KeyError",
+        ),
     ],
 )
 def test_a_record_that_openenv_would_refuse_is_refused(record: Any, sentence: str) -> None:
