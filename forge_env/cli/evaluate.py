@@ -212,6 +212,9 @@ def _show_notes(result: dict[str, Any], tasks: int, out: Path) -> None:
     if refused := result["refused_requests"]:
         reasons = ", ".join(f"{reason} ({count})" for reason, count in refused.items())
         note(f"{sum(refused.values())} requests of the programs were refused: {reasons}; the episodes' info says more")
+    if ignored := result["ignored_fields"]:
+        fields = ", ".join(f"{name} ({count})" for name, count in ignored.items())
+        note(f"requests of the programs were answered without these fields, with the number of requests: {fields}")
     for kind, rows in result["row_began"].items():
         if kind in ("template", "environment"):  # no program made them
             continue

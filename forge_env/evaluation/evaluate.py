@@ -94,12 +94,12 @@ class Evaluation:
     @property
     def refused_requests(self) -> dict[str, int]:
         """Reason -> number of refused requests of programs, over all episodes, as `Env.final_info` reports them."""
-        counts: Counter[str] = Counter()
-        for episode in self.episodes:
-            refused = episode.info.get("refused_requests")
-            if isinstance(refused, Mapping):  # an environment may write anything there
-                counts.update({str(reason): n for reason, n in refused.items() if isinstance(n, int)})
-        return dict(sorted(counts.items()))
+        return self._counted("refused_requests")
+
+    @property
+    def ignored_fields(self) -> dict[str, int]:
+        """Field -> number of requests of programs that had it and were answered without it, over all episodes."""
+        return self._counted("ignored_fields")
 
     @property
     def reward(self) -> Estimate:
@@ -141,6 +141,15 @@ class Evaluation:
             counts["refused_requests"] = sum(refused.values())
         figures = figures if self.attempts else {}
         return figures | {name: float(count) for name, count in counts.items()} | model_call_metrics(self.episodes)
+
+    def _counted(self, key: str) -> dict[str, int]:
+        """Return the sums of the counts that episodes have in their info."""
+        sums: Counter[str] = Counter()
+        for episode in self.episodes:
+            counts = episode.info.get(key)
+            if isinstance(counts, Mapping):  # an environment may write anything there
+                sums.update({str(name): n for name, n in counts.items() if isinstance(n, int)})
+        return dict(sorted(sums.items()))
 
     def _rates_of(self, tasks: Sequence[str]) -> list[float]:
         """The success rate of each of these tasks."""

@@ -79,6 +79,7 @@ def summarise(
         "faults": dict(sorted(Counter(map(fault_class, unresolved)).items())),
         "first_errors": _first_errors(unresolved),
         "refused_requests": evaluation.refused_requests,
+        "ignored_fields": evaluation.ignored_fields,
         **{name.removeprefix("rollout/"): value for name, value in row_metrics(done).items() if "began" not in name},
         "row_began": {kind: asdict(rows) for kind, rows in rows_began(done).items()},
         "faults_retried": len(faulted) - len(unresolved),

@@ -295,6 +295,9 @@ def enter_program_root(shown: Sequence[str], folder: str, tmp_bytes: int) -> Non
     mount_private_tmp(tmp_bytes)
     for name, descriptor in (("fd", ""), ("stdin", "/0"), ("stdout", "/1"), ("stderr", "/2")):
         os.symlink(f"/proc/self/fd{descriptor}", f"/dev/{name}")
+    os.mkdir("/dev/pts")  # terminals of its own: several agents run their commands in one
+    mount("devpts", "/dev/pts", "devpts", _MS_NOSUID | _MS_NOEXEC, "newinstance,ptmxmode=0666")
+    os.symlink("pts/ptmx", "/dev/ptmx")
     # Folders before their contents. Real paths first: then the targets of links exist.
     for source, target in sorted((real, real) for real, _ in named):
         _bind(source, target)

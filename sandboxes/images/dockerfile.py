@@ -19,7 +19,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from forge_env.core.errors import UserError
-from forge_env.core.workspace import Snapshot, UnpackedImage, Workspace, WorkspaceLimits, Workspaces
+from forge_env.core.workspace import Snapshot, UnpackedImage, Workspace, WorkspaceFileError, WorkspaceLimits, Workspaces
 from sandboxes.images.resolve import find_image
 
 _DESCRIBING = {"LABEL", "EXPOSE", "CMD", "ENTRYPOINT", "VOLUME", "STOPSIGNAL", "HEALTHCHECK", "MAINTAINER"}
@@ -51,11 +51,12 @@ async def build(workspaces: Workspaces, folder: Path, *, limits: WorkspaceLimits
     """Build the Dockerfile of a folder; its other files are the context.
 
     Args:
-        limits: of the build.
+        limits: of the build; its files together may have `disk_bytes`, whatever `transfer_bytes` is.
         timeout_s: of each RUN.
 
     Raises:
-        UserError: an instruction that is not supported here, or a command that failed, with the line.
+        UserError: an instruction that is not supported here, a command that failed, or files that do not fit, with the
+            line.
         SandboxError: the workspace failed.
     """
     instructions = list(read_instructions(folder / "Dockerfile"))
@@ -64,7 +65,8 @@ async def build(workspaces: Workspaces, folder: Path, *, limits: WorkspaceLimits
     builder = _Builder(folder, timeout_s)
     builder.begin(instructions[0])
     async with AsyncExitStack() as stack:
-        workspace = await workspaces.open(builder.base, limits=limits)
+        copied = replace(limits, transfer_bytes=limits.disk_bytes)
+        workspace = await workspaces.open(builder.base, limits=copied)
         stack.push_async_callback(workspace.close)
         for instruction in instructions[1:]:
             await builder.run(workspace, instruction)
@@ -162,7 +164,11 @@ class _Builder:
             for pattern in patterns:
                 self._stage(instruction, pattern, Path(staged), None if into_folder else PurePosixPath(place).name)
             is_tree = into_folder or any(path.is_dir() for path in self._matches(instruction, patterns[0]))
-            await workspace.put_tree(Path(staged), place if is_tree else str(PurePosixPath(place).parent), user=owner)
+            folder = place if is_tree else str(PurePosixPath(place).parent)
+            try:
+                await workspace.put_tree(Path(staged), folder, user=owner)
+            except WorkspaceFileError as error:
+                raise self._refusal(instruction, f"the files cannot be copied: {error}") from error
 
     def _stage(self, instruction: Instruction, pattern: str, staged: Path, name: str | None) -> None:
         for source in self._matches(instruction, pattern):

@@ -20,7 +20,7 @@ from agents.scripted import ScriptedAgent
 from envs.external.conversations import ProgramConversations
 from envs.external.dialects.anthropic_messages import AnthropicMessages
 from envs.external.requests import ProgramRequest
-from forge_env.core.types import Outcome
+from forge_env.core.types import EpisodeLimits, Outcome
 from forge_env.rollout.factory import EnvFactory
 from tests.envs.external.external_playing import Playing, calls, opened, playing, says
 from tests.envs.external.test_external_gateway import check
@@ -171,6 +171,23 @@ async def test_the_token_and_the_models_of_messages(factory: EnvFactory, tiny_mo
             )
         await client.messages.create(model=model.id, max_tokens=50, messages=[{"role": "user", "content": "hi"}])
         assert (await program.end()).reward == 1.0
+
+
+async def test_a_limit_above_the_room_is_cut_to_the_room_in_every_dialect(
+    factory: EnvFactory, tiny_model: Path, tmp_path: Path
+) -> None:
+    agent: Any = says(tiny_model, "1", "2", "3")
+    limits = EpisodeLimits(max_tokens=500)
+    async with playing(factory, agent, tmp_path, limits=limits) as program, claude(program) as client:
+        await program.chat("hi", max_tokens=32_000)
+        await program.client.responses.create(model="any", input="hello", max_output_tokens=32_000)
+        asked: Any = [{"role": "user", "content": "how do you do?"}]
+        await client.messages.create(model="any", messages=asked, max_tokens=32_000)
+        episode = await program.end()
+    assert [sampling.max_tokens for _, sampling, _ in agent._policy.asked] == [
+        500 - len(prompt) for prompt, _, _ in agent._policy.asked
+    ]
+    assert (episode.outcome, len(episode.turns)) == (Outcome.SCORED, 3), episode.error
 
 
 async def test_responses_with_a_function_are_one_row(factory: EnvFactory, tiny_model: Path, tmp_path: Path) -> None:

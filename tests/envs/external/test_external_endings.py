@@ -260,14 +260,18 @@ async def test_the_example_makes_do_with_what_there_is(tiny_model: Path, tmp_pat
 # ---- the figures of an evaluation ----
 
 
-def test_an_evaluation_shows_what_was_refused(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_an_evaluation_shows_what_was_refused_and_what_was_ignored(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "says.py").write_text("def model(messages):\n    return {'role': 'assistant', 'content': 'a'}\n")
     line = ["eval", "--env", "external", "--agent", f"scripted:{tmp_path}/says.py:model", "--tasks", "2"]
-    line += ["--command", command("refused", '[{"n": 2}, {}]'), "--out", str(tmp_path / "out")]
+    line += ["--command", command("refused", '[{"n": 2}, {"seed": 3}]'), "--out", str(tmp_path / "out")]
     assert main([*line, "--json"]) == 0
     out, err = capfd.readouterr()
-    assert json.loads(out)["refused_requests"] == {"n": 2}
+    result = json.loads(out)
+    assert (result["refused_requests"], result["ignored_fields"]) == ({"n": 2}, {"seed": 2})
     assert "2 requests of the programs were refused: n (2)" in err
+    assert err.count("answered without these fields, with the number of requests: seed (2)") == 1
     assert "began for the reason" not in err
     line[line.index("--command") + 1], line[-1] = command("refused", '[{"n": 2}]'), str(tmp_path / "faults")
     assert main([*line, "--json"]) == 1

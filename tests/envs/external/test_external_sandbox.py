@@ -103,6 +103,7 @@ async def test_a_program_sees_its_own_and_reaches_the_gateway_only(
     assert inside["init"] == "PermissionError"
     assert all(inside["writes"]) and inside["own"] == "written"
     assert inside["descriptors"] == [0, 1, 2]
+    assert inside["terminal"] == "/dev/pts/0", "the first one of its own, whatever terminals there are outside"
     assert inside["ids"][0] != 0
     given = {name for name in inside["variables"] if not name.startswith(("OPENAI_", "ANTHROPIC_", "FORGE_ENV_"))}
     assert given <= {"PATH", "LANG", "HOME", "TMPDIR", "PYTHONUNBUFFERED", "LC_CTYPE"}  # the last is Python's own doing

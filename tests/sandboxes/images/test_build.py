@@ -6,6 +6,7 @@ import os
 import shutil
 import stat
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -42,6 +43,7 @@ def write(cache: Path, tmp_path: Path) -> Write:
 
 
 async def test_a_dockerfile_becomes_an_image_of_the_cache(write: Write, cache: Path) -> None:
+    limits = replace(LIMITS, transfer_bytes=2)  # of what goes in and out; the files of a build may fill its disk
     folder = write(
         "ENV A=1\nWORKDIR /data\nCOPY data /data/\n"
         "RUN ln data hard; ln -s data soft; chmod 4755 data; rm /bin/wc; mkfifo f\n"
@@ -49,7 +51,7 @@ async def test_a_dockerfile_becomes_an_image_of_the_cache(write: Write, cache: P
     )
     assert choose_builder(folder) == "forge", "only forge_env has a folder as an image"
     async with open_workspaces() as workspaces:
-        image = await build_with_forge(workspaces, folder, "mine:1", limits=LIMITS, timeout_s=60)
+        image = await build_with_forge(workspaces, folder, "mine:1", limits=limits, timeout_s=60)
         users = workspaces.capabilities.users
     assert find_image("mine:1") == image == find_image(image.digest[:30])
     assert (image.env["A"], image.workdir, image.user) == ("1", "/data", "1000")
@@ -69,7 +71,14 @@ async def test_a_dockerfile_becomes_an_image_of_the_cache(write: Write, cache: P
 async def test_a_build_that_fails_leaves_nothing(write: Write, cache: Path) -> None:
     folder = write("RUN echo no; exit 7\n")
     async with open_workspaces() as workspaces:
-        with pytest.raises(UserError, match=r"Dockerfile:2: RUN echo no; exit 7: it ended with nonzero \(7\): no"):
+        small = replace(LIMITS, disk_bytes=2**20)
+        with (folder / "large").open("wb") as file:
+            file.truncate(2**20 + 1)
+        (folder / "Dockerfile").write_text((folder / "Dockerfile").read_text().replace("RUN", "COPY large /\nRUN"))
+        with pytest.raises(UserError, match="Dockerfile:2: COPY large /: the files cannot be copied: .* has more than"):
+            await build_with_forge(workspaces, folder, "mine:1", limits=small, timeout_s=60)
+        (folder / "large").write_bytes(b"x")
+        with pytest.raises(UserError, match=r"Dockerfile:3: RUN echo no; exit 7: it ended with nonzero \(7\): no"):
             await build_with_forge(workspaces, folder, "mine:1", limits=LIMITS, timeout_s=60)
         with pytest.raises(UserError, match="'Mine' is no name of an image"):
             await build_with_forge(workspaces, folder, "Mine", limits=LIMITS, timeout_s=60)
