@@ -13,14 +13,16 @@ import json
 import socket
 import zlib
 from collections import ChainMap, OrderedDict
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 from envs.external.dialects.dialect import Dialect, dump
 from envs.external.dialects.table import DIALECTS, default_dialect, list_of_models
 from envs.external.requests import RequestRefused
 from envs.external.session import PendingRequest, ProgramSession
+from envs.external.told import RULES, Rule, told
 from forge_env.core.errors import UserError
 from forge_env.serve.http_server import open_listener, run_server
 
@@ -43,10 +45,12 @@ class Gateway:
 
     Args:
         max_body: the most bytes of a request.
+        rules: which requests are auxiliary.
     """
 
-    def __init__(self, *, max_body: int = MAX_BODY) -> None:
+    def __init__(self, *, max_body: int = MAX_BODY, rules: Sequence[Rule] = RULES) -> None:
         self.max_body = max_body
+        self.rules = rules
         self.base_url = ""
         """The URL that programs are given, such as http://127.0.0.1:40123/v1."""
         self.port = 0
@@ -114,12 +118,28 @@ class Gateway:
             await send_json(send, 200, list_of_models(name, MODEL, headers))
             return
         try:
-            pending = await _queue_request(session, method, path, headers, receive, self.max_body)
+            pending = await self._queue_request(session, method, path, headers, receive)
         except RequestRefused as refusal:
             if refusal.status < 500:  # above, the episode is over
                 session.refusals.add(refusal)
             raise
         await _Delivery(session, pending, dialect, receive, send).run()
+
+    async def _queue_request(
+        self, session: ProgramSession, method: str, path: str, headers: Mapping[bytes, bytes], receive: Receive
+    ) -> PendingRequest:
+        """Read a request and queue it in the session."""
+        if path not in DIALECTS:
+            offered = ", ".join(["/v1/models", *DIALECTS])
+            raise RequestRefused(404, f"there is no {path}; there are {offered}", code="not_found")
+        if method != "POST":
+            raise RequestRefused(405, f"{path} is asked with POST, not with {method}", code="method_not_allowed")
+        data = await read_body(headers, receive, self.max_body)
+        body = parse_json(data)
+        request = DIALECTS[path].read(body, session.histories)
+        request = replace(request, told=told(headers, body, request.messages, self.rules))
+        is_retry = headers.get(b"x-stainless-retry-count", b"0") != b"0"
+        return session.add(request, hashlib.blake2b(path.encode() + data).digest(), is_retry=is_retry)
 
     def _session(self, headers: Mapping[bytes, bytes]) -> ProgramSession:
         tokens = [bearer_token(headers), headers.get(b"x-api-key", b"").decode("latin-1").strip()]
@@ -136,26 +156,6 @@ def bearer_token(headers: Mapping[bytes, bytes]) -> str:
     """Return the bearer token of a request; empty if it has none."""
     scheme, _, token = headers.get(b"authorization", b"").decode("latin-1").partition(" ")
     return token.strip() if scheme.lower() == "bearer" else ""
-
-
-async def _queue_request(
-    session: ProgramSession,
-    method: str,
-    path: str,
-    headers: Mapping[bytes, bytes],
-    receive: Receive,
-    max_body: int,
-) -> PendingRequest:
-    """Read a request and queue it in the session."""
-    if path not in DIALECTS:
-        offered = ", ".join(["/v1/models", *DIALECTS])
-        raise RequestRefused(404, f"there is no {path}; there are {offered}", code="not_found")
-    if method != "POST":
-        raise RequestRefused(405, f"{path} is asked with POST, not with {method}", code="method_not_allowed")
-    data = await read_body(headers, receive, max_body)
-    request = DIALECTS[path].read(parse_json(data), session.histories)
-    is_retry = headers.get(b"x-stainless-retry-count", b"0") != b"0"
-    return session.add(request, hashlib.blake2b(path.encode() + data).digest(), is_retry=is_retry)
 
 
 class _Delivery:
@@ -314,7 +314,7 @@ async def _start(send: Send, status: int, kind: bytes, headers: list[tuple[bytes
 
 
 @asynccontextmanager
-async def open_gateway(host: str = "127.0.0.1") -> AsyncIterator[Gateway]:
+async def open_gateway(host: str = "127.0.0.1", rules: Sequence[Rule] = RULES) -> AsyncIterator[Gateway]:
     """Serve a gateway on the running event loop, at a free port.
 
     Raises:
@@ -323,7 +323,7 @@ async def open_gateway(host: str = "127.0.0.1") -> AsyncIterator[Gateway]:
     """
     if importlib.util.find_spec("uvicorn") is None:
         raise UserError("the environment external needs uvicorn: pip install 'forge-env[tools]'")
-    gateway = Gateway()
+    gateway = Gateway(rules=rules)
     with _listener(host) as listener:
         gateway.port = listener.getsockname()[1]
         gateway.base_url = f"http://{host}:{gateway.port}/v1"
