@@ -14,6 +14,7 @@ import json
 import subprocess
 import tempfile
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +62,7 @@ async def measure(name: str) -> dict[str, Any]:
             "seconds": round(time.perf_counter() - started, 1),
             "turns": len(episode.turns),
             "rows": len(episode.rows),
-            "row_began": list(episode.info.get("row_began", ())),
+            "row_began": [asdict(row) for row in episode.lineage[1:]],
             "repeated_tokens": episode.info.get("repeated_tokens", 0),
             "ignored_fields": episode.info.get("ignored_fields", {}),
             "refused_requests": episode.info.get("refused_requests", {}),

@@ -122,9 +122,9 @@ class OverlongPunishment:
 
     def length_of(self, episode: Episode) -> int:
         """The sampled tokens from which on the whole penalty is due for this episode, at least 1."""
-        if not self.context or not episode.turns:
+        if not self.context or not episode.work:
             return self.length
-        return max(1, min(self.length, self.context - len(episode.turns[0].prompt_ids)))
+        return max(1, min(self.length, self.context - len(episode.work[0].prompt_ids)))
 
     def of_episode(self, episode: Episode) -> float:
         """What an episode gets for the tokens that it sampled in all its turns."""

@@ -52,14 +52,23 @@ class ProgramConversation:
 
     number: int
     tools: Sequence[ToolSpec] = ()
+    agent: str = ""
+    """The client's name for the agent, see `Told`."""
+    auxiliary: str = ""
+    """Why it is no part of the work; "" for a part of it."""
     known: list[Content] = field(default_factory=list)
     """The contents of its messages, the last response included."""
     text: str = ""
     """Prompt and response, of a conversation in plain text."""
-    turns: int = 0
-    """Requests that were answered."""
+    ends: list[int] = field(default_factory=list)
+    """The length of `known` after each answer."""
     asked: Sequence[Content] | None = None
     """The contents of the request that the model is answering, if it is."""
+
+    @property
+    def turns(self) -> int:
+        """How many of its requests were answered."""
+        return len(self.ends)
 
     @property
     def is_asked(self) -> bool:
@@ -87,14 +96,15 @@ class ProgramConversations:
         """Return the conversation of a request, and the messages that are new to it.
 
         A request continues the longest conversation that it begins with and adds to, if the tools are the same and the
-        model is not answering another request of it. Any other request begins a new conversation. The numbers of
-        conversations depend on the order of the requests alone, not on when they are answered.
+        model is not answering another request of it; of several one of the same agent. Any other request begins a new
+        conversation. Auxiliary requests have conversations of their own, so that the work goes on where it was. The
+        numbers of conversations depend on the order of the requests alone, not on when they are answered.
         """
         contents = [content_of(message) for message in request.messages]
         if request.prompt is not None:
-            conversation = self._place_text(request.prompt)
+            conversation = self._place_text(request, request.prompt)
         else:
-            conversation = self._place_chat(contents, request.tools)
+            conversation = self._place_chat(request, contents)
         observation = _with_model_ids(request.messages[_known_of(conversation.known, contents) :])
         conversation.asked = contents
         return conversation, observation
@@ -110,26 +120,43 @@ class ProgramConversations:
     def answered(self, conversation: ProgramConversation, request: ProgramRequest, reply: Message) -> None:
         """Add a response, as the program receives it."""
         asked, conversation.asked = conversation.asked or (), None
-        conversation.turns += 1
         if isinstance(request.prompt, str):
             conversation.text = request.prompt + reply["content"]
         elif request.prompt is None:
             conversation.known = [*asked, content_of(reply)]
+        conversation.ends.append(len(conversation.known))
 
-    def _place_chat(self, contents: Sequence[Content], tools: Sequence[ToolSpec]) -> ProgramConversation:
-        candidates = [item for item in self._all if _continues(item, contents, tools)]
-        return max(candidates, key=lambda item: (len(item.known), item.number), default=None) or self._new(tools)
+    def _place_chat(self, request: ProgramRequest, contents: Sequence[Content]) -> ProgramConversation:
+        agent = request.told.agent
+        candidates = [item for item in self._idle(request) if _continues(item, contents, request.tools)]
+        key = lambda item: (item.agent == agent, len(item.known), item.number)  # noqa: E731
+        return max(candidates, key=key, default=None) or self._new(request)
 
-    def _place_text(self, prompt: str | Sequence[int]) -> ProgramConversation:
+    def _place_text(self, request: ProgramRequest, prompt: str | Sequence[int]) -> ProgramConversation:
         candidates = [
             item
-            for item in self._all
-            if item.text and not item.is_asked and isinstance(prompt, str) and prompt.startswith(item.text)
+            for item in self._idle(request)
+            if item.text and isinstance(prompt, str) and prompt.startswith(item.text)
         ]
-        return max(candidates, key=lambda item: len(item.text), default=None) or self._new()
+        return max(candidates, key=lambda item: len(item.text), default=None) or self._new(request)
 
-    def _new(self, tools: Sequence[ToolSpec] = ()) -> ProgramConversation:
-        conversation = ProgramConversation(number=len(self._all), tools=tools)
+    def _idle(self, request: ProgramRequest) -> list[ProgramConversation]:
+        """The conversations that a request may continue, by what its client says. A sub-agent continues its own ones
+        only: it may begin with all that its caller knows."""
+        told = request.told
+        return [
+            item
+            for item in self._all
+            if bool(item.auxiliary) == bool(told.auxiliary)
+            and not item.is_asked
+            and (item.agent == told.agent or not told.parent)
+        ]
+
+    def _new(self, request: ProgramRequest) -> ProgramConversation:
+        told = request.told
+        conversation = ProgramConversation(
+            number=len(self._all), tools=request.tools, agent=told.agent, auxiliary=told.auxiliary
+        )
         self._all.append(conversation)
         return conversation
 
@@ -149,9 +176,7 @@ def _with_model_id(message: Message) -> Message:
 
 
 def _continues(conversation: ProgramConversation, contents: Sequence[Content], tools: Sequence[ToolSpec]) -> bool:
-    if conversation.is_asked or conversation.tools != tools:
-        return False
-    return _known_of(conversation.known, contents) > 0
+    return conversation.tools == tools and _known_of(conversation.known, contents) > 0
 
 
 def _known_of(known: Sequence[Content], contents: Sequence[Content]) -> int:

@@ -146,7 +146,8 @@ class External(ConcurrentEnv):
         reply = ProgramReply.of(action, pending.request, turn=self._turns)
         self._turns += 1
         self._conversations.answered(conversation, pending.request, reply.message)
-        if self._last is None or pending.number > self._last[0].number:  # whatever the order of the answers
+        is_latest = self._last is None or pending.number > self._last[0].number  # whatever the order of the answers
+        if is_latest and not conversation.auxiliary:
             self._messages = [*pending.request.messages, reply.message]
             self._last = (pending, action)
         if self._full_at is not None and pending.number > self._full_at:
@@ -330,6 +331,7 @@ class External(ConcurrentEnv):
                 logprobs=request.logprobs,
                 count=request.counts,
                 began=began,
+                auxiliary=conversation.auxiliary,
             )
         }
 

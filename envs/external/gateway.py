@@ -14,7 +14,7 @@ import marshal
 import socket
 import zlib
 from collections import ChainMap, OrderedDict
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
@@ -23,6 +23,7 @@ from envs.external.dialects.dialect import Dialect, dump
 from envs.external.dialects.table import DIALECTS, default_dialect, list_of_models
 from envs.external.requests import RequestRefused
 from envs.external.session import PendingRequest, ProgramSession
+from envs.external.told import RULES, Rule, told
 from forge_env.core.errors import UserError
 from forge_env.core.types import ToolSpec
 from forge_env.serve.http_server import open_listener, run_server
@@ -48,10 +49,12 @@ class Gateway:
 
     Args:
         max_body: the most bytes of a request.
+        rules: which requests are auxiliary.
     """
 
-    def __init__(self, *, max_body: int = MAX_BODY) -> None:
+    def __init__(self, *, max_body: int = MAX_BODY, rules: Sequence[Rule] = RULES) -> None:
         self.max_body = max_body
+        self.rules = rules
         self.base_url = ""
         """The URL that programs are given, such as http://127.0.0.1:40123/v1."""
         self.port = 0
@@ -138,8 +141,10 @@ class Gateway:
             raise RequestRefused(405, f"{path} is asked with POST, not with {method}", code="method_not_allowed")
         data = await read_body(headers, receive, self.max_body)
         DIALECTS[path].check(headers)
-        request = DIALECTS[path].read(parse_json(data, headers), session.histories)
-        request = replace(request, tools=self.shared_tools(request.tools))
+        body = parse_json(data, headers)
+        request = DIALECTS[path].read(body, session.histories)
+        told_of = told(headers, body, request.messages, self.rules)
+        request = replace(request, tools=self.shared_tools(request.tools), told=told_of)
         is_retry = headers.get(b"x-stainless-retry-count", b"0") != b"0"
         return session.add(request, hashlib.blake2b(path.encode() + data).digest(), is_retry=is_retry)
 
@@ -328,7 +333,7 @@ async def _start(send: Send, status: int, kind: bytes, headers: list[tuple[bytes
 
 
 @asynccontextmanager
-async def open_gateway(host: str = "127.0.0.1") -> AsyncIterator[Gateway]:
+async def open_gateway(host: str = "127.0.0.1", rules: Sequence[Rule] = RULES) -> AsyncIterator[Gateway]:
     """Serve a gateway on the running event loop, at a free port.
 
     Raises:
@@ -337,7 +342,7 @@ async def open_gateway(host: str = "127.0.0.1") -> AsyncIterator[Gateway]:
     """
     if importlib.util.find_spec("uvicorn") is None:
         raise UserError("the environment external needs uvicorn: pip install 'forge-env[tools]'")
-    gateway = Gateway()
+    gateway = Gateway(rules=rules)
     with _listener(host) as listener:
         gateway.port = listener.getsockname()[1]
         gateway.base_url = f"http://{host}:{gateway.port}/v1"

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from envs.external.told import Told
 from forge_env.core.constraint import Constraint
 from forge_env.core.types import Message, ToolSpec
 
@@ -61,5 +62,7 @@ class ProgramRequest:
     """Fields that the program set and that are ignored; a part of a field as "tools.strict"."""
     echo: Mapping[str, Any] = field(default_factory=dict, compare=False)
     """What the response repeats of the request, in the dialect's form."""
+    told: Told = field(default=Told())
+    """What the client says of the request beside its content."""
     leading: int = 0
     """Messages at the beginning that a later request which names this one does not take over."""

@@ -24,6 +24,7 @@ from envs.external.served.listening import address_of, open_desk, token_of
 from envs.external.session import ProgramSession
 from envs.external.setup import Setup, open_scorer
 from envs.external.tasks import make_tasks
+from envs.external.told import RULES, read_rules
 from forge_env.core.env import StepResult, TimeSpentBy
 from forge_env.core.errors import EnvError, UserError
 from forge_env.core.types import Task
@@ -131,6 +132,7 @@ async def open_served(
     public_url: str = "",
     take_seconds: float = 240.0,
     max_request_bytes: int = MAX_BODY,
+    auxiliary: str = "",
 ) -> AsyncIterator[ServedSetup]:
     """Open the server that agents take their sessions from.
 
@@ -145,14 +147,17 @@ async def open_served(
             that they have called.
         take_seconds: how long an episode waits for an agent that takes it; then it is a fault.
         max_request_bytes: the size limit of a request.
+        auxiliary: rules by which requests are no part of the work, see `envs.external.told.read_rules`.
 
     Raises:
-        UserError: for an address where nobody can listen, no token, a reward that is not there, or no range.
+        UserError: for an address where nobody can listen, no token, a reward that is not there, no range, or a rule
+            that is none.
     """
     if not 0 < take_seconds < math.inf:
         raise UserError(f"take_seconds is {take_seconds:g}; it is a number of seconds above 0")
+    rules = (*read_rules(auxiliary), *RULES)
     token = token_of(token_file)
     async with open_scorer(tasks, reward, reward_range, giver="agent") as scorer:
         desk = Desk(scorer, token=token, public_url=public_url, take_seconds=take_seconds)
-        async with open_desk(desk, listen, max_request_bytes) as gateway:
+        async with open_desk(desk, listen, max_request_bytes, rules) as gateway:
             yield ServedSetup(gateway=gateway, scorer=scorer, desk=desk)

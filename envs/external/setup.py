@@ -12,6 +12,7 @@ from envs.external.gateway import Gateway, open_gateway
 from envs.external.program import command_of, shown_to
 from envs.external.rooms import Rooms, has_workspaces, is_inside, open_rooms
 from envs.external.scoring import Scorer
+from envs.external.told import RULES, read_rules
 from forge_env.core.errors import UserError, nearest
 from forge_env.core.reward_value import MAX_REWARD
 from forge_env.records.rescore import load_reward
@@ -64,6 +65,7 @@ async def open_setup(
     data: str = "",
     image: str = "",
     files: str = "",
+    auxiliary: str = "",
 ) -> AsyncIterator[ProgramSetup]:
     """Open what the episodes share.
 
@@ -83,12 +85,15 @@ async def open_setup(
         image: the image of a workspace that the program runs in, where it reaches the gateway only: host,
             host:PACKAGES, or what `sandboxes.images.resolve.find_image` finds.
         files: a folder of this machine that is copied to /agent in the workspace.
+        auxiliary: rules by which requests are no part of the work, see `envs.external.told.read_rules`.
 
     Raises:
-        UserError: for a command or a reward that is not there, an address that is not this machine's, or no range.
+        UserError: for a command or a reward that is not there, an address that is not this machine's, no range, or a
+            rule that is none.
         SandboxUnavailable: programs cannot be isolated on this machine.
     """
     inside = is_inside(tasks, image)
+    rules = (*read_rules(auxiliary), *RULES)
     words = command_of(command, is_inside=inside)
     if inside:
         _check_inside(sandbox, host, cwd)
@@ -100,7 +105,7 @@ async def open_setup(
         await _check_sandbox(sandbox, words, host, cwd)
     async with (
         open_scorer("" if has_workspaces(tasks) else tasks, reward, reward_range) as scorer,
-        open_gateway(host) as gateway,
+        open_gateway(host, rules) as gateway,
         open_rooms(tasks, data=data, image=image, files=files) as rooms,
     ):
         yield ProgramSetup(

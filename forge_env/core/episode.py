@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from forge_env.core.errors import UserError
+from forge_env.core.lineage import Lineage
 from forge_env.core.packed import json_list
 from forge_env.core.routes import Routes
 from forge_env.core.turn import TOKEN_FIELDS, Row, Turn, TurnKind, broken, digest, join, require
@@ -64,6 +65,9 @@ class Episode:
     success: bool | None = None
     """The environment's verdict on success; None if there is none, and without a reward."""
     info: Mapping[str, Any] = field(default_factory=dict)
+    lineage: tuple[Lineage, ...] = ()
+    """Where each row comes from, in the order of the rows; empty for an episode of one row. A conversation without
+    tokens counts as a row."""
     schema_version: int = SCHEMA_VERSION
     # The short form; ignored if `turns` is given.
     prompt_ids: InitVar[Sequence[int] | None] = None
@@ -90,6 +94,8 @@ class Episode:
                 raise broken(f"outcome {self.outcome} needs a finite reward, got {self.reward}")
         elif self.reward is not None:
             raise broken(f"outcome {self.outcome} has no reward, got {self.reward}")
+        numbers = [number for row in self.lineage for number in (row.turn, row.parent or 0)]
+        require(all(0 <= number < len(self.turns) for number in numbers), "a row's lineage names turns of the episode")
         for turn in self.turns:
             if turn.kind != "text":
                 require(turn.starts_row, "the first turn with tokens starts a row")
@@ -157,8 +163,14 @@ class Episode:
         return joined + list(self.tail)
 
     @property
+    def work(self) -> tuple[Turn, ...]:
+        """The turns that are part of the work: all but the auxiliary ones."""
+        return tuple(turn for turn in self.turns if not turn.auxiliary)
+
+    @property
     def num_sampled(self) -> int:
-        return sum(turn.num_written for turn in self.turns if turn.kind == "sampled")
+        """Tokens that the model sampled in its work."""
+        return sum(turn.num_written for turn in self.work if turn.kind == "sampled")
 
     @property
     def is_trainable(self) -> bool:
@@ -201,6 +213,7 @@ class Episode:
                 turns=tuple(_turn_from(item) for item in data.pop("turns")),
                 outcome=Outcome(data.pop("outcome")),
                 tail=tuple(data.pop("tail")),
+                lineage=tuple(Lineage(**row) for row in data.pop("lineage", ())),
                 **data,
             )
         except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -305,7 +318,7 @@ def _fields_of(value: Any) -> dict[str, Any]:
     return asdict(value)
 
 
-_ONLY_IF_SET = ("routes", "constraint", "constrained")  # in a line
+_ONLY_IF_SET = ("routes", "auxiliary", "constraint", "constrained")  # in a line
 
 
 def _turn_json(turn: Turn) -> str:

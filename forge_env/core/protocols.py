@@ -21,6 +21,14 @@ class RowBegan(NamedTuple):
     """A word for counting, such as "edited_message"."""
     why: str
     """What differs from an earlier conversation, in a few words that let a user mend his agent."""
+    parent: int | None = None
+    """Number of the conversation that it branches from, if any."""
+    turns: int = 0
+    """How many answers of that conversation come before the branch."""
+    known_by: str = ""
+    """What the parent is known by, see `Lineage`."""
+    agent: str = ""
+    """The client's own name for the agent, see `Lineage`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +59,9 @@ class NextTurn:
     no turn. Only a `ConcurrentEnv` may ask for it."""
     began: RowBegan | None = None
     """Why a new conversation begins, for the record."""
+    auxiliary: str = ""
+    """Why the turn is no part of the work, see `Turn`; "" for a part of it. A conversation is auxiliary as a whole, or
+    not at all. The auxiliary turns of a `ConcurrentEnv` do not count for `max_turns`."""
 
 
 @dataclass(slots=True)
@@ -68,6 +79,8 @@ class Conversation:
     observation: tuple[Message, ...] = ()
     asked: NextTurn | None = None
     """Requirements of the next turn, if the environment has any."""
+    auxiliary: str = ""
+    """Why it is no part of the work, see `Turn`; "" for a part of it."""
 
     @property
     def constraint(self) -> Constraint | None:

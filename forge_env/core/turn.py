@@ -96,6 +96,9 @@ class Turn(_Packable):
     """Experts that the engine chose for the tokens of the row; those of earlier turns are there already."""
     constraint: str = ""
     """`Constraint.label` of the form that the answer had to have; "" where it was free."""
+    auxiliary: str = ""
+    """Why the turn is no part of the work, such as a title that a program asked for; "" for a part of it. An auxiliary
+    turn stays in the record. No loss is over its tokens, and statistics count it apart."""
     constrained: int = 0
     """Number of `token_ids`, the last ones, that were sampled under a grammar. Their logprobs are those of the tokens
     that the grammar allowed; a trainer does not know the grammar, so no loss is over them."""
@@ -153,8 +156,8 @@ class Turn(_Packable):
 
     @property
     def num_trained(self) -> int:
-        """Number of `token_ids` that a loss is over: those that were written, and not under a grammar."""
-        return self.num_written - self.constrained
+        """Number of `token_ids` that a loss is over: those written, and not under a grammar; 0 in an auxiliary turn."""
+        return 0 if self.auxiliary else self.num_written - self.constrained
 
     def __getstate__(self) -> tuple[tuple[Any, ...], PackedTurn]:
         return tuple(getattr(self, name) for name in _OTHER_FIELDS), self.packed
@@ -214,7 +217,7 @@ class Row(_Packable):
     token_ids: tuple[int, ...]
     loss_mask: tuple[bool, ...]
     """True exactly on the tokens that the model sampled freely (or the expert wrote): not on those that an agent
-    inserted, and not on those that were sampled under a grammar."""
+    inserted, not on those that were sampled under a grammar, and not on those of auxiliary turns."""
     generator_logprobs: tuple[float, ...]
     """The logprob of the policy that sampled, where the mask is true and there is one, else 0."""
     versions: tuple[int, ...]
@@ -289,8 +292,8 @@ def join(turns: Sequence[Turn]) -> Row:
 
 
 def _free(packed: PackedTurn, turn: Turn) -> tuple[PackedTurn, Sequence[tuple[int, int]]]:
-    """The tokens and versions of a turn as its row has them: constrained tokens as if nobody had sampled them."""
-    count = turn.constrained
+    """The tokens and versions of a turn as its row has them: tokens without a loss as if nobody had sampled them."""
+    count = turn.num_tokens if turn.auxiliary else turn.constrained
     if not count:
         return packed, turn.versions
     logprobs = packed.logprobs and packed.logprobs[: -8 * count] + bytes(8 * count)

@@ -138,9 +138,11 @@ def row_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
     rollout/rows_per_episode is the mean number of rows; rollout/repeated_tokens the share of the tokens of all rows
     that repeats the beginning of an earlier row, and so is computed again; rollout/row_began/KIND, where there are any,
     the mean number of rows that began for that reason; rollout/constrained_tokens, where there are any, the share of
-    the tokens that were written under a grammar.
+    the tokens that were written under a grammar. Auxiliary turns do not count for these, and where there are any
+    rollout/auxiliary_turns is the mean number of them.
     """
-    turns = [turn for episode in episodes for turn in episode.turns if turn.kind != "text"]
+    turns = [turn for episode in episodes for turn in episode.work if turn.kind != "text"]
+    auxiliary = sum(bool(turn.auxiliary) for episode in episodes for turn in episode.turns)
     tokens = sum(turn.num_prompt + turn.num_tokens for turn in turns)  # counting them unpacks nothing
     repeated = sum(episode.info.get("repeated_tokens", 0) for episode in episodes)
     constrained = sum(turn.constrained for turn in turns)
@@ -150,6 +152,7 @@ def row_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
         **(
             {"rollout/constrained_tokens": constrained / sum(turn.num_written for turn in turns)} if constrained else {}
         ),
+        **({"rollout/auxiliary_turns": auxiliary / len(episodes)} if auxiliary else {}),
         **{f"rollout/row_began/{kind}": rows.count / len(episodes) for kind, rows in rows_began(episodes).items()},
     }
 
@@ -164,14 +167,13 @@ class RowsBegan:
 
 
 def rows_began(episodes: Iterable[Episode]) -> dict[str, RowsBegan]:
-    """Return the rows after the first one of each episode by the kind of their reason, out of info["row_began"]."""
+    """Return the rows after the first one of each episode by the kind of their reason, without auxiliary ones."""
     found: dict[str, RowsBegan] = defaultdict(RowsBegan)
     for episode in episodes:
-        rows = episode.info.get("row_began")
-        for row in rows if isinstance(rows, list) else ():  # an environment may write anything there
-            if not isinstance(row, Mapping) or not isinstance(row.get("kind"), str):
+        for row in episode.lineage:
+            if not row.kind or episode.turns[row.turn].auxiliary:
                 continue
-            began = found[row["kind"]]
+            began = found[row.kind]
             began.count += 1
-            began.example = began.example or f"{episode.id}, turn {row.get('turn')}: {row.get('why')}"
+            began.example = began.example or f"{episode.id}, turn {row.turn}: {row.why}"
     return dict(sorted(found.items()))

@@ -35,13 +35,13 @@ async def play_concurrently(run: EpisodeRun, env: ConcurrentEnv, task: Task, see
         return await turns.play()
     except BaseExceptionGroup as errors:
         error = first_error(errors)
-        if isinstance(error, _TooManyUnanswered):
+        if isinstance(error, _TooManyOthers):
             return Outcome.TRUNCATED, run.full_limit(run.conversations.current)
         raise error from None
 
 
-class _TooManyUnanswered(Exception):
-    """The environment keeps asking for what the agent cannot answer."""
+class _TooManyOthers(Exception):
+    """The environment keeps asking for what the agent cannot answer, or for auxiliary turns."""
 
 
 class _ConcurrentTurns:
@@ -54,8 +54,9 @@ class _ConcurrentTurns:
         self._answering: set[int] = set()
         """Numbers of the conversations that wait for the agent."""
         self._turns = 0
-        """Turns that were answered or are running."""
-        self._unanswered = 0
+        """Turns of the work that were answered or are running."""
+        self._others = 0
+        """Requests that were no turns of the work: refused, or auxiliary."""
         self._reward = 0.0
         self._begun = 0
         self._last: tuple[int, str] | None = None
@@ -82,9 +83,10 @@ class _ConcurrentTurns:
         """Begin the turn that the environment has asked for, and wait for the next one, again and again."""
         run, env = self._run, self._env
         while True:
-            if self._turns >= run.limits.max_turns and self._running:
+            is_work = not run.conversations.current.auxiliary
+            if is_work and self._turns >= run.limits.max_turns and self._running:
                 await asyncio.wait(self._running)  # one of them may have no room, and be no turn
-            if self._turns >= run.limits.max_turns:
+            if is_work and self._turns >= run.limits.max_turns:
                 await run.notify_limit(env, "max_turns")
                 return Outcome.TRUNCATED, "max_turns"
             if run.seconds_left <= 0:  # the environment blocked the event loop, so that no deadline could end it
@@ -105,7 +107,7 @@ class _ConcurrentTurns:
                 f"{type(self._env).__name__} asked for a turn of context {number}, whose last turn is being answered: "
                 "turns that run at once have different contexts"
             )
-        self._turns += 1
+        self._turns += not conversation.auxiliary
         self._begun += 1
         self._answering.add(number)
         if len(self._answering) > 1:
@@ -127,7 +129,7 @@ class _ConcurrentTurns:
             return
         except PromptCounted as count:
             self._answering.remove(number)
-            self._turns -= 1
+            self._turns -= not conversation.auxiliary
             conversation.observation = ()
             await run.call_env(place, "counted", _nothing, self._env.counted, number, count.tokens)
             return
@@ -139,7 +141,9 @@ class _ConcurrentTurns:
         self._answering.remove(number)  # the environment may ask for the next one before `answer` has returned
         turn.policy_seconds = answered - started
         run.record(conversation, turn)
-        if self._last is None or begun > self._last[0]:
+        if turn.auxiliary:
+            self._note_other()
+        elif self._last is None or begun > self._last[0]:
             self._last = begun, run.cutting_limit(conversation, turn, action)
         await run.call_env(place, "step", _nothing, self._env.answer, number, own_action(action))
         self._answered = time.perf_counter(), turn
@@ -148,11 +152,14 @@ class _ConcurrentTurns:
     def _no_turn(self, number: int, conversation: Conversation) -> None:
         """Take a turn back that the agent has not answered, though the episode goes on."""
         self._answering.remove(number)
-        self._turns -= 1
-        self._unanswered += 1
-        if self._unanswered > MAX_FULL_PROMPTS:
-            raise _TooManyUnanswered from None
+        self._turns -= not conversation.auxiliary
+        self._note_other()
         conversation.observation = ()
+
+    def _note_other(self) -> None:
+        self._others += 1
+        if self._others > MAX_FULL_PROMPTS:
+            raise _TooManyOthers from None
 
     def _apply(self, step: StepResult, started: float) -> End | None:
         """Record what the environment says; returns the end of the episode, or None."""

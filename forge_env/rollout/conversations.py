@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import replace
 
 from forge_env.core.episode import Turn
+from forge_env.core.lineage import Lineage
 from forge_env.core.protocols import Conversation, NextTurn, RowBegan
 from forge_env.core.types import EpisodeLimits, Message
 
 _SEED_STRIDE = 15_485_863
 """Difference between the seeds of an episode's conversations. A large prime: adjacent seeds belong to the siblings."""
 
+_FIRST = RowBegan("", "")
 _BY_ENVIRONMENT = RowBegan("environment", "the environment began a conversation")
-_BY_TEMPLATE = RowBegan(
-    "template", "the chat template writes earlier messages otherwise, without their thoughts for example"
-)
+_BY_TEMPLATE = {
+    "kind": "template",
+    "why": "the chat template writes earlier messages otherwise, without their thoughts for example",
+}
+_RETRIED = "a retry: the same request was asked again, and the work went on from the later answer"
 
 
 class Conversations:
@@ -36,34 +41,68 @@ class Conversations:
 
     @property
     def turns(self) -> tuple[Turn, ...]:
-        """All turns, grouped by conversation so that rows stay contiguous; those of `current` come last."""
+        """All turns, grouped by conversation so that rows stay contiguous. Auxiliary ones come first, and those of the
+        conversation that was asked last come last."""
         if len(self._by_number) == 1:
             return tuple(self.current.turns)
-        return tuple(turn for conversation in self._by_number.values() for turn in conversation.turns)
+        return tuple(turn for _, conversation in self._in_order() for turn in conversation.turns)
+
+    @property
+    def tail(self) -> tuple[Message, ...]:
+        """The messages after the last turn."""
+        return self._in_order()[-1][1].observation
 
     @property
     def are_several(self) -> bool:
         return len(self._by_number) > 1
 
-    def rows_began(self) -> list[dict[str, Any]]:
-        """Return why each row but the first began: the number of its first turn in `turns`, a kind, and a sentence.
+    def _in_order(self) -> list[tuple[int, Conversation]]:
+        return sorted(self._by_number.items(), key=lambda item: not item[1].auxiliary)
 
-        A conversation without tokens counts as a row.
-        """
-        found: list[dict[str, Any]] = []
+    def mark_retries(self) -> None:
+        """Make a turn auxiliary if its request was asked again, and only that answer was built on."""
+        for number, began in self._began.items():
+            if began is None or began.kind != "repeated" or began.parent not in self._by_number:
+                continue
+            turns, earlier = self._by_number[number].turns, self._by_number[began.parent].turns
+            if len(turns) > 1 and len(earlier) == began.turns + 1:
+                earlier[-1].auxiliary = _RETRIED
+
+    def lineage(self) -> tuple[Lineage, ...]:
+        """Return where each row comes from. A conversation without tokens counts as a row."""
+        found: list[Lineage] = []
+        starts: dict[int, int] = {}
         count = 0
-        first = next((number for number in self._began if self._by_number[number].turns), 0)
-        for number, conversation in self._by_number.items():
+        for number, conversation in self._in_order():
+            starts[number] = count
+            count += len(conversation.turns)
+        work = [number for number in self._began if self._by_number[number].turns]
+        first = next((number for number in work if not self._by_number[number].auxiliary), -1)
+        for number, conversation in self._in_order():
             for i, turn in enumerate(conversation.turns):
-                began: RowBegan | None = None
-                if not i and number != first:
-                    began = self._began[number] or _BY_ENVIRONMENT
-                elif i and turn.starts_row:
-                    began = _BY_TEMPLATE
-                if began is not None:
-                    found.append({"turn": count, "kind": began.kind, "why": began.why})
-                count += 1
-        return found
+                at = starts[number] + i
+                if not i:
+                    began = self._began[number] or (_FIRST if number == first else _BY_ENVIRONMENT)
+                    found.append(
+                        Lineage(
+                            turn=at,
+                            parent=self._parent(began, starts),
+                            known_by=began.known_by,
+                            agent=began.agent,
+                            kind="" if number == first else began.kind,
+                            why="" if number == first else began.why,
+                        )
+                    )
+                elif turn.starts_row:
+                    found.append(replace(found[-1], turn=at, parent=at - 1, known_by="template", **_BY_TEMPLATE))
+        return tuple(found)
+
+    def _parent(self, began: RowBegan, starts: Mapping[int, int]) -> int | None:
+        """The number of the turn that a conversation branches from."""
+        parent = self._by_number.get(-1 if began.parent is None else began.parent)
+        if parent is None or not parent.turns:
+            return None
+        return starts[began.parent or 0] + max(min(began.turns, len(parent.turns)) - 1, 0)
 
     def observe(self, observation: tuple[Message, ...], next_turn: NextTurn | None) -> None:
         """Add new messages to the conversation that `next_turn` names, and make it the current one."""
@@ -72,7 +111,10 @@ class Conversations:
             if number in self._by_number:
                 self.current = self._by_number.pop(number)
             else:
-                self.current, self._began[number] = self._new(number), next_turn.began
+                self.current, self._began[number] = self._new(number), None
+            self.current.auxiliary = next_turn.auxiliary
+            if next_turn.began is not None:
+                self._began[number] = next_turn.began
             self._by_number[number] = self.current
         self.current.asked = next_turn
         self.current.observation = observation

@@ -26,7 +26,7 @@ T = TypeVar("T")
 End = tuple[Outcome, str]
 """Outcome of an episode, and what ended it, see `Episode.ended_by`."""
 MAX_FULL_PROMPTS = 1000
-"""Ends an episode whose environment keeps asking prompts that leave no room for an answer."""
+"""Ends an episode whose environment keeps asking prompts that leave no room for an answer, or auxiliary ones."""
 
 
 _read_uncopied = functools.partial(read_step, copies=False)
@@ -221,6 +221,7 @@ class EpisodeRun:
 
     def record(self, conversation: Conversation, turn: Turn) -> None:
         """Record a turn, before the environment takes it: the answer is kept even if the environment fails on it."""
+        turn.auxiliary = conversation.auxiliary
         conversation.turns.append(turn)
         conversation.observation = ()
         self.last_turn = turn

@@ -15,6 +15,7 @@ from forge_env.core.env import ConcurrentEnv, Env
 from forge_env.core.episode import Episode, Group, Turn
 from forge_env.core.errors import EnvError, ForgeError, InfraError, first_error
 from forge_env.core.faults import SHRINK, FaultPolicy
+from forge_env.core.lineage import Lineage
 from forge_env.core.protocols import Agent
 from forge_env.core.types import EpisodeLimits, Outcome, Task
 from forge_env.core.usage import start_recording, stop_recording
@@ -128,8 +129,10 @@ async def run_episode(
                 run.info["close_error"] = close_error
             _add_final_info(env, run.info)
     turns = run.conversations.turns
+    lineage: tuple[Lineage, ...] = ()
     if run.conversations.are_several or sum([turn.starts_row for turn in turns]) > 1:
-        _add_rows(run, turns)
+        run.conversations.mark_retries()
+        lineage = _lineage(run, turns)
     reward = sum([turn.reward for turn in turns]) + run.reward
     if outcome is Outcome.TRUNCATED and env is not None:
         reward += env.truncation_reward
@@ -145,7 +148,7 @@ async def run_episode(
     return Episode(
         task=task,
         turns=turns,
-        tail=tuple(run.conversations.current.observation),
+        tail=tuple(run.conversations.tail),
         outcome=outcome,
         reward=reward if outcome.is_valid else None,
         rewards=run.rewards,
@@ -157,15 +160,16 @@ async def run_episode(
         success=success,
         ended_by=ended_by,
         info=run.info,
+        lineage=lineage,
     )
 
 
-def _add_rows(run: EpisodeRun, turns: Sequence[Turn]) -> None:
-    """Add to the record why its rows began, and what they repeat."""
-    if repeated := repeated_tokens(turns):
+def _lineage(run: EpisodeRun, turns: Sequence[Turn]) -> tuple[Lineage, ...]:
+    """Return where the rows come from, if there are several; add to the record what they repeat."""
+    if repeated := repeated_tokens([turn for turn in turns if not turn.auxiliary]):
         run.info["repeated_tokens"] = repeated
-    if rows_began := run.conversations.rows_began():
-        run.info["row_began"] = rows_began
+    lineage = run.conversations.lineage()
+    return lineage if len(lineage) > 1 else ()
 
 
 def _add_final_info(env: Env, info: dict[str, Any]) -> None:

@@ -103,7 +103,7 @@ def _episode(episode: Episode, source: Source, start: float, seconds: float, pha
         "forge_env.group.id": episode.group_id,
         "forge_env.seed": episode.seed,
         "forge_env.phase": phase,
-        "forge_env.turns": len(episode.turns),
+        "forge_env.turns": len(episode.work),
         "forge_env.outcome": str(episode.outcome),
         "forge_env.ended_by": episode.ended_by,
         "forge_env.reward": episode.reward,

@@ -15,6 +15,7 @@ from forge_env.core.reward_value import are_same
 from forge_env.viewer import query
 from forge_env.viewer.index_row import episode_from
 from forge_env.viewer.lenient_json import encodable, parse_json
+from forge_env.viewer.row_tree import rows_of
 from forge_env.viewer.stored_runs import StoredRun
 from forge_env.viewer.token_text import token_texts
 
@@ -41,6 +42,7 @@ def read_detail(run: StoredRun, db: sqlite3.Connection, key: str, model: Path | 
             {name: token_texts(model, turn.get(name) or ()) for name in ("prompt_ids", "token_ids")}
             for turn in episode["turns"]
         ],
+        "rows": rows_of(episode),
         "advantages": _advantages(run, db, row, episode),
         "siblings": query.siblings(db, row),
         "commands": _commands(run, row),

@@ -68,8 +68,9 @@ def trained_row(line: bytes, offset: int) -> Row:
 def _row(data: Any, offset: int, length: int) -> Row:
     episode = episode_from(data)
     turns, info = episode["turns"], episode.get("info") or {}
+    work = [turn for turn in turns if not turn.get("auxiliary")]
     tool_uses = [use for turn in turns for use in turn.get("tool_uses") or ()]
-    spans = [span for turn in turns for span in turn.get("versions") or ()]
+    spans = [span for turn in work for span in turn.get("versions") or ()]
     versions = [span[0] for span in spans if span[0] != NOT_SAMPLED]
     inserted = sum(span[1] for span in spans if span[0] == NOT_SAMPLED)
     error, outcome = encodable(episode.get("error") or ""), encodable(episode["outcome"])
@@ -87,8 +88,8 @@ def _row(data: Any, offset: int, length: int) -> Row:
         outcome,
         reward,
         int(_is_success(outcome, reward, episode.get("success"))),
-        len(turns),
-        sum(len(turn["token_ids"]) for turn in turns if turn.get("kind") == "sampled") - inserted,
+        len(work),
+        sum(len(turn["token_ids"]) for turn in work if turn.get("kind") == "sampled") - inserted,
         _finite_number(info.get("seconds")) or turn_seconds,
         _finite_number(info.get("started")),
         _integer(min(versions)) if versions else None,

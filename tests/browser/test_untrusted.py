@@ -93,6 +93,8 @@ def hostile_episode(name: str, *, fault: bool) -> dict[str, Any]:
     second["observation"].append({"role": "user", "content": [{"type": "text", "text": ALL}]})
     second["finish_reason"] = ALL
     data["tail"] = [{"role": "user", "content": ALL}]
+    row = dict.fromkeys(("kind", "why", "agent", "known_by"), ALL)
+    data["lineage"], second["auxiliary"] = [{"turn": 0, **row}, {"turn": 1, "parent": 0, **row}], ALL
     return data
 
 

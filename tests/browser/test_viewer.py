@@ -179,6 +179,25 @@ def test_rows_of_a_broken_prefix_are_apart(tmp_path: Path, view: Watch) -> None:
     assert page.locator(".token-row").count() == 2
 
 
+def test_the_rows_of_an_episode_are_a_tree_that_leads_to_them(tmp_path: Path, view: Watch) -> None:
+    """Each row is under the one that it comes from, wherever that stands; a circle is no hindrance."""
+    data = json.loads(make_episode().to_json())
+    data["turns"] = [json.loads(json.dumps(data["turns"][i % 2])) for i in range(5)]
+    data["turns"][0]["auxiliary"] = "a title"
+    rows = [(0, None, "auxiliary"), (1, 2, "sub_agent"), (2, None, ""), (3, 4, "tools"), (4, 3, "tools")]
+    data["lineage"] = [{"turn": turn, "parent": parent, "kind": kind, "why": "w"} for turn, parent, kind in rows]
+    (tmp_path / "rows.jsonl").write_text(json.dumps(data) + "\n")
+    page = view(tmp_path / "rows.jsonl").go("#/rows.jsonl/episode?key=episodes%2F0", ".conversation")
+    tree = page.get_by_role("navigation", name="Rows of the episode")
+    assert tree.get_by_role("button").all_inner_texts() == ["Row 1", "Row 3", "Row 2", "Row 4", "Row 5"]
+    assert tree.locator("ul ul button").all_inner_texts() == ["Row 2", "Row 5"]
+    assert tree.locator("li.auxiliary button").all_inner_texts() == ["Row 1"]
+    assert page.locator(".rows summary").inner_text() == "5 rows, 1 of them auxiliary: not trained on"
+    tree.get_by_role("button", name="Row 3").click()
+    assert page.evaluate("document.activeElement.id") == "row-2"
+    assert page.locator(".message.auxiliary").count() > 0 and page.locator(".break").count() == 5
+
+
 def test_faults_by_class_and_message(shown: Watched) -> None:
     page = shown.go("#/run/faults", "table")
     assert "SandboxError: no memory" in page.locator("table").inner_text()

@@ -21,13 +21,13 @@ Credit = Literal["episode", "turn"]
 
 
 def turn_targets(episode: Episode) -> list[int]:
-    """How many sampled targets each turn of an episode has, in the order of its rows.
+    """How many sampled targets each turn of the work of an episode has, in the order of its rows.
 
     All of its tokens that were sampled freely, and none that were inserted or constrained, but for one that is the
     first of its row: nothing comes before it that could predict it.
     """
     return [
-        turn.num_trained - (turn.starts_row and not turn.num_prompt and bool(turn.num_tokens)) for turn in episode.turns
+        turn.num_trained - (turn.starts_row and not turn.num_prompt and bool(turn.num_tokens)) for turn in episode.work
     ]
 
 
@@ -77,12 +77,12 @@ def turn_advantages(
 
 
 def per_target(values: Sequence[float], episode: Episode) -> np.ndarray:
-    """Spread one value for each turn over that turn's sampled targets, in row order: float64."""
+    """Spread one value for each turn of the work over that turn's sampled targets, in row order: float64."""
     return np.repeat(np.asarray(values, dtype=np.float64), turn_targets(episode))
 
 
 def by_turn(values: Numbers, episode: Episode) -> Iterator[Numbers]:
-    """Cut values of the sampled targets, in row order, into those of each turn."""
+    """Cut values of the sampled targets, in row order, into those of each turn of the work."""
     ends = itertools.accumulate(turn_targets(episode), initial=0)
     return (values[start:end] for start, end in itertools.pairwise(ends))
 
@@ -90,5 +90,7 @@ def by_turn(values: Numbers, episode: Episode) -> Iterator[Numbers]:
 def turn_values(values: float | Numbers, episode: Episode) -> list[float]:
     """One value for each turn: the one that all have, or that of the turn's targets; a turn without targets has 0."""
     if isinstance(values, int | float):
-        return [float(values)] * len(episode.turns)
-    return [float(of_turn[0]) if len(of_turn) else 0.0 for of_turn in by_turn(values, episode)]
+        of_work = iter([float(values)] * len(episode.work))
+    else:
+        of_work = iter([float(of_turn[0]) if len(of_turn) else 0.0 for of_turn in by_turn(values, episode)])
+    return [0.0 if turn.auxiliary else next(of_work) for turn in episode.turns]

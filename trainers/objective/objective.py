@@ -110,7 +110,7 @@ class Objective:
         self, episodes: Sequence[Episode], rewards: Sequence[float], penalties: Sequence[Sequence[float]], scale: float
     ) -> list[float | Numbers]:
         """The advantages of one group's valid episodes, from their rewards and the KL penalty of each turn."""
-        step_rewards = [[turn.reward for turn in episode.turns] for episode in episodes]
+        step_rewards = [[turn.reward for turn in episode.work] for episode in episodes]
         totals = [sum(penalty) for penalty in penalties]
         if self.penalty_baseline is None:
             rewards = [reward - total for reward, total in zip(rewards, totals, strict=True)]

@@ -92,5 +92,5 @@ class TrainingReward:
     def kl_by_turn(self, episode: Episode, reference_logprobs: Numbers | None) -> list[float]:
         """Step 3: what the tokens of each turn lose; zeros where there is no penalty, or no reference model."""
         if self.kl_penalty is None or reference_logprobs is None:
-            return [0.0] * len(episode.turns)
+            return [0.0] * len(episode.work)
         return self.kl_penalty.by_turn(episode, reference_logprobs)

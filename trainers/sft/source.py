@@ -119,6 +119,6 @@ def _context(episode: Episode) -> frozenset[int]:
     read_only: list[bool] = []
     for turn in episode.turns:
         read_only += [message["role"] == "assistant" for message in turn.observation]
-        read_only.append(turn.kind == "sampled" and not turn.num_written)
+        read_only.append(bool(turn.auxiliary) or (turn.kind == "sampled" and not turn.num_written))
     read_only += [message["role"] == "assistant" for message in episode.tail]
     return frozenset(place for place, is_read_only in enumerate(read_only) if is_read_only)

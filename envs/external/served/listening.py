@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 from envs.external.gateway import Gateway
 from envs.external.served.app import ServedApp
 from envs.external.served.desk import Desk
+from envs.external.told import RULES, Rule
 from forge_env.core.errors import UserError
 from forge_env.serve.http_server import serve_app
 from forge_env.serve.settings import TOKEN_VARIABLE, ServeSettings, read_token
@@ -46,7 +47,9 @@ def token_of(token_file: str) -> str:
 
 
 @asynccontextmanager
-async def open_desk(desk: Desk, listen: str, max_request_bytes: int) -> AsyncIterator[Gateway]:
+async def open_desk(
+    desk: Desk, listen: str, max_request_bytes: int, rules: Sequence[Rule] = RULES
+) -> AsyncIterator[Gateway]:
     """Serve a desk and its gateway at HOST:PORT.
 
     Raises:
@@ -55,7 +58,7 @@ async def open_desk(desk: Desk, listen: str, max_request_bytes: int) -> AsyncIte
     """
     host, port = address_of(listen)
     settings = ServeSettings(token=desk.token, host=host, port=port, max_request_bytes=max_request_bytes)
-    gateway = Gateway(max_body=max_request_bytes)
+    gateway = Gateway(max_body=max_request_bytes, rules=rules)
     async with serve_app(ServedApp(desk, gateway), settings) as url:
         gateway.base_url = f"{url}/v1"
         try:

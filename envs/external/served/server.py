@@ -214,6 +214,6 @@ def _summary(episode: Episode) -> dict[str, Any]:
         "success": episode.success,
         "ended_by": episode.ended_by,
         "error": episode.error,
-        "turns": len(episode.turns),
+        "turns": len(episode.work),
         "episode": episode.id,
     }

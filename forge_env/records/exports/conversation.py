@@ -31,24 +31,26 @@ class Said:
 def conversations(episode: Episode) -> list[list[Said]]:
     """Return the conversations of an episode, almost always one; an episode without turns has its task's prompt.
 
-    A further conversation begins where the environment shows a system message first, or an answer of the model: in the
-    same conversation it shows only what is new, and the model knows its own answers.
+    A further conversation begins where the lineage of the rows says so. Without a lineage, it begins where the
+    environment shows a system message first, or an answer of the model: in the same conversation it shows only what is
+    new, and the model knows its own answers.
     """
     if not episode.turns:
         said = _said([(message, None) for message in episode.tail or episode.task.prompt])
         return [said] if said else []
     parts: list[list[Turn]] = []
-    for turn in episode.turns:
-        if not parts or _begins_conversation(turn):
+    begins = {row.turn for row in episode.lineage if row.kind != "template"}
+    for number, turn in enumerate(episode.turns):
+        if not parts or (number in begins if begins else _begins_conversation(turn)):
             parts.append([])
         parts[-1].append(turn)
     result = []
-    for number, turns in enumerate(parts):
+    for place, turns in enumerate(parts):
         origins: list[tuple[Message, Turn | None]] = []
         for turn in turns:
             origins += [(message, None) for message in turn.observation]
             origins.append((turn.message, turn))
-        if number == len(parts) - 1:
+        if place == len(parts) - 1:
             origins += [(message, None) for message in episode.tail]
         result.append(_said(origins))
     return result
@@ -139,6 +141,7 @@ def outcome_of(episode: Episode) -> dict[str, Any]:
             "target": task.target,
             "metadata": dict(task.metadata),
         },
+        **({"lineage": [asdict(row) for row in episode.lineage]} if episode.lineage else {}),
     }
 
 
@@ -148,7 +151,7 @@ def with_weight(said: Said) -> dict[str, Any]:
     It is one that the environment showed as history, or one that no loss is over.
     """
     turn = said.turn
-    is_learned = turn is not None and (turn.kind != "sampled" or turn.num_written)
+    is_learned = turn is not None and not turn.auxiliary and (turn.kind != "sampled" or turn.num_written)
     is_read_only = said.message["role"] == "assistant" and not is_learned
     return {**said.message, "weight": 0} if is_read_only else said.message
 
@@ -169,6 +172,12 @@ def token_facts(turn: Turn) -> dict[str, Any]:
     if turn.routes:
         kept["routes"] = [routes.text for routes in turn.routes]
     return kept
+
+
+def is_auxiliary(said: Sequence[Said]) -> bool:
+    """Whether a conversation is no part of the work: all of its answers are auxiliary."""
+    answers = [each.turn for each in said if each.turn is not None]
+    return bool(answers) and all(turn.auxiliary for turn in answers)
 
 
 def last_answer(said: Sequence[Said]) -> int:

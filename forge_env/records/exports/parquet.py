@@ -158,7 +158,7 @@ def _row(selected: Selected, model: str | None, tools: Sequence[Any], tokens: bo
         "target": None if task.target is None else _json(task.target),
         "metadata": _json(task.metadata) if task.metadata else None,
         "info": _json(episode.info) if episode.info else None,
-        "turns": len(episode.turns),
+        "turns": len(episode.work),
         "sampled_tokens": episode.num_sampled,
     }
     if tokens:

@@ -1,7 +1,8 @@
 """Episodes as TrainingTraces of OpenEnv, version 1: each call of the model with its whole prompt and its loss mask.
 
 The record is strict, and has no place for rewards, weight versions and rows: they are under `metadata.forge_env` of the
-turns, those of the episode under `episode` of the first one. The messages are those of chat completions.
+turns, those of the episode under `episode` of the first one. A row's first turn has `metadata.parent_id` and
+`metadata.harness_session_id`, as the nodes of OpenEnv's graph of calls. The messages are those of chat completions.
 Source: `openenv.core.harness.training` and `openenv.core.harness.capture.validate` of openenv 0.10.0.
 """
 
@@ -13,6 +14,7 @@ from dataclasses import asdict
 from typing import Any
 
 from forge_env.core.episode import Episode, Turn
+from forge_env.core.lineage import Lineage
 from forge_env.records.exports.conversation import OURS, conversations, outcome_of, token_facts
 from forge_env.records.exports.select import Selected
 
@@ -38,6 +40,8 @@ def training_trace(selected: Selected, *, model: str | None, tools: Sequence[Any
         for place, each in enumerate(said)
         if each.turn is not None
     ]
+    node_ids = [f"{episode.id or 'episode'}#{number}" for number in range(len(episode.turns))]
+    lineage = {row.turn: row for row in episode.lineage}
     rows, row, end = iter(episode.rows), episode.rows[0], 0
     """The row of a turn, and the number of its tokens before it."""
     turns = []
@@ -50,7 +54,7 @@ def training_trace(selected: Selected, *, model: str | None, tools: Sequence[Any
             kept["episode"] = _header(selected)
         turns.append(
             {
-                "node_id": f"{episode.id or 'episode'}#{number}",
+                "node_id": node_ids[number],
                 "prompt_token_ids": list(row.token_ids[:start]),
                 "completion_token_ids": list(turn.token_ids),
                 "per_token_logps": [min(float(logprob), 0.0) for logprob in turn.logprobs],
@@ -60,10 +64,18 @@ def training_trace(selected: Selected, *, model: str | None, tools: Sequence[Any
                     "choices": [{"message": answer.message, "finish_reason": turn.finish_reason}],
                     **({"model": model} if model else {}),
                 },
-                "metadata": {OURS: kept},
+                "metadata": {**_graph(lineage.get(number), node_ids), OURS: kept},
             }
         )
     return {"schema_version": VERSION, "turns": turns} if _is_taken(episode) else REFUSED
+
+
+def _graph(row: Lineage | None, node_ids: Sequence[str]) -> dict[str, Any]:
+    """What a node of OpenEnv's graph of calls says of a row's beginning, under the same names."""
+    if row is None:
+        return {}
+    parent = {} if row.parent is None else {"parent_id": node_ids[row.parent]}
+    return {**parent, **({"harness_session_id": row.agent} if row.agent else {})}
 
 
 def _kept(turn: Turn) -> dict[str, Any]:
@@ -75,6 +87,8 @@ def _kept(turn: Turn) -> dict[str, Any]:
         "env_seconds": turn.env_seconds,
         "tool_uses": [asdict(use) for use in turn.tool_uses],
     }
+    if turn.auxiliary:
+        kept["auxiliary"] = turn.auxiliary
     if turn.usage:
         kept["usage"] = dict(turn.usage)
     if any(logprob > 0 for logprob in turn.logprobs):  # a rounding of the engine, which OpenEnv refuses

@@ -10,6 +10,7 @@ from typing import Any
 
 from forge_env.core.episode import Episode
 from forge_env.core.errors import UserError
+from forge_env.core.lineage import Lineage
 from forge_env.core.message_shape import messages_problem
 from forge_env.core.turn import Turn
 from forge_env.core.types import Message, Outcome, Task, ToolCall, ToolUse
@@ -90,6 +91,7 @@ def build(log: Log, default_reward: float | None, default_id: str) -> Episode:
         seed=about["seed"] if isinstance(about.get("seed"), int) else 0,
         error=_text(about.get("error")),
         ended_by=_text(about.get("ended_by")),
+        lineage=_lineage(about.get("lineage")),
         info={
             **(about["info"] if isinstance(about.get("info"), Mapping) else {}),
             IMPORTED: {
@@ -138,6 +140,7 @@ def _turn(observation: tuple[Message, ...], message: Message, facts: Mapping[str
             if isinstance(use, Mapping)
         ),
         usage=facts.get("usage") or None,
+        auxiliary=_text(facts.get("auxiliary")),
     )
     return replace(turn, **{"kind": "sampled", **facts["tokens"]}) if "tokens" in facts else turn
 
@@ -167,6 +170,13 @@ def _task(about: Any, shown: Sequence[Message]) -> Task:
         id=_text(about.get("id")),
         kind=_text(about.get("kind")),
     )
+
+
+def _lineage(rows: Any) -> tuple[Lineage, ...]:
+    try:
+        return tuple(Lineage(**row) for row in rows or ())
+    except TypeError as error:
+        raise BadRecord(f"its lineage is none: {error}") from None
 
 
 def _rewards(value: Any) -> dict[str, float]:

@@ -22,7 +22,7 @@ from forge_env.records.imports.tokens import Rows, check_ids, check_logprobs, ke
 SOURCE = f"OpenEnv TrainingTrace v{VERSION}"
 _LISTS = ("prompt_token_ids", "completion_token_ids", "per_token_logps", "loss_mask")
 _OBJECTS = ("request", "response", "metadata")
-_SAME = ("reward", "policy_seconds", "env_seconds", "tool_uses", "usage")
+_SAME = ("reward", "policy_seconds", "env_seconds", "tool_uses", "usage", "auxiliary")
 """What `metadata.forge_env` says of a turn, as `Log.turns` does."""
 
 
@@ -54,6 +54,8 @@ def read_trace(record: Mapping[str, Any]) -> Log:
             reader.read(call)
         except BadRecord as error:
             raise BadRecord(f"turn {number}: {error}") from None
+    if "lineage" not in reader.log.about:
+        reader.log.about = {**reader.log.about, "lineage": reader.graph}
     tail = reader.log.about.get("tail")
     for item in tail if isinstance(tail, list) else ():
         reader.log.messages.append((read_message(item)[0], False))
@@ -97,6 +99,10 @@ class _Reader:
         self._rows = Rows()
         self._known: list[Message] = []
         """The conversation so far."""
+        self._turns: dict[str, int] = {}
+        """The numbers of the turns by their node ids."""
+        self.graph: list[dict[str, Any]] = []
+        """What the nodes say of the rows, as `Lineage` does; empty where they say nothing."""
 
     def read(self, call: Mapping[str, Any]) -> None:
         log = self.log
@@ -121,8 +127,20 @@ class _Reader:
         log.messages.append((answer, True))
         facts = {name: kept[name] for name in _SAME if name in kept}
         fields = {**self._tokens(call, kept), **place}
+        if place["starts_row"]:
+            self._note_row(_object(call.get("metadata")))
+        self._turns[call["node_id"]] = len(log.turns)
         log.turns.append({**facts, "finish_reason": finish_reason, "tokens": fields})
         self._known = [*requested, answer]
+
+    def _note_row(self, metadata: Mapping[str, Any]) -> None:
+        """Note what the node of a row's first turn says of it."""
+        parent, agent = self._turns.get(str(metadata.get("parent_id"))), metadata.get("harness_session_id")
+        if parent is None and not isinstance(agent, str):
+            return
+        row = {"turn": len(self.log.turns), "agent": agent if isinstance(agent, str) else ""}
+        known = {"parent": parent, "known_by": "metadata.parent_id"} if parent is not None else {}
+        self.graph.append({**row, **known, "kind": "imported" if self._turns else ""})
 
     def _tokens(self, call: Mapping[str, Any], kept: Mapping[str, Any]) -> dict[str, Any]:
         """The fields of a sampled Turn, but for its place in its row."""
@@ -146,6 +164,8 @@ class _Reader:
         is_exact = [min(p, 0.0) for p in exact] == logprobs
         fields["logprobs"] = exact if is_exact else tuple(map(float, logprobs))
         versions, constrained = fields["versions"], fields["constrained"]
+        if kept.get("auxiliary"):
+            constrained = len(tokens)  # no loss is over any of them
         written = [int(version != NOT_SAMPLED) for version, count in versions for _ in range(min(count, len(tokens)))]
         if [*written[: len(tokens) - constrained], *[0] * constrained] != mask:
             raise BadRecord("its loss_mask is another than its metadata.forge_env says: leave that out to use the mask")

@@ -1,5 +1,6 @@
 import { h } from "./dom.js";
 import { number, seconds } from "./numbers.js";
+import { rowMarks } from "./rows.js";
 import { block, plainText } from "./text.js";
 import { shadeScale, tokenStrip, turnTokens } from "./tokens.js";
 
@@ -13,12 +14,17 @@ export function conversation(detail, shade, describe) {
   const list = h("ol", { class: "conversation" });
   let toolUses = []; // of the turn before
   turns.forEach((turn, n) => {
-    if (n > 0 && turn.starts_row && turn.kind !== "text") {
-      list.append(h("li", { class: "break" },
-        "A new row of tokens starts here: the chat template rewrote the history before it."));
+    const row = (detail.rows || []).findIndex(({ first }) => first === n);
+    if (row >= 0) {
+      list.append(h("li", { class: "break", id: `row-${row}`, tabindex: "-1" },
+        h("div", { class: "row-line" }, h("b", null, `Row ${row + 1}`), rowMarks(detail.rows[row]))));
+    } else if (n > 0 && turn.starts_row && turn.kind !== "text") {
+      list.append(h("li", { class: "break" }, "A new row of tokens starts here."));
     }
-    list.append(...inputMessages(turn.observation || [], toolUses));
-    list.append(modelMessage(detail, turn, n, shade, scale, describe));
+    const messages = [...inputMessages(turn.observation || [], toolUses),
+      modelMessage(detail, turn, n, shade, scale, describe)];
+    if (turn.auxiliary) messages.forEach((message) => message.classList.add("auxiliary"));
+    list.append(...messages);
     toolUses = turn.tool_uses || [];
   });
   list.append(...inputMessages(tail || [], toolUses));
@@ -70,6 +76,7 @@ function turnFacts(detail, turn, n) {
   const hasAdvantage = advantage !== null && advantage !== undefined;
   return [
     `turn ${n + 1}`,
+    turn.auxiliary ? `auxiliary, not trained on: ${turn.auxiliary}` : "",
     turn.token_ids && turn.token_ids.length ? `${number(turn.token_ids.length)} tokens` : "",
     versions.length ? `weights v${versions.join(", v")}` : "",
     turn.finish_reason === "length" ? "cut off at its limit" : "",

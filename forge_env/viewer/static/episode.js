@@ -4,6 +4,7 @@ import { conversation, tokenRows } from "./conversation.js";
 import { OUTCOMES, copyButton, fill, h, rewardMark } from "./dom.js";
 import { pageLink } from "./lists.js";
 import { number, seconds } from "./numbers.js";
+import { rowTree } from "./rows.js";
 import { block, plainText } from "./text.js";
 import { SHADES, shadeBar } from "./tokens.js";
 
@@ -31,7 +32,7 @@ export async function showEpisode(main, route, context) {
       role: "tab", "aria-selected": name === tab ? "true" : "false",
       href: withParams(route, { tab: name === "talk" ? "" : name }),
     }, text))),
-    shading ? shading.bar : null, body);
+    tab === "talk" ? rowTree(detail) : null, shading ? shading.bar : null, body);
   return { fixed: true, detail, shade };
 }
 

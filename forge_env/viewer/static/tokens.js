@@ -22,7 +22,8 @@ export function turnTokens(detail, n) {
     id, text: texts.prompt_ids ? texts.prompt_ids[i] : null, sampled: false, turn: n,
   }));
   const sampled = (turn.token_ids || []).map((id, i) => ({
-    id, text: texts.token_ids ? texts.token_ids[i] : null, sampled: versions[i] !== NOT_SAMPLED, turn: n, kind: turn.kind,
+    id, text: texts.token_ids ? texts.token_ids[i] : null, turn: n, kind: turn.kind,
+    sampled: versions[i] !== NOT_SAMPLED, learned: versions[i] !== NOT_SAMPLED && !turn.auxiliary,
     logprob: (turn.logprobs || [])[i] ?? null, version: versions[i] ?? null, advantage,
   }));
   return { prompt, sampled };
@@ -38,7 +39,7 @@ export function shadeScale(detail) {
 
 function shadeClass(token, shade, scale) {
   if (shade === "off") return "";
-  if (shade === "mask") return token.sampled ? "mask1" : "mask0";
+  if (shade === "mask") return token.learned ? "mask1" : "mask0";
   if (!token.sampled) return "mask0";
   if (shade === "logprob" && typeof token.logprob === "number") {
     const level = SURPRISE.findIndex((bound) => -token.logprob <= bound);
@@ -60,6 +61,7 @@ function describeToken(token) {
     `token ${token.id}`,
     token.text === null ? "" : JSON.stringify(token.text),
     token.sampled ? (token.kind === "tokens" ? "demonstration" : "") : "input, not trained on",
+    token.sampled && !token.learned ? "auxiliary, not trained on" : "",
     isKnown(logprob) ? `logprob ${number(logprob, 4)}${probability}` : "",
     isKnown(version) ? `weight version ${version}` : "",
     isKnown(advantage) ? `advantage ${number(advantage, 4)}` : "",

@@ -74,9 +74,9 @@ async def test_a_real_engine_answers_every_coding_agent_and_its_tokens_are_exact
     told = {e.id: (e.outcome, e.error, e.info, len(e.turns)) for e in episodes}
     assert all(e.outcome in (Outcome.SCORED, Outcome.TRUNCATED) and e.turns for e in episodes), told
     assert not any("refused_requests" in e.info for e in episodes), told
-    began = {e.id: e.info["row_began"] for e in episodes if "row_began" in e.info}
+    began = {e.id: e.lineage[1:] for e in episodes}
     # An answer that is empty is asked for again by some.
-    assert {row["kind"] for rows in began.values() for row in rows} <= {"repeated"}, began
+    assert {row.kind for rows in began.values() for row in rows} <= {"repeated"}, began
     file = tmp_path / "episodes.jsonl"
     write_jsonl(file, episodes)
     result = audit(file, open_decoder(tiny_model))

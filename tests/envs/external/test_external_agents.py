@@ -97,9 +97,9 @@ async def test_an_agent_as_it_is_solves_a_task_with_tools(case: Case, tiny_model
     assert (episode.outcome, episode.reward, episode.is_trainable) == (Outcome.SCORED, 1.0, True), told
     assert "refused_requests" not in episode.info, told
     assert {bool(turn.constrained) for turn in episode.turns} == {case.constrained}
-    began = episode.info.get("row_began", ())
+    began = episode.lineage[1:]
     assert (len(episode.turns), len(episode.rows)) == (3, case.rows), began
-    assert {row["kind"] for row in began} == case.kinds, began
+    assert {row.kind for row in began} == case.kinds, began
     file = tmp_path / "episodes.jsonl"
     write_jsonl(file, [episode])
     assert audit(file, open_decoder(tiny_model)).problems == []

@@ -91,7 +91,7 @@ async def test_tokens_are_counted_and_are_no_turn(factory: EnvFactory, tiny_mode
     assert counts == [first.usage.input_tokens, *[second.usage.input_tokens] * 3]
     assert 0 < other.input_tokens < counts[0]
     assert (len(episode.turns), len(episode.rows)) == (2, 1)
-    assert episode.info.get("row_began", []) == []
+    assert episode.lineage == ()
     check(episode, tiny_model, tmp_path)
 
 

@@ -62,7 +62,7 @@ async def test_a_system_prompt_that_stays_is_one_row(factory: EnvFactory, tiny_m
     log = read("fixed")
     assert len(log[0]["request"]["messages"][0]["content"]) > 2000
     episode = await replayed(log, factory, tiny_model, tmp_path)
-    assert len(episode.rows) == 1 and "row_began" not in episode.info and "repeated_tokens" not in episode.info
+    assert len(episode.rows) == 1 and episode.lineage == () and "repeated_tokens" not in episode.info
 
 
 async def test_a_system_prompt_that_is_edited_begins_a_row_each_time(
@@ -72,11 +72,11 @@ async def test_a_system_prompt_that_is_edited_begins_a_row_each_time(
     episode = await replayed(log, factory, tiny_model, tmp_path)
     assert len(episode.rows) == len(log) == 3
     at = log[0]["request"]["messages"][0]["content"].index("Calls so far: ") + len("Calls so far: ")
-    began = episode.info["row_began"]
-    assert [(row["turn"], row["kind"]) for row in began] == [(1, "system_prompt"), (2, "system_prompt")]
+    began = episode.lineage[1:]
+    assert [(row.turn, row.kind, row.parent) for row in began] == [(1, "system_prompt", 0), (2, "system_prompt", 1)]
     for calls, row in enumerate(began):
-        assert f"the system prompt differs at character {at}: " in row["why"]
-        assert f"so far: {calls}" in row["why"] and f"so far: {calls + 1}" in row["why"]
+        assert f"the system prompt differs at character {at}: " in row.why
+        assert f"so far: {calls}" in row.why and f"so far: {calls + 1}" in row.why
     # The prompts share what is before the edit only: almost all of it is read again.
     first, second, third = episode.rows
     assert len(first.token_ids) < len(second.token_ids) < len(third.token_ids)
@@ -104,6 +104,6 @@ async def test_the_same_agent_with_another_memory(
     else:
         request["messages"][3]["content"] = "(shortened)"
     episode = await replayed(log, factory, tiny_model, tmp_path)
-    [row] = episode.info["row_began"]
-    assert (len(episode.rows), row["turn"], row["kind"]) == (2, 2, kind)
-    assert words in row["why"]
+    row = episode.lineage[1]
+    assert (len(episode.rows), row.turn, row.kind) == (2, 2, kind)
+    assert words in row.why

@@ -75,7 +75,7 @@ async def test_mini_swe_agent_sends_what_its_log_says(
         limits = EpisodeLimits(max_tokens=40_000)
         episode = await run_episode(factory, agent, task, seed=0, episode_id="e", limits=limits)
     assert (episode.outcome, episode.reward, len(episode.rows)) == (Outcome.SCORED, 1.0, rows), episode.error
-    assert {row["kind"] for row in episode.info.get("row_began", ())} == ({"system_prompt"} if rows > 1 else set())
+    assert {row.kind for row in episode.lineage[1:]} == ({"system_prompt"} if rows > 1 else set())
     sent = [m["content"] for m in episode.messages if m["role"] == "system"]
     assert sent == [line["request"]["messages"][0]["content"] for line in log][:rows]
 

@@ -116,7 +116,7 @@ def check(episode: Episode, model: Path, folder: Path) -> None:
 
 
 def kinds(episode: Episode) -> list[str]:
-    return [row["kind"] for row in episode.info.get("row_began", ())]
+    return [row.kind for row in episode.lineage if row.kind]
 
 
 async def test_helpers_are_in_flight_at_once_and_each_is_a_row(tiny_model: Path, tmp_path: Path) -> None:
@@ -155,7 +155,7 @@ async def test_a_conversation_that_forks_is_continued_once(tiny_model: Path, tmp
     assert (episode.outcome, len(episode.turns), len(episode.rows)) == (Outcome.SCORED, 3, 2), episode.error
     assert sorted(turn.starts_row for turn in episode.turns) == [False, True, True]
     assert kinds(episode) == ["parallel"]
-    assert "begins with the same 2 messages was being answered" in episode.info["row_began"][0]["why"]
+    assert "begins with the same 2 messages was being answered" in "".join(row.why for row in episode.lineage)
     assert episode.info["repeated_tokens"] > 0
     check(episode, tiny_model, tmp_path)
 

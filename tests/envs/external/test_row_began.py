@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from envs.external.conversations import ProgramConversations
 from envs.external.requests import ProgramRequest
 from envs.external.row_began import why_row_began
-from forge_env.core.episode import Episode
+from forge_env.core.episode import Episode, Turn
+from forge_env.core.lineage import Lineage
 from forge_env.core.protocols import RowBegan
 from forge_env.core.types import Message, Task, ToolSpec
 from forge_env.evaluation.metrics import row_metrics, rows_began
@@ -40,7 +41,7 @@ def why(
     before: Sequence[str] = BEFORE,
     had: Sequence[ToolSpec] = (),
     answered: bool = True,
-) -> RowBegan | None:
+) -> RowBegan:
     """Why a request begins a row after one of `before`, which was answered by "two"."""
     conversations = ProgramConversations()
     first = ProgramRequest(model="m", messages=messages(*before), tools=tuple(had))
@@ -98,6 +99,11 @@ CASES: dict[str, tuple[Sequence[str], str, str]] = {
         "it has 1 message more than before, from message 3 (user) on: 'remember'",
     ),
     "the same again": (BEFORE, "repeated", "it repeats 5 messages of an earlier conversation, and adds nothing"),
+    "more text in the last message": (
+        (*BEFORE[:-1], "u:and? And then?"),
+        "edited_message",
+        "message 4 (user) differs at character 4: 'and?' became 'and? And then?': text was added to it",
+    ),
     "something else": (("s:Be brief. Now it is 12:00.", "u:else"), "independent", "shares no message"),
 }
 
@@ -106,7 +112,7 @@ CASES: dict[str, tuple[Sequence[str], str, str]] = {
 def test_what_differs_is_named(case: str) -> None:
     texts, kind, sentence = CASES[case]
     began = why(*texts)
-    assert began is not None and began.kind == kind, began
+    assert began.kind == kind, began
     assert sentence in began.why
 
 
@@ -121,13 +127,13 @@ def test_what_differs_is_named(case: str) -> None:
     ],
 )
 def test_other_tools_are_named(tools: list[ToolSpec], sentence: str) -> None:
-    assert why(*WHOLE, "u:more", tools=tools, had=[tool("a"), tool("b")]) == RowBegan("tools", sentence)
+    assert why(*WHOLE, "u:more", tools=tools, had=[tool("a"), tool("b")])[:2] == ("tools", sentence)
 
 
 def test_what_comes_while_its_history_is_answered_is_parallel() -> None:
     began = why(*BEFORE[:4], "u:or?", answered=False)
-    assert began is not None and began.kind == "parallel" and "the same 4 messages" in began.why
-    assert (why("u:else", answered=False) or began).kind == "independent"
+    assert began.kind == "parallel" and "the same 4 messages" in began.why
+    assert why("u:else", answered=False).kind == "independent"
 
 
 def test_the_nearest_conversation_is_compared_and_one_without_an_answer_is_none() -> None:
@@ -139,12 +145,12 @@ def test_the_nearest_conversation_is_compared_and_one_without_an_answer_is_none(
         request = ProgramRequest(model="m", messages=messages(*texts))
         last, _ = conversations.place(request)
         began = why_row_began(request, last.asked or (), conversations.before(last))
-        assert began == (None if texts[0] == "u:one" else RowBegan("independent", began.why if began else ""))
+        assert began.kind == ("" if texts[0] == "u:one" else "independent")
         conversations.answered(last, request, {"role": "assistant", "content": "ok"})
     request = ProgramRequest(model="m", messages=messages("u:three", "u:FOUR", "a:ok", "u:on"))
     placed, _ = conversations.place(request)
     began = why_row_began(request, placed.asked or (), conversations.before(placed))
-    assert began == RowBegan("edited_message", "message 1 (user) differs at character 0: 'four' became 'FOUR'")
+    assert began[:2] == ("edited_message", "message 1 (user) differs at character 0: 'four' became 'FOUR'")
 
 
 def test_plain_prompts_are_compared_as_texts() -> None:
@@ -154,9 +160,9 @@ def test_plain_prompts_are_compared_as_texts() -> None:
         request = ProgramRequest(model="m", prompt=prompt)
         placed, _ = conversations.place(request)
         began = why_row_began(request, placed.asked or (), conversations.before(placed))
-        kinds.append(began and began.kind)
+        kinds.append(began.kind)
         conversations.answered(placed, request, {"role": "assistant", "content": " is 2"})
-    assert kinds == [None, "edited_message", "independent", "independent"]
+    assert kinds == ["", "edited_message", "independent", "independent"]
 
 
 @given(
@@ -167,13 +173,33 @@ def test_every_request_that_begins_a_row_is_told_why_in_a_bounded_sentence(befor
     if now[: len(before) + 1] == [*before, "a:two"] and len(now) > len(before) + 1:
         return
     began = why(*now, before=before)
-    assert began is not None and 0 < len(began.why) < 400
+    assert 0 < len(began.why) < 400
 
 
-def test_the_kinds_are_counted_and_what_else_is_there_is_not() -> None:
-    rows = [{"turn": 1, "kind": "tools", "why": "w1"}, {"turn": 2, "kind": "tools", "why": "w2"}, {"turn": 3}, None]
+@pytest.mark.parametrize("system", ["s:Be brief.", "s:Be kind."])
+def test_a_transcript_that_grows_in_its_only_message_is_an_edit_and_not_independent(system: str) -> None:
+    began = why(system, "u:Task: add. You said: two. Result: 3", before=("s:Be brief.", "u:Task: add."))
+    assert began.kind == ("edited_message" if system == "s:Be brief." else "system_prompt")
+    assert (began.parent, began.turns, began.known_by) == (0, 0, "messages")
+    assert (began.kind == "system_prompt") or "message 1 (user) differs at character 10" in began.why
+
+
+def row(turn: int, kind: str, why: str = "w") -> Lineage:
+    return Lineage(turn=turn, kind=kind, why=why)
+
+
+def text_turn(auxiliary: str = "") -> Turn:
+    return Turn(
+        kind="text", observation=(), message={"role": "assistant", "content": "a"}, auxiliary=auxiliary, starts_row=True
+    )
+
+
+def test_the_kinds_are_counted_without_auxiliary_rows() -> None:
     task = Task(prompt=({"role": "user", "content": "go"},))
-    episodes = [Episode(task=task, reward=1.0, id=f"e{i}", info={"row_began": x}) for i, x in enumerate((rows, "odd"))]
+    turns = (text_turn("a title"), text_turn(), text_turn(), text_turn())
+    rows = (row(0, "auxiliary"), row(1, "", ""), row(2, "tools", "w1"), row(3, "tools", "w2"))
+    episodes = [Episode(task=task, reward=1.0, id="e0", turns=turns, lineage=rows), Episode(task=task, reward=1.0)]
     [(kind, found)] = rows_began(episodes).items()
-    assert (kind, found.count, found.example) == ("tools", 2, "e0, turn 1: w1")
-    assert row_metrics(episodes)["rollout/row_began/tools"] == 1.0
+    assert (kind, found.count, found.example) == ("tools", 2, "e0, turn 2: w1")
+    metrics = row_metrics(episodes)
+    assert (metrics["rollout/row_began/tools"], metrics["rollout/auxiliary_turns"]) == (1.0, 0.5)

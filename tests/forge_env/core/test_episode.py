@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from forge_env.core.episode import Episode, Group, Row, Turn, digest, read_jsonl, write_jsonl
 from forge_env.core.errors import InvariantError, UserError
+from forge_env.core.lineage import Lineage
 from forge_env.core.packed import MOST_NUMBERS
 from forge_env.core.types import Outcome, Task, ToolCall
 
@@ -275,6 +276,18 @@ def test_only_a_valid_episode_of_sampled_turns_is_trainable() -> None:
     assert [episode(*turns).num_sampled for turns in ((), (turn,), (turn, expert))] == [0, 1, 1]
 
 
+def test_no_loss_is_over_an_auxiliary_turn_and_it_is_no_work() -> None:
+    work = sampled((1,), (2,), context=(1,), starts_row=True)
+    title = replace(work, auxiliary="a title")
+    both = episode(title, work, lineage=(Lineage(turn=0, kind="auxiliary", parent=1), Lineage(turn=1)))
+    assert [any(row.loss_mask) for row in both.rows] == [False, True]
+    assert set(both.supervised_rows[0].versions) == {-1}
+    assert (both.work, both.num_sampled, both.is_trainable) == ((work,), work.num_written, True)
+    assert Episode.from_json(both.to_json()) == both == pickle.loads(pickle.dumps(both))
+    with pytest.raises(InvariantError, match="names turns of the episode"):
+        episode(work, lineage=(Lineage(turn=1),))
+
+
 # ---- disk and pickle ----
 
 
@@ -295,10 +308,10 @@ def test_a_line_is_what_the_json_module_makes_of_all_fields(result: Episode) -> 
 
 
 def without_routes(episode: Episode) -> dict[str, Any]:
-    """All fields; where a turn has no routes and no constraint its line does not name them."""
+    """All fields; where a turn has no routes, no constraint and is not auxiliary its line does not name them."""
     values = asdict(episode)
-    optional = ("routes", "constraint", "constrained")
-    assert not any([turn.pop(name) for name in optional] != [(), "", 0] for turn in values["turns"])
+    optional = ("routes", "auxiliary", "constraint", "constrained")
+    assert not any([turn.pop(name) for name in optional] != [(), "", "", 0] for turn in values["turns"])
     return values
 
 

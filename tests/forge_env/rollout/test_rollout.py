@@ -843,11 +843,9 @@ async def test_conversations_are_apart_and_each_is_whole_in_the_record() -> None
     # The siblings have the seeds 7, 8, 9, ...: no conversation draws what a sibling draws.
     assert all(seed == 7 or seed is None or seed > 7 + 10**6 for _, seed, _ in who.shown)
     assert {most for *_, most in who.shown} == {9}
-    assert result.info["seen"] == 0 and result.info.keys() == {"seen", "row_began"}, (
-        "what is asked is no part of the record"
-    )
-    began = [(row["turn"], row["kind"]) for row in result.info["row_began"]]
-    assert began == [(0, "environment"), (1, "environment")]
+    assert result.info == {"seen": 0}, "what is asked is no part of the record"
+    began = [(row.turn, row.kind) for row in result.lineage]
+    assert began == [(0, "environment"), (1, "environment"), (3, "")]
 
 
 async def test_an_episode_that_is_cut_shows_the_conversation_at_hand_last() -> None:

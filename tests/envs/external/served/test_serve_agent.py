@@ -112,7 +112,8 @@ def test_sessions_are_recorded_and_read_by_all_commands(
         ["audit", "run"],
     ):
         assert main(command) == 0
-    assert len((tmp_path / "sft.jsonl").read_text().splitlines()) == 3
+    ids = [json.loads(line)["id"] for line in (tmp_path / "sft.jsonl").read_text().splitlines()]
+    assert (len(ids), len(set(ids))) == (4, 3), "a session that asked twice, each time anew, has two conversations"
 
 
 def test_a_killed_server_keeps_what_was_finished_and_goes_on(

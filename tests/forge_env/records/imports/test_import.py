@@ -17,9 +17,10 @@ from hypothesis import strategies as st
 
 from forge_env.cli.main import main
 from forge_env.core.episode import Episode, Turn, read_jsonl
+from forge_env.core.lineage import Lineage
 from forge_env.core.types import Outcome, Task, ToolUse
 from forge_env.records.exports.atif import trajectory
-from forge_env.records.exports.chat import openai_lines
+from forge_env.records.exports.chat import openai_lines, sft_lines
 from forge_env.records.exports.conversation import conversations
 from forge_env.records.exports.select import Selected
 from forge_env.records.imports.atif import read_trajectory
@@ -210,6 +211,34 @@ def test_atif_with_tokens_that_contradict_each_other_is_refused(
     log = write(tmp_path / "log.jsonl", harbor(step(2, *lists)))
     error = read("atif", log, code=2)["error"]
     assert f"{log}:1: step 2: " in error and reason in error
+
+
+@given(episodes())
+def test_atif_keeps_where_rows_come_from_and_which_turns_are_auxiliary(episode: Episode) -> None:
+    turns = tuple(replace(turn, auxiliary="a title" * (i % 2)) for i, turn in enumerate(episode.turns))
+    rows = tuple(Lineage(turn=i, parent=0, known_by="call", kind="template", why="w") for i in range(len(turns)))
+    selected = Selected(replace(episode, turns=turns, lineage=rows), "", None)
+    document = trajectory(selected, agent="a", model="m", tools=[TOOL], tokens=False)
+    back = build(read_trajectory(json.loads(json.dumps(document))), None, "x")
+    assert [turn.auxiliary for turn in back.turns] == [turn.auxiliary for turn in turns]
+    assert back.lineage == rows
+
+
+def test_auxiliary_conversations_are_no_lines_of_chat_and_a_retried_answer_has_no_weight() -> None:
+    def turn(text: str, auxiliary: str = "") -> Turn:
+        shown = ({"role": "user", "content": f"{text}?"},)
+        return Turn(kind="text", observation=shown, message={"role": "assistant", "content": text}, auxiliary=auxiliary)
+
+    rows = (Lineage(turn=0, kind="auxiliary"), Lineage(turn=1), Lineage(turn=3, parent=2, kind="repeated"))
+    turns = (turn("title", "a title"), turn("one"), turn("two", "a retry"), turn("three"))
+    episode = Episode(task=Task(prompt=()), reward=1.0, id="e", turns=turns, lineage=rows)
+    weights = [[(m["content"], m.get("weight")) for m in line["messages"]] for line in sft_lines(episode, [])]
+    assert weights == [
+        [("one?", None), ("one", None), ("two?", None), ("two", 0)], [("three?", None), ("three", None)],
+    ]  # fmt: skip
+    scored = list(openai_lines(episode, [], scores=True))
+    assert [line["episode"]["row"]["kind"] for line in scored] == ["", "repeated"]
+    assert [build(read_chat(line), None, "x").lineage for line in scored] == [(), ()]
 
 
 @given(episodes())

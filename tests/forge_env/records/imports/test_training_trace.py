@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from agents.renderer.rendering import Renderer
 from forge_env.cli.main import main
 from forge_env.core.episode import Episode, Turn, digest, read_jsonl, write_jsonl
+from forge_env.core.lineage import Lineage
 from forge_env.core.protocols import Conversation
 from forge_env.core.routes import Routes
 from forge_env.core.types import NOT_SAMPLED, Outcome, Task, ToolCall, ToolUse
@@ -75,6 +76,7 @@ def sampled_turns(draw: st.DrawFn, row: list[int], number: int) -> Turn:
         routes=(ROUTES,) * draw(st.booleans()),
         constraint="json" if constrained else "",
         constrained=constrained,
+        auxiliary=draw(st.sampled_from(["", "", "a title"])),
     )
 
 
@@ -86,7 +88,10 @@ def episodes(draw: st.DrawFn) -> Episode:
         turn = draw(sampled_turns(row, number))
         row = [*([] if turn.starts_row else row), *turn.prompt_ids, *turn.token_ids]
         turns.append(turn)
+    starts = [number for number, turn in enumerate(turns) if turn.starts_row]
+    lineage = [Lineage(turn=n, parent=draw(st.sampled_from([None, 0])), agent="a", kind="tools") for n in starts]
     return Episode(
+        lineage=tuple(lineage) if len(lineage) > 1 else (),
         task=Task(prompt=({"role": "user", "content": draw(texts)},), target=draw(texts), metadata={"a": 1}, kind="k"),
         turns=tuple(turns),
         tail=({"role": "user", "content": draw(texts)},) * draw(st.booleans()),
@@ -187,6 +192,21 @@ def test_tokens_and_masks_survive_without_what_forge_env_keeps(episode: Episode)
         assert [p for p, bit in zip(now["per_token_logps"], learned, strict=True) if bit] == [
             p for p, bit in zip(was["per_token_logps"], learned, strict=True) if bit
         ]
+
+
+def test_a_trace_says_which_call_a_row_comes_from_and_masks_auxiliary_ones() -> None:
+    """Under the names of OpenEnv's graph, which are read back from traces of other programs."""
+    title, work = a_turn((8, 9), (3, 4), auxiliary="a title"), a_turn((1, 2), (3, 4))
+    lineage = (Lineage(turn=0, parent=1, agent="t", kind="auxiliary"), Lineage(turn=1, agent="main"))
+    calls = json.loads(json.dumps(trace_of(an_episode(title, work, lineage=lineage))))["turns"]
+    assert [call["loss_mask"] for call in calls] == [[0, 0, 0, 0], [0, 0, 1, 1]]
+    assert calls[0]["metadata"]["parent_id"] == "e#1" and calls[0]["metadata"]["harness_session_id"] == "t"
+    del calls[0]["metadata"]["forge_env"], calls[1]["metadata"]["forge_env"]
+    back = read(calls[1], calls[0])
+    assert [(row.turn, row.parent, row.agent, row.kind) for row in back.lineage] == [
+        (0, None, "main", ""), (1, 0, "t", "imported"),
+    ]  # fmt: skip
+    assert [row.loss_mask for row in back.rows] == [(False, False, True, True), (False,) * 4]
 
 
 def test_a_trace_has_whole_prompts_and_masks() -> None:
