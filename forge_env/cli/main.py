@@ -20,6 +20,7 @@ from forge_env.cli import (
     audit,
     check,
     diff,
+    doctor,
     evaluate,
     export,
     image,
@@ -31,6 +32,7 @@ from forge_env.cli import (
     replay,
     report,
     sandbox,
+    sandbox_shell,
     score,
     serve,
     suite,
@@ -51,7 +53,9 @@ app.command("list")(list_info.list_names)
 app.command("info")(list_info.info)
 app.command("new")(new.new)
 app.command("check")(check.check)
+sandbox.app.command("shell")(sandbox_shell.shell)
 app.add_typer(sandbox.app, name="sandbox")
+app.command("doctor")(doctor.doctor)
 app.add_typer(image.app, name="image")
 app.add_typer(suite.app, name="suite")
 app.command("eval")(evaluate.evaluate)

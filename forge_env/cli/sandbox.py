@@ -1,4 +1,4 @@
-"""`forge-env sandbox run` and `forge-env sandbox info`."""
+"""`forge-env sandbox run` and `forge-env sandbox info`; `forge-env sandbox shell` is in `sandbox_shell`."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def run(
     """
     if wall <= 0 or repeat < 1:
         raise UserError(f"--wall is {wall:g} and --repeat is {repeat}; --wall must be above 0, and --repeat at least 1")
-    limits = {"wall_s": wall, "cpu_s": wall, "memory_bytes": _bytes(memory)}
+    limits = {"wall_s": wall, "cpu_s": wall, "memory_bytes": size_in_bytes(memory, "--memory")}
     code = _read(file)
     inputs = {"stdin": _read(stdin) if stdin else "", "files": _read_files(files or [])}
     return asyncio.run(_run(backend, code, inputs, limits, repeat))
@@ -53,7 +53,7 @@ def run(
 @app.command("info")
 def info(as_json: Json = False) -> None:
     """Show what backends of sandboxes and workspaces enforce on this machine, as measured, and what is missing."""
-    measured = asyncio.run(_measure())
+    measured = asyncio.run(measure())
     if as_json:
         emit({"backends": measured["sandbox"], "workspaces": measured["workspaces"]})
         return
@@ -96,7 +96,7 @@ def _as_data(result: Any) -> dict[str, Any]:
     return data
 
 
-async def _measure() -> dict[str, dict[str, dict[str, Any]]]:
+async def measure() -> dict[str, dict[str, dict[str, Any]]]:
     """Return, for sandboxes and for workspaces, the capabilities of each backend or why it is not available."""
     from forge_env.utils.targets import load
 
@@ -142,9 +142,10 @@ def _read_files(paths: list[str]) -> dict[str, bytes]:
     return contents
 
 
-def _bytes(text: str) -> int:
+def size_in_bytes(text: str, option: str) -> int:
+    """Read a size such as 256M. Raises UserError for what is none, and for less than 16M."""
     match = re.fullmatch(r"(\d+)([KMG]?)(?:i?B)?", text.strip(), re.IGNORECASE)
     size = int(match[1]) * _UNITS[match[2].upper()] if match else 0
     if size < 2**24:
-        raise UserError(f"--memory is {text!r}; it must be a number with K, M or G and at least 16M, for example 256M")
+        raise UserError(f"{option} is {text!r}; it must be a number with K, M or G and at least 16M, for example 256M")
     return size

@@ -226,7 +226,12 @@ class Workspace(Protocol):
         ...
 
     async def open_shell(
-        self, *, user: str | int | None = None, env: Mapping[str, str] | None = None, cwd: str | None = None
+        self,
+        *,
+        user: str | int | None = None,
+        env: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+        on_output: Callable[[str, bytes], None] | None = None,
     ) -> Shell:
         """Open a shell: /bin/bash if the image has it, else /bin/sh. Arguments and exceptions as for `exec`."""
         ...

@@ -56,7 +56,7 @@ def choose_builder(folder: Path) -> str:
     base = first.rest.split()[0] if first is not None and first.name in ("FROM", "ARG") and first.rest else ""
     if base.partition(":")[0] == "host" or is_path(base):
         return "forge"
-    if _answers("docker"):
+    if is_answering("docker"):
         return "docker"
     return "buildah" if shutil.which("buildah") else "forge"
 
@@ -109,7 +109,7 @@ def build_with_program(
         SandboxError: as `add_image`.
     """
     reference = str(parse_reference(name))
-    if not shutil.which(program) or (program == "docker" and not _answers(program)):
+    if not shutil.which(program) or (program == "docker" and not is_answering(program)):
         raise UserError(f"{program} is not installed, or its daemon does not answer: use --with forge")
     if not (folder / "Dockerfile").is_file():
         raise UserError(f"there is no Dockerfile in {folder}")
@@ -152,7 +152,7 @@ def _run(command: list[str], timeout_s: float) -> None:
         raise UserError(f"`{' '.join(command[:2])}` failed with exit code {code}: {said}")
 
 
-def _answers(program: str) -> bool:
+def is_answering(program: str) -> bool:
     if not shutil.which(program):
         return False
     try:

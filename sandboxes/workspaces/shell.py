@@ -16,7 +16,7 @@ from forge_env.core.sandbox import ExecStatus
 from forge_env.core.workspace import CommandResult, WorkspaceLimits
 from sandboxes.host.cgroup_slots import GroupUsage
 from sandboxes.workspaces.box import GRACE_S, Box
-from sandboxes.workspaces.command import Outputs, Watched, result_of, status_of
+from sandboxes.workspaces.command import OnOutput, Outputs, Watched, result_of, status_of
 
 SHELLS = [["/bin/bash", "--noprofile", "--norc"], ["/bin/sh"]]
 _REPORT_FD = 3
@@ -31,6 +31,7 @@ class BoxShell:
     Args:
         request: how to start the shell: user, environment, working directory.
         live_box: returns the workspace as it runs now, after a snapshot another one than before.
+        on_output: called with the name of a stream and every chunk of it.
     """
 
     def __init__(
@@ -39,9 +40,10 @@ class BoxShell:
         limits: WorkspaceLimits,
         watched: Callable[[], Watched],
         live_box: Callable[[], Awaitable[Box]],
+        on_output: OnOutput | None = None,
     ) -> None:
         self._request = request | {"argvs": SHELLS}
-        self._limits, self._watched, self._live_box = limits, watched, live_box
+        self._limits, self._watched, self._live_box, self._on_output = limits, watched, live_box, on_output
         self._process: _Process | None = None
         self._started = self._closed = False
         self._one_at_a_time = asyncio.Lock()
@@ -74,7 +76,7 @@ class BoxShell:
             return False
         if self._process is not None:
             await self._process.close()
-        self._process = _Process(await self._live_box(), self._request, self._limits)
+        self._process = _Process(await self._live_box(), self._request, self._limits, self._on_output)
         lost, self._started = self._started, True
         return lost
 
@@ -82,9 +84,11 @@ class BoxShell:
 class _Process:
     """One process of the shell."""
 
-    def __init__(self, box: Box, request: dict[str, Any], limits: WorkspaceLimits) -> None:
+    def __init__(
+        self, box: Box, request: dict[str, Any], limits: WorkspaceLimits, on_output: OnOutput | None = None
+    ) -> None:
         self._box, self._loop = box, asyncio.get_running_loop()
-        self._outputs = Outputs(limits, self._kill)
+        self._outputs = Outputs(limits, self._kill, on_output)
         self._stdin, guest_stdin = socket.socketpair()
         self._stdin.setblocking(False)
         self._report, guest_report = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)

@@ -136,10 +136,15 @@ class BoxWorkspace:
         return await run_command(box, request, data, seconds, self.limits, watched, on_output)
 
     async def open_shell(
-        self, *, user: str | int | None = None, env: Mapping[str, str] | None = None, cwd: str | None = None
+        self,
+        *,
+        user: str | int | None = None,
+        env: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+        on_output: Callable[[str, bytes], None] | None = None,
     ) -> BoxShell:
         request = self._surroundings(user, env, cwd)
-        shell = BoxShell(request, self.limits, lambda: self.started.watched, self._live_box)
+        shell = BoxShell(request, self.limits, lambda: self.started.watched, self._live_box, on_output)
         self._shells.append(shell)
         await shell.start()
         return shell
