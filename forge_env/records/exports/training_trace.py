@@ -52,6 +52,7 @@ def training_trace(selected: Selected, *, model: str | None, tools: Sequence[Any
         kept = _kept(turn)
         if not number:
             kept["episode"] = _header(selected)
+        metadata: dict[str, Any] = {**_graph(lineage.get(number), node_ids), OURS: kept}
         turns.append(
             {
                 "node_id": node_ids[number],
@@ -64,7 +65,7 @@ def training_trace(selected: Selected, *, model: str | None, tools: Sequence[Any
                     "choices": [{"message": answer.message, "finish_reason": turn.finish_reason}],
                     **({"model": model} if model else {}),
                 },
-                "metadata": {**_graph(lineage.get(number), node_ids), OURS: kept},
+                "metadata": metadata,
             }
         )
     return {"schema_version": VERSION, "turns": turns} if _is_taken(episode) else REFUSED
