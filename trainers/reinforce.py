@@ -13,9 +13,10 @@ from __future__ import annotations
 import importlib
 import sys
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, Unpack
+from typing import TYPE_CHECKING, Annotated, Literal, Unpack
 
 import torch
+from annotated_types import Ge
 from torch import Tensor
 
 from forge_env.core.errors import UserError
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 class ReinforceConfig(AlgorithmConfig):
     baseline: Literal["mean", "leave_one_out", "none"] = "mean"
     """What is subtracted from an episode's reward."""
-    clip_ratio: float = 0.2
+    clip_ratio: Annotated[float, Ge(0)] = 0.2
     """How far from 1 a token's importance weight may be; 0 is no weight, which is right on-policy only."""
     normalization: Literal["none", "group", "batch"] = "none"
 
