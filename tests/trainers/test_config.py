@@ -10,8 +10,9 @@ import pytest
 from forge_env.core.errors import UserError
 from forge_env.core.types import EpisodeLimits
 from forge_env.utils.settings import leaves
-from trainers.config import SHORT_OPTIONS, EnvConfig, RunConfig
+from trainers.config import SHORT_OPTIONS, RunConfig
 from trainers.grpo import Config, objective
+from trainers.settings.tasks import EnvConfig
 from trainers.setup.options.parser import parse
 
 

@@ -154,7 +154,7 @@ def _about_optimizer(plan: RunPlan) -> str:
 
 def _about_precision(config: RunConfig) -> str:
     dtype = trainer_dtype(config)
-    head = ", output layer in float32" if config.training.fp32_head and dtype != "float32" else ""
+    head = ", output layer in float32" if config.training.head_dtype(dtype) != dtype else ""
     engine = "bfloat16" if config.services.generator.with_gpus else "float32"
     weights = "float32 adapters and frozen weights in its dtype" if config.lora.rank > 0 else "float32 weights"
     return f"trainer {dtype} over {weights}{head}, engine {engine}"

@@ -11,7 +11,8 @@ from annotated_types import Ge, Interval
 from forge_env.core.errors import UserError
 from forge_env.data.rows import find_file
 from forge_env.utils.settings import BY_CASE, MAY_CHANGE, OR_BY_CASE
-from trainers.config import EnvConfig, RunConfig, TrainingConfig, WarmupConfig
+from trainers.config import RunConfig, TrainingConfig
+from trainers.settings.tasks import EnvConfig, WarmupConfig
 
 DEMONSTRATION_STEPS = 150
 INSTEAD = {
