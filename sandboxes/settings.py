@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from forge_env.core.errors import SandboxUnavailable, UserError, nearest
+from forge_env.utils.settings import read_value
 
 Opener = Callable[..., Awaitable[Any]]
 
@@ -25,7 +26,6 @@ WORKSPACE_BACKENDS = {
 AUTO = ("namespace", "docker")
 """Backends that "auto" tries, in order; never the one without isolation."""
 _VARIABLE = "FORGE_ENV_SANDBOX"
-_SWITCH = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
 
 
 def chosen(name: str) -> str:
@@ -51,7 +51,11 @@ def load_backend(name: str, backends: Mapping[str, str] = BACKENDS) -> Opener:
 
 
 def with_environment(name: str, opener: Opener, settings: dict[str, Any]) -> dict[str, Any]:
-    """Return the settings to call `opener` with. Raises UserError for an unknown setting."""
+    """Return the settings to call `opener` with.
+
+    Raises:
+        UserError: for an unknown setting, or a variable with a value of another type.
+    """
     parameters = inspect.signature(opener).parameters
     for setting in settings:
         if setting not in parameters and setting == "packages":
@@ -66,20 +70,5 @@ def with_environment(name: str, opener: Opener, settings: dict[str, Any]) -> dic
     for setting in parameters:
         variable = f"{_VARIABLE}_{setting.upper()}"
         if setting not in settings and (text := os.environ.get(variable)):
-            from_environment[setting] = _convert(variable, text, kinds[setting])
+            from_environment[setting] = read_value(text, kinds[setting], variable)
     return settings | from_environment
-
-
-def _convert(variable: str, text: str, kind: Any) -> Any:
-    kinds = typing.get_args(kind) if type(None) in typing.get_args(kind) else (kind,)
-    try:
-        if bool in kinds:
-            return _SWITCH[text.lower()]
-        if int in kinds:
-            return int(text)
-        if float in kinds:
-            return float(text)
-    except (KeyError, ValueError):
-        allowed = "1 or 0" if bool in kinds else "a number"
-        raise UserError(f"{variable} is {text!r}; it must be {allowed}.") from None
-    return text if str in kinds else tuple(part.strip() for part in text.split(",") if part.strip())

@@ -38,7 +38,7 @@ ROOMS = {
         gymnasium_text reasoning textarena suites verifiers tool_api openenv ors actors""",
     "envs.suites": "catalogue process expert selection bfcl agentdojo humaneval",
     "envs.tool_api": "http json_schema mcp openapi shop tool_names answers call_tasks sources tasks services env",
-    "trainers": """config batching objective checkpoints model lora metrics setup titan run controller
+    "trainers": """settings config batching objective checkpoints model lora metrics titan setup run controller
         grpo dapo gspo sapo cispo reinforce losses sft""",
     "trainers.setup": """packages signals hosts objective placement options deadlines run_tasks held_out titan_settings
         memory_fsdp memory weight_store sizing checks run_plan plan meaning dry_run entry""",

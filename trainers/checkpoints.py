@@ -16,19 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from forge_env.core.errors import UserError
+from forge_env.utils.settings import may_change
 from trainers.config import RunConfig
 
 MANIFEST = "forge_env.json"
 CHECKPOINT_VERSION = 1
-MAY_CHANGE = re.compile(
-    r"output|resume|dry_run|lora\.publish|(services|parallelism|checkpoint|metrics)\..*|evaluation\.interval"
-    r"|env\.(step|episode|scoring)_seconds|deadlines\..*"
-    r"|training\.(steps|step_seconds|learning_rate|lr_schedule|weight_decay|max_grad_norm|dtype|compile)"
-    r"|training\.(attention|activation_checkpoint|keep_logits_gib|reshard_after_forward)"
-    r"|training\.(packing|max_tokens_per_micro_batch|mismatch_alarm)"
-)
-"""Settings that may differ when a run goes on: where and how it computes, its length, and how it optimises. All others
-would make another run of it."""
 _NAME = re.compile(r"step_(\d{6,})")
 
 
@@ -99,11 +91,12 @@ def check_fits(checkpoint: Checkpoint, algorithm: str, config: RunConfig) -> Non
             f"with trainers.{saved['algorithm']}"
         )
     before, now = dict(_leaves(saved["config"])), dict(_leaves(asdict(config)))
+    free = may_change(config)
     differing = [
         f"--{name} is {_shown(now.get(name))} and was {_shown(before.get(name))}"
         for name in sorted({*before, *now})
-        # Through JSON, which has no tuples.
-        if not MAY_CHANGE.fullmatch(name) and before.get(name) != json.loads(json.dumps(now.get(name)))
+        if not any(f"{name}.".startswith(f"{part}.") for part in free)
+        and before.get(name) != json.loads(json.dumps(now.get(name)))  # through JSON, which has no tuples
     ]
     if differing:
         raise UserError(

@@ -13,14 +13,16 @@ from __future__ import annotations
 import importlib
 import sys
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Unpack
+from typing import TYPE_CHECKING, Annotated, Unpack
 
+from annotated_types import Ge, Interval
 from torch import Tensor
 
-from trainers.config import AlgorithmConfig, RunConfig
+from trainers.config import RunConfig
 from trainers.objective.loss_base import LossOptions, RatioLoss, check_range
 from trainers.objective.loss_terms import Aggregation
 from trainers.objective.objective import Objective, loss_options, make_objective
+from trainers.settings.algorithm import AlgorithmConfig
 
 if TYPE_CHECKING:
     from trainers.setup.run_plan import RunPlan
@@ -28,9 +30,9 @@ if TYPE_CHECKING:
 
 @dataclass(kw_only=True)
 class CISPOConfig(AlgorithmConfig):
-    clip_low: float = 1.0
+    clip_low: Annotated[float, Interval(ge=0, le=1)] = 1.0
     """1 is no lower bound."""
-    clip_high: float = 4.0
+    clip_high: Annotated[float, Ge(0)] = 4.0
 
 
 @dataclass(kw_only=True)

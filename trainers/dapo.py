@@ -14,18 +14,20 @@ from __future__ import annotations
 import importlib
 import sys
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Unpack
+from typing import TYPE_CHECKING, Annotated, Unpack
 
 import torch
+from annotated_types import Ge, Interval
 from torch import Tensor
 
 from forge_env.core.episode import Episode
 from forge_env.core.errors import UserError
 from forge_env.core.types import Outcome
-from trainers.config import AlgorithmConfig, RunConfig
+from trainers.config import RunConfig
 from trainers.objective.loss_base import ClippedLoss, LossOptions
 from trainers.objective.loss_terms import Aggregation
 from trainers.objective.objective import Objective, loss_options, make_objective
+from trainers.settings.algorithm import AlgorithmConfig
 
 if TYPE_CHECKING:
     from trainers.setup.run_plan import RunPlan
@@ -33,19 +35,19 @@ if TYPE_CHECKING:
 
 @dataclass(kw_only=True)
 class DAPOConfig(AlgorithmConfig):
-    clip_low: float = 0.2
-    clip_high: float = 0.28
+    clip_low: Annotated[float, Interval(ge=0, le=1)] = 0.2
+    clip_high: Annotated[float, Ge(0)] = 0.28
     dynamic_sampling: bool = True
     """Whether groups whose episodes all have one reward are sampled anew."""
     signal_error: int = 512
     """Dropped groups in a row after which the run ends with an error; 0 is never, and a step
     is then waited for as long as groups come back."""
-    overlong_length: int = 0
+    overlong_length: Annotated[int, Ge(0)] = 0
     """Sampled tokens of an episode from which on the whole penalty is due; 0 is what an episode can sample:
     env.max_turns times env.max_turn_tokens, or what its first prompt leaves of env.max_tokens where that is less."""
-    overlong_buffer: float = 0.2
+    overlong_buffer: Annotated[float, Interval(ge=0, le=1)] = 0.2
     """The share of that length, at its end, over which the penalty rises from 0; the paper's is 4096 of 20480."""
-    overlong_penalty: float = 1.0
+    overlong_penalty: Annotated[float, Ge(0)] = 1.0
     """The whole penalty, in units of reward; 0 is none."""
     overlong_filtering: bool = False
     """Whether episodes that were cut off are left out of the loss; they stay in their group's baseline."""

@@ -20,15 +20,17 @@ from __future__ import annotations
 import importlib
 import sys
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Unpack
+from typing import TYPE_CHECKING, Annotated, Unpack
 
 import torch
+from annotated_types import Ge, Interval
 from torch import Tensor
 
-from trainers.config import AlgorithmConfig, RunConfig
+from trainers.config import RunConfig
 from trainers.objective.loss_base import ClippedLoss, LossOptions
 from trainers.objective.loss_terms import Aggregation
 from trainers.objective.objective import Objective, loss_options, make_objective
+from trainers.settings.algorithm import AlgorithmConfig
 
 if TYPE_CHECKING:
     from trainers.setup.run_plan import RunPlan
@@ -36,9 +38,9 @@ if TYPE_CHECKING:
 
 @dataclass(kw_only=True)
 class GRPOConfig(AlgorithmConfig):
-    clip_low: float = 0.2
-    clip_high: float = 0.28
-    dual_clip: float = 0.0
+    clip_low: Annotated[float, Interval(ge=0, le=1)] = 0.2
+    clip_high: Annotated[float, Ge(0)] = 0.28
+    dual_clip: Annotated[float, Ge(0)] = 0.0
     """Bounds the loss of a negative advantage at this times it (arXiv 1912.09729), for example 3; 0 does not."""
 
 

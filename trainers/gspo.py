@@ -19,15 +19,17 @@ from __future__ import annotations
 import importlib
 import sys
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar, Literal, Unpack
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Unpack
 
 import torch
+from annotated_types import Ge, Interval
 from torch import Tensor
 
-from trainers.config import AlgorithmConfig, RunConfig
+from trainers.config import RunConfig
 from trainers.objective.loss_base import ClippedLoss, LossOptions
 from trainers.objective.loss_terms import Aggregation, sequence_mean
 from trainers.objective.objective import Objective, loss_options, make_objective
+from trainers.settings.algorithm import AlgorithmConfig
 
 if TYPE_CHECKING:
     from trainers.setup.run_plan import RunPlan
@@ -37,8 +39,8 @@ if TYPE_CHECKING:
 class GSPOConfig(AlgorithmConfig):
     clips_within_rounding: ClassVar[bool] = True
 
-    clip_low: float = 3e-4
-    clip_high: float = 4e-4
+    clip_low: Annotated[float, Interval(ge=0, le=1)] = 3e-4
+    clip_high: Annotated[float, Ge(0)] = 4e-4
     aggregation: Literal["token", "sequence", "constant"] = "sequence"
 
 

@@ -15,8 +15,9 @@ from typing import Any
 from agents.generator.adapter_folder import read_config
 from agents.generator.lora_slot import RANKS, TARGETS
 from forge_env.core.errors import UserError
-from trainers.config import LoraConfig, RunConfig
+from trainers.config import RunConfig
 from trainers.model.shape import ModelShape
+from trainers.settings.adapters import LoraConfig
 
 ALL = "all-linear"
 """What stands for all of `TARGETS`."""

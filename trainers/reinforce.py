@@ -13,16 +13,18 @@ from __future__ import annotations
 import importlib
 import sys
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, Unpack
+from typing import TYPE_CHECKING, Annotated, Literal, Unpack
 
 import torch
+from annotated_types import Ge
 from torch import Tensor
 
 from forge_env.core.errors import UserError
-from trainers.config import AlgorithmConfig, RunConfig
+from trainers.config import RunConfig
 from trainers.objective.loss_base import LossOptions, PolicyLoss
 from trainers.objective.loss_terms import Aggregation, keep, log_ratio, per_token, valid_tokens
 from trainers.objective.objective import Objective, loss_options, make_objective
+from trainers.settings.algorithm import AlgorithmConfig
 
 if TYPE_CHECKING:
     from trainers.setup.run_plan import RunPlan
@@ -32,7 +34,7 @@ if TYPE_CHECKING:
 class ReinforceConfig(AlgorithmConfig):
     baseline: Literal["mean", "leave_one_out", "none"] = "mean"
     """What is subtracted from an episode's reward."""
-    clip_ratio: float = 0.2
+    clip_ratio: Annotated[float, Ge(0)] = 0.2
     """How far from 1 a token's importance weight may be; 0 is no weight, which is right on-policy only."""
     normalization: Literal["none", "group", "batch"] = "none"
 

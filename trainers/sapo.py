@@ -12,16 +12,18 @@ from __future__ import annotations
 import importlib
 import sys
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, Unpack
+from typing import TYPE_CHECKING, Annotated, Literal, Unpack
 
 import torch
+from annotated_types import Gt
 from torch import Tensor
 
 from forge_env.core.errors import UserError
-from trainers.config import AlgorithmConfig, RunConfig
+from trainers.config import RunConfig
 from trainers.objective.loss_base import LossOptions, RatioLoss
 from trainers.objective.loss_terms import Aggregation
 from trainers.objective.objective import Objective, loss_options, make_objective
+from trainers.settings.algorithm import AlgorithmConfig
 
 if TYPE_CHECKING:
     from trainers.setup.run_plan import RunPlan
@@ -29,9 +31,9 @@ if TYPE_CHECKING:
 
 @dataclass(kw_only=True)
 class SAPOConfig(AlgorithmConfig):
-    tau_pos: float = 1.0
+    tau_pos: Annotated[float, Gt(0)] = 1.0
     """Temperature of the gate where the advantage is positive: the larger, the faster the gradient fades."""
-    tau_neg: float = 1.05
+    tau_neg: Annotated[float, Gt(0)] = 1.05
     """The same where it is not."""
     aggregation: Literal["token", "sequence", "constant"] = "sequence"
 

@@ -7,14 +7,15 @@ from collections.abc import Mapping
 from typing import Any
 
 from forge_env.core.errors import UserError, nearest
+from forge_env.utils.settings import read_value
 
 OPTION = "--services.generator.engine"
-SETTINGS: dict[str, type] = {
+SETTINGS: dict[str, Any] = {
     "async_scheduling": bool,
     "attention_backend": str,
     "block_size": int,
-    "compilation_config": dict,
-    "cudagraph_capture_sizes": list,
+    "compilation_config": dict[str, Any],
+    "cudagraph_capture_sizes": list[int],
     "disable_cascade_attn": bool,
     "disable_custom_all_reduce": bool,
     "enable_prefix_caching": bool,
@@ -22,10 +23,11 @@ SETTINGS: dict[str, type] = {
     "max_cudagraph_capture_size": int,
     "max_num_batched_tokens": int,
     "quantization": str,
-    "speculative_config": dict,
+    "speculative_config": dict[str, Any],
     "watermark": float,
 }
 """Arguments of vLLM's EngineArgs that neither the run sets, nor its logprobs and its updates of weights forbid."""
+_DICTIONARIES = ("compilation_config", "speculative_config")
 QUANTIZATIONS = ("fp8_per_tensor", "fp8_per_channel", "fp8_per_block", "mxfp8")
 """Those that vLLM makes of bfloat16 weights at every load: the trainer publishes such weights."""
 _OURS = {
@@ -43,14 +45,6 @@ _OURS = {
     "enable_sleep_mode": "it is --services.generator.sleep",
     "generation_config": "sampling is set by --grpo.temperature and --evaluation.temperature",
     "enable_lora": "it follows from --lora.rank and --lora.publish",
-}
-_WORDS = {
-    bool: "true or false",
-    dict: "a dictionary, in JSON",
-    float: "a number",
-    int: "a whole number",
-    list: "a list, in JSON",
-    str: "a text",
 }
 
 
@@ -74,15 +68,11 @@ def read_engine_args(given: Mapping[str, Any]) -> dict[str, Any]:
             raise UserError(
                 f"{OPTION}.{name} is no setting of vLLM that passes through, see docs/gpu.md. {nearest(name, SETTINGS)}"
             )
-        value = text if SETTINGS[name] is str else _literal(text)
         if entry:
-            _put(args.setdefault(name, {}), entry, value)
+            _put(args.setdefault(name, {}), entry, _literal(text))
         else:
-            args[name] = value
-    for name, value in args.items():
-        kind = SETTINGS[name]
-        if type(value) is not kind and not (kind is float and type(value) is int):
-            raise UserError(f"{OPTION}.{name} is {value!r}; it must be {_WORDS[kind]}")
+            args[name] = _literal(text) if name in _DICTIONARIES else text
+    args = {name: read_value(value, SETTINGS[name], f"{OPTION}.{name}") for name, value in args.items()}
     if (quantization := args.get("quantization")) not in (None, *QUANTIZATIONS):
         raise UserError(
             f"{OPTION}.quantization is {quantization}, which the bfloat16 weights that the trainer publishes cannot be "

@@ -36,7 +36,7 @@ from forge_env.core.faults import SHRINK
 from forge_env.core.protocols import NextTurn
 from forge_env.core.types import Action, EpisodeLimits, Task
 from forge_env.runtime.launcher import Launcher
-from trainers.config import GeneratorConfig
+from trainers.settings.services import GeneratorConfig
 
 LEAST, MOST, SIBLINGS = 32, 224, 8
 """Sampled tokens of a turn, and episodes of a group."""

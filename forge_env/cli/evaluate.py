@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import inspect
+import typing
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -13,9 +15,9 @@ import typer
 from forge_env.cli.env_options import parse_options
 from forge_env.cli.output import Json, emit, note, stdout_to_stderr
 from forge_env.cli.run_async import run_async
+from forge_env.core.types import EpisodeLimits
 
 if TYPE_CHECKING:
-    from forge_env.core.types import EpisodeLimits
     from forge_env.core.usage import Prices
     from forge_env.evaluation.plan import EvalPlan
     from forge_env.telemetry.sender import SpanSender
@@ -44,12 +46,28 @@ Command = Annotated[str, typer.Option(help="Value of the environment's option co
 Sampling = Annotated[float | None, typer.Option(help=_SAMPLING)]
 Adapter = Annotated[str, typer.Option(help=_ADAPTER)]
 Thinking = Annotated[str | None, typer.Option(help=_THINKING)]
-Limit = Annotated[int | None, typer.Option(help=_LIMIT)]
-Seconds = Annotated[float | None, typer.Option(help=_LIMIT)]
 AnswerSeconds = Annotated[float | None, typer.Option(help=_ANSWER_SECONDS)]
 IdleSeconds = Annotated[float | None, typer.Option(help=_IDLE_SECONDS)]
 
 
+def _with_limits(command: Callable[..., int]) -> Callable[..., int]:
+    """Give a command an option for each limit of an episode, in the place of its `**given_limits`."""
+    signature = inspect.signature(command, eval_str=True)
+    *parameters, others = signature.parameters.values()
+    limits = [
+        others.replace(
+            name=name,
+            kind=inspect.Parameter.KEYWORD_ONLY,
+            default=None,
+            annotation=Annotated[kind | None, typer.Option(help=_LIMIT)],
+        )
+        for name, kind in typing.get_type_hints(EpisodeLimits).items()
+    ]
+    command.__signature__ = signature.replace(parameters=[*parameters, *limits])  # type: ignore[attr-defined]
+    return command
+
+
+@_with_limits
 def evaluate(
     env: Annotated[str, typer.Option(help="Name or target of an environment.")],
     agent: Annotated[str, typer.Option(help=_AGENT)],
@@ -68,13 +86,6 @@ def evaluate(
     thinking: Thinking = None,
     adapter: Adapter = "",
     like: Annotated[str, typer.Option(help=_LIKE)] = "",
-    max_turns: Limit = None,
-    max_turn_tokens: Limit = None,
-    max_tokens: Limit = None,
-    max_thinking_tokens: Limit = None,
-    step_seconds: Seconds = None,
-    episode_seconds: Seconds = None,
-    scoring_seconds: Seconds = None,
     requests_per_minute: Annotated[float | None, typer.Option(help="Rate limit of requests to an endpoint.")] = None,
     api_key_env: Annotated[str, typer.Option(help="Variable that holds an endpoint's key.")] = "OPENAI_API_KEY",
     answer_seconds: AnswerSeconds = None,
@@ -83,6 +94,7 @@ def evaluate(
     price_completion: Annotated[float | None, typer.Option(help="Price of a million sampled tokens.")] = None,
     otel: Annotated[str, typer.Option(help=_OTEL)] = "off",
     as_json: Json = False,
+    **given_limits: Any,
 ) -> int:
     """Measure an agent in an environment, and record every episode.
 
@@ -93,15 +105,6 @@ def evaluate(
 
     check_otel(otel, "--otel")
     options = parse_options(option, tools, command)
-    given_limits = {
-        "max_turns": max_turns,
-        "max_turn_tokens": max_turn_tokens,
-        "max_tokens": max_tokens,
-        "max_thinking_tokens": max_thinking_tokens,
-        "step_seconds": step_seconds,
-        "episode_seconds": episode_seconds,
-        "scoring_seconds": scoring_seconds,
-    }
     plan = EvalPlan(
         env=env,
         agent=agent,

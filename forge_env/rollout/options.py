@@ -7,10 +7,9 @@ import typing
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from pydantic import TypeAdapter, ValidationError
 from pydantic.errors import PydanticUserError
 
-from forge_env.core.errors import UserError
+from forge_env.utils.settings import read_value
 
 NOT_OPTIONS = frozenset({"self", "cls", "split", "count", "seed"})
 _DATA = (str, int, float, bool, type(None), list, tuple, dict, set, Sequence, Mapping)
@@ -61,12 +60,7 @@ def convert_option(env: str, name: str, value: Any, kind: Any) -> Any:
     """
     if not isinstance(value, str) or kind in (Any, str):
         return value
-    is_list = typing.get_origin(kind) in (list, tuple, set, frozenset, Sequence)
     try:
-        adapter = TypeAdapter(kind)
-        return adapter.validate_python([item for item in value.split(",") if item] if is_list else value)
-    except ValidationError as error:
-        reason = error.errors()[0]["msg"]
-        raise UserError(f"the option {name} of the environment {env} is {value!r}: {reason}") from None
+        return read_value(value, kind, f"the option {name} of the environment {env}")
     except PydanticUserError:
         return value

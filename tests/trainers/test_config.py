@@ -9,13 +9,15 @@ import pytest
 
 from forge_env.core.errors import UserError
 from forge_env.core.types import EpisodeLimits
-from trainers.config import SHORT_OPTIONS, EnvConfig, RunConfig
+from forge_env.utils.settings import leaves
+from trainers.config import SHORT_OPTIONS, RunConfig
 from trainers.grpo import Config, objective
-from trainers.setup.options.parser import leaves, parse
+from trainers.settings.tasks import EnvConfig
+from trainers.setup.options.parser import parse
 
 
 def test_short_options_name_settings() -> None:
-    names = {name for name, _ in leaves(Config())}
+    names = {setting.name for setting in leaves(Config())}
     sections = {name.rpartition(".")[0] for name in names}
     assert all(to in names | sections or to.startswith("env.options.") for to in SHORT_OPTIONS.values())
 
@@ -40,11 +42,9 @@ def test_every_setting_can_be_set_by_its_dotted_name() -> None:
     """To its own default, as text: so every type can be read."""
     config = Config()
     arguments = []
-    for name, _ in leaves(config):
-        value: object = config
-        for part in name.split("."):
-            value = getattr(value, part)
-        arguments += [f"--{name}", ",".join(value) if isinstance(value, list) else str(value)]
+    for setting in leaves(config):
+        value = setting.value
+        arguments += [f"--{setting.name}", ",".join(value) if isinstance(value, list) else str(value)]
     assert parse(Config, arguments, SHORT_OPTIONS) == config
 
 

@@ -13,8 +13,9 @@ from agents.generator.lora_slot import TARGETS, slot_arguments
 from forge_env.core.errors import UserError
 from tests.trainers.setup.test_memory import SMALL
 from trainers import cispo, dapo, grpo, gspo, reinforce, sapo, sft
-from trainers.config import LoraConfig, RunConfig
+from trainers.config import RunConfig
 from trainers.lora import Lora, adapter_config, check_config, lora_of
+from trainers.settings.adapters import LoraConfig
 from trainers.setup.meaning import about_adapters, meaning
 from trainers.setup.memory import adapter_bytes, trainer_memory
 from trainers.setup.memory_fsdp import Moment, fsdp_moments
@@ -34,8 +35,8 @@ def test_every_page_trains_adapters(page: Any) -> None:
     arguments = ["--lora.rank", "16", "--lora.alpha", "8", "--lora.targets", "v_proj,q_proj"]
     plan = plan_of("--model=Qwen/Qwen3-0.6B", *arguments, config=page.Config)
     assert not [problem for problem in plan.problems if "memory" not in problem]
-    assert plan.trainer["lora"] == Lora(rank=16, alpha=8.0, targets=("q_proj", "v_proj"))
-    assert plan_of(config=page.Config).trainer["lora"] is None
+    assert plan.trainer.lora == Lora(rank=16, alpha=8.0, targets=("q_proj", "v_proj"))
+    assert plan_of(config=page.Config).trainer.lora is None
 
 
 def test_an_engine_gets_merged_weights_or_adapters() -> None:
@@ -60,14 +61,14 @@ def test_an_engine_gets_merged_weights_or_adapters() -> None:
 )
 def test_what_the_engine_gets_is_chosen_by_its_dtype(arguments: list[str], rank: int, words: str) -> None:
     plan = plan_of("--lora.rank=16", *arguments)
-    assert plan.engine.lora_rank == rank and plan.trainer["lora"].publish == ("adapter" if rank else "merged")
+    assert plan.engine.lora_rank == rank and plan.trainer.lora.publish == ("adapter" if rank else "merged")
     assert words in about_adapters(plan) and words in dict(meaning(plan))["adapters"]
 
 
 def test_an_engine_of_a_model_with_experts_gets_merged_weights() -> None:
     arguments = ["--generator.with_gpus", "--lora.rank=16", "--lora.targets=q_proj,v_proj"]
     plan = plan_of("--model=Qwen/Qwen3-30B-A3B", *arguments)
-    assert plan.engine.lora_rank == 0 and plan.trainer["lora"].publish == "merged"
+    assert plan.engine.lora_rank == 0 and plan.trainer.lora.publish == "merged"
     assert "cast to its bfloat16: the model has experts, whose kernels differ" in about_adapters(plan)
     assert not [problem for problem in plan.problems if "lora" in problem]
 

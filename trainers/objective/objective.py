@@ -19,8 +19,9 @@ from trainers.objective.credit import Credit, per_target, returns_to_go, target_
 from trainers.objective.reward import KLPenalty, TrainingReward
 
 if TYPE_CHECKING:
-    from trainers.config import AlgorithmConfig, RunConfig
+    from trainers.config import RunConfig
     from trainers.objective.loss_call import Loss
+    from trainers.settings.algorithm import AlgorithmConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -141,12 +141,13 @@ def make_delivery(plan: RunPlan) -> Delivery:
 
 
 def _is_exact(plan: RunPlan) -> bool:
-    training, lora, shape = plan.config.training, plan.trainer["lora"], plan.model.shape
+    training, lora, shape = plan.config.training, plan.trainer.lora, plan.model.shape
     on_gpu = plan.config.services.trainer.with_gpus
     trained_in = training.dtype if training.dtype != "auto" else "bfloat16" if on_gpu else "float32"
     if plan.engine.dtype != trained_in or approximations(plan.engine.engine_args) or shape is None or shape.num_experts:
         return False
-    return trained_in == "float32" or not (training.fp32_head or (lora and lora.publish == "merged"))
+    is_rounded_alike = plan.trainer.head_dtype(trained_in) == trained_in and not (lora and lora.publish == "merged")
+    return trained_in == "float32" or is_rounded_alike
 
 
 def _failure(before: _Proved, version: int, trainer: float, engine: float, rest: float) -> str:

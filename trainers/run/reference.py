@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from trainers.batching.batch import Sample
+    from trainers.titan.settings import TitanSettings
 
 T = TypeVar("T")
 KEPT_AS = "reference.safetensors"
@@ -33,7 +34,7 @@ class ReferenceActor(ForgeActor):
 
     idempotent = frozenset({"logprobs"})
 
-    def __init__(self, *, model: str, settings: dict[str, Any], **base: Any) -> None:
+    def __init__(self, *, model: str, settings: TitanSettings, **base: Any) -> None:
         super().__init__(**base)
         self._model = model
         self._settings = settings
@@ -65,7 +66,7 @@ class ReferenceActor(ForgeActor):
         return await loop.run_in_executor(self._thread, lambda: function(*args, **kwargs))
 
 
-def _make_reference(model: str, settings: dict[str, Any]) -> Any:
+def _make_reference(model: str, settings: TitanSettings) -> Any:
     from trainers.titan.reference import TitanReference
 
-    return TitanReference(model, **settings)
+    return TitanReference(model, settings)

@@ -22,15 +22,16 @@ from forge_env.runtime.process.ranks import AllRanks
 from forge_env.runtime.process.visible_gpus import names_of
 from forge_env.runtime.service import Service, ServiceOptions
 from forge_env.runtime.weights import WeightStore
-from trainers.config import ReplicasConfig, ServiceConfig
 from trainers.metrics.timeline import Timeline
 from trainers.run.delivery import make_delivery
 from trainers.run.reference import ReferenceActor
 from trainers.run.startup import Span, Startup
 from trainers.run.trainer_actor import TrainerActor, spawn_trainer
 from trainers.run.weight_sync import WeightSync
+from trainers.settings.services import ReplicasConfig, ServiceConfig
 from trainers.setup.placement import ReplicaPlace
 from trainers.setup.run_plan import RunPlan
+from trainers.titan.settings import TitanSettings
 
 OnReady = Callable[[Spawned], Awaitable[None]]
 
@@ -248,10 +249,9 @@ async def _start_trainer(
     )
 
 
-def _trainer_settings(plan: RunPlan) -> dict[str, Any]:
-    """Arguments of TitanSettings. An engine that sleeps while the trainer steps is awake while it loads: the memory of
-    a step is not there then."""
-    return {**plan.trainer, "compile_full": not plan.engine.sleep}
+def _trainer_settings(plan: RunPlan) -> TitanSettings:
+    """An engine that sleeps while the trainer steps is awake while it loads: the memory of a step is not there then."""
+    return replace(plan.trainer, compile_full=not plan.engine.sleep)
 
 
 def _weight_sync(

@@ -3,7 +3,8 @@
 A script that trains on batches of its own, in torchforge's form (see trainers/objective/torchforge_batch.py)::
 
     async with Launcher(Path("logs")) as launcher:
-        trainer = spawn_trainer(launcher, "path/to/qwen3", {"learning_rate": 1e-5, "tp": 2}, loss=GRPOLoss(), procs=2)
+        settings = TitanSettings(learning_rate=1e-5, tp=2)
+        trainer = spawn_trainer(launcher, "path/to/qwen3", settings, loss=GRPOLoss(), procs=2)
         await launcher.start("trainer")
         loss = await trainer.train_step.call(inputs, targets)
 
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from forge_env.runtime.weights import WeightStore
     from trainers.batching.batch import Sample
     from trainers.objective.loss_call import Loss
+    from trainers.titan.settings import TitanSettings
 
 T = TypeVar("T")
 
@@ -38,7 +40,7 @@ T = TypeVar("T")
 def spawn_trainer(
     launcher: Launcher,
     model: str,
-    settings: Mapping[str, Any],
+    settings: TitanSettings,
     *,
     procs: int = 1,
     loss: Loss | None = None,
@@ -52,8 +54,8 @@ def spawn_trainer(
     Args:
         launcher: its `start("trainer")` waits until the model is loaded.
         model: a Hugging Face folder.
-        settings: arguments of `trainers.titan.trainer.TitanSettings`.
-        procs: ranks, which is settings["dp_replicate"] times settings["dp_shard"] times settings["tp"].
+        settings: of the trainer.
+        procs: ranks, which is the product of the settings' dp_replicate, dp_shard, tp and cp.
         loss: of `train_step`; see `TrainerActor.set_loss`.
         store: where `publish` puts the weights.
         store_dtype: of the published weights: that of the engines that fetch them.
@@ -62,7 +64,7 @@ def spawn_trainer(
     """
     environ = allocator() | dict(environ or {})
     where: dict[str, Any] = {"procs": procs, "environ": environ, "num_hosts": num_hosts}
-    options: dict[str, Any] = {"model": model, "settings": dict(settings), "loss": loss}
+    options: dict[str, Any] = {"model": model, "settings": settings, "loss": loss}
     options |= {"store": store, "store_dtype": store_dtype}
     return AllRanks(launcher.spawn("trainer", TrainerActor, **where, **options))
 
@@ -92,7 +94,7 @@ class TrainerActor(ForgeActor):
         self,
         *,
         model: str,
-        settings: dict[str, Any],
+        settings: TitanSettings,
         loss: Loss | None = None,
         store: WeightStore | None = None,
         store_dtype: str = "float32",
@@ -295,7 +297,7 @@ class TrainerActor(ForgeActor):
         return await asyncio.get_running_loop().run_in_executor(self._thread, function, *args)
 
 
-def _make_trainer(model: str, settings: dict[str, Any]) -> Any:
-    from trainers.titan.trainer import TitanSettings, TitanTrainer
+def _make_trainer(model: str, settings: TitanSettings) -> Any:
+    from trainers.titan.trainer import TitanTrainer
 
-    return TitanTrainer(model, TitanSettings(**settings))
+    return TitanTrainer(model, settings)

@@ -14,9 +14,10 @@ from forge_env.core.reward_value import reaches
 from forge_env.core.types import Task
 from forge_env.evaluation.evaluate import Evaluation, evaluate, is_success
 from trainers.batching.batch import Sample
-from trainers.config import RunConfig, WarmupConfig
+from trainers.config import RunConfig
 from trainers.objective.plain_losses import SFTLoss
 from trainers.run.training_run import TrainingRun
+from trainers.settings.tasks import WarmupConfig
 
 
 def tasks_after_warmup(config: RunConfig, tasks: Sequence[Task]) -> Sequence[Task]:

@@ -8,7 +8,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from forge_env.core.errors import ServiceError
-from trainers.config import DeadlinesConfig, RunConfig
+from trainers.config import RunConfig
+from trainers.settings.services import DeadlinesConfig
 
 MIB = 2**20
 _WEIGHTS = 4  # bytes of a parameter, at most: weights are kept in float32, and published in the engine's dtype

@@ -15,11 +15,14 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Annotated, Any
+
+from annotated_types import Ge
 
 from forge_env.core.errors import UserError, nearest
 from forge_env.core.types import Task
 from forge_env.rollout.factory import EnvFactory, make
+from forge_env.utils.settings import read_value
 from trainers.config import RunConfig
 from trainers.setup.run_tasks import HELD_OUT_TASKS
 
@@ -138,10 +141,9 @@ def _given_sets(config: RunConfig) -> dict[str, dict[str, Any]]:
 
 def _make_set(config: RunConfig, name: str, given: Mapping[str, Any], sampling: Mapping[str, Any]) -> HeldOutSet:
     factory, options = _env_options(config, name, given)
-    split, count = (
-        str(given.get("split", "test")),
-        _count(name, given.get("tasks", config.dataset.held_out or HELD_OUT_TASKS)),
-    )
+    tasks_given = given.get("tasks", config.dataset.held_out or HELD_OUT_TASKS)
+    count = read_value(tasks_given, Annotated[int, Ge(1)], f"--evaluation.sets.{name}.tasks")
+    split = str(given.get("split", "test"))
     if split == config.dataset.split and not given["options"]:
         raise UserError(f"--evaluation.sets.{name}.split is {split!r}, which the run trains on: hold another one out")
     at_most = "tasks" not in given and not config.dataset.held_out
@@ -161,13 +163,3 @@ def _env_options(config: RunConfig, name: str, given: Mapping[str, Any]) -> tupl
             "option once for a whole run; evaluate such a set with forge-env eval --agent checkpoint:RUN"
         )
     return factory, {key: value for key, value in factory.constructor_options.items() if key in given["options"]}
-
-
-def _count(name: str, value: Any) -> int:
-    try:
-        count = int(str(value))
-    except ValueError:
-        count = 0
-    if count < 1:
-        raise UserError(f"--evaluation.sets.{name}.tasks is {value!r}; it must be a whole number, at least 1")
-    return count

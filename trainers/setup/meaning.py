@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from agents.generator.engine_args import approximations
+from forge_env.utils.settings import leaves
 from trainers.config import RunConfig
 from trainers.lora import choose_publish, lora_of
 from trainers.model.shape import FoundModel
 from trainers.setup.memory import gib, state_bytes
 from trainers.setup.options.defaults import about_defaults, unusual_settings
-from trainers.setup.options.parser import leaves
 from trainers.setup.run_plan import RunPlan
 from trainers.setup.run_tasks import HELD_OUT_TASKS, TRAIN_TASKS
 from trainers.setup.sizing.estimates import trainer_dtype
@@ -21,9 +21,9 @@ def settings_with_defaults(plan: RunPlan) -> list[tuple[str, Any, Any]]:
     """Dotted name, value and default of every setting, in the order of the config."""
     config, general = plan.config, type(plan.config)()
     return [
-        (name, _get(config, name), plan.defaults[name].value if name in plan.defaults else _get(general, name))
-        for name, _ in leaves(config)
-        if name != "dry_run"
+        (was.name, now.value, plan.defaults[was.name].value if was.name in plan.defaults else was.value)
+        for now, was in zip(leaves(config), leaves(general), strict=True)
+        if was.name != "dry_run"
     ]
 
 
@@ -130,12 +130,6 @@ def about_services(plan: RunPlan) -> str:
     )
 
 
-def _get(config: Any, name: str) -> Any:
-    for part in name.split("."):
-        config = getattr(config, part)
-    return config
-
-
 def _about_weights(config: RunConfig) -> str:
     interval, staleness = config.training.sync_interval, config.staleness
     often = "after every optimizer step" if interval == 1 else f"after every {interval} optimizer steps"
@@ -160,7 +154,7 @@ def _about_optimizer(plan: RunPlan) -> str:
 
 def _about_precision(config: RunConfig) -> str:
     dtype = trainer_dtype(config)
-    head = ", output layer in float32" if config.training.fp32_head and dtype != "float32" else ""
+    head = ", output layer in float32" if config.training.head_dtype(dtype) != dtype else ""
     engine = "bfloat16" if config.services.generator.with_gpus else "float32"
     weights = "float32 adapters and frozen weights in its dtype" if config.lora.rank > 0 else "float32 weights"
     return f"trainer {dtype} over {weights}{head}, engine {engine}"

@@ -10,7 +10,8 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from trainers.config import ReplicasConfig, RunConfig, ServiceConfig
+from trainers.config import RunConfig
+from trainers.settings.services import ReplicasConfig, ServiceConfig
 from trainers.setup.hosts import count_hosts
 from trainers.setup.objective import needs_reference, plan_objective
 

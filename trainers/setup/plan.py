@@ -23,7 +23,7 @@ from trainers.setup.held_out import check_sets
 from trainers.setup.hosts import check_hosts, host_settings
 from trainers.setup.objective import needs_reference, plan_objective
 from trainers.setup.options.defaults import take_again, take_defaults
-from trainers.setup.options.ranges import check_numbers
+from trainers.setup.options.parser import check_bounds
 from trainers.setup.options.read_config import give_dataset
 from trainers.setup.packages import check_ours, check_packages, missing_packages
 from trainers.setup.placement import Placement, make_placement
@@ -65,7 +65,7 @@ def make_plan(config: RunConfig) -> RunPlan:
     check_ours()
     config = copy.deepcopy(config)  # the plan owns its config: nobody else can change it later
     problems, of_numbers, of_algorithm, of_model = Problems(), Problems(), Problems(), Problems()
-    of_numbers.attempt(check_numbers, config)
+    of_numbers.attempt(check_bounds, config)
     of_algorithm.attempt(config.settle)
     model = of_model.attempt(model_checks.find_model, config) or _unknown(config)
     defaults = take_defaults(config, model.shape)

@@ -19,7 +19,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Literal
 
 from agents.generator.start import EngineSettings
 from forge_env.core.errors import UserError
@@ -36,6 +36,7 @@ from trainers.setup.options.defaults import Default, rising_steps
 from trainers.setup.placement import Placement, Process
 from trainers.setup.run_tasks import RunTasks
 from trainers.setup.sizing.card import Card, cards
+from trainers.titan.settings import TitanSettings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,10 +64,9 @@ class RunPlan:
     engine: EngineSettings
     about_engine: str
     """A sentence on the engine's cache and sleep; "" for an engine on a CPU that does not sleep."""
-    trainer: Mapping[str, Any]
-    """Arguments of TitanSettings."""
-    reference: Mapping[str, Any]
-    """Arguments of TitanReference, for a run whose placement has a reference model."""
+    trainer: TitanSettings
+    reference: TitanSettings
+    """For a run with a reference model in its placement."""
     store: WeightStore | None
     """Not open yet; None where it depends on the sizes of a model that is not downloaded yet."""
     store_reason: str

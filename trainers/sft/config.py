@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
+from typing import Annotated
+
+from annotated_types import Ge, Interval
 
 from forge_env.core.errors import UserError
 from forge_env.data.rows import find_file
-from trainers.config import BY_CASE, EnvConfig, RunConfig, TrainingConfig, WarmupConfig
+from forge_env.utils.settings import BY_CASE, MAY_CHANGE, OR_BY_CASE
+from trainers.config import RunConfig, TrainingConfig
+from trainers.settings.tasks import EnvConfig, WarmupConfig
 
 DEMONSTRATION_STEPS = 150
 INSTEAD = {
@@ -31,21 +36,26 @@ class SFTConfig:
     """Read the data while training, rather than all of it at the start; it then needs --steps."""
     messages_field: str = "messages"
     """The column of the messages."""
-    epochs: int = 3
+    epochs: Annotated[int, Ge(1)] = 3
     """Times that the data is gone through, unless --steps says when to end."""
     min_reward: float = 1.0
     """The least reward of an Episode that is learned from."""
-    held_out_share: float = 0.02
+    held_out_share: Annotated[float, Interval(ge=0, lt=1)] = 0.02
     """Share of the conversations that is kept for the held-out loss before and after; 0 is none."""
-    tokens_per_step: int = 0
+    tokens_per_step: Annotated[int, Ge(0)] = 0
     """Tokens of one optimizer step at most; 0 is training.max_tokens_per_micro_batch for each micro-step."""
+
+
+@dataclass(kw_only=True)
+class SFTTrainingConfig(TrainingConfig):
+    steps: Annotated[int, Ge(1), OR_BY_CASE, MAY_CHANGE] = BY_CASE
 
 
 @dataclass(kw_only=True)
 class Config(RunConfig):
     env: EnvConfig = field(default_factory=lambda: EnvConfig(name=""))
     """Without a name it is code_exec, or with sft.data none."""
-    training: TrainingConfig = field(default_factory=lambda: TrainingConfig(steps=BY_CASE))
+    training: SFTTrainingConfig = field(default_factory=SFTTrainingConfig)
     """steps -1 is 150 on demonstrations, and on data as many as its epochs have. Data is always packed on a GPU."""
     warmup: WarmupConfig = field(default_factory=lambda: WarmupConfig(until_success=1.0, balance="none"))
     sft: SFTConfig = field(default_factory=SFTConfig)
@@ -96,8 +106,3 @@ class Config(RunConfig):
             raise UserError("--evaluation.interval needs an environment to measure success in: name it with --env")
         if sft.streaming and self.training.steps == BY_CASE:
             raise UserError("with --sft.streaming the length of the data is not known: say with --steps when to end")
-        if not 0.0 <= sft.held_out_share < 1.0:
-            raise UserError(f"--sft.held_out_share is {sft.held_out_share}; it must be at least 0 and below 1")
-        for name, value, least in (("epochs", sft.epochs, 1), ("tokens_per_step", sft.tokens_per_step, 0)):
-            if value < least:
-                raise UserError(f"--sft.{name} is {value}; it must be at least {least}")

@@ -25,8 +25,8 @@ from forge_env.core.errors import ForgeError, UserError
 from forge_env.core.types import Message, ToolSpec
 from forge_env.data.rows import BadRow, LeftOut, shuffled
 from forge_env.rollout.factory import make
+from forge_env.utils.settings import BY_CASE
 from trainers.batching.batch import Sample
-from trainers.config import BY_CASE
 from trainers.model.sizes import MODEL_SIZES
 from trainers.sft.rows import RowMaker, count_tokens, token_batches
 from trainers.sft.source import Example, Source, open_source

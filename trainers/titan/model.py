@@ -22,18 +22,19 @@ from torchtitan.distributed.activation_checkpoint import FullAC, SelectiveAC
 from torchtitan.models.common import Decoder, RoPE
 
 from forge_env.core.errors import UserError
-from trainers.lora import IN_ATTENTION, IN_MLP, Lora
+from trainers.lora import IN_ATTENTION, IN_MLP
 from trainers.model.families import Experts, head_sizes, read_experts
 from trainers.titan.adapter_files import AdapterWeights, load_adapter
 from trainers.titan.attention import document_mask
 from trainers.titan.context import Context
 from trainers.titan.families import TITAN, read_config, titan_config
-from trainers.titan.fp32_head import head_modules, round_embedding, shard_with_fp32_head
 from trainers.titan.fused_qkv import split_shards_on_save
 from trainers.titan.hf_weights import HFWeights
 from trainers.titan.lm_head import Head
 from trainers.titan.lora import Adapters, adapter_modules, build_with_adapters
+from trainers.titan.settings import TitanSettings
 from trainers.titan.weight_files import WeightFiles
+from trainers.titan.wide_head import head_modules, round_embedding, shard_with_wide_head
 
 # TorchTitan's settings for what is computed again in the backward pass.
 ACTIVATION_CHECKPOINTS = {"none": None, "selective": SelectiveAC.Config(), "full": FullAC.Config()}
@@ -46,18 +47,10 @@ class TitanModel:
     Args:
         folder: holds config.json and model.safetensors, or model.safetensors.index.json with its shards.
         parallel: TorchTitan's meshes; the process group must be up.
+        settings: of the trainer; adapters are in float32. On the CPU there is nothing to offload.
         dtype: "float32", or "bfloat16" to compute in bfloat16 over float32 master weights.
         attention: "sdpa", "flex" or "varlen".
-        compile: compile each transformer block.
-        activation_checkpoint: a key of `ACTIVATION_CHECKPOINTS`: "none" keeps all activations for the backward pass,
-            "selective" computes the cheap ones and every second matrix product again, "full" each block whole.
-        keep_logits_gib: as `TitanSettings.keep_logits_gib`.
-        cpu_offload: as `TitanSettings.cpu_offload`; on the CPU there is nothing to do.
-        reshard_after_forward: as `TitanSettings.reshard_after_forward`.
-        fp32_head: as `TitanSettings.fp32_head`.
         weights: "float32", or "bfloat16" for weights that are not trained.
-        lora: adapters, in float32, which alone are trained; None trains all weights.
-        seed: of the adapters' initial values.
 
     Raises:
         UserError: the folder lacks a file, is not of a family that can be trained, or cannot be cut as `parallel` says.
@@ -67,19 +60,13 @@ class TitanModel:
         self,
         folder: Path,
         parallel: ParallelDims,
+        settings: TitanSettings,
         *,
         dtype: str,
         attention: str,
-        compile: bool = False,
-        activation_checkpoint: str = "none",
-        keep_logits_gib: float = 0.0,
-        cpu_offload: bool = False,
-        reshard_after_forward: str = "default",
-        fp32_head: bool = False,
         weights: str = "float32",
-        lora: Lora | None = None,
-        seed: int = 0,
     ) -> None:
+        lora = settings.lora
         self.folder = folder
         self.hf_config = read_config(folder)
         self.attention = attention
@@ -90,13 +77,13 @@ class TitanModel:
         fuse_qkv = self.device.type != "cpu" and lora is None
         self.config = titan_config(self.hf_config, attention=attention, fuse_qkv=fuse_qkv)
         _check_degrees(self.hf_config, parallel)
-        _check_experts(self.hf_config, parallel, fp32_head=fp32_head, lora=lora)
-        self.is_offloaded = cpu_offload and self.device.type != "cpu"
-        self._fp32_head = fp32_head and dtype != "float32"
+        _check_experts(self.hf_config, parallel, settings)
+        self.is_offloaded = settings.cpu_offload and self.device.type != "cpu"
+        self._has_wide_head = settings.head_dtype(dtype) != dtype
         self._lora = lora
         files = WeightFiles.of_folder(folder)
-        self.module = self._build(dtype, weights, compile, activation_checkpoint, reshard_after_forward)
-        kept = keep_logits_gib * 2**30 if self.device.type != "cpu" else 0
+        self.module = self._build(settings, dtype, weights)
+        kept = settings.keep_logits_gib * 2**30 if self.device.type != "cpu" else 0
         split_shards_on_save(self.module)
         self._head = Head(self.module.get_submodule("lm_head"), kept)
         adapter = self.family.adapter(self.config, None)
@@ -105,7 +92,7 @@ class TitanModel:
         self.adapters: Adapters | None = None
         if lora is not None:
             self.adapters = Adapters(self.module, lora)
-            self.adapters.initialise(seed)
+            self.adapters.initialise(settings.seed)
             if lora.adapter:
                 load_adapter(self, Path(lora.adapter))
                 self.adapters.keep_as_reference()
@@ -189,18 +176,16 @@ class TitanModel:
         if isinstance(self.module, FSDPModule):
             self.module.reset_iter_state()
 
-    def _build(
-        self, dtype: str, weights: str, compile: bool, activation_checkpoint: str, reshard_after_forward: str
-    ) -> Decoder:
-        _check_known("activation_checkpoint", activation_checkpoint, ACTIVATION_CHECKPOINTS)
-        _check_known("reshard_after_forward", reshard_after_forward, RESHARDS)
+    def _build(self, settings: TitanSettings, dtype: str, weights: str) -> Decoder:
+        _check_known("activation_checkpoint", settings.activation_checkpoint, ACTIVATION_CHECKPOINTS)
+        _check_known("reshard_after_forward", settings.reshard_after_forward, RESHARDS)
         parallelism = ParallelismConfig(
             data_parallel_replicate_degree=self.parallel.dp_replicate,
             data_parallel_shard_degree=self.parallel.dp_shard,
             tensor_parallel_degree=self.parallel.tp,
             context_parallel_degree=self.parallel.cp,
             expert_parallel_degree=self.parallel.ep,
-            fsdp_reshard_after_forward=reshard_after_forward,
+            fsdp_reshard_after_forward=settings.reshard_after_forward,
             spmd_backend=SPMD_BACKEND,
         )
         if self.parallel.tp_enabled or self.parallel.ep_enabled:
@@ -210,7 +195,7 @@ class TitanModel:
             module: Decoder = (
                 self.config.build() if self._lora is None else build_with_adapters(self.config, self._lora)
             )
-        exact = [*(head_modules(module) if self._fp32_head else []), *adapter_modules(module)]
+        exact = [*(head_modules(module) if self._has_wide_head else []), *adapter_modules(module)]
         _cast_weights(module, getattr(torch, weights), exact)
         if self.parallel.tp_enabled and self.config.enable_weight_tying:
             _keep_tied(module)
@@ -222,23 +207,23 @@ class TitanModel:
             parallel_dims=self.parallel,
             training=TrainingConfig(mixed_precision_param=dtype, enable_cpu_offload=self.is_offloaded),
             parallelism=parallelism,
-            compile_config=CompileConfig(enable=compile),
-            ac_config=ACTIVATION_CHECKPOINTS[activation_checkpoint],
+            compile_config=CompileConfig(enable=settings.compile),
+            ac_config=ACTIVATION_CHECKPOINTS[settings.activation_checkpoint],
             dump_folder="",
-            skip_dp=is_plain or self._fp32_head,
+            skip_dp=is_plain or self._has_wide_head,
         )
-        if compile and self.parallel.tp_enabled:
+        if settings.compile and self.parallel.tp_enabled:
             _complete_embedding(module)
-        if self._fp32_head:
+        if self._has_wide_head:
             compute = getattr(torch, dtype)
             round_embedding(module, compute)
             if not is_plain:
-                shard_with_fp32_head(
+                shard_with_wide_head(
                     module,
                     self.parallel,
                     dtype=compute,
                     cpu_offload=self.is_offloaded,
-                    reshard_after_forward=reshard_after_forward,
+                    reshard_after_forward=settings.reshard_after_forward,
                 )
         if self.device.type == "cpu":
             for part in module.modules():
@@ -302,7 +287,7 @@ def _check_degrees(config: Mapping[str, Any], parallel: ParallelDims) -> None:
             raise UserError(f"tp={parallel.tp} does not divide {name}={number}: choose a divisor.")
 
 
-def _check_experts(config: Mapping[str, Any], parallel: ParallelDims, *, fp32_head: bool, lora: Lora | None) -> None:
+def _check_experts(config: Mapping[str, Any], parallel: ParallelDims, settings: TitanSettings) -> None:
     experts = read_experts(config)
     if experts is None:
         if parallel.ep_enabled:
@@ -312,8 +297,8 @@ def _check_experts(config: Mapping[str, Any], parallel: ParallelDims, *, fp32_he
         raise UserError(f"ep={parallel.ep} does not divide num_experts={experts.count}: choose a divisor.")
     if not parallel.ep_enabled and experts.size % parallel.tp:
         raise UserError(f"tp={parallel.tp} does not divide moe_intermediate_size={experts.size}: choose a divisor.")
-    if parallel.ep_enabled and fp32_head:
-        raise UserError(f"fp32_head=True and ep={parallel.ep} cannot be used together: leave one of them out.")
+    settings.check_head(parallel.ep)
+    lora = settings.lora
     if lora is not None and (unfit := sorted(set(lora.targets) & set(IN_MLP))):
         raise UserError(
             f"lora targets {', '.join(unfit)} are matrices of experts, which get no adapter: choose of those of "

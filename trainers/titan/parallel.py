@@ -66,13 +66,14 @@ def parallel_dims(dp_shard: int, tp: int, cp: int = 1, dp_replicate: int = 1, ep
 
 
 def resolve(dtype: str, attention: str, cp: int = 1) -> tuple[str, str]:
-    """The dtype and attention to use, with this device's defaults in the place of "".
+    """The dtype and attention to use, with this device's defaults in the place of "auto" and "".
 
     Raises:
         UserError: the dtype is unknown, or the attention cannot be used on this device or with context parallelism.
     """
     on_cpu = device().type == "cpu"
-    dtype = dtype or ("float32" if on_cpu else "bfloat16")
+    if dtype == "auto":
+        dtype = "float32" if on_cpu else "bfloat16"
     if dtype not in ("float32", "bfloat16"):
         raise UserError(f"dtype={dtype!r} is not known: use 'float32' or 'bfloat16'.")
     attention = attention or ("sdpa" if on_cpu else "varlen" if dtype == "bfloat16" and cp == 1 else "flex")

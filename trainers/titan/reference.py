@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -23,16 +23,15 @@ class TitanReference:
 
     Args:
         model_path: the folder; `load_file` replaces its weights.
-        settings: those of `TitanSettings` that are no matter of training, such as dtype, threads, pack_length and
-            max_tokens_per_micro_batch.
+        settings: of a trainer; the reference ignores those of the optimizer, and frees its weights after each layer.
 
     Raises:
         UserError: a setting or the folder cannot be used, see `trainers.titan.model`.
     """
 
-    def __init__(self, model_path: str | os.PathLike[str], **settings: Any) -> None:
-        settings = {"reshard_after_forward": "always"} | settings
-        self._frozen = TitanTrainer(model_path, TitanSettings(**settings), is_frozen=True)
+    def __init__(self, model_path: str | os.PathLike[str], settings: TitanSettings | None = None) -> None:
+        settings = replace(settings or TitanSettings(), reshard_after_forward="always")
+        self._frozen = TitanTrainer(model_path, settings, is_frozen=True)
         self.model = self._frozen.model
 
     @property

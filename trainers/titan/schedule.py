@@ -9,21 +9,6 @@ from collections.abc import Callable
 import trainers.titan.device  # noqa: F401  # isort: skip
 from torchtitan.components.optimizer import LRSchedulersContainer, OptimizersContainer
 
-from forge_env.core.errors import UserError
-
-SCHEDULES = ("constant", "linear", "cosine")
-
-
-def check_schedule(kind: str, *, warmup_steps: int, total_steps: int) -> None:
-    """Raise UserError unless the schedule is known, and its warm-up leaves steps to decay in."""
-    if kind not in SCHEDULES:
-        raise UserError(f"lr_schedule={kind!r} is not known: use one of {', '.join(map(repr, SCHEDULES))}.")
-    if kind != "constant" and total_steps <= warmup_steps:
-        raise UserError(
-            f"lr_schedule={kind!r} with total_steps={total_steps} and warmup_steps={warmup_steps} leaves no step to "
-            "decay in: set total_steps to the optimizer steps of the whole phase."
-        )
-
 
 def build_schedule(
     optimizers: OptimizersContainer, kind: str, *, warmup_steps: int, total_steps: int

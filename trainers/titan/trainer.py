@@ -20,7 +20,7 @@ No actor is defined here: the caller decides in which process the trainer runs. 
 - context.py: context parallelism, where ranks share a sequence.
 - lora.py: adapters, which are trained in the place of all weights; adapter_files.py: in PEFT's format.
 - experts.py: layers with experts, and routing replay; replay_metrics.py: what is measured of it.
-- optimizer.py: AdamW. fp32_head.py: an output layer in float32.
+- optimizer.py: AdamW. wide_head.py: an output layer in float32.
 - head.py, lm_head.py: from hidden states to logprobs and entropy, without all the logits.
 - backward.py: from logprobs to gradients, also of episodes whose rows are in several micro-batches.
 - ../batching/batch.py: from samples to micro-batches; packing.py: which of them share one, and a rank.
@@ -107,17 +107,10 @@ class TitanTrainer:
             self.model = TitanModel(
                 Path(model_path),
                 self.parallel,
+                settings,
                 dtype=dtype,
                 attention=attention,
-                compile=settings.compile,
-                activation_checkpoint=settings.activation_checkpoint,
-                keep_logits_gib=settings.keep_logits_gib,
-                cpu_offload=settings.cpu_offload,
-                reshard_after_forward=settings.reshard_after_forward,
-                fp32_head=settings.fp32_head,
                 weights=dtype if is_frozen or settings.lora else "float32",
-                lora=settings.lora,
-                seed=settings.seed,
             )
         except BaseException:
             self._destroy_group()

@@ -16,9 +16,9 @@ from forge_env.core.episode import Episode
 from forge_env.core.errors import ServiceError, UserError
 from forge_env.core.types import Outcome, Task
 from forge_env.evaluation.evaluate import Evaluation
-from trainers.config import MetricsConfig
 from trainers.metrics.report import Report
 from trainers.metrics.system import SystemMetrics
+from trainers.settings.record import MetricsConfig
 
 VALUES = {"reward": 0.5, "success": 0.25, "s/step": 2.0, "loss": float("nan")}
 

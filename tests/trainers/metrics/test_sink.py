@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 
 from forge_env.core.errors import UserError
-from trainers.config import SHORT_OPTIONS, MetricsConfig
+from trainers.config import SHORT_OPTIONS
 from trainers.grpo import Config
 from trainers.metrics.report import Report
 from trainers.metrics.sink import load_sink
+from trainers.settings.record import MetricsConfig
 from trainers.setup.options.parser import parse
 from trainers.setup.plan import make_plan
 

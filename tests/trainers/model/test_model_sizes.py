@@ -13,11 +13,11 @@ from envs.math import Math
 from forge_env.core.errors import UserError
 from forge_env.core.types import Message
 from tests.helpers.entry import never
-from trainers.config import ModelConfig
 from trainers.grpo import Config
 from trainers.model.shape import find_shape, made_shape, read_shape
 from trainers.model.sizes import MODEL_SIZES, ModelSize
 from trainers.model.tiny_model import make_tiny_model
+from trainers.settings.tasks import ModelConfig
 from trainers.setup.entry import main
 from trainers.setup.meaning import meaning
 from trainers.setup.options.read_config import read_config
@@ -89,7 +89,7 @@ def test_a_plan_names_the_model_and_estimates_its_memory() -> None:
              "--parallelism.tensor_parallel_degree=2"],
         )
     )  # fmt: skip
-    assert spread.problems == [] and spread.trainer["ep"] == 2
+    assert spread.problems == [] and spread.trainer.ep == 2
     assert "with experts, made at the start" in dict(meaning(spread))["model"]
     assert "8 experts in each, of which 2 compute a token" in dict(meaning(spread))["model"]
     parts = [process.part for process, _ in spread.processes if process.service == "trainer"]

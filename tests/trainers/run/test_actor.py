@@ -68,7 +68,7 @@ async def team(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> As
     store = SharedMemoryStore()
     await store.open()
     async with Launcher(folder / "logs") as launcher:
-        settings = SETTINGS | {"max_tokens_per_micro_batch": 64}
+        settings = TitanSettings(**SETTINGS | {"max_tokens_per_micro_batch": 64})
         trainer = spawn_trainer(launcher, str(tiny_model), settings, procs=2, loss=MyLoss(), store=store)
         await launcher.start("trainer", seconds=DEADLINE_S)
         team = Team(launcher, trainer, store, folder / "logs", str(folder / "start"))

@@ -38,7 +38,7 @@ SAMPLES = [Sample(rows=e.rows) for e in EPISODES]
 
 @pytest.fixture
 def reference(tiny_model: Path) -> Iterator[TitanReference]:
-    made = TitanReference(tiny_model, max_tokens_per_micro_batch=24)  # so few that there are several batches
+    made = TitanReference(tiny_model, TitanSettings(max_tokens_per_micro_batch=24))  # several batches
     yield made
     made.close()
 
@@ -136,7 +136,7 @@ def as_trainer(folder: Path, **settings: Any) -> list[list[float]]:
     ids=["packed", "bfloat16", "fp32 head"],
 )
 def test_it_computes_as_the_trainer_does_with_weights_of_its_dtype(tiny_model: Path, settings: dict[str, Any]) -> None:
-    reference = TitanReference(tiny_model, **settings)
+    reference = TitanReference(tiny_model, TitanSettings(**settings))
     try:
         found = listed(reference.logprobs(SAMPLES, 0.7))
         dtypes = {name: parameter.dtype for name, parameter in reference.model.module.named_parameters()}
@@ -159,7 +159,7 @@ async def test_replicas_of_two_processes_share_a_step(tiny_model: Path, tmp_path
     async with Launcher(tmp_path / "logs") as launcher:
         service = Service(
             actor_class=ReferenceActor,
-            arguments={"model": str(tiny_model), "settings": {"threads": 1}},
+            arguments={"model": str(tiny_model), "settings": TitanSettings(threads=1)},
             name="reference",
             options=ServiceOptions(procs=2, num_replicas=replicas, environ=lambda replica: {"OMP_NUM_THREADS": "1"}),
             launcher=launcher,

@@ -10,9 +10,12 @@ import pytest
 pytest.importorskip("monarch")
 pytest.importorskip("torchtitan")
 
-from trainers.config import EnvConfig, ParallelismConfig, RunConfig, ServiceConfig, ServicesConfig, TrainingConfig
+from trainers.config import RunConfig, TrainingConfig
 from trainers.run import services
 from trainers.run.trainer_actor import allocator
+from trainers.settings.services import ServiceConfig, ServicesConfig
+from trainers.settings.tasks import EnvConfig
+from trainers.settings.trainer import ParallelismConfig
 from trainers.setup.meaning import about_services
 from trainers.setup.placement import make_placement
 from trainers.setup.plan import make_plan
@@ -65,7 +68,7 @@ def test_the_trainer_is_given_what_the_config_says() -> None:
             tensor_parallel_degree=2, data_parallel_shard_degree=2, context_parallel_degree=3
         ),
     )
-    settings = TitanSettings(**trainer_settings(config))
+    settings = trainer_settings(config)
     wanted = {
         "learning_rate": 2e-5,
         "warmup_steps": 3,
@@ -81,7 +84,7 @@ def test_the_trainer_is_given_what_the_config_says() -> None:
         "threads": 3,
     }
     assert {name: getattr(settings, name) for name in wanted} == wanted
-    plain = TitanSettings(**trainer_settings(RunConfig()))
+    plain = trainer_settings(RunConfig())
     recipe = {"learning_rate", "warmup_steps", "betas", "threads", "max_tokens_per_micro_batch"}  # of the tiny recipe
     for field in dataclasses.fields(TitanSettings):
         assert field.name in recipe or getattr(plain, field.name) == field.default, field.name
@@ -89,9 +92,9 @@ def test_the_trainer_is_given_what_the_config_says() -> None:
 
 def test_a_full_micro_batch_is_compiled_at_the_start_unless_the_engine_has_the_memory_then() -> None:
     plan = make_plan(RunConfig())
-    assert services._trainer_settings(plan)["compile_full"]
+    assert services._trainer_settings(plan).compile_full
     asleep = dataclasses.replace(plan, engine=dataclasses.replace(plan.engine, sleep=True))
-    assert not services._trainer_settings(asleep)["compile_full"]
+    assert not services._trainer_settings(asleep).compile_full
 
 
 def test_the_placement_names_every_process() -> None:

@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 
 from forge_env.core.episode import Episode
 from forge_env.core.types import Task
-from trainers.config import RunConfig, WarmupConfig
+from trainers.config import RunConfig
 from trainers.run.warmup import batches, demonstrated, tasks_after_warmup, undemonstrated_first
+from trainers.settings.tasks import WarmupConfig
 
 TASKS = [Task(prompt=(), id=str(number)) for number in range(10)]
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from forge_env.core.errors import UserError
-from trainers.setup.options.parser import leaves, parse, parse_given
+from trainers.setup.options.parser import parse, parse_given
 
 SHORT = {"steps": "training.steps", "output": "output", "deep": "training.inner"}
 
@@ -179,14 +179,3 @@ def test_a_mistake_in_a_file_names_the_file(tmp_path: Path, case: str) -> None:
 def test_a_value_of_another_kind_is_refused_and_not_bent(tmp_path: Path, text: str) -> None:
     with pytest.raises(UserError):
         read("--config", yaml(tmp_path, text))
-
-
-def test_leaves_lists_every_dotted_name() -> None:
-    assert leaves(Config()) == [
-        ("output", str),
-        ("training.steps", int),
-        ("training.fast", bool),
-        ("training.inner.rate", float),
-        ("store.keep_last", int),
-        ("store.options", dict[str, Any]),
-    ]

@@ -9,7 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forge_env.core.errors import ServiceError
-from trainers.config import DeadlinesConfig, EnvConfig, RunConfig, TrainingConfig
+from trainers.config import RunConfig, TrainingConfig
+from trainers.settings.services import DeadlinesConfig
+from trainers.settings.tasks import EnvConfig
 from trainers.setup.deadlines import Deadlines, patience, while_moving
 
 BILLION = 10**9

@@ -13,15 +13,17 @@ import pytest
 from forge_env.core.errors import UserError
 from tests.helpers.entry import never
 from trainers import gspo, sft
-from trainers.config import AlgorithmConfig, RunConfig
+from trainers.config import RunConfig
 from trainers.grpo import Config, GRPOLoss
 from trainers.objective.plugins import load_loss
+from trainers.settings.algorithm import AlgorithmConfig
 from trainers.setup.entry import main
 from trainers.setup.meaning import about_ratio, about_services, meaning, settings_with_defaults
 from trainers.setup.options.read_config import read_config
 from trainers.setup.placement import gpus_available, processes
 from trainers.setup.plan import make_plan, with_model
 from trainers.setup.run_plan import RunPlan
+from trainers.titan.settings import TitanSettings
 
 GUIDE = str(Path(__file__).parent / "data" / "torchforge_guide.yaml")
 
@@ -103,17 +105,9 @@ def test_the_plan_says_where_the_optimizer_runs_and_what_is_float32() -> None:
 def test_the_reference_model_computes_as_the_trainer_does() -> None:
     arguments = ["--training.dtype=bfloat16", "--training.packing", "--training.fp32_head", "--ref_model.threads=3"]
     plan = plan_of(*arguments, "--training.max_tokens_per_micro_batch=512")
-    assert plan.reference == {
-        "dtype": "bfloat16",
-        "fp32_head": True,
-        "gpu_memory_gib": 0,
-        "max_tokens_per_micro_batch": 512,
-        "pack_length": 512,
-        "threads": 3,
-    }
-    assert {name: plan.trainer[name] for name in plan.reference if name != "threads"} == {
-        name: value for name, value in plan.reference.items() if name != "threads"
-    }
+    computes = {"dtype": "bfloat16", "fp32_head": True, "max_tokens_per_micro_batch": 512, "pack_length": 512}
+    assert plan.reference == TitanSettings(**computes, threads=3)
+    assert {name: getattr(plan.trainer, name) for name in computes} == computes
 
 
 def test_ranks_that_share_rows_are_neighbours() -> None:
@@ -351,7 +345,7 @@ def test_a_model_with_experts_replays_routes_unless_it_is_told_not_to(
     arguments: list[str], replays: bool, words: str | None
 ) -> None:
     plan = plan_of(*arguments)
-    assert plan.replays_routes == replays and plan.trainer["replay"] == ("--moe.replay=off" not in arguments)
+    assert plan.replays_routes == replays and plan.trainer.replay == ("--moe.replay=off" not in arguments)
     said = dict(meaning(plan)).get("routing replay")
     assert said is None if words is None else said is not None and words in said
     assert plan.problems == []
@@ -389,7 +383,7 @@ def test_whether_routes_are_replayed_is_decided_when_the_model_is_there(tmp_path
     plan = plan_of(*arguments)
     found = with_model(plan, tmp_path)
     assert (plan.replays_routes, found.replays_routes) == (False, True)
-    assert (plan.trainer["lora"].publish, found.trainer["lora"].publish) == ("adapter", "merged")
+    assert (plan.trainer.lora.publish, found.trainer.lora.publish) == ("adapter", "merged")
     assert found.engine.lora_rank == 0
 
 

@@ -24,6 +24,7 @@ from trainers.titan.attention import document_mask
 from trainers.titan.context import Context, LocalBatch, head_tail, multiple_of_lengths
 from trainers.titan.model import TitanModel
 from trainers.titan.parallel import init_process_group, parallel_dims, resolve
+from trainers.titan.settings import TitanSettings
 from trainers.titan.trainer import TitanTrainer
 
 # -- how a sequence is cut ---------------------------------------------------------------------------------------
@@ -162,7 +163,7 @@ def flex_logprobs(folder: Path, pack_length: int) -> list[list[float]]:
 
     Sequences of 256 tokens are longer than the model's positions; what is beyond them is padding.
     """
-    model = TitanModel(folder, parallel_dims(-1, tp=1, cp=2), dtype="float32", attention="flex")
+    model = TitanModel(folder, parallel_dims(-1, tp=1, cp=2), TitanSettings(), dtype="float32", attention="flex")
     samples, found = make_samples(7), dict[int, list[float]]()
     limits = {"max_tokens": 1024, "multiple": multiple_of_lengths(2, tensor=1, tuned=True)}
     with torch.no_grad(), torch.compiler.set_stance("force_eager"):

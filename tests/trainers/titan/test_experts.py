@@ -24,6 +24,7 @@ from trainers.losses import GRPOLoss
 from trainers.titan.experts import WEIGHTS, SameDtypeExperts
 from trainers.titan.model import TitanModel
 from trainers.titan.parallel import init_process_group, parallel_dims
+from trainers.titan.settings import TitanSettings
 from trainers.titan.trainer import TitanTrainer
 
 CASES: dict[str, dict[str, Any]] = {
@@ -188,7 +189,7 @@ def refuse_in_a_rank(root: Path) -> None:
     init_process_group()
     for family, degrees, match in REFUSED_BY_TWO:
         with pytest.raises(UserError, match=match):
-            TitanModel(root / family, parallel_dims(-1, **degrees), dtype="float32", attention="sdpa")
+            TitanModel(root / family, parallel_dims(-1, **degrees), TitanSettings(), dtype="float32", attention="sdpa")
     torch.distributed.destroy_process_group()
 
 

@@ -30,6 +30,7 @@ from trainers.titan.context import Context, head_tail
 from trainers.titan.experts import ReplayedModel, ReplayedMoE, Router, experts_config
 from trainers.titan.parallel import init_process_group
 from trainers.titan.reference import TitanReference
+from trainers.titan.settings import TitanSettings
 from trainers.titan.trainer import TitanTrainer
 
 SIZES: dict[str, int] = {"layers": 2, "experts": EXPERTS["num_experts"], "active": EXPERTS["num_experts_per_tok"]}
@@ -274,7 +275,7 @@ def test_without_replay_routes_change_nothing(make: Make, folder: Path) -> None:
 def test_the_reference_chooses_its_experts_itself(make: Make, folder: Path) -> None:
     lora = Lora(rank=4, alpha=8.0, targets=("q_proj", "v_proj"))
     expected = make(folder).logprobs(make_samples(3))
-    reference = TitanReference(folder, dtype="float32")
+    reference = TitanReference(folder, TitanSettings(dtype="float32"))
     try:
         of_its_own = reference.logprobs(routed_samples(3))
     finally:

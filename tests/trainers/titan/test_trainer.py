@@ -83,8 +83,7 @@ def make_trainer() -> Iterator:
     made: list[TitanTrainer] = []
 
     def make(folder: Path, **changes) -> TitanTrainer:
-        settings = {field: getattr(SETTINGS, field) for field in SETTINGS.__slots__} | changes
-        made.append(TitanTrainer(folder, TitanSettings(**settings)))
+        made.append(TitanTrainer(folder, dataclasses.replace(SETTINGS, **changes)))
         return made[-1]
 
     yield make

@@ -106,8 +106,7 @@ def check_experts(config: RunConfig, shape: ModelShape | None) -> None:
             f"{wanted}, which does not divide the number of trainer processes that hold the weights together, {ranks}: "
             f"choose {_divisors(ranks)}"
         )
-    if degree > 1 and config.training.fp32_head:
-        raise UserError(f"{wanted}, which does not work with --training.fp32_head true: leave one of them out")
+    config.training.check_head(degree)
     if shape is None or not shape.num_experts:
         return
     if shape.num_experts % degree:

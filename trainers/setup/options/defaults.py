@@ -13,7 +13,8 @@ from forge_env.core.errors import UserError
 from forge_env.core.types import EpisodeLimits
 from forge_env.registry.registry import env_class
 from forge_env.rollout.factory import declared_limits
-from trainers.config import BY_CASE, RunConfig
+from forge_env.utils.settings import BY_CASE
+from trainers.config import RunConfig
 from trainers.model.shape import ModelShape
 
 FAR = 30

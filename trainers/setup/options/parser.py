@@ -5,15 +5,14 @@
 
 from __future__ import annotations
 
-import dataclasses
 import difflib
-import math
 import typing
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 from forge_env.core.errors import UserError
+from forge_env.utils.settings import leaves, out_of_bounds, read_value
 
 C = TypeVar("C")
 
@@ -69,7 +68,7 @@ class _Names:
     """The names of a config tree, and what a user may write for them."""
 
     def __init__(self, config: Any, short: Mapping[str, str]) -> None:
-        self.kinds = dict(leaves(config))
+        self.kinds = {setting.name: setting.kind for setting in leaves(config)}
         self.sections = {name[:i] for name in self.kinds for i, letter in enumerate(name) if letter == "."}
         self._short = short
 
@@ -124,34 +123,27 @@ def _set(config: Any, names: _Names, name: str, value: Any, *, source: str) -> s
     if dotted not in names.kinds:
         raise names.unknown(name, source)
     section, _, field = dotted.rpartition(".")
-    value = _convert(value, names.kinds[dotted], f"{source}: --{name}")
+    kind = names.kinds[dotted]
+    if typing.get_origin(kind) is dict:
+        if value not in ({}, "{}", None):
+            raise UserError(f"{source}: --{name} is {value!r}; write one option for each entry: --{name}.NAME VALUE")
+        value = {}
+    else:
+        value = read_value(value, kind, f"{source}: --{name}")
     setattr(_leaf(config, section) if section else config, field, value)
     return dotted
 
 
 def _dict_of(config: Any, dotted: str) -> str | None:
     """The dotted name of the dictionary that `dotted` is an entry of; None for any other setting."""
-    dicts = [leaf for leaf, kind in leaves(config) if typing.get_origin(kind) is dict]
-    return next((leaf for leaf in dicts if dotted.startswith(f"{leaf}.")), None)
+    dicts = [setting.name for setting in leaves(config) if typing.get_origin(setting.kind) is dict]
+    return next((name for name in dicts if dotted.startswith(f"{name}.")), None)
 
 
 def _leaf(config: Any, dotted: str) -> Any:
     for part in dotted.split("."):
         config = getattr(config, part)
     return config
-
-
-def leaves(config: Any, prefix: str = "") -> list[tuple[str, Any]]:
-    """List every dotted name with its type."""
-    hints = typing.get_type_hints(type(config))
-    pairs: list[tuple[str, Any]] = []
-    for field in dataclasses.fields(config):
-        value = getattr(config, field.name)
-        if dataclasses.is_dataclass(value):
-            pairs += leaves(value, f"{prefix}{field.name}.")
-        else:
-            pairs.append((f"{prefix}{field.name}", hints[field.name]))
-    return pairs
 
 
 def _pairs(arguments: Sequence[str], names: _Names) -> list[tuple[str, str]]:
@@ -223,58 +215,12 @@ def _flatten(data: Mapping[str, Any], names: _Names, prefix: str = "") -> list[t
     return pairs
 
 
-def _convert(value: Any, kind: Any, where: str) -> Any:
-    if typing.get_origin(kind) is dict:
-        if value not in ({}, "{}", None):
-            raise UserError(f"{where} is {value!r}; write one option for each entry: {where.split()[-1]}.NAME VALUE")
-        return {}
-    if typing.get_origin(kind) is list:
-        texts = value.strip("[]").split(",") if isinstance(value, str) else value  # "[]" is none, as --dry-run shows it
-        if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
-            raise UserError(f"{where} is {value!r}; it must be texts, with commas between them")
-        return [text.strip() for text in texts if text.strip()]
-    if typing.get_origin(kind) is typing.Literal:
-        choices = typing.get_args(kind)
-        if not isinstance(value, str) or value not in choices:
-            raise UserError(f"{where} is {value!r}; it must be one of: {', '.join(map(shown, choices))}")
-        return value
-    try:
-        return _CONVERTERS[kind](value)
-    except (ValueError, TypeError, KeyError):
-        allowed = {bool: "true or false", int: "a whole number", float: "a finite number"}.get(kind, "a text")
-        raise UserError(f"{where} is {value!r}; it must be {allowed}") from None
+def check_bounds(config: Any) -> None:
+    """Check that each number of a config is within the bounds of its field.
 
-
-def shown(choice: str) -> str:
-    """A choice of a setting, in words of --help and of errors."""
-    return choice or '""'
-
-
-def _whole(value: Any) -> int:
-    if isinstance(value, (bool, float)):
-        raise TypeError
-    return int(value)
-
-
-def _number(value: Any) -> float:
-    if isinstance(value, bool):
-        raise TypeError
-    number = float(value)  # YAML 1.1 reads 1e-5 as a text
-    if not math.isfinite(number):
-        raise ValueError
-    return number
-
-
-def _text(value: Any) -> str:
-    if value is None or isinstance(value, (bool, list, dict)):
-        raise TypeError
-    return str(value)
-
-
-_BOOLEANS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
-_CONVERTERS: dict[Any, Any] = {
-    bool: lambda value: _BOOLEANS[str(value).lower()],
-    int: _whole,
-    float: _number,
-    str: _text,
-}
+    Raises:
+        UserError: for the first one that is not.
+    """
+    for setting in leaves(config):
+        if setting.kind in (int, float) and (allowed := out_of_bounds(setting.value, setting.marks)):
+            raise UserError(f"--{setting.name} is {setting.value}; it must be {allowed}")

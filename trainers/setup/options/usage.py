@@ -10,8 +10,8 @@ import typing
 from collections.abc import Set
 from typing import Any
 
+from forge_env.utils.settings import kinds_of, leaves, shown
 from trainers.config import SHORT_OPTIONS, RunConfig
-from trainers.setup.options.parser import leaves, shown
 
 _WIDTH = 118
 _INDENT = " " * 8
@@ -32,7 +32,7 @@ def usage(config_class: type[RunConfig]) -> str:
             "--config FILE reads a YAML file first, --dry-run prints what would run and starts nothing.",
             "",
             "Short names:",
-            *_short_names({name for name, _ in leaves(config)}),
+            *_short_names({setting.name for setting in leaves(config)}),
             "",
             "Settings and their defaults:",
             *settings,
@@ -63,9 +63,9 @@ def _text(node: ast.stmt | None) -> str:
 
 
 def _fields(section: Any) -> list[tuple[str, Any, Any, str]]:
-    docs, hints = docs_of(type(section)), typing.get_type_hints(type(section))
+    docs, kinds = docs_of(type(section)), kinds_of(section.__class__)
     return [
-        (setting.name, getattr(section, setting.name), hints[setting.name], docs.get(setting.name, ""))
+        (setting.name, getattr(section, setting.name), kinds[setting.name][0], docs.get(setting.name, ""))
         for setting in dataclasses.fields(section)
     ]
 

@@ -7,9 +7,10 @@ from typing import Any
 
 from agents.generator.start import EngineSettings
 from forge_env.runtime.weights import CudaIpcStore, NcclStore, WeightStore
-from trainers.config import RunConfig, ServiceConfig
+from trainers.config import RunConfig
 from trainers.lora import lora_of, published_parameters
 from trainers.model.shape import ModelShape
+from trainers.settings.services import ServiceConfig
 from trainers.setup.memory import (
     BFLOAT16,
     BYTES,

@@ -36,7 +36,7 @@ def round_embedding(model: Decoder, dtype: torch.dtype) -> None:
         model.get_submodule("tok_embeddings").register_forward_hook(rounded)
 
 
-def shard_with_fp32_head(
+def shard_with_wide_head(
     model: Decoder, parallel: ParallelDims, *, dtype: torch.dtype, cpu_offload: bool, reshard_after_forward: str
 ) -> None:
     """Wrap the parts of a model in FSDP as TorchTitan does, but for the dtype of the output layer.
@@ -45,8 +45,8 @@ def shard_with_fp32_head(
         model: after tensor parallelism and activation checkpointing.
         parallel: the meshes.
         dtype: in which all other weights are gathered; gradients are summed in float32.
-        cpu_offload: as `TitanSettings.cpu_offload`.
-        reshard_after_forward: as `TitanSettings.reshard_after_forward`.
+        cpu_offload: as `TrainerSettings.cpu_offload`.
+        reshard_after_forward: as `TrainerSettings.reshard_after_forward`.
     """
     names = ["dp_replicate", "fsdp"] if parallel.dp_replicate_enabled else ["fsdp"]
     common: dict[str, Any] = {

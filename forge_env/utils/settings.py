@@ -1,0 +1,210 @@
+"""Settings: fields of plain dataclasses with their bounds, and values that are read from text.
+
+A setting says at its field what it may be: `steps: Annotated[int, Ge(1)] = 10`. The bounds are those of the package
+annotated_types. `leaves` lists the settings of a tree of dataclasses, `read_value` makes a typed value of a text, and
+`out_of_bounds` says what a number must be. pydantic converts; the sentences for a mistake are from here.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import typing
+from collections.abc import Sequence
+from typing import Any
+
+from annotated_types import Ge, Gt, Interval, Le, Lt
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic.errors import PydanticUserError
+
+from forge_env.core.errors import UserError
+
+LARGEST = 2**31 - 1
+"""Of a whole number that has no bound of its own."""
+_LISTS = (list, tuple, set, frozenset, Sequence)
+_WORDS = {
+    bool: "true or false",
+    int: "a whole number",
+    float: "a finite number",
+    str: "a text",
+    dict: "a dictionary, in JSON",
+}
+_ITEMS = {int: "whole numbers", float: "finite numbers", str: "texts"}
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Or:
+    """A value that a number may have beside those within its bounds: `Annotated[int, Ge(1), Or(-1, "for all")]`."""
+
+    value: float
+    meaning: str
+
+
+BY_CASE = -1
+"""The value of a setting that has its default from what is run; only a setting with the mark `OR_BY_CASE` has it."""
+OR_BY_CASE = Or(BY_CASE, "for the default")
+MAY_CHANGE = "may change"
+"""The mark of a setting, or of a section, that may differ when a run goes on from its checkpoint: where and how a run
+computes, its length, and how it optimises. A run that differs in another setting would be another run."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Setting:
+    """A setting of a tree of dataclasses."""
+
+    name: str
+    """Dotted: "training.steps"."""
+    kind: Any
+    """Its type, without marks."""
+    value: Any
+    marks: tuple[Any, ...]
+    """What its type is annotated with."""
+
+
+def leaves(config: Any, prefix: str = "") -> list[Setting]:
+    """List the settings of a tree of dataclasses, in the order of their fields."""
+    settings: list[Setting] = []
+    for name, (kind, marks) in kinds_of(config.__class__).items():
+        value = getattr(config, name)
+        if dataclasses.is_dataclass(value):
+            settings += leaves(value, f"{prefix}{name}.")
+        else:
+            settings.append(Setting(f"{prefix}{name}", kind, value, marks))
+    return settings
+
+
+def may_change(config: Any, prefix: str = "") -> list[str]:
+    """List the settings and sections that are marked with `MAY_CHANGE`."""
+    names: list[str] = []
+    for name, (_, marks) in kinds_of(config.__class__).items():
+        if MAY_CHANGE in marks:
+            names.append(f"{prefix}{name}")
+        elif dataclasses.is_dataclass(section := getattr(config, name)):
+            names += may_change(section, f"{prefix}{name}.")
+    return names
+
+
+@functools.cache
+def kinds_of(section: type[Any]) -> dict[str, tuple[Any, tuple[Any, ...]]]:
+    """The type and the marks of each field of a dataclass."""
+    hints = typing.get_type_hints(section, include_extras=True)
+    kinds = {}
+    for field in dataclasses.fields(section):
+        kind, marks = hints[field.name], ()
+        if typing.get_origin(kind) is typing.Annotated:
+            kind, *found = typing.get_args(kind)
+            marks = tuple(found)
+        kinds[field.name] = (kind, marks)
+    return kinds
+
+
+def out_of_bounds(value: float, marks: Sequence[Any]) -> str:
+    """What a number must be, in words, if it is not within the bounds of its marks; "" if it is."""
+    low, high = _bounds(marks)
+    others = [mark for mark in marks if isinstance(mark, Or)]
+    is_within = not (
+        (isinstance(low, Ge) and not value >= low.ge)  # type: ignore[operator]
+        or (isinstance(low, Gt) and not value > low.gt)  # type: ignore[operator]
+        or (isinstance(high, Le) and not value <= high.le)  # type: ignore[operator]
+        or (isinstance(high, Lt) and not value < high.lt)  # type: ignore[operator]
+    )
+    if not is_within and value not in [other.value for other in others]:
+        return "".join([_range(low, high), *(f", or {_short(other.value)} {other.meaning}" for other in others)])
+    if isinstance(value, int) and value > LARGEST:
+        return f"at most {LARGEST}"
+    return ""
+
+
+def _bounds(marks: Sequence[Any]) -> tuple[Ge | Gt | None, Le | Lt | None]:
+    parts = [part for mark in marks for part in (mark if isinstance(mark, Interval) else [mark])]
+    low = next((part for part in parts if isinstance(part, Ge | Gt)), None)
+    return low, next((part for part in parts if isinstance(part, Le | Lt)), None)
+
+
+def _range(low: Ge | Gt | None, high: Le | Lt | None) -> str:
+    if isinstance(low, Ge) and isinstance(high, Le):
+        return f"from {_short(low.ge)} to {_short(high.le)}"
+    words = [f"at least {_short(low.ge)}" if isinstance(low, Ge) else f"above {_short(low.gt)}"] if low else []
+    words += [f"at most {_short(high.le)}" if isinstance(high, Le) else f"below {_short(high.lt)}"] if high else []
+    return " and ".join(words)
+
+
+def _short(number: Any) -> str:
+    return str(int(number)) if number == int(number) else f"{number:g}"
+
+
+def read_value(value: Any, kind: Any, where: str) -> Any:
+    """Convert a text, or a value of a YAML file, to a type.
+
+    A text is what it says: "7" is a whole number, "yes" is true, "a, b" is a list, and a dictionary is JSON. A value
+    that is no text has to be of the type already, but a number may be a text, and 1 and 0 are true and false.
+
+    Args:
+        value: to convert.
+        kind: a type such as `int`, `list[str]`, `Literal["a", "b"]` or `Annotated[int, Ge(1)]`.
+        where: the setting, as the error names it.
+
+    Raises:
+        UserError: for a value that is not of the type, or out of its bounds.
+        PydanticUserError: for a type of which pydantic makes no values.
+    """
+    plain, marks = _plain(kind)
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    text = str(value) if isinstance(value, str) or (is_number and plain in (str, bool)) else None
+    try:
+        if text is None:
+            return _adapter(kind).validate_python(value, strict=True)
+        return _adapter(kind).validate_python(_items(text, plain))
+    except ValueError as error:
+        allowed = ", ".join(filter(None, [_in_words(plain), _range(*_bounds(marks))]))
+        reason = f"; it must be {allowed}" if allowed else f": {_first(error)}"
+        raise UserError(f"{where} is {value!r}{reason}") from None
+
+
+def shown(choice: str) -> str:
+    """A choice of a setting, in words of help and of errors."""
+    return choice or '""'
+
+
+def _items(text: str, kind: Any) -> Any:
+    """A text as pydantic takes it for a type."""
+    origin = typing.get_origin(kind) or kind
+    if origin in _LISTS:  # "[]" is none, as --dry-run shows it
+        return [item.strip() for item in text.strip().strip("[]").split(",") if item.strip()]
+    if origin is dict:
+        return json.loads(text)
+    return text if origin in (str, typing.Literal) else text.strip()
+
+
+@functools.cache
+def _adapter(kind: Any) -> TypeAdapter[Any]:
+    try:
+        return TypeAdapter(kind, config=ConfigDict(allow_inf_nan=False))
+    except PydanticUserError:  # a model of pydantic has a config of its own
+        return TypeAdapter(kind)
+
+
+def _plain(kind: Any) -> tuple[Any, tuple[Any, ...]]:
+    """A type without marks and None, and its marks: of `Annotated[int, Ge(1)] | None` int and Ge(1)."""
+    parts = [part for part in typing.get_args(kind) if part is not type(None)]
+    if type(None) in typing.get_args(kind) and len(parts) == 1:
+        return _plain(parts[0])
+    if typing.get_origin(kind) is typing.Annotated:
+        return parts[0], tuple(parts[1:])
+    return kind, ()
+
+
+def _in_words(kind: Any) -> str:
+    """What a value of a type is; "" for a type that has no words."""
+    origin, parts = typing.get_origin(kind) or kind, typing.get_args(kind)
+    if origin is typing.Literal:
+        return f"one of: {', '.join(shown(str(choice)) for choice in parts)}"
+    if origin in _LISTS:
+        items = _ITEMS.get(parts[0] if parts else str, "")
+        return items and f"{items}, with commas between them"
+    return _WORDS.get(origin, "")
+
+
+def _first(error: ValueError) -> str:
+    return str(error.errors()[0]["msg"]) if isinstance(error, ValidationError) else str(error)

@@ -1,0 +1,45 @@
+"""What the algorithms have in common; each one adds its own section."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, Literal
+
+from annotated_types import Ge, Interval
+
+
+@dataclass(kw_only=True)
+class AlgorithmConfig:
+    """What the sections of all policy-gradient algorithms have in common; an algorithm sets its own defaults."""
+
+    clips_within_rounding: ClassVar[bool] = False
+    """Whether the clip range is narrower than what a 16-bit engine's logprobs are off by."""
+
+    n_samples: Annotated[int, Ge(1)] = 8
+    """Episodes of one group."""
+    temperature: Annotated[float, Ge(0.01)] = 1.0
+    """The sampling temperature, 0.01 or more; all logprobs are taken at it."""
+    credit: Literal["episode", "turn"] = "episode"
+    """Whether every token answers for the whole episode's reward, or for what came from its own turn on."""
+    beta: Annotated[float, Ge(0)] = 0.0
+    """Weight of the KL penalty; 0 is none. Without services.ref_model it is against the generator's own logprobs; with
+    lora.rank it is against the model that the adapters started from."""
+    kl_in: Literal["loss", "reward"] = "loss"
+    """Whether the penalty is a term of the loss, or is taken off the episode's reward before the advantages."""
+    kl: Literal["auto", "k1", "k2", "k3"] = "auto"
+    """Estimator of the KL penalty; "auto" is k3 in the loss, and k1 in the reward."""
+    kl_straight_through: bool = False
+    """The estimator's value with k2's gradient, which on-policy is the KL's own."""
+    aggregation: Literal["token", "sequence", "constant"] = "token"
+    """"token" weighs every sampled token alike, "sequence" every episode, "constant" is Dr.GRPO's sum of tokens."""
+    constant: Annotated[float, Ge(0)] = 0.0
+    """What "constant" divides an episode's sum by; 0 is env.max_tokens."""
+    correction: Literal["none", "truncate", "mask", "sequence_truncate", "sequence_mask"] = "mask"
+    """What becomes of tokens, or of whole episodes, whose ratio of trainer to engine is out of bounds."""
+    correction_low: Annotated[float, Interval(ge=0, le=1)] = 1e-4
+    correction_high: Annotated[float, Ge(1)] = 100.0
+    normalization: Literal["none", "group", "batch"] = "group"
+    """Whose standard deviation the advantages are divided by."""
+    std_ddof: Annotated[int, Interval(ge=0, le=1)] = 1
+    """1 divides the variance by n - 1, 0 by n."""
+    std_eps: Annotated[float, Ge(0)] = 1e-4

@@ -1,0 +1,61 @@
+"""When a run samples, trains, publishes and ends: the options of the loop in the section `training`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from annotated_types import Ge, Gt, Interval
+
+from forge_env.utils.settings import BY_CASE, MAY_CHANGE, OR_BY_CASE
+
+
+@dataclass(kw_only=True)
+class LoopSettings:
+    steps: Annotated[int, Ge(1), MAY_CHANGE] = 120
+    """Optimizer steps, 1 or more."""
+    batch_size: Annotated[int, Ge(1)] = 12
+    """Global prompts (= groups) per micro-step, over all ranks."""
+    gradient_accumulation_steps: Annotated[int, Ge(1)] = 1
+    """Micro-steps per optimizer step; an optimizer step has batch_size times this many groups."""
+    sync_interval: Annotated[int, Ge(1)] = 1
+    """Optimizer steps between two updates of the engine's weights: the number of mini-batches per batch of rollouts, 4
+    in GSPO's paper and 16 in DAPO's. Each mini-batch has the groups of one step."""
+    learning_rate: Annotated[float, Interval(ge=0, le=1), OR_BY_CASE, MAY_CHANGE] = BY_CASE
+    """-1: 6e-4 for the tiny model made on the spot, 6e-5 for the one of size 100m, 1e-6 for all weights of a given one,
+    1e-5 for adapters; in supervised training as warmup.learning_rate."""
+    lr_schedule: Annotated[Literal["constant", "linear", "cosine"], MAY_CHANGE] = "linear"
+    """Learning rate after its warm-up: "linear" and "cosine" decay to 0 at the last step."""
+    warmup_steps: Annotated[int, Ge(0), OR_BY_CASE] = BY_CASE
+    """Steps over which the learning rate rises from 0. -1: for a model made on the spot a twentieth of the steps, for a
+    given one half of them, and 10 at most; none in supervised training of a model made on the spot. AdamW's first
+    steps move every weight by the whole learning rate, which can undo what a model knows."""
+    seq_len: Annotated[int, Ge(0)] = 0
+    """Most tokens of a training row, and so of an episode: another name for env.max_tokens; 0 uses env.max_tokens. A
+    turn may then use all of them, unless env.max_turn_tokens says otherwise."""
+    packing: Annotated[bool, MAY_CHANGE] = False
+    """Whether rows share sequences of max_tokens_per_micro_batch tokens, instead of being padded to one length."""
+    entropy_coef: float = 0.0
+    """Weight of the entropy bonus."""
+    loss: str = ""
+    """A loss of your own in the place of the algorithm's, "module:MyLoss"; see trainers/objective/plugins.py."""
+    advantages: str = ""
+    """A function of your own from the rewards of a group to its advantages, "module:function"."""
+    reward: str = ""
+    """A function of your own from an episode to its reward, "module:function"; the environment's is still recorded."""
+    staleness: Annotated[int, Ge(0), OR_BY_CASE] = BY_CASE
+    """Optimizer steps between the weights that sampled a group and those that it trains, at most; -1 is what
+    sync_interval needs, which is one less: rollouts and training then take turns."""
+    cache_on_update: Literal["keep", "recompute"] = "keep"
+    """KV cache of in-flight requests after a weight update (staleness above 0): keep that of the old weights, or
+    recompute it with the new ones."""
+    step_seconds: Annotated[float, Gt(0), MAY_CHANGE] = 600.0
+    """Deadline of one optimizer step, and how long a run waits for groups while nothing moves: no group comes back, no
+    engine computes, no episode ends. It waits at least as long as a legal episode may take between two of these."""
+    old_logprobs: Literal["auto", "generator", "trainer"] = "auto"
+    """Whose logprobs of a token the importance ratio begins from: those of the engine that sampled it, or the trainer's
+    own, frozen at each update of the engine's weights; the correction then bounds trainer / engine. "auto" is
+    "trainer" for GSPO where the trainer or the engine computes in bfloat16, and else "generator"."""
+    mismatch_alarm: Annotated[float, Ge(0), MAY_CHANGE] = 0.0
+    """Mean |logprob difference| of trainer and engine on the same weights above which the run warns; 0 is 1e-4 where
+    both compute in float32, and 0.1 otherwise."""

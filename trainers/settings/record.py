@@ -1,0 +1,66 @@
+"""What a run measures and keeps: evaluations, checkpoints, metrics."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal
+
+from annotated_types import Ge, Interval
+
+from forge_env.utils.settings import MAY_CHANGE
+
+
+@dataclass(kw_only=True)
+class EvaluationConfig:
+    """The evaluations of a run: before, after, and in between; always the held-out tasks, with the same seeds.
+
+    They have a sampling of their own, so that figures of runs with different training temperatures compare.
+    """
+
+    interval: Annotated[int, Ge(0), MAY_CHANGE] = 0
+    """Optimizer steps between two evaluations; 0 is none between the first and the last."""
+    n: Annotated[int, Ge(1)] = 1
+    """Attempts at each task."""
+    temperature: Annotated[float, Ge(0)] = 1.0
+    """The sampling temperature of evaluations, whatever that of the training is; 0 is greedy."""
+    top_p: Annotated[float, Interval(gt=0, le=1)] = 1.0
+    """The share of the probability, the likeliest tokens first, that evaluations sample from; 1 is all."""
+    greedy: bool = False
+    """Whether each evaluation measures a second figure, at temperature 0 with one attempt at each task."""
+    sets: dict[str, Any] = field(default_factory=dict)
+    """Further held-out sets of the same environment, each a figure of its own: `--evaluation.sets.NAME.split`,
+    `.tasks`, and `.options.OPTION` for options of the environment that differ."""
+
+
+@dataclass(kw_only=True)
+class CheckpointConfig:
+    interval: Annotated[int, Ge(0)] = 0
+    """Optimizer steps between two checkpoints; 0 is one, after the last step."""
+    keep_last: Annotated[int, Ge(1)] = 2
+    """Checkpoints to keep; older ones are removed once a newer one is complete."""
+    asynchronous: bool = True
+    """Whether training goes on while a checkpoint is written."""
+    step: Annotated[int, Ge(0)] = 0
+    """With resume: go on from the checkpoint of this step; 0 is the newest."""
+
+
+@dataclass(kw_only=True)
+class MetricsConfig:
+    """Where metrics go, beside metrics.jsonl and the console; docs/metrics.md."""
+
+    tensorboard: bool = True
+    """Whether TensorBoard's files are written."""
+    wandb: Literal["off", "offline", "online"] = "off"
+    """Weights & Biases; "online" needs WANDB_API_KEY in the environment."""
+    wandb_project: str = "forge_env"
+    wandb_name: str = ""
+    """The run's name at W&B; empty is that of the run's folder."""
+    sinks: list[str] = field(default_factory=list)
+    """Sinks of your own, "module:Class", with commas between them; see trainers/metrics/sink.py."""
+    otel: Literal["off", "spans", "messages"] = "off"
+    """OpenTelemetry spans of episodes, turns and tool calls, sent to OTEL_EXPORTER_OTLP_TRACES_ENDPOINT;
+    "messages" sends the texts of messages, arguments and results, too."""
+    verbose: bool = False
+    """Print the phases of the start, too, with the time that each took."""
+    system_seconds: Annotated[float, Ge(0)] = 10.0
+    """Seconds between two measurements of CPU, memory, disk and GPUs; 0 is none."""

@@ -1,0 +1,113 @@
+"""Which processes a run has, on which machines, and when one of them counts as hung."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal
+
+from annotated_types import Ge, Gt, Interval
+
+PROCESSES = 4096
+"""Processes, hosts or threads at most; a plan has a line for each process."""
+
+
+@dataclass(kw_only=True)
+class ReplicasConfig:
+    num_replicas: Annotated[int, Interval(ge=1, le=PROCESSES)] = 1
+    threads: Annotated[int, Interval(ge=1, le=PROCESSES)] = 1
+    """CPU threads of one process."""
+    ping_seconds: Annotated[float, Gt(0)] = 30.0
+    """A replica that does not answer a ping for so long is ended and replaced; the trainer is not pinged."""
+
+
+@dataclass(kw_only=True)
+class ServiceConfig(ReplicasConfig):
+    procs: Annotated[int, Interval(ge=1, le=PROCESSES)] = 1
+    """Processes of one replica: of the generator its tensor parallel ranks, of the trainer all of its ranks."""
+    with_gpus: bool = False
+    """Whether each process is on a GPU. Where the machine has GPUs, trainer, generator and reference model are, unless
+    this is given; see also launcher.share_gpus."""
+
+
+@dataclass(kw_only=True)
+class ReferenceConfig(ServiceConfig):
+    procs: Annotated[int, Interval(ge=0, le=PROCESSES)] = 0
+
+
+@dataclass(kw_only=True)
+class GeneratorConfig(ServiceConfig):
+    kv_cache_gib: Annotated[float, Interval(ge=0, le=1024)] = 0.0
+    """For keys and values, on each process; 0 is 1 GiB on CPU, and on GPU what all requests of the run need at their
+    longest, or what gpu_memory_utilization leaves."""
+    gpu_memory_utilization: Annotated[float, Interval(gt=0, le=1)] = 0.9
+    """On GPU: the share of the card up to which the engine's cache may fill it, beside the engine's weights and what
+    else is on the card."""
+    sleep: Literal["auto", "yes", "no"] = "auto"
+    """Whether the engine gives its GPU memory back while the trainer steps; for an engine that shares the trainer's GPU
+    and has no episodes in flight meanwhile. "auto" does where the card has no room for both; docs/gpu.md."""
+    engine: dict[str, Any] = field(default_factory=dict)
+    """Further settings of vLLM, by the names of its EngineArgs: `--services.generator.engine.block_size 32`.
+    docs/gpu.md lists them."""
+    cuda_graphs: bool = True
+    """On GPU: whether steps are captured, which takes a minute at the start and makes small batches much faster."""
+    worker_process: bool = True
+    """On one GPU: whether what prepares and launches a step has a process of its own, as it has on several. It makes
+    more tokens a second, because it does not wait for what takes requests; docs/gpu.md. On a CPU it has none."""
+
+
+@dataclass(kw_only=True)
+class ServicesConfig:
+    generator: GeneratorConfig = field(default_factory=GeneratorConfig)
+    envs: ReplicasConfig = field(default_factory=ReplicasConfig)
+    """The environments, with their agents, tokenising and rewards: a replica is one process, never on a GPU."""
+    trainer: ServiceConfig = field(default_factory=lambda: ServiceConfig(threads=2))
+    ref_model: ReferenceConfig = field(default_factory=ReferenceConfig)
+    """The frozen reference model of the KL penalty; it is started only where beta is above 0, or a loss of your own
+    names ref_logprobs. Its weights are sharded over the processes of a replica, and a step's samples are split over the
+    replicas."""
+
+
+@dataclass(kw_only=True)
+class LauncherConfig:
+    """On which machines the processes run; docs/clusters.md."""
+
+    kind: Literal["local", "processes", "workers", "slurm"] = "local"
+    """"local" is this machine, "workers" names machines on which `python -m forge_env.runtime.host` waits, "slurm" is
+    the nodes of the allocation that examples/slurm/submit.sh asks for, and "processes" tries out what several machines
+    do with processes on this one."""
+    hosts: Annotated[int, Interval(ge=0, le=PROCESSES)] = 0
+    """How many hosts; 0 is as many as are named or allocated, and one for the other kinds."""
+    workers: str = ""
+    """For "workers": NAME or NAME:PORT of each, with commas between them."""
+    port: Annotated[int, Interval(ge=1, le=65535)] = 22222
+    """Of the hosts that name none."""
+    gpus_per_host: Annotated[int, Interval(ge=0, le=PROCESSES)] = 0
+    """GPUs of each host; 0 is as many as this machine has."""
+    gpu_memory_gib: Annotated[float, Interval(ge=0, le=1024)] = 0.0
+    """What trainer, engine and plan believe each GPU to have, in GiB: no more than it has; 0 is what it has."""
+    share_gpus: Literal["auto", "yes", "no"] = "auto"
+    """Whether generator, trainer and reference model have the same GPUs; "auto" shares them where one machine has fewer
+    than they ask for together."""
+    silence_seconds: Annotated[float, Ge(2)] = 10.0
+    """A host that does not answer for so long is given up."""
+    lease_seconds: Annotated[float, Ge(5)] = 60.0
+    """A host that hears nothing of the run for so long ends the processes of it."""
+
+
+@dataclass(kw_only=True)
+class DeadlinesConfig:
+    """When the run's own parts count as hung; what an episode may take is in `env`. No completion has a deadline."""
+
+    stall_seconds: Annotated[float, Gt(0)] = 300.0
+    """An engine that has requests and computes no token for so long is ended and replaced."""
+    base_seconds: Annotated[float, Gt(0)] = 300.0
+    """For the start of a process, and for publishing, pulling, saving, loading or exporting weights; the time that
+    their bytes take comes on top."""
+    least_mib_per_second: Annotated[float, Gt(0)] = 50.0
+    """The slowest disk or network that still counts as working."""
+
+
+@dataclass(kw_only=True)
+class WeightsConfig:
+    store: Literal["auto", "shared_memory", "cuda_ipc", "nccl", "torchstore"] = "auto"
+    """How the weights get from the trainer to the engine; "auto" is the fastest that the run's processes can use."""

@@ -1,0 +1,110 @@
+"""What a run trains on: its model, its tasks and its environment."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal
+
+from annotated_types import Ge, Gt, Interval
+
+from forge_env.core.faults import FaultPolicy
+from forge_env.core.types import EpisodeLimits
+from forge_env.utils.settings import BY_CASE, MAY_CHANGE, OR_BY_CASE
+
+
+@dataclass(kw_only=True)
+class ModelConfig:
+    path: str = ""
+    """A Hugging Face folder or hub id; empty makes a small Qwen3 on the spot."""
+    size: Literal["tiny", "100m", "tiny-moe"] = "tiny"
+    """Of the model that is made on the spot: half a million parameters, or a hundred million."""
+
+
+@dataclass(kw_only=True)
+class DatasetConfig:
+    path: str = ""
+    """A file of tasks (.jsonl, .json, .csv, .parquet), or a dataset of the hub, for environments that read their tasks
+    from data; empty is the environment's own tasks."""
+    split: str = "train"
+    """The split to train on; "test" is held out."""
+    streaming: bool = False
+    """Read no more of `path` than the tasks need, rather than all of it."""
+    tasks: Annotated[int, Ge(0)] = 0
+    """Distinct training tasks; 0 is all of a dataset, and of an environment's own tasks 4096, or as many as it has."""
+    held_out: Annotated[int, Ge(0)] = 0
+    """Distinct tasks of the test split, which every evaluation of the run is on; 0 is 256, or as many as there are."""
+
+
+@dataclass(kw_only=True)
+class EnvConfig:
+    name: str = "code_exec"
+    """A registered name, or a "module:Class"; `forge-env list` shows them."""
+    options: dict[str, Any] = field(default_factory=dict)
+    """The environment's own options, one by one: `--env.options.level 2`; `forge-env info NAME` shows them."""
+    max_turns: Annotated[int, Ge(1), OR_BY_CASE] = BY_CASE
+    """Turns of an episode at most. -1: what the environment declares, or else 3 with a model made on the spot, and 8
+    with a given one, as in `forge-env eval`."""
+    max_turn_tokens: Annotated[int, Ge(1), OR_BY_CASE] = BY_CASE
+    """Sampled tokens of one turn at most. -1: training.seq_len, or what the environment declares, or else 32 with a
+    model made on the spot, and 512 with a given one."""
+    max_tokens: Annotated[int, Ge(2), OR_BY_CASE] = BY_CASE
+    """Prompt and sampled tokens of an episode at most. -1: training.seq_len, or what the environment declares, or else
+    512 with a model made on the spot, and 4096 with a given one; never more than the model reads."""
+    thinking: Literal["off", "on", "template"] = "off"
+    """Whether the model thinks before it answers, where its family has thinking, as Qwen3 has; "template" is what the
+    family's chat template does by default."""
+    max_thinking_tokens: Annotated[int, Ge(0), OR_BY_CASE] = BY_CASE
+    """Tokens of one turn's thought at most: a longer one is ended, and the model goes on with the answer; 0 is no limit
+    but that of the turn. -1: what the environment declares, or else 0."""
+    step_seconds: Annotated[float, Gt(0), OR_BY_CASE, MAY_CHANGE] = BY_CASE
+    """Of one reset or step of the environment. -1: what the environment declares, or else 60."""
+    episode_seconds: Annotated[float, Gt(0), OR_BY_CASE, MAY_CHANGE] = BY_CASE
+    """Of the environment's own time, without generation and queues. -1: what the environment declares, or else 300 with
+    a model made on the spot, and 600 with a given one."""
+    scoring_seconds: Annotated[float, Gt(0), OR_BY_CASE, MAY_CHANGE] = BY_CASE
+    """Of the rewards of one episode. -1: what the environment declares, or else 120."""
+    on_fault: Literal["refill", "shrink", "drop"] = "refill"
+    """What becomes of a group when an episode ends by a fault of ours, or by slow services: run the episode again, go
+    on with the rest, or give the group up."""
+    min_valid: Annotated[int, Ge(1)] = 2
+    """Valid episodes that a group needs to be trained on."""
+
+    def fault_policy(self) -> FaultPolicy:
+        return FaultPolicy(mode=self.on_fault, min_valid=self.min_valid)
+
+    def limits(self) -> EpisodeLimits:
+        """The limits of an episode, in the config of a plan: before that, they may still be -1."""
+        return EpisodeLimits(
+            max_turns=self.max_turns,
+            max_turn_tokens=self.max_turn_tokens,
+            max_tokens=self.max_tokens,
+            max_thinking_tokens=self.max_thinking_tokens,
+            step_seconds=self.step_seconds,
+            episode_seconds=self.episode_seconds,
+            scoring_seconds=self.scoring_seconds,
+        )
+
+
+@dataclass(kw_only=True)
+class WarmupConfig:
+    """Supervised warm-up on the environment's own demonstrations. It is cut short on purpose, to leave work to do."""
+
+    steps: Annotated[int, Ge(0), OR_BY_CASE] = BY_CASE
+    """Optimizer steps at most. -1: 200 for a model made on the spot, and none for a given one."""
+    until_success: Annotated[float, Ge(0)] = 0.22
+    """Stop as soon as the policy solves this share of the probe tasks; 1 never stops early."""
+    probe_every: Annotated[int, Ge(1)] = 2
+    """Steps between two probes."""
+    probe_tasks: Annotated[int, Ge(1)] = 96
+    """Training tasks of one probe, none of them among the demonstrations."""
+    demonstrations: Annotated[int, Ge(1)] = 1024
+    batch_size: Annotated[int, Ge(1)] = 32
+    """Demonstrations of one optimizer step."""
+    balance: Literal["none", "length"] = "length"
+    """"length" shows demonstrations of every common length, in tokens, equally often; "none" shows every demonstration
+    equally often."""
+    learning_rate: Annotated[float, Interval(ge=0, le=1), OR_BY_CASE] = BY_CASE
+    """-1: 3e-3 for the tiny model made on the spot, 6e-4 for the one of size 100m, 1e-5 for all weights of a given one,
+    1e-4 for adapters."""
+    learning_rate_warmup: Annotated[int, Ge(0)] = 50
+    """Steps over which the learning rate rises from 0."""

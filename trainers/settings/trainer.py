@@ -1,0 +1,86 @@
+"""What a trainer takes, as its user sets it: the options of it in the sections `training` and `parallelism`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from annotated_types import Ge, Gt, Interval
+
+from forge_env.core.errors import UserError
+from forge_env.utils.settings import MAY_CHANGE, Or
+
+
+@dataclass(kw_only=True)
+class ForwardSettings:
+    """How a model computes logprobs: a trainer and its reference model compute in the same way."""
+
+    dtype: Annotated[Literal["auto", "float32", "bfloat16"], MAY_CHANGE] = "auto"
+    """What the trainer computes in; "auto" is float32 on CPU and bfloat16, over float32 weights, on GPU."""
+    fp32_head: bool = False
+    """Compute the output layer in float32 with float32 weights, where the trainer computes in bfloat16."""
+    max_tokens_per_micro_batch: Annotated[int, Interval(ge=1, le=2**24), MAY_CHANGE] = 4096
+    """Tokens of one forward pass at most, shared by the processes of context parallelism; a longer row has one of its
+    own, and the rows of a longer episode go to several. Few tokens limit how much one long row pads the others."""
+
+    def head_dtype(self, dtype: str) -> str:
+        """What the output layer computes in, if the model computes in `dtype`."""
+        return "float32" if self.fp32_head else dtype
+
+    def check_head(self, expert_parallel_degree: int) -> None:
+        """Raise UserError if the output layer does not work with experts that are spread."""
+        if self.fp32_head and expert_parallel_degree > 1:
+            raise UserError(
+                f"--parallelism.expert_parallel_degree is {expert_parallel_degree}, which does not work with "
+                "--training.fp32_head true: leave one of them out"
+            )
+
+
+@dataclass(kw_only=True)
+class TrainerSettings(ForwardSettings):
+    """What a trainer takes as it is set; `trainers.titan.settings` adds what a plan decides."""
+
+    seed: Annotated[int, Ge(0)] = 0
+    weight_decay: Annotated[float, Ge(0), MAY_CHANGE] = 0.0
+    max_grad_norm: Annotated[float, Gt(0), MAY_CHANGE] = 1.0
+    optimizer_state: Literal["float32", "bfloat16", "8bit"] = "float32"
+    """What AdamW's two moments are kept in: 8, 4 or 2 bytes a parameter. "bfloat16" needs a trainer on GPU without
+    cpu_offload, "8bit" the package torchao."""
+    activation_checkpoint: Annotated[Literal["none", "selective", "full"], MAY_CHANGE] = "none"
+    """Activations that the backward pass computes again instead of keeping them: saves memory, costs time."""
+    keep_logits_gib: Annotated[float, Ge(0), MAY_CHANGE] = 10.0
+    """On GPU, logits of a micro-batch up to this size are kept for the backward pass; larger ones are made again."""
+    cpu_offload: bool = False
+    """On GPU, keep weights, gradients and optimizer state in the host's memory: 16 to 20 bytes a parameter over all
+    processes with float32 state. The optimizer then runs on the CPU, with services.trainer.threads."""
+    reshard_after_forward: Annotated[Literal["default", "always", "never"], MAY_CHANGE] = "default"
+    """Whether FSDP frees the weights of a block after its forward pass, and gathers them again for the backward pass;
+    "default" does but for the output layer, "never" is faster and holds the whole model in the compute dtype."""
+    attention: Annotated[Literal["", "varlen", "flex", "sdpa"], MAY_CHANGE] = ""
+    """The trainer's attention kernel. Empty is sdpa on CPU; on GPU varlen (FlashAttention), or flex in float32 and with
+    context parallelism. On GPU flex makes long rows faster, but compiles for each new length: docs/gpu.md."""
+    compile: Annotated[bool, MAY_CHANGE] = False
+    """Compile each transformer block: takes minutes at the start, and makes steps faster on a GPU."""
+    deterministic: bool = False
+    """Whether a run repeats bit by bit on CPU, also when it is killed and resumed: turns in lockstep, which costs time.
+    All groups have to be sampled from the weights that their step, or window of steps, begins with."""
+
+
+@dataclass(kw_only=True)
+class ParallelismConfig:
+    """How the trainer's processes share the work; the degrees multiply to services.trainer.procs."""
+
+    tensor_parallel_degree: Annotated[int, Ge(1)] = 1
+    data_parallel_shard_degree: Annotated[int, Ge(1), Or(-1, "for all processes that the other degrees leave")] = -1
+    """FSDP; -1 is all processes that the other degrees leave."""
+    data_parallel_replicate_degree: Annotated[int, Ge(1)] = 1
+    """HSDP: groups of processes that each hold all weights, sharded within the group; the gradients of the groups are
+    summed. Less is exchanged between hosts, and each process holds more."""
+    pipeline_parallel_degree: Annotated[int, Ge(1)] = 1
+    context_parallel_degree: Annotated[int, Ge(1)] = 1
+    """Processes that share every row, each with a part of its tokens; weights are sharded over them as well. For rows
+    whose activations do not fit on one GPU."""
+    expert_parallel_degree: Annotated[int, Ge(1)] = 1
+    """Processes that the experts of each layer are spread over, of a model that has experts. They are those of the
+    other degrees but replicas: it divides their number, and the number of experts. Tokens are exchanged between them,
+    and each gathers the weights of its own experts only."""
