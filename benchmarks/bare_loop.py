@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import yaml
 from torch.nn.functional import log_softmax
 from transformers import AutoModelForCausalLM
 from transformers.utils.logging import disable_progress_bar
@@ -32,6 +31,7 @@ from envs.math import calculate
 from forge_env.core.protocols import Conversation
 from forge_env.core.types import Message, Task
 from forge_env.registry.registry import env_class
+from forge_env.utils.yaml_text import read_yaml
 from trainers.objective.advantages import group_relative
 
 STEPS = 12
@@ -217,7 +217,7 @@ def main() -> int:
         return 2
     summary = json.loads((run / "summary.json").read_text())
     disable_progress_bar()
-    config = yaml.safe_load((run / "config.yaml").read_text())
+    config = read_yaml((run / "config.yaml").read_text())
     training, group = config["training"], config[summary["algorithm"]]["n_samples"]
     prompts = training["batch_size"] * training["gradient_accumulation_steps"]
     result = measure(run / "model", summary["env"], prompts, group)

@@ -151,7 +151,7 @@ class Gateway:
     def shared_tools(self, tools: tuple[ToolSpec, ...]) -> tuple[ToolSpec, ...]:
         """Return the same object for the same tools: an agent renders a list of tools that it knows only once."""
         try:
-            key = hashlib.blake2b(marshal.dumps(list(tools), 2)).digest()  # unlike ==, it tells 1 from 1.0, and from true
+            key = hashlib.blake2b(marshal.dumps(list(tools), 2)).digest()  # it tells 1 from 1.0 and true
         except ValueError:  # nested too deeply
             return tools
         if key not in self._tools and len(self._tools) >= MAX_TOOLS:

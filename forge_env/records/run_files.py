@@ -10,6 +10,7 @@ from typing import Any
 
 from forge_env.core.errors import UserError
 from forge_env.core.types import EpisodeLimits
+from forge_env.utils.yaml_text import read_yaml
 
 PLAN, EPISODES, FAULTS = "plan.json", "episodes.jsonl", "faults.jsonl"
 """Files of an evaluation."""
@@ -133,8 +134,8 @@ def _read_yaml(file: Path) -> dict[str, Any]:
     import yaml
 
     try:
-        content = yaml.safe_load(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError, yaml.YAMLError) as error:
+        content = read_yaml(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
         raise UserError(f"{file} cannot be read: {error}") from None
     return content if isinstance(content, dict) else {}
 

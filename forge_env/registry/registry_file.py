@@ -26,6 +26,7 @@ from forge_env.registry.tool_sets import check_options
 from forge_env.utils.atomic import locked, replace_file
 from forge_env.utils.owners import path_problem, stat_problem
 from forge_env.utils.targets import is_file, is_source, split_target
+from forge_env.utils.yaml_text import loader, write_yaml
 
 if TYPE_CHECKING:
     import yaml
@@ -162,14 +163,12 @@ class RegistryFile:
             )
 
     def _block(self, entry: Entry) -> list[str]:
-        import yaml
-
         content: dict[str, Any] = {"kind": entry.kind, "target": self._relative(entry.target)}
         if entry.options:
             content["options"] = dict(entry.options)
         if entry.description:
             content["description"] = entry.description
-        text = yaml.safe_dump({entry.name: content}, sort_keys=False, allow_unicode=True, width=10**9)
+        text = write_yaml({entry.name: content})
         return text.splitlines(keepends=True)
 
     def _relative(self, target: str) -> str:
@@ -250,7 +249,7 @@ class RegistryFile:
         import yaml
 
         try:
-            return yaml.constructor.SafeConstructor().construct_document(node)
+            return loader()("").construct_document(node)
         except (yaml.MarkedYAMLError, ValueError):
             raise UserError(f"{self._at(node)}: the value {node.value!r} cannot be read") from None
 
@@ -274,7 +273,7 @@ def _compose(path: Path, text: str) -> yaml.Node | None:
     import yaml
 
     try:
-        return yaml.compose(text, Loader=yaml.SafeLoader)
+        return yaml.compose(text, Loader=loader())
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 1
         raise UserError(f"{path}, line {line}: it is not YAML: {error.problem}") from None

@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from forge_env.core.errors import UserError
 from forge_env.records.run_files import CONFIG, EPISODES, FAULTS, PLAN
+from forge_env.utils.yaml_text import read_yaml
 
 RunKind = Literal["training", "evaluation", "file"]
 FileKind = Literal["episodes", "faults", "trained"]
@@ -67,8 +68,8 @@ class StoredRun:
         try:
             import yaml
 
-            return dict(_flat(yaml.safe_load(self.read_text(CONFIG)) or {}))
-        except (yaml.YAMLError, RecursionError):
+            return dict(_flat(read_yaml(self.read_text(CONFIG)) or {}))
+        except (yaml.YAMLError, ValueError, RecursionError):
             return {}
 
     def read_text(self, name: str) -> str:

@@ -17,6 +17,7 @@ from forge_env.core.errors import UserError
 from forge_env.records.run_files import CONFIG
 from forge_env.registry.registry import registration
 from forge_env.utils.atomic import replace_file
+from forge_env.utils.yaml_text import write_yaml
 from trainers.config import RunConfig
 from trainers.setup.run_tasks import data_digests
 
@@ -94,12 +95,10 @@ def add_fact(folder: Path, name: str, value: Any) -> None:
 
 def config_text(config: RunConfig) -> str:
     """The settings of a run as YAML, without those of a single start (output, resume, dry_run)."""
-    import yaml
-
     settings = asdict(config)
     for name in ("output", "resume", "dry_run"):
         del settings[name]
-    return str(yaml.safe_dump(_without_secrets(settings), sort_keys=False, allow_unicode=True))
+    return write_yaml(_without_secrets(settings))
 
 
 def _without_secrets(value: Any, name: str = "") -> Any:

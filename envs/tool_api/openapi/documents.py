@@ -2,32 +2,18 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import math
-import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from envs.tool_api.http.client import ApiClient
 from forge_env.core.errors import ServiceError, UserError
+from forge_env.utils.yaml_text import read_yaml
 
 MAX_NODES, MAX_DEPTH = 1_000_000, 150
 _MAX_BYTES = 32 * 1024 * 1024
-_SCALARS = (
-    ("null", r"(?:~|null|Null|NULL|)$", ("~", "n", "N", "")),
-    ("bool", r"(?:true|True|TRUE|false|False|FALSE)$", "tTfF"),
-    ("int", r"(?:[-+]?(?:0|[1-9][0-9]*)|0o[0-7]+|0x[0-9a-fA-F]+)$", "-+0123456789"),
-    (
-        "float",
-        r"[-+]?(?:(?:\.[0-9]+|(?:0|[1-9][0-9]*)(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?|\.(?:inf|Inf|INF))$",
-        "-+.0123456789",
-    ),
-    ("float", r"\.(?:nan|NaN|NAN)$", "."),
-    ("merge", "<<$", "<"),
-)
-"""Tag, pattern and first characters of the scalars of YAML 1.2 that are no text; `<<` is of 1.1, and in wide use."""
 
 
 async def read_document(source: str | Mapping[str, Any], client: ApiClient) -> dict[str, Any]:
@@ -97,28 +83,11 @@ def _key(key: Any) -> str:
     return str(key).lower() if isinstance(key, bool) else str(key)
 
 
-@functools.cache
-def _loader() -> Any:
-    """Return a loader of YAML 1.2 scalars, as OpenAPI has them.
-
-    PyYAML reads those of 1.1: NO and on as booleans, 1:30 and 012 as 90 and 10, 2024-03-01 as a date.
-    """
-    import yaml
-
-    class Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
-        yaml_implicit_resolvers: ClassVar[dict[str, Any]] = {}
-
-    for tag, pattern, first in _SCALARS:
-        Loader.add_implicit_resolver(f"tag:yaml.org,2002:{tag}", re.compile(pattern), list(first))
-    Loader.add_constructor("tag:yaml.org,2002:int", lambda loader, node: int(loader.construct_scalar(node), 0))
-    return Loader
-
-
 def _yaml(text: str, source: str) -> Any:
     import yaml
 
     try:
-        return yaml.load(text, Loader=_loader())
+        return read_yaml(text)
     except RecursionError:
         raise UserError(f"the OpenAPI document {source} is nested too deeply") from None
     # Beside YAMLError, the constructors of dates and numbers raise any of these.

@@ -94,7 +94,6 @@ def test_a_short_name_of_a_section_reaches_all_of_it(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("text", ["1e-5", "1.0e-05", "0.00001", "'1e-5'"])
 def test_numbers_of_a_file_with_and_without_a_point(tmp_path: Path, text: str) -> None:
-    """YAML 1.1 reads 1e-5 as a text."""
     assert read("--config", yaml(tmp_path, f"training: {{inner: {{rate: {text}}}}}")).training.inner.rate == 1e-5
 
 

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 from forge_env.core.errors import UserError
 from forge_env.utils.settings import leaves, out_of_bounds, read_value
+from forge_env.utils.yaml_text import loader
 
 C = TypeVar("C")
 
@@ -178,7 +179,7 @@ def _read_yaml(path: str) -> dict[str, Any]:
         raise UserError(f"there is no config file {path}")
     try:
         data = _load_once(path)
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise UserError(f"{path} is not YAML: {error}") from None
     if not isinstance(data, dict):
         raise UserError(f"{path} is not a mapping of sections such as training: {{steps: 50}}")
@@ -189,7 +190,7 @@ def _load_once(path: str) -> Any:
     """Load YAML in which no mapping has a name twice: of two values none is known to be the one that is meant."""
     import yaml
 
-    class Loader(yaml.SafeLoader):
+    class Loader(loader()):  # type: ignore[misc]
         def construct_mapping(self, node: Any, deep: bool = False) -> Any:
             seen: set[Any] = set()
             for key, _ in node.value:

@@ -1,0 +1,73 @@
+"""YAML with the scalars of YAML 1.2: true and false are booleans, numbers are decimal, other values stay text.
+
+PyYAML reads the scalars of YAML 1.1, which guesses: `no` and `on` are booleans, `12:30` and `012` are 750 and 10,
+`2024-03-01` is a date, and `1e-6` is a text.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from typing import Any, ClassVar
+
+_SCALARS = (
+    ("null", r"(?:~|null|Null|NULL|)$", ("~", "n", "N", "")),
+    ("bool", r"(?:true|True|TRUE|false|False|FALSE)$", "tTfF"),
+    ("int", r"(?:[-+]?(?:0|[1-9][0-9]*)|0o[0-7]+|0x[0-9a-fA-F]+)$", "-+0123456789"),
+    (
+        "float",
+        r"[-+]?(?:(?:\.[0-9]+|(?:0|[1-9][0-9]*)(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?|\.(?:inf|Inf|INF))$",
+        "-+.0123456789",
+    ),
+    ("float", r"\.(?:nan|NaN|NAN)$", "."),
+    ("merge", "<<$", "<"),
+)
+"""Tag, pattern and first characters of the scalars of YAML 1.2 that are no text; `<<` is of 1.1, and in wide use."""
+
+
+def read_yaml(text: str) -> Any:
+    """Return the data of a YAML text.
+
+    Raises:
+        yaml.YAMLError, ValueError: when it is no YAML, or a value does not fit its tag.
+        RecursionError: when it is nested too deeply.
+    """
+    import yaml
+
+    return yaml.load(text, Loader=loader())
+
+
+def write_yaml(data: Any) -> str:
+    """Return plain data as YAML that reads back the same with the scalars of 1.1 and of 1.2."""
+    import yaml
+
+    return str(yaml.dump(data, Dumper=_dumper(), sort_keys=False, allow_unicode=True, width=10**9))
+
+
+@functools.cache
+def loader() -> Any:
+    """Return the class that reads YAML."""
+    import yaml
+
+    class Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
+        yaml_implicit_resolvers: ClassVar[dict[str, Any]] = {}
+
+    _add_scalars(Loader)
+    Loader.add_constructor("tag:yaml.org,2002:int", lambda loader, node: int(loader.construct_scalar(node), 0))
+    return Loader
+
+
+@functools.cache
+def _dumper() -> Any:
+    import yaml
+
+    class Dumper(yaml.SafeDumper):
+        """Quotes a text that is a value for either version."""
+
+    _add_scalars(Dumper)
+    return Dumper
+
+
+def _add_scalars(kind: Any) -> None:
+    for tag, pattern, first in _SCALARS:
+        kind.add_implicit_resolver(f"tag:yaml.org,2002:{tag}", re.compile(pattern), list(first))
