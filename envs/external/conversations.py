@@ -129,8 +129,8 @@ class ProgramConversations:
     def _place_chat(self, request: ProgramRequest, contents: Sequence[Content]) -> ProgramConversation:
         agent = request.told.agent
         candidates = [item for item in self._idle(request) if _continues(item, contents, request.tools)]
-        key = lambda item: (item.agent == agent, len(item.known), item.number)  # noqa: E731
-        return max(candidates, key=key, default=None) or self._new(request)
+        candidates.sort(key=lambda item: (item.agent == agent, len(item.known), item.number))
+        return candidates[-1] if candidates else self._new(request)
 
     def _place_text(self, request: ProgramRequest, prompt: str | Sequence[int]) -> ProgramConversation:
         candidates = [

@@ -146,10 +146,13 @@ class ProgramSession:
         self._open.remove(pending)
 
     def missing(self, who: str = "the program") -> str:
-        """Return why the record is not complete; empty when it is. `who` has asked."""
-        if not self._open:
+        """Return why the record is not complete; empty when it is. `who` has asked.
+
+        An auxiliary request may be left: nothing that was done depends on its answer.
+        """
+        pending = next((one for one in self._open if not one.request.told.auxiliary), None)
+        if pending is None:
             return ""
-        pending = self._open[0]
         if pending.reply.done():
             return f"the answer to request {pending.number} did not reach {who}"
         return f"request {pending.number} was still waiting for its answer when {who} ended"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,8 @@ configs:
 # Episodes
 
 One row is one episode of a language-model agent in an environment, exported by forge_env. `reward` is null where the
-machinery failed; `outcome` says how the episode ended. `tools`, `target`, `metadata` and `info` are JSON as text.
+machinery failed; `outcome` says how the episode ended. `tools`, `target`, `metadata`, `info` and `lineage`, which says
+where each row of an episode with several comes from, are JSON as text.
 `token_ids`, `loss_mask`, `logprobs` and `versions` have an entry for each row of tokens that a trainer reads.
 """
 
@@ -128,7 +130,7 @@ def _columns(arrow: Any, tokens: bool) -> list[tuple[str, Any]]:
         ("rewards", arrow.list_(arrow.struct([("name", text), ("value", number)]))),
         ("success", truth),
         ("messages", arrow.list_(message)),
-        *((name, text) for name in ("tools", "target", "metadata", "info")),
+        *((name, text) for name in ("tools", "target", "metadata", "info", "lineage")),
         *((name, whole) for name in ("turns", "sampled_tokens")),
         *((name, arrow.list_(arrow.list_(rows[name]))) for name in _TOKENS if tokens),
     ]
@@ -158,6 +160,7 @@ def _row(selected: Selected, model: str | None, tools: Sequence[Any], tokens: bo
         "target": None if task.target is None else _json(task.target),
         "metadata": _json(task.metadata) if task.metadata else None,
         "info": _json(episode.info) if episode.info else None,
+        "lineage": _json([asdict(row) for row in episode.lineage]) if episode.lineage else None,
         "turns": len(episode.work),
         "sampled_tokens": episode.num_sampled,
     }

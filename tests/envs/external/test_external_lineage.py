@@ -10,9 +10,12 @@ from typing import Any
 
 import pytest
 
+from agents.scripted import ScriptedAgent
 from agents.token_agent import TokenAgent
+from forge_env.core.episode import Turn
 from forge_env.core.lineage import Lineage
-from forge_env.core.types import Completion, Outcome, Sampling
+from forge_env.core.protocols import Conversation
+from forge_env.core.types import Action, Completion, Outcome, Sampling, ToolSpec
 from forge_env.evaluation.metrics import row_metrics
 from forge_env.rollout.factory import EnvFactory
 from tests.envs.external.external_playing import LIMITS, SaysPolicy, calls, opened, playing, says
@@ -100,6 +103,30 @@ async def test_auxiliary_requests_may_come_after_the_last_turn_and_do_not_decide
         episode = await program.end()
     assert (episode.outcome, episode.reward, len(episode.work)) == (Outcome.SCORED, 1.0, 1)
     assert [turn.reward for turn in episode.turns] == [0.0, 1.0] and episode.turns[0].auxiliary
+
+
+async def test_a_program_may_end_before_its_auxiliary_requests_are_answered(
+    factory: EnvFactory, tmp_path: Path
+) -> None:
+    class LeavesTitles:
+        def __init__(self) -> None:
+            self.asked = asyncio.Event()
+            self._agent = ScriptedAgent(lambda messages: {"role": "assistant", "content": "ok"})
+
+        async def act(self, conversation: Conversation, tools: Sequence[ToolSpec]) -> tuple[Turn, Action]:
+            if conversation.auxiliary:
+                self.asked.set()
+                await asyncio.Event().wait()
+            return await self._agent.act(conversation, tools)
+
+    agent = LeavesTitles()
+    async with playing(factory, agent, tmp_path) as program:
+        title = asyncio.create_task(program.chat(TITLE, "go"))
+        await agent.asked.wait()
+        await program.chat("go")
+        episode = await program.end()
+        await asyncio.gather(title, return_exceptions=True)
+    assert (episode.outcome, episode.reward, len(episode.turns)) == (Outcome.SCORED, 1.0, 1), episode.error
 
 
 async def test_an_answer_that_was_asked_for_again_and_left_is_not_learned(
