@@ -185,7 +185,7 @@ def _plain_copy(value: Any) -> Message | None:
             function = call.get("function") if type(call) is dict else None
             if type(function) is not dict or not call.keys() <= _CALL_KEYS or len(function) != 2:
                 return None
-            arguments = function.get("arguments")
+            arguments: Any = function.get("arguments")
             texts = [function.get("name"), call.get("id", ""), call.get("type", "")]
             is_object = type(arguments) is dict
             texts += [*arguments, *arguments.values()] if is_object else [arguments]

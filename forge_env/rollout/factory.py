@@ -60,6 +60,7 @@ class EnvFactory:
             raise UserError(f"the environment {self.name} has no option {option!r}. {nearest(option, types)}")
         self.options = {n: convert_option(self.name, n, value, types[n]) for n, value in options.items()}
         self._constructor_options = select_options(env_class.__init__, self.options)
+        self._is_instant = is_instant(env_class.__init__)
         self._own = [name for name, kind in option_types(env_class.__init__).items() if is_data(kind)]
         self._shared: dict[str, Any] = {}
         self._stack = AsyncExitStack()
@@ -162,7 +163,7 @@ class EnvFactory:
         Raises:
             EnvError: when the constructor raises, or takes longer.
         """
-        if is_instant(self.env_class.__init__):
+        if self._is_instant:
             return self.make(**more)
         env = self._unconstructed()
         constructor, name = env.__init__, f"{self.env_class.__name__}()"  # type: ignore[misc]
