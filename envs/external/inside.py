@@ -190,7 +190,7 @@ async def _open_room(rooms: Rooms, port: int, task: Task, seed: int, limits: Epi
     if rooms.factory is None:
         assert rooms.workspaces is not None and rooms.image is not None
         return Room(workspace=await rooms.workspaces.open(rooms.image, network=Network(listeners=(port,))))
-    env = rooms.factory.make()
+    env = await rooms.factory.construct(seconds=limits.step_seconds)
     assert isinstance(env, WorkspaceEnv)
     try:
         env.listeners = (port,)

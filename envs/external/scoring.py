@@ -140,7 +140,7 @@ async def _score_in(
     factory: EnvFactory, task: Task, answer: str, *, seed: int, limits: EpisodeLimits
 ) -> tuple[float, dict[str, float]]:
     """Run an episode of the environment whose only action is the answer."""
-    env = factory.make()
+    env = await factory.construct(seconds=limits.step_seconds)
     try:
         await invoke(env.reset, seed=seed, options={"task": task, "limits": limits})
         action = Action(message={"role": "assistant", "content": answer})

@@ -91,8 +91,8 @@ async def reset_first(context: CheckContext) -> str:
 
 async def close(context: CheckContext) -> str:
     """`close` may be called at any time, and twice; a `step` after it raises or is ignored."""
-    await _close(context.factory.make(), "of an instance that was never reset")
-    env = context.factory.make()
+    await _close(await context.factory.construct(seconds=LIMITS.step_seconds), "of an instance that was never reset")
+    env = await context.factory.construct(seconds=LIMITS.step_seconds)
     await _result(reset(env, context.tasks[0], context.seed))
     await _close(env, "after reset()")
     await _close(env, "called twice")

@@ -31,7 +31,7 @@ class CallTimeout(EnvError):
 @asynccontextmanager
 async def fresh_instance(context: CheckContext) -> AsyncIterator[Env]:
     """Make an instance and close it at the end. An error of `close` is ignored: the check "close" reports it."""
-    env = context.factory.make()
+    env = await context.factory.construct(seconds=LIMITS.step_seconds)
     try:
         yield env
     finally:

@@ -62,6 +62,8 @@ class Env:
 
     _unstopped: Sequence[str] = ()
     """Names of the tools that run on after their time limit."""
+    _makes_copies: bool = False
+    """Whether `reset` and `step` show the code of users only copies of what they are given and return."""
     _np_random: np.random.Generator | None = None
     _seed: int | None = None
 
@@ -105,7 +107,7 @@ class Env:
         return {}
 
     def success(self, reward: float) -> bool:
-        """Whether an episode with this reward, the sum over its steps, is a success."""
+        """Whether an episode with this reward, the sum over its steps, is a success; may be async."""
         return reaches(reward, SUCCESS)
 
     def reset(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> Any:
@@ -131,7 +133,7 @@ class Env:
     def final_info(self) -> Mapping[str, Any]:
         """Return facts about the whole episode, which are added to `Episode.info`.
 
-        Called once, after `close`, however the episode has ended; it must not block. The key "refused_requests", a
+        Called once, after `close`, however the episode has ended; may be async. The key "refused_requests", a
         count by reason, appears in the figures of an evaluation.
         """
         return {}

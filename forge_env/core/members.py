@@ -90,7 +90,7 @@ ENV: Mapping[str, Member] = {
     "truncation_reward": ("a number", _is(Real, property)),
     **dict.fromkeys(("expert", "cheats"), ("what forge-env calls", lambda value: True)),
     **dict.fromkeys(("_np_random", "_seed"), ("a part of Env itself", _is())),
-    "_unstopped": ("a part of Env itself", _is(property)),
+    **dict.fromkeys(("_unstopped", "_makes_copies"), ("a part of Env itself", _is(property))),
 }
 """The names that `Env` reserves."""
 
@@ -102,6 +102,8 @@ TOOL_ENV: Mapping[str, Member] = {
     "system_prompt": ("a text", _is(str, property)),
     **dict.fromkeys(("setup", "set_tools", "_score", "_all_scores"), _METHOD),
     **dict.fromkeys(("_tools", "_specs", "_rewards", "_rubric"), ("a part of ToolEnv itself", _is())),
-    **dict.fromkeys(("_limits", "_toolbox", "_use_tools"), ("a part of ToolEnv itself", _is())),
+    **dict.fromkeys(
+        ("_limits", "_toolbox", "_use_tools", "_messages_read", "_messages_unread"), ("a part of ToolEnv itself", _is())
+    ),
 }
 """The names that `ToolEnv` reserves in addition."""

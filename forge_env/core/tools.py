@@ -27,7 +27,7 @@ from pydantic_core import PydanticSerializationError
 
 from forge_env.core.errors import UserError
 from forge_env.core.message_shape import json_problem
-from forge_env.core.own_copies import frozen, own_containers
+from forge_env.core.own_copies import frozen, own_copy
 from forge_env.core.plain_value import plain
 from forge_env.core.types import ToolCall, ToolSpec
 
@@ -121,8 +121,11 @@ class Tool:
             raise BadCall(
                 self._error_message(f"the arguments of {self.name} are not a JSON object. {call.error}".strip())
             )
+        arguments = call.arguments
+        if type(self.arguments) is not _ArgumentModel:
+            arguments = own_copy(arguments)  # the record has the call's own
         try:
-            return self.arguments(call.arguments)
+            return self.arguments(arguments)
         except (ValueError, RecursionError) as error:
             raise BadCall(self._error_message(f"bad arguments for {self.name}: {error}")) from None
 
@@ -267,6 +270,10 @@ class _ArgumentModel:
         self._names = [(name, info.alias or name) for name, info in model.model_fields.items()]
 
     def __call__(self, arguments: dict[str, Any]) -> dict[str, Any]:
+        for value in arguments.values():
+            if type(value) is not str:
+                arguments = own_copy(arguments)  # a parameter of the type Any would be a part of the call itself
+                break
         try:
             values = self._values(arguments)
         except ValidationError as error:
@@ -274,8 +281,7 @@ class _ArgumentModel:
             raise ValueError(" ".join(problems)) from None
         coerced = {}
         for name, alias in self._names:  # a comprehension would cost a call of its own
-            value = values[name]
-            coerced[alias] = value if type(value) is str else own_containers(value)  # the record has the call's own
+            coerced[alias] = values[name]
         return coerced
 
     def _values(self, arguments: dict[str, Any]) -> dict[str, Any]:

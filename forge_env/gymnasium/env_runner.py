@@ -69,7 +69,7 @@ class EnvRunner:
             self._shared = await _SharedFactory.acquire(self.loop, self._factory)
         await self._close_env()
         try:
-            self._env = self._shared.factory.make()
+            self._env = await self._shared.factory.construct(seconds=self._limits.step_seconds)
             given = {**own_containers(dict(options)), "task": own_task(task), "limits": self._limits}
             call = invoke(self._env.reset, seed=seed, options=given)
             messages, info = _checked(await call_env("reset", call, Deadline(self._limits.step_seconds)), 2, "reset")

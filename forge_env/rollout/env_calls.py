@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Mapping
 from typing import Any
 
 from forge_env.core.env import Env
 from forge_env.core.errors import EnvError, ForgeError
 from forge_env.core.user_code import error_text, fault, guard
+from forge_env.rollout.env_results import read_success, recorded_info
 from forge_env.utils.deadlines import Deadline
 from forge_env.utils.threads import invoke
 
@@ -62,10 +63,43 @@ async def unstopped_tools(env: Env) -> list[str]:
     return list(env._unstopped)
 
 
+def _is_default(env: Env, name: str) -> bool:
+    """Whether a method is Env's own, which takes no time."""
+    return getattr(type(env), name) is getattr(Env, name) and name not in vars(env)
+
+
+async def success_of(env: Env, reward: float, seconds: float) -> bool:
+    """Return the environment's verdict on an episode with this reward, the sum over its steps.
+
+    Raises:
+        EnvTimeout: after `seconds`.
+        EnvError: for whatever it raises, and for what is neither True nor False.
+    """
+    if _is_default(env, "success"):
+        return env.success(reward)
+    verdict = await call_env("success", invoke(env.success, reward), Deadline(seconds))
+    with guard("success"):
+        return read_success(verdict)
+
+
+async def final_info_of(env: Env, seconds: float) -> Mapping[str, Any]:
+    """Return the environment's facts about the whole episode, as JSON data.
+
+    Raises:
+        EnvTimeout: after `seconds`.
+        EnvError: for whatever it raises, and for what is no mapping.
+    """
+    if _is_default(env, "final_info"):
+        return {}
+    info = await call_env("final_info", invoke(env.final_info), Deadline(seconds))
+    with guard("final_info"):
+        return recorded_info(info)
+
+
 async def close_env(env: Env, seconds: float) -> str:
     """Close an environment; returns what went wrong, or "". A failing close does not change the episode."""
-    if type(env).close is Env.close and "close" not in vars(env):
-        return ""  # it has nothing to close
+    if _is_default(env, "close"):
+        return ""
     deadline = Deadline(seconds)
     try:
         with guard("close"), deadline:

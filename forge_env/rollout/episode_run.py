@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 import math
 import time
 from collections.abc import Awaitable, Callable, Sequence
@@ -18,7 +17,14 @@ from forge_env.core.types import CONTEXT, Action, EpisodeLimits, Outcome, Task, 
 from forge_env.core.user_code import NOT_CAUGHT, describe, error_text, fault, guard
 from forge_env.rollout.conversations import Conversations
 from forge_env.rollout.env_calls import is_timeout
-from forge_env.rollout.env_results import StepResult, read_on_limit, read_reset, read_step
+from forge_env.rollout.env_results import (
+    StepResult,
+    read_copied_reset,
+    read_copied_step,
+    read_on_limit,
+    read_reset,
+    read_step,
+)
 from forge_env.utils.deadlines import Deadline, Place
 from forge_env.utils.threads import invoke, invoker
 
@@ -27,9 +33,6 @@ End = tuple[Outcome, str]
 """Outcome of an episode, and what ended it, see `Episode.ended_by`."""
 MAX_FULL_PROMPTS = 1000
 """Ends an episode whose environment keeps asking prompts that leave no room for an answer, or auxiliary ones."""
-
-
-_read_uncopied = functools.partial(read_step, copies=False)
 
 
 class LimitReached(Exception):
@@ -45,7 +48,7 @@ class EpisodeRun:
 
     __slots__ = (
         *("agent", "ask", "conversations", "info", "last_turn", "limits", "place", "reward", "rewards"),
-        *("has_own_copies", "seconds_left", "step"),
+        *("makes_copies", "seconds_left", "step"),
     )
 
     def __init__(self, agent: Agent, conversations: Conversations, limits: EpisodeLimits) -> None:
@@ -56,8 +59,8 @@ class EpisodeRun:
         self.ask: Callable[..., Awaitable[Any]] | None = None
         """The agent's `act`."""
         self.step: Callable[..., Awaitable[Any]]
-        self.has_own_copies = False
-        """Whether the environment's `step` makes the copies."""
+        self.makes_copies = False
+        """Whether the environment makes the copies of what it shares with the record."""
         self.rewards: dict[str, float] = {}
         self.reward = 0.0
         """Reward that was given before the first turn; any other reward belongs to a turn."""
@@ -70,7 +73,6 @@ class EpisodeRun:
         """Play to the end, one turn after another."""
         await self.reset(env, task, seed)
         self.step = invoker(env.step)
-        self.has_own_copies = hasattr(env.step, "makes_copies")
         turns = full_prompts = 0
         while turns < self.limits.max_turns:
             if self.seconds_left <= 0:  # the environment blocked the event loop, so that no deadline could end it
@@ -97,8 +99,10 @@ class EpisodeRun:
 
     async def reset(self, env: Env, task: Task, seed: int) -> None:
         """Start the episode."""
-        options = {"task": task if hasattr(env.reset, "makes_copies") else own_task(task), "limits": self.limits}
-        reset = await self.call_env(self.place, "reset", read_reset, invoker(env.reset), seed=seed, options=options)
+        self.makes_copies = env._makes_copies
+        read = read_copied_reset if self.makes_copies else read_reset
+        options = {"task": task if self.makes_copies else own_task(task), "limits": self.limits}
+        reset = await self.call_env(self.place, "reset", read, invoker(env.reset), seed=seed, options=options)
         self.conversations.observe(reset.observation, reset.next_turn)
         self.info |= reset.info
 
@@ -210,8 +214,8 @@ class EpisodeRun:
         conversation = self.conversations.current
         self.record(conversation, turn)
         cut_by = self.cutting_limit(conversation, turn, action)  # the step sets what is asked of the next turn
-        if self.has_own_copies:
-            step = await self.call_env(self.place, "step", _read_uncopied, self.step, action)
+        if self.makes_copies:
+            step = await self.call_env(self.place, "step", read_copied_step, self.step, action)
         else:
             step = await self.call_env(self.place, "step", read_step, self.step, own_action(action))
         turn.reward, turn.tool_uses = step.reward, step.tool_uses

@@ -18,8 +18,11 @@ from forge_env.core.own_copies import own_containers
 from forge_env.core.types import EpisodeLimits, Task
 from forge_env.core.user_code import guard
 from forge_env.registry.registry import env_class, load
+from forge_env.rollout.env_calls import call_env
 from forge_env.rollout.options import convert_option, is_data, option_types, required_options, select_options
 from forge_env.rollout.task_list import TASKS_SECONDS, read_tasks
+from forge_env.utils.deadlines import Deadline
+from forge_env.utils.threads import invoke, is_instant
 
 
 class EnvFactory:
@@ -57,6 +60,7 @@ class EnvFactory:
             raise UserError(f"the environment {self.name} has no option {option!r}. {nearest(option, types)}")
         self.options = {n: convert_option(self.name, n, value, types[n]) for n, value in options.items()}
         self._constructor_options = select_options(env_class.__init__, self.options)
+        self._is_instant = is_instant(env_class.__init__)
         self._own = [name for name, kind in option_types(env_class.__init__).items() if is_data(kind)]
         self._shared: dict[str, Any] = {}
         self._stack = AsyncExitStack()
@@ -142,16 +146,41 @@ class EnvFactory:
         Raises:
             EnvError: when the environment's constructor raises.
         """
-        env = self.env_class.__new__(self.env_class)
-        for name, value in self._shared.items():
-            setattr(env, name, value)  # before the constructor, which may use them
+        env = self._unconstructed()
         with guard(f"{self.env_class.__name__}()"):
-            env.__init__(**self._own_options({**self._constructor_options, **more}))  # type: ignore[misc]
+            env.__init__(**self._own_options(more))  # type: ignore[misc]
             check_instance(env)
         return env
 
-    def _own_options(self, options: dict[str, Any]) -> dict[str, Any]:
+    async def construct(self, more: Mapping[str, Any] = {}, *, seconds: float) -> Env:
+        """Return a new instance as `make` does, without blocking the event loop: a constructor of a user's class runs
+        in a thread, like any plain function of his.
+
+        Args:
+            more: options that override the factory's.
+            seconds: time limit of the constructor.
+
+        Raises:
+            EnvError: when the constructor raises, or takes longer.
+        """
+        if self._is_instant:
+            return self.make(**more)
+        env = self._unconstructed()
+        constructor, name = env.__init__, f"{self.env_class.__name__}()"  # type: ignore[misc]
+        await call_env(name, invoke(constructor, **self._own_options(more)), Deadline(seconds))
+        with guard(name):
+            check_instance(env)
+        return env
+
+    def _unconstructed(self) -> Env:
+        env = self.env_class.__new__(self.env_class)
+        for name, value in self._shared.items():
+            setattr(env, name, value)  # before the constructor, which may use them
+        return env
+
+    def _own_options(self, more: Mapping[str, Any]) -> dict[str, Any]:
         """Return options for one instance: its own data, and what is no data, as a client, shared by all."""
+        options = {**self._constructor_options, **more}
         return options | {name: own_containers(options[name]) for name in self._own if name in options}
 
 

@@ -19,11 +19,11 @@ from forge_env.core.lineage import Lineage
 from forge_env.core.protocols import Agent
 from forge_env.core.types import EpisodeLimits, Outcome, Task
 from forge_env.core.usage import start_recording, stop_recording
-from forge_env.core.user_code import error_text, guard
+from forge_env.core.user_code import error_text
 from forge_env.rollout.concurrent_turns import play_concurrently
 from forge_env.rollout.conversations import Conversations
-from forge_env.rollout.env_calls import UNSTOPPED_CLOSE_SECONDS, close_env, unstopped_tools
-from forge_env.rollout.env_results import read_success, recorded_info
+from forge_env.rollout.env_calls import UNSTOPPED_CLOSE_SECONDS, close_env, final_info_of, success_of, unstopped_tools
+from forge_env.rollout.env_results import recorded_info
 from forge_env.rollout.episode_run import EpisodeRun, LimitReached
 from forge_env.rollout.factory import EnvFactory
 from forge_env.rollout.repeated import repeated_tokens
@@ -105,7 +105,7 @@ async def run_episode(
     outcome, error, ended_by = Outcome.SCORED, "", ""
     recording = start_recording(run.info)
     try:
-        env = factory.make(**(env_options or {}))
+        env = await factory.construct(env_options or {}, seconds=limits.step_seconds)
         if isinstance(env, ConcurrentEnv):
             outcome, ended_by = await play_concurrently(run, env, task, seed)
         else:
@@ -127,7 +127,7 @@ async def run_episode(
                 seconds = min(seconds, UNSTOPPED_CLOSE_SECONDS)
             if close_error := await close_env(env, seconds):
                 run.info["close_error"] = close_error
-            _add_final_info(env, run.info)
+            await _add_final_info(env, limits.step_seconds, run.info)
     turns = run.conversations.turns
     lineage: tuple[Lineage, ...] = ()
     if run.conversations.are_several or sum([turn.starts_row for turn in turns]) > 1:
@@ -139,8 +139,7 @@ async def run_episode(
     success = None
     if outcome.is_valid and env is not None:
         try:
-            with guard("success"):
-                success = read_success(env.success(reward))
+            success = await success_of(env, reward, limits.step_seconds)
         except EnvError as env_error:
             outcome, error, ended_by = Outcome.ENV_FAULT, error_text(env_error), ""
         except InfraError as infra_error:  # of an environment on another machine
@@ -172,10 +171,9 @@ def _lineage(run: EpisodeRun, turns: Sequence[Turn]) -> tuple[Lineage, ...]:
     return lineage if len(lineage) > 1 else ()
 
 
-def _add_final_info(env: Env, info: dict[str, Any]) -> None:
+async def _add_final_info(env: Env, seconds: float, info: dict[str, Any]) -> None:
     """Add `env.final_info()` to the record. An error there does not change the episode."""
     try:
-        with guard("final_info"):
-            info |= recorded_info(env.final_info())
+        info |= await final_info_of(env, seconds)
     except ForgeError as error:
         info["final_info_error"] = error_text(error)

@@ -200,7 +200,7 @@ async def open_desk(
 
 async def _tools(factory: EnvFactory) -> list[ToolSpec]:
     """Return the tools of an instance, which a client may ask for before its episode."""
-    env = factory.make()
+    env = await factory.construct(seconds=CLOSE_SECONDS)
     tools = list(env.tools)
     await close_env(env, CLOSE_SECONDS)
     return tools

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
@@ -13,11 +12,11 @@ from forge_env.core.env import Env
 from forge_env.core.errors import EnvError, InfraError, UserError
 from forge_env.core.types import EpisodeLimits
 from forge_env.core.usage import INFO_KEY, start_recording, stop_recording
-from forge_env.core.user_code import fault, guard
+from forge_env.core.user_code import fault
 from forge_env.remote import wire
 from forge_env.remote.wire import Answer
-from forge_env.rollout.env_calls import is_timeout
-from forge_env.rollout.env_results import read_on_limit, read_reset, read_step, read_success, recorded_info
+from forge_env.rollout.env_calls import final_info_of, is_timeout, success_of
+from forge_env.rollout.env_results import read_on_limit, read_reset, read_step
 from forge_env.rollout.factory import EnvFactory
 from forge_env.serve.http_server import RequestRefused
 from forge_env.utils.deadlines import Deadline
@@ -111,7 +110,7 @@ class Session:
             options["limits"] = EpisodeLimits(**request["limits"])
         if self._env is None:
             try:
-                self._env = self._factory.make()
+                self._env = await self._factory.construct(seconds=self._seconds(request))
             except (EnvError, InfraError, UserError) as error:
                 return Answer(fault=wire.fault_data(error))
         reset = self._env.reset
@@ -120,12 +119,16 @@ class Session:
             checked = read_reset(result)
             return wire.reset_data(checked.observation, checked.info, checked.next_turn)
 
-        return await self._answer("reset", _seconds(request), read, reset, seed=request.get("seed"), options=options)
+        return await self._answer(
+            "reset", self._seconds(request), read, reset, seed=request.get("seed"), options=options
+        )
 
     async def _step(self, request: Mapping[str, Any]) -> Answer:
         action = wire.action_from(request["action"])
         env = self._reset_env()
-        return await self._answer("step", _seconds(request), lambda r: wire.step_data(read_step(r)), env.step, action)
+        return await self._answer(
+            "step", self._seconds(request), lambda r: wire.step_data(read_step(r)), env.step, action
+        )
 
     async def _on_limit(self, request: Mapping[str, Any]) -> Answer:
         limit, reason = request["limit"], request.get("reason", "")
@@ -136,19 +139,25 @@ class Session:
             return None if step is None else wire.step_data(step)
 
         arguments = (limit, reason) if reason else (limit,)
-        return await self._answer("on_limit", _seconds(request), read, env.on_limit, *arguments)
+        return await self._answer("on_limit", self._seconds(request), read, env.on_limit, *arguments)
 
     async def _close(self, request: Mapping[str, Any]) -> Answer:
         """Close the instance, and tell the rest: its final info, and whether the rewards in question are successes."""
         self.is_closed = True
         if self._env is None:
             return Answer(result={})
-        answer = await self._answer("close", _seconds(request), _nothing, self._env.close)
+        answer = await self._answer("close", self._seconds(request), _nothing, self._env.close)
         env, rewards = self._env, request.get("rewards", [])
-        verdicts = [_plain("success", functools.partial(_success, env, reward)) for reward in rewards]
-        final = _plain("final_info", lambda: recorded_info(env.final_info()))
+        seconds = self._seconds(request)
+        verdicts = [await _value(success_of(env, reward, seconds)) for reward in rewards]
+        final = await _value(final_info_of(env, seconds))
         self._env = None  # the answer may be kept for long
         return replace(answer, result={"final_info": final, "success": verdicts})
+
+    def _seconds(self, request: Mapping[str, Any]) -> float:
+        """Return the time limit of a call."""
+        seconds = request.get("seconds")
+        return self._max_seconds if seconds is None else float(seconds)
 
     def _reset_env(self) -> Env:
         assert self._env is not None, "the first call of a session is a reset"
@@ -157,14 +166,14 @@ class Session:
     async def _answer(
         self,
         part: str,
-        seconds: float | None,
+        seconds: float,
         read: Callable[[Any], Any],
         method: Callable[..., Any],
         *args: Any,
         **kwargs: Any,
     ) -> Answer:
         """Call the environment within a time limit, and read what it returns; all of it is an `Answer`."""
-        deadline = Deadline(self._max_seconds if seconds is None else seconds)
+        deadline = Deadline(seconds)
         try:
             with deadline:
                 result = await invoke(method, *args, **kwargs)
@@ -187,24 +196,14 @@ _CALLS: Mapping[str, _Call] = {
 }
 
 
-def _seconds(request: Mapping[str, Any]) -> float | None:
-    seconds = request.get("seconds")
-    return None if seconds is None else float(seconds)
-
-
 def _nothing(result: Any) -> None:
     """Read the result of a method that returns none."""
 
 
-def _success(env: Env, reward: float) -> bool:
-    return read_success(env.success(reward))
-
-
-def _plain(part: str, function: Callable[[], Any]) -> dict[str, Any]:
-    """Call a method that does not wait; returns {"value": ...} or {"fault": ...}."""
+async def _value(call: Awaitable[Any]) -> dict[str, Any]:
+    """Return what a call returns, as {"value": ...} or {"fault": ...}."""
     try:
-        with guard(part):
-            return {"value": function()}
+        return {"value": await call}
     except (EnvError, InfraError, UserError) as error:
         return {"fault": wire.fault_data(error)}
 

@@ -23,13 +23,13 @@ from typing import Any, ClassVar
 from forge_env.core import members
 from forge_env.core.env import Env, StepResult
 from forge_env.core.errors import EnvError
-from forge_env.core.own_copies import frozen, makes_copies, own_messages, own_task
+from forge_env.core.own_copies import frozen, own_messages, own_task
 from forge_env.core.tools import Tool, is_tool, make_tool
 from forge_env.core.types import Action, EpisodeLimits, Message, Task, ToolSpec
 from forge_env.tool_env.rubric import RewardFunction, RewardPart, numbered, score
 from forge_env.tool_env.toolbox import Toolbox, answer_to
 from forge_env.utils.deadlines import Deadline, queued
-from forge_env.utils.threads import awaitable, invoke
+from forge_env.utils.threads import awaitable, instant, invoke
 
 
 class ToolEnv(Env):
@@ -44,9 +44,10 @@ class ToolEnv(Env):
     """Further reward functions, or pairs (function, weight), with the arguments of `forge_env.tool_env.rubric`."""
 
     task: Task
-    _messages: list[Message]
-    _uncopied: list[Message]
-    """Messages that belong to the record, and are copied when `messages` is read: few environments do so."""
+    _messages_read: list[Message] | None = None
+    """The conversation, once `messages` is read or set."""
+    _messages_unread: list[Message] | None = None
+    """The conversation until then, with `_makes_copies`: the record has the same messages, and few read them here."""
 
     _use_tools: bool = True
     _limits: EpisodeLimits = EpisodeLimits()
@@ -66,6 +67,7 @@ class ToolEnv(Env):
         pairs = [part if isinstance(part, tuple) else (part, 1.0) for part in cls.rubric]
         cls._rubric = numbered([RewardPart.of(function, weight=weight) for function, weight in pairs], taken=rewards)
 
+    @instant
     def __init__(self, *, use_tools: bool = True, extra_tools: Iterable[Tool] = ()) -> None:
         """Make an instance.
 
@@ -82,16 +84,31 @@ class ToolEnv(Env):
         return toolbox.unstopped if toolbox is not None else ()
 
     @property
+    def _makes_copies(self) -> bool:  # type: ignore[override]
+        own, set_here = type(self), self.__dict__
+        if "step" in set_here or "reset" in set_here:
+            return False
+        return own.step is ToolEnv.step and own.reset is ToolEnv.reset
+
+    @property
     def messages(self) -> list[Message]:
         """The whole conversation, including the current turn."""
-        if self._uncopied:
-            self._messages += own_messages(self._uncopied)
-            self._uncopied = []
-        return self._messages
+        if (unread := self._messages_unread) is not None:
+            self.__dict__.setdefault("_messages_read", own_messages(unread))  # two tools may read them at once
+            self._messages_unread = None
+        if self._messages_read is None:
+            raise AttributeError(f"{type(self).__name__} has no messages before reset, which starts an episode")
+        return self._messages_read
 
     @messages.setter
     def messages(self, messages: list[Message]) -> None:
-        self._messages, self._uncopied = messages, []
+        self._messages_read, self._messages_unread = messages, None
+
+    def _add(self, messages: list[Message]) -> None:
+        """Add messages to those that were read."""
+        if self._messages_read is None:
+            raise EnvError(f"{type(self).__name__}.step was called before reset, which starts an episode")
+        self._messages_read += own_messages(messages) if self._makes_copies else messages
 
     def set_tools(self, extra: Mapping[str, Tool], *, without: Collection[str] = ()) -> None:
         """Set the tools of this instance: those of its class except `without`, and `extra`.
@@ -102,7 +119,6 @@ class ToolEnv(Env):
         self._toolbox = Toolbox(extra, methods=methods, owner=self)
         self.tools: Sequence[ToolSpec] = self._toolbox.specs if extra or without else self._specs
 
-    @makes_copies
     @awaitable
     def reset(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> Any:
         """Start an episode of `options["task"]`: set the seed, the task and the limits, then run `setup`.
@@ -116,8 +132,19 @@ class ToolEnv(Env):
         self.task = own_task(options["task"])
         self._limits = options.get("limits", self._limits)
         system: tuple[Message, ...] = ({"role": "system", "content": self.system_prompt},) if self.system_prompt else ()
-        self.messages = [*system, *own_messages(self.task.prompt)]
+        messages = [*system, *own_messages(self.task.prompt)]
+        if self._makes_copies:
+            self.__dict__.pop("_messages_read", None)
+            self._messages_unread = messages
+        else:
+            self.messages = messages
         return _ResetResult(self, has_setup=type(self).setup is not ToolEnv.setup)
+
+    def _start(self) -> tuple[Message, ...]:
+        """Return the first observation."""
+        if self._messages_unread is not None:
+            return tuple(self._messages_unread)
+        return tuple(own_messages(self.messages) if self._makes_copies else self.messages)
 
     def setup(self) -> Any:
         """Prepare the episode of `self.task`; a plain or async hook, without a call of `super()`.
@@ -125,11 +152,11 @@ class ToolEnv(Env):
         It may change `self.messages`, which become the first observation.
         """
 
-    @makes_copies
     async def step(self, action: Action) -> StepResult:
-        if "_messages" not in self.__dict__:
-            raise EnvError(f"{type(self).__name__}.step was called before reset, which starts an episode")
-        self._uncopied.append(action.message)
+        if self._messages_unread is None:
+            self._add([action.message])
+        else:
+            self._messages_unread.append(action.message)
         if not action.tool_calls:
             total, parts = await self._score(action.text)
             return [], total, True, False, {"rewards": parts}
@@ -137,7 +164,10 @@ class ToolEnv(Env):
             answers, uses = await self._toolbox.answer(action.tool_calls)
         else:
             answers, uses = [answer_to(call, "Error: the tools are switched off.") for call in action.tool_calls], []
-        self._uncopied += answers
+        if self._messages_unread is None:
+            self._add(answers)
+        else:
+            self._messages_unread += answers
         return answers, 0.0, False, False, {"tools": uses}
 
     async def _score(self, response: str) -> tuple[float, dict[str, float]]:
@@ -153,7 +183,9 @@ class ToolEnv(Env):
             raise EnvError(f"scoring took longer than {self._limits.scoring_seconds:g} s") from None
 
     async def _all_scores(self, response: str) -> tuple[float, dict[str, float]]:
-        messages = [*self._messages, *self._uncopied]  # `score` copies them for whoever asks for them
+        messages = (
+            self.messages if self._messages_unread is None else self._messages_unread
+        )  # `score` copies what it hands out
         reward, parts = await score(self._rewards, self.task, messages, response, owner=self)
         if not self._rubric:
             return reward, parts
@@ -178,7 +210,7 @@ class _ResetResult(Sequence[Any]):
         if self._is_pending:
             self._is_pending = False
             yield from invoke(self._env.setup).__await__()
-        return tuple(self._env.messages), {}
+        return self._env._start(), {}
 
     def __len__(self) -> int:
         return 2
@@ -189,7 +221,7 @@ class _ResetResult(Sequence[Any]):
                 f"setup() of {type(self._env).__name__} has not run, since nothing awaits super().reset(...): write "
                 "`async def reset` and `await super().reset(...)`"
             )
-        return (tuple(self._env.messages), {})[index]
+        return (self._env._start(), {})[index]
 
 
 def _is_on_loop() -> bool:

@@ -93,6 +93,16 @@ def awaitable(function: F) -> F:
     return function
 
 
+def instant(function: F) -> F:
+    """Mark a plain function that takes no time, so that no thread is needed for it, see `is_instant`."""
+    function.__forge_instant__ = function  # type: ignore[attr-defined]  # itself: functools.wraps hands attributes on
+    return function
+
+
+def is_instant(function: Callable[..., Any]) -> bool:
+    return function is object.__init__ or getattr(function, "__forge_instant__", None) is function
+
+
 def _is_awaited(function: Callable[..., Any]) -> bool:
     """Whether what it returns is to be awaited."""
     code = getattr(function, "__code__", None)

@@ -757,7 +757,7 @@ async def test_what_belongs_to_one_thread_is_named_with_its_remedy(env: type[Env
     report = await run_checks(EnvFactory(env), tasks=1, only=["threads"])
     assert [row.name for row in report.rows] == ["tasks", "contract", "threads", "open and close"]
     detail = failures(report)["threads"]
-    assert "check_same_thread=False, or write the methods that use it as async def" in detail
+    assert "check_same_thread=False, or open and use it in methods that are async def" in detail
 
 
 class Hangs(Good):

@@ -19,6 +19,7 @@ from forge_env.core.types import Action, EpisodeLimits, Message, Outcome, Task, 
 from forge_env.rollout.factory import EnvFactory
 from forge_env.rollout.rollout import run_episode
 from forge_env.utils.deadlines import queued
+from forge_env.utils.threads import instant
 
 TASK = Task(prompt=({"role": "user", "content": "go"},))
 LIMITS = EpisodeLimits(max_turns=9)
@@ -31,6 +32,7 @@ def tool(name: str) -> ToolSpec:
 class Branches(ConcurrentEnv):
     """Asks at once in `contexts`; each branch asks `rounds` times. Ends with reward 1 when all of them have ended."""
 
+    @instant
     def __init__(
         self,
         contexts: Sequence[int] = (0, 1, 2),

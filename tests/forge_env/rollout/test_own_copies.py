@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import collections
 import copy
+import functools
+import sys
 from collections.abc import Mapping
 from typing import Any
 
 import pytest
+from pydantic import BaseModel
 
 from agents.scripted import ScriptedAgent
+from forge_env.core import own_copies
 from forge_env.core.env import Env
 from forge_env.core.episode import Group
 from forge_env.core.own_copies import own_episode
-from forge_env.core.tools import reward, tool
+from forge_env.core.tools import Tool, reward, tool
 from forge_env.core.types import Action, EpisodeLimits, Message, Task
 from forge_env.gymnasium.env import SyncEnv
 from forge_env.rollout.factory import EnvFactory
-from forge_env.rollout.rollout import run_group
+from forge_env.rollout.rollout import run_episode, run_group
 from forge_env.tool_env.tool_env import ToolEnv
 from forge_env.users import ScriptedUser, UserTurn
 from forge_env.users.conversation import ConversationEnv
@@ -89,6 +94,116 @@ class EditsArgument(Plain):
         """Look."""
         at["x"] += 1
         return str(at)
+
+
+class At(BaseModel):
+    x: Any
+
+
+class EditsPartOfArgument(Plain):
+    @tool
+    def look(self, at: At) -> str:
+        """Look."""
+        at.x["y"].append(1)
+        return str(at.x)
+
+
+class EditsArgumentOfOwnTool(Plain):
+    """Its tool is one of a server, whose arguments nothing here checks."""
+
+    def __init__(self) -> None:
+        look = Tool(
+            name="look",
+            description="Look.",
+            parameters={"type": "object"},
+            arguments=lambda arguments: {"at": arguments.pop("at")},
+            function=self.edit,
+        )
+        super().__init__(extra_tools=[look])
+
+    def edit(self, at: dict[str, Any]) -> str:
+        at["x"] += 1
+        return str(at)
+
+
+class EditsKeptMessage(Plain):
+    """Edits in the second turn what it has kept in the first one."""
+
+    @tool
+    def look(self, at: dict[str, Any]) -> str:
+        """Look."""
+        self.kept = [self.messages[-1], self.messages[0]]
+        return str(len(self.messages))
+
+    @reward
+    def kept_are_its_own(self) -> float:
+        for message in self.kept:
+            message["content"] += " edited"
+            message.get("tool_calls", [{"function": {}}])[0]["function"]["name"] = "other"
+        return float(len(self.messages))
+
+
+class EditsResultOfStep(Plain):
+    """What it adds to a result is what the model sees, and is in `messages`."""
+
+    async def step(self, action: Action) -> Any:
+        self.kept = self.messages
+        answers, *others = await super().step(action)
+        for answer in answers:
+            answer["content"] += " turns left"
+            assert self.messages[-1] is answer
+        return answers, *others
+
+    @reward
+    def aliases_grow(self) -> float:
+        return float(len(self.kept) == len(self.messages) == 4)
+
+
+class StepEdits:
+    async def step(self, action: Action) -> Any:
+        action.message["content"] += " edited"
+        return await super().step(action)  # type: ignore[misc]
+
+
+class MixedIn(StepEdits, Plain):
+    pass
+
+
+def edits_steps(env: type[Plain]) -> type[Plain]:
+    before = env.step
+
+    @functools.wraps(before)
+    async def step(self: Plain, action: Action) -> Any:
+        action.message["content"] += " edited"
+        return await before(self, action)
+
+    env.step = step  # type: ignore[method-assign]
+    return env
+
+
+@edits_steps
+class Decorated(Plain):
+    pass
+
+
+class SetsStep(Plain):
+    def __init__(self) -> None:
+        super().__init__()
+        self.step = functools.partial(self.edit, self.step)  # type: ignore[method-assign]
+
+    async def edit(self, step: Any, action: Action) -> Any:
+        action.message["content"] += " edited"
+        return await step(action)
+
+
+class SetsMessages(Plain):
+    def setup(self) -> None:
+        self.kept = self.messages = [{"role": "user", "content": "Hello"}]
+
+    @reward
+    def all_are_there(self) -> float:
+        self.kept[0]["content"] = ""
+        return float([m["role"] for m in self.messages] == ["user", "assistant", "tool", "assistant"])
 
 
 class EditsEarlierMessages(Plain):
@@ -170,6 +285,14 @@ async def play(env: type[Env], task: Task, options: dict[str, Any] | None = None
         (EditsTaskBeforeReset, "Hi[1, 2, 3]"),
         (EditsAnswer, "Hi"),
         (EditsArgument, "Hi"),
+        (EditsPartOfArgument, "Hi"),
+        (EditsArgumentOfOwnTool, "Hi"),
+        (EditsKeptMessage, "Hi"),
+        (EditsResultOfStep, "Hi"),
+        (MixedIn, "Hi"),
+        (Decorated, "Hi"),
+        (SetsStep, "Hi"),
+        (SetsMessages, "Hello"),
         (EditsEarlierMessages, "Hi"),
         (RewardEdits, "Hi"),
         (EditsOption, "['a', 'b']"),
@@ -184,6 +307,9 @@ def test_an_edit_in_place_is_of_one_episode(env: type[Env], first: str) -> None:
     assert [episode.messages[0]["content"] for episode in group.episodes] == [first] * 3
     turns = [[(t.observation, t.message, t.tool_calls, t.reward) for t in episode.turns] for episode in group.episodes]
     assert turns[0] == turns[1] == turns[2]
+    assert all(message in constants for _, message, *_ in turns[0])
+    arguments = [call.arguments for _, _, calls, _ in turns[0] for call in calls]
+    assert arguments and all(at == {"at": {"x": 1}} for at in arguments)
     assert task == TASK and constants == [CALL, ANSWER] and options == {"words": ["a"]}
     assert group.episodes[0].task.metadata == TASK.metadata  # the record has the task as it was given
 
@@ -203,6 +329,74 @@ def test_the_record_is_what_the_model_saw_and_wrote() -> None:
     messages = asyncio.run(episode())
     assert [message["content"] for message in messages] == ["Hi", "go on", "Hi again", "go on", "Hi again again"]
     assert saw[1] == messages[:3]
+
+
+@pytest.mark.parametrize(
+    ("env", "rewards"),
+    [
+        (EditsKeptMessage, {"kept_are_its_own": 4.0}),
+        (EditsResultOfStep, {"aliases_grow": 1.0}),
+        (SetsMessages, {"all_are_there": 1.0}),
+    ],
+)
+def test_the_messages_of_an_environment_are_the_whole_conversation(env: type[Env], rewards: dict[str, float]) -> None:
+    for episode in asyncio.run(play(env, TASK)).episodes:
+        assert {name: value for name, value in episode.rewards.items() if name != "right"} == rewards
+
+
+def test_what_an_environment_adds_to_a_result_is_seen() -> None:
+    assert asyncio.run(play(EditsResultOfStep, TASK)).episodes[0].messages[2]["content"] == "{'x': 1} turns left"
+
+
+def test_a_script_may_edit_and_return_the_same_message_again() -> None:
+    message = copy.deepcopy(CALL)
+    message["tool_calls"][0]["function"]["arguments"]["at"] = {"x": 0}
+
+    async def counts(messages: list[Message]) -> Message:
+        message["tool_calls"][0]["function"]["arguments"]["at"]["x"] += 1
+        return message
+
+    async def episode() -> Any:
+        async with EnvFactory(Plain) as factory:
+            limits = EpisodeLimits(max_turns=3)
+            return await run_group(factory, ScriptedAgent(counts), TASK, count=1, seed=0, group_id="g", limits=limits)
+
+    turns = asyncio.run(episode()).episodes[0].turns
+    assert [turn.tool_calls[0].arguments for turn in turns] == [{"at": {"x": x}} for x in (1, 2, 3)]
+
+
+def copies_in(turns: int, *bases: type) -> int:
+    """The number of calls of the module that makes copies, in an episode of so many turns with a call."""
+
+    class Looks(*bases, ToolEnv):  # type: ignore[misc]
+        @tool
+        async def look(self, at: str) -> str:
+            """Look."""
+            return at
+
+    async def looks(messages: list[Message]) -> Any:
+        function = {"name": "look", "arguments": {"at": "x"}}
+        return {"role": "assistant", "content": "", "tool_calls": [{"function": function}]}
+
+    counts = collections.Counter[str]()
+
+    async def episode() -> None:
+        async with EnvFactory(Looks) as factory:
+            limits = EpisodeLimits(max_turns=turns)
+            sys.setprofile(lambda frame, event, _: counts.update([frame.f_code.co_filename] * (event == "call")))
+            await run_episode(factory, ScriptedAgent(looks), TASK, seed=0, episode_id="e", limits=limits)
+
+    try:
+        asyncio.run(episode())
+    finally:
+        sys.setprofile(None)
+    return counts[own_copies.__file__]
+
+
+def test_a_turn_of_an_environment_that_overrides_no_step_costs_no_copies() -> None:
+    """Copies took a quarter of the time of a simple environment."""
+    assert 0 < copies_in(9) == copies_in(1) < 30
+    assert copies_in(9, StepEdits) > copies_in(1, StepEdits)
 
 
 def test_each_reward_function_gets_what_the_one_before_has_not_edited() -> None:

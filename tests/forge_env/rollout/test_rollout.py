@@ -6,6 +6,7 @@ import asyncio
 import math
 import re
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -26,6 +27,7 @@ from forge_env.core.types import Action, EpisodeLimits, Message, Outcome, Task, 
 from forge_env.rollout.factory import EnvFactory
 from forge_env.rollout.rollout import run_episode, run_group
 from forge_env.utils.deadlines import queued
+from forge_env.utils.threads import instant
 
 TASK = Task(prompt=({"role": "user", "content": "go"},), target="3")
 LIMITS = EpisodeLimits(max_turns=5)
@@ -37,6 +39,7 @@ class Counter(Env):
 
     truncation_reward = -1.0
 
+    @instant  # a loop in simulated time waits for no thread
     def __init__(self, closed: list[Env] | None = None) -> None:
         self.closed = [] if closed is None else closed
         self.turns = 0
@@ -143,6 +146,7 @@ def reset_that(result: Any) -> type[Env]:
 class StallsAtTheSecondTurn(Counter):
     """Takes its time, which is its own or the model's."""
 
+    @instant
     def __init__(self, by: Any, closed: list[Env] | None = None) -> None:
         super().__init__(closed)
         self.time_spent_by = by
@@ -742,34 +746,86 @@ async def test_a_seed_gives_one_episode_alone_and_among_64() -> None:
 
 
 class Meets(Env):
-    """A blocking environment: its step returns when `parties` of them are in step at once."""
+    """A blocking environment: its `part` returns when some instances are in it at once."""
 
     barrier: threading.Barrier
+    part: str
+
+    def __init__(self) -> None:
+        self.meet("constructor")
+
+    def meet(self, part: str) -> None:
+        if part == self.part:
+            self.barrier.wait(60.0)
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
         return TASK.prompt, {}
 
     def step(self, action: Action) -> Result:
-        self.barrier.wait(60.0)
+        self.meet("step")
         return (), 1.0, True, False, {}
+
+    def success(self, reward: float) -> bool:
+        self.meet("success")
+        return True
+
+    def final_info(self) -> Mapping[str, Any]:
+        self.meet("final_info")
+        return {"met": True}
 
 
 @pytest.mark.parametrize(
-    "parties",
-    [
-        4,
-        pytest.param(
-            40,
-        ),
-    ],
+    ("part", "parties"), [("constructor", 4), ("step", 4), ("step", 40), ("success", 4), ("final_info", 4)]
 )
-async def test_blocking_environments_do_not_stall_each_other(parties: int) -> None:
+async def test_blocking_environments_do_not_stall_each_other(part: str, parties: int) -> None:
     class Meets_(Meets):
         barrier = threading.Barrier(parties)
 
+    Meets_.part = part
     async with EnvFactory(Meets_) as factory:
         group = await run_group(factory, agent(), TASK, count=parties, seed=0, group_id="g", limits=LIMITS)
     assert group.rewards == (1.0,) * parties
+    assert all(episode.success and episode.info["met"] for episode in group.episodes)
+
+
+class Endless(Meets):
+    """Its `part` does not end."""
+
+    def meet(self, part: str) -> None:
+        while part == self.part:
+            time.sleep(0.001)
+
+    async def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        return TASK.prompt, {}
+
+    async def step(self, action: Action) -> Result:  # type: ignore[override]
+        return (), 1.0, True, False, {}
+
+
+@pytest.mark.parametrize("part", ["constructor", "success", "final_info"])
+async def test_the_limit_of_a_step_ends_the_constructor_and_the_verdict(part: str) -> None:
+    class Endless_(Endless):
+        pass
+
+    Endless_.part = part
+    result = await play(Endless_, limits=EpisodeLimits(step_seconds=0.1))
+    message = f"{'Endless_()' if part == 'constructor' else part} took longer than 0.1 s"
+    if part == "final_info":
+        assert (result.outcome, result.info["final_info_error"]) == (Outcome.SCORED, message)
+    else:
+        assert (result.outcome, result.error, result.reward) == (Outcome.ENV_FAULT, message, None)
+
+
+async def test_the_verdict_and_the_final_info_may_be_coroutines() -> None:
+    class Verdict(Counter):
+        async def success(self, reward: float) -> bool:  # type: ignore[override]
+            return reward == 1.5
+
+        async def final_info(self) -> Mapping[str, Any]:  # type: ignore[override]
+            return {"facts": (1, 2)}
+
+    result = await play(Verdict)
+    assert result.success and result.info["facts"] == [1, 2]
 
 
 async def test_what_an_environment_says_besides_is_kept_for_the_record() -> None:

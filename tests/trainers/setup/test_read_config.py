@@ -80,6 +80,13 @@ def test_a_file_takes_both_forms_of_the_model(tmp_path: Path) -> None:
     assert config_of(tmp_path, "model: a/b").model.path == config_of(tmp_path, "model: {path: a/b}").model.path == "a/b"
 
 
+def test_a_file_means_what_the_command_line_means(tmp_path: Path) -> None:
+    config = config_of(tmp_path, "env: {thinking: on, options: {at: 12:30, day: 2024-03-01, level: 012, open: no}}")
+    options = ["--env.options.at", "12:30", "--env.options.day", "2024-03-01", "--env.options.level", "012"]
+    assert config.env == config_of(tmp_path, "{}", "--env.thinking", "on", *options, "--env.options.open", "no").env
+    assert config.env.thinking == "on"
+
+
 def test_flags() -> None:
     assert read_config(Config, ["--dry-run"]).dry_run
     assert read_config(Config, ["--dry_run", "--steps", "1"]).dry_run
