@@ -95,6 +95,7 @@ def test_the_table_of_pairs_has_no_pair_twice() -> None:
     assert len(pairs) == len(set(pairs)) >= 300
 
 
+@pytest.mark.usefixtures("algebra")
 @given(digits=st.integers(3, 15), target=st.sampled_from([("\\pi", math.pi), ("\\sqrt{2}", math.sqrt(2))]))
 @settings(max_examples=8, deadline=None)
 def test_no_decimal_is_an_exact_value_but_within_the_tolerance(digits: int, target: tuple[str, float]) -> None:
