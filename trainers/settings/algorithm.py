@@ -18,7 +18,7 @@ class AlgorithmConfig:
     n_samples: Annotated[int, Ge(1)] = 8
     """Episodes of one group."""
     temperature: Annotated[float, Ge(0.01)] = 1.0
-    """The sampling temperature, 0.01 or more; all logprobs are taken at it."""
+    """The sampling temperature; all logprobs are taken at it."""
     credit: Literal["episode", "turn"] = "episode"
     """Whether every token answers for the whole episode's reward, or for what came from its own turn on."""
     beta: Annotated[float, Ge(0)] = 0.0

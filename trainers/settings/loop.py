@@ -13,7 +13,7 @@ from forge_env.utils.settings import BY_CASE, MAY_CHANGE, OR_BY_CASE
 @dataclass(kw_only=True)
 class LoopSettings:
     steps: Annotated[int, Ge(1), MAY_CHANGE] = 120
-    """Optimizer steps, 1 or more."""
+    """Optimizer steps."""
     batch_size: Annotated[int, Ge(1)] = 12
     """Global prompts (= groups) per micro-step, over all ranks."""
     gradient_accumulation_steps: Annotated[int, Ge(1)] = 1
