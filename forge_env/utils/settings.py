@@ -12,13 +12,14 @@ import functools
 import json
 import typing
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from annotated_types import Ge, Gt, Interval, Le, Lt
-from pydantic import ConfigDict, TypeAdapter, ValidationError
-from pydantic.errors import PydanticUserError
 
 from forge_env.core.errors import UserError
+
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter
 
 LARGEST = 2**31 - 1
 """Of a whole number that has no bound of its own."""
@@ -184,6 +185,9 @@ def _items(text: str, kind: Any) -> Any:
 
 @functools.cache
 def _adapter(kind: Any) -> TypeAdapter[Any]:
+    from pydantic import ConfigDict, TypeAdapter  # slow import, which a module of settings alone does not need
+    from pydantic.errors import PydanticUserError
+
     try:
         return TypeAdapter(kind, config=ConfigDict(allow_inf_nan=False))
     except PydanticUserError:  # a model of pydantic has a config of its own
@@ -212,4 +216,4 @@ def _in_words(kind: Any) -> str:
 
 
 def _first(error: ValueError) -> str:
-    return str(error.errors()[0]["msg"]) if isinstance(error, ValidationError) else str(error)
+    return str(error.errors()[0]["msg"]) if hasattr(error, "errors") else str(error)
