@@ -10,7 +10,7 @@ import difflib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from agents.generator.adapter_folder import read_config
 from agents.generator.lora_slot import RANKS, TARGETS
@@ -25,19 +25,13 @@ IN_ATTENTION, IN_MLP = TARGETS[:4], TARGETS[4:]
 """Those of `IN_MLP` are no single matrices in a model with experts."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Lora:
-    """The adapters of a trainer, e.g. `Lora(rank=16, alpha=32.0)`."""
+@dataclass(kw_only=True)
+class Lora(LoraConfig):
+    """The adapters of a trainer, e.g. `Lora(rank=16, alpha=32.0)`: the section `lora`, resolved."""
 
-    rank: int
-    alpha: float
-    targets: tuple[str, ...] = TARGETS
+    targets: Sequence[str] = TARGETS  # type: ignore[assignment]
     """Names of `TARGETS`."""
-    adapter: str = ""
-    """A PEFT folder to start from; "" starts from an adapter that changes nothing."""
-
-    publish: str = "merged"
-    """"merged" weights, or the "adapter" alone."""
+    publish: Literal["auto", "merged", "adapter"] = "merged"
 
     @property
     def scaling(self) -> float:
@@ -81,7 +75,9 @@ def lora_of(config: RunConfig, shape: ModelShape | None = None) -> Lora | None:
     )
 
 
-def choose_publish(config: LoraConfig, engine_dtype: str, shape: ModelShape | None = None) -> tuple[str, str]:
+def choose_publish(
+    config: LoraConfig, engine_dtype: str, shape: ModelShape | None = None
+) -> tuple[Literal["merged", "adapter"], str]:
     """What the engine gets, "merged" weights or the "adapter" alone, and why that was chosen.
 
     Args:

@@ -75,7 +75,7 @@ def be_a_rank(folder: Path, cp: int, cases: Sequence[str]) -> None:
     results = {}
     for case in cases:
         changes = (CASES | CPU_CASES)[case]
-        trainer = TitanTrainer(folder / "model", dataclasses.replace(SETTINGS, cp=cp, **changes))
+        trainer = TitanTrainer(folder / "model", dataclasses.replace(SETTINGS, context_parallel_degree=cp, **changes))
         samples = make_samples(changes["max_tokens_per_micro_batch"], trainer.model.config.vocab_size)
         if on_gpu:
             torch.cuda.reset_peak_memory_stats()

@@ -12,13 +12,14 @@ import functools
 import json
 import typing
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from annotated_types import Ge, Gt, Interval, Le, Lt
-from pydantic import ConfigDict, TypeAdapter, ValidationError
-from pydantic.errors import PydanticUserError
 
 from forge_env.core.errors import UserError
+
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter
 
 LARGEST = 2**31 - 1
 """Of a whole number that has no bound of its own."""
@@ -102,18 +103,23 @@ def kinds_of(section: type[Any]) -> dict[str, tuple[Any, tuple[Any, ...]]]:
 def out_of_bounds(value: float, marks: Sequence[Any]) -> str:
     """What a number must be, in words, if it is not within the bounds of its marks; "" if it is."""
     low, high = _bounds(marks)
-    others = [mark for mark in marks if isinstance(mark, Or)]
     is_within = not (
         (isinstance(low, Ge) and not value >= low.ge)  # type: ignore[operator]
         or (isinstance(low, Gt) and not value > low.gt)  # type: ignore[operator]
         or (isinstance(high, Le) and not value <= high.le)  # type: ignore[operator]
         or (isinstance(high, Lt) and not value < high.lt)  # type: ignore[operator]
     )
-    if not is_within and value not in [other.value for other in others]:
-        return "".join([_range(low, high), *(f", or {_short(other.value)} {other.meaning}" for other in others)])
+    if not is_within and value not in [mark.value for mark in marks if isinstance(mark, Or)]:
+        return bounds_of(marks)
     if isinstance(value, int) and value > LARGEST:
         return f"at most {LARGEST}"
     return ""
+
+
+def bounds_of(marks: Sequence[Any]) -> str:
+    """The bounds of a number in words, such as "at least 1, or -1 for the default"; "" if it has none."""
+    others = [f"{_short(mark.value)} {mark.meaning}" for mark in marks if isinstance(mark, Or)]
+    return ", or ".join(filter(None, [_range(*_bounds(marks)), *others]))
 
 
 def _bounds(marks: Sequence[Any]) -> tuple[Ge | Gt | None, Le | Lt | None]:
@@ -179,6 +185,9 @@ def _items(text: str, kind: Any) -> Any:
 
 @functools.cache
 def _adapter(kind: Any) -> TypeAdapter[Any]:
+    from pydantic import ConfigDict, TypeAdapter  # slow import, which a module of settings alone does not need
+    from pydantic.errors import PydanticUserError
+
     try:
         return TypeAdapter(kind, config=ConfigDict(allow_inf_nan=False))
     except PydanticUserError:  # a model of pydantic has a config of its own
@@ -207,4 +216,4 @@ def _in_words(kind: Any) -> str:
 
 
 def _first(error: ValueError) -> str:
-    return str(error.errors()[0]["msg"]) if isinstance(error, ValidationError) else str(error)
+    return str(error.errors()[0]["msg"]) if hasattr(error, "errors") else str(error)

@@ -127,6 +127,7 @@ def test_a_run_goes_on_elsewhere_longer_and_slower(tmp_path: Path) -> None:
     config = config_with(output="x", resume=True, training__steps=500, training__learning_rate=1e-5)
     config.training.attention, config.training.reshard_after_forward = "sdpa", "never"
     config.parallelism.tensor_parallel_degree = 2
+    config.launcher.kind, config.launcher.hosts, config.weights.store = "processes", 2, "torchstore"
     config.services.trainer.procs, config.checkpoint.keep_last, config.env.step_seconds = 4, 5, 90.0
     check_fits(find(tmp_path), "grpo", config)
 

@@ -251,7 +251,7 @@ def _say_what_is_up(plan: RunPlan, report: Report) -> None:
     if plan.environment is None:
         return
     report.say(plan.store_reason)
-    if plan.config.lora.rank:
+    if plan.trainer.lora:
         report.say(f"adapters: {about_adapters(plan)}")
     if plan.about_engine:
         report.say(plan.about_engine)

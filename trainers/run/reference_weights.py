@@ -25,7 +25,7 @@ async def settle_reference(run: TrainingRun, kl_reference: Literal["", "generato
         say("there is no reference model: ref_logprobs, and a KL penalty, are the generator's own logprobs")
     if kl_reference != "model":
         return
-    if run.config.lora.rank:
+    if run.plan.trainer.lora:
         await _settle_adapters(run)
         return
     service, kept = run.services.reference, run.report.folder / KEPT_AS

@@ -3,7 +3,7 @@
 A script that trains on batches of its own, in torchforge's form (see trainers/objective/torchforge_batch.py)::
 
     async with Launcher(Path("logs")) as launcher:
-        settings = TitanSettings(learning_rate=1e-5, tp=2)
+        settings = TitanSettings(learning_rate=1e-5, tensor_parallel_degree=2)
         trainer = spawn_trainer(launcher, "path/to/qwen3", settings, loss=GRPOLoss(), procs=2)
         await launcher.start("trainer")
         loss = await trainer.train_step.call(inputs, targets)
@@ -55,7 +55,7 @@ def spawn_trainer(
         launcher: its `start("trainer")` waits until the model is loaded.
         model: a Hugging Face folder.
         settings: of the trainer.
-        procs: ranks, which is the product of the settings' dp_replicate, dp_shard, tp and cp.
+        procs: ranks, which is the product of the settings' degrees of data, tensor and context parallelism.
         loss: of `train_step`; see `TrainerActor.set_loss`.
         store: where `publish` puts the weights.
         store_dtype: of the published weights: that of the engines that fetch them.

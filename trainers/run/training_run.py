@@ -119,7 +119,7 @@ class TrainingRun:
     async def reference_logprobs(self, samples: Sequence[Sample]) -> list[np.ndarray]:
         """The reference model's logprobs of the sampled targets, per sample."""
         await self.weights.make_room()
-        if self.config.lora.rank:  # the trainer is its own reference model
+        if self.plan.trainer.lora:  # the trainer is its own reference model
             return await self._trainers_logprobs(TrainerActor.reference_logprobs, samples, "reference logprobs")
         assert self.services.reference is not None
         reference = self.services.reference.deadline(self.config.training.step_seconds)
@@ -150,7 +150,7 @@ class TrainingRun:
         call = self.services.trainer.call_one(TrainerActor.export_hf, str(self.report.folder / "model"), texts)
         with self.report.timeline.span("trainer", "export"):
             await within(self.plan.deadlines.weights, call, "the export")
-        if self.config.lora.rank:
+        if self.plan.trainer.lora:
             base = self.config.model.path or str(self.results["model"])
             folder = str(self.report.folder / "adapter")
             call = self.services.trainer.call_one(TrainerActor.export_adapter, folder, base, texts)

@@ -22,12 +22,12 @@ class LoraConfig:
     """The matrices that get an adapter: all-linear, or any of q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj and
     down_proj, with commas between them."""
     publish: Annotated[Literal["auto", "merged", "adapter"], MAY_CHANGE] = "auto"
-    """What the engine gets: "merged" weights, summed in float32; or the "adapter" alone, which it computes beside the
-    weights that it started with. "auto" is merged for an engine in float32 and for a model with experts, and else
-    adapter for one in bfloat16, whose rounding would swallow small updates of merged weights."""
+    """"merged": the engine gets weights that are summed with the adapter in float32. "adapter": it gets the adapter
+    alone, and computes it beside the weights that it started with. "auto" is merged for an engine in float32 and for a
+    model with experts. Otherwise it is adapter: rounding to bfloat16 would lose small updates of merged weights."""
     adapter: str = ""
-    """An adapter in PEFT's format to start from: a folder with adapter_config.json; its rank, alpha and targets must be
-    those set here. The KL penalty is then against it."""
+    """An adapter to start from, in PEFT's format: a folder with adapter_config.json. Its rank, alpha and targets must
+    be the ones set here. The KL penalty is then against it."""
 
 
 @dataclass(kw_only=True)
@@ -35,10 +35,10 @@ class MoEConfig:
     """Models with experts; docs/experts.md."""
 
     replay: Literal["auto", "off"] = "auto"
-    """Whether the trainer computes tokens with the experts that the engine chose for them (routing replay); "auto" does
-    in a policy-gradient run of a model with experts."""
+    """Routing replay: the trainer computes each token with the experts that the engine chose for it. "auto" does so in
+    a policy-gradient run of a model with experts."""
     compare_interval: Annotated[int, Ge(0)] = 20
-    """With replay: the first optimizer step, and from there on each after so many, also measures how far trainer and
-    engine are apart without it, which takes one forward pass more; 0 never does."""
+    """Optimizer steps between two steps that also measure, with one more forward pass, how far trainer and engine are
+    apart without replay; the first step does. 0 never measures it."""
     record_routes: bool = False
-    """Write the experts that the engine chose into the files of episodes, too: most of their size then."""
+    """Also write the experts that the engine chose into the files of episodes, which then consist mostly of them."""

@@ -18,14 +18,16 @@ class AlgorithmConfig:
     n_samples: Annotated[int, Ge(1)] = 8
     """Episodes of one group."""
     temperature: Annotated[float, Ge(0.01)] = 1.0
-    """The sampling temperature, 0.01 or more; all logprobs are taken at it."""
+    """The sampling temperature; all logprobs are taken at it."""
     credit: Literal["episode", "turn"] = "episode"
-    """Whether every token answers for the whole episode's reward, or for what came from its own turn on."""
+    """"episode": every token answers for the whole reward of its episode. "turn": for the reward from its own turn
+    on."""
     beta: Annotated[float, Ge(0)] = 0.0
     """Weight of the KL penalty; 0 is none. Without services.ref_model it is against the generator's own logprobs; with
     lora.rank it is against the model that the adapters started from."""
     kl_in: Literal["loss", "reward"] = "loss"
-    """Whether the penalty is a term of the loss, or is taken off the episode's reward before the advantages."""
+    """"loss": the penalty is a term of the loss. "reward": it is subtracted from the episode's reward before the
+    advantages."""
     kl: Literal["auto", "k1", "k2", "k3"] = "auto"
     """Estimator of the KL penalty; "auto" is k3 in the loss, and k1 in the reward."""
     kl_straight_through: bool = False
@@ -35,11 +37,12 @@ class AlgorithmConfig:
     constant: Annotated[float, Ge(0)] = 0.0
     """What "constant" divides an episode's sum by; 0 is env.max_tokens."""
     correction: Literal["none", "truncate", "mask", "sequence_truncate", "sequence_mask"] = "mask"
-    """What becomes of tokens, or of whole episodes, whose ratio of trainer to engine is out of bounds."""
+    """What happens to tokens, or to whole episodes, if their ratio of trainer to engine is out of the two bounds
+    below."""
     correction_low: Annotated[float, Interval(ge=0, le=1)] = 1e-4
     correction_high: Annotated[float, Ge(1)] = 100.0
     normalization: Literal["none", "group", "batch"] = "group"
-    """Whose standard deviation the advantages are divided by."""
+    """The advantages are divided by the standard deviation of the rewards of the group, or of the whole batch."""
     std_ddof: Annotated[int, Interval(ge=0, le=1)] = 1
     """1 divides the variance by n - 1, 0 by n."""
     std_eps: Annotated[float, Ge(0)] = 1e-4

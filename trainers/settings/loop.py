@@ -13,7 +13,7 @@ from forge_env.utils.settings import BY_CASE, MAY_CHANGE, OR_BY_CASE
 @dataclass(kw_only=True)
 class LoopSettings:
     steps: Annotated[int, Ge(1), MAY_CHANGE] = 120
-    """Optimizer steps, 1 or more."""
+    """Optimizer steps."""
     batch_size: Annotated[int, Ge(1)] = 12
     """Global prompts (= groups) per micro-step, over all ranks."""
     gradient_accumulation_steps: Annotated[int, Ge(1)] = 1
@@ -31,31 +31,31 @@ class LoopSettings:
     given one half of them, and 10 at most; none in supervised training of a model made on the spot. AdamW's first
     steps move every weight by the whole learning rate, which can undo what a model knows."""
     seq_len: Annotated[int, Ge(0)] = 0
-    """Most tokens of a training row, and so of an episode: another name for env.max_tokens; 0 uses env.max_tokens. A
+    """Another name for env.max_tokens, the most tokens of an episode and of a training row; 0 uses env.max_tokens. A
     turn may then use all of them, unless env.max_turn_tokens says otherwise."""
     packing: Annotated[bool, MAY_CHANGE] = False
-    """Whether rows share sequences of max_tokens_per_micro_batch tokens, instead of being padded to one length."""
+    """Rows share sequences of max_tokens_per_micro_batch tokens; otherwise they are padded to one length."""
     entropy_coef: float = 0.0
     """Weight of the entropy bonus."""
     loss: str = ""
-    """A loss of your own in the place of the algorithm's, "module:MyLoss"; see trainers/objective/plugins.py."""
+    """A loss of your own instead of the algorithm's, "module:MyLoss"; see trainers/objective/plugins.py."""
     advantages: str = ""
     """A function of your own from the rewards of a group to its advantages, "module:function"."""
     reward: str = ""
     """A function of your own from an episode to its reward, "module:function"; the environment's is still recorded."""
     staleness: Annotated[int, Ge(0), OR_BY_CASE] = BY_CASE
-    """Optimizer steps between the weights that sampled a group and those that it trains, at most; -1 is what
-    sync_interval needs, which is one less: rollouts and training then take turns."""
+    """Optimizer steps at most between the weights that sampled a group and the weights that it trains. -1 is
+    sync_interval less one: rollouts and training then take turns."""
     cache_on_update: Literal["keep", "recompute"] = "keep"
-    """KV cache of in-flight requests after a weight update (staleness above 0): keep that of the old weights, or
-    recompute it with the new ones."""
+    """The KV cache of requests that are in flight at a weight update (staleness above 0): keep the cache of the old
+    weights, or recompute it with the new ones."""
     step_seconds: Annotated[float, Gt(0), MAY_CHANGE] = 600.0
-    """Deadline of one optimizer step, and how long a run waits for groups while nothing moves: no group comes back, no
-    engine computes, no episode ends. It waits at least as long as a legal episode may take between two of these."""
+    """Deadline of one optimizer step. A run also waits this long for groups while nothing moves: no group comes back,
+    no engine computes, no episode ends. It waits at least as long as a legal episode may take between two of these."""
     old_logprobs: Literal["auto", "generator", "trainer"] = "auto"
-    """Whose logprobs of a token the importance ratio begins from: those of the engine that sampled it, or the trainer's
-    own, frozen at each update of the engine's weights; the correction then bounds trainer / engine. "auto" is
-    "trainer" for GSPO where the trainer or the engine computes in bfloat16, and else "generator"."""
+    """The denominator of the importance ratio: the logprobs of the engine that sampled the token, or of the trainer,
+    frozen at each update of the engine's weights. With "trainer" the correction bounds trainer / engine. "auto" is
+    "trainer" for GSPO if the trainer or the engine computes in bfloat16, and else "generator"."""
     mismatch_alarm: Annotated[float, Ge(0), MAY_CHANGE] = 0.0
-    """Mean |logprob difference| of trainer and engine on the same weights above which the run warns; 0 is 1e-4 where
-    both compute in float32, and 0.1 otherwise."""
+    """The run warns if the mean |logprob difference| of trainer and engine on the same weights is above this. 0 is 1e-4
+    if both compute in float32, and else 0.1."""

@@ -22,13 +22,13 @@ class EvaluationConfig:
     n: Annotated[int, Ge(1)] = 1
     """Attempts at each task."""
     temperature: Annotated[float, Ge(0)] = 1.0
-    """The sampling temperature of evaluations, whatever that of the training is; 0 is greedy."""
+    """The sampling temperature of evaluations, which does not follow the temperature of training; 0 is greedy."""
     top_p: Annotated[float, Interval(gt=0, le=1)] = 1.0
     """The share of the probability, the likeliest tokens first, that evaluations sample from; 1 is all."""
     greedy: bool = False
-    """Whether each evaluation measures a second figure, at temperature 0 with one attempt at each task."""
+    """Each evaluation also measures a second figure: temperature 0, one attempt at each task."""
     sets: dict[str, Any] = field(default_factory=dict)
-    """Further held-out sets of the same environment, each a figure of its own: `--evaluation.sets.NAME.split`,
+    """Further held-out sets of the same environment. Each has a figure of its own: `--evaluation.sets.NAME.split`,
     `.tasks`, and `.options.OPTION` for options of the environment that differ."""
 
 
@@ -54,7 +54,7 @@ class MetricsConfig:
     """Weights & Biases; "online" needs WANDB_API_KEY in the environment."""
     wandb_project: str = "forge_env"
     wandb_name: str = ""
-    """The run's name at W&B; empty is that of the run's folder."""
+    """The run's name at W&B; empty is the name of the run's folder."""
     sinks: list[str] = field(default_factory=list)
     """Sinks of your own, "module:Class", with commas between them; see trainers/metrics/sink.py."""
     otel: Literal["off", "spans", "messages"] = "off"

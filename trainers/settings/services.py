@@ -17,16 +17,17 @@ class ReplicasConfig:
     threads: Annotated[int, Interval(ge=1, le=PROCESSES)] = 1
     """CPU threads of one process."""
     ping_seconds: Annotated[float, Gt(0)] = 30.0
-    """A replica that does not answer a ping for so long is ended and replaced; the trainer is not pinged."""
+    """A replica that does not answer a ping within this time is ended and replaced. The trainer is not pinged."""
 
 
 @dataclass(kw_only=True)
 class ServiceConfig(ReplicasConfig):
     procs: Annotated[int, Interval(ge=1, le=PROCESSES)] = 1
-    """Processes of one replica: of the generator its tensor parallel ranks, of the trainer all of its ranks."""
+    """Processes of one replica. For the generator it is the tensor parallel degree; for the trainer it is all of its
+    ranks."""
     with_gpus: bool = False
-    """Whether each process is on a GPU. Where the machine has GPUs, trainer, generator and reference model are, unless
-    this is given; see also launcher.share_gpus."""
+    """Each process is on a GPU. If the machine has GPUs, this is true for trainer, generator and reference model,
+    unless it is given; see also launcher.share_gpus."""
 
 
 @dataclass(kw_only=True)
@@ -37,22 +38,22 @@ class ReferenceConfig(ServiceConfig):
 @dataclass(kw_only=True)
 class GeneratorConfig(ServiceConfig):
     kv_cache_gib: Annotated[float, Interval(ge=0, le=1024)] = 0.0
-    """For keys and values, on each process; 0 is 1 GiB on CPU, and on GPU what all requests of the run need at their
-    longest, or what gpu_memory_utilization leaves."""
+    """Memory for keys and values, on each process. 0 is 1 GiB on CPU. On GPU, 0 is what all requests of the run need at
+    their longest, or what gpu_memory_utilization leaves."""
     gpu_memory_utilization: Annotated[float, Interval(gt=0, le=1)] = 0.9
-    """On GPU: the share of the card up to which the engine's cache may fill it, beside the engine's weights and what
-    else is on the card."""
+    """On GPU: the share of the card that the engine's cache may fill, together with the engine's weights and everything
+    else on the card."""
     sleep: Literal["auto", "yes", "no"] = "auto"
-    """Whether the engine gives its GPU memory back while the trainer steps; for an engine that shares the trainer's GPU
-    and has no episodes in flight meanwhile. "auto" does where the card has no room for both; docs/gpu.md."""
+    """The engine gives its GPU memory back while the trainer steps. For an engine that shares the trainer's GPU and has
+    no episodes in flight at that time. "auto" does so if the card has no room for both; docs/gpu.md."""
     engine: dict[str, Any] = field(default_factory=dict)
     """Further settings of vLLM, by the names of its EngineArgs: `--services.generator.engine.block_size 32`.
     docs/gpu.md lists them."""
     cuda_graphs: bool = True
-    """On GPU: whether steps are captured, which takes a minute at the start and makes small batches much faster."""
+    """On GPU: capture the steps in CUDA graphs. It takes a minute at the start, and makes small batches much faster."""
     worker_process: bool = True
-    """On one GPU: whether what prepares and launches a step has a process of its own, as it has on several. It makes
-    more tokens a second, because it does not wait for what takes requests; docs/gpu.md. On a CPU it has none."""
+    """On one GPU: a process of its own prepares and launches the steps, as on several GPUs. It does not wait for the
+    process that takes requests, and so makes more tokens a second; docs/gpu.md. On a CPU there is none."""
 
 
 @dataclass(kw_only=True)
@@ -62,8 +63,8 @@ class ServicesConfig:
     """The environments, with their agents, tokenising and rewards: a replica is one process, never on a GPU."""
     trainer: ServiceConfig = field(default_factory=lambda: ServiceConfig(threads=2))
     ref_model: ReferenceConfig = field(default_factory=ReferenceConfig)
-    """The frozen reference model of the KL penalty; it is started only where beta is above 0, or a loss of your own
-    names ref_logprobs. Its weights are sharded over the processes of a replica, and a step's samples are split over the
+    """The frozen reference model of the KL penalty. It starts if beta is above 0, or if a loss of your own names
+    ref_logprobs. Its weights are sharded over the processes of a replica, and the samples of a step are split over the
     replicas."""
 
 
@@ -80,18 +81,19 @@ class LauncherConfig:
     workers: str = ""
     """For "workers": NAME or NAME:PORT of each, with commas between them."""
     port: Annotated[int, Interval(ge=1, le=65535)] = 22222
-    """Of the hosts that name none."""
+    """Port of the hosts that name none."""
     gpus_per_host: Annotated[int, Interval(ge=0, le=PROCESSES)] = 0
     """GPUs of each host; 0 is as many as this machine has."""
     gpu_memory_gib: Annotated[float, Interval(ge=0, le=1024)] = 0.0
-    """What trainer, engine and plan believe each GPU to have, in GiB: no more than it has; 0 is what it has."""
+    """Memory of each GPU, in GiB, that trainer, engine and plan count with; no more than the GPU has. 0 is all of
+    it."""
     share_gpus: Literal["auto", "yes", "no"] = "auto"
-    """Whether generator, trainer and reference model have the same GPUs; "auto" shares them where one machine has fewer
-    than they ask for together."""
+    """Generator, trainer and reference model use the same GPUs. "auto" shares them if the run is on one machine with
+    fewer GPUs than they ask for together."""
     silence_seconds: Annotated[float, Ge(2)] = 10.0
-    """A host that does not answer for so long is given up."""
+    """A host that does not answer within this time is given up."""
     lease_seconds: Annotated[float, Ge(5)] = 60.0
-    """A host that hears nothing of the run for so long ends the processes of it."""
+    """A host that hears nothing of the run for this time ends the run's processes on it."""
 
 
 @dataclass(kw_only=True)
@@ -99,10 +101,10 @@ class DeadlinesConfig:
     """When the run's own parts count as hung; what an episode may take is in `env`. No completion has a deadline."""
 
     stall_seconds: Annotated[float, Gt(0)] = 300.0
-    """An engine that has requests and computes no token for so long is ended and replaced."""
+    """An engine that has requests and computes no token for this time is ended and replaced."""
     base_seconds: Annotated[float, Gt(0)] = 300.0
-    """For the start of a process, and for publishing, pulling, saving, loading or exporting weights; the time that
-    their bytes take comes on top."""
+    """Deadline for the start of a process, and for publishing, pulling, saving, loading or exporting weights. The time
+    that their bytes take is added."""
     least_mib_per_second: Annotated[float, Gt(0)] = 50.0
     """The slowest disk or network that still counts as working."""
 

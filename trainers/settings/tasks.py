@@ -17,7 +17,8 @@ class ModelConfig:
     path: str = ""
     """A Hugging Face folder or hub id; empty makes a small Qwen3 on the spot."""
     size: Literal["tiny", "100m", "tiny-moe"] = "tiny"
-    """Of the model that is made on the spot: half a million parameters, or a hundred million."""
+    """Size of the model that is made on the spot: half a million parameters, a hundred million, or a tiny one with
+    experts."""
 
 
 @dataclass(kw_only=True)
@@ -28,7 +29,7 @@ class DatasetConfig:
     split: str = "train"
     """The split to train on; "test" is held out."""
     streaming: bool = False
-    """Read no more of `path` than the tasks need, rather than all of it."""
+    """Read only as much of `path` as the tasks need."""
     tasks: Annotated[int, Ge(0)] = 0
     """Distinct training tasks; 0 is all of a dataset, and of an environment's own tasks 4096, or as many as it has."""
     held_out: Annotated[int, Ge(0)] = 0
@@ -51,21 +52,21 @@ class EnvConfig:
     """Prompt and sampled tokens of an episode at most. -1: training.seq_len, or what the environment declares, or else
     512 with a model made on the spot, and 4096 with a given one; never more than the model reads."""
     thinking: Literal["off", "on", "template"] = "off"
-    """Whether the model thinks before it answers, where its family has thinking, as Qwen3 has; "template" is what the
+    """Whether the model thinks before it answers, if its family can think, as Qwen3 can. "template" does what the
     family's chat template does by default."""
     max_thinking_tokens: Annotated[int, Ge(0), OR_BY_CASE] = BY_CASE
-    """Tokens of one turn's thought at most: a longer one is ended, and the model goes on with the answer; 0 is no limit
-    but that of the turn. -1: what the environment declares, or else 0."""
+    """Tokens at most of the thought in one turn. A longer thought is ended, and the model goes on with the answer. 0 is
+    no limit but the turn's own. -1: what the environment declares, or else 0."""
     step_seconds: Annotated[float, Gt(0), OR_BY_CASE, MAY_CHANGE] = BY_CASE
-    """Of one reset or step of the environment. -1: what the environment declares, or else 60."""
+    """Time limit of one reset or step of the environment. -1: what the environment declares, or else 60."""
     episode_seconds: Annotated[float, Gt(0), OR_BY_CASE, MAY_CHANGE] = BY_CASE
-    """Of the environment's own time, without generation and queues. -1: what the environment declares, or else 300 with
-    a model made on the spot, and 600 with a given one."""
+    """Time limit of the environment's own work in an episode, without generation and queues. -1: what the environment
+    declares, or else 300 with a model made on the spot, and 600 with a given one."""
     scoring_seconds: Annotated[float, Gt(0), OR_BY_CASE, MAY_CHANGE] = BY_CASE
-    """Of the rewards of one episode. -1: what the environment declares, or else 120."""
+    """Time limit of the rewards of one episode. -1: what the environment declares, or else 120."""
     on_fault: Literal["refill", "shrink", "drop"] = "refill"
-    """What becomes of a group when an episode ends by a fault of ours, or by slow services: run the episode again, go
-    on with the rest, or give the group up."""
+    """If an episode fails by a fault of ours, or by slow services: "refill" runs it again, "shrink" goes on with the
+    rest of its group, "drop" gives the group up."""
     min_valid: Annotated[int, Ge(1)] = 2
     """Valid episodes that a group needs to be trained on."""
 
@@ -101,7 +102,7 @@ class WarmupConfig:
     batch_size: Annotated[int, Ge(1)] = 32
     """Demonstrations of one optimizer step."""
     balance: Literal["none", "length"] = "length"
-    """"length" shows demonstrations of every common length, in tokens, equally often; "none" shows every demonstration
+    """"length" shows demonstrations of every common length, in tokens, equally often. "none" shows every demonstration
     equally often."""
     learning_rate: Annotated[float, Interval(ge=0, le=1), OR_BY_CASE] = BY_CASE
     """-1: 3e-3 for the tiny model made on the spot, 6e-4 for the one of size 100m, 1e-5 for all weights of a given one,

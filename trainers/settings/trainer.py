@@ -18,10 +18,11 @@ class ForwardSettings:
     dtype: Annotated[Literal["auto", "float32", "bfloat16"], MAY_CHANGE] = "auto"
     """What the trainer computes in; "auto" is float32 on CPU and bfloat16, over float32 weights, on GPU."""
     fp32_head: bool = False
-    """Compute the output layer in float32 with float32 weights, where the trainer computes in bfloat16."""
+    """Compute the output layer in float32 with float32 weights, if the trainer computes in bfloat16."""
     max_tokens_per_micro_batch: Annotated[int, Interval(ge=1, le=2**24), MAY_CHANGE] = 4096
-    """Tokens of one forward pass at most, shared by the processes of context parallelism; a longer row has one of its
-    own, and the rows of a longer episode go to several. Few tokens limit how much one long row pads the others."""
+    """Tokens of one forward pass at most, padding included, shared by the processes of context parallelism. A longer
+    row has a pass of its own, and the rows of a longer episode go to several. Smaller micro-batches waste less
+    padding."""
 
     def head_dtype(self, dtype: str) -> str:
         """What the output layer computes in, if the model computes in `dtype`."""
@@ -44,12 +45,13 @@ class TrainerSettings(ForwardSettings):
     weight_decay: Annotated[float, Ge(0), MAY_CHANGE] = 0.0
     max_grad_norm: Annotated[float, Gt(0), MAY_CHANGE] = 1.0
     optimizer_state: Literal["float32", "bfloat16", "8bit"] = "float32"
-    """What AdamW's two moments are kept in: 8, 4 or 2 bytes a parameter. "bfloat16" needs a trainer on GPU without
+    """Precision of AdamW's two moments: 8, 4 or 2 bytes a parameter. "bfloat16" needs a trainer on GPU without
     cpu_offload, "8bit" the package torchao."""
     activation_checkpoint: Annotated[Literal["none", "selective", "full"], MAY_CHANGE] = "none"
     """Activations that the backward pass computes again instead of keeping them: saves memory, costs time."""
     keep_logits_gib: Annotated[float, Ge(0), MAY_CHANGE] = 10.0
-    """On GPU, logits of a micro-batch up to this size are kept for the backward pass; larger ones are made again."""
+    """On GPU: keep the logits of a micro-batch up to this size for the backward pass; larger ones are computed
+    again."""
     cpu_offload: bool = False
     """On GPU, keep weights, gradients and optimizer state in the host's memory: 16 to 20 bytes a parameter over all
     processes with float32 state. The optimizer then runs on the CPU, with services.trainer.threads."""
@@ -62,8 +64,8 @@ class TrainerSettings(ForwardSettings):
     compile: Annotated[bool, MAY_CHANGE] = False
     """Compile each transformer block: takes minutes at the start, and makes steps faster on a GPU."""
     deterministic: bool = False
-    """Whether a run repeats bit by bit on CPU, also when it is killed and resumed: turns in lockstep, which costs time.
-    All groups have to be sampled from the weights that their step, or window of steps, begins with."""
+    """A run on CPU repeats bit by bit, also if it is killed and resumed. Turns are in lockstep, which costs time. All
+    groups of a step, or of a window of steps, are sampled from the weights that it begins with."""
 
 
 @dataclass(kw_only=True)
@@ -78,9 +80,9 @@ class ParallelismConfig:
     summed. Less is exchanged between hosts, and each process holds more."""
     pipeline_parallel_degree: Annotated[int, Ge(1)] = 1
     context_parallel_degree: Annotated[int, Ge(1)] = 1
-    """Processes that share every row, each with a part of its tokens; weights are sharded over them as well. For rows
-    whose activations do not fit on one GPU."""
+    """Processes that share every row, each with a part of its tokens; weights are sharded over them as well. Use it for
+    rows with activations that do not fit on one GPU."""
     expert_parallel_degree: Annotated[int, Ge(1)] = 1
-    """Processes that the experts of each layer are spread over, of a model that has experts. They are those of the
-    other degrees but replicas: it divides their number, and the number of experts. Tokens are exchanged between them,
-    and each gathers the weights of its own experts only."""
+    """For a model with experts: processes that the experts of each layer are spread over. They are processes of the
+    other degrees, but not of replicas: this divides their number, and the number of experts. Tokens are exchanged
+    between them, and each gathers the weights of its own experts only."""

@@ -26,7 +26,8 @@ from forge_env.utils.settings import read_value
 from trainers.config import RunConfig
 from trainers.setup.run_tasks import HELD_OUT_TASKS
 
-SETTINGS = ("split", "tasks", "options")
+_KINDS: dict[str, Any] = {"split": str, "tasks": Annotated[int, Ge(1)]}
+SETTINGS = (*_KINDS, "options")
 """Settings of a set in `evaluation.sets`; those that it leaves out are the headline's."""
 
 
@@ -135,15 +136,13 @@ def _given_sets(config: RunConfig) -> dict[str, dict[str, Any]]:
         if option:
             given["options"][option] = value
         else:
-            given[setting] = value
+            given[setting] = read_value(value, _KINDS[setting], f"--evaluation.sets.{dotted}")
     return sets
 
 
 def _make_set(config: RunConfig, name: str, given: Mapping[str, Any], sampling: Mapping[str, Any]) -> HeldOutSet:
     factory, options = _env_options(config, name, given)
-    tasks_given = given.get("tasks", config.dataset.held_out or HELD_OUT_TASKS)
-    count = read_value(tasks_given, Annotated[int, Ge(1)], f"--evaluation.sets.{name}.tasks")
-    split = str(given.get("split", "test"))
+    split, count = given.get("split", "test"), given.get("tasks", config.dataset.held_out or HELD_OUT_TASKS)
     if split == config.dataset.split and not given["options"]:
         raise UserError(f"--evaluation.sets.{name}.split is {split!r}, which the run trains on: hold another one out")
     at_most = "tasks" not in given and not config.dataset.held_out

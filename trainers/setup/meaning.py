@@ -8,7 +8,7 @@ from typing import Any
 from agents.generator.engine_args import approximations
 from forge_env.utils.settings import leaves
 from trainers.config import RunConfig
-from trainers.lora import choose_publish, lora_of
+from trainers.lora import choose_publish
 from trainers.model.shape import FoundModel
 from trainers.setup.memory import gib, state_bytes
 from trainers.setup.options.defaults import about_defaults, unusual_settings
@@ -42,10 +42,10 @@ def meaning(plan: RunPlan) -> list[tuple[str, str]]:
         *([("", plan.store_reason)] if plan.store_reason else []),
         *([("engine", plan.about_engine)] if plan.about_engine else []),
         *([("", about_approximations(plan))] if about_approximations(plan) else []),
-        *([("adapters", about_adapters(plan))] if plan.config.lora.rank > 0 else []),
+        *([("adapters", about_adapters(plan))] if plan.trainer.lora else []),
         *([("routing replay", about_replay(plan))] if about_replay(plan) else []),
         ("optimizer", _about_optimizer(plan)),
-        ("precision", _about_precision(config)),
+        ("precision", _about_precision(plan)),
         *_labelled("defaults", about_defaults(config, plan.defaults, plan.steps)),
         *_labelled("warning", unusual_settings(config, plan.defaults)),
     ]
@@ -78,8 +78,7 @@ def about_approximations(plan: RunPlan) -> str:
 
 def about_adapters(plan: RunPlan) -> str:
     """What is trained in the place of all weights, and how it reaches the engine; "" where all weights are trained."""
-    shape = plan.model.shape
-    lora = lora_of(plan.config, shape)
+    shape, lora = plan.model.shape, plan.trainer.lora
     if lora is None:
         return ""
     count = f", {lora.parameters(shape):,} of {shape.parameters:,} parameters" if shape else ""
@@ -152,11 +151,11 @@ def _about_optimizer(plan: RunPlan) -> str:
     )
 
 
-def _about_precision(config: RunConfig) -> str:
-    dtype = trainer_dtype(config)
+def _about_precision(plan: RunPlan) -> str:
+    config, dtype = plan.config, trainer_dtype(plan.config)
     head = ", output layer in float32" if config.training.head_dtype(dtype) != dtype else ""
     engine = "bfloat16" if config.services.generator.with_gpus else "float32"
-    weights = "float32 adapters and frozen weights in its dtype" if config.lora.rank > 0 else "float32 weights"
+    weights = "float32 adapters and frozen weights in its dtype" if plan.trainer.lora else "float32 weights"
     return f"trainer {dtype} over {weights}{head}, engine {engine}"
 
 

@@ -6,13 +6,13 @@ from dataclasses import dataclass
 
 from forge_env.core.errors import UserError
 from trainers.lora import Lora
-from trainers.settings.trainer import TrainerSettings
+from trainers.settings.trainer import ParallelismConfig, TrainerSettings
 
 SCHEDULES = ("constant", "linear", "cosine")
 
 
 @dataclass(kw_only=True)
-class TitanSettings(TrainerSettings):
+class TitanSettings(TrainerSettings, ParallelismConfig):
     """How to train, e.g. `TitanSettings(learning_rate=3e-4, threads=2)`."""
 
     learning_rate: float = 1e-6
@@ -30,17 +30,6 @@ class TitanSettings(TrainerSettings):
     max_tokens_per_micro_batch: int = 16384
     pack_length: int = 0
     """Pack rows into sequences of this many tokens; 0 pads each row instead."""
-    dp_replicate: int = 1
-    """Groups of ranks that each hold all weights, sharded over the group's ranks (HSDP)."""
-    dp_shard: int = -1
-    """Ranks to shard data and weights over (FSDP), weights also over the `cp` ranks; -1 is all that the other degrees
-    leave."""
-    tp: int = 1
-    """Ranks to cut each matrix over."""
-    cp: int = 1
-    """Ranks to cut each sequence over; see context.py."""
-    ep: int = 1
-    """Ranks to spread the experts of each layer over; it divides dp_shard times tp times cp, whose ranks they are."""
     threads: int = 0
     """CPU threads of torch; 0 leaves them as they are."""
     compile_full: bool = False

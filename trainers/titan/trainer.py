@@ -97,10 +97,15 @@ class TitanTrainer:
         self._owns_group = init_process_group()
         try:
             limit_memory(settings.gpu_memory_gib)
+            context, tensor = settings.context_parallel_degree, settings.tensor_parallel_degree
             self.parallel = parallel_dims(
-                settings.dp_shard, settings.tp, settings.cp, settings.dp_replicate, settings.ep
+                settings.data_parallel_shard_degree,
+                tensor,
+                context,
+                settings.data_parallel_replicate_degree,
+                settings.expert_parallel_degree,
             )
-            dtype, attention = resolve(settings.dtype, settings.attention, settings.cp)
+            dtype, attention = resolve(settings.dtype, settings.attention, context)
             check_trainer(settings.lora, settings.optimizer_state, cpu_offload=settings.cpu_offload)
             check_state(settings.optimizer_state, is_on_cpu=device().type == "cpu" or settings.cpu_offload)
             torch.manual_seed(settings.seed)
@@ -120,7 +125,7 @@ class TitanTrainer:
         self.device = self.model.device
         # Tensor and context parallelism cut sequences evenly; compiled kernels should see few different lengths.
         tuned = self.device.type != "cpu" and (attention == "flex" or settings.compile)
-        multiple = multiple_of_lengths(settings.cp, tensor=settings.tp, tuned=tuned)
+        multiple = multiple_of_lengths(context, tensor=tensor, tuned=tuned)
         self._batches = RankBatches(self.model, self.parallel, settings, multiple=multiple, replays=self._replays)
         if is_frozen:
             self.model.module.requires_grad_(False).eval()

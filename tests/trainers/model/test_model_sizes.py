@@ -89,7 +89,7 @@ def test_a_plan_names_the_model_and_estimates_its_memory() -> None:
              "--parallelism.tensor_parallel_degree=2"],
         )
     )  # fmt: skip
-    assert spread.problems == [] and spread.trainer.ep == 2
+    assert spread.problems == [] and spread.trainer.expert_parallel_degree == 2
     assert "with experts, made at the start" in dict(meaning(spread))["model"]
     assert "8 experts in each, of which 2 compute a token" in dict(meaning(spread))["model"]
     parts = [process.part for process, _ in spread.processes if process.service == "trainer"]

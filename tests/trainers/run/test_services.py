@@ -78,9 +78,9 @@ def test_the_trainer_is_given_what_the_config_says() -> None:
         "compile": True,
         "pack_length": 512,
         "max_tokens_per_micro_batch": 512,
-        "tp": 2,
-        "cp": 3,
-        "dp_shard": 2,
+        "tensor_parallel_degree": 2,
+        "context_parallel_degree": 3,
+        "data_parallel_shard_degree": 2,
         "threads": 3,
     }
     assert {name: getattr(settings, name) for name in wanted} == wanted

@@ -424,48 +424,79 @@ def test_an_absurd_whole_number() -> None:
 
 
 @pytest.mark.parametrize(
-    ("page", "option", "words"),
+    ("page", "options", "sentence"),
     [
-        (Config, "training.staleness=-2", "--training.staleness is -2; it must be at least 0, or -1 for the default"),
-        (Config, "env.max_tokens=1", "--env.max_tokens is 1; it must be at least 2, or -1 for the default"),
-        (Config, "env.step_seconds=0", "--env.step_seconds is 0.0; it must be above 0, or -1 for the default"),
+        (
+            sft.Config,
+            "--sft.data=chats.jsonl --evaluation.sets.other.split=test",
+            "--evaluation.sets.other needs an environment: name it with --env",
+        ),
+        (
+            sft.Config,
+            "--sft.data=chats.jsonl --dataset.path=/no/tasks.jsonl",
+            "--dataset.path is '/no/tasks.jsonl', and there is no environment: supervised training has --sft.data",
+        ),
+        (
+            sft.Config,
+            "--sft.data=who/knows --sft.streaming",
+            "with --sft.streaming the length of the data is not known: say with --steps when to end",
+        ),
         (
             Config,
-            "warmup.learning_rate=2",
+            "--model=Qwen/Qwen3-0.6B --lora.rank=4 --lora.targets=",
+            "--lora.targets is empty, so that nothing would be trained: set it to all-linear, or to names",
+        ),
+        (
+            Config,
+            "--evaluation.sets.hard.tasks=0",
+            "--evaluation.sets.hard.tasks is '0'; it must be a whole number, at least 1",
+        ),
+        (
+            Config,
+            "--grpo.kl_straight_through --grpo.kl_in=reward --grpo.beta=0.1",
+            "--grpo.kl_straight_through has no meaning with --grpo.kl_in reward, through which no gradient goes: leave "
+            "it out, or use --grpo.kl_in loss",
+        ),
+        (Config, "--training.staleness=-2", "--training.staleness is -2; it must be at least 0, or -1 for the default"),
+        (Config, "--env.max_tokens=1", "--env.max_tokens is 1; it must be at least 2, or -1 for the default"),
+        (Config, "--env.step_seconds=0", "--env.step_seconds is 0.0; it must be above 0, or -1 for the default"),
+        (
+            Config,
+            "--warmup.learning_rate=2",
             "--warmup.learning_rate is 2.0; it must be from 0 to 1, or -1 for the default",
         ),
         (
             Config,
-            "parallelism.data_parallel_shard_degree=0",
+            "--parallelism.data_parallel_shard_degree=0",
             "--parallelism.data_parallel_shard_degree is 0; it must be at least 1, or -1 for all processes that the "
             "other degrees leave",
         ),
-        (Config, "generator.procs=0", "--services.generator.procs is 0; it must be from 1 to 4096"),
-        (Config, "ref_model.procs=-1", "--services.ref_model.procs is -1; it must be from 0 to 4096"),
+        (Config, "--generator.procs=0", "--services.generator.procs is 0; it must be from 1 to 4096"),
+        (Config, "--ref_model.procs=-1", "--services.ref_model.procs is -1; it must be from 0 to 4096"),
         (
             Config,
-            "training.learning_rate=1.5",
+            "--training.learning_rate=1.5",
             "--training.learning_rate is 1.5; it must be from 0 to 1, or -1 for the default",
         ),
-        (Config, "services.trainer.ping_seconds=0", "--services.trainer.ping_seconds is 0.0; it must be above 0"),
-        (sft.Config, "training.steps=0", "--training.steps is 0; it must be at least 1, or -1 for the default"),
-        (sft.Config, "sft.held_out_share=1", "--sft.held_out_share is 1.0; it must be at least 0 and below 1"),
-        (Config, "grpo.n_samples=0", "--grpo.n_samples is 0; it must be at least 1"),
-        (Config, "grpo.temperature=0", "--grpo.temperature is 0.0; it must be at least 0.01"),
-        (Config, "grpo.clip_low=1.5", "--grpo.clip_low is 1.5; it must be from 0 to 1"),
-        (Config, "grpo.clip_high=-1", "--grpo.clip_high is -1.0; it must be at least 0"),
-        (Config, "grpo.correction_high=0.5", "--grpo.correction_high is 0.5; it must be at least 1"),
-        (Config, "grpo.std_ddof=2", "--grpo.std_ddof is 2; it must be from 0 to 1"),
+        (Config, "--services.trainer.ping_seconds=0", "--services.trainer.ping_seconds is 0.0; it must be above 0"),
+        (sft.Config, "--training.steps=0", "--training.steps is 0; it must be at least 1, or -1 for the default"),
+        (sft.Config, "--sft.held_out_share=1", "--sft.held_out_share is 1.0; it must be at least 0 and below 1"),
+        (Config, "--grpo.n_samples=0", "--grpo.n_samples is 0; it must be at least 1"),
+        (Config, "--grpo.temperature=0", "--grpo.temperature is 0.0; it must be at least 0.01"),
+        (Config, "--grpo.clip_low=1.5", "--grpo.clip_low is 1.5; it must be from 0 to 1"),
+        (Config, "--grpo.clip_high=-1", "--grpo.clip_high is -1.0; it must be at least 0"),
+        (Config, "--grpo.correction_high=0.5", "--grpo.correction_high is 0.5; it must be at least 1"),
+        (Config, "--grpo.std_ddof=2", "--grpo.std_ddof is 2; it must be from 0 to 1"),
         (
             Config,
-            "generator.gpu_memory_utilization=2",
+            "--generator.gpu_memory_utilization=2",
             "--services.generator.gpu_memory_utilization is 2.0; it must be above 0 and at most 1",
         ),
-        (dapo.Config, "dapo.overlong_buffer=2", "--dapo.overlong_buffer is 2.0; it must be from 0 to 1"),
-        (sapo.Config, "sapo.tau_neg=0", "--sapo.tau_neg is 0.0; it must be above 0"),
-        (reinforce.Config, "reinforce.clip_ratio=-1", "--reinforce.clip_ratio is -1.0; it must be at least 0"),
-        (sft.Config, "warmup.batch_size=0", "--warmup.batch_size is 0; it must be at least 1"),
+        (dapo.Config, "--dapo.overlong_buffer=2", "--dapo.overlong_buffer is 2.0; it must be from 0 to 1"),
+        (sapo.Config, "--sapo.tau_neg=0", "--sapo.tau_neg is 0.0; it must be above 0"),
+        (reinforce.Config, "--reinforce.clip_ratio=-1", "--reinforce.clip_ratio is -1.0; it must be at least 0"),
+        (sft.Config, "--warmup.batch_size=0", "--warmup.batch_size is 0; it must be at least 1"),
     ],
 )
-def test_a_number_of_a_page(page: type[RunConfig], option: str, words: str) -> None:
-    assert refusal(f"--{option}", config_class=page) == words
+def test_a_refusal_is_one_sentence(page: type[RunConfig], options: str, sentence: str) -> None:
+    assert refusal(*options.split(), config_class=page) == sentence

@@ -129,8 +129,9 @@ def test_help_says_what_a_setting_is_and_what_is_allowed(capsys: pytest.CaptureF
         "--trainer.NAME services.trainer.NAME",
         "--training.batch_size 12 Global prompts (= groups) per micro-step, over all ranks.",
         "instead of keeping them: saves memory, costs time. One of: none, selective",
-        "--grpo.n_samples 8 Episodes of one group.",  # said by the section that it builds on
-        "services.ref_model: The frozen reference model of the KL penalty;",
+        "--grpo.n_samples 8 Episodes of one group. At least 1.",  # said by the section that it builds on
+        "--grpo.clip_low 0.2 From 0 to 1.",
+        "services.ref_model: The frozen reference model of the KL penalty.",
     )
     assert [word for word in words if word not in text] == []
 

@@ -28,12 +28,12 @@ MODELS: dict[str, tuple[bool, dict[str, int]]] = {  # whether the output layer i
 }
 OF_FOUR: dict[str, dict[str, Any]] = {
     "fsdp": {},
-    "hsdp": {"dp_replicate": 2},
-    "replicas": {"dp_replicate": 4},
+    "hsdp": {"data_parallel_replicate_degree": 2},
+    "replicas": {"data_parallel_replicate_degree": 4},
     "never": {"reshard_after_forward": "never"},
     "fp32 head": {"fp32_head": True},
-    "tp": {"tp": 2},
-    "tp, hsdp": {"tp": 2, "dp_replicate": 2},
+    "tp": {"tensor_parallel_degree": 2},
+    "tp, hsdp": {"tensor_parallel_degree": 2, "data_parallel_replicate_degree": 2},
 }
 
 
@@ -81,7 +81,8 @@ class RaisesOnce(GRPOLoss):
 
 def norms_after_a_mistake(folder: Path) -> list[float]:
     """The gradient norm of a step after one whose loss raised while sums waited for the replicas; and without that."""
-    settings = dataclasses.replace(SETTINGS, dp_replicate=4, max_tokens_per_micro_batch=80)  # splits no episode
+    # So many tokens that no episode is split.
+    settings = dataclasses.replace(SETTINGS, data_parallel_replicate_degree=4, max_tokens_per_micro_batch=80)
     loss, norms = RaisesOnce(), []
     for is_first in (True, False):
         trainer = TitanTrainer(folder, settings)
@@ -115,6 +116,9 @@ def be_one_of_four(root: Path) -> None:
     (root / "bytes.json").write_text(json.dumps(found))
     small = make_model(root / "small", tied=False)
     (root / "norms.json").write_text(json.dumps(norms_after_a_mistake(small)))
-    replicas = [dataclasses.replace(SETTINGS, dp_replicate=2, max_tokens_per_micro_batch=size) for size in (16384, 80)]
+    replicas = [
+        dataclasses.replace(SETTINGS, data_parallel_replicate_degree=2, max_tokens_per_micro_batch=size)
+        for size in (16384, 80)
+    ]
     (root / "sums.json").write_text(json.dumps([sums_of_a_step(TitanTrainer(small, each)) for each in replicas]))
     torch.distributed.destroy_process_group()

@@ -31,25 +31,39 @@ from trainers.titan.trainer import TitanTrainer
 
 WORLD = 4
 SPLIT = {"max_tokens_per_micro_batch": 48}
-HSDP_CP = {"dp_replicate": 2, "cp": 2}
+HSDP_CP = {"data_parallel_replicate_degree": 2, "context_parallel_degree": 2}
 QUICK: dict[str, tuple[str, dict[str, Any]]] = {
     "hsdp, cp, split, full": ("untied", {**HSDP_CP, **SPLIT, "activation_checkpoint": "full"}),
-    "cp, tp, split, selective": ("tied", {"cp": 2, "tp": 2, **SPLIT, "activation_checkpoint": "selective"}),
+    "cp, tp, split, selective": (
+        "tied",
+        {"context_parallel_degree": 2, "tensor_parallel_degree": 2, **SPLIT, "activation_checkpoint": "selective"},
+    ),
 }
 SLOW: dict[str, tuple[str, dict[str, Any]]] = {
     "hsdp, cp, tied, always": ("tied", {**HSDP_CP, "reshard_after_forward": "always"}),
     "hsdp, cp, packed, selective": ("untied", {**HSDP_CP, **PACKED, "activation_checkpoint": "selective"}),
     "hsdp, tp, split, selective": (
         "untied",
-        {"dp_replicate": 2, "tp": 2, **SPLIT, "activation_checkpoint": "selective"},
+        {
+            "data_parallel_replicate_degree": 2,
+            "tensor_parallel_degree": 2,
+            **SPLIT,
+            "activation_checkpoint": "selective",
+        },
     ),
-    "hsdp, tied, packed, always": ("tied", {"dp_replicate": 2, **PACKED, "reshard_after_forward": "always"}),
-    "replicas, split, never": ("untied", {"dp_replicate": 4, **SPLIT, "reshard_after_forward": "never"}),
-    "cp, split, selective": ("untied", {"cp": 4, **SPLIT, "activation_checkpoint": "selective"}),
-    "cp, split, full": ("tied", {"cp": 4, **SPLIT, "activation_checkpoint": "full"}),
+    "hsdp, tied, packed, always": (
+        "tied",
+        {"data_parallel_replicate_degree": 2, **PACKED, "reshard_after_forward": "always"},
+    ),
+    "replicas, split, never": (
+        "untied",
+        {"data_parallel_replicate_degree": 4, **SPLIT, "reshard_after_forward": "never"},
+    ),
+    "cp, split, selective": ("untied", {"context_parallel_degree": 4, **SPLIT, "activation_checkpoint": "selective"}),
+    "cp, split, full": ("tied", {"context_parallel_degree": 4, **SPLIT, "activation_checkpoint": "full"}),
     "cp, fsdp, split, full, never": (
         "untied",
-        {"cp": 2, **SPLIT, "activation_checkpoint": "full", "reshard_after_forward": "never"},
+        {"context_parallel_degree": 2, **SPLIT, "activation_checkpoint": "full", "reshard_after_forward": "never"},
     ),
 }  # fmt: skip
 FP32_HEAD = {"dtype": "bfloat16", "fp32_head": True}
@@ -57,15 +71,15 @@ QUICK_FP32: dict[str, tuple[str, dict[str, Any]]] = {
     "fp32 head, hsdp, cp": ("untied", {**HSDP_CP, **SPLIT}),
 }
 SLOW_FP32: dict[str, tuple[str, dict[str, Any]]] = {
-    "fp32 head, cp, tied": ("tied", {"cp": 4, "reshard_after_forward": "always"}),
-    "fp32 head, cp, tp": ("untied", {"cp": 2, "tp": 2, **SPLIT}),
-    "fp32 head, tp, fsdp, tied, full": ("tied", {"tp": 2, "activation_checkpoint": "full"}),
+    "fp32 head, cp, tied": ("tied", {"context_parallel_degree": 4, "reshard_after_forward": "always"}),
+    "fp32 head, cp, tp": ("untied", {"context_parallel_degree": 2, "tensor_parallel_degree": 2, **SPLIT}),
+    "fp32 head, tp, fsdp, tied, full": ("tied", {"tensor_parallel_degree": 2, "activation_checkpoint": "full"}),
 }
 
 COMPILED: dict[str, tuple[str, dict[str, Any]]] = {  # of two ranks; packed sequences have one length to compile for
-    "compile, cp": ("untied", {"cp": 2, "compile": True, **PACKED}),
-    "compile, tp": ("tied", {"tp": 2, "compile": True, **PACKED}),
-    "compile, hsdp": ("untied", {"dp_replicate": 2, "compile": True, **PACKED}),
+    "compile, cp": ("untied", {"context_parallel_degree": 2, "compile": True, **PACKED}),
+    "compile, tp": ("tied", {"tensor_parallel_degree": 2, "compile": True, **PACKED}),
+    "compile, hsdp": ("untied", {"data_parallel_replicate_degree": 2, "compile": True, **PACKED}),
 }
 
 
@@ -205,7 +219,7 @@ def find_inputs_of_blocks(root: Path) -> None:
     init_process_group()
     kinds: list[str] = []
     with torch.compiler.set_stance("force_eager"):
-        trainer = TitanTrainer(root / "tied", dataclasses.replace(SETTINGS, tp=2, compile=True))
+        trainer = TitanTrainer(root / "tied", dataclasses.replace(SETTINGS, tensor_parallel_degree=2, compile=True))
         for block in trainer.model.module.layers.values():
             block.register_forward_pre_hook(lambda _, inputs: kinds.append(type(inputs[0]._local_tensor).__name__))
         logprobs = [values.tolist() for values in trainer.logprobs(make_samples(7))]

@@ -126,15 +126,19 @@ def test_attention_that_cannot_share_a_sequence_is_refused():
 SETTINGS = dataclasses.replace(TRAINING, eps=1e-4)
 PACKED = {"pack_length": 64, "max_tokens_per_micro_batch": 64}
 CASES: dict[str, dict[str, Any]] = {
-    "cp 2": {"cp": 2},
-    "cp 2, packed": {"cp": 2, "activation_checkpoint": "full", **PACKED},
+    "cp 2": {"context_parallel_degree": 2},
+    "cp 2, packed": {"context_parallel_degree": 2, "activation_checkpoint": "full", **PACKED},
 }
 MORE_CASES: dict[str, dict[str, Any]] = {  # of four ranks; test_combinations.py has quick ones
-    "cp 2, fsdp 2, split episodes": {"cp": 2, "dp_shard": 2, "max_tokens_per_micro_batch": 48},
-    "cp 2, tp 2": {"cp": 2, "tp": 2},
-    "cp 4, split episodes": {"cp": 4, "max_tokens_per_micro_batch": 48},
-    "cp 4, packed": {"cp": 4, **PACKED},
-    "cp 2, fsdp 2, packed": {"cp": 2, "dp_shard": 2, **PACKED},
+    "cp 2, fsdp 2, split episodes": {
+        "context_parallel_degree": 2,
+        "data_parallel_shard_degree": 2,
+        "max_tokens_per_micro_batch": 48,
+    },
+    "cp 2, tp 2": {"context_parallel_degree": 2, "tensor_parallel_degree": 2},
+    "cp 4, split episodes": {"context_parallel_degree": 4, "max_tokens_per_micro_batch": 48},
+    "cp 4, packed": {"context_parallel_degree": 4, **PACKED},
+    "cp 2, fsdp 2, packed": {"context_parallel_degree": 2, "data_parallel_shard_degree": 2, **PACKED},
 }
 
 

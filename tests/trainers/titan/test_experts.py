@@ -29,15 +29,19 @@ from trainers.titan.trainer import TitanTrainer
 
 CASES: dict[str, dict[str, Any]] = {
     "fsdp": {},
-    "ep, packed, full": {"ep": 2, **PACKED, "activation_checkpoint": "full"},
-    "tp, packed": {"tp": 2, **PACKED},
-    "tp, ep": {"tp": 2, "ep": 2},
+    "ep, packed, full": {"expert_parallel_degree": 2, **PACKED, "activation_checkpoint": "full"},
+    "tp, packed": {"tensor_parallel_degree": 2, **PACKED},
+    "tp, ep": {"tensor_parallel_degree": 2, "expert_parallel_degree": 2},
 }
 """Experts over ranks that share sequences are in test_replay.py."""
 OF_FOUR: dict[str, dict[str, Any]] = {
-    "ep of fsdp": {"ep": 2},
-    "hsdp, ep": {"dp_replicate": 2, "ep": 2, "activation_checkpoint": "selective"},
-    "fsdp, tp, ep": {"tp": 2, "ep": 4},
+    "ep of fsdp": {"expert_parallel_degree": 2},
+    "hsdp, ep": {
+        "data_parallel_replicate_degree": 2,
+        "expert_parallel_degree": 2,
+        "activation_checkpoint": "selective",
+    },
+    "fsdp, tp, ep": {"tensor_parallel_degree": 2, "expert_parallel_degree": 4},
 }
 Make = Callable[..., TitanTrainer]
 
@@ -166,8 +170,12 @@ def test_adapters_of_attention_leave_the_experts_as_they_are(make: Make, tmp_pat
 @pytest.mark.parametrize(
     ("family", "changes", "match"),
     [
-        ("qwen3", {"ep": 2}, "ep=2 must divide the number of ranks that hold the weights together.* 1"),
-        ("qwen3-moe", {"ep": 2}, "ep=2 must divide"),
+        (
+            "qwen3",
+            {"expert_parallel_degree": 2},
+            "ep=2 must divide the number of ranks that hold the weights together.* 1",
+        ),
+        ("qwen3-moe", {"expert_parallel_degree": 2}, "ep=2 must divide"),
         ("qwen3-moe", {"lora": Lora(rank=4, alpha=8.0)}, "down_proj, gate_proj, up_proj are matrices of experts"),
     ],
 )

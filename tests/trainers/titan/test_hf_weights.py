@@ -177,14 +177,14 @@ def test_weights_are_checked_before_any_is_read(trainer: TitanTrainer, tmp_path:
 
 
 CASES: dict[str, dict[str, Any]] = {
-    "llama-3.2": {"dp_shard": 2, "activation_checkpoint": "full"},
-    "qwen2.5-tied": {"dp_shard": 2, "fused": True},
-    "qwen3": {"tp": 2, "dtype": "bfloat16"},
+    "llama-3.2": {"data_parallel_shard_degree": 2, "activation_checkpoint": "full"},
+    "qwen2.5-tied": {"data_parallel_shard_degree": 2, "fused": True},
+    "qwen3": {"tensor_parallel_degree": 2, "dtype": "bfloat16"},
 }
 FOUR_CASES: dict[str, dict[str, Any]] = {
-    "qwen3": {"dp_shard": 2, "tp": 2},  # a matrix may be cut twice along its rows
-    "llama-3.2": {"dp_shard": 2, "tp": 2, "dtype": "bfloat16"},
-    "qwen2.5": {"dp_shard": 4, "fused": True},  # more ranks than heads of keys
+    "qwen3": {"data_parallel_shard_degree": 2, "tensor_parallel_degree": 2},  # a matrix may be cut twice along its rows
+    "llama-3.2": {"data_parallel_shard_degree": 2, "tensor_parallel_degree": 2, "dtype": "bfloat16"},
+    "qwen2.5": {"data_parallel_shard_degree": 4, "fused": True},  # more ranks than heads of keys
 }
 LARGE: dict[str, Any] = {
     "vocab_size": 4096,
@@ -225,7 +225,7 @@ def check_checkpoints(root: Path, cases: dict[str, dict[str, Any]], ranks: list[
     for name, case in cases.items():
         whole = load_checkpoint(root / name, fused=case.get("fused", False))
         for rank in ranks:
-            parts = len(ranks) if "dp_shard" in case else 1  # tensor parallelism leaves norms whole
+            parts = len(ranks) if "data_parallel_shard_degree" in case else 1  # tensor parallelism leaves norms whole
             assert rank["state"][name] <= 1.1 * whole / parts, name
 
 

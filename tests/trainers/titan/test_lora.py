@@ -210,9 +210,9 @@ def test_how_it_is_computed_does_not_matter(folders: dict[str, Path], make: Make
 
 
 CASES = {
-    "fsdp": ("untied", {"dp_shard": 2}),
-    "tp": ("tied", {"tp": 2}),
-    "replicas": ("tied", {"dp_replicate": 2, "dp_shard": 1}),
+    "fsdp": ("untied", {"data_parallel_shard_degree": 2}),
+    "tp": ("tied", {"tensor_parallel_degree": 2}),
+    "replicas": ("tied", {"data_parallel_replicate_degree": 2, "data_parallel_shard_degree": 1}),
 }
 
 

@@ -108,7 +108,11 @@ def test_what_is_kept_for_the_backward_pass(tmp_path: Path, family: str, mode: s
 
 # -- whole units of FSDP -----------------------------------------------------------------------------------------
 
-NAMES = {"dp_replicate": "replicas", "reshard_after_forward": "reshard", "tp": "tensor"}
+NAMES = {
+    "data_parallel_replicate_degree": "replicas",
+    "reshard_after_forward": "reshard",
+    "tensor_parallel_degree": "tensor",
+}
 
 
 def estimate(folder: Path, shard: int, **changes: Any) -> tuple[float, float]:
@@ -153,7 +157,7 @@ def of_four(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_what_fsdp_holds_in_one_of_four(of_four: Path, models: dict[str, Path], model: str, case: str) -> None:
     """On a CPU the gradients of a matrix are copied once more on their way into the buffer; a GPU has a kernel."""
     changes = measured_bytes.OF_FOUR[case]
-    shard = 4 // (changes.get("dp_replicate", 1) * changes.get("tp", 1))
+    shard = 4 // (changes.get("data_parallel_replicate_degree", 1) * changes.get("tensor_parallel_degree", 1))
     expected, copy = estimate(models[model], shard, **changes)
     found = json.loads((of_four / "bytes.json").read_text())[f"{model}, {case}"]
     assert 0.9 * expected <= found <= 1.02 * (expected + copy)

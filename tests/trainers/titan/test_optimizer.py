@@ -74,7 +74,12 @@ def test_moments_of_8_bits_take_nearly_the_steps_of_float32_and_resume_bitwise(t
         each.close()
 
 
-LAYOUTS: dict[str, dict[str, Any]] = {"fsdp": {}, "cp": {"cp": 2}, "hsdp": {"dp_replicate": 2}, "tp": {"tp": 2}}
+LAYOUTS: dict[str, dict[str, Any]] = {
+    "fsdp": {},
+    "cp": {"context_parallel_degree": 2},
+    "hsdp": {"data_parallel_replicate_degree": 2},
+    "tp": {"tensor_parallel_degree": 2},
+}
 
 
 @pytest.fixture(scope="module")

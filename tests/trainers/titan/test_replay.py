@@ -35,14 +35,23 @@ from trainers.titan.trainer import TitanTrainer
 
 SIZES: dict[str, int] = {"layers": 2, "experts": EXPERTS["num_experts"], "active": EXPERTS["num_experts_per_tok"]}
 CASES: dict[str, dict[str, Any]] = {
-    "ep, packed, full": {"ep": 2, **PACKED, "activation_checkpoint": "full"},
-    "tp, ep, split": {"tp": 2, "ep": 2, "max_tokens_per_micro_batch": 48, "activation_checkpoint": "selective"},
-    "cp, ep, packed": {"cp": 2, "ep": 2, **PACKED},
+    "ep, packed, full": {"expert_parallel_degree": 2, **PACKED, "activation_checkpoint": "full"},
+    "tp, ep, split": {
+        "tensor_parallel_degree": 2,
+        "expert_parallel_degree": 2,
+        "max_tokens_per_micro_batch": 48,
+        "activation_checkpoint": "selective",
+    },
+    "cp, ep, packed": {"context_parallel_degree": 2, "expert_parallel_degree": 2, **PACKED},
 }
 MORE_CASES: dict[str, dict[str, Any]] = {
-    "hsdp, ep": {"dp_replicate": 2, "ep": 2, "activation_checkpoint": "selective"},
-    "fsdp, tp, ep": {"tp": 2, "ep": 4},
-    "cp, tp": {"cp": 2, "tp": 2},
+    "hsdp, ep": {
+        "data_parallel_replicate_degree": 2,
+        "expert_parallel_degree": 2,
+        "activation_checkpoint": "selective",
+    },
+    "fsdp, tp, ep": {"tensor_parallel_degree": 2, "expert_parallel_degree": 4},
+    "cp, tp": {"context_parallel_degree": 2, "tensor_parallel_degree": 2},
 }
 Make = Callable[..., TitanTrainer]
 

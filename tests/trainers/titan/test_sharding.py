@@ -27,7 +27,7 @@ from tests.trainers.titan.test_trainer import (
 from trainers.losses import GRPOLoss
 from trainers.titan.trainer import TitanTrainer
 
-HSDP = {"hsdp": ("untied", {"dp_replicate": 2, "dp_shard": 2})}
+HSDP = {"hsdp": ("untied", {"data_parallel_replicate_degree": 2, "data_parallel_shard_degree": 2})}
 Make = Callable[..., TitanTrainer]
 
 
@@ -79,7 +79,10 @@ def test_replicas_of_shards_take_the_steps_of_one_process(four_ranks: Path, make
 @pytest.mark.parametrize(
     ("changes", "match"),
     [
-        ({"dp_replicate": 2}, "dp_replicate=2 times dp_shard=-1 times tp=1 times cp=1 must be the number of ranks, 1"),
+        (
+            {"data_parallel_replicate_degree": 2},
+            "dp_replicate=2 times dp_shard=-1 times tp=1 times cp=1 must be the number of ranks, 1",
+        ),
         ({"reshard_after_forward": "sometimes"}, "'sometimes' is not known: use one of 'default', 'always', 'never'"),
         ({"optimizer_state": "4bit"}, "'4bit' is not known: use one of 'float32', 'bfloat16', '8bit'"),
         ({"optimizer_state": "bfloat16"}, "needs an optimizer on a GPU"),

@@ -741,7 +741,8 @@ def test_model_folders_that_cannot_be_used_are_refused_with_a_sentence(model, ma
 
 
 @pytest.mark.parametrize(
-    ("changes", "match"), [({"tp": 2}, "ranks"), ({"dtype": "float16"}, "float16"), ({"attention": "fast"}, "fast")]
+    ("changes", "match"),
+    [({"tensor_parallel_degree": 2}, "ranks"), ({"dtype": "float16"}, "float16"), ({"attention": "fast"}, "fast")],
 )
 def test_settings_that_cannot_work_are_refused(model, make_trainer, changes, match):
     with pytest.raises(UserError, match=match):
@@ -753,23 +754,26 @@ def test_settings_that_cannot_work_are_refused(model, make_trainer, changes, mat
 
 # Of whole episodes on the slices of FSDP, the quick tests are those of the trainer's actor.
 CASES = {
-    "tp-tied": ("tied", {"tp": 2}),
-    "fsdp-split": ("untied", {"dp_shard": 2, "max_tokens_per_micro_batch": 40}),
+    "tp-tied": ("tied", {"tensor_parallel_degree": 2}),
+    "fsdp-split": ("untied", {"data_parallel_shard_degree": 2, "max_tokens_per_micro_batch": 40}),
 }
 MORE_CASES = {
-    "tp-split": ("untied", {"tp": 2, "pack_length": 40, "max_tokens_per_micro_batch": 40}),
-    "fsdp-packed": ("untied", {"dp_shard": 2, "pack_length": 64, "max_tokens_per_micro_batch": 64}),
-    "fsdp-untied": ("untied", {"dp_shard": 2}),
-    "fsdp-tied": ("tied", {"dp_shard": 2}),
-    "tp-untied": ("untied", {"tp": 2}),
+    "tp-split": ("untied", {"tensor_parallel_degree": 2, "pack_length": 40, "max_tokens_per_micro_batch": 40}),
+    "fsdp-packed": ("untied", {"data_parallel_shard_degree": 2, "pack_length": 64, "max_tokens_per_micro_batch": 64}),
+    "fsdp-untied": ("untied", {"data_parallel_shard_degree": 2}),
+    "fsdp-tied": ("tied", {"data_parallel_shard_degree": 2}),
+    "tp-untied": ("untied", {"tensor_parallel_degree": 2}),
 }
 FAMILY_CASES = {
-    "llama-fsdp": ("llama-3.2", {"dp_shard": 2}),
-    "llama-tied-fsdp": ("llama-3-tied", {"dp_shard": 2, "activation_checkpoint": "full", "pack_length": 64}),
-    "llama-tp": ("llama-3.2", {"tp": 2}),
-    "llama-tied-tp": ("llama-3-tied", {"tp": 2}),
-    "qwen2.5-tied-fsdp": ("qwen2.5-tied", {"dp_shard": 2}),
-    "qwen2.5-tp": ("qwen2.5", {"tp": 2, "activation_checkpoint": "selective"}),
+    "llama-fsdp": ("llama-3.2", {"data_parallel_shard_degree": 2}),
+    "llama-tied-fsdp": (
+        "llama-3-tied",
+        {"data_parallel_shard_degree": 2, "activation_checkpoint": "full", "pack_length": 64},
+    ),
+    "llama-tp": ("llama-3.2", {"tensor_parallel_degree": 2}),
+    "llama-tied-tp": ("llama-3-tied", {"tensor_parallel_degree": 2}),
+    "qwen2.5-tied-fsdp": ("qwen2.5-tied", {"data_parallel_shard_degree": 2}),
+    "qwen2.5-tp": ("qwen2.5", {"tensor_parallel_degree": 2, "activation_checkpoint": "selective"}),
 }
 
 
@@ -814,7 +818,7 @@ def step_of_every_loss(trainer: TitanTrainer) -> dict[str, dict[str, float]]:
     return {name: trainer.train_step(samples, loss, old_is_present=True) for name, loss in EVERY_LOSS.items()}
 
 
-TEN_STEPS = {"fsdp": {"dp_shard": 2}, "tp": {"tp": 2}}
+TEN_STEPS = {"fsdp": {"data_parallel_shard_degree": 2}, "tp": {"tensor_parallel_degree": 2}}
 LOSSES = {"grpo": GRPOLoss(), "four arguments": MyLoss()}
 
 

@@ -35,7 +35,7 @@ def be_a_rank(root: Path, cases: dict[str, dict[str, Any]]) -> None:
         trainer.save(root / name / "checkpoint", 1, {})
     if (root / "large").is_dir():
         with growth(said, "load"):
-            trainer = TitanTrainer(root / "large", TitanSettings(dtype="float32", dp_shard=2))
+            trainer = TitanTrainer(root / "large", TitanSettings(dtype="float32", data_parallel_shard_degree=2))
         with growth(said, "export"):
             export_hf(trainer.model, root / "out")
     (root / f"{os.environ['RANK']}.json").write_text(json.dumps(said))

@@ -1,11 +1,16 @@
-"""Config: one tree of typed dataclasses, dotted command-line overrides, YAML files.
+"""Command lines and YAML files to a config: one tree of typed dataclasses with dotted names.
 
 `--training.steps 50` sets `config.training.steps`. An unknown name is an error that offers the nearest valid one.
+
+This module only finds the names; `forge_env.utils.settings` converts the values. tyro and pydantic-settings refuse
+entries of dictionaries by their dotted name (`--env.options.level 2`) and short names of sections
+(`--trainer.procs 4`), and tell a mistake in several lines.
 """
 
 from __future__ import annotations
 
 import difflib
+import operator
 import typing
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -60,7 +65,7 @@ def parse_given(
             given.add(_set(config, names, name, value, source=path))
     for name in dict.fromkeys(name for name, _ in pairs if name != "config"):
         values = [value for other, value in pairs if other == name]
-        several = len(values) > 1 and _dict_of(config, names.dotted(name)) is not None
+        several = len(values) > 1 and names.dictionary_of(names.dotted(name))
         given.add(_set(config, names, name, values if several else values[-1], source="the command line"))
     return config, frozenset(given)
 
@@ -83,6 +88,11 @@ class _Names:
         if dot and name not in self.kinds and section in self.sections and head not in self.sections:
             return f"{section}.{rest}"
         return name
+
+    def dictionary_of(self, dotted: str) -> str:
+        """The dotted name of the dictionary that `dotted` is an entry of; "" for any other setting."""
+        dictionaries = (name for name, kind in self.kinds.items() if typing.get_origin(kind) is dict)
+        return next((name for name in dictionaries if dotted.startswith(f"{name}.")), "")
 
     def is_section(self, name: str) -> bool:
         return self.dotted(name) in self.sections or name in self.sections
@@ -118,8 +128,8 @@ def _closest(name: str, choices: Iterable[str]) -> str:
 def _set(config: Any, names: _Names, name: str, value: Any, *, source: str) -> str:
     """Set one name, converting the value to the field's type; returns the dotted name."""
     dotted = names.dotted(name)
-    if (leaf := _dict_of(config, dotted)) is not None:
-        _leaf(config, leaf)[dotted.removeprefix(f"{leaf}.")] = value
+    if dictionary := names.dictionary_of(dotted):
+        operator.attrgetter(dictionary)(config)[dotted.removeprefix(f"{dictionary}.")] = value
         return dotted
     if dotted not in names.kinds:
         raise names.unknown(name, source)
@@ -131,20 +141,8 @@ def _set(config: Any, names: _Names, name: str, value: Any, *, source: str) -> s
         value = {}
     else:
         value = read_value(value, kind, f"{source}: --{name}")
-    setattr(_leaf(config, section) if section else config, field, value)
+    setattr(operator.attrgetter(section)(config) if section else config, field, value)
     return dotted
-
-
-def _dict_of(config: Any, dotted: str) -> str | None:
-    """The dotted name of the dictionary that `dotted` is an entry of; None for any other setting."""
-    dicts = [setting.name for setting in leaves(config) if typing.get_origin(setting.kind) is dict]
-    return next((name for name in dicts if dotted.startswith(f"{name}.")), None)
-
-
-def _leaf(config: Any, dotted: str) -> Any:
-    for part in dotted.split("."):
-        config = getattr(config, part)
-    return config
 
 
 def _pairs(arguments: Sequence[str], names: _Names) -> list[tuple[str, str]]:

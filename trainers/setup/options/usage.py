@@ -1,4 +1,4 @@
-"""What --help prints: the short options, and every setting with its default and what its docstring says."""
+"""What --help prints: the short options, and every setting with its default, its docstring and its bounds."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import typing
 from collections.abc import Set
 from typing import Any
 
-from forge_env.utils.settings import kinds_of, leaves, shown
+from forge_env.utils.settings import bounds_of, kinds_of, leaves, shown
 from trainers.config import SHORT_OPTIONS, RunConfig
 
 _WIDTH = 118
@@ -21,11 +21,11 @@ def usage(config_class: type[RunConfig]) -> str:
     """The help of a trainer, section by section."""
     sections, settings = [], []
     config = config_class()
-    for name, value, kind, text in _fields(config):
+    for name, value, text in _fields(config):
         if dataclasses.is_dataclass(value):
             sections += _section(name, value, text)
         else:
-            settings += _setting(name, value, kind, text)
+            settings += _setting(name, value, text)
     return "\n".join(
         [
             "Options: --NAME VALUE or --NAME=VALUE; what is true or false may leave the value out.",
@@ -62,30 +62,28 @@ def _text(node: ast.stmt | None) -> str:
     return ""
 
 
-def _fields(section: Any) -> list[tuple[str, Any, Any, str]]:
-    docs, kinds = docs_of(type(section)), kinds_of(section.__class__)
-    return [
-        (setting.name, getattr(section, setting.name), kinds[setting.name][0], docs.get(setting.name, ""))
-        for setting in dataclasses.fields(section)
-    ]
+def _fields(section: Any) -> list[tuple[str, Any, str]]:
+    """Name, value and text of each field; the text says what a value may be."""
+    docs, fields = docs_of(type(section)), []
+    for name, (kind, marks) in kinds_of(section.__class__).items():
+        allowed = bounds_of(marks)
+        if typing.get_origin(kind) is typing.Literal:
+            allowed = f"one of: {', '.join(map(shown, typing.get_args(kind)))}"
+        sentence = f"{allowed[0].upper()}{allowed[1:]}." if allowed else ""
+        fields.append((name, getattr(section, name), " ".join(filter(None, [docs.get(name, ""), sentence]))))
+    return fields
 
 
 def _section(name: str, section: Any, text: str) -> list[str]:
     lines = ["", f"{name}:", *textwrap.wrap(text, _WIDTH, initial_indent="  ", subsequent_indent="  ")]
-    for field, value, kind, text in _fields(section):
-        if dataclasses.is_dataclass(value):
-            lines += _section(f"{name}.{field}", value, text)
-        else:
-            lines += _setting(f"{name}.{field}", value, kind, text)
+    for field, value, text in _fields(section):
+        make = _section if dataclasses.is_dataclass(value) else _setting
+        lines += make(f"{name}.{field}", value, text)
     return lines
 
 
-def _setting(name: str, value: Any, kind: Any, text: str) -> list[str]:
-    if typing.get_origin(kind) is typing.Literal:
-        choices = ", ".join(map(shown, typing.get_args(kind)))
-        text = f"{text} One of: {choices}." if text else f"One of: {choices}."
-    wrapped = textwrap.wrap(text, _WIDTH, initial_indent=_INDENT, subsequent_indent=_INDENT)
-    return [f"  --{name} {value!r}", *wrapped]
+def _setting(name: str, value: Any, text: str) -> list[str]:
+    return [f"  --{name} {value!r}", *textwrap.wrap(text, _WIDTH, initial_indent=_INDENT, subsequent_indent=_INDENT)]
 
 
 def _short_names(settings: Set[str]) -> list[str]:
