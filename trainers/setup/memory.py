@@ -136,8 +136,8 @@ def trainer_memory(config: RunConfig, shape: ModelShape, *, versions: float = 0.
     largest = float(published * shape.largest_matrix) * (2 if ranks > 1 else 1)
     if lora:
         sizes = [target_sizes(shape)[name] for name in lora.targets]
-        merged = max(largest, (2 * FLOAT32 + published) * max(map(math.prod, sizes)))
-        half = (2 * FLOAT32 + published) * lora.rank * max(map(max, sizes))
+        merged = max(largest, (2 * FLOAT32 + published) * max(math.prod(size) for size in sizes))
+        half = (2 * FLOAT32 + published) * lora.rank * max(max(size) for size in sizes)
         largest = float(half if lora.publish == "adapter" else merged)
     return Memory(held=held, phases=(step, {"published": largest}), resting=resting)
 

@@ -17,9 +17,8 @@ def decide(**values: Any) -> tuple[float, bool, str]:
     """The cache in GiB, whether the engine sleeps, and why; an engine of 20 GiB on a card of 100."""
     sizes = {name: values.pop(name, size) * GIB for name, size in {"needed": 30.0, "least": 5.0}.items()}
     generator = GeneratorConfig(sleep=values.pop("wanted", "auto"))
-    gpu = {
-        name: value * GIB if isinstance(value, float) else value for name, value in ({"card": 100.0} | values).items()
-    }
+    values = {"card": 100.0} | values
+    gpu: dict[str, Any] = {name: size * GIB if isinstance(size, float) else size for name, size in values.items()}
     cache, sleeps, why = size_cache(generator, SharedGpu(**gpu), **sizes, engine=20.0 * GIB)
     return round(cache / GIB, 6), sleeps, why
 

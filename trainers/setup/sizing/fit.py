@@ -195,7 +195,9 @@ def _remedies_that_fit(config: RunConfig, fits: Callable[[RunConfig], bool]) -> 
         is_refused = changed.training.cpu_offload and changed.training.optimizer_state == "bfloat16"
         return not is_refused and fits(changed)
 
-    cheap, enough, together = list(_cheap_remedies(config)), [], {}
+    cheap = list(_cheap_remedies(config))
+    enough: list[Remedy] = []
+    together: Remedy = {}
     for remedy in (*cheap, *_costly_remedies(config)):
         if helps(remedy):
             enough.append(remedy)
