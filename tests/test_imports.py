@@ -41,8 +41,8 @@ ROOMS = {
     "trainers": """settings config batching objective checkpoints model lora metrics titan setup run controller
         grpo dapo gspo sapo cispo reinforce losses sft""",
     "trainers.setup": """packages signals hosts objective placement options deadlines run_tasks held_out titan_settings
-        memory_fsdp memory weight_store sizing checks run_plan plan meaning dry_run entry""",
-    "trainers.setup.sizing": "estimates card engine_cache engine fit",
+        memory weight_store sizing checks run_plan plan meaning dry_run entry""",
+    "trainers.setup.sizing": "estimates card engine fit",
 }
 APART = {"grpo", "dapo", "gspo", "sapo", "cispo", "reinforce", "sft"}  # algorithms do not import each other
 

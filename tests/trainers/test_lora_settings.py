@@ -11,14 +11,13 @@ import pytest
 from agents.generator.adapter_folder import CONFIG, WEIGHTS
 from agents.generator.lora_slot import TARGETS, slot_arguments
 from forge_env.core.errors import UserError
-from tests.trainers.setup.test_memory import SMALL
+from tests.trainers.setup.test_memory import SMALL, config_of
 from trainers import cispo, dapo, grpo, gspo, reinforce, sapo, sft
 from trainers.config import RunConfig
 from trainers.lora import Lora, adapter_config, check_config, lora_of
 from trainers.settings.adapters import LoraConfig
 from trainers.setup.meaning import about_adapters, meaning
-from trainers.setup.memory import adapter_bytes, trainer_memory
-from trainers.setup.memory_fsdp import Moment, fsdp_moments
+from trainers.setup.memory import adapter_bytes, step_moments, trainer_memory
 from trainers.setup.options.read_config import read_config
 from trainers.setup.plan import make_plan
 from trainers.setup.run_plan import RunPlan
@@ -98,11 +97,8 @@ def test_tensor_parallelism_cuts_one_half_of_each_slot() -> None:
     cut = 8 + 4 + 4 + 8 + 16 + 16 + 16
     assert one == 2 * (8 * 2 * (8 + 8 + 8 + 8 + 8 + 8 + 8 + cut) + lora.parameters(SMALL))
     assert one - two == 2 * 8 * 2 * cut / 2
-    memory = trainer_memory(
-        SMALL, shard=1, lora=lora, published=2, tensor=1, tokens=16, compute=2, checkpointing="none", versions=2
-    )
-    assert memory.phases[1] == {"published": (4 + 4 + 2) * 2 * 16}, "the largest half, scaled and cast"
-    assert memory.held["versions"] == 2 * 2 * lora.parameters(SMALL)
+    config = config_of("--lora.rank=2", "--lora.publish=adapter", "--generator.with_gpus")
+    assert trainer_memory(config, SMALL).phases[1] == {"published": (4 + 4 + 2) * 2 * 16}, "the largest half"
 
 
 def test_all_linear_is_every_matrix_of_a_block() -> None:
@@ -211,22 +207,22 @@ def test_a_folder_that_is_no_adapter_is_refused(tmp_path: Path) -> None:
 
 def test_memory_of_a_trainer_of_adapters() -> None:
     """Frozen weights in bfloat16; adapters with a gradient and two moments, all in float32."""
-    lora = Lora(rank=2, alpha=4.0)
-    of_block, layer, head = lora.parameters_of_layer(SMALL), SMALL.layer_parameters, 80
-    usual: dict[str, Any] = {"tensor": 1, "tokens": 16, "compute": 2, "checkpointing": "none"}
+    lora, bfloat16 = ("--lora.rank=2", "--lora.publish=merged"), "--training.dtype=bfloat16"
+    of_block, layer, head = Lora(rank=2, alpha=4.0).parameters_of_layer(SMALL), SMALL.layer_parameters, 80
     for shard in (1, 2):
-        memory = trainer_memory(SMALL, shard=shard, lora=lora, published=2, **usual)
+        config = config_of(*lora, bfloat16, "--generator.with_gpus", f"--trainer.procs={shard}")
+        memory = trainer_memory(config, SMALL)
         assert memory.held == {"state": (2 * SMALL.parameters + 16 * 2 * of_block) / shard}
         assert memory.at_rest == (2 * SMALL.parameters + 12 * 2 * of_block) / shard
         assert memory.phases[1] == {"published": (4 + 4 + 2) * 8 * 16}, "the largest target, merged in float32"
-    alone = trainer_memory(SMALL, shard=1, lora=lora, tensor=1, tokens=16, compute=4, checkpointing="none")
+    alone = trainer_memory(config_of(*lora), SMALL)
     assert alone.held == {"state": 4 * SMALL.parameters + 16 * 2 * of_block}
     # 132 numbers a token and layer as without adapters, and 2 of each of the 7; at work 2m + h, and m of an adapter
     assert alone.phases[0] == {"activations": 4.0 * 16 * (2 * (132 + 7 * 2) + 40 + 16)}
-    at_head, in_block = fsdp_moments(SMALL, shard=2, compute=2, in_head=2, reshard="default", adapter=of_block)
+    at_head, in_block = step_moments(config_of(*lora, bfloat16, "--trainer.procs=2"), SMALL)
     gathered = 2 * (layer + of_block)
-    assert at_head == Moment(gathered=2 * head + gathered, gradients=2 * head, has_logits=True)
-    assert in_block == Moment(gathered=2 * gathered, gradients=6 * of_block, is_in_block=True)
+    assert at_head[:2] == (2 * head + gathered, 2 * head)
+    assert in_block[:2] == (2 * gathered, 6 * of_block)
 
 
 def test_a_plan_says_what_is_trained_and_that_8b_fits_on_one_card() -> None:

@@ -10,11 +10,10 @@ from forge_env.utils.settings import leaves
 from trainers.config import RunConfig
 from trainers.lora import choose_publish
 from trainers.model.shape import FoundModel
-from trainers.setup.memory import gib, state_bytes
+from trainers.setup.memory import gib, state_bytes, trainer_dtype
 from trainers.setup.options.defaults import about_defaults, unusual_settings
 from trainers.setup.run_plan import RunPlan
 from trainers.setup.run_tasks import HELD_OUT_TASKS, TRAIN_TASKS
-from trainers.setup.sizing.estimates import trainer_dtype
 
 
 def settings_with_defaults(plan: RunPlan) -> list[tuple[str, Any, Any]]:

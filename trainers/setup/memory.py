@@ -1,8 +1,8 @@
-"""How much memory each process of a run will need: estimates, from the sizes of the model and the config alone.
+"""Estimates of the memory that each process of a run needs, from the sizes of the model and from the config alone.
 
-What is counted: weights, gradients, optimizer state, activations of one micro-batch, a chunk of the output layer, the
-engine's key-value cache and buffers, and a flat amount for CUDA and NCCL. What is not: compiled graphs of the trainer,
-what its allocator cannot use, and Python itself. An estimate that fits with a tenth to spare may be expected to run.
+Not counted: compiled graphs of the trainer, and Python itself. docs/gpu.md has measured peaks beside planned ones. In
+the formulas, of one block: h = hidden_size, q and k = sizes of queries and of keys, m = size of the MLP or of the
+experts that compute a token. P = all parameters, V = vocabulary.
 """
 
 from __future__ import annotations
@@ -12,14 +12,18 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from agents.generator.lora_slot import slot_rank
-from trainers.lora import Lora, published_parameters, target_sizes
+from agents.generator.start import EngineSettings
+from trainers.config import RunConfig
+from trainers.lora import Lora, lora_of, target_sizes
 from trainers.model.shape import ModelShape
-from trainers.setup.memory_fsdp import Moment, fsdp_moments
+from trainers.settings.services import ServiceConfig
 
 GIB = 2**30
-FLOAT32, BFLOAT16 = 4, 2
-BYTES = {"float32": FLOAT32, "bfloat16": BFLOAT16}
-"""Of a number, by the dtype's name."""
+FLOAT32 = 4
+BYTES = {"float32": FLOAT32, "bfloat16": 2}
+"""Bytes of a number, by its dtype."""
+MOMENTS = {"float32": 8.0, "bfloat16": 4.0, "8bit": 2 * (1 + FLOAT32 / 256)}
+"""Bytes of AdamW's two moments of a parameter. In 8 bits, each block of 256 numbers has a float32 scale."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,306 +33,299 @@ class Memory:
     held: dict[str, float] = field(default_factory=dict)
     """What is there all the time."""
     phases: tuple[dict[str, float], ...] = ()
-    """What comes and goes; one of them at a time."""
+    """What is there in one phase of the work; phases follow each other."""
     resting: float | None = None
-    """Bytes on a shared GPU while another process is at work there; None where the process gives nothing back."""
+    """Bytes while another process uses the same GPU; None if the process gives nothing back."""
 
     @property
     def total(self) -> float:
-        """Bytes at the worst moment."""
+        """Bytes in the fullest phase."""
         return sum(self.held.values()) + max((sum(phase.values()) for phase in self.phases), default=0.0)
 
     @property
     def at_rest(self) -> float:
-        """Bytes while another process is at work on the same GPU."""
+        """Bytes while another process uses the same GPU."""
         return self.total if self.resting is None else self.resting
 
     def __str__(self) -> str:
-        """All parts, those that are not there at the same time parted by "or"."""
-        groups = [", ".join(f"{name} {gib(value)}" for name, value in part.items()) for part in self.phases]
-        held = ", ".join(f"{name} {gib(value)}" for name, value in self.held.items())
-        return " + ".join(part for part in (held, " or ".join(groups)) if part)
+        """All parts in GiB, such as "state 2.00 + activations 1.00, logits 1.00 or published 3.00"."""
+        held, *phases = (
+            ", ".join(f"{name} {gib(size)}" for name, size in part.items()) for part in (self.held, *self.phases)
+        )
+        return " + ".join(text for text in (held, " or ".join(phases)) if text)
 
 
 def gib(count: float) -> str:
-    """Bytes in GiB, to three digits or so: "0.004", "1.25", "89.1"."""
+    """Bytes as GiB with about three digits: "0.004", "1.25", "89.1"."""
     value = count / GIB
     return f"{value:.1f}" if value >= 10 else f"{value:.2f}" if value >= 0.1 else f"{value:.3f}"
 
 
-MOMENTS = {"float32": 8.0, "bfloat16": 4.0, "8bit": 2 * (1 + FLOAT32 / 256)}
-"""Bytes of AdamW's two moments of a parameter; of 8 bits, with a scale in float32 for each block of 256 numbers."""
+def model_dtype(config: RunConfig, service: ServiceConfig) -> str:
+    """The dtype in which the trainer or the reference model computes: "float32" or "bfloat16"."""
+    chosen = config.training.dtype
+    return chosen if chosen != "auto" else "bfloat16" if service.with_gpus else "float32"
+
+
+def trainer_dtype(config: RunConfig) -> str:
+    """The dtype in which the trainer computes: "float32" or "bfloat16"."""
+    return model_dtype(config, config.services.trainer)
 
 
 def state_bytes(shape: ModelShape, optimizer: str = "float32") -> float:
-    """Weights and gradients of all parameters in float32, and AdamW's moments as `MOMENTS` says.
+    """Weights and gradients of all parameters in float32, and AdamW's moments; `optimizer` is a key of `MOMENTS`.
 
-    Moments of 8 bits leave out the embedding, whose stay in float32.
+    With "8bit", the moments of the embedding stay in float32.
     """
     wide = shape.vocab_size * shape.hidden_size if optimizer == "8bit" else 0
     moments = MOMENTS[optimizer] * (shape.parameters - wide) + MOMENTS["float32"] * wide
     return 2 * FLOAT32 * shape.parameters + moments
 
 
-def adapter_state_bytes(
-    shape: ModelShape, lora: Lora, optimizer: str, *, compute: int, in_head: int, shard: int, tensor: int
-) -> float:
-    """What one rank holds where adapters are trained: frozen weights, and of adapters what `state_bytes` has.
-
-    - frozen: P / (shard x tensor) in the dtype that the model computes in, the output layer's in its own
-    - adapters: (8 bytes + moments) / shard of each; tensor parallelism cuts only one half of an adapter, so none counts
-    """
-    head = shape.vocab_size * shape.hidden_size
-    frozen = compute * (shape.parameters - head) + in_head * head
-    return frozen / (shard * tensor) + (2 * FLOAT32 + MOMENTS[optimizer]) * lora.parameters(shape) / shard
-
-
 def host_bytes(shape: ModelShape, optimizer: str = "float32", *, ranks: int) -> float:
-    """What the host holds of offloaded weights, gradients and moments, over all ranks that share them.
+    """Bytes of offloaded weights, gradients and moments on the host, over all `ranks` that share them.
 
-    FSDP keeps the weights and gradients in pinned memory, each rank's part of a matrix by itself, and torch rounds each
-    of them up to a power of two bytes (ATen/core/CachingHostAllocator.h): a quarter more as a rule, and more for an
-    embedding. The moments are in ordinary memory. Vectors are left out.
+    FSDP keeps each rank's part of a weight and of a gradient in pinned memory. Torch rounds each of them up to a power
+    of two bytes (ATen/core/CachingHostAllocator.h). Moments are in ordinary memory. Vectors are left out.
     """
     h, q, k = shape.hidden_size, shape.query_size, shape.key_value_size
-    # A matrix of all experts is one. Queries, keys and values are one, too.
+    # All experts are one matrix. Queries, keys and values are one matrix, too.
     mlp = h * (shape.num_experts * shape.moe_intermediate_size or shape.intermediate_size)
     router = [h * shape.num_experts] if shape.num_experts else []
     of_layer = [h * (q + 2 * k), h * q, mlp, mlp, mlp, *router]
     embeddings = [shape.vocab_size * h] * (1 if shape.tie_word_embeddings else 2)
-    pinned = sum(_power_of_two(-(-FLOAT32 * size // ranks)) for size in of_layer * shape.num_hidden_layers + embeddings)
+    parts = (-(-FLOAT32 * size // ranks) for size in of_layer * shape.num_hidden_layers + embeddings)
+    pinned = sum(1 << (part - 1).bit_length() for part in parts)
     return 2 * ranks * pinned + state_bytes(shape, optimizer) - 2 * FLOAT32 * shape.parameters
 
 
-def _power_of_two(size: int) -> int:
-    """The smallest power of two that is no less."""
-    return 1 << max(0, size - 1).bit_length()
+def trainer_memory(config: RunConfig, shape: ModelShape, *, versions: float = 0.0) -> Memory:
+    """One rank of the trainer, which keeps `versions` bytes of published weights for engines on its GPU.
 
-
-def trainer_memory(
-    shape: ModelShape,
-    *,
-    shard: int,
-    tensor: int,
-    tokens: int,
-    compute: int,
-    checkpointing: str,
-    compiled: bool = False,
-    context: int = 1,
-    kept_logits: float = 0,
-    published: int = FLOAT32,
-    versions: int = 0,
-    optimizer: str = "float32",
-    offloaded: bool = False,
-    reshard: str = "default",
-    fp32_head: bool = False,
-    replicas: int = 1,
-    lora: Lora | None = None,
-    expert: int = 1,
-) -> Memory:
-    """One rank of the trainer.
-
-    - state: `state_bytes` / (shard x tensor), which with float32 moments is 16 bytes a parameter; nothing where it is
-      offloaded to the host.
-    - gathered and gradients: what FSDP holds of whole units at the worst moment, cut by tensor parallelism: see
-      memory_fsdp.py. Nothing where one process computes in float32. Replicas are summed over at the end of a step:
-      until then the sums of one replica's ranks stand in the place of its gradients, 4 P / (shard x tensor), and they
-      are on the GPU also where the gradients are offloaded.
-    - activations: see `activation_bytes`.
-    - logits: tokens x V x bytes / tensor, where that is no more than `kept_logits`; otherwise the output layer works
-      on an eighth at a time: tokens / 8 x V x 4 bytes / tensor.
-    - published: between two steps the weights are published one tensor at a time, in the engine's dtype: the largest
-      one whole, and where it is cut its pieces once more. Nothing where one process publishes its own float32.
-    - adapters: with `lora` state is `adapter_state_bytes`, only they have gradients, each keeps rank more numbers of a
-      token, and a weight is published by way of a float32 copy and its sum with the adapter; or the adapters alone are
-      published, one half after the other.
-    - versions: of what is published in the engine's dtype, kept for the engines where these have them from this GPU.
-
-    Args:
-        shape: the model.
-        shard: ranks that weights are sharded over by FSDP, those of context parallelism among them.
-        tensor: ranks that each matrix is cut over.
-        tokens: of one micro-batch, which `context` ranks share.
-        compute: bytes of a number in the forward pass, 2 or 4.
-        checkpointing: "none", "selective" or "full".
-        compiled: whether the blocks are.
-        context: ranks that each sequence is cut over.
-        kept_logits: bytes of logits up to which they are kept for the backward pass.
-        published: bytes of a number in the published weights, 2 or 4.
-        versions: of the published weights that this rank keeps.
-        optimizer: a key of `MOMENTS`.
-        offloaded: whether weights, gradients and moments are on the host.
-        reshard: as `training.reshard_after_forward`.
-        fp32_head: as `training.fp32_head`.
-        replicas: groups of ranks that each hold all weights.
-        lora: the adapters, where only these are trained.
-        expert: ranks that the experts of a layer are spread over, which are among `shard` x `tensor`.
+    - state: `state_bytes`, divided by the ranks of FSDP and of tensor parallelism; on the host if it is offloaded. With
+      LoRA: frozen weights in the compute dtype, and `state_bytes` of the adapters, which tensor parallelism cuts only
+      in half, so that its share is not counted.
+    - gathered, gradients, activations and logits: at the worst moment of a micro-batch, see `step_moments`. If
+      gradients are offloaded and there are replicas (HSDP), each replica's sums, 4 P, stay on the GPU until the step
+      ends. Without offloading they take the place of the gradients.
+    - published: between steps, weights are published one by one in the engine's dtype: the largest one, and its pieces
+      once more if it is sharded. A LoRA trainer merges a weight from float32 copies of it and of the sum, or publishes
+      only the adapter, from one half in float32 and its scaled copy.
     """
+    training, (shard, tensor, replicas) = config.training, _ranks(config)
     ranks = shard * tensor
-    in_head = FLOAT32 if fp32_head else compute
-    found = [Moment(has_logits=True), Moment(is_in_block=True)]
-    if ranks * replicas > 1 or compute != FLOAT32 or offloaded:
-        adapter = lora.parameters_of_layer(shape) if lora else 0
-        found = fsdp_moments(
-            shape,
-            shard=shard,
-            compute=compute,
-            in_head=in_head,
-            reshard=reshard,
-            tensor=tensor,
-            adapter=adapter,
-            expert=expert,
-        )
-    waiting = FLOAT32 * shape.parameters / ranks if offloaded and replicas > 1 else 0
-    tokens = -(-tokens // context)
-    kept, at_work = (
-        size / tensor
-        for size in activation_bytes(
-            shape, tokens, compute=compute, checkpointing=checkpointing, compiled=compiled, context=context, lora=lora
-        )
-    )
-    logits = tokens * shape.vocab_size / tensor
-    logits *= in_head if in_head * logits <= kept_logits else FLOAT32 / 8
-    steps = [
-        {
-            "gathered": moment.gathered / tensor,
-            "gradients": moment.gradients / tensor + waiting,
-            "activations": moment.has_activations * (kept + moment.is_in_block * at_work),
-            "logits": moment.has_logits * logits,
-        }
-        for moment in found
-    ]
-    worst = max(steps, key=lambda parts: sum(parts.values()))
-    step = {name: size for name, size in worst.items() if size}
-    state, of_gradients = state_bytes(shape, optimizer) / ranks, FLOAT32 * shape.parameters / ranks
+    lora, compute, published = lora_of(config, shape), BYTES[trainer_dtype(config)], BYTES[config.engine_dtype]
+    is_offloaded = training.cpu_offload and config.services.trainer.with_gpus
+    moments = step_moments(config, shape)
+    if ranks * replicas == 1 and compute == FLOAT32 and not is_offloaded:  # without FSDP
+        moments = [moment._replace(gathered=0.0, gradients=0.0) for moment in moments]
+    worst = max(moments, key=sum)
+    if is_offloaded and replicas > 1:
+        worst = worst._replace(gradients=worst.gradients + FLOAT32 * shape.parameters / shard)
+    step = {name: size / tensor for name, size in worst._asdict().items() if size}
+
+    state, gradients = state_bytes(shape, training.optimizer_state) / ranks, FLOAT32 * shape.parameters / ranks
     if lora:
-        dtypes = {"compute": compute, "in_head": in_head}
-        state = adapter_state_bytes(shape, lora, optimizer, shard=shard, tensor=tensor, **dtypes)
-        of_gradients = FLOAT32 * lora.parameters(shape) / shard
-    held = {} if offloaded else {"state": state}
-    if versions:
-        held["versions"] = float(versions * published * published_parameters(lora, shape))
-    # Between two steps there are no gradients.
-    resting = sum(held.values()) - (0 if offloaded else of_gradients)
-    if ranks == 1 and published == FLOAT32 and not offloaded and not lora:
+        trained = lora.parameters(shape) / shard
+        state = _frozen_bytes(config, shape, compute) / ranks
+        state += (2 * FLOAT32 + MOMENTS[training.optimizer_state]) * trained
+        gradients = FLOAT32 * trained
+    held = ({} if is_offloaded else {"state": state}) | ({"versions": float(versions)} if versions else {})
+    resting = sum(held.values()) - (0 if is_offloaded else gradients)  # between steps there are no gradients
+    if ranks == 1 and published == FLOAT32 and not is_offloaded and not lora:  # publishes the weights that it has
         return Memory(held=held, phases=(step,), resting=resting)
-    one = float(published * shape.largest_matrix) * (2 if ranks > 1 else 1)
-    sizes = [target_sizes(shape)[name] for name in lora.targets] if lora else []
-    if lora and lora.publish == "adapter":  # a half in float32, and its product with the scaling, and that cast
-        one = float((2 * FLOAT32 + published) * lora.rank * max(max(size) for size in sizes))
-    elif lora:  # the weight and the sum with its adapter in float32, and that cast
-        one = max(one, float((2 * FLOAT32 + published) * max(math.prod(size) for size in sizes)))
-    return Memory(held=held, phases=(step, {"published": one}), resting=resting)
+    largest = float(published * shape.largest_matrix) * (2 if ranks > 1 else 1)
+    if lora:
+        sizes = [target_sizes(shape)[name] for name in lora.targets]
+        merged = max(largest, (2 * FLOAT32 + published) * max(math.prod(size) for size in sizes))
+        half = (2 * FLOAT32 + published) * lora.rank * max(max(size) for size in sizes)
+        largest = float(half if lora.publish == "adapter" else merged)
+    return Memory(held=held, phases=(step, {"published": largest}), resting=resting)
 
 
-def activation_bytes(
-    shape: ModelShape,
-    tokens: int,
-    *,
-    compute: int,
-    checkpointing: str,
-    compiled: bool = False,
-    context: int = 1,
-    lora: Lora | None = None,
-) -> tuple[float, float]:
-    """What the backward pass finds kept of one micro-batch, over all layers; and what comes on top while it is in one.
+def _ranks(config: RunConfig) -> tuple[int, int, int]:
+    """Ranks that FSDP shards weights over (also those of context parallelism), of tensor parallelism, and replicas."""
+    tensor, replicas = config.parallelism.tensor_parallel_degree, config.parallelism.data_parallel_replicate_degree
+    return max(1, config.services.trainer.procs // (tensor * replicas)), tensor, replicas
 
-    `tokens` are those of this rank, one of `context` that share the sequences.
+
+def _micro_batch(config: RunConfig) -> int:
+    """Tokens of one forward pass: an episode may be split over several passes, a row may not."""
+    return max(config.training.max_tokens_per_micro_batch, config.env.max_tokens)
+
+
+def _frozen_bytes(config: RunConfig, shape: ModelShape, compute: int) -> float:
+    """All weights in the compute dtype; the output layer in float32 with `training.fp32_head`."""
+    head = shape.vocab_size * shape.hidden_size
+    return compute * (shape.parameters - head) + (FLOAT32 if config.training.fp32_head else compute) * head
+
+
+class Moment(NamedTuple):
+    """Bytes at a moment of a micro-batch at which a rank may hold the most, over all ranks of tensor parallelism."""
+
+    gathered: float
+    """Whole weights that FSDP has gathered."""
+    gradients: float
+    """Gradients that the shards do not have yet."""
+    activations: float = 0.0
+    logits: float = 0.0
+
+
+def step_moments(config: RunConfig, shape: ModelShape) -> list[Moment]:
+    """What a rank holds beside its shards, as in `FSDPParamGroup` of torch.distributed.fsdp._fully_shard.
+
+    FSDP works on one unit after the other: the output layer, each block, the embedding. If embedding and output layer
+    are tied, they are one unit. With c = bytes of a number in the compute dtype, a unit of U parameters has:
+
+    - c U: its gathered weights. Several ranks also gather the next unit meanwhile.
+    - c U: its gradients, whole.
+    - 4 U: a float32 buffer in which gradients are summed. It is kept until the next unit has its gradients.
+    - 4 U / ranks: this rank's part of the sum, before it is added to the shard's gradient. A single process has twice
+      4 U: it divides the whole buffer into a third one.
+
+    A tied unit adds the gradients of both layers; with tensor parallelism, in a new tensor. A rank gathers only its own
+    experts. With LoRA, only adapters have gradients. Logits take tokens x V numbers if they are kept for the backward
+    pass; if they exceed `training.keep_logits_gib`, an eighth of them is computed at a time, in float32.
+    """
+    training, context, (shard, tensor, _) = config.training, config.parallelism.context_parallel_degree, _ranks(config)
+    expert, tied, lora = config.parallelism.expert_parallel_degree, shape.tie_word_embeddings, lora_of(config, shape)
+    compute = BYTES[trainer_dtype(config)]
+    in_head = FLOAT32 if training.fp32_head else compute
+    tokens = -(-_micro_batch(config) // context)
+    kept, at_work = activation_bytes(config, shape, tokens)
+    limit = training.keep_logits_gib * GIB if config.services.trainer.with_gpus else 0
+    logits = (
+        tokens * shape.vocab_size * (in_head if in_head * tokens * shape.vocab_size / tensor <= limit else FLOAT32 / 8)
+    )
+
+    adapter = lora.parameters_of_layer(shape) if lora else 0
+    elsewhere = shape.expert_parameters * (1 - tensor / expert) if expert > 1 else 0  # experts of other ranks
+    head, block = shape.vocab_size * shape.hidden_size, shape.layer_parameters - elsewhere + adapter
+    of_head, of_block = in_head * head, compute * block
+    coming = of_block if shard > 1 else 0
+    stays = of_head if tied else 0  # a tied unit stays until the embedding has its gradients, and is summed last
+    at_head, in_block, after_head, after_block = of_head + coming, of_block + coming + stays, coming, coming + stays
+    if training.reshard_after_forward == "never":  # a unit is freed when its own gradients are there
+        whole = shape.parameters + (adapter - elsewhere) * shape.num_hidden_layers
+        at_head = compute * (whole - head) + of_head
+        in_block = at_head if lora else at_head - (of_head - stays)
+        after_head, after_block = (0 if tied else in_block), in_block - of_block
+    if lora:  # the output layer has no gradients, but the buffer in which its weights came
+        gradients = max((compute + FLOAT32) * adapter, _summed(adapter, shard, compute))
+        return [
+            Moment(at_head, of_head if shard > 1 else 0, kept, logits),
+            Moment(in_block, gradients, kept + at_work),
+        ]
+    before = block if tied else max(head, block)
+    moments = [
+        Moment(at_head, of_head, kept, logits),
+        Moment(after_head, _summed(head, shard, in_head), 0.0 if tied else kept),
+        Moment(in_block, of_block + FLOAT32 * before + stays, kept + at_work),
+        Moment(after_block, _summed(block, shard, compute) + stays, kept),
+    ]
+    return [*moments, Moment(stays, 3 * of_head + FLOAT32 * block)] if tied and tensor > 1 else moments
+
+
+def _summed(unit: float, shard: int, compute: int) -> float:
+    """Bytes while the gradients of a unit of `unit` parameters are summed."""
+    return FLOAT32 * unit + max(compute * unit, FLOAT32 * unit * (2 if shard == 1 else 1 / shard))
+
+
+def activation_bytes(config: RunConfig, shape: ModelShape, tokens: int) -> tuple[float, float]:
+    """Activations of `tokens` tokens kept for the backward pass, and what comes on top while it is in one block.
 
     Counted as in "Reducing Activation Recomputation in Large Transformer Models" (arXiv 2205.05198, section 4), for
-    this architecture: attention is flash attention, which keeps nothing quadratic, there is no dropout, and the MLP has
-    a gate. With h = hidden_size, q and k = the sizes of queries and of keys, m = intermediate_size, a block keeps, in
-    numbers for each token:
+    flash attention, no dropout and a gated MLP. A block keeps, in numbers a token:
 
     - none: 4h (both norms, in and out) + 2q + 2k (before and after rotation) + k (values) + q (attention's output)
       + 4m (gate, up, the activated gate, the product) = 4h + 3q + 3k + 4m
-    - none, compiled: 3h + 3q + 3k + 3m: a norm and the activated gate are made again inside the kernels that read them
-    - selective: h, the block's input; the outputs of every second matrix product, which are the fused queries, keys and
-      values, the gate, and the MLP's last, q + 2k + m + h; attention's output, q: 2h + 2q + 2k + m in all
+    - none, compiled: 3h + 3q + 3k + 3m; kernels compute a norm and the activated gate again when they read them
+    - selective: h, the block's input; the outputs of every second matrix product, q + 2k + m + h; attention's output, q
     - full: h, the block's input
 
-    With selective and full, the block at work is computed again in whole. Gradients of its activations are at their
-    most in the MLP: those of the block's output, the product, the gate and its factor, less the product itself, 2m + h.
-
-    Attention keeps the keys and values that it has gathered from the other ranks: 2k for each token of theirs, where
-    all is kept, and in the block that is computed again. An adapter keeps its rank more of each token, where its
-    block does not keep its input alone, and what it adds to the MLP is there while the block is at work: m.
-
-    Experts in the place of the MLP: see `_mlp_numbers`.
+    "selective" and "full" compute the block at work again in whole. Gradients of its activations are at most 2m + h:
+    the block's output, the product, the gate and its factor, less the product itself. LoRA keeps each adapter's rank,
+    and m more while the block is at work. Context parallelism gathers 2k for each token of the other ranks.
     """
+    training, context, lora = config.training, config.parallelism.context_parallel_degree, lora_of(config, shape)
+    compute = BYTES[trainer_dtype(config)]
     h, q, k, m = shape.hidden_size, shape.query_size, shape.key_value_size, shape.mlp_size
-    mlp = _mlp_numbers(shape, compute)
-    gathered = 2 * k * (context - 1)
-    low = lora.rank * len(lora.targets) if lora else 0
-    everything = 4 * h + 3 * q + 3 * k + mlp.everything + gathered + low
-    fused = 3 * h + 3 * q + 3 * k + mlp.compiled + gathered + low
-    selective = h + 2 * q + 2 * k + mlp.selective + low
-    kept = {"none": fused if compiled else everything, "selective": selective, "full": h}[checkpointing]
-    at_work = mlp.gradients + m * (lora is not None) + (0 if checkpointing == "none" else everything)
-    return float(compute * tokens * shape.num_hidden_layers * kept), float(compute * tokens * at_work)
+    mlp, compiled_mlp, selective_mlp, gradients = _mlp_numbers(shape, compute)
+    adapter_width = lora.rank * len(lora.targets) if lora else 0
+    more = 2 * k * (context - 1) + adapter_width
+    everything = 4 * h + 3 * q + 3 * k + mlp + more
+    numbers = {
+        "none": 3 * h + 3 * q + 3 * k + compiled_mlp + more if training.compile else everything,
+        "selective": h + 2 * q + 2 * k + selective_mlp + adapter_width,
+        "full": h,
+    }[training.activation_checkpoint]
+    at_work = gradients + m * (lora is not None) + (0 if training.activation_checkpoint == "none" else everything)
+    return float(compute * tokens * shape.num_hidden_layers * numbers), float(compute * tokens * at_work)
 
 
-class _MlpNumbers(NamedTuple):
-    """Numbers of the compute dtype that the MLP of a block keeps for each token."""
+def _mlp_numbers(shape: ModelShape, compute: int) -> tuple[float, float, float, float]:
+    """Numbers a token of a block's MLP: kept without checkpointing, if compiled, if "selective"; and of its gradients.
 
-    everything: float
-    """Without checkpointing."""
-    compiled: float
-    """Without checkpointing, in a compiled block."""
-    selective: float
-    gradients: float
-    """At work, of its activations."""
-
-
-def _mlp_numbers(shape: ModelShape, compute: int) -> _MlpNumbers:
-    """What `activation_bytes` counts for the MLP, or for the experts, of which K compute a token.
-
-    With m = K x moe_intermediate_size, experts keep the MLP's 4m, and h of their input and h of their output, in
-    float32, for each of the K; the router keeps its scores of all experts, in float32. "selective" computes all of it
-    again but the choice of the experts, K scores in float32 and K indices in int64.
+    K experts that compute a token keep the MLP's 4m, and for each the h of its input and, in float32, the h of its
+    output. The router keeps its scores of all experts in float32. "selective" keeps only the choice: K float32 scores
+    and K int64 indices.
     """
     h, m, chosen = shape.hidden_size, shape.mlp_size, shape.num_experts_per_tok
     if not shape.num_experts:
-        return _MlpNumbers(4 * m, 3 * m, m + h, 2 * m + h)
+        return 4 * m, 3 * m, m + h, 2 * m + h
     routed = chosen * h * (1 + FLOAT32 / compute)
     everything = 4 * m + routed + shape.num_experts * FLOAT32 / compute
-    return _MlpNumbers(everything, everything, chosen * 12 / compute, 2 * m + h + routed)
+    return everything, everything, chosen * 12 / compute, 2 * m + h + routed
 
 
-def generator_memory(
-    shape: ModelShape,
-    *,
-    tensor: int,
-    compute: int,
-    cache: float,
-    received: float = 0.0,
-    adapter: float = 0.0,
-    buffers: float = 0.0,
-    asleep: float | None = None,
-) -> Memory:
-    """One rank of the engine: its share of the weights, and the `cache` bytes of keys and values.
+def reference_memory(config: RunConfig, shape: ModelShape) -> Memory:
+    """One process of the frozen reference model: its share of the weights, and a forward pass.
 
-    vLLM takes the cache as one block at its start, and queues requests for which there is no room.
-
-    Args:
-        received: bytes of memory that it keeps for the snapshot that comes in.
-        adapter: bytes of an adapter that it computes with, see `adapter_bytes`.
-        buffers: bytes of everything else, see `engine_buffers`.
-        asleep: bytes that it keeps while it sleeps; None for an engine that does not.
+    The pass has the activations of one block and an eighth of the logits. If the weights are sharded, it gathers the
+    output layer and two blocks.
     """
+    h, q, k, shard = shape.hidden_size, shape.query_size, shape.key_value_size, config.services.ref_model.procs
+    compute, tokens = BYTES[model_dtype(config, config.services.ref_model)], _micro_batch(config)
+    of_block = 4 * h + 3 * q + 3 * k + _mlp_numbers(shape, compute)[0]
+    weights = _frozen_bytes(config, shape, compute)
+    held = {"weights": weights / shard}
+    held["forward"] = compute * tokens * of_block + tokens * shape.vocab_size * FLOAT32 / 8
+    if shard > 1:
+        head = (FLOAT32 if config.training.fp32_head else compute) * shape.vocab_size * h
+        held["gathered"] = min(float(head + compute * 2 * shape.layer_parameters), weights)
+    return Memory(held=held)
+
+
+def engine_memory(
+    config: RunConfig, shape: ModelShape, engine: EngineSettings, *, cache: float, received: float = 0.0
+) -> Memory:
+    """One process of the engine, with `cache` bytes of keys and values and `received` bytes for a snapshot that comes.
+
+    On a GPU it has buffers, too: what it keeps when it sleeps (`engine_residue`); activations of one step, which are
+    the residual stream in and out, each expert's output, and the widest of MLP and attention; and the float32 logits
+    and logprobs of one token of each request.
+    """
+    generator, lora = config.services.generator, lora_of(config, shape)
+    tensor, compute = generator.procs, BYTES[config.engine_dtype]
+    adapter = adapter_bytes(shape, lora, compute=compute, tensor=tensor) if lora and engine.lora_rank else 0.0
+    buffers, asleep = 0.0, None
+    if generator.with_gpus:
+        h, q, k, m = shape.hidden_size, shape.query_size, shape.key_value_size, shape.mlp_size
+        tokens = engine.engine_args.get("max_num_batched_tokens") or engine.step_tokens
+        width = 2 * h + shape.num_experts_per_tok * h + max(3 * m, 2 * q + 2 * k) / tensor
+        residue = engine_residue(tensor=tensor, graphs=not engine.enforce_eager)
+        buffers = residue + compute * tokens * width + 2 * FLOAT32 * engine.max_requests * shape.vocab_size
+        asleep = residue + adapter if engine.sleep else None
     held = {"weights": compute * shape.parameters / tensor, "cache": cache}
-    held |= {"buffers": buffers} if buffers else {}
-    held |= {"adapter": adapter} if adapter else {}
-    held |= {"received": received} if received else {}
-    return Memory(held=held, resting=asleep)
+    optional = {"buffers": buffers, "adapter": adapter, "received": float(received)}
+    return Memory(held=held | {name: size for name, size in optional.items() if size}, resting=asleep)
 
 
 def adapter_bytes(shape: ModelShape, lora: Lora, *, compute: int, tensor: int) -> float:
-    """What an adapter takes in one process of the engine: the slot, and the adapter that is copied into it.
+    """A LoRA adapter in one process of the engine: the whole adapter, and the slot that it is copied into.
 
-    - the slot: A and B of all `TARGETS`, with the rank of vLLM's kernels. The one of the two that lies along the cut of
-      the matrix is cut by tensor parallelism: B of queries, keys, values, gate and up, and A of the other two.
-    - the adapter itself, whole.
+    The slot has A and B of all `TARGETS`, with the rank of vLLM's kernels. Tensor parallelism cuts the one that lies
+    along the cut of the matrix: A of o_proj and down_proj, B of the others.
     """
     slot = 0.0
     for name, (inputs, outputs) in target_sizes(shape).items():
@@ -337,69 +334,15 @@ def adapter_bytes(shape: ModelShape, lora: Lora, *, compute: int, tensor: int) -
     return compute * (slot + lora.parameters(shape))
 
 
-def engine_buffers(shape: ModelShape, *, tensor: int, compute: int, requests: int, graphs: bool, tokens: int) -> float:
-    """What an engine on a GPU needs beside its weights and its cache, in bytes for each process.
-
-    - what it keeps when it sleeps, see `engine_residue`
-    - activations of one step: the residual stream in and out, and of the layer at work the MLP's gate, up and product,
-      or the queries, keys, values and attention's output: tokens x (2h + max(3m, 2q + 2k) / tensor) x compute; and
-      the outputs of the experts that compute a token, h of each
-    - logits and logprobs of one token of each request, in float32: requests x V x 2 x 4
-    """
-    h, q, k, m = shape.hidden_size, shape.query_size, shape.key_value_size, shape.mlp_size
-    routed = shape.num_experts_per_tok * h
-    activations = compute * tokens * (2 * h + routed + max(3 * m, 2 * q + 2 * k) / tensor)
-    logits = 2 * FLOAT32 * requests * shape.vocab_size
-    return engine_residue(tensor=tensor, graphs=graphs) + activations + logits
-
-
 def engine_residue(*, tensor: int, graphs: bool) -> float:
-    """Bytes that an engine's process keeps on its GPU while it sleeps: its runtime and the captured CUDA graphs."""
+    """Bytes that an engine's process keeps on its GPU while it sleeps: its runtime, and captured CUDA graphs."""
     return runtime_bytes(tensor) + 0.6 * GIB * graphs
 
 
 def runtime_bytes(ranks: int) -> float:
-    """What a process on a GPU takes beside its tensors: CUDA's context, kernels and libraries, and NCCL's buffers where
-    several ranks exchange tensors.
+    """Bytes of a process on a GPU beside its tensors: CUDA's context, libraries, and the NCCL buffers of several ranks.
 
     1.8 GiB by the driver on an H200 (benchmarks/results/gpu_large_*.json): engines of three sizes had 0.9 to 1.5 GiB
     and trainers at rest 1.2 GiB above tensors, CUDA graphs and 0.6 GiB of context.
     """
     return GIB * (1.8 + 0.5 * (ranks > 1))
-
-
-WORKSPACES = 1.5 * GIB
-"""What a trainer's or a reference model's step takes on a GPU beside its tensors: workspaces of matrix products, and
-memory that torch's allocator holds and cannot use. Measured on an H200 with rows of 8k tokens: 1.4 and 1.6 GiB."""
-
-
-def reference_memory(
-    shape: ModelShape, *, tokens: int, compute: int, shard: int = 1, fp32_head: bool = False
-) -> Memory:
-    """One process of the frozen reference model.
-
-    - weights: P / shard in the dtype that it computes in; the output layer's in float32 with `fp32_head`.
-    - gathered, where they are sharded: the output layer and two blocks (the one at work and the next).
-    - forward: one block's activations, and an eighth of the logits of a batch.
-
-    Args:
-        shape: the model.
-        tokens: of one batch.
-        compute: bytes of a number in the forward pass, 2 or 4.
-        shard: processes that the weights are sharded over.
-        fp32_head: as `training.fp32_head`.
-    """
-    h, q, k = shape.hidden_size, shape.query_size, shape.key_value_size
-    of_block = 4 * h + 3 * q + 3 * k + _mlp_numbers(shape, compute).everything
-    forward = compute * tokens * of_block + tokens * shape.vocab_size * FLOAT32 / 8
-    head = float((FLOAT32 if fp32_head else compute) * shape.vocab_size * h)
-    weights = head + compute * (shape.parameters - shape.vocab_size * h)
-    held = {"weights": weights / shard, "forward": forward}
-    if shard > 1:
-        held["gathered"] = min(head + compute * 2 * shape.layer_parameters, weights)
-    return Memory(held=held)
-
-
-def store_memory(size: int) -> Memory:
-    """The weight store: two snapshots of `size` bytes in the host's memory."""
-    return Memory(held={"weights": 2.0 * size})

@@ -14,7 +14,7 @@ from trainers.grpo import Config
 from trainers.model.shape import find_shape
 from trainers.setup.options.read_config import read_config
 from trainers.setup.plan import make_plan
-from trainers.setup.sizing.engine import plan_engine, why_awake
+from trainers.setup.sizing.engine import SharedGpu, cannot_sleep_reason, plan_engine
 
 GPU = ("--generator.with_gpus", "--trainer.with_gpus", "--launcher.gpus_per_host=1")
 
@@ -25,7 +25,7 @@ def settings(
     shape = find_shape("").shape
     assert shape is not None
     config = make_plan(read_config(Config, arguments)).config
-    return plan_engine(config, replace(shape, num_hidden_layers=layers), engine_args, card=card)[0]
+    return plan_engine(config, replace(shape, num_hidden_layers=layers), engine_args, SharedGpu(card=card))[0]
 
 
 def test_on_cpu_the_cache_has_one_size() -> None:
@@ -76,7 +76,7 @@ def test_on_gpu_it_takes_as_many_requests_as_there_may_be_episodes_up_to_a_bound
 def test_an_engine_may_sleep_where_nothing_is_in_flight(
     arguments: tuple[str, ...], old_logprobs: str, engine_args: dict[str, Any], why: str
 ) -> None:
-    reason = why_awake(read_config(Config, arguments), old_logprobs, engine_args)
+    reason = cannot_sleep_reason(read_config(Config, arguments), old_logprobs, engine_args)
     assert why in reason and bool(why) is bool(reason)
 
 

@@ -6,19 +6,21 @@ from typing import Any
 
 import pytest
 
+from trainers.config import GeneratorConfig
 from trainers.setup.memory import GIB
-from trainers.setup.sizing.engine_cache import CacheDemand, size_cache
+from trainers.setup.sizing.engine import SharedGpu, size_cache
 
 IN_FLIGHT = "episodes are in flight"
 
 
 def decide(**values: Any) -> tuple[float, bool, str]:
     """The cache in GiB, whether the engine sleeps, and why; an engine of 20 GiB on a card of 100."""
-    sizes = {"needed": 30.0, "least": 5.0, "engine": 20.0, "card": 100.0, "others": 0.0, "others_at_rest": 0.0}
-    words = {name: values.pop(name) for name in ("wanted", "hindrance") if name in values}
-    given: dict[str, Any] = {name: None if size is None else size * GIB for name, size in (sizes | values).items()}
-    decision = size_cache(CacheDemand(**given, utilization=0.9, **words))
-    return round(decision.cache / GIB, 6), decision.sleeps, decision.why
+    sizes = {name: values.pop(name, size) * GIB for name, size in {"needed": 30.0, "least": 5.0}.items()}
+    generator = GeneratorConfig(sleep=values.pop("wanted", "auto"))
+    values = {"card": 100.0} | values
+    gpu: dict[str, Any] = {name: size * GIB if isinstance(size, float) else size for name, size in values.items()}
+    cache, sleeps, why = size_cache(generator, SharedGpu(**gpu), **sizes, engine=20.0 * GIB)
+    return round(cache / GIB, 6), sleeps, why
 
 
 @pytest.mark.parametrize(
@@ -38,8 +40,8 @@ def decide(**values: Any) -> tuple[float, bool, str]:
         # as it is told, or as it must
         ({"others": 40.0, "others_at_rest": 10.0, "wanted": "yes"}, 30.0, True),
         ({"others": 60.0, "others_at_rest": 10.0, "wanted": "no"}, 10.0, False),
-        ({"others": 60.0, "others_at_rest": 10.0, "hindrance": IN_FLIGHT}, 10.0, False),
-        ({"others": 68.0, "others_at_rest": 10.0, "hindrance": IN_FLIGHT}, 5.0, False),
+        ({"others": 60.0, "others_at_rest": 10.0, "no_sleep": IN_FLIGHT}, 10.0, False),
+        ({"others": 68.0, "others_at_rest": 10.0, "no_sleep": IN_FLIGHT}, 5.0, False),
         # a GPU whose size is not known
         ({"card": None, "needed": 300.0, "others": 60.0}, 300.0, False),
         ({"card": None, "wanted": "yes", "others": 60.0}, 30.0, True),
@@ -60,7 +62,7 @@ def test_the_decision(values: dict[str, Any], cache: float, sleeps: bool) -> Non
         ({"others": 60.0}, "sleeps while the trainer steps: beside the 60.0 GiB of the other processes on its GPU"),
         ({"others": 60.0, "wanted": "yes"}, "as --services.generator.sleep says"),
         ({"others": 60.0, "wanted": "no"}, "it does not sleep: --services.generator.sleep is no"),
-        ({"others": 60.0, "hindrance": IN_FLIGHT}, f"it does not sleep: {IN_FLIGHT}"),
+        ({"others": 60.0, "no_sleep": IN_FLIGHT}, f"it does not sleep: {IN_FLIGHT}"),
         ({"card": None}, "--launcher.gpu_memory_gib says"),
     ],
 )

@@ -161,8 +161,12 @@ def test_small_moments_are_named_before_offloading_and_never_with_bfloat16_momen
         assert not changed.training.cpu_offload or changed.training.optimizer_state != "bfloat16"
         return changed.training.cpu_offload and changed.training.max_tokens_per_micro_batch <= 16384
 
-    both = "it fits with --training.cpu_offload true --training.max_tokens_per_micro_batch 16384"
+    both = "it fits with --training.max_tokens_per_micro_batch 16384 --training.cpu_offload true"
     assert nearest_settings(plan_of(*two, *LONG).config, judge) == both
+    small = plan_of(*two, "--training.optimizer_state=bfloat16").config
+    assert (
+        nearest_settings(small, judge) == "it fits with --training.cpu_offload true --training.optimizer_state float32"
+    )
 
 
 def test_where_nothing_helps_that_is_said() -> None:

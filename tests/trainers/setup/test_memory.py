@@ -1,4 +1,4 @@
-"""Estimates of memory: numbers worked by hand for a small model, and what sharding does to them."""
+"""Estimates of memory: a table of plans, numbers worked by hand for a small model, and what sharding does to them."""
 
 from __future__ import annotations
 
@@ -8,19 +8,21 @@ from pathlib import Path
 
 import pytest
 
+from trainers.config import RunConfig
+from trainers.grpo import Config
 from trainers.model.shape import KNOWN_SHAPES, ModelShape
 from trainers.setup.memory import (
     GIB,
     Memory,
     activation_bytes,
-    generator_memory,
     gib,
     reference_memory,
     state_bytes,
-    store_memory,
+    step_moments,
     trainer_memory,
 )
-from trainers.setup.memory_fsdp import Moment, fsdp_moments
+from trainers.setup.options.read_config import read_config
+from trainers.setup.plan import make_plan
 
 RESULTS = Path(__file__).parents[3] / "benchmarks" / "results"
 SMALL = ModelShape(
@@ -34,6 +36,85 @@ SMALL = ModelShape(
 )
 # A layer: q 64, k 32, v 32, o 64, three matrices of 128, two norms of 8 = 592. In all 2 x 592 + 2 x 80 + 8 = 1352.
 PARAMETERS = 1352
+HEAD, LAYER = SMALL.vocab_size * SMALL.hidden_size, SMALL.layer_parameters
+BFLOAT16 = "--training.dtype=bfloat16"
+
+
+def config_of(*options: str, tokens: int = 16) -> RunConfig:
+    """A run on CPUs with micro-batches of so many tokens."""
+    return read_config(Config, [f"--training.max_tokens_per_micro_batch={tokens}", *options])
+
+
+PLANS = """
+trainer of 0.6B
+  state 8.88, versions 1.11, runtime 1.80 + gathered 0.29, gradients 0.29, activations 5.47, logits 1.16, workspaces
+  1.50 or published 0.29
+
+trainer of 8B --training.activation_checkpoint=full --training.optimizer_state=bfloat16
+  state 91.5, versions 15.3, runtime 1.80 + gradients 6.96, activations 1.12, workspaces 1.50 or published 1.16
+
+trainer of 8B --training.activation_checkpoint=selective --training.optimizer_state=8bit --training.compile
+  state 80.0, versions 15.3, runtime 1.80 + gradients 6.96, activations 8.44, workspaces 1.50 or published 1.16
+
+trainer of 8B --trainer.procs=2 --training.cpu_offload --training.fp32_head
+  versions 15.3, runtime 2.30 + gathered 2.68, gradients 2.32, activations 22.2, logits 2.32, workspaces 1.50 or
+  published 2.32
+
+trainer of 8B --trainer.procs=8 --parallelism.data_parallel_replicate_degree=2 --training.cpu_offload
+  versions 15.3, runtime 2.30 + gathered 1.52, gradients 8.79, activations 22.2, logits 1.16, workspaces 1.50 or
+  published 2.32
+
+trainer of 8B --trainer.procs=8 --parallelism.tensor_parallel_degree=2 --parallelism.context_parallel_degree=2
+  state 15.3, versions 15.3, runtime 2.30 + gathered 0.18, gradients 1.74, activations 5.70, workspaces 1.50 or
+  published 2.32
+
+trainer of 8B --trainer.procs=4 --training.reshard_after_forward=never --training.keep_logits_gib=1
+  state 30.5, versions 15.3, runtime 2.30 + gathered 14.1, gradients 3.48, activations 22.2, workspaces 1.50 or
+  published 2.32
+
+trainer of 0.6B --trainer.procs=4 --parallelism.tensor_parallel_degree=2 --training.reshard_after_forward=never
+  state 2.22, versions 1.11, runtime 2.30 + gathered 0.56, gradients 0.14, activations 2.73, logits 0.58, workspaces
+  1.50 or published 0.58
+
+trainer of 8B --lora.rank=16
+  state 15.9, versions 0.081, runtime 1.80 + gathered 1.16, activations 22.2, logits 1.16, workspaces 1.50 or
+  published 0.002
+
+generator of 8B --lora.rank=16
+  weights 15.3, cache 107.4, buffers 4.06, adapter 0.16
+
+trainer of 8B --lora.rank=16 --lora.publish=merged --trainer.procs=2 --parallelism.tensor_parallel_degree=2
+  state 8.28, versions 15.3, runtime 2.30 + gathered 0.58, activations 11.1, logits 0.58, workspaces 1.50 or published
+  2.32
+
+trainer of 30B-A3B --trainer.procs=8 --parallelism.expert_parallel_degree=4
+  state 56.9, runtime 2.30 + gathered 0.90, gradients 0.58, activations 35.2, logits 1.16, workspaces 1.50 or
+  published 1.16
+
+trainer of 30B-A3B --trainer.procs=8 --training.activation_checkpoint=selective --generator.procs=4
+  state 56.9, runtime 2.30 + gathered 2.32, gradients 3.48, activations 5.36, workspaces 1.50 or published 1.16
+
+generator of 30B-A3B --trainer.procs=8 --training.activation_checkpoint=selective --generator.procs=4
+  weights 14.2, cache 26.4, buffers 3.96
+
+ref_model of 8B --grpo.beta=0.1 --ref_model.procs=2 --ref_model.with_gpus --trainer.procs=2
+  weights 7.63, forward 0.91, gathered 1.88, runtime 2.30 + workspaces 1.50
+"""
+
+
+@pytest.mark.parametrize("planned", PLANS.strip().split("\n\n"), ids=lambda planned: planned.partition("\n")[0])
+def test_planned_memory_of_known_models(planned: str) -> None:
+    first, _, memory = planned.partition("\n")
+    service, _, model, *options = first.split()
+    gpus = [
+        "--generator.with_gpus",
+        "--trainer.with_gpus",
+        "--launcher.gpus_per_host=8",
+        "--launcher.gpu_memory_gib=141",
+    ]
+    plan = make_plan(read_config(Config, [f"--model=Qwen/Qwen3-{model}", *gpus, *options]))
+    found = next(memory for process, memory in plan.processes if process.service == service)
+    assert str(found).split() == memory.split()
 
 
 def test_the_parameters_worked_by_hand() -> None:
@@ -41,13 +122,13 @@ def test_the_parameters_worked_by_hand() -> None:
 
 
 def test_a_trainer_alone_in_float32() -> None:
-    memory = trainer_memory(SMALL, shard=1, tensor=1, tokens=16, compute=4, checkpointing="none")
+    memory = trainer_memory(config_of(), SMALL)
     (step,) = memory.phases  # its own weights are published as they are, one by one
     assert memory.held == {"state": 16.0 * PARAMETERS}
     # 4h + 3q + 3k + 4m = 32 + 24 + 12 + 64 = 132 numbers a token and layer; of one, gradients 2m + h = 40
     assert step == {"activations": 4.0 * 16 * (2 * 132 + 40)}
     large = replace(SMALL, vocab_size=1000)  # its logits, of 2 tokens at a time, are more than those gradients
-    (step,) = trainer_memory(large, shard=1, tensor=1, tokens=16, compute=4, checkpointing="none").phases
+    (step,) = trainer_memory(config_of(), large).phases
     assert step == {"activations": 4.0 * 16 * 2 * 132, "logits": 16 * 1000 * 4 / 8}
     assert memory.total == 16 * PARAMETERS + 4.0 * 16 * (2 * 132 + 40)
 
@@ -55,128 +136,92 @@ def test_a_trainer_alone_in_float32() -> None:
 @pytest.mark.parametrize("result, tokens", [("gpu_trainer", 32768), ("gpu_trainer_16", 16384)])
 def test_what_was_measured_on_a_gpu_is_met_to_15_percent(result: str, tokens: int) -> None:
     measured = json.loads((RESULTS / f"{result}.json").read_text())["rl"]["peak_bytes"]
-    memory = trainer_memory(
-        KNOWN_SHAPES["Qwen/Qwen3-0.6B"], shard=1, tensor=1, tokens=tokens, compute=2, checkpointing="none",
-        compiled=True, kept_logits=10 * GIB, versions=1,
-    )  # fmt: skip
-    assert memory.total - memory.held["versions"] == pytest.approx(measured, rel=0.15)
-
-
-def test_a_rank_of_many_holds_its_part() -> None:
-    shape = KNOWN_SHAPES["Qwen/Qwen3-8B"]
-    memory = trainer_memory(
-        shape,
-        shard=4,
-        tensor=2,
-        tokens=65536,
-        compute=2,
-        checkpointing="full",
-        kept_logits=65536 * 151936,
-        published=2,
-    )
-    step, publish = memory.phases
-    assert memory.held["state"] == 2 * shape.parameters
-    # The output layer is at work: it and its gradients, a block that comes next, and nothing computed again yet.
-    head, layer = 151936 * 4096, shape.layer_parameters
-    assert step["gathered"] == 2 * (head + layer) / 2
-    assert step["gradients"] == 2 * head / 2
-    assert step["activations"] == activation_bytes(shape, 65536, compute=2, checkpointing="full")[0] / 2
-    assert step["logits"] == 65536 * 151936 * 2 / 2
-    assert publish == {"published": 2 * 2.0 * 151936 * 4096}  # the embedding, whole and in pieces, in bfloat16
-    assert memory.total == memory.held["state"] + max(sum(step.values()), sum(publish.values()))
+    config = config_of("--trainer.with_gpus", "--training.compile", tokens=tokens)
+    assert trainer_memory(config, KNOWN_SHAPES["Qwen/Qwen3-0.6B"]).total == pytest.approx(measured, rel=0.15)
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_a_rank_that_keeps_the_versions_of_the_engines(ranks: int) -> None:
-    memory = trainer_memory(
-        SMALL, shard=ranks, tensor=1, tokens=1, compute=4, checkpointing="none", published=2, versions=2
-    )
+    config = config_of("--generator.with_gpus", f"--trainer.procs={ranks}")
+    memory = trainer_memory(config, SMALL, versions=4.0 * PARAMETERS)
     assert memory.held == {"state": 16.0 * PARAMETERS / ranks, "versions": 4.0 * PARAMETERS}
     # The largest matrix has 8 x 16 parameters: that of the MLP, and the fused one of attention.
     assert memory.phases[1] == {"published": ranks * 2.0 * 128}
+    assert memory.at_rest == 12.0 * PARAMETERS / ranks + 4.0 * PARAMETERS, "without gradients"
 
 
 def test_ranks_that_share_rows_have_a_part_of_the_activations_and_all_keys_and_values() -> None:
-    memory = trainer_memory(SMALL, shard=4, context=4, tensor=1, tokens=16, compute=4, checkpointing="none")
+    context = ("--trainer.procs=4", "--parallelism.context_parallel_degree=4")
+    memory = trainer_memory(config_of(*context), SMALL)
     assert memory.held == {"state": 16.0 * PARAMETERS / 4}
     # 4 tokens of its own, with 132 numbers a layer; keys and values, 2 x 4, of 12 others
     assert memory.phases[0]["activations"] == 4.0 * 2 * (4 * 132 + 12 * 8) + 4 * 4 * 40
-    full = activation_bytes(SMALL, 4, compute=4, checkpointing="full", context=4)
+    full = activation_bytes(config_of(*context, "--training.activation_checkpoint=full"), SMALL, 4)
     assert full == (4.0 * 4 * 2 * 8, 4.0 * (4 * (132 + 40) + 12 * 8))
 
 
 def test_checkpointing_keeps_less() -> None:
     shape = replace(SMALL, num_hidden_layers=20)
     none, selective, full = (
-        activation_bytes(shape, 16, compute=2, checkpointing=mode) for mode in ("none", "selective", "full")
+        activation_bytes(config_of(BFLOAT16, f"--training.activation_checkpoint={mode}"), shape, 16)
+        for mode in ("none", "selective", "full")
     )
-    compiled = activation_bytes(shape, 16, compute=2, checkpointing="none", compiled=True)
+    compiled = activation_bytes(config_of(BFLOAT16, "--training.compile"), shape, 16)
     assert sum(full) < sum(selective) < sum(compiled) < sum(none)
     assert compiled == (2 * 16 * 20 * 3 * (8 + 8 + 4 + 16), 2 * 16 * 40)
     assert selective == (2 * 16 * 20 * (16 + 16 + 8 + 16), 2 * 16 * (132 + 40))
     assert full == (2 * 16 * 20 * 8, 2 * 16 * (132 + 40))
 
 
-def test_an_engine_holds_weights_and_cache() -> None:
-    assert generator_memory(SMALL, tensor=1, compute=2, cache=7.0).held == {"weights": 2 * PARAMETERS, "cache": 7.0}
-    assert generator_memory(SMALL, tensor=2, compute=4, cache=7.0).held == {"weights": 2 * PARAMETERS, "cache": 7.0}
-
-
-def test_who_receives_the_weights_has_memory_for_them() -> None:
-    for ranks in (1, 2):
-        engine = generator_memory(SMALL, tensor=ranks, compute=2, cache=7.0, received=2.0 * PARAMETERS)
-        assert engine.held["received"] == 2.0 * PARAMETERS
-
-
 def test_offloaded_weights_and_smaller_moments_leave_the_gpu() -> None:
-    usual = {"shard": 2, "tensor": 1, "tokens": 16, "compute": 2, "checkpointing": "none"}
-    head = SMALL.vocab_size * SMALL.hidden_size
-    plain = trainer_memory(SMALL, **usual)
+    def memory_of(*options: str, ranks: int = 2) -> Memory:
+        return trainer_memory(config_of("--trainer.with_gpus", f"--trainer.procs={ranks}", *options), SMALL)
+
+    plain = memory_of()
     assert plain.held["state"] == state_bytes(SMALL) / 2 == 8 * PARAMETERS
-    assert trainer_memory(SMALL, **usual, optimizer="bfloat16").held["state"] == 6 * PARAMETERS
-    small = trainer_memory(SMALL, **usual, optimizer="8bit").held["state"]
-    assert small == pytest.approx((8 * PARAMETERS + 2.03125 * (PARAMETERS - head) + 8 * head) / 2)
-    offloaded = trainer_memory(SMALL, **usual, offloaded=True)
+    assert memory_of("--training.optimizer_state=bfloat16").held["state"] == 6 * PARAMETERS
+    small = memory_of("--training.optimizer_state=8bit").held["state"]
+    assert small == pytest.approx((8 * PARAMETERS + 2.03125 * (PARAMETERS - HEAD) + 8 * HEAD) / 2)
+    offloaded = memory_of("--training.cpu_offload")
     assert "state" not in offloaded.held and offloaded.at_rest == 0
     assert offloaded.phases == plain.phases
     # Replicas of offloaded weights: sums wait on the GPU for the end of the step.
-    copies = trainer_memory(SMALL, **usual, offloaded=True, replicas=2).phases[0]
+    replicas = ("--parallelism.data_parallel_replicate_degree=2",)
+    copies = memory_of(*replicas, "--training.cpu_offload", ranks=4).phases[0]
     assert copies["gradients"] == plain.phases[0]["gradients"] + 4 * PARAMETERS / 2
-    assert trainer_memory(SMALL, **usual, replicas=2) == plain, "in the place of the gradients"
+    assert memory_of(*replicas, ranks=4) == plain, "in the place of the gradients"
 
 
 def test_the_moments_of_a_micro_batch_with_sharded_weights() -> None:
     """Of two ranks in bfloat16; a unit's gradients are summed from a buffer in float32 into half of one."""
-    head, layer = SMALL.vocab_size * SMALL.hidden_size, SMALL.layer_parameters
 
-    def moments(shape: ModelShape = SMALL, in_head: int = 2, reshard: str = "default") -> list[Moment]:
-        return fsdp_moments(shape, shard=2, compute=2, in_head=in_head, reshard=reshard)
+    def moments(*options: str, shape: ModelShape = SMALL) -> list[tuple[float, float]]:
+        return [moment[:2] for moment in step_moments(config_of(BFLOAT16, "--trainer.procs=2", *options), shape)]
 
-    at_head, summing_head, in_block, summing_block = moments()
-    assert at_head == Moment(gathered=2 * head + 2 * layer, gradients=2 * head, has_logits=True)
-    assert summing_head == Moment(gathered=2 * layer, gradients=4 * head + 2 * head)
-    assert in_block == Moment(gathered=4 * layer, gradients=2 * layer + 4 * layer, is_in_block=True)
-    assert summing_block == Moment(gathered=2 * layer, gradients=4 * layer + 2 * layer)
+    assert moments() == [
+        (2 * HEAD + 2 * LAYER, 2 * HEAD),  # the output layer
+        (2 * LAYER, 4 * HEAD + 2 * HEAD),  # the sum of its gradients
+        (4 * LAYER, 2 * LAYER + 4 * LAYER),  # a block
+        (2 * LAYER, 4 * LAYER + 2 * LAYER),  # the sum of its gradients
+    ]
     # Tied to the embedding, the output layer's weights and gradients stay until the end.
-    tied = moments(replace(SMALL, tie_word_embeddings=True))
-    assert tied[2] == Moment(gathered=in_block.gathered + 2 * head, gradients=6 * layer + 2 * head, is_in_block=True)
-    assert not tied[1].has_activations and all(moment.has_activations for moment in moments())
-    assert moments(in_head=4)[0].gathered == 4 * head + 2 * layer
-    assert moments(in_head=4)[1].gradients == 8 * head
-    whole = moments(reshard="never")
-    assert whole[0].gathered == 2 * PARAMETERS and whole[1].gathered == 2 * (PARAMETERS - head)
-    assert whole[3].gathered == 2 * (PARAMETERS - head - layer)
+    tied = replace(SMALL, tie_word_embeddings=True)
+    assert moments(shape=tied)[2] == (4 * LAYER + 2 * HEAD, 6 * LAYER + 2 * HEAD)
+    assert step_moments(config_of(BFLOAT16), tied)[1].activations == 0 < step_moments(config_of(), SMALL)[1].activations
+    fp32_head = moments("--training.fp32_head")
+    assert (fp32_head[0][0], fp32_head[1][1]) == (4 * HEAD + 2 * LAYER, 8 * HEAD)
+    gathered = [whole for whole, _ in moments("--training.reshard_after_forward=never")]
+    assert gathered == [2 * PARAMETERS, *[2 * (PARAMETERS - HEAD)] * 2, 2 * (PARAMETERS - HEAD - LAYER)]
 
 
-def test_the_reference_and_the_store() -> None:
-    assert reference_memory(SMALL, tokens=8, compute=4).held["weights"] == 4 * PARAMETERS
-    alone, shared = (reference_memory(SMALL, tokens=8, compute=2, shard=shard).held for shard in (1, 2))
-    head, layer = SMALL.vocab_size * SMALL.hidden_size, SMALL.layer_parameters
+def test_a_reference_model_gathers_what_it_shards() -> None:
+    def held(*options: str) -> dict[str, float]:
+        return reference_memory(config_of(*options, BFLOAT16), SMALL).held
+
+    alone, shared = held("--ref_model.procs=1"), held("--ref_model.procs=2")
     assert alone["weights"] == 2 * shared["weights"] == 2 * PARAMETERS and "gathered" not in alone
-    assert shared["gathered"] == 2 * min(head + 2 * layer, PARAMETERS)
-    wide = reference_memory(SMALL, tokens=8, compute=2, fp32_head=True).held
-    assert wide["weights"] == alone["weights"] + 2 * head
-    assert [store_memory(size * PARAMETERS).total for size in (2, 4)] == [4 * PARAMETERS, 8 * PARAMETERS]
+    assert shared["gathered"] == 2 * min(HEAD + 2 * LAYER, PARAMETERS)
+    assert held("--ref_model.procs=1", "--training.fp32_head")["weights"] == alone["weights"] + 2 * HEAD
 
 
 @pytest.mark.parametrize(("value", "text"), [(12.34, "12.3"), (1.234, "1.23"), (0.0123, "0.012"), (0.0, "0.000")])

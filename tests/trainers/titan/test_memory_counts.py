@@ -17,13 +17,14 @@ import torch
 
 pytest.importorskip("torchtitan")
 from tests.helpers.forks import run_ranks
+from tests.trainers.setup.test_memory import config_of
 from tests.trainers.titan import measured_bytes
 from tests.trainers.titan.folders import make_folder
 from tests.trainers.titan.test_trainer import SETTINGS, make_samples
 from trainers.lora import Lora
 from trainers.losses import GRPOLoss
 from trainers.model.shape import read_shape
-from trainers.setup.memory import BYTES, FLOAT32, activation_bytes, state_bytes, trainer_memory
+from trainers.setup.memory import FLOAT32, activation_bytes, state_bytes, trainer_memory
 from trainers.titan.trainer import TitanTrainer
 
 SIZES = {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 3, "head_dim": 32}
@@ -73,9 +74,8 @@ def test_frozen_weights_and_adapters(tmp_path: Path, family: str, compute: str) 
     moments = [state[name] for state in states for name in ("exp_avg", "exp_avg_sq")]
     assert sum(weight.numel() for weight in trained) == lora.parameters(shape)
     held = bytes_of(*weights, *trained, *moments)  # a gradient is as large as its weight
-    size = BYTES[compute]
-    kept = trainer_memory(shape, shard=1, tensor=1, tokens=16, compute=size, checkpointing="none", lora=lora).held
-    assert kept == {"state": held}
+    config = config_of("--lora.rank=4", "--lora.alpha=8", f"--training.dtype={compute}")
+    assert trainer_memory(config, shape).held == {"state": held}
     trainer.close()
 
 
@@ -99,7 +99,7 @@ def test_what_is_kept_for_the_backward_pass(tmp_path: Path, family: str, mode: s
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         trainer.model.logprobs(tokens, None, torch.arange(1023), tokens[0, 1:], 1.0)
     shape = read_shape(folder / "config.json")
-    expected, _ = activation_bytes(shape, 1024, compute=4, checkpointing=mode)
+    expected, _ = activation_bytes(config_of(f"--training.activation_checkpoint={mode}"), shape, 1024)
     expected += 3 * 4 * 1024 * shape.hidden_size  # the last norm, in and out, and what the output layer reads
     found = sum(tensor.untyped_storage().nbytes() for tensor in kept.values())
     assert expected <= found <= most * expected
@@ -108,21 +108,24 @@ def test_what_is_kept_for_the_backward_pass(tmp_path: Path, family: str, mode: s
 
 # -- whole units of FSDP -----------------------------------------------------------------------------------------
 
-NAMES = {
-    "data_parallel_replicate_degree": "replicas",
-    "reshard_after_forward": "reshard",
-    "tensor_parallel_degree": "tensor",
+OPTIONS = {
+    "data_parallel_replicate_degree": "parallelism.data_parallel_replicate_degree",
+    "reshard_after_forward": "training.reshard_after_forward",
+    "tensor_parallel_degree": "parallelism.tensor_parallel_degree",
+    "fp32_head": "training.fp32_head",
 }
 
 
-def estimate(folder: Path, shard: int, **changes: Any) -> tuple[float, float]:
+def estimate(folder: Path, ranks: int, **changes: Any) -> tuple[float, float]:
     """Bytes of the worst moment of a step beside weights and moments, and of the largest matrix in the head's dtype."""
     shape = read_shape(folder / "config.json")
-    given = {"tensor": 1} | {NAMES.get(name, name): value for name, value in changes.items()}
-    memory = trainer_memory(shape, shard=shard, tokens=measured_bytes.TOKENS, compute=2, checkpointing="none", **given)
-    tensor = given["tensor"]
+    options = [f"--{OPTIONS[name]}={str(value).lower()}" for name, value in changes.items()]
+    options += ["--training.dtype=bfloat16", f"--trainer.procs={ranks}"]
+    memory = trainer_memory(config_of(*options, tokens=measured_bytes.TOKENS), shape)
+    tensor = changes.get("tensor_parallel_degree", 1)
+    shards = ranks // changes.get("data_parallel_replicate_degree", 1)
     largest = (4 if changes.get("fp32_head") else 2) * shape.largest_matrix / tensor
-    return sum(memory.phases[0].values()) + FLOAT32 * shape.parameters / (shard * tensor), largest
+    return sum(memory.phases[0].values()) + FLOAT32 * shape.parameters / shards, largest
 
 
 @pytest.fixture(scope="module")
@@ -157,8 +160,7 @@ def of_four(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_what_fsdp_holds_in_one_of_four(of_four: Path, models: dict[str, Path], model: str, case: str) -> None:
     """On a CPU the gradients of a matrix are copied once more on their way into the buffer; a GPU has a kernel."""
     changes = measured_bytes.OF_FOUR[case]
-    shard = 4 // (changes.get("data_parallel_replicate_degree", 1) * changes.get("tensor_parallel_degree", 1))
-    expected, copy = estimate(models[model], shard, **changes)
+    expected, copy = estimate(models[model], 4, **changes)
     found = json.loads((of_four / "bytes.json").read_text())[f"{model}, {case}"]
     assert 0.9 * expected <= found <= 1.02 * (expected + copy)
 

@@ -10,10 +10,9 @@ from pathlib import Path
 from forge_env.core.errors import UserError
 from trainers.config import RunConfig
 from trainers.model.shape import ModelShape
-from trainers.setup.memory import gib, host_bytes
+from trainers.setup.memory import gib, host_bytes, trainer_dtype
 from trainers.setup.placement import Placement, gpus_available
 from trainers.setup.sizing.card import Processes
-from trainers.setup.sizing.estimates import trainer_dtype
 
 _GROUPS = Path("/sys/fs/cgroup")
 _NO_LIMIT = float("inf")

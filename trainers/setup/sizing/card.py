@@ -1,7 +1,7 @@
-"""What each GPU of a run holds, phase by phase, from the estimates of its processes.
+"""What each GPU of a run holds in each phase, from the estimates of its processes.
 
-Where the engine sleeps, it and the other processes of its GPU take turns: the GPU then needs the larger of two phases,
-not the sum of the peaks of all processes.
+If the engine sleeps, it and the other processes of its GPU take turns. The GPU then needs the larger of two phases, not
+the sum of all peaks.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Card:
     where: str
     """Its name, as "GPU 0" or "host 1, GPU 0"."""
     phases: Mapping[str, Mapping[str, float]]
-    """Phase -> process -> bytes: "rollouts" and "training" where the engine sleeps, else the one phase "all"."""
+    """Phase -> process -> bytes: "rollouts" and "training" if the engine sleeps, else the one phase "all"."""
 
     @property
     def worst(self) -> float:
@@ -41,27 +41,20 @@ class Card:
 
 def cards(processes: Processes) -> list[Card]:
     """Every GPU whose processes' memory is known, in the order of the processes."""
-    on_gpu: dict[str, list[tuple[Process, Memory]]] = {}
+    on_gpu: dict[str, dict[str, Memory]] = {}  # GPU -> service -> memory
     unknown = {process.where for process, memory in processes if memory is None}
     for process, memory in processes:
         if process.gpu is not None and memory and memory.total and process.where not in unknown:
-            on_gpu.setdefault(process.where, []).append((process, memory))
+            on_gpu.setdefault(process.where, {})[process.service] = memory
     return [Card(where=where, phases=_phases(parts)) for where, parts in on_gpu.items()]
 
 
-def _phases(parts: Sequence[tuple[Process, Memory]]) -> dict[str, dict[str, float]]:
-    takes_turns = any(process.service == "generator" and memory.resting is not None for process, memory in parts)
-    if not takes_turns:
-        return {"all": {process.service: memory.total for process, memory in parts}}
+def _phases(parts: Mapping[str, Memory]) -> dict[str, dict[str, float]]:
+    peaks = {service: memory.total for service, memory in parts.items()}
+    rests = {service: memory.at_rest for service, memory in parts.items()}
+    if "generator" not in parts or parts["generator"].resting is None:
+        return {"all": peaks}
     return {
-        "rollouts": {process.service: _in_rollouts(process, memory) for process, memory in parts},
-        "training": {process.service: _in_training(process, memory) for process, memory in parts},
+        "rollouts": rests | {"generator": peaks["generator"]},
+        "training": peaks | {"generator": rests["generator"]},
     }
-
-
-def _in_rollouts(process: Process, memory: Memory) -> float:
-    return memory.total if process.service == "generator" else memory.at_rest
-
-
-def _in_training(process: Process, memory: Memory) -> float:
-    return memory.at_rest if process.service == "generator" else memory.total

@@ -1,9 +1,18 @@
-"""The settings of a run's engine, with the size of its cache and whether it sleeps."""
+"""The settings of a run's engine: how large its cache is, and whether it sleeps while the trainer steps.
+
+    the card x gpu_memory_utilization
+    - the engine's weights and buffers
+    - the other processes of the run on this card: their peak, or if the engine sleeps, what they hold at rest
+    = the room for keys and values
+
+The cache is what all requests need at their longest, if there is room; otherwise all the room there is. It has at least
+`LEAST_REQUESTS` requests of full length, even above gpu_memory_utilization; fit.py refuses what a card cannot hold.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from agents.generator.engine_args import has_draft_model
@@ -12,9 +21,8 @@ from forge_env.core.errors import UserError
 from trainers.config import RunConfig
 from trainers.lora import lora_of
 from trainers.model.shape import ModelShape
-from trainers.setup.memory import BYTES, GIB
-from trainers.setup.sizing.engine_cache import LEAST_REQUESTS, CacheDemand, size_cache
-from trainers.setup.sizing.estimates import engine_memory
+from trainers.settings.services import GeneratorConfig
+from trainers.setup.memory import BYTES, GIB, engine_memory, gib
 
 AT_ONCE = {True: 256, False: 64}
 """Episodes in flight in an evaluation, by whether the engine is on a GPU."""
@@ -22,28 +30,73 @@ REQUESTS = 128  # that an engine on CPU runs at once; further ones wait in its q
 MOST_REQUESTS = 512  # that an engine on GPU runs at once
 GATHER_S = 0.015  # of an engine on CPU, see EngineSettings
 LEAST_CACHE_GIB = 0.25  # for a small model, which would need less
+ASLEEP = ", and sleeps while the trainer steps"
+LEAST_REQUESTS = 4  # of full length; with fewer, most of a batch would wait in the queue
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharedGpu:
+    """The GPU of an engine, and what else is on it; sizes in bytes."""
+
+    card: float | None = None
+    """Memory of the GPU; None if it is not known."""
+    others: float = 0.0
+    """Peak of the run's other processes on it."""
+    others_at_rest: float = 0.0
+    """What the other processes hold while the engine works."""
+    no_sleep: str = ""
+    """See `cannot_sleep_reason`."""
+
+
+def size_cache(
+    generator: GeneratorConfig, gpu: SharedGpu, *, needed: float, least: float, engine: float
+) -> tuple[float, bool, str]:
+    """Bytes of keys and values of an engine on a GPU, whether it sleeps, and a sentence that says why.
+
+    Args:
+        generator: the section of the engine.
+        gpu: its GPU.
+        needed: bytes of keys and values of all requests at full length, or the size that the user sets.
+        least: bytes of the smallest cache.
+        engine: bytes of the engine's weights and buffers.
+    """
+    wanted, others = generator.sleep, gpu.others
+    if gpu.card is None:
+        sleeps = wanted == "yes"
+        why = "the memory of its GPU is not known here, which --launcher.gpu_memory_gib says"
+        return needed, sleeps, f"the engine has a cache of {gib(needed)} GiB{ASLEEP * sleeps}: {why}"
+    room = gpu.card * generator.gpu_memory_utilization - engine
+    sleeps = wanted == "yes" or (wanted == "auto" and not gpu.no_sleep and room - others < needed)
+    sleeps = sleeps and others > 0
+    cache = max(least, min(needed, room - (gpu.others_at_rest if sleeps else others)))
+    asleep = f"the engine has a cache of {gib(cache)} GiB{ASLEEP}"
+    awake = f"the engine keeps a cache of {gib(cache)} GiB while the trainer steps"
+    beside = f"{gib(others)} GiB of the other processes on its GPU"
+    if not others:
+        why = f"{awake}: no other process of the run is on its GPU"
+    elif sleeps and wanted == "yes":
+        why = f"{asleep}, as --services.generator.sleep says"
+    elif sleeps:
+        longest = f"there is no room for all requests at their longest, {gib(needed)} GiB"
+        why = f"{asleep}: beside the {beside}, {longest}"
+    elif cache >= needed:
+        why = f"{awake}: there is room for it beside the {beside}"
+    else:
+        reason = gpu.no_sleep if wanted == "auto" else "--services.generator.sleep is no"
+        why = f"{awake}, which is what the {beside} leave; it does not sleep: {reason}"
+    return cache, sleeps, why
 
 
 def plan_engine(
-    config: RunConfig,
-    shape: ModelShape | None,
-    engine_args: Mapping[str, Any],
-    *,
-    card: float | None = None,
-    others: float = 0.0,
-    others_at_rest: float = 0.0,
-    hindrance: str = "",
+    config: RunConfig, shape: ModelShape | None, engine_args: Mapping[str, Any], gpu: SharedGpu
 ) -> tuple[EngineSettings, str]:
-    """The settings of the engine of a run, and a sentence on its cache and its sleep; "" where there is none to say.
+    """The settings of the engine of a run, and a sentence on its cache and its sleep; "" if there is none to say.
 
     Args:
         config: of the run.
-        shape: of its model; None where it is not known yet.
+        shape: of its model; None if it is not known yet.
         engine_args: of vLLM, from `services.generator.engine`.
-        card: bytes of its GPU; None where it is on a CPU, or where that is not known.
-        others: bytes of the other processes on its GPU at their worst.
-        others_at_rest: bytes that they take while the engine works.
-        hindrance: why it cannot sleep, see `why_awake`.
+        gpu: of the engine; ignored for one on a CPU.
     """
     generator = config.services.generator
     on_gpu = generator.with_gpus
@@ -55,7 +108,7 @@ def plan_engine(
         kv_cache_gib=generator.kv_cache_gib or (0.0 if on_gpu else EngineSettings().kv_cache_gib),
         gpu_memory_fraction=generator.gpu_memory_utilization,
         gpu_memory_gib=config.launcher.gpu_memory_gib,
-        sleep=generator.sleep == "yes" and not hindrance,
+        sleep=generator.sleep == "yes" and not gpu.no_sleep,
         engine_args=engine_args,
         lora_rank=lora.rank if lora and lora.publish == "adapter" else 0,
         return_routes=_replays_routes(config, shape),
@@ -69,27 +122,16 @@ def plan_engine(
     )
     if shape is None or not on_gpu:
         return settings, "the engine sleeps while the trainer steps" if settings.sleep else ""
-    given = generator.kv_cache_gib * GIB
+    chosen = generator.kv_cache_gib * GIB
     one = _cache_of_one(config, shape, engine_args)
-    needed = given or max(1.1 * settings.max_requests * one, LEAST_CACHE_GIB * GIB)
-    decision = size_cache(
-        CacheDemand(
-            needed=needed,
-            least=given or min(LEAST_REQUESTS * one, needed),
-            engine=engine_memory(config, shape, settings, cache=0.0).total,
-            card=card,
-            utilization=generator.gpu_memory_utilization,
-            others=others,
-            others_at_rest=others_at_rest,
-            wanted=generator.sleep,
-            hindrance=hindrance,
-        )
-    )
-    return replace(settings, kv_cache_gib=decision.cache / GIB, sleep=decision.sleeps), decision.why
+    needed = chosen or max(1.1 * settings.max_requests * one, LEAST_CACHE_GIB * GIB)
+    least, held = chosen or min(LEAST_REQUESTS * one, needed), engine_memory(config, shape, settings, cache=0.0).total
+    cache, sleeps, why = size_cache(generator, gpu, needed=needed, least=least, engine=held)
+    return replace(settings, kv_cache_gib=cache / GIB, sleep=sleeps), why
 
 
-def why_awake(config: RunConfig, old_logprobs: str, engine_args: Mapping[str, Any]) -> str:
-    """Why the engine cannot sleep while the trainer steps, as the end of a sentence; "" where it can."""
+def cannot_sleep_reason(config: RunConfig, old_logprobs: str, engine_args: Mapping[str, Any]) -> str:
+    """Why the engine cannot sleep while the trainer steps, as the end of a sentence; "" if it can."""
     training = config.training
     window = training.sync_interval if old_logprobs == "trainer" else 1
     if config.algorithm is not None and config.staleness > window - 1:
@@ -100,11 +142,11 @@ def why_awake(config: RunConfig, old_logprobs: str, engine_args: Mapping[str, An
 
 
 def check_engine(config: RunConfig, shape: ModelShape | None, engine_args: Mapping[str, Any]) -> None:
-    """The engine's cache and steps have room for a request of full length, and for one token of each request.
+    """Check that the engine's cache and steps have room for its requests, and that it can do what the run needs.
 
     Raises:
-        UserError: otherwise; for a quantized model with experts, whose kernels do not take new weights; and where the
-            engine cannot return the experts that are to be replayed.
+        UserError: the cache has no room for a request of full length; a step has no room for one token of each request;
+            the model has experts and is quantized; or the engine cannot return the experts that are to be replayed.
     """
     if shape is not None and shape.num_experts and engine_args.get("quantization"):
         raise UserError(
@@ -154,7 +196,7 @@ def _replays_routes(config: RunConfig, shape: ModelShape | None) -> bool:
 
 
 def _requests(config: RunConfig) -> int:
-    """Requests that the engine runs at once: on GPU those of all episodes that may be open, up to a bound."""
+    """Requests that the engine runs at once: on GPU one for each episode that may be open, up to a bound."""
     if not config.services.generator.with_gpus:
         return REQUESTS
     size = config.algorithm.n_samples if config.algorithm else 1

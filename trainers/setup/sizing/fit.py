@@ -1,10 +1,9 @@
-"""Checks that a run fits on its GPUs; where it does not, finds the nearest settings that fit."""
+"""Checks that a run fits on its GPUs; if it does not, names settings that fit."""
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from typing import Any
 
@@ -17,11 +16,13 @@ from trainers.model.shape import ModelShape
 from trainers.setup.memory import GIB, Memory, gib
 from trainers.setup.placement import Placement, Process, make_placement
 from trainers.setup.sizing.card import Card, Processes, cards
-from trainers.setup.sizing.engine import plan_engine, why_awake
+from trainers.setup.sizing.engine import SharedGpu, cannot_sleep_reason, plan_engine
 from trainers.setup.sizing.estimates import estimate_memory, snapshot_bytes
 from trainers.setup.weight_store import find_store
 
-MOST_GPUS = 64  # of one host: the search for settings that fit ends there
+MOST_GPUS = 64  # of one host, that a remedy may name
+Remedy = dict[str, Any]
+"""Settings by their dotted names, e.g. `{"training.optimizer_state": "bfloat16"}`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +30,7 @@ class Given:
     """Inputs of the memory plan that are known before it."""
 
     card: float | None
-    """Bytes that the run may use of each GPU; None where that is not known."""
+    """Bytes that the run may use of each GPU; None if that is not known."""
     old_logprobs: str
     """As `RunPlan.old_logprobs`."""
     engine_args: Mapping[str, Any]
@@ -51,10 +52,10 @@ class MemoryPlan:
 
 
 def card_size(config: RunConfig, placement: Placement) -> float | None:
-    """Bytes that the run may use of each of its GPUs: the smallest of them counts. None where they are not known.
+    """Bytes that the run may use of each of its GPUs: the smallest of them counts. None if they are not known.
 
     Raises:
-        UserError: when `launcher.gpu_memory_gib` is more than a GPU of this machine has.
+        UserError: `launcher.gpu_memory_gib` is more than a GPU of this machine has.
     """
     if not placement.gpus_wanted:
         return None
@@ -79,42 +80,28 @@ def plan_memory(
     given: Given,
 ) -> MemoryPlan:
     """Size the engine by what the other processes on its GPU need, and estimate the memory of all."""
+    # Supervised training without an environment starts no engine.
+    has_engine = bool(config.env.name) or config.algorithm is not None
     memory: dict[Process, Memory | None] = {
-        process: estimate_memory(config, process, shape, None, store)
+        process: Memory() if process.service == "generator" else estimate_memory(config, process, shape, None, store)
         for process in placement.processes
-        if process.service != "generator"
     }
-    if not has_engine(config):
-        memory |= {process: Memory() for process in placement.processes if process.service == "generator"}
-    others, at_rest = _beside_engine(placement.processes, memory) if has_engine(config) else (0.0, 0.0)
-    engine, about = plan_engine(
-        config,
-        shape,
-        given.engine_args,
-        card=given.card,
-        others=others,
-        others_at_rest=at_rest,
-        hindrance=why_awake(config, given.old_logprobs, given.engine_args),
-    )
-    processes = [
-        (process, memory[process] if process in memory else estimate_memory(config, process, shape, engine, store))
-        for process in placement.processes
-    ]
-    return MemoryPlan(engine=engine, about_engine=about, processes=processes)
+    engines = [process for process in memory if process.service == "generator" and has_engine]
+    others, at_rest = _beside_engine(engines, memory)
+    no_sleep = cannot_sleep_reason(config, given.old_logprobs, given.engine_args)
+    gpu = SharedGpu(card=given.card, others=others, others_at_rest=at_rest, no_sleep=no_sleep)
+    engine, about = plan_engine(config, shape, given.engine_args, gpu)
+    memory |= {process: estimate_memory(config, process, shape, engine, store) for process in engines}
+    return MemoryPlan(engine=engine, about_engine=about, processes=list(memory.items()))
 
 
-def has_engine(config: RunConfig) -> bool:
-    """Whether an engine is started: supervised training without an environment has none."""
-    return bool(config.env.name) or config.algorithm is not None
-
-
-def _beside_engine(processes: Sequence[Process], memory: Mapping[Process, Memory | None]) -> tuple[float, float]:
+def _beside_engine(engines: Sequence[Process], memory: Mapping[Process, Memory | None]) -> tuple[float, float]:
     """Bytes of the other processes on the fullest GPU of an engine: their peak, and at rest."""
     worst, at_rest = 0.0, 0.0
-    for gpu in {process.where for process in processes if process.service == "generator" and process.gpu is not None}:
-        here = [estimate for process, estimate in memory.items() if process.where == gpu and estimate is not None]
-        worst = max(worst, sum(estimate.total for estimate in here))
-        at_rest = max(at_rest, sum(estimate.at_rest for estimate in here))
+    for gpu in {engine.where for engine in engines if engine.gpu is not None}:
+        estimates = [estimate for process, estimate in memory.items() if process.where == gpu and estimate is not None]
+        worst = max(worst, sum(estimate.total for estimate in estimates))
+        at_rest = max(at_rest, sum(estimate.at_rest for estimate in estimates))
     return worst, at_rest
 
 
@@ -127,8 +114,8 @@ def check_sleep(config: RunConfig, placement: Placement, given: Given) -> None:
     generator = config.services.generator
     if generator.sleep != "yes":
         return
-    if hindrance := why_awake(config, given.old_logprobs, given.engine_args):
-        raise UserError(f"--services.generator.sleep is yes, and {hindrance}: leave it out")
+    if reason := cannot_sleep_reason(config, given.old_logprobs, given.engine_args):
+        raise UserError(f"--services.generator.sleep is yes, and {reason}: leave it out")
     taken = {process.where for process in placement.processes if process.service == "trainer"}
     engines = [process for process in placement.processes if process.service == "generator"]
     if generator.with_gpus and not any(process.where in taken for process in engines):
@@ -142,7 +129,7 @@ def check_speculation(config: RunConfig, given: Given) -> None:
     """Check that speculative decoding is used on GPUs only.
 
     Raises:
-        UserError: on a CPU, where logprobs of vLLM 0.32 were measured to be off by up to 10 nats, and NaN.
+        UserError: on a CPU, on which logprobs of vLLM 0.32 were measured to be off by up to 10 nats, and NaN.
     """
     if given.engine_args.get("speculative_config") and not config.services.generator.with_gpus:
         raise UserError(
@@ -157,11 +144,11 @@ def check_fit(
     """Check that each GPU has room for its processes, as far as the sizes of model and GPU are known.
 
     Raises:
-        UserError: with the nearest settings that fit.
+        UserError: otherwise, with settings that fit.
     """
-    full = max(memory.cards, key=lambda usage: usage.worst, default=None)
+    fullest = max(memory.cards, key=lambda usage: usage.worst, default=None)
     card = given.card
-    if card is None or full is None or full.worst <= card:
+    if card is None or fullest is None or fullest.worst <= card:
         return
 
     def fits(changed: RunConfig) -> bool:
@@ -172,100 +159,108 @@ def check_fit(
             store, _ = find_store(changed, placement, snapshot_bytes(changed, shape) if shape else 0, card)
         except UserError:
             return False
-        plan = plan_memory(changed, placement, shape, store, given)
-        return all(usage.worst <= card for usage in plan.cards)
+        return all(usage.worst <= card for usage in plan_memory(changed, placement, shape, store, given).cards)
 
-    raise UserError(f"a GPU has {gib(card)} GiB, and the estimate is more: {full}; {nearest_settings(config, fits)}")
+    raise UserError(f"a GPU has {gib(card)} GiB, and the estimate is more: {fullest}; {nearest_settings(config, fits)}")
 
 
 def nearest_settings(config: RunConfig, fits: Callable[[RunConfig], bool]) -> str:
-    """Which settings fit, as the end of a sentence: on the GPUs that there are, else on more of them.
+    """Which settings fit, as the end of a sentence: on the GPUs of the run, else on more of them.
 
     Args:
         config: of the run, which does not fit.
         fits: tells whether a config fits.
     """
-    if settings := _fitting(config, fits):
-        return f"it fits with {settings}"
+    if remedies := _remedies_that_fit(config, fits):
+        return f"it fits with {remedies}"
     count = max(1, config.launcher.gpus_per_host)
     while count < MOST_GPUS:
         count *= 2
-        more = [("services.trainer.procs", count), ("launcher.gpus_per_host", count)]
-        larger = _with(config, more)
-        settings = "" if fits(larger) else _fitting(larger, fits)
-        if settings or fits(larger):
-            return f"it fits on {count} such GPUs with {_option(more[0])}{' and ' if settings else ''}{settings}"
+        larger = _with(config, {"services.trainer.procs": count, "launcher.gpus_per_host": count})
+        remedies = "" if fits(larger) else _remedies_that_fit(larger, fits)
+        if remedies or fits(larger):
+            further = f" and {remedies}" if remedies else ""
+            return f"it fits on {count} such GPUs with --services.trainer.procs {count}{further}"
     return "no setting that was tried makes it fit: take a larger card, or a smaller model"
 
 
-def _fitting(config: RunConfig, fits: Callable[[RunConfig], bool]) -> str:
-    """Settings that fit: those that cost the least speed, then others that are enough alone; "" if there are none."""
-    cheap, placements, offload = list(_changes(config)), list(_placements(config)), list(_offload(config))
-    offloaded = offload and [*offload, *(change for change in cheap if change[0] != "training.optimizer_state")]
-    orders = [cheap, *([placement, *cheap] for placement in placements), offloaded]
-    enough = (order[: end + 1] for order in orders for end in range(len(order)))
-    least = next((dict(changes) for changes in enough if fits(_with(config, changes))), {})
-    for name in reversed(list(least)):  # leave out what is not needed, and of the rest take the mildest value
-        rest = {other: value for other, value in least.items() if other != name}
-        instead = [rest, *({**least, name: value} for other, value in cheap if other == name), least]
-        least = next(changes for changes in instead if fits(_with(config, changes.items())))
-    alone = [(name, value) for name, value in (*cheap, *placements, *offload) if fits(_with(config, [(name, value)]))]
-    mildest = {name: {name: value} for name, value in reversed(alone) if list(least) != [name]}
-    remedies = [least, *reversed(mildest.values())] if least else []
-    return " or with ".join(" ".join(map(_option, remedy.items())) for remedy in remedies[:3])
+def _remedies_that_fit(config: RunConfig, fits: Callable[[RunConfig], bool]) -> str:
+    """Up to three remedies in the order of their cost in speed; "" if none fits.
+
+    Each remedy is tried alone. Until one is enough alone, it is also tried together with all cheap ones before it.
+    """
+
+    def helps(remedy: Remedy) -> bool:
+        changed = _with(config, remedy)
+        is_refused = changed.training.cpu_offload and changed.training.optimizer_state == "bfloat16"
+        return not is_refused and fits(changed)
+
+    cheap = list(_cheap_remedies(config))
+    enough: list[Remedy] = []
+    together: Remedy = {}
+    for remedy in (*cheap, *_costly_remedies(config)):
+        if helps(remedy):
+            enough.append(remedy)
+        elif not enough and helps(together | remedy):
+            enough.append(together | remedy)
+        together |= remedy if remedy in cheap else {}
+    mildest: dict[str, Remedy] = {}  # the first that changes these settings
+    for remedy in enough:
+        for name in reversed(remedy):  # leave out what is not needed, and of the rest take the mildest value
+            without = {other: value for other, value in remedy.items() if other != name}
+            milder = [remedy | other for other in cheap if name in other]
+            remedy = next(filter(helps, (without, *milder)), remedy)
+        mildest.setdefault(" ".join(remedy), remedy)
+    return " or with ".join(" ".join(map(_option, remedy.items())) for remedy in list(mildest.values())[:3])
 
 
-def _changes(config: RunConfig) -> Iterator[tuple[str, Any]]:
-    """Settings to try, those that cost no speed first; several values of one setting begin with the mildest."""
+def _cheap_remedies(config: RunConfig) -> Iterator[Remedy]:
+    """Remedies that always work together, by their cost in speed; of several values of a setting the mildest first."""
     services, training = config.services, config.training
     if services.generator.sleep == "no":
-        yield "services.generator.sleep", "auto"
+        yield {"services.generator.sleep": "auto"}
     if services.generator.kv_cache_gib:
-        yield "services.generator.kv_cache_gib", 0.0
+        yield {"services.generator.kv_cache_gib": 0.0}
     if services.trainer.with_gpus and not training.cpu_offload:
         if training.optimizer_state == "float32":
-            yield "training.optimizer_state", "bfloat16"
+            yield {"training.optimizer_state": "bfloat16"}
         if training.optimizer_state != "8bit" and not config.lora.rank and find_spec("torchao"):
-            yield "training.optimizer_state", "8bit"
+            yield {"training.optimizer_state": "8bit"}
     tokens = training.max_tokens_per_micro_batch
     while tokens // 2 >= config.env.max_tokens:
         tokens //= 2
-        yield "training.max_tokens_per_micro_batch", tokens
+        yield {"training.max_tokens_per_micro_batch": tokens}
     modes = ["none", "selective", "full"]
     for mode in modes[modes.index(training.activation_checkpoint) + 1 :]:
-        yield "training.activation_checkpoint", mode
+        yield {"training.activation_checkpoint": mode}
+
+
+def _costly_remedies(config: RunConfig) -> Iterator[Remedy]:
+    """Another store, more of the GPUs that there are, and at last offloading (an 8B step took twice as long)."""
     if config.weights.store in ("auto", "cuda_ipc"):  # in the host's memory, which may have no room
-        yield "weights.store", "shared_memory"
-
-
-def _placements(config: RunConfig) -> Iterator[tuple[str, Any]]:
-    """Other uses of the GPUs that there are."""
+        yield {"weights.store": "shared_memory"}
     if config.launcher.share_gpus != "no":
-        yield "launcher.share_gpus", "no"
+        yield {"launcher.share_gpus": "no"}
     for name in ("trainer", "generator"):
         procs = getattr(config.services, name).procs
         while procs * 2 <= config.launcher.gpus_per_host:
             procs *= 2
-            yield f"services.{name}.procs", procs
-
-
-def _offload(config: RunConfig) -> Iterator[tuple[str, Any]]:
-    """What is tried last: with offloading a step of 8B took about twice as long."""
+            yield {f"services.{name}.procs": procs}
     if not config.training.cpu_offload and not config.lora.rank:
-        if config.training.optimizer_state == "bfloat16":
-            yield "training.optimizer_state", "float32"  # the host updates no moments in bfloat16
-        yield "training.cpu_offload", True
+        state = config.training.optimizer_state  # the host updates no moments in bfloat16
+        yield {"training.cpu_offload": True, "training.optimizer_state": "8bit" if state == "8bit" else "float32"}
 
 
-def _with(config: RunConfig, changes: Iterable[tuple[str, Any]]) -> RunConfig:
-    changed = copy.deepcopy(config)
-    for name, value in changes:
-        *sections, field = name.split(".")
-        section: Any = changed
-        for part in sections:
-            section = getattr(section, part)
-        setattr(section, field, value)
-    return changed
+def _with(config: RunConfig, remedy: Remedy) -> RunConfig:
+    for name, value in remedy.items():
+        config = _replaced(config, name, value)
+    return config
+
+
+def _replaced(section: Any, name: str, value: Any) -> Any:
+    """A copy of a section with another value of the setting `name`; the original stays as it is."""
+    first, _, rest = name.partition(".")
+    return replace(section, **{first: _replaced(getattr(section, first), rest, value) if rest else value})
 
 
 def _option(change: tuple[str, Any]) -> str:
