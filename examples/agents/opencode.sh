@@ -1,6 +1,8 @@
 #!/bin/sh
 # opencode (npm install -g opencode-ai) on the task that is its standard input, with all tools allowed.
 # Its settings and sessions are in the private folder of the episode. No title is asked for, which would be a row.
+# In a sandbox it works there too, since the other folders are read-only.
+[ -w . ] || cd "$TMPDIR"
 export HOME="$TMPDIR" OPENCODE_DISABLE_AUTOUPDATE=1
 options="{\"baseURL\":\"$OPENAI_BASE_URL\",\"apiKey\":\"$OPENAI_API_KEY\"}"
 provider="{\"npm\":\"@ai-sdk/openai-compatible\",\"name\":\"forge\",\"options\":$options,\"models\":{\"$OPENAI_MODEL\":{}}}"

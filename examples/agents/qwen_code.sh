@@ -2,6 +2,8 @@
 # Qwen Code (npm install -g @qwen-code/qwen-code) on the task that is its standard input, with all tools allowed.
 # Its settings and sessions are in the private folder of the episode. Its memory is off: a second agent would keep it,
 # in rows of its own, and the folder is removed at the end.
+# In a sandbox it works there too, since the other folders are read-only.
+[ -w . ] || cd "$TMPDIR"
 export HOME="$TMPDIR"
 mkdir -p "$HOME/.qwen"
 echo '{"memory":{"enableManagedAutoMemory":false,"enableManagedAutoDream":false}}' > "$HOME/.qwen/settings.json"

@@ -1,12 +1,14 @@
-"""Environments of Python with packages from the index, for tests of what our own environment must not hold."""
+"""Environments of their own with packages of a registry, for tests of what our own environment must not hold."""
 
 from __future__ import annotations
 
 import functools
 import os
 import re
+import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -17,24 +19,47 @@ INSTALL_SECONDS = 400.0
 
 @functools.cache
 def python_with(*packages: str) -> Path:
-    """Return the Python of an environment that holds the packages; made once, in .cache/. Skips where that fails.
+    """Return the Python of an environment that holds packages of PyPI. Skips where that fails.
 
     Example: ``python_with("ors-sdk==0.1.0")``
     """
-    folder = ROOT / ".cache" / re.sub(r"[^A-Za-z0-9.]+", "-", "-".join(packages))
-    python, ready = folder / "bin" / "python", folder / ".ready"
-    if ready.exists():
-        return python
-    uv = Path(sys.executable).with_name("uv")
+    folder, uv = _folder_of(packages), Path(sys.executable).with_name("uv")
+    python = folder / "bin" / "python"
     if not uv.exists():
         pytest.skip("uv is not installed")
-    environ = {"UV_CACHE_DIR": str(ROOT / ".cache" / "uv"), **os.environ}
-    for command in (
-        [uv, "venv", "--quiet", "--clear", "--python", sys.executable, folder],
-        [uv, "pip", "install", "--quiet", "--python", python, *packages],
-    ):
-        done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=INSTALL_SECONDS)
+    venv: list[str | Path] = [uv, "venv", "--quiet", "--clear", "--python", sys.executable, folder]
+    _make(folder, packages, venv, [uv, "pip", "install", "--quiet", "--python", python, *packages])
+    return python
+
+
+@functools.cache
+def node_with(package: str) -> Path:
+    """Return a folder with a package of npm, its programs in node_modules/.bin. Skips where that fails.
+
+    Example: ``node_with("opencode-ai@1.18.33")``
+    """
+    folder, npm = _folder_of([package]), shutil.which("npm")
+    if npm is None or shutil.which("node") is None:
+        pytest.skip("node and npm are not installed")
+    quiet = ["--no-audit", "--no-fund", "--no-update-notifier"]
+    _make(folder, [package], [npm, "install", *quiet, "--prefix", folder, package])
+    return folder
+
+
+def _folder_of(packages: Sequence[str]) -> Path:
+    return ROOT / ".cache" / re.sub(r"[^A-Za-z0-9.]+", "-", "-".join(packages))
+
+
+def _make(folder: Path, packages: Sequence[str], *commands: Sequence[str | Path]) -> None:
+    """Install packages into a folder of .cache/, once."""
+    ready = folder / ".ready"
+    if ready.exists():
+        return
+    caches = {"UV_CACHE_DIR": str(ROOT / ".cache" / "uv"), "npm_config_cache": str(ROOT / ".cache" / "npm")}
+    for command in commands:
+        done = subprocess.run(
+            command, env={**caches, **os.environ}, capture_output=True, text=True, timeout=INSTALL_SECONDS
+        )
         if done.returncode:
             pytest.skip(f"{' '.join(packages)} cannot be installed: {done.stderr.strip()[-300:]}")
     ready.touch()
-    return python

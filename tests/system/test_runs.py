@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import os
 import re
 import shutil
@@ -20,9 +21,13 @@ from typing import Any
 
 import pytest
 
+from agents.renderer.decoding import open_decoder
 from forge_env.cli.main import main
 from forge_env.core.episode import read_jsonl
+from forge_env.records.audit import audit
 from forge_env.report.numbers import short
+from tests.envs.external.coding_agents import in_sandbox
+from tests.envs.external.external_playing import make_long_model
 from tests.helpers.waiting import wait_until
 from trainers.checkpoints import steps_of
 
@@ -53,9 +58,9 @@ class Started:
                 return seen
         raise AssertionError(f"{text!r} never came; the run said:\n{seen}")
 
-    def end(self) -> str:
+    def end(self, seconds: float = DEADLINE) -> str:
         """Wait for the end; returns the rest of the console."""
-        return self.process.communicate(timeout=DEADLINE)[0]
+        return self.process.communicate(timeout=seconds)[0]
 
     def processes(self) -> dict[int, str]:
         """Every living process that this run started, with its command line."""
@@ -413,6 +418,41 @@ _PHASES |= {"trainer: import", "trainer: load", "first optimizer step"}
 _RL_PHASES = {"environments", "engine: import", "engine: load", "engine: first request", "waiting for the engine"}
 _RL_PHASES |= {"demonstrations", "warm-up", "weights: publish", "weights: commit", "weights: pull", "evaluation"}
 _RL_PHASES |= {"evaluation without tools", "first rollouts"}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)  # it installs the agent; its prompts have 20,000 tokens of the tiny model
+def test_a_coding_agent_in_the_sandbox_is_trained(start, tiny_model: Path, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    """The random model solves nothing: its answers are rewarded for their letters, which differ."""
+    make_long_model(tiny_model, tmp_path / "model", positions=32_768)
+    (tmp_path / "tasks.jsonl").write_text("".join(f'{{"prompt": "Write sentence {n}."}}\n' for n in range(10)))
+    (tmp_path / "grade.py").write_text("def letters(answer):\n    return sum(map(ord, answer)) % 997 / 997\n")
+    options = in_sandbox("opencode") | {
+        "data": str(tmp_path / "tasks.jsonl"),
+        "reward": f"{tmp_path}/grade.py:letters",
+        "on_failure": "score",
+    }
+    run = start(
+        "trainers.grpo", "--env", "external", *(f"--env.options.{name}={value}" for name, value in options.items()),
+        "--model", str(tmp_path / "model"), "--steps", "2", "--dataset.held_out", "1",
+        "--training.batch_size", "1", "--grpo.n_samples", "2",
+        "--env.max_turns", "3", "--env.max_turn_tokens", "60", "--env.max_tokens", "30000",
+    )  # fmt: skip
+    console = run.end(2 * DEADLINE)
+    assert run.process.returncode == 0, console
+    run.assert_nothing_left()
+    assert str(run.temp) not in Path("/proc/self/mountinfo").read_text()
+    lines = (run.output / "metrics.jsonl").read_text().splitlines()
+    steps = [step for step in map(json.loads, lines) if step["phase"] == "train"]
+    assert [step["step"] for step in steps] == [1, 2]
+    for step in steps:
+        assert math.isfinite(step["loss"]) and step["grad_norm"] > 0
+        assert step["mean_abs_logprob_difference"] <= 1e-5, "over prompts of an agent, too"
+        assert step["rollout/rows_per_episode"] >= 1
+    episodes = list(read_jsonl(run.output / "episodes" / "train.jsonl"))
+    assert len(episodes) == 4 and all(episode.reward is not None for episode in episodes)
+    assert min(len(episode.rows[0].token_ids) for episode in episodes) > 10_000, "the prompts are those of the agent"
+    assert audit(run.output, open_decoder(run.output / "model")).problems == []
 
 
 def _check_start(output: Path, console: str, names: set[str]) -> None:

@@ -1,27 +1,28 @@
-"""The coding agents of the npm registry that examples/agents starts, each installed into a folder of its own."""
+"""The coding agents of the npm registry that examples/agents starts, each in a folder of its own."""
 
 from __future__ import annotations
 
 import os
 import shlex
 import shutil
-import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from forge_env.core.episode import Episode
 from forge_env.core.protocols import Agent
 from forge_env.core.types import EpisodeLimits, Message, Task
+from forge_env.core.workspace import WorkspaceLimits
 from forge_env.rollout.factory import make
 from forge_env.rollout.rollout import run_episode
+from sandboxes import open_workspaces
+from sandboxes.images.build import build_with_forge
 from tests.envs.external.external_playing import calls
+from tests.helpers.own_environment import node_with
 
 ROOT = Path(__file__).resolve().parents[3]
-INSTALL_SECONDS = 300.0
+EXAMPLES = ROOT / "examples" / "agents"
 TASK = Task(prompt=({"role": "user", "content": "What is 19 + 23? Write it to the result file."},), target="42")
 REWARD = f"{__file__}:grade"
 WRITES_RESULT = 'echo "{\\"answer\\": \\"$((19 + 23))\\"}" > "$FORGE_ENV_RESULT"; echo written'
@@ -50,10 +51,10 @@ class CodingAgent:
         made = [calls(self.tool, **{self.argument: command}, **(self.more or {})) for command in commands]
         return {"role": "assistant", "content": text, "tool_calls": [call for m in made for call in m["tool_calls"]]}
 
-    def script(self) -> list[Message | str]:
+    def script(self, look: str = "ls") -> list[Message | str]:
         """A policy that solves TASK in four turns: text with a call, calls at once, numbers as JavaScript has none."""
         two = self.calls("echo one", "echo two")
-        return [self.calls("ls", text="I look first."), two, self.calls(WRITES_RESULT), "The result is written."]
+        return [self.calls(look, text="I look first."), two, self.calls(WRITES_RESULT), "The result is written."]
 
 
 AGENTS = {
@@ -73,32 +74,44 @@ AGENTS = {
 }
 
 
-def install(package: str, folder: Path) -> Path:
-    """Install a package into a folder; return the folder of its programs. Skips the test where that fails."""
-    npm = shutil.which("npm")
-    if npm is None or shutil.which("node") is None:
-        pytest.skip("node and npm are not installed")
-    kept = ["--prefix", str(folder), "--cache", str(folder / "cache")]  # nothing of it stays at home
-    command = [npm, "install", "--no-audit", "--no-fund", "--no-update-notifier", *kept, package]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=INSTALL_SECONDS, check=False)
-    if done.returncode:
-        pytest.skip(f"{package} cannot be installed: {done.stderr.strip()[-300:]}")
-    return folder / "node_modules" / ".bin"
-
-
-async def episode_of(name: str, programs: Path, agent: Agent, folder: Path, limits: EpisodeLimits) -> Episode:
-    """Let a coding agent work on TASK once, in an empty folder.
+async def episode_of(name: str, agent: Agent, folder: Path, limits: EpisodeLimits, **options: str) -> Episode:
+    """Let a coding agent work on TASK once.
 
     Args:
         name: of AGENTS.
-        programs: the folder of its program.
         agent: the model.
-        folder: where the working directory is made.
+        folder: where an empty working directory is made.
         limits: of the episode.
+        options: of the environment, in the place of a start on this machine.
     """
-    cwd = folder / name.replace(" ", "-")
-    cwd.mkdir()
-    path = f"PATH={programs}:{os.environ['PATH']}"
-    command = shlex.join(["env", path, "sh", str(ROOT / "examples" / "agents" / AGENTS[name].start)])
-    async with make("external", command=command, reward=REWARD, on_failure="score", cwd=str(cwd)) as factory:
+    if not options:
+        cwd = folder / name.replace(" ", "-")
+        cwd.mkdir()
+        options = {"command": _start(name, EXAMPLES), "cwd": str(cwd)}
+    async with make("external", reward=REWARD, on_failure="score", **options) as factory:
         return await run_episode(factory, agent, TASK, seed=0, episode_id=name, limits=limits)
+
+
+def in_sandbox(name: str) -> dict[str, str]:
+    """The options that run an agent in a sandbox, which shows its own folder; its start goes there."""
+    home = node_with(AGENTS[name].package)
+    shutil.copy(EXAMPLES / AGENTS[name].start, home)
+    return {"command": _start(name, home), "cwd": str(home), "sandbox": "namespaces"}
+
+
+def _start(name: str, folder: Path) -> str:
+    path = f"PATH={node_with(AGENTS[name].package) / 'node_modules' / '.bin'}:{os.environ['PATH']}"
+    return shlex.join(["env", path, "sh", str(folder / AGENTS[name].start)])
+
+
+async def image_of_codex(folder: Path, name: str) -> None:
+    """Build an image of this machine's programs and Codex, which needs no others."""
+    package = node_with(AGENTS["Codex"].package) / "node_modules" / "@openai"
+    [program] = package.glob("codex-linux-*/vendor/*/bin/codex")
+    folder.mkdir()
+    os.link(program, folder / "codex")
+    shutil.copy(EXAMPLES / "codex.sh", folder)
+    (folder / "Dockerfile").write_text("FROM host\nCOPY codex /usr/local/bin/\nCOPY codex.sh /agent.sh\n")
+    async with open_workspaces() as workspaces:
+        limits = WorkspaceLimits(disk_bytes=2**30)
+        await build_with_forge(workspaces, folder, name, limits=limits, timeout_s=60.0)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
-import tempfile
-from collections.abc import Iterator
+import socket
 from pathlib import Path
 
 import pytest
@@ -14,7 +14,7 @@ from forge_env.core.episode import write_jsonl
 from forge_env.core.types import EpisodeLimits, Outcome
 from forge_env.records.audit import audit
 from forge_env.registry.agent_spec import AgentSettings, open_agent
-from tests.envs.external.coding_agents import AGENTS, ROOT, episode_of, install
+from tests.envs.external.coding_agents import AGENTS, ROOT, episode_of, image_of_codex, in_sandbox
 from tests.envs.external.external_playing import make_long_model, says
 
 LIMITS = EpisodeLimits(max_tokens=100_000, step_seconds=120.0)
@@ -33,26 +33,31 @@ def test_the_page_says_what_was_measured(name: str) -> None:
     assert row.endswith(figures) and f"examples/agents/{AGENTS[name].start}`" in row
 
 
-@pytest.fixture(scope="module")
-def programs() -> Iterator[dict[str, Path]]:
-    """The folders of the programs; together they have 1.3 GB."""
-    with tempfile.TemporaryDirectory(prefix="forge_env_agents_") as folder:
-        yield {name: install(agent.package, Path(folder) / str(i)) for i, (name, agent) in enumerate(AGENTS.items())}
-
-
 @pytest.mark.slow
-@pytest.mark.timeout(600)  # it installs the packages
-@pytest.mark.parametrize("name", AGENTS)
+@pytest.mark.timeout(600)  # it installs the package
+@pytest.mark.parametrize(
+    ("name", "place"), [*itertools.product(AGENTS, ["outside", "sandbox"]), ("Codex", "workspace")]
+)
 async def test_a_coding_agent_as_it_is_solves_a_task_in_one_row(
-    name: str, programs: dict[str, Path], tiny_model: Path, tmp_path: Path
+    name: str, place: str, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    agent = says(tiny_model, *AGENTS[name].script())
-    episode = await episode_of(name, programs[name], agent, tmp_path, LIMITS)
+    monkeypatch.setenv("FORGE_ENV_IMAGES", str(tmp_path / "images"))
+    options = in_sandbox(name) if place == "sandbox" else {}
+    if place == "workspace":
+        await image_of_codex(tmp_path / "context", "codex:1")
+        options = {"command": "sh /agent.sh", "image": "codex:1"}
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        knock = f"exec 3<>/dev/tcp/127.0.0.1/{server.getsockname()[1]}"
+        look = f"touch made && env | grep -c _BASE_URL=http; bash -c '{knock}' && echo out$((1)) || echo in$((1))"
+        agent = says(tiny_model, *AGENTS[name].script(look))
+        episode = await episode_of(name, agent, tmp_path, LIMITS, **options)
     told = json.dumps(episode.info, indent=1)
     assert (episode.outcome, episode.reward, episode.is_trainable) == (Outcome.SCORED, 1.0, True), told
     assert "refused_requests" not in episode.info, told
     assert (len(episode.turns), len(episode.rows)) == (4, 1), told
-    results = [str(m["content"]) for m in episode.messages if m["role"] == "tool"]
+    seen, *results = [str(m["content"]) for m in episode.messages if m["role"] == "tool"]
+    assert ("out1" in seen, "in1" in seen) == (place == "outside", place != "outside"), seen
+    assert "2\n" in seen, "the addresses of both dialects"
     assert [any(text in result for result in results) for text in ("one", "two", "written")] == [True] * 3
     assert episode.info.get("ignored_fields", {}).keys() == set(json.loads(RESULTS.read_text())[name]["ignored_fields"])
     file = tmp_path / "episodes.jsonl"
@@ -63,13 +68,13 @@ async def test_a_coding_agent_as_it_is_solves_a_task_in_one_row(
 @pytest.mark.slow
 @pytest.mark.timeout(900)  # it starts an engine, which reads prompts of 50,000 tokens
 async def test_a_real_engine_answers_every_coding_agent_and_its_tokens_are_exact(
-    programs: dict[str, Path], tiny_model: Path, tmp_path: Path
+    tiny_model: Path, tmp_path: Path
 ) -> None:
     """A random model solves nothing: what is asserted is that requests are answered, and what was recorded."""
     make_long_model(tiny_model, tmp_path / "model", positions=65_536)
     settings = AgentSettings(env="external", max_tokens=ENGINE_LIMITS.max_tokens, concurrency=1)
     async with open_agent(f"checkpoint:{tmp_path}", settings) as agent:
-        episodes = [await episode_of(name, programs[name], agent, tmp_path, ENGINE_LIMITS) for name in AGENTS]
+        episodes = [await episode_of(name, agent, tmp_path, ENGINE_LIMITS) for name in AGENTS]
     told = {e.id: (e.outcome, e.error, e.info, len(e.turns)) for e in episodes}
     assert all(e.outcome in (Outcome.SCORED, Outcome.TRUNCATED) and e.turns for e in episodes), told
     assert not any("refused_requests" in e.info for e in episodes), told
