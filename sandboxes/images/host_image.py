@@ -20,7 +20,7 @@ from pathlib import Path
 from forge_env.core.errors import SandboxUnavailable
 from forge_env.core.workspace import UnpackedImage
 from sandboxes.host.find_packages import find_packages
-from sandboxes.images.cache import cached
+from sandboxes.images.cache import cached, images_folder
 
 _VERSION = 1
 """Part of the digest: increase it when the same inputs make another image."""
@@ -53,11 +53,10 @@ _ENV = {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": "/root", "LANG": "C.UTF-
 _LDD_SECONDS = 20.0
 
 
-@functools.lru_cache(maxsize=64)
 def host_image(packages: tuple[str, ...] = ()) -> UnpackedImage:
     """Return the image of this machine with packages that are installed here.
 
-    It is made once for a user, in a few seconds, and looked up once in a process.
+    It is made once for a user, in a few seconds, and looked up once in a process for each cache.
 
     Args:
         packages: modules or distributions, as for `open_sandbox(packages=...)`; what they require comes along.
@@ -66,6 +65,11 @@ def host_image(packages: tuple[str, ...] = ()) -> UnpackedImage:
         UserError: a package is not installed.
         SandboxUnavailable: this machine has no shell, or no `ldd` to find the libraries of its programs.
     """
+    return _host_image(packages, images_folder())
+
+
+@functools.lru_cache(maxsize=64)
+def _host_image(packages: tuple[str, ...], cache: Path) -> UnpackedImage:
     shown = find_packages(sorted(packages)).shown if packages else []
     digest = _digest(shown)
     root = cached(f"host-{digest[:32]}", functools.partial(_build, shown=shown))

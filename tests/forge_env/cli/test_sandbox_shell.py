@@ -72,7 +72,11 @@ def test_a_mistake_is_one_sentence(
 
 def test_a_terminal_has_one_shell_until_exit_and_ctrl_c_ends_only_the_command(image: Path) -> None:
     terminal, theirs = pty.openpty()
-    entry = "import sys; from forge_env.cli.main import main; sys.exit(main())"
+    entry = (
+        "import signal, sys; from forge_env.cli.main import main\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # a shell's background job ignores it
+        "sys.exit(main())"
+    )
     program = [sys.executable, "-c", entry, "sandbox", "shell", str(image)]
     process = subprocess.Popen(
         ["setsid", "--ctty", "--wait", *program], stdin=theirs, stdout=theirs, stderr=theirs, close_fds=True

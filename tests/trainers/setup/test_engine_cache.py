@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from trainers.config import GeneratorConfig
+from trainers.settings.services import GeneratorConfig
 from trainers.setup.memory import GIB
 from trainers.setup.sizing.engine import SharedGpu, size_cache
 
