@@ -145,6 +145,10 @@ def test_any_text_is_read(text: str) -> None:
     assert read(normal(text)).kind
 
 
+def test_a_brace_that_is_not_closed_is_left_alone() -> None:
+    assert normal(r"\frac{12") == r"\frac{12"
+
+
 def test_what_needs_math_verify() -> None:
     assert [t for t in ("3", "1/2", "50%", "even", "\\text{blue}", "A", "x+1", "(1,2)") if needs_verifier(t)] == [
         "x+1",
