@@ -141,12 +141,13 @@ class Gateway:
         request = DIALECTS[path].read(parse_json(data, headers), session.histories)
         request = replace(request, tools=self.shared_tools(request.tools))
         is_retry = headers.get(b"x-stainless-retry-count", b"0") != b"0"
-        return session.add(request, hashlib.blake2b(path.encode() + data).digest(), is_retry=is_retry)
+        digest = hashlib.sha256(path.encode() + data).digest()  # of the strong ones the fastest: processors compute it
+        return session.add(request, digest, is_retry=is_retry)
 
     def shared_tools(self, tools: tuple[ToolSpec, ...]) -> tuple[ToolSpec, ...]:
         """Return the same object for the same tools: an agent renders a list of tools that it knows only once."""
         try:
-            key = hashlib.blake2b(marshal.dumps(tools, 2)).digest()  # unlike ==, it tells 1 from 1.0 and from true
+            key = hashlib.sha256(marshal.dumps(tools, 2)).digest()  # unlike ==, it tells 1 from 1.0 and from true
         except ValueError:  # nested too deeply
             return tools
         if key not in self._tools and len(self._tools) >= MAX_TOOLS:
