@@ -146,8 +146,9 @@ class Gateway:
 
     def shared_tools(self, tools: tuple[ToolSpec, ...]) -> tuple[ToolSpec, ...]:
         """Return the same object for the same tools: an agent renders a list of tools that it knows only once."""
+        data: Any = tools
         try:
-            key = hashlib.sha256(marshal.dumps(tools, 2)).digest()  # unlike ==, it tells 1 from 1.0 and from true
+            key = hashlib.sha256(marshal.dumps(data, 2)).digest()  # unlike ==, it tells 1 from 1.0 and from true
         except ValueError:  # nested too deeply
             return tools
         if key not in self._tools and len(self._tools) >= MAX_TOOLS:
