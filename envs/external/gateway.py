@@ -146,12 +146,14 @@ class Gateway:
         told_of = told(headers, body, request.messages, self.rules)
         request = replace(request, tools=self.shared_tools(request.tools), told=told_of)
         is_retry = headers.get(b"x-stainless-retry-count", b"0") != b"0"
-        return session.add(request, hashlib.blake2b(path.encode() + data).digest(), is_retry=is_retry)
+        digest = hashlib.sha256(path.encode() + data).digest()  # of the strong ones the fastest: processors compute it
+        return session.add(request, digest, is_retry=is_retry)
 
     def shared_tools(self, tools: tuple[ToolSpec, ...]) -> tuple[ToolSpec, ...]:
         """Return the same object for the same tools: an agent renders a list of tools that it knows only once."""
+        data: Any = tools
         try:
-            key = hashlib.blake2b(marshal.dumps(list(tools), 2)).digest()  # it tells 1 from 1.0 and true
+            key = hashlib.sha256(marshal.dumps(data, 2)).digest()  # unlike ==, it tells 1 from 1.0 and from true
         except ValueError:  # nested too deeply
             return tools
         if key not in self._tools and len(self._tools) >= MAX_TOOLS:

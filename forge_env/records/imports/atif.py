@@ -60,10 +60,12 @@ def read_trajectory(record: Mapping[str, Any]) -> Log:
             _read_step(log, step, rows)
         except BadRecord as error:
             raise BadRecord(f"step {number}: {error}") from None
-    if 0 < sum("tokens" in turn for turn in log.turns) < len(log.turns):
-        log.turns = [{name: fact for name, fact in turn.items() if name != "tokens"} for turn in log.turns]
+    count = sum("tokens" in turn for turn in log.turns)
+    if 0 < count < len(log.turns):
         log.missing.add("token ids, as some steps have none")
         log.unversioned = False
+    left_out = "usage" if count == len(log.turns) else "tokens"
+    log.turns = [{name: fact for name, fact in turn.items() if name != left_out} for turn in log.turns]
     log.about = _about(record)
     return log
 
@@ -148,11 +150,13 @@ def _facts(log: Log, metrics: Mapping[str, Any], rows: Rows) -> dict[str, Any]:
     kept = _ours(metrics)
     place = rows.place(prompt, tokens, kept.get("starts_row"))
     if not logprobs:  # as those of an expert
-        return {"tokens": {"kind": "tokens", **place, **({"tool_calls": kept_of(kept)["tool_calls"]} if kept else {})}}
-    check_logprobs(logprobs, tokens)
-    log.unversioned |= not kept
-    fields = kept_of(kept) if kept else unversioned(prompt, tokens)
-    return {"tokens": {"kind": "sampled", **place, **fields, "logprobs": tuple(map(float, logprobs))}}
+        fields = {"kind": "tokens", **({"tool_calls": kept_of(kept)["tool_calls"]} if kept else {})}
+    else:
+        check_logprobs(logprobs, tokens)
+        log.unversioned |= not kept
+        fields = kept_of(kept) if kept else unversioned(prompt, tokens)
+        fields["logprobs"] = tuple(map(float, logprobs))
+    return {"usage": usage, "tokens": {**fields, **place}}
 
 
 def _ours(place: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -189,9 +189,11 @@ def test_atif_of_others_brings_its_tokens_in_rows(tmp_path: Path, read: Command)
 def test_atif_without_the_tokens_of_each_answer_is_text(
     tmp_path: Path, read: Command, second: dict[str, Any], missing: str
 ) -> None:
-    log = write(tmp_path / "log.jsonl", harbor(step(2, [1, 2], [3, 4], [-0.5, 0]), second))
-    result = read("atif", log)
-    assert [turn.kind for turn in result["read"][0].turns] == ["text", "text"]
+    first = step(2, [1, 2], [3, 4], [-0.5, 0])
+    first["metrics"]["prompt_tokens"] = 2
+    result = read("atif", write(tmp_path / "log.jsonl", harbor(first, second)))
+    turns = result["read"][0].turns
+    assert [(turn.kind, turn.usage) for turn in turns] == [("text", {"prompt_tokens": 2}), ("text", None)]
     assert missing in result["said"]
 
 
