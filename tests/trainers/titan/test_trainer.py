@@ -839,20 +839,19 @@ def be_a_rank(root: Path, cases: dict, ten_steps: dict) -> None:
     """Go through many cases in one process group, because starting a process takes far longer than the work."""
     init_process_group()
     for case, (kind, changes) in cases.items():
-        settings = {name: getattr(SETTINGS, name) for name in SETTINGS.__slots__} | changes
-        trainer = TitanTrainer(root / kind, TitanSettings(**settings))
+        settings = dataclasses.replace(SETTINGS, **changes)
+        trainer = TitanTrainer(root / kind, settings)
         result = train_three_steps(trainer, root / case)
         (root / case / f"{os.environ['RANK']}.json").write_text(json.dumps(result))
         if "max_tokens_per_micro_batch" in changes:
-            trainer = TitanTrainer(root / kind, TitanSettings(**settings | {"learning_rate": 1e-12}))
+            trainer = TitanTrainer(root / kind, dataclasses.replace(settings, learning_rate=1e-12))
             every_loss = json.dumps(step_of_every_loss(trainer))
             (root / case / f"every-loss-{os.environ['RANK']}.json").write_text(every_loss)
     curves = {}
     for case, changes in ten_steps.items():
-        settings = {name: getattr(SETTINGS, name) for name in SETTINGS.__slots__} | changes
-        settings["max_tokens_per_micro_batch"] = 100
+        settings = dataclasses.replace(SETTINGS, **changes | {"max_tokens_per_micro_batch": 100})
         for name, loss in LOSSES.items():
-            trainer = TitanTrainer(root / "untied", TitanSettings(**settings))
+            trainer = TitanTrainer(root / "untied", settings)
             curves[f"{case}, {name}"] = losses_of_ten_steps(trainer, loss)
     (root / f"curves-{os.environ['RANK']}.json").write_text(json.dumps(curves))
     torch.distributed.destroy_process_group()
