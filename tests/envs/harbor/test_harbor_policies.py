@@ -43,7 +43,7 @@ echo $((1 - $?)) > /logs/verifier/reward.txt; cat /tmp/listed
         ('network_mode = "allowlist"\nallowed_hosts = ["a.org"]', "allowlist", "allowlist", ""),
         ('network_mode = "no-network"\n[agent]\nnetwork_mode = "public"', "loopback", "loopback", "for its agent; its"),
         (
-            'network_mode = "no-network"\n[verifier]\nnetwork_mode = "allowlist"\nallowed_hosts = ["a.org:8080"]',
+            'network_mode = "no-network"\n[verifier]\nnetwork_mode = "allowlist"\nallowed_hosts = ["a.org"]',
             "loopback",
             "allowlist",
             "",
