@@ -1,6 +1,8 @@
 """Audits the tasks that ship: can anybody be paid without doing the work?
 
-    python -m benchmarks.harbor_audit [--json FILE] [--bug-fixes 2]
+    python -m benchmarks.harbor_audit [--json FILE] [--bug-fixes 2] [--loads 200]
+
+Before that, it measures how long so many tasks take to be loaded and checked for form, each read for the first time.
 
 Three sets: the tasks of examples/harbor, tasks of bug_fix at every level as Harbor tasks, and the tasks of
 tests/envs/harbor/hackable.py, each of which can be hacked in a way of its own, so that the audit must name it.
@@ -13,6 +15,7 @@ import asyncio
 import json
 import os
 import tempfile
+import time
 from contextlib import redirect_stdout
 from io import StringIO
 from pathlib import Path
@@ -22,6 +25,7 @@ import forge_env
 from benchmarks.machine import describe
 from envs.bug_fix.tasks import LEVELS
 from envs.bug_fix.to_harbor import main as write_bug_fixes
+from envs.harbor.config import find_tasks
 from forge_env.check import AuditReport, run_audit
 from tests.envs.harbor.hackable import HACKABLE
 
@@ -48,6 +52,15 @@ async def measure(folder: Path, bug_fixes: int) -> dict[str, Any]:
     return {"named": named, "sets": {name: {**report.to_dict(), "name": name} for name, report in reports.items()}}
 
 
+def measure_loading(folder: Path, count: int) -> dict[str, float]:
+    """Seconds to load and check `count` tasks of bug_fix, at level 1."""
+    with redirect_stdout(StringIO()):
+        write_bug_fixes([str(folder), "--count", str(count), "--level", "1"])
+    begin = time.perf_counter()
+    tasks = find_tasks(folder)
+    return {"tasks": len(tasks), "seconds": time.perf_counter() - begin}
+
+
 def _is_named(name: str, paid: tuple[str, ...], problems: tuple[str, ...]) -> bool:
     """Whether the audit says what is wrong with a hackable task."""
     hackable = HACKABLE[name]
@@ -58,11 +71,14 @@ def _is_named(name: str, paid: tuple[str, ...], problems: tuple[str, ...]) -> bo
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--bug-fixes", type=int, default=2, help="tasks of each level of bug_fix")
+    parser.add_argument("--loads", type=int, default=200, help="tasks that are loaded")
     parser.add_argument("--json", type=Path, help="file for the reports and the machine")
     options = parser.parse_args()
     load = os.getloadavg()
     with tempfile.TemporaryDirectory() as folder:
-        result = asyncio.run(measure(Path(folder), options.bug_fixes))
+        loading = measure_loading(Path(folder, "loaded"), options.loads)
+        print(f"{loading['tasks']} tasks loaded and checked for form in {loading['seconds']:.2f} s")
+        result = {"loading": loading} | asyncio.run(measure(Path(folder, "audited"), options.bug_fixes))
     for name, report in result["sets"].items():
         print(f"{name}: {len(report['tasks'])} tasks, {len(report['hackable'])} pay a cheat, {report['seconds']:.0f} s")
     print(f"hackable tasks that the audit names: {sum(result['named'].values())} of {len(result['named'])}")

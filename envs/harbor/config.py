@@ -7,19 +7,23 @@ import hashlib
 import os
 import re
 import tomllib
+import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from forge_env.core.errors import UserError, nearest
 from sandboxes.workspaces.proxy import Allowlist
 
 CONFIG = "task.toml"
 _VERSIONS = ("1.0", "1.1", "1.2", "1.3", "1.4")
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)([GMK])I?B?")
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)([GMK])")
+_PACKAGE = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
+_NO_STEP = re.compile(r'[<>:"/\\|?*\x00-\x1f\x7f]|^\s*$|[. ]$|^(con|prn|aux|nul|com\d|lpt\d)\s*(\.|$)', re.IGNORECASE)
+"""What is in no name of a step: it is the name of a folder on every system."""
 _REFERENCE = re.compile(r"\$\{(\w+)(?::-([^}]*))?\}")
 
 NetworkMode = Literal["public", "no-network", "allowlist"]
@@ -28,6 +32,26 @@ VerifierMode = Literal["shared", "separate"]
 
 class _Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Author(_Section):
+    name: str
+    email: str | None = None
+
+
+class Package(_Section):
+    name: str
+    version: str | None = Field(default=None, min_length=1)
+    description: str = ""
+    authors: list[Author] = Field(default_factory=list)
+    keywords: list[str] = Field(default_factory=list)
+
+    @field_validator("name")
+    @classmethod
+    def _of_an_organisation(cls, value: str) -> str:
+        if not _PACKAGE.fullmatch(value) or ".." in value:
+            raise ValueError(f"[task] name is {value!r}; it is ORGANISATION/NAME, of letters, digits, - _ and .")
+        return value
 
 
 class Healthcheck(_Section):
@@ -43,7 +67,7 @@ class Environment(_Section):
     build_timeout_sec: float = 600.0
     docker_image: str | None = None
     os: Literal["linux", "windows"] = "linux"
-    cpus: float | None = None
+    cpus: float | None = Field(default=None, allow_inf_nan=False)
     memory_mb: int | None = None
     storage_mb: int | None = None
     gpus: int | None = None
@@ -68,7 +92,9 @@ class Environment(_Section):
         data = dict(data)
         for old, new in (("memory", "memory_mb"), ("storage", "storage_mb")):
             if isinstance(data.get(old), str):
-                data.setdefault(new, _megabytes(old, data.pop(old)))
+                text = data.pop(old)
+                if data.setdefault(new, _megabytes(old, text)) != _megabytes(old, text):
+                    raise ValueError(f"{old} is {text!r} and {new} is {data[new]!r}; leave {old} out")
         if isinstance(data.get("allow_internet"), bool):
             data.setdefault("network_mode", "public" if data["allow_internet"] else "no-network")
         if isinstance(data.get("os"), str):
@@ -90,6 +116,15 @@ class Artifact(_Section):
     exclude: list[str] = Field(default_factory=list)
     service: str | None = None
 
+    @field_validator("destination")
+    @classmethod
+    def _below_the_logs(cls, value: str | None) -> str | None:
+        path = PurePosixPath(value or "some")
+        is_bad = path.is_absolute() or not path.parts or ".." in path.parts or "\\" in str(path)
+        if is_bad or str(path) == "manifest.json":
+            raise ValueError(f"the destination of an artefact is {value!r}; it is a relative path, not manifest.json")
+        return value
+
 
 class Collect(_Section):
     command: str
@@ -107,6 +142,14 @@ class Verifier(_Section):
     environment_mode: VerifierMode | None = None
     environment: Environment | None = None
     collect: list[Collect] = Field(default_factory=list)
+
+    @model_validator(mode="after")
+    def _of_one_mind(self) -> Verifier:
+        if self.environment_mode == "shared" and self.environment is not None:
+            raise ValueError(
+                "[verifier] environment_mode is 'shared', and [verifier.environment] is for a separate one"
+            )
+        return self
 
 
 class Agent(_Section):
@@ -130,10 +173,10 @@ class Step(_Section):
 
 
 class Config(_Section):
-    """The whole of task.toml. `metadata` and `task` are free in what they hold."""
+    """The whole of task.toml. `metadata` is free in what it holds."""
 
     schema_version: str = "1.4"
-    task: dict[str, Any] = Field(default_factory=dict)
+    task: Package | None = None
     metadata: dict[str, Any] = Field(default_factory=dict)
     verifier: Verifier = Verifier()
     agent: Agent = Agent()
@@ -156,7 +199,7 @@ class HarborTask:
 
     @property
     def name(self) -> str:
-        return str(self.config.task.get("name") or self.folder.name)
+        return self.config.task.name if self.config.task else self.folder.name
 
     @property
     def steps(self) -> Sequence[Step | None]:
@@ -247,11 +290,11 @@ def _check(task: HarborTask) -> None:
     for environment in filter(None, environments):
         _check_environment(path, environment)
     names = [step.name for step in config.steps]
-    if len(set(names)) < len(names):
-        raise UserError(f"{path}: two steps have the same name")
     for name in names:
-        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
+        if _NO_STEP.search(name) or len(name.encode()) > 255:
             raise UserError(f"{path}: the step {name!r} has no name for a folder")
+    if len({unicodedata.normalize("NFC", name).casefold() for name in names}) < len(names):
+        raise UserError(f"{path}: two steps have the same name, but for capitals")
     for section in (
         *environments,
         config.agent,
@@ -293,12 +336,15 @@ def _check_environment(path: Path, environment: Environment) -> None:
 
 
 def _check_hosts(path: Path, section: Environment | Agent | Verifier) -> None:
-    if section.network_mode == "allowlist":
+    hosts = section.allowed_hosts
+    if section.network_mode == "allowlist" and hosts:
         try:
-            Allowlist(section.allowed_hosts or [])
+            Allowlist(hosts)
         except UserError as error:
             raise UserError(f"{path}: {error}") from None
-    elif section.allowed_hosts:
+        if ports := [host for host in hosts if host.count(":") == 1]:
+            raise UserError(f"{path}: allowed_hosts has {ports[0]!r}; the format has hosts without a port")
+    elif section.network_mode != "allowlist" and (hosts or (hosts is not None and section.network_mode is None)):
         raise UserError(f"{path}: allowed_hosts is {section.allowed_hosts}, which needs network_mode = 'allowlist'")
 
 

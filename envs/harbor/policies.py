@@ -60,6 +60,6 @@ def _asked_for_verifier(task: HarborTask, step: Step | None) -> tuple[str, Seque
 
 def _network_of(mode: str, hosts: Sequence[str] | None) -> Network:
     """Return the network of a mode. A public network is not offered: what asks for it gets its own loopback."""
-    if mode == "allowlist":
-        return Network(mode=NetworkMode.ALLOWLIST, allowed_hosts=tuple(hosts or ()))
+    if mode == "allowlist" and hosts:
+        return Network(mode=NetworkMode.ALLOWLIST, allowed_hosts=tuple(hosts))
     return LOOPBACK

@@ -48,7 +48,7 @@ def replay(
         settings = with_fields(settings, env=env or settings.env, options={**settings.options, **parse_options(option)})
     check_registered(settings.env, {} if env else settings.registered)
     _note_effects(settings, located)
-    _note_changes(run, settings)
+    note_changes(run, settings)
     with stdout_to_stderr(as_json):
         result = run_async(run_again(located.episode, settings, keep_going=keep_going))
     emit(_as_json(run, located, settings, result)) if as_json else _show(located, settings, result)
@@ -64,7 +64,7 @@ def _note_effects(settings: RunSettings, located: FoundEpisode) -> None:
         note(f"an episode of {name} {effects}: the replay does it again, and results may differ")
 
 
-def _note_changes(run: Path, settings: RunSettings) -> None:
+def note_changes(run: Path, settings: RunSettings) -> None:
     """Print what has changed in the environment since an evaluation measured it."""
     from forge_env.evaluation.digests import changed, environment_digests
     from forge_env.rollout.factory import make

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Annotated, Any
 
 import typer
 
+from forge_env.cli.new_file import new_file
 from forge_env.cli.output import Json, emit, note, show_table, stdout_to_stderr
 from forge_env.cli.run_async import run_async
+from forge_env.cli.score_again import score_again
 from forge_env.core.errors import UserError
 
 MAX_REASONS = 5
@@ -20,21 +20,34 @@ MAX_REASONS = 5
 
 def score(
     run: Annotated[Path, typer.Argument(help="Folder of an evaluation or a training run, or a .jsonl file.")],
-    reward: Annotated[str, typer.Option(help="module:function or path/to/file.py:function.")],
+    reward: Annotated[str, typer.Option(help="module:function or path/to/file.py:function.")] = "",
+    again: Annotated[
+        bool, typer.Option("--again", help="Judge the episodes again by their environment as it is today.")
+    ] = False,
+    option: Annotated[list[str], typer.Option(help="With --again: option of the environment, over the run's.")] = [],  # noqa: B006 (typer reads it, nobody changes it)
+    at_once: Annotated[int, typer.Option(help="With --again: episodes that are judged at the same time.")] = 4,
     out: Annotated[Path | None, typer.Option(help="New .jsonl file for the episodes with their new rewards.")] = None,
     as_json: Json = False,
 ) -> int:
-    """Score the final answers of a run with another reward function; nothing is generated.
+    """Score a run again, with another reward function or by its environment as it is today; nothing is generated.
 
-    Exits with 1 when the reward function failed on every answer.
+    Give --reward or --again. Exits with 1 when the reward function failed on every answer, or --again judged none.
     """
+    if bool(reward) == again:
+        raise UserError(
+            "name another reward function by --reward, or give --again for the environment's own: one of them"
+        )
+    if again:
+        return score_again(run, option, at_once, out, as_json=as_json)
+    if option:
+        raise UserError("--option is for --again: a reward function has no options of an environment")
     from forge_env.records.rescore import load_reward
     from forge_env.records.run_files import episode_files
 
     files = episode_files(run)
     with stdout_to_stderr(as_json):
         part = load_reward(reward)
-        with _new_file(out) as file:
+        with new_file(out) as file:
             phases = [run_async(_score(name, path, part, file)) for name, path in files.items()]
     if as_json:
         emit({"run": str(run), "reward": reward, "phases": phases})
@@ -82,21 +95,6 @@ async def _score(phase: str, path: Path, part: Any, file: IO[str] | None) -> dic
         "first_error": failed[0].error if failed else None,
         "failures": [{"error": e, "answers": count, "first": first[e]} for e, count in errors.most_common()],
     }
-
-
-@contextmanager
-def _new_file(path: Path | None) -> Iterator[IO[str] | None]:
-    if path is None:
-        yield None
-        return
-    try:
-        file = path.expanduser().open("x", encoding="utf-8")
-    except FileExistsError:
-        raise UserError(f"--out {path} exists already: name a new file") from None
-    except OSError as error:
-        raise UserError(f"--out {path} cannot be written: {error.strerror}") from None
-    with file:
-        yield file
 
 
 def _cell(value: Any) -> str:

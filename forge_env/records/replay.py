@@ -17,7 +17,7 @@ from forge_env.core.protocols import ContextFull, Conversation
 from forge_env.core.types import Action, Message, Outcome, ToolSpec, ToolUse
 from forge_env.records.replay_text import compare_values, readable
 from forge_env.records.run_files import RunSettings
-from forge_env.rollout.factory import make
+from forge_env.rollout.factory import EnvFactory, make
 from forge_env.rollout.rollout import run_episode
 
 _EXTERNAL_OUTCOMES = {
@@ -55,6 +55,8 @@ class Replay:
 
     recorded: Episode
     replayed: Episode
+    taken: Mapping[int, Turn] = field(default_factory=dict)
+    """Number of the recorded turn -> the turn of the replay."""
     turns: list[TurnCheck] = field(default_factory=list)
     """One for each recorded turn."""
     tail: Verdict = "not reached"
@@ -87,19 +89,25 @@ async def replay(recorded: Episode, settings: RunSettings, *, keep_going: bool =
     name = settings.env or recorded.env
     if not name:
         raise UserError(f"the episode {recorded.id} names no environment: name it with --env")
-    factory = make(name, **settings.options)
+    async with make(name, **settings.options) as factory:
+        return await replay_in(factory, recorded, settings, keep_going=keep_going)
+
+
+async def replay_in(
+    factory: EnvFactory, recorded: Episode, settings: RunSettings, *, keep_going: bool = False
+) -> Replay:
+    """As `replay`, in an environment that is open."""
     agent = Replayer(recorded, keep_going=keep_going)
-    async with factory:
-        replayed = await run_episode(
-            factory,
-            agent,
-            recorded.task,
-            seed=recorded.seed,
-            episode_id=recorded.id,
-            group_id=recorded.group_id,
-            limits=settings.limits,
-            env_options=recorded.info.get("env_options"),
-        )
+    replayed = await run_episode(
+        factory,
+        agent,
+        recorded.task,
+        seed=recorded.seed,
+        episode_id=recorded.id,
+        group_id=recorded.group_id,
+        limits=settings.limits,
+        env_options=recorded.info.get("env_options"),
+    )
     return compare_episodes(recorded, replayed, agent.taken, agent.stop)
 
 
@@ -224,7 +232,7 @@ def compare_episodes(
         taken: number of the recorded turn -> turn of the replay.
         stop: where the replay stopped, if it did.
     """
-    result = Replay(recorded=recorded, replayed=replayed, stopped=stop.reason if stop else "")
+    result = Replay(recorded=recorded, replayed=replayed, taken=taken, stopped=stop.reason if stop else "")
     for number, turn in enumerate(recorded.turns):
         if number in taken:
             result.turns.append(_compare_turn(result, number, turn, taken[number]))

@@ -43,7 +43,7 @@ echo $((1 - $?)) > /logs/verifier/reward.txt; cat /tmp/listed
         ('network_mode = "allowlist"\nallowed_hosts = ["a.org"]', "allowlist", "allowlist", ""),
         ('network_mode = "no-network"\n[agent]\nnetwork_mode = "public"', "loopback", "loopback", "for its agent; its"),
         (
-            'network_mode = "no-network"\n[verifier]\nnetwork_mode = "allowlist"\nallowed_hosts = ["a.org:8080"]',
+            'network_mode = "no-network"\n[verifier]\nnetwork_mode = "allowlist"\nallowed_hosts = ["a.org"]',
             "loopback",
             "allowlist",
             "",
@@ -127,7 +127,6 @@ def test_fields_of_older_versions_are_read(tmp_path: Path) -> None:
         ("[environment]\nmemory = 'much'\n", "memory is 'much'; it is a size such as '2G'"),
         ("[environment]\nallowed_hosts = ['a.org']\n", "needs network_mode = 'allowlist'"),
         ("[agent]\nnetwork_mode = 'allowlist'\nallowed_hosts = ['10.0.0.0/8']\n", "allowed_hosts has '10.0.0.0/8'"),
-        ("[verifier]\nnetwork_mode = 'allowlist'\n", "allowed_hosts is empty"),
         ("[[verifier.collect]]\ncommand = 'x'\nservice = 'db'\n", "is for the service 'db'"),
         ("[[steps]]\nname = 'a'\nagent = { network_mode = 'no-network' }\n", "asks for another network of its agent"),
         ("[verifier]\ncolect = []\n", "there is no field verifier.colect. Did you mean collect?"),

@@ -1,0 +1,112 @@
+"""task.toml is read as Harbor's own model reads it; the differences that are meant are in a table of their own."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from envs.harbor.config import read_task
+from forge_env.core.errors import UserError
+from tests.envs.harbor.playing import write_task
+
+HARBOR = "harbor==0.26.0"
+
+READ = {
+    "nothing": "",
+    "a name": "[task]\nname = 'org/name'\nversion = '1'\nauthors = [{name = 'x', email = 'y'}]\nkeywords = ['k']",
+    "older versions": "version = '1.0'\n[environment]\nmemory = '2G'\nallow_internet = false\nos = 'Linux'",
+    "equal sizes": "[environment]\nmemory = '2G'\nmemory_mb = 2048",
+    "hosts": "[environment]\nnetwork_mode = 'allowlist'\nallowed_hosts = ['*.a.org', 'b.org', '10.0.0.7']",
+    "no hosts": "[environment]\nnetwork_mode = 'allowlist'",
+    "a step": "[[steps]]\nname = 'a b'\nmin_reward = {reward = 0.5}",
+    "strategy": "multi_step_reward_strategy = 'final'",
+    "artefacts": "artifacts = ['/a', '/a', {source = '/b', destination = 'c/d', exclude = ['*.pyc']}]",
+    "separate": "[verifier]\nenvironment_mode = 'separate'\nuser = 5\n[verifier.environment]\ncpus = 1.5",
+    "health": "[environment.healthcheck]\ncommand = 'true'",
+    "collect": "[[verifier.collect]]\ncommand = 'true'",
+}
+REFUSED = {
+    "no name": "[task]\ndescription = 'x'",
+    "a plain name": "[task]\nname = 'plain'",
+    "dots in a name": "[task]\nname = 'org/na..me'",
+    "authors": "[task]\nname = 'a/b'\nauthors = ['x']",
+    "an empty version": "[task]\nname = 'a/b'\nversion = ''",
+    "shared and separate": "[verifier]\nenvironment_mode = 'shared'\n[verifier.environment]\ncpus = 1",
+    "an absolute destination": "artifacts = [{source = '/a', destination = '/b'}]",
+    "a destination outside": "artifacts = [{source = '/a', destination = '../b'}]",
+    "the manifest": "artifacts = [{source = '/a', destination = 'manifest.json'}]",
+    "backslashes": "artifacts = [{source = '/a', destination = 'a\\\\b'}]",
+    "a source outside": "artifacts = ['../a']",
+    "a port": "[environment]\nnetwork_mode = 'allowlist'\nallowed_hosts = ['a.org:80']",
+    "a scheme": "[environment]\nnetwork_mode = 'allowlist'\nallowed_hosts = ['http://a.org']",
+    "a star within": "[environment]\nnetwork_mode = 'allowlist'\nallowed_hosts = ['a*.org']",
+    "hosts of a public network": "[environment]\nallowed_hosts = ['a.org']",
+    "hosts without a mode": "[agent]\nallowed_hosts = []",
+    "a mode": "[environment]\nnetwork_mode = 'some'",
+    "cpus": "[environment]\ncpus = nan",
+    "two sizes": "[environment]\nmemory = '2G'\nmemory_mb = 1",
+    "a size": "[environment]\nmemory = '2GB'",
+    "a time": "[agent]\ntimeout_sec = 'long'",
+    "the same step": "[[steps]]\nname = 'a'\n[[steps]]\nname = 'A'",
+    "a device as a step": "[[steps]]\nname = 'con'",
+    "a path as a step": "[[steps]]\nname = 'a/b'",
+    "a step without a name": "[[steps]]\nname = ' '",
+    "a strategy": "multi_step_reward_strategy = 'max'",
+    "no command": "[environment.healthcheck]\nretries = 1",
+    "a system": "[environment]\nos = 'mac'",
+    "a number in the environment": "[environment.env]\nA = 1",
+}
+ONLY_OURS = {
+    "unknown fields are named": "[agent]\ntimeout = 3",
+    "unknown fields of a package, too": "[task]\nname = 'a/b'\nnom = 'x'",
+    "a newer version": "schema_version = '9.0'",
+    "a number as a size": "[environment]\nmemory = 2048",
+    "ranges": "[environment]\nnetwork_mode = 'allowlist'\nallowed_hosts = ['10.0.0.0/8']",
+    "devices": "[environment]\ngpus = 1",
+    "servers of tools": "[[environment.mcp_servers]]\nname = 'a'\nurl = 'http://127.0.0.1:1'",
+}
+"""What we refuse and Harbor reads."""
+
+
+@pytest.mark.parametrize("toml", READ.values(), ids=READ.keys())
+def test_what_harbor_reads_is_read(tmp_path: Path, toml: str) -> None:
+    read_task(write_task(tmp_path / "task", toml))
+
+
+@pytest.mark.parametrize("toml", [*REFUSED.values(), *ONLY_OURS.values()], ids=[*REFUSED, *ONLY_OURS])
+def test_what_harbor_refuses_is_one_sentence(tmp_path: Path, toml: str) -> None:
+    with pytest.raises(UserError) as error:
+        read_task(write_task(tmp_path / "task", toml))
+    assert str(error.value).startswith(str(tmp_path)) and "\n" not in str(error.value)
+
+
+@pytest.mark.slow
+def test_harbor_itself_agrees(tmp_path: Path) -> None:
+    """Reads the tables, and the tasks that ship, with the model of the package harbor, in an environment of its own."""
+    python = tmp_path / "venv" / "bin" / "python"
+    environ = {**os.environ, "HOME": str(tmp_path)}
+    pip = [python, "-m", "pip", "install", "-q", "--disable-pip-version-check"]
+    for command in (
+        [sys.executable, "-m", "venv", python.parents[1]],
+        [*pip, "pydantic>=2.11", "toml"],
+        [*pip, "--no-deps", "--ignore-requires-python", HARBOR],  # it asks for Python 3.12; its models need less
+    ):
+        subprocess.run(command, check=True, env=environ)
+    examples = Path(__file__).parents[3] / "examples" / "harbor"
+    texts = {**READ, **REFUSED, **ONLY_OURS} | {p.parent.name: p.read_text() for p in examples.glob("*/task.toml")}
+    (tmp_path / "texts.json").write_text(json.dumps(texts))
+    code = (
+        "import json, sys\nfrom harbor.models.task.config import TaskConfig\nrefused = []\n"
+        "for name, text in json.load(open(sys.argv[1])).items():\n"
+        "    try:\n        TaskConfig.model_validate_toml(text)\n"
+        "    except ValueError:\n        refused.append(name)\n"
+        "print(json.dumps(refused))"
+    )
+    told = [python, "-W", "ignore", "-c", code, tmp_path / "texts.json"]
+    done = subprocess.run(told, capture_output=True, text=True, check=True, cwd=tmp_path)
+    assert json.loads(done.stdout) == list(REFUSED)
