@@ -11,26 +11,22 @@ which the paper's ablation starts from; verl's recipe leaves it off, and so does
 
 from __future__ import annotations
 
-import importlib
-import sys
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, Unpack
+from typing import Annotated, Unpack
 
-import torch
 from annotated_types import Ge, Interval
-from torch import Tensor
 
 from forge_env.core.episode import Episode
 from forge_env.core.errors import UserError
 from forge_env.core.types import Outcome
+from trainers.algorithm import Algorithm
 from trainers.config import RunConfig
 from trainers.objective.loss_base import ClippedLoss, LossOptions
+from trainers.objective.loss_call import Loss
 from trainers.objective.loss_terms import Aggregation
 from trainers.objective.objective import Objective, loss_options, make_objective
 from trainers.settings.algorithm import AlgorithmConfig
-
-if TYPE_CHECKING:
-    from trainers.setup.run_plan import RunPlan
+from trainers.train import main
 
 
 @dataclass(kw_only=True)
@@ -76,11 +72,6 @@ class DAPOLoss(ClippedLoss):
         **options: Unpack[LossOptions],
     ) -> None:
         super().__init__(clip_low, clip_high, beta, aggregation, dual_clip=dual_clip, **options)
-
-    def policy_term(self, log_ratio: Tensor, logprobs: Tensor, advantages: Tensor, mask: Tensor) -> Tensor:
-        ratio = log_ratio.exp()
-        clipped = ratio.clamp(1 - self.clip_low, 1 + self.clip_high)
-        return -torch.minimum(self.dual_clipped(ratio) * advantages, clipped * advantages)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,21 +129,18 @@ def is_truncated(episode: Episode) -> bool:
     return episode.outcome is Outcome.TRUNCATED
 
 
-def objective(config: Config) -> Objective:
-    """J = E[ sum over all sampled tokens of min(r A, clip(r, 1 - clip_low, 1 + clip_high) A) / their number ]
+def loss(config: Config) -> DAPOLoss:
+    section = config.dapo
+    return DAPOLoss(clip_low=section.clip_low, clip_high=section.clip_high, **loss_options(config))
 
-    with r = p_new(token) / p_engine(token), A = (R - mean(R)) / (std(R) + eps) over a group that has 0 < std(R), which
-    is `trainers.objective.advantages.group_relative`, and R the episode's reward less the penalty of its length.
-    """
+
+def objective(config: Config, loss: Loss) -> Objective:
     section = config.dapo
     if section.signal_error < 0:
         raise UserError(f"--dapo.signal_error is {section.signal_error}; it is a number of groups, or 0 for never")
-    loss = DAPOLoss(clip_low=section.clip_low, clip_high=section.clip_high, **loss_options(config, section))
     return make_objective(
-        "dapo",
+        config,
         loss,
-        section,
-        baseline="mean",
         addition=_punishment(config).of_episode,
         skips=is_truncated if section.overlong_filtering else None,
         needs_signal=section.dynamic_sampling,
@@ -171,19 +159,12 @@ def _punishment(config: Config) -> OverlongPunishment:
     )
 
 
-async def train(plan: RunPlan) -> None:
-    """Warm up, measure, train, measure again."""
-    from trainers.controller.policy_gradient import run_policy_gradient
+DAPO = Algorithm(name="dapo", config=Config, loss=loss, objective=objective)
+"""J = E[ sum over all sampled tokens of min(r A, clip(r, 1 - clip_low, 1 + clip_high) A) / their number ]
 
-    await run_policy_gradient(plan)
-
-
-def main() -> int:
-    from trainers.setup.entry import main as enter
-
-    return enter(Config, train)
-
+with r = p_new(token) / p_engine(token), A = (R - mean(R)) / (std(R) + eps) over a group that has 0 < std(R), which
+is `trainers.objective.advantages.group_relative`, and R the episode's reward less the penalty of its length.
+"""
 
 if __name__ == "__main__":
-    # The trainer's process imports DAPOLoss from trainers.dapo, so here it must not belong to __main__.
-    sys.exit(importlib.import_module("trainers.dapo").main())
+    raise SystemExit(main("trainers.dapo:DAPO"))
