@@ -427,17 +427,17 @@ def test_an_absurd_whole_number() -> None:
     ("algorithm", "options", "sentence"),
     [
         (
-            sft.Config,
+            sft.SFT,
             "--sft.data=chats.jsonl --evaluation.sets.other.split=test",
             "--evaluation.sets.other needs an environment: name it with --env",
         ),
         (
-            sft.Config,
+            sft.SFT,
             "--sft.data=chats.jsonl --dataset.path=/no/tasks.jsonl",
             "--dataset.path is '/no/tasks.jsonl', and there is no environment: supervised training has --sft.data",
         ),
         (
-            sft.Config,
+            sft.SFT,
             "--sft.data=who/knows --sft.streaming",
             "with --sft.streaming the length of the data is not known: say with --steps when to end",
         ),

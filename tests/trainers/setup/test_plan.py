@@ -14,7 +14,6 @@ from forge_env.core.errors import UserError
 from tests.helpers.entry import never
 from trainers import gspo, sft
 from trainers.algorithm import Algorithm
-from trainers.config import RunConfig
 from trainers.grpo import GRPO, Config
 from trainers.objective.plugins import load_loss
 from trainers.setup.entry import main
@@ -36,9 +35,9 @@ def processes(config: Config) -> Sequence[Process]:
     return make_plan(config, GRPO).placement.processes
 
 
-def printed(capsys: pytest.CaptureFixture[str], *arguments: str, code: int, page: type[RunConfig] = Config) -> str:
+def printed(capsys: pytest.CaptureFixture[str], *arguments: str, code: int, algorithm: Algorithm = GRPO) -> str:
     """What a dry run prints, with every run of spaces as one."""
-    assert main(page, never, ["--dry-run", *arguments]) == code
+    assert main(algorithm, never, ["--dry-run", *arguments]) == code
     out, err = capsys.readouterr()
     assert "Traceback" not in err and (err.startswith("error: ") if code else not err)
     return " ".join(out.split()) + " " + err
@@ -418,7 +417,7 @@ def test_what_a_dry_run_finds_wrong_beyond_the_checks(capsys: pytest.CaptureFixt
     assert f"there is no file {missing}" in printed(capsys, "--dataset.path", missing, code=2)
     assert "no_such_module" in printed(capsys, "--loss", "no_such_module:Loss", code=2)
     assert "no model folder /no/such" in printed(capsys, "--model", "/no/such", code=2)
-    assert "--loss, --advantages and --reward" in printed(capsys, "--loss", "a:b", code=2, page=sft.Config)
+    assert "--loss, --advantages and --reward" in printed(capsys, "--loss", "a:b", code=2, algorithm=sft.SFT)
 
 
 def test_fewer_gpus_than_needed_are_missing() -> None:
