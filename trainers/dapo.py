@@ -12,7 +12,7 @@ which the paper's ablation starts from; verl's recipe leaves it off, and so does
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Annotated, Unpack
+from typing import Annotated
 
 from annotated_types import Ge, Interval
 
@@ -21,9 +21,8 @@ from forge_env.core.errors import UserError
 from forge_env.core.types import Outcome
 from trainers.algorithm import Algorithm
 from trainers.config import RunConfig
-from trainers.objective.loss_base import ClippedLoss, LossOptions
+from trainers.objective.loss_base import ClippedLoss
 from trainers.objective.loss_call import Loss
-from trainers.objective.loss_terms import Aggregation
 from trainers.objective.objective import Objective, loss_options, make_objective
 from trainers.settings.algorithm import AlgorithmConfig
 from trainers.train import main
@@ -35,7 +34,7 @@ class DAPOConfig(AlgorithmConfig):
     clip_high: Annotated[float, Ge(0)] = 0.28
     dynamic_sampling: bool = True
     """Whether groups whose episodes all have one reward are sampled anew."""
-    signal_error: int = 512
+    signal_error: Annotated[int, Ge(0)] = 512
     """Dropped groups in a row after which the run ends with an error; 0 is never, and a step
     is then waited for as long as groups come back."""
     overlong_length: Annotated[int, Ge(0)] = 0
@@ -60,18 +59,6 @@ class DAPOLoss(ClippedLoss):
     Equations 8, 10 and 12 of arXiv 2503.14476, with r = p_new / p_engine. It has no KL. TRL's "dapo" and verl's
     "token-mean" divide by the tokens of the whole step over all ranks, which is what `normalizer` does here.
     """
-
-    def __init__(
-        self,
-        clip_low: float = 0.2,
-        clip_high: float = 0.28,
-        beta: float = 0.0,
-        aggregation: Aggregation = "token",
-        *,
-        dual_clip: float | None = None,
-        **options: Unpack[LossOptions],
-    ) -> None:
-        super().__init__(clip_low, clip_high, beta, aggregation, dual_clip=dual_clip, **options)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,8 +123,6 @@ def loss(config: Config) -> DAPOLoss:
 
 def objective(config: Config, loss: Loss) -> Objective:
     section = config.dapo
-    if section.signal_error < 0:
-        raise UserError(f"--dapo.signal_error is {section.signal_error}; it is a number of groups, or 0 for never")
     return make_objective(
         config,
         loss,

@@ -34,8 +34,11 @@ def main(target: str, arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    _, *words = sys.argv
-    if words[:1] in ([], ["--help"], ["-h"]):
+    target, *options = sys.argv[1:] or [""]
+    if target in ("--help", "-h"):
         print(__doc__)
-        sys.exit(0 if words else 2)
-    sys.exit(main(words[0], words[1:]))
+        sys.exit()
+    if not target or target.startswith("-"):
+        print("error: name the algorithm first: python -m trainers.train my_file.py:MINE OPTIONS", file=sys.stderr)
+        sys.exit(2)
+    sys.exit(main(target, options))

@@ -224,10 +224,10 @@ class ClippedLoss(RatioLoss):
 
     def __init__(
         self,
-        clip_low: float,
-        clip_high: float,
-        beta: float,
-        aggregation: Aggregation,
+        clip_low: float = 0.2,
+        clip_high: float = 0.28,
+        beta: float = 0.0,
+        aggregation: Aggregation = "token",
         *,
         dual_clip: float | None = None,
         **options: Unpack[LossOptions],

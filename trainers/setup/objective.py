@@ -22,10 +22,8 @@ def plan_objective(config: RunConfig, algorithm: Algorithm) -> Objective | None:
     try:
         objective = algorithm.make_objective(config)
         LossCall(objective.loss)
-    except ForgeError:
-        raise
     except Exception as error:
-        if not algorithm.target:
+        if isinstance(error, ForgeError) or not algorithm.target:
             raise
         raise UserError(f"{algorithm.target}: its objective cannot be made: {type(error).__name__}: {error}") from error
     return resolve(objective, config)

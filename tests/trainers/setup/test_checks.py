@@ -492,6 +492,7 @@ def test_an_absurd_whole_number() -> None:
             "--generator.gpu_memory_utilization=2",
             "--services.generator.gpu_memory_utilization is 2.0; it must be above 0 and at most 1",
         ),
+        (dapo.DAPO, "--dapo.signal_error=-1", "--dapo.signal_error is -1; it must be at least 0"),
         (dapo.DAPO, "--dapo.overlong_buffer=2", "--dapo.overlong_buffer is 2.0; it must be from 0 to 1"),
         (sapo.SAPO, "--sapo.tau_neg=0", "--sapo.tau_neg is 0.0; it must be above 0"),
         (reinforce.REINFORCE, "--reinforce.clip_ratio=-1", "--reinforce.clip_ratio is -1.0; it must be at least 0"),
