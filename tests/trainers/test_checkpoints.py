@@ -23,7 +23,12 @@ def save(run: Path, step: int, config: RunConfig | None = None, **extra: Any) ->
     folder = path_of(run, step)
     (folder / "state").mkdir(parents=True)
     (folder / "state" / "0.distcp").write_bytes(bytes(step + 1))
-    extra = {"algorithm": "grpo", "config": json.loads(json.dumps(asdict(config or Config()))), **extra}
+    extra = {
+        "algorithm": "grpo",
+        "command": "trainers.grpo",
+        "config": json.loads(json.dumps(asdict(config or Config()))),
+        **extra,
+    }
     write_manifest(folder, {"step": step, "extra": extra})
     return folder
 
@@ -150,7 +155,7 @@ def test_every_setting_that_differs_is_named(tmp_path: Path) -> None:
 
 def test_another_algorithm_and_too_few_steps_are_refused(tmp_path: Path) -> None:
     save(tmp_path, 40)
-    with pytest.raises(UserError, match="by trainers.grpo, and this is trainers.dapo"):
+    with pytest.raises(UserError, match="by grpo, and this is dapo: go on with python -m trainers.grpo"):
         check_fits(find(tmp_path), "dapo", Config())
     with pytest.raises(UserError, match="--training.steps is 30, .* at least 40"):
         check_fits(find(tmp_path), "grpo", config_with(training__steps=30))

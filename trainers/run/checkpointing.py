@@ -46,6 +46,7 @@ async def save_checkpoint(
     """
     extra = {
         "algorithm": run.plan.algorithm,
+        "command": run.plan.command,
         "config": asdict(run.config),
         "version": run.weights.of_trainer,
         "tokens_generated": run.rollouts.tokens_generated,

@@ -14,6 +14,7 @@ from forge_env.core.errors import UserError
 from forge_env.data.rows import find_file
 from forge_env.rollout.factory import EnvFactory
 from forge_env.runtime.weights import WeightStore
+from trainers.algorithm import Algorithm
 from trainers.config import RunConfig
 from trainers.model.shape import FoundModel, ModelShape, read_shape
 from trainers.objective.old_logprobs import whose_old_logprobs
@@ -56,7 +57,7 @@ class Problems:
         self.sentences = list(dict.fromkeys([*self.sentences, *sentences]))
 
 
-def make_plan(config: RunConfig) -> RunPlan:
+def make_plan(config: RunConfig, algorithm: Algorithm) -> RunPlan:
     """Make the plan of a run. Mistakes become its `problems`; defaults replace what they leave undecided.
 
     Raises:
@@ -69,7 +70,7 @@ def make_plan(config: RunConfig) -> RunPlan:
     of_algorithm.attempt(config.settle)
     model = of_model.attempt(model_checks.find_model, config) or _unknown(config)
     defaults = take_defaults(config, model.shape)
-    objective = of_algorithm.attempt(plan_objective, config)
+    objective = of_algorithm.attempt(plan_objective, config, algorithm)
     # With a number out of range, such as 0 engines, nothing can be placed: plan with the defaults instead.
     sound = config
     if of_numbers.sentences:
@@ -126,7 +127,9 @@ def make_plan(config: RunConfig) -> RunPlan:
     return RunPlan(
         config=config,
         defaults=defaults,
-        algorithm=config.algorithm_name or "sft",
+        algorithm=algorithm.name,
+        command=algorithm.command,
+        own_algorithm=algorithm if algorithm.target else None,
         environment=environment,
         objective=objective,
         old_logprobs=old_logprobs,

@@ -17,7 +17,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from trainers.sft.config import Config
+from trainers.sft.config import SFT, Config
 
 if TYPE_CHECKING:
     from trainers.batching.batch import Sample
@@ -194,4 +194,4 @@ async def _finish(run: TrainingRun, place: Mapping[str, Any]) -> None:
 def main() -> int:
     from trainers.setup.entry import main as enter
 
-    return enter(Config, train)
+    return enter(SFT, train)
