@@ -16,10 +16,11 @@ from forge_env.rollout.factory import EnvFactory
 from forge_env.runtime.weights import WeightStore
 from trainers.config import RunConfig
 from trainers.model.shape import FoundModel, ModelShape, read_shape
+from trainers.objective.objective import kl_remark
 from trainers.objective.old_logprobs import whose_old_logprobs
 from trainers.setup.checks import machine_checks, model_checks, run_checks
 from trainers.setup.deadlines import Deadlines, patience
-from trainers.setup.held_out import check_sets
+from trainers.setup.held_out import HeldOutSet, check_sets, held_out_sets
 from trainers.setup.hosts import check_hosts, host_settings
 from trainers.setup.objective import needs_reference, plan_objective
 from trainers.setup.options.defaults import take_again, take_defaults
@@ -127,9 +128,11 @@ def make_plan(config: RunConfig) -> RunPlan:
         config=config,
         defaults=defaults,
         algorithm=config.algorithm_name or "sft",
+        steps=max(0, config.training.steps),
         environment=environment,
         objective=objective,
         old_logprobs=old_logprobs,
+        kl_remark=kl_remark(config),
         model=model,
         hosts=host_settings(config),
         placement=placement,
@@ -178,7 +181,7 @@ def with_model(plan: RunPlan, folder: Path) -> RunPlan:
         plan,
         config=config,
         defaults=defaults,
-        model=FoundModel(shape=shape, where=f"the folder {folder}"),
+        model=replace(plan.model, shape=shape, where=f"the folder {folder}", missing=""),
         engine=memory.engine,
         about_engine=memory.about_engine,
         processes=memory.processes,
@@ -187,6 +190,19 @@ def with_model(plan: RunPlan, folder: Path) -> RunPlan:
         store_reason=reason,
         deadlines=Deadlines(config.deadlines, shape.parameters),
     )
+
+
+def tasks_of(plan: RunPlan) -> tuple[RunTasks, dict[str, HeldOutSet]]:
+    """The tasks of a run, and its held-out sets; tasks that are not a local file's are read now.
+
+    Raises:
+        UserError: the tasks cannot be read, there are too few, or none can be demonstrated to a run that needs it.
+    """
+    if plan.environment is None:
+        return RunTasks(), {}
+    tasks = plan.tasks or read_run_tasks(plan.config, plan.environment)
+    check_demonstrations(plan.config, plan.environment, tasks.train)
+    return tasks, held_out_sets(plan.config, tasks.held_out)
 
 
 def _local_tasks(config: RunConfig, environment: EnvFactory | None) -> RunTasks | None:
@@ -204,7 +220,7 @@ def _local_tasks(config: RunConfig, environment: EnvFactory | None) -> RunTasks 
 
 
 def _unknown(config: RunConfig) -> FoundModel:
-    return FoundModel(shape=None, where=f"not found: {config.model.path}")
+    return FoundModel(shape=None, where=f"not found: {config.model.path}", path=config.model.path)
 
 
 def _find_store(
