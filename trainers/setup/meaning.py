@@ -258,8 +258,7 @@ def _about_algorithm(plan: RunPlan) -> str:
     training, section = plan.config.training, plan.config.algorithm
     if section is None:
         return "supervised: minus the logprob of the expert's tokens"
-    if plan.objective is None:
-        return plan.algorithm
+    assert plan.objective is not None
     loss = training.loss or type(plan.objective.loss).__name__
     advantages = f", advantages {training.advantages}" if training.advantages else ""
     return (
@@ -269,8 +268,6 @@ def _about_algorithm(plan: RunPlan) -> str:
 
 
 def _about_reference(plan: RunPlan) -> str:
-    if plan.objective is None and plan.config.algorithm is not None:
-        return "not known: the loss cannot be used"
     if plan.placement.has_reference:
         return f"a frozen model of its own on {'GPU' if plan.config.services.ref_model.with_gpus else 'CPU'}"
     if plan.objective is not None and plan.objective.kl_reference == "model":

@@ -2,7 +2,7 @@
 
     config = read_config(Config, options)
     plan = make_plan(config)        # trainers/setup/plan.py; starts nothing
-    plan.check()                    # the first mistake, as a UserError
+    plan.check()                    # the first problem, as a UserError
     await run_policy_gradient(plan)
 
 `--dry-run` prints the plan, and a run executes the same object. A run reads what the plan has resolved, and sections of
@@ -47,7 +47,7 @@ from trainers.titan.settings import TitanSettings
 
 @dataclass(frozen=True, kw_only=True)
 class RunPlan:
-    """The plan of a run. In a plan with `problems`, defaults replace what the problems leave undecided."""
+    """The plan of a run; one with `problems` can be printed, and not started."""
 
     config: RunConfig
     """The complete settings, for set-up and for the run's record; they do not change any more."""

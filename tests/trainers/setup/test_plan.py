@@ -295,8 +295,8 @@ def test_an_algorithm_without_an_objective_is_one_sentence() -> None:
     class Mine(RunConfig):
         mine: AlgorithmConfig = field(default_factory=AlgorithmConfig)
 
-    plan = plan_of(config_class=Mine)
-    assert f"the algorithm mine has no objective: write objective(config) in {__name__}" in "; ".join(plan.problems)
+    with pytest.raises(UserError, match=rf"the algorithm mine has no objective: write objective.* in {__name__}"):
+        plan_of(config_class=Mine)
 
 
 def test_a_loss_that_comes_with_every_step_is_made_once_in_the_trainer(tmp_path: Path) -> None:
@@ -392,13 +392,22 @@ def test_whether_routes_are_replayed_is_decided_when_the_model_is_there(tmp_path
 
 def test_every_mistake_is_listed_and_the_first_is_what_a_start_says(capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["--trainer.procs", "3", "--parallelism.tensor_parallel_degree", "2", "--trainer.num_replicas", "2"]
-    plan = plan_of(*arguments, "--env", "maths", "--grpo.n_samples", "1")
+    plan = plan_of(*arguments, "--env", "maths")
     assert [problem.split(" ")[0] for problem in plan.problems[1:]] == [
-        "--services.trainer.num_replicas", "parallelism", "--grpo.n_samples",
-    ]  # fmt: skip
+        "--services.trainer.num_replicas",
+        "parallelism",
+    ]
     assert "'maths'" in plan.problems[0]
     assert main(Config, never, [*arguments, "--env", "maths"]) == 2
     assert capsys.readouterr().err == f"error: {plan.problems[0]}\n"
+
+
+@pytest.mark.parametrize("mistake", ["--grpo.n_samples=1", "--grpo.n_samples=0", "--loss=no_such:Loss", "--model=/no"])
+def test_a_mistake_with_which_nothing_can_be_planned_is_all_that_a_dry_run_says(
+    capsys: pytest.CaptureFixture[str], mistake: str
+) -> None:
+    text = printed(capsys, mistake, "--env=maths", code=2)
+    assert text.startswith(" error: ") and text.count("\n") == 1 and mistake.partition("=")[2] in text
 
 
 def test_a_dry_run_prints_the_sentence_and_everything_else(capsys: pytest.CaptureFixture[str]) -> None:
