@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.machine import describe
-from trainers.grpo import Config
+from trainers.grpo import GRPO, Config
 from trainers.setup.memory import GIB
 from trainers.setup.options.read_config import read_config
 from trainers.setup.plan import make_plan
@@ -61,7 +61,7 @@ SET_UPS: tuple[tuple[str, int, int, tuple[str, ...]], ...] = (
 def plan_of(model: str, cards: int, gib: int, options: tuple[str, ...]) -> RunPlan:
     """The plan of one set-up, as if this machine had so many cards."""
     given = [f"--launcher.gpus_per_host={cards}", f"--launcher.gpu_memory_gib={gib}"]
-    return make_plan(read_config(Config, [f"--model={model}", *COMMON, *options, *given]))
+    return make_plan(read_config(Config, [f"--model={model}", *COMMON, *options, *given]), GRPO)
 
 
 def measure(model: str, cards: int, gib: int, options: tuple[str, ...]) -> dict[str, Any]:

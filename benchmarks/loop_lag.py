@@ -165,7 +165,7 @@ async def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     groups = options.episodes // SIBLINGS
     arguments = ["--env", "benchmarks.long_episodes:LongEnv", "--grpo.n_samples", str(SIBLINGS)]
     config = parse(grpo.Config, [*arguments, "--steps", str(options.steps), *options.options], SHORT_OPTIONS)
-    plan, startup, probe = make_plan(config), Startup(), Probe()
+    plan, startup, probe = make_plan(config, grpo.GRPO), Startup(), Probe()
     sampled = options.tokens // TURNS - ADDED
     agent = {"added": ADDED, "sampled": sampled, "seconds": options.seconds}
     with Report(folder, plan.record) as report:

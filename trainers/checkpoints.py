@@ -87,8 +87,8 @@ def check_fits(checkpoint: Checkpoint, algorithm: str, config: RunConfig) -> Non
     saved = checkpoint.extra
     if saved["algorithm"] != algorithm:
         raise UserError(
-            f"{checkpoint.path} was saved by trainers.{saved['algorithm']}, and this is trainers.{algorithm}: go on "
-            f"with trainers.{saved['algorithm']}"
+            f"{checkpoint.path} was saved by {saved['algorithm']}, and this is {algorithm}: go on with "
+            f"python -m {saved['command']}"
         )
     before, now = dict(_leaves(saved["config"])), dict(_leaves(asdict(config)))
     free = may_change(config)

@@ -10,22 +10,19 @@ distances from 1, as for the other algorithms: clip_high 4 is a weight of at mos
 
 from __future__ import annotations
 
-import importlib
-import sys
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, Unpack
+from typing import Annotated, Unpack
 
 from annotated_types import Ge, Interval
 from torch import Tensor
 
+from trainers.algorithm import Algorithm
 from trainers.config import RunConfig
 from trainers.objective.loss_base import LossOptions, RatioLoss, check_range
 from trainers.objective.loss_terms import Aggregation
-from trainers.objective.objective import Objective, loss_options, make_objective
+from trainers.objective.objective import loss_options, make_objective
 from trainers.settings.algorithm import AlgorithmConfig
-
-if TYPE_CHECKING:
-    from trainers.setup.run_plan import RunPlan
+from trainers.train import main
 
 
 @dataclass(kw_only=True)
@@ -82,30 +79,17 @@ class CISPOLoss(RatioLoss):
         return (ratio < 1 - self.clip_low) & mask, (ratio > 1 + self.clip_high) & mask
 
 
-def objective(config: Config) -> Objective:
-    """J = E[ mean over sampled tokens of sg(clip(r, 1 - clip_low, 1 + clip_high)) A log p_new(token) ]
-
-    with r = p_new(token) / p_engine(token), no gradient through sg(.), and A = (R - mean(R)) / (std(R) + eps) over the
-    group, which is `trainers.objective.advantages.group_relative`.
-    """
+def loss(config: Config) -> CISPOLoss:
     section = config.cispo
-    loss = CISPOLoss(clip_low=section.clip_low, clip_high=section.clip_high, **loss_options(config, section))
-    return make_objective("cispo", loss, section, baseline="mean")
+    return CISPOLoss(clip_low=section.clip_low, clip_high=section.clip_high, **loss_options(config))
 
 
-async def train(plan: RunPlan) -> None:
-    """Warm up, measure, train, measure again."""
-    from trainers.controller.policy_gradient import run_policy_gradient
+CISPO = Algorithm(name="cispo", config=Config, loss=loss, objective=make_objective)
+"""J = E[ mean over sampled tokens of sg(clip(r, 1 - clip_low, 1 + clip_high)) A log p_new(token) ]
 
-    await run_policy_gradient(plan)
-
-
-def main() -> int:
-    from trainers.setup.entry import main as enter
-
-    return enter(Config, train)
-
+with r = p_new(token) / p_engine(token), no gradient through sg(.), and A = (R - mean(R)) / (std(R) + eps) over the
+group, which is `trainers.objective.advantages.group_relative`.
+"""
 
 if __name__ == "__main__":
-    # The trainer's process imports CISPOLoss from trainers.cispo, so here it must not belong to __main__.
-    sys.exit(importlib.import_module("trainers.cispo").main())
+    raise SystemExit(main("trainers.cispo:CISPO"))

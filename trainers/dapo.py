@@ -11,26 +11,21 @@ which the paper's ablation starts from; verl's recipe leaves it off, and so does
 
 from __future__ import annotations
 
-import importlib
-import sys
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, Unpack
+from typing import Annotated
 
-import torch
 from annotated_types import Ge, Interval
-from torch import Tensor
 
 from forge_env.core.episode import Episode
 from forge_env.core.errors import UserError
 from forge_env.core.types import Outcome
+from trainers.algorithm import Algorithm
 from trainers.config import RunConfig
-from trainers.objective.loss_base import ClippedLoss, LossOptions
-from trainers.objective.loss_terms import Aggregation
+from trainers.objective.loss_base import ClippedLoss
+from trainers.objective.loss_call import Loss
 from trainers.objective.objective import Objective, loss_options, make_objective
 from trainers.settings.algorithm import AlgorithmConfig
-
-if TYPE_CHECKING:
-    from trainers.setup.run_plan import RunPlan
+from trainers.train import main
 
 
 @dataclass(kw_only=True)
@@ -39,7 +34,7 @@ class DAPOConfig(AlgorithmConfig):
     clip_high: Annotated[float, Ge(0)] = 0.28
     dynamic_sampling: bool = True
     """Whether groups whose episodes all have one reward are sampled anew."""
-    signal_error: int = 512
+    signal_error: Annotated[int, Ge(0)] = 512
     """Dropped groups in a row after which the run ends with an error; 0 is never, and a step
     is then waited for as long as groups come back."""
     overlong_length: Annotated[int, Ge(0)] = 0
@@ -64,23 +59,6 @@ class DAPOLoss(ClippedLoss):
     Equations 8, 10 and 12 of arXiv 2503.14476, with r = p_new / p_engine. It has no KL. TRL's "dapo" and verl's
     "token-mean" divide by the tokens of the whole step over all ranks, which is what `normalizer` does here.
     """
-
-    def __init__(
-        self,
-        clip_low: float = 0.2,
-        clip_high: float = 0.28,
-        beta: float = 0.0,
-        aggregation: Aggregation = "token",
-        *,
-        dual_clip: float | None = None,
-        **options: Unpack[LossOptions],
-    ) -> None:
-        super().__init__(clip_low, clip_high, beta, aggregation, dual_clip=dual_clip, **options)
-
-    def policy_term(self, log_ratio: Tensor, logprobs: Tensor, advantages: Tensor, mask: Tensor) -> Tensor:
-        ratio = log_ratio.exp()
-        clipped = ratio.clamp(1 - self.clip_low, 1 + self.clip_high)
-        return -torch.minimum(self.dual_clipped(ratio) * advantages, clipped * advantages)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,21 +116,16 @@ def is_truncated(episode: Episode) -> bool:
     return episode.outcome is Outcome.TRUNCATED
 
 
-def objective(config: Config) -> Objective:
-    """J = E[ sum over all sampled tokens of min(r A, clip(r, 1 - clip_low, 1 + clip_high) A) / their number ]
-
-    with r = p_new(token) / p_engine(token), A = (R - mean(R)) / (std(R) + eps) over a group that has 0 < std(R), which
-    is `trainers.objective.advantages.group_relative`, and R the episode's reward less the penalty of its length.
-    """
+def loss(config: Config) -> DAPOLoss:
     section = config.dapo
-    if section.signal_error < 0:
-        raise UserError(f"--dapo.signal_error is {section.signal_error}; it is a number of groups, or 0 for never")
-    loss = DAPOLoss(clip_low=section.clip_low, clip_high=section.clip_high, **loss_options(config, section))
+    return DAPOLoss(clip_low=section.clip_low, clip_high=section.clip_high, **loss_options(config))
+
+
+def objective(config: Config, loss: Loss) -> Objective:
+    section = config.dapo
     return make_objective(
-        "dapo",
+        config,
         loss,
-        section,
-        baseline="mean",
         addition=_punishment(config).of_episode,
         skips=is_truncated if section.overlong_filtering else None,
         needs_signal=section.dynamic_sampling,
@@ -171,19 +144,12 @@ def _punishment(config: Config) -> OverlongPunishment:
     )
 
 
-async def train(plan: RunPlan) -> None:
-    """Warm up, measure, train, measure again."""
-    from trainers.controller.policy_gradient import run_policy_gradient
+DAPO = Algorithm(name="dapo", config=Config, loss=loss, objective=objective)
+"""J = E[ sum over all sampled tokens of min(r A, clip(r, 1 - clip_low, 1 + clip_high) A) / their number ]
 
-    await run_policy_gradient(plan)
-
-
-def main() -> int:
-    from trainers.setup.entry import main as enter
-
-    return enter(Config, train)
-
+with r = p_new(token) / p_engine(token), A = (R - mean(R)) / (std(R) + eps) over a group that has 0 < std(R), which
+is `trainers.objective.advantages.group_relative`, and R the episode's reward less the penalty of its length.
+"""
 
 if __name__ == "__main__":
-    # The trainer's process imports DAPOLoss from trainers.dapo, so here it must not belong to __main__.
-    sys.exit(importlib.import_module("trainers.dapo").main())
+    raise SystemExit(main("trainers.dapo:DAPO"))

@@ -17,23 +17,18 @@ Dr.GRPO (arXiv 2503.20783) removes what GRPO weighs by: the length of an episode
 
 from __future__ import annotations
 
-import importlib
-import sys
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, Unpack
+from typing import Annotated, Unpack
 
-import torch
 from annotated_types import Ge, Interval
-from torch import Tensor
 
+from trainers.algorithm import Algorithm
 from trainers.config import RunConfig
 from trainers.objective.loss_base import ClippedLoss, LossOptions
 from trainers.objective.loss_terms import Aggregation
-from trainers.objective.objective import Objective, loss_options, make_objective
+from trainers.objective.objective import loss_options, make_objective
 from trainers.settings.algorithm import AlgorithmConfig
-
-if TYPE_CHECKING:
-    from trainers.setup.run_plan import RunPlan
+from trainers.train import main
 
 
 @dataclass(kw_only=True)
@@ -74,41 +69,23 @@ class GRPOLoss(ClippedLoss):
     ) -> None:
         super().__init__(clip_low, clip_high, beta, aggregation, dual_clip=dual_clip, **options)
 
-    def policy_term(self, log_ratio: Tensor, logprobs: Tensor, advantages: Tensor, mask: Tensor) -> Tensor:
-        ratio = log_ratio.exp()
-        clipped = ratio.clamp(1 - self.clip_low, 1 + self.clip_high)
-        return -torch.minimum(self.dual_clipped(ratio) * advantages, clipped * advantages)
 
-
-def objective(config: Config) -> Objective:
-    """J = E[ mean over sampled tokens of min(r A, clip(r, 1 - clip_low, 1 + clip_high) A) ] - beta KL
-
-    with r = p_new(token) / p_engine(token) and A = (R - mean(R)) / (std(R) + eps) over the group, which is
-    `trainers.objective.advantages.group_relative`.
-    """
+def loss(config: Config) -> GRPOLoss:
     section = config.grpo
-    loss = GRPOLoss(
+    return GRPOLoss(
         clip_low=section.clip_low,
         clip_high=section.clip_high,
         dual_clip=section.dual_clip or None,
-        **loss_options(config, section),
+        **loss_options(config),
     )
-    return make_objective("grpo", loss, section, baseline="mean")
 
 
-async def train(plan: RunPlan) -> None:
-    """Warm up, measure, train, measure again."""
-    from trainers.controller.policy_gradient import run_policy_gradient
+GRPO = Algorithm(name="grpo", config=Config, loss=loss, objective=make_objective)
+"""J = E[ mean over sampled tokens of min(r A, clip(r, 1 - clip_low, 1 + clip_high) A) ] - beta KL
 
-    await run_policy_gradient(plan)
-
-
-def main() -> int:
-    from trainers.setup.entry import main as enter
-
-    return enter(Config, train)
-
+with r = p_new(token) / p_engine(token) and A = (R - mean(R)) / (std(R) + eps) over the group, which is
+`trainers.objective.advantages.group_relative`.
+"""
 
 if __name__ == "__main__":
-    # The trainer's process imports GRPOLoss from trainers.grpo, so here it must not belong to __main__.
-    sys.exit(importlib.import_module("trainers.grpo").main())
+    raise SystemExit(main("trainers.grpo:GRPO"))

@@ -16,23 +16,19 @@ The paper takes 4 optimizer steps on each batch of rollouts, which is `training.
 
 from __future__ import annotations
 
-import importlib
-import sys
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Unpack
+from typing import Annotated, ClassVar, Literal, Unpack
 
-import torch
 from annotated_types import Ge, Interval
 from torch import Tensor
 
+from trainers.algorithm import Algorithm
 from trainers.config import RunConfig
 from trainers.objective.loss_base import ClippedLoss, LossOptions
 from trainers.objective.loss_terms import Aggregation, sequence_mean
-from trainers.objective.objective import Objective, loss_options, make_objective
+from trainers.objective.objective import loss_options, make_objective
 from trainers.settings.algorithm import AlgorithmConfig
-
-if TYPE_CHECKING:
-    from trainers.setup.run_plan import RunPlan
+from trainers.train import main
 
 
 @dataclass(kw_only=True)
@@ -75,42 +71,24 @@ class GSPOLoss(ClippedLoss):
     ) -> None:
         super().__init__(clip_low, clip_high, beta, aggregation, dual_clip=dual_clip, **options)
 
-    def policy_term(self, log_ratio: Tensor, logprobs: Tensor, advantages: Tensor, mask: Tensor) -> Tensor:
-        ratio = self.ratio(log_ratio, logprobs, mask)
-        clipped = ratio.clamp(1 - self.clip_low, 1 + self.clip_high)
-        return -torch.minimum(self.dual_clipped(ratio) * advantages, clipped * advantages)
-
     def ratio(self, log_ratio: Tensor, logprobs: Tensor, mask: Tensor) -> Tensor:
         """s_t, (E, T): the episode's ratio at each token, with the gradient of the token's own logprob."""
         log_s = sequence_mean(log_ratio, mask)  # (E, 1)
         return (log_s.detach() + logprobs - logprobs.detach()).exp()
 
 
-def objective(config: Config) -> Objective:
-    """J = E[ mean over episodes of min(s A, clip(s, 1 - clip_low, 1 + clip_high) A) ]
-
-    with s = exp(mean over the episode's tokens of log(p_new / p_old)) and A = (R - mean(R)) / (std(R) + eps) over the
-    group, which is `trainers.objective.advantages.group_relative`. p_old is the trainer's own at the last update of the
-    engine's weights, or the engine's.
-    """
+def loss(config: Config) -> GSPOLoss:
     section = config.gspo
-    loss = GSPOLoss(clip_low=section.clip_low, clip_high=section.clip_high, **loss_options(config, section))
-    return make_objective("gspo", loss, section, baseline="mean")
+    return GSPOLoss(clip_low=section.clip_low, clip_high=section.clip_high, **loss_options(config))
 
 
-async def train(plan: RunPlan) -> None:
-    """Warm up, measure, train, measure again."""
-    from trainers.controller.policy_gradient import run_policy_gradient
+GSPO = Algorithm(name="gspo", config=Config, loss=loss, objective=make_objective)
+"""J = E[ mean over episodes of min(s A, clip(s, 1 - clip_low, 1 + clip_high) A) ]
 
-    await run_policy_gradient(plan)
-
-
-def main() -> int:
-    from trainers.setup.entry import main as enter
-
-    return enter(Config, train)
-
+with s = exp(mean over the episode's tokens of log(p_new / p_old)) and A = (R - mean(R)) / (std(R) + eps) over the
+group, which is `trainers.objective.advantages.group_relative`. p_old is the trainer's own at the last update of the
+engine's weights, or the engine's.
+"""
 
 if __name__ == "__main__":
-    # The trainer's process imports GSPOLoss from trainers.gspo, so here it must not belong to __main__.
-    sys.exit(importlib.import_module("trainers.gspo").main())
+    raise SystemExit(main("trainers.gspo:GSPO"))

@@ -10,24 +10,22 @@ n / (n - 1) times the difference from the mean of all.
 
 from __future__ import annotations
 
-import importlib
-import sys
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, Literal, Unpack
+from typing import Annotated, Literal, Unpack
 
 import torch
 from annotated_types import Ge
 from torch import Tensor
 
 from forge_env.core.errors import UserError
+from trainers.algorithm import Algorithm
 from trainers.config import RunConfig
 from trainers.objective.loss_base import LossOptions, PolicyLoss
+from trainers.objective.loss_call import Loss
 from trainers.objective.loss_terms import Aggregation, keep, log_ratio, per_token, valid_tokens
 from trainers.objective.objective import Objective, loss_options, make_objective
 from trainers.settings.algorithm import AlgorithmConfig
-
-if TYPE_CHECKING:
-    from trainers.setup.run_plan import RunPlan
+from trainers.train import main
 
 
 @dataclass(kw_only=True)
@@ -109,31 +107,22 @@ class ReinforceLoss(PolicyLoss):
         return (ratio < 1 - clip_ratio) & mask, (ratio > 1 + clip_ratio) & mask
 
 
-def objective(config: Config) -> Objective:
-    """J = E[ mean over sampled tokens of sg(clip(r, 1 - clip_ratio, 1 + clip_ratio)) (R - b) log p_new(token) ]
-
-    with r = p_new(token) / p_engine(token), no gradient through sg(.), and b the baseline: the mean of the group's
-    rewards, that of the other episodes, or 0 (`centred`, `leave_one_out`, `no_baseline` of
-    `trainers.objective.advantages`).
-    """
+def loss(config: Config) -> ReinforceLoss:
     section = config.reinforce
-    loss = ReinforceLoss(clip_ratio=section.clip_ratio or None, **loss_options(config, section))
-    return make_objective("reinforce", loss, section, baseline=section.baseline)
+    return ReinforceLoss(clip_ratio=section.clip_ratio or None, **loss_options(config))
 
 
-async def train(plan: RunPlan) -> None:
-    """Warm up, measure, train, measure again."""
-    from trainers.controller.policy_gradient import run_policy_gradient
-
-    await run_policy_gradient(plan)
+def objective(config: Config, loss: Loss) -> Objective:
+    return make_objective(config, loss, baseline=config.reinforce.baseline)
 
 
-def main() -> int:
-    from trainers.setup.entry import main as enter
+REINFORCE = Algorithm(name="reinforce", config=Config, loss=loss, objective=objective)
+"""J = E[ mean over sampled tokens of sg(clip(r, 1 - clip_ratio, 1 + clip_ratio)) (R - b) log p_new(token) ]
 
-    return enter(Config, train)
-
+with r = p_new(token) / p_engine(token), no gradient through sg(.), and b the baseline: the mean of the group's
+rewards, that of the other episodes, or 0 (`centred`, `leave_one_out`, `no_baseline` of
+`trainers.objective.advantages`).
+"""
 
 if __name__ == "__main__":
-    # The trainer's process imports ReinforceLoss from trainers.reinforce, so here it must not belong to __main__.
-    sys.exit(importlib.import_module("trainers.reinforce").main())
+    raise SystemExit(main("trainers.reinforce:REINFORCE"))

@@ -9,24 +9,21 @@ with its distance from the policy that sampled it, faster where the advantage is
 
 from __future__ import annotations
 
-import importlib
-import sys
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, Literal, Unpack
+from typing import Annotated, Literal, Unpack
 
 import torch
 from annotated_types import Gt
 from torch import Tensor
 
 from forge_env.core.errors import UserError
+from trainers.algorithm import Algorithm
 from trainers.config import RunConfig
 from trainers.objective.loss_base import LossOptions, RatioLoss
 from trainers.objective.loss_terms import Aggregation
-from trainers.objective.objective import Objective, loss_options, make_objective
+from trainers.objective.objective import loss_options, make_objective
 from trainers.settings.algorithm import AlgorithmConfig
-
-if TYPE_CHECKING:
-    from trainers.setup.run_plan import RunPlan
+from trainers.train import main
 
 
 @dataclass(kw_only=True)
@@ -77,30 +74,17 @@ class SAPOLoss(RatioLoss):
         return -(4 / tau) * torch.sigmoid(tau * (log_ratio.exp() - 1)) * advantages
 
 
-def objective(config: Config) -> Objective:
-    """J = E[ mean over episodes of the mean over their tokens of (4 / tau) sigmoid(tau (r - 1)) A ]
-
-    with r = p_new(token) / p_engine(token), tau = tau_pos where A > 0 and tau_neg elsewhere, and
-    A = (R - mean(R)) / (std(R) + eps) over the group, which is `trainers.objective.advantages.group_relative`.
-    """
+def loss(config: Config) -> SAPOLoss:
     section = config.sapo
-    loss = SAPOLoss(tau_pos=section.tau_pos, tau_neg=section.tau_neg, **loss_options(config, section))
-    return make_objective("sapo", loss, section, baseline="mean")
+    return SAPOLoss(tau_pos=section.tau_pos, tau_neg=section.tau_neg, **loss_options(config))
 
 
-async def train(plan: RunPlan) -> None:
-    """Warm up, measure, train, measure again."""
-    from trainers.controller.policy_gradient import run_policy_gradient
+SAPO = Algorithm(name="sapo", config=Config, loss=loss, objective=make_objective)
+"""J = E[ mean over episodes of the mean over their tokens of (4 / tau) sigmoid(tau (r - 1)) A ]
 
-    await run_policy_gradient(plan)
-
-
-def main() -> int:
-    from trainers.setup.entry import main as enter
-
-    return enter(Config, train)
-
+with r = p_new(token) / p_engine(token), tau = tau_pos where A > 0 and tau_neg elsewhere, and
+A = (R - mean(R)) / (std(R) + eps) over the group, which is `trainers.objective.advantages.group_relative`.
+"""
 
 if __name__ == "__main__":
-    # The trainer's process imports SAPOLoss from trainers.sapo, so here it must not belong to __main__.
-    sys.exit(importlib.import_module("trainers.sapo").main())
+    raise SystemExit(main("trainers.sapo:SAPO"))

@@ -15,7 +15,7 @@ from typing import Any
 
 from benchmarks.gpu.flops import PEAK_FLOPS, step_flops
 from forge_env.core.episode import Episode
-from trainers.grpo import Config
+from trainers.grpo import GRPO, Config
 from trainers.model.shape import ModelShape
 from trainers.setup.memory import GIB
 from trainers.setup.options.read_config import read_config
@@ -33,7 +33,7 @@ MISMATCH = ("mean_abs_logprob_difference", "ratio_min", "ratio_max", "kl")
 
 def plan_of(options: Sequence[str]) -> RunPlan:
     """What `--dry-run` says of a run."""
-    return make_plan(read_config(Config, options))
+    return make_plan(read_config(Config, options), GRPO)
 
 
 def play(folder: Path, options: Sequence[str], *, steps: int, seconds: float) -> tuple[float, str]:

@@ -40,9 +40,8 @@ def load(target: str) -> Any:
     try:
         return operator.attrgetter(attribute)(module)
     except AttributeError:
-        defined = [
-            n for n, v in vars(module).items() if getattr(v, "__module__", "") == module.__name__ and n[0] != "_"
-        ]
+        names = {n: getattr(v, "__module__", "") for n, v in vars(module).items() if n[0] != "_"}
+        defined = [n for n, of in names.items() if of == module.__name__ or n.isupper()]  # classes, functions, values
         where = source if is_file(source) else f"module {source}"
         hint = f". {nearest(attribute, defined)}" if defined else ""
         raise UserError(f"{target!r}: {where} has no attribute {attribute!r}{hint}") from None

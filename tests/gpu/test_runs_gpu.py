@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from forge_env.core.episode import read_jsonl
-from trainers.grpo import Config
+from trainers.grpo import GRPO, Config
 from trainers.setup.options.read_config import read_config
 from trainers.setup.plan import make_plan
 
@@ -66,7 +66,7 @@ def test_a_dry_run_knows_the_memory(packed: bool, qwen3: Path, tmp_path: Path) -
     options = ["--model", str(qwen3), "--env", "math", "--steps", "3", "--dataset.held_out", "8", "--tasks", "64"]
     options += ["--env.max_turn_tokens", "128", "--training.learning_rate", "1e-6", f"--training.packing={packed}"]
     options += ["--training.max_tokens_per_micro_batch", "32768", "--training.batch_size", "16"]
-    plan = make_plan(read_config(Config, options))
+    plan = make_plan(read_config(Config, options), GRPO)
     estimated = plan.cards[0].worst
     run(tmp_path / "run", *options)
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]

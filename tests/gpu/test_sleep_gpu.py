@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from tests.gpu.test_runs_gpu import ROOT, check, run
-from trainers.grpo import Config
+from trainers.grpo import GRPO, Config
 from trainers.setup.options.read_config import read_config
 from trainers.setup.plan import make_plan
 
@@ -129,9 +129,9 @@ def test_a_run_stays_below_its_cap(qwen3: Path, tmp_path: Path) -> None:
 
 def test_the_plan_asks_the_driver_what_a_card_has() -> None:
     options = ["--launcher.share_gpus", "yes"]
-    card = make_plan(read_config(Config, options)).card
+    card = make_plan(read_config(Config, options), GRPO).card
     assert card is not None and abs(card - torch.cuda.get_device_properties(0).total_memory) < 0.02 * card
-    (problem, *_) = make_plan(read_config(Config, [*options, "--launcher.gpu_memory_gib", "1000"])).problems
+    (problem, *_) = make_plan(read_config(Config, [*options, "--launcher.gpu_memory_gib", "1000"]), GRPO).problems
     assert "--launcher.gpu_memory_gib is 1000, and GPU 0 has" in problem
 
 

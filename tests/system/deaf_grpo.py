@@ -5,9 +5,9 @@ from __future__ import annotations
 import sys
 
 from tests.system.breakable import DeafActor
-from trainers import grpo
 from trainers.run import services
+from trainers.train import main
 
 if __name__ == "__main__":
     services.PolicyActor = DeafActor  # type: ignore[misc]
-    sys.exit(grpo.main())
+    sys.exit(main("trainers.grpo:GRPO"))

@@ -90,7 +90,7 @@ def _is_owned(name: str) -> bool:
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator:
-    """Start `python -m MODULE OPTIONS`; whatever is alive at the end of the test is ended."""
+    """Start `python -m MODULE OPTIONS`; whatever is alive at its end is ended. A target may follow the module."""
     runs: list[Started] = []
     shared_memory = set(os.listdir("/dev/shm"))
 
@@ -98,7 +98,7 @@ def start(tmp_path: Path) -> Iterator:
         mark, temp = f"forge-test-{uuid.uuid4()}", Path(tempfile.mkdtemp(prefix="forge-test-"))
         output = tmp_path / f"run{len(runs)}"
         process = subprocess.Popen(
-            [sys.executable, "-m", module, "--output", str(output), *options],
+            [sys.executable, "-m", *module.split(), "--output", str(output), *options],
             cwd=REPOSITORY,
             env={**os.environ, "FORGE_TEST_MARK": mark, "TMPDIR": str(temp)},
             stdout=subprocess.PIPE,
@@ -261,6 +261,31 @@ def test_a_reference_model_old_logprobs_and_credit_by_turn(start) -> None:  # ty
     assert second["ratio_min"] < 0.9999 and second["ratio_max"] > 1.0001  # by what the first step changed
     assert [step["staleness_max"] for step in steps] == [0, 1, 0]
     assert json.loads((run.output / "run.json").read_text())["old_logprobs"] == "trainer"
+
+
+@pytest.mark.slow
+def test_an_algorithm_in_a_file_of_the_users_own_trains_and_goes_on(start, tmp_path: Path, tiny_model: Path) -> None:  # type: ignore[no-untyped-def]
+    """The trainer's process imports the loss from the file; a file that cannot be imported there ends the run."""
+    page = (REPOSITORY / "docs" / "algorithms.md").read_text(encoding="utf-8")
+    source = re.search(r"```python\n(# my_algorithm\.py\n.*?)```", page, re.DOTALL)
+    assert source is not None
+    (tmp_path / "my_algorithm.py").write_text(source[1])
+    target = f"{tmp_path / 'my_algorithm.py'}:SQUARED"
+    options = [
+        "--env", "math", "--model", str(tiny_model), "--tasks", "32", "--dataset.held_out", "8", *SHORT,
+        "--training.batch_size", "2", "--squared.n_samples", "2", "--training.entropy_coef", "0.01",
+    ]  # fmt: skip
+    run = start(f"trainers.train {target}", *options, "--steps", "1")
+    console = run.end()
+    assert run.process.returncode == 0, console
+    run.assert_nothing_left()
+    summary = json.loads((run.output / "summary.json").read_text())
+    assert (summary["algorithm"], summary["command"]) == ("squared", f"trainers.train {target}")
+    again = start(f"trainers.train {target}", "--output", str(run.output), "--resume", "--steps", "2")
+    console = again.end()
+    assert again.process.returncode == 0, console
+    assert "squared goes on after step 1" in console and "squared 2/2" in console
+    again.assert_nothing_left()
 
 
 @pytest.mark.slow

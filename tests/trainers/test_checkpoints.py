@@ -16,7 +16,7 @@ from forge_env.utils.settings import BY_CASE
 from trainers import sft
 from trainers.checkpoints import MANIFEST, check_fits, clean, find, path_of, prune, steps_of, write_manifest
 from trainers.config import RunConfig
-from trainers.grpo import Config
+from trainers.grpo import GRPO, Config
 from trainers.run.run_folder import checkpoint_of, claim_folder, locked
 from trainers.setup.plan import make_plan
 
@@ -26,7 +26,12 @@ def save(run: Path, step: int, config: RunConfig | None = None, **extra: Any) ->
     folder = path_of(run, step)
     (folder / "state").mkdir(parents=True)
     (folder / "state" / "0.distcp").write_bytes(bytes(step + 1))
-    extra = {"algorithm": "grpo", "config": json.loads(json.dumps(asdict(config or Config()))), **extra}
+    extra = {
+        "algorithm": "grpo",
+        "command": "trainers.grpo",
+        "config": json.loads(json.dumps(asdict(config or Config()))),
+        **extra,
+    }
     write_manifest(folder, {"step": step, "extra": extra})
     return folder
 
@@ -153,7 +158,7 @@ def test_every_setting_that_differs_is_named(tmp_path: Path) -> None:
 
 def test_another_algorithm_and_too_few_steps_are_refused(tmp_path: Path) -> None:
     save(tmp_path, 40)
-    with pytest.raises(UserError, match="by trainers.grpo, and this is trainers.dapo"):
+    with pytest.raises(UserError, match="by grpo, and this is dapo: go on with python -m trainers.grpo"):
         check_fits(find(tmp_path), "dapo", Config())
     with pytest.raises(UserError, match="--training.steps is 30, .* at least 40"):
         check_fits(find(tmp_path), "grpo", config_with(training__steps=30))
@@ -210,17 +215,17 @@ def test_a_folder_that_holds_a_run_is_refused_and_the_way_on_is_named(tmp_path: 
 
 
 def test_what_cannot_be_resumed_is_said_before_anything_starts(tmp_path: Path) -> None:
-    assert checkpoint_of(make_plan(Config())) is None
+    assert checkpoint_of(make_plan(Config(), GRPO)) is None
     config = config_with(resume=True, output=str(tmp_path), training__steps=40)
     with pytest.raises(UserError, match="holds no complete checkpoint"):
-        checkpoint_of(make_plan(config))
-    save(tmp_path, 40, make_plan(config).config)
-    assert checkpoint_of(make_plan(config)) is not None  # killed while it was measured
+        checkpoint_of(make_plan(config, GRPO))
+    save(tmp_path, 40, make_plan(config, GRPO).config)
+    assert checkpoint_of(make_plan(config, GRPO)) is not None  # killed while it was measured
     (tmp_path / "summary.json").write_text("{}")
     with pytest.raises(UserError, match="is complete, with all its 40 steps"):
-        checkpoint_of(make_plan(config))
+        checkpoint_of(make_plan(config, GRPO))
     config.training.steps = 41
-    assert checkpoint_of(make_plan(config)) is not None
+    assert checkpoint_of(make_plan(config, GRPO)) is not None
 
 
 def test_two_processes_cannot_be_at_work_on_one_run(tmp_path: Path) -> None:

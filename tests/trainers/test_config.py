@@ -11,7 +11,7 @@ from forge_env.core.errors import UserError
 from forge_env.core.types import EpisodeLimits
 from forge_env.utils.settings import leaves
 from trainers.config import SHORT_OPTIONS, RunConfig
-from trainers.grpo import Config, objective
+from trainers.grpo import GRPO, Config
 from trainers.settings.tasks import EnvConfig
 from trainers.setup.options.parser import parse
 
@@ -64,7 +64,7 @@ def test_limits_are_those_of_the_section() -> None:
 
 def test_the_algorithms_section_reaches_its_objective() -> None:
     config = parse(Config, ["--grpo.n_samples", "5", "--grpo.std_eps", "0.5"], SHORT_OPTIONS)
-    made = objective(config)
+    made = GRPO.make_objective(config)
     assert made.group_size == 5
     assert made.advantages([1.0, 0.0, 0.0, 0.0]) == [0.75, -0.25, -0.25, -0.25]
 

@@ -13,7 +13,7 @@ from agents.generator.lora_slot import TARGETS, slot_arguments
 from forge_env.core.errors import UserError
 from tests.trainers.setup.test_memory import SMALL, config_of
 from trainers import cispo, dapo, grpo, gspo, reinforce, sapo, sft
-from trainers.config import RunConfig
+from trainers.algorithm import Algorithm
 from trainers.lora import Lora, adapter_config, check_config, lora_of
 from trainers.settings.adapters import LoraConfig
 from trainers.setup.meaning import about_adapters, meaning
@@ -22,20 +22,20 @@ from trainers.setup.options.read_config import read_config
 from trainers.setup.plan import make_plan
 from trainers.setup.run_plan import RunPlan
 
-PAGES = (cispo, dapo, grpo, gspo, reinforce, sapo, sft)
+ALGORITHMS = (cispo.CISPO, dapo.DAPO, grpo.GRPO, gspo.GSPO, reinforce.REINFORCE, sapo.SAPO, sft.SFT)
 
 
-def plan_of(*arguments: str, config: type[RunConfig] = grpo.Config) -> RunPlan:
-    return make_plan(read_config(config, list(arguments)))
+def plan_of(*arguments: str, algorithm: Algorithm = grpo.GRPO) -> RunPlan:
+    return make_plan(read_config(algorithm.config, list(arguments)), algorithm)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.__name__)
-def test_every_page_trains_adapters(page: Any) -> None:
+@pytest.mark.parametrize("algorithm", ALGORITHMS, ids=lambda algorithm: algorithm.name)
+def test_every_algorithm_trains_adapters(algorithm: Algorithm) -> None:
     arguments = ["--lora.rank", "16", "--lora.alpha", "8", "--lora.targets", "v_proj,q_proj"]
-    plan = plan_of("--model=Qwen/Qwen3-0.6B", *arguments, config=page.Config)
+    plan = plan_of("--model=Qwen/Qwen3-0.6B", *arguments, algorithm=algorithm)
     assert not [problem for problem in plan.problems if "memory" not in problem]
     assert plan.trainer.lora == Lora(rank=16, alpha=8.0, targets=("q_proj", "v_proj"))
-    assert plan_of(config=page.Config).trainer.lora is None
+    assert plan_of(algorithm=algorithm).trainer.lora is None
 
 
 def test_an_engine_gets_merged_weights_or_adapters() -> None:

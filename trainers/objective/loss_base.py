@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from typing import Any, TypedDict, Unpack, get_args
 
+import torch
 from torch import Tensor, nn
 
 from forge_env.core.errors import UserError, nearest
@@ -205,7 +206,7 @@ class RatioLoss(PolicyLoss):
 
 
 class ClippedLoss(RatioLoss):
-    """A loss that clips its importance ratio to [1 - clip_low, 1 + clip_high]; subclasses write `policy_term`.
+    """The clipped surrogate, per token -min(r A, clip(r, 1 - clip_low, 1 + clip_high) A) with the ratio of `ratio`.
 
     Args:
         clip_low: how far below 1 the ratio may go before it is clipped, within [0, 1].
@@ -223,10 +224,10 @@ class ClippedLoss(RatioLoss):
 
     def __init__(
         self,
-        clip_low: float,
-        clip_high: float,
-        beta: float,
-        aggregation: Aggregation,
+        clip_low: float = 0.2,
+        clip_high: float = 0.28,
+        beta: float = 0.0,
+        aggregation: Aggregation = "token",
         *,
         dual_clip: float | None = None,
         **options: Unpack[LossOptions],
@@ -239,6 +240,11 @@ class ClippedLoss(RatioLoss):
         self.clip_low = clip_low
         self.clip_high = clip_high
         self.dual_clip = dual_clip
+
+    def policy_term(self, log_ratio: Tensor, logprobs: Tensor, advantages: Tensor, mask: Tensor) -> Tensor:
+        ratio = self.ratio(log_ratio, logprobs, mask)
+        clipped = ratio.clamp(1 - self.clip_low, 1 + self.clip_high)
+        return -torch.minimum(self.dual_clipped(ratio) * advantages, clipped * advantages)
 
     def ratio(self, log_ratio: Tensor, logprobs: Tensor, mask: Tensor) -> Tensor:
         """The ratio that is clipped, (E, T): each token's own."""

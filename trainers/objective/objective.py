@@ -186,8 +186,10 @@ def kl_remark(config: RunConfig) -> str:
     )
 
 
-def loss_options(config: RunConfig, section: AlgorithmConfig) -> dict[str, Any]:
-    """The settings that every loss takes, from an algorithm's section."""
+def loss_options(config: RunConfig) -> dict[str, Any]:
+    """The settings that every loss takes, from the algorithm's section."""
+    section = config.algorithm
+    assert section is not None
     in_reward = section.kl_in == "reward"
     return {
         "beta": 0.0 if in_reward else section.beta,
@@ -203,20 +205,18 @@ def loss_options(config: RunConfig, section: AlgorithmConfig) -> dict[str, Any]:
 
 
 def make_objective(
-    algorithm: str,
+    config: RunConfig,
     loss: Loss,
-    section: AlgorithmConfig,
     *,
-    baseline: Baseline,
+    baseline: Baseline = "mean",
     addition: Callable[[Episode], float] | None = None,
     **parts: Any,
 ) -> Objective:
     """Put an objective together: group size, advantages and the KL's reference come from the algorithm's section.
 
     Args:
-        algorithm: the section's name, for what an error says.
+        config: with the algorithm's section.
         loss: see `Objective`, as `parts`.
-        section: the algorithm's settings.
         addition: what the algorithm adds to an episode's reward.
         baseline: what is subtracted from the rewards of a group; `section.normalization` says what the difference is
             divided by.
@@ -224,6 +224,8 @@ def make_objective(
     Raises:
         UserError: for a setting out of range.
     """
+    section, algorithm = config.algorithm, config.algorithm_name
+    assert section is not None
     least = 1 if baseline == "none" else 2
     if section.n_samples < least:
         option = f"--{algorithm}.n_samples is {section.n_samples}"

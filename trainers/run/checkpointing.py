@@ -45,6 +45,7 @@ async def save_checkpoint(
     """
     extra = {
         "algorithm": run.plan.algorithm,
+        "command": run.plan.command,
         "config": run.plan.record,
         "version": run.weights.of_trainer,
         "tokens_generated": run.rollouts.tokens_generated,

@@ -67,13 +67,13 @@ async def open_run(plan: RunPlan, data: TrainingData | None = None) -> AsyncIter
     startup, checkpoint = Startup(), checkpoint_of(plan)
     folder = Path(plan.output) if checkpoint else claim_folder(plan.output or new_folder(plan))
     state = _FolderState(folder)
-    with _with_remedies(state, plan.algorithm):
+    with _with_remedies(state, plan.command):
         async with AsyncExitStack() as stack:
             stack.enter_context(locked(folder))
             state.is_empty = checkpoint is None
             report = stack.enter_context(Report(folder, plan.record, startup.command))
             report.console.under_way = lambda: [*startup.under_way.items(), *report.timeline.under_way]
-            stack.enter_context(_with_what_is_kept(report, plan.algorithm))
+            stack.enter_context(_with_what_is_kept(report, plan.command))
             if checkpoint:
                 report.check(checkpoint.extra["report"])
             with startup.phase("tasks"):
@@ -89,7 +89,7 @@ async def open_run(plan: RunPlan, data: TrainingData | None = None) -> AsyncIter
                 model, parameters = await _prepare_model(plan, report, checkpoint, data)
             plan = with_model(plan, model)
             check_thinking(model, plan.env.thinking)
-            results = {"model": str(model), "model_parameters": parameters}
+            results = {"command": plan.command, "model": str(model), "model_parameters": parameters}
             _write_facts(plan, report, results)
             add_fact(folder, "data", record | tasks.record)
             kinds = _kinds(report, [*tasks.train, *(task for each in held_out.values() for task in each.tasks)])
@@ -130,31 +130,30 @@ class _FolderState:
 
 
 @contextmanager
-def _with_what_is_kept(report: Report, algorithm: str) -> Iterator[None]:
+def _with_what_is_kept(report: Report, command: str) -> Iterator[None]:
     """Say of a run that is stopped what is kept of it. Its processes have ended by then."""
     try:
         yield
     except asyncio.CancelledError:
-        onward = _onward(report.folder, algorithm)
+        onward = _onward(report.folder, command)
         nothing = f"stopped; no checkpoint is kept, and a new run needs another --output than {report.folder}"
         report.say(f"stopped; a checkpoint is kept: {onward}" if onward else nothing)
         raise
 
 
-def _onward(folder: Path, algorithm: str) -> str:
+def _onward(folder: Path, command: str) -> str:
     """How to go on from the newest checkpoint of a run; "" where there is none."""
     saved = steps_of(folder)
-    command = f"python -m trainers.{algorithm} --output {folder} --resume"
-    return f"go on from step {max(saved)} with {command}" if saved else ""
+    return f"go on from step {max(saved)} with python -m {command} --output {folder} --resume" if saved else ""
 
 
 @contextmanager
-def _with_remedies(folder: _FolderState, algorithm: str) -> Iterator[None]:
+def _with_remedies(folder: _FolderState, command: str) -> Iterator[None]:
     """Add to an error that ends a run how to go on from its newest checkpoint."""
     try:
         yield
     except BaseException as error:
-        cause, onward = first_error(error), _onward(folder.path, algorithm)
+        cause, onward = first_error(error), _onward(folder.path, command)
         if isinstance(cause, ServiceError) and onward:
             raise ServiceError(f"{cause}; {onward}") from error
         if isinstance(cause, OSError) and (full := full_disk(cause, folder.path)):

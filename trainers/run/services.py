@@ -22,6 +22,7 @@ from forge_env.runtime.process.ranks import AllRanks
 from forge_env.runtime.process.visible_gpus import names_of
 from forge_env.runtime.service import Service, ServiceOptions
 from forge_env.runtime.weights import WeightStore
+from trainers.algorithm import check_unchanged
 from trainers.metrics.timeline import Timeline
 from trainers.run.delivery import make_delivery
 from trainers.run.reference import ReferenceActor
@@ -132,6 +133,7 @@ async def start_services(
         store_dtype=plan.engine.dtype,
         environ=_resources(wanted.trainer, replicas["trainer"][0]),
         num_hosts=replicas["trainer"][0].num_hosts,
+        imports=plan.own_algorithm.target if plan.own_algorithm else "",
     )
     envs = _environments(plan, launcher, model, policy.client)
     reference = _references(plan, launcher, model, on_ready=settle) if plan.placement.has_reference else None
@@ -156,6 +158,8 @@ async def start_services(
             if processes is not None:
                 tasks.create_task(launcher.start("store", seconds=start_seconds))
             tasks.create_task(store.open(processes))
+        if plan.own_algorithm:
+            check_unchanged(plan.own_algorithm)
         await services.weights.begin()
     except BaseException:
         await services.stop_waiting()

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from forge_env.core.errors import UserError
 from forge_env.runtime.actor import ForgeActor, concurrent_endpoint
 from forge_env.runtime.process.ranks import AllRanks
+from forge_env.utils.targets import load
 
 if TYPE_CHECKING:
     import numpy as np
@@ -48,6 +49,7 @@ def spawn_trainer(
     store_dtype: str = "float32",
     environ: Mapping[str, str] | None = None,
     num_hosts: int = 1,
+    imports: str = "",
 ) -> AllRanks:
     """Spawn the trainer, named "trainer", on `procs` processes; returns the handle of all of them.
 
@@ -61,11 +63,12 @@ def spawn_trainer(
         store_dtype: of the published weights: that of the engines that fetch them.
         environ: of every process; CUDA_VISIBLE_DEVICES names the GPUs of all of them on one host, one for each.
         num_hosts: the first hosts of the launcher's, which share the processes.
+        imports: a target in a file of the user's, which every process imports: it defines the class of the loss.
     """
     environ = allocator() | dict(environ or {})
     where: dict[str, Any] = {"procs": procs, "environ": environ, "num_hosts": num_hosts}
     options: dict[str, Any] = {"model": model, "settings": settings, "loss": loss}
-    options |= {"store": store, "store_dtype": store_dtype}
+    options |= {"store": store, "store_dtype": store_dtype, "imports": imports}
     return AllRanks(launcher.spawn("trainer", TrainerActor, **where, **options))
 
 
@@ -98,6 +101,7 @@ class TrainerActor(ForgeActor):
         loss: Loss | None = None,
         store: WeightStore | None = None,
         store_dtype: str = "float32",
+        imports: str = "",
         **base: Any,
     ) -> None:
         super().__init__(**base)
@@ -106,6 +110,7 @@ class TrainerActor(ForgeActor):
         self._loss = loss
         self._store = store
         self._store_dtype = store_dtype
+        self._imports = imports
         self._taken: Any = None  # what `commit` commits
         self._temperature = 1.0
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="trainer")
@@ -116,6 +121,8 @@ class TrainerActor(ForgeActor):
             self._store.attach()
         with self.phase("import"):
             await self._in_thread(importlib.import_module, "trainers.titan.trainer")
+            if self._imports:
+                await self._in_thread(load, self._imports)
         with self.phase("load"):
             self._trainer = await self._in_thread(_make_trainer, self._model, self._settings)
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Awaitable, Callable, Sequence
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from forge_env.core.errors import ForgeError, InvariantError, NothingTrained, UserError, first_error
-from trainers.config import RunConfig
+from trainers.algorithm import Algorithm, find_algorithm
 from trainers.metrics.heartbeat import quiet
 from trainers.setup.options.read_config import read_config
 from trainers.setup.packages import check_ours
@@ -17,31 +17,31 @@ from trainers.setup.signals import with_signals
 if TYPE_CHECKING:
     from trainers.setup.run_plan import RunPlan
 
-C = TypeVar("C", bound=RunConfig)
-
 
 def main(
-    config_class: type[C], run: Callable[[RunPlan], Awaitable[None]], arguments: Sequence[str] | None = None
+    algorithm: Algorithm | str, run: Callable[[RunPlan], Awaitable[None]], arguments: Sequence[str] | None = None
 ) -> int:
     """Parse the options, make the plan of the run, and execute it; returns the exit code.
 
-    With --dry-run the plan is printed, and nothing runs.
+    With --dry-run the plan is printed, and nothing runs. An algorithm may be given by its target.
 
     0 success, 1 a fault of the machinery, 2 a user's mistake, 3 a complete run that trained nothing, 130 Ctrl-C,
     143 SIGTERM.
     """
     options = list(sys.argv[1:] if arguments is None else arguments)
-    if "--help" in options or "-h" in options:
-        from trainers.setup.options.usage import usage
-
-        print(usage(config_class))
-        return 0
     try:
-        config = read_config(config_class, options)
+        if isinstance(algorithm, str):
+            algorithm = find_algorithm(algorithm)
+        if "--help" in options or "-h" in options:
+            from trainers.setup.options.usage import usage
+
+            print(usage(algorithm.config))
+            return 0
+        config = read_config(algorithm.config, options)
         check_ours()  # before the plan, which imports our packages: a foreign one of the same name is reported
         from trainers.setup.plan import make_plan
 
-        plan = make_plan(config)
+        plan = make_plan(config, algorithm)
         if config.dry_run:
             from trainers.setup.dry_run import dry_run
 

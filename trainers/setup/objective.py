@@ -2,33 +2,31 @@
 
 from __future__ import annotations
 
-import sys
-
-from forge_env.core.errors import UserError
+from forge_env.core.errors import ForgeError, UserError
+from trainers.algorithm import Algorithm
 from trainers.config import RunConfig
+from trainers.objective.loss_call import LossCall
 from trainers.objective.objective import Objective
 from trainers.objective.plugins import resolve
 
 
-def plan_objective(config: RunConfig) -> Objective | None:
-    """The objective that the algorithm's file makes of its config; None for supervised training.
-
-    The file is that of the config's class, or of the nearest parent of the class that has a function `objective`.
+def plan_objective(config: RunConfig, algorithm: Algorithm) -> Objective | None:
+    """The objective that an algorithm makes of a config; None for supervised training.
 
     Raises:
         UserError: for settings out of range or that contradict each other, a plugin that cannot be used, or an
-            algorithm without an objective.
+            algorithm of the user's own that fails.
     """
-    if not config.algorithm_name:
+    if algorithm.objective is None:
         return None
-    modules = [sys.modules.get(parent.__module__) for parent in type(config).__mro__]
-    make = next((made for module in modules if callable(made := getattr(module, "objective", None))), None)
-    if make is None:
-        raise UserError(
-            f"the algorithm {config.algorithm_name} has no objective: write objective(config) in "
-            f"{type(config).__module__}, the module of its config, as trainers.grpo does"
-        )
-    return resolve(make(config), config)
+    try:
+        objective = algorithm.make_objective(config)
+        LossCall(objective.loss)
+    except Exception as error:
+        if isinstance(error, ForgeError) or not algorithm.target:
+            raise
+        raise UserError(f"{algorithm.target}: its objective cannot be made: {type(error).__name__}: {error}") from error
+    return resolve(objective, config)
 
 
 def needs_reference(config: RunConfig, objective: Objective | None) -> bool:

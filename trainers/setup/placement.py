@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from trainers.config import RunConfig
 from trainers.settings.services import ReplicasConfig, ServiceConfig
 from trainers.setup.hosts import count_hosts
-from trainers.setup.objective import needs_reference, plan_objective
 
 DRIVERS = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
 """Device files of GPU drivers: NVIDIA's, AMD's, and that of WSL."""
@@ -108,15 +107,6 @@ def make_placement(config: RunConfig, *, has_reference: bool) -> Placement:
         replicas=replicas,
         processes=_processes(config, replicas, has_several_hosts=num_hosts > 1),
     )
-
-
-def processes(config: RunConfig) -> Sequence[Process]:
-    """Every process of a run with this config, service by service.
-
-    Raises:
-        UserError: when the user's own loss cannot be used.
-    """
-    return make_placement(config, has_reference=needs_reference(config, plan_objective(config))).processes
 
 
 def gpus_per_host(config: RunConfig) -> int:

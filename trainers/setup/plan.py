@@ -13,6 +13,7 @@ from forge_env.core.errors import UserError
 from forge_env.data.rows import find_file
 from forge_env.rollout.factory import EnvFactory
 from forge_env.runtime.weights import WeightStore
+from trainers.algorithm import Algorithm
 from trainers.config import RunConfig
 from trainers.model.shape import FoundModel, ModelShape, read_shape
 from trainers.objective.objective import kl_remark
@@ -75,7 +76,7 @@ class Problems(list[str]):
             return None
 
 
-def make_plan(config: RunConfig) -> RunPlan:
+def make_plan(config: RunConfig, algorithm: Algorithm) -> RunPlan:
     """Make the plan of a run. What would keep the run from starting becomes its `problems`.
 
     Raises:
@@ -88,7 +89,7 @@ def make_plan(config: RunConfig) -> RunPlan:
     config.settle()
     model = model_checks.find_model(config)
     shape, defaults = model.shape, take_defaults(config, model.shape)
-    objective = plan_objective(config)
+    objective = plan_objective(config, algorithm)
     old_logprobs = whose_old_logprobs(config, objective.loss) if objective else "generator"
     placement = make_placement(config, has_reference=needs_reference(config, objective))
 
@@ -125,7 +126,9 @@ def make_plan(config: RunConfig) -> RunPlan:
     return RunPlan(
         config=config,
         defaults=defaults,
-        algorithm=config.algorithm_name or "sft",
+        algorithm=algorithm.name,
+        command=algorithm.command,
+        own_algorithm=algorithm if algorithm.target else None,
         steps=max(0, config.training.steps),
         environment=environment,
         objective=objective,

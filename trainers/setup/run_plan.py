@@ -1,7 +1,7 @@
 """RunPlan: everything that follows from the config of a run, derived once.
 
     config = read_config(Config, options)
-    plan = make_plan(config)        # trainers/setup/plan.py; starts nothing
+    plan = make_plan(config, GRPO)  # trainers/setup/plan.py; starts nothing
     plan.check()                    # the first problem, as a UserError
     await run_policy_gradient(plan)
 
@@ -28,6 +28,7 @@ from forge_env.core.types import EpisodeLimits
 from forge_env.rollout.factory import EnvFactory
 from forge_env.runtime.hosts.settings import HostSettings
 from forge_env.runtime.weights import WeightStore
+from trainers.algorithm import Algorithm
 from trainers.config import RunConfig, TrainingConfig
 from trainers.lora import Lora
 from trainers.model.shape import FoundModel
@@ -54,7 +55,11 @@ class RunPlan:
     defaults: Mapping[str, Default]
     """The defaults of what is trained, by the names of the settings."""
     algorithm: str
-    """"grpo", ..., or "sft"."""
+    """Its name, for example "grpo"."""
+    command: str
+    """What `python -m` starts, for example "trainers.grpo"."""
+    own_algorithm: Algorithm | None
+    """An algorithm of the user's, which the trainer's process has to import; None for one of the trainer's."""
     steps: int
     """Optimizer steps; 0 if they are counted when the data is read."""
     environment: EnvFactory | None

@@ -1,5 +1,5 @@
 """Supervised fine-tuning: `python -m trainers.sft`. `train.py` is the file to begin with."""
 
-from trainers.sft.config import Config, SFTConfig
+from trainers.sft.config import SFT, Config, SFTConfig
 
-__all__ = ["Config", "SFTConfig"]
+__all__ = ["SFT", "Config", "SFTConfig"]

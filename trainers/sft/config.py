@@ -11,6 +11,7 @@ from annotated_types import Ge
 from forge_env.core.errors import UserError
 from forge_env.data.rows import find_file
 from forge_env.utils.settings import BY_CASE, MAY_CHANGE, OR_BY_CASE
+from trainers.algorithm import Algorithm
 from trainers.config import RunConfig, TrainingConfig
 from trainers.settings.supervised import SFTConfig
 from trainers.settings.tasks import EnvConfig, WarmupConfig
@@ -86,3 +87,6 @@ class Config(RunConfig):
             raise UserError("--evaluation.interval needs an environment to measure success in: name it with --env")
         if sft.streaming and self.training.steps == BY_CASE:
             raise UserError("with --sft.streaming the length of the data is not known: say with --steps when to end")
+
+
+SFT = Algorithm(name="sft", config=Config)

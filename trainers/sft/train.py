@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from trainers.settings.supervised import SFTConfig
-from trainers.sft.config import Config
+from trainers.sft.config import SFT
 
 if TYPE_CHECKING:
     from trainers.batching.batch import Sample
@@ -195,4 +195,4 @@ async def _finish(run: TrainingRun, place: Mapping[str, Any]) -> None:
 def main() -> int:
     from trainers.setup.entry import main as enter
 
-    return enter(Config, train)
+    return enter(SFT, train)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from trainers.controller.alarms import MismatchAlarm, make_alarm
-from trainers.grpo import Config
+from trainers.grpo import GRPO, Config
 from trainers.setup.options.read_config import read_config
 from trainers.setup.plan import make_plan
 
@@ -72,7 +72,7 @@ def test_settings_of_the_engine_that_change_logprobs_are_named() -> None:
 
 
 def alarm_of(*arguments: str) -> MismatchAlarm:
-    return make_alarm(make_plan(read_config(Config, arguments)), print)
+    return make_alarm(make_plan(read_config(Config, arguments), GRPO), print)
 
 
 def test_the_bound_is_that_of_the_coarser_dtype() -> None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 from pathlib import Path
 
 import pytest
 
 from forge_env.core.errors import NothingTrained, UserError
+from trainers.algorithm import find_algorithm
 from trainers.config import SHORT_OPTIONS
 from trainers.controller.policy_gradient_summary import check_trained
 from trainers.objective.objective import Objective
@@ -24,8 +24,8 @@ REFERENCE = ("--services.ref_model.procs", "1")
 
 def resolved(*arguments: str, page: str = "grpo") -> tuple[Objective, bool]:
     """The objective of these options, and whether a reference model is started."""
-    module = importlib.import_module(f"trainers.{page}")
-    plan = make_plan(parse(module.Config, list(arguments), SHORT_OPTIONS))
+    algorithm = find_algorithm(f"trainers.{page}:{page.upper()}")
+    plan = make_plan(parse(algorithm.config, list(arguments), SHORT_OPTIONS), algorithm)
     plan.check()
     assert plan.objective is not None
     assert ("ref_model on CPU" in about_services(plan)) == plan.placement.has_reference

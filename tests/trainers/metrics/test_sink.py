@@ -11,7 +11,7 @@ import pytest
 
 from forge_env.core.errors import UserError
 from trainers.config import SHORT_OPTIONS
-from trainers.grpo import Config
+from trainers.grpo import GRPO, Config
 from trainers.metrics.report import Report
 from trainers.metrics.sink import load_sink
 from trainers.settings.record import MetricsConfig
@@ -80,7 +80,7 @@ def test_one_that_cannot_be_used_is_refused_with_a_sentence(source: str, name: s
         load_sink(f"{source}:{name}")
     config = parse(Config, ["--metrics.sinks", f"{source}:{name}"], SHORT_OPTIONS)
     with pytest.raises(UserError, match=words):
-        make_plan(config).check()
+        make_plan(config, GRPO).check()
 
 
 def test_several_sinks_from_the_command_line_and_from_a_file(source: str, tmp_path: Path) -> None:
@@ -98,7 +98,7 @@ def test_wandb_that_is_not_installed_is_refused(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setitem(sys.modules, "wandb", None)  # Python's own way to say that there is none
     config = parse(Config, ["--metrics.wandb", "offline", "--env", "math"], SHORT_OPTIONS)
     with pytest.raises(UserError, match=r"wandb is not installed: it comes with the extra of that name, or by pip"):
-        make_plan(config).check()
+        make_plan(config, GRPO).check()
 
 
 def test_wandb_online_needs_a_key_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -106,6 +106,6 @@ def test_wandb_online_needs_a_key_in_the_environment(monkeypatch: pytest.MonkeyP
     config = parse(Config, ["--metrics.wandb", "online", "--env", "math"], SHORT_OPTIONS)
     monkeypatch.delenv("WANDB_API_KEY", raising=False)
     with pytest.raises(UserError, match=r"WANDB_API_KEY is not set.*--metrics\.wandb offline"):
-        make_plan(config).check()
+        make_plan(config, GRPO).check()
     monkeypatch.setenv("WANDB_API_KEY", "0" * 40)
-    make_plan(config).check()
+    make_plan(config, GRPO).check()

@@ -13,7 +13,7 @@ from envs.math import Math
 from forge_env.core.errors import UserError
 from forge_env.core.types import Message
 from tests.helpers.entry import never
-from trainers.grpo import Config
+from trainers.grpo import GRPO, Config
 from trainers.model.shape import find_shape, made_shape, read_shape
 from trainers.model.sizes import MODEL_SIZES, ModelSize
 from trainers.model.tiny_model import make_tiny_model
@@ -79,7 +79,7 @@ def test_a_dense_model_has_no_experts_in_its_config(made: tuple[Path, int]) -> N
 
 
 def test_a_plan_names_the_model_and_estimates_its_memory() -> None:
-    tiny, large = (make_plan(read_config(Config, options)) for options in ([], ["--model.size", "100m"]))
+    tiny, large = (make_plan(read_config(Config, options), GRPO) for options in ([], ["--model.size", "100m"]))
     assert "a Qwen3 of size 100m, made at the start" in dict(meaning(large))["model"]
     assert "a tiny Qwen3, made at the start" in dict(meaning(tiny))["model"]
     spread = make_plan(
@@ -87,7 +87,7 @@ def test_a_plan_names_the_model_and_estimates_its_memory() -> None:
             Config,
             ["--model.size=tiny-moe", "--trainer.procs=4", "--parallelism.expert_parallel_degree=2",
              "--parallelism.tensor_parallel_degree=2"],
-        )
+        ), GRPO
     )  # fmt: skip
     assert spread.problems == [] and spread.trainer.expert_parallel_degree == 2
     assert "with experts, made at the start" in dict(meaning(spread))["model"]
@@ -101,9 +101,9 @@ def test_a_plan_names_the_model_and_estimates_its_memory() -> None:
 
 def test_an_episode_may_be_as_long_as_the_model_reads() -> None:
     longest = MODEL_SIZES["100m"].max_position_embeddings
-    make_plan(read_config(Config, ["--model.size", "100m", "--env.max_tokens", str(longest)])).check()
+    make_plan(read_config(Config, ["--model.size", "100m", "--env.max_tokens", str(longest)]), GRPO).check()
     with pytest.raises(UserError, match=f"reads {longest} tokens at most"):
-        make_plan(read_config(Config, ["--model.size", "100m", "--env.max_tokens", str(longest + 1)])).check()
+        make_plan(read_config(Config, ["--model.size", "100m", "--env.max_tokens", str(longest + 1)]), GRPO).check()
 
 
 @pytest.mark.parametrize(
@@ -115,6 +115,6 @@ def test_an_episode_may_be_as_long_as_the_model_reads() -> None:
     ],
 )
 def test_a_mistake_is_one_sentence(options: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(Config, never, options) == 2
+    assert main(GRPO, never, options) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert words in line

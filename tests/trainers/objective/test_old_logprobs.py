@@ -6,7 +6,6 @@ between a bfloat16 engine and the trainer: a mean |difference| of 0.0077 in rand
 
 from __future__ import annotations
 
-import importlib
 import math
 import random
 from collections.abc import Iterator, Sequence
@@ -21,6 +20,7 @@ from forge_env.core.episode import Episode, Group
 from forge_env.core.errors import UserError
 from tests.trainers.episodes import episode, group, turn
 from tests.trainers.titan.folders import VOCABULARY, make_folder
+from trainers.algorithm import find_algorithm
 from trainers.batching.batch import Sample
 from trainers.config import SHORT_OPTIONS
 from trainers.controller.sample_maker import SampleMaker
@@ -136,7 +136,8 @@ async def test_later_steps_clip_by_what_was_learned_and_by_nothing_else(
 
 
 def plan(page: str, *arguments: str) -> RunPlan:
-    return make_plan(parse(importlib.import_module(f"trainers.{page}").Config, list(arguments), SHORT_OPTIONS))
+    algorithm = find_algorithm(f"trainers.{page}:{page.upper()}")
+    return make_plan(parse(algorithm.config, list(arguments), SHORT_OPTIONS), algorithm)
 
 
 @pytest.mark.parametrize("page", ["grpo", "dapo", "gspo", "sapo", "cispo", "reinforce"])

@@ -16,7 +16,7 @@ from tests.trainers.episodes import episode, group, turn
 from tests.trainers.objective.loss_references import make_batch
 from trainers import dapo
 from trainers.config import TrainingConfig
-from trainers.grpo import Config, objective
+from trainers.grpo import GRPO, Config
 from trainers.losses import SimpleGRPOLoss
 from trainers.objective.advantages import centred, has_signal
 from trainers.objective.loss_call import LossCall
@@ -81,7 +81,7 @@ def file(tmp_path: Path) -> str:
 
 def test_a_class_of_four_arguments_plugs_in(file: str) -> None:
     config = Config(training=TrainingConfig(loss=f"{file}:MyLoss", advantages=f"{file}:ranks"))
-    mine = with_own_parts(objective(config), config.training)
+    mine = with_own_parts(GRPO.make_objective(config), config.training)
     assert mine.advantages([3.0, 1.0, 2.0]) == [2.0, 0.0, 1.0]
     assert mine.kl_reference == "generator", "there being no reference model"
     assert LossCall(mine.loss).names == {"logprobs", "reference_logprobs", "advantages", "loss_mask"}
@@ -93,7 +93,7 @@ def test_a_class_of_four_arguments_plugs_in(file: str) -> None:
 
 def test_a_reward_of_the_users_own_takes_the_place_of_the_environments(file: str) -> None:
     training = TrainingConfig(reward=f"{file}:longest")
-    mine = with_own_parts(objective(Config()), training)
+    mine = with_own_parts(GRPO.make_objective(Config()), training)
     right, wrong = episode(turn(1, 1, 1), reward=1.0), episode(turn(1, 1), reward=0.0)
     assert [mine.reward(e) for e in (right, wrong)] == [6.0, 2.0]
     assert [mine.reward.of_task(e) for e in (right, wrong)] == [6.0, 2.0]
@@ -105,7 +105,7 @@ def test_a_reward_of_the_users_own_takes_the_place_of_the_environments(file: str
 
 def test_what_an_algorithm_adds_to_a_reward_is_added_to_the_users_own_and_is_no_signal(file: str) -> None:
     config = dapo.Config(dapo=dapo.DAPOConfig(overlong_length=4, overlong_buffer=0.5))
-    made = dapo.objective(config)
+    made = dapo.DAPO.make_objective(config)
     mine = with_own_parts(made, TrainingConfig(reward=f"{file}:longest"))
     long, short = episode(turn(1, 1, 1, 1), reward=1.0), episode(turn(1), reward=1.0)
     assert (mine.reward(long), mine.reward.of_task(long)) == (7.0, 8.0)
@@ -134,7 +134,7 @@ def test_rewards_that_cannot_be_used(file: str, name: str, words: str) -> None:
 
 def test_without_own_parts_nothing_changes() -> None:
     config = Config()
-    assert with_own_parts(made := objective(config), config.training) is made
+    assert with_own_parts(made := GRPO.make_objective(config), config.training) is made
 
 
 def test_functions_and_objects_are_losses_too(file: str) -> None:

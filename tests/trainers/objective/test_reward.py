@@ -17,7 +17,7 @@ from torch.nn import Identity
 from forge_env.core.episode import Episode
 from tests.trainers.episodes import episode, group, numbered_episodes, turn
 from trainers.dapo import OverlongPunishment
-from trainers.grpo import GRPOConfig
+from trainers.grpo import Config, GRPOConfig
 from trainers.objective.advantages import Baseline, no_baseline
 from trainers.objective.credit import target_logprobs, turn_targets
 from trainers.objective.loss_terms import kl_estimate
@@ -135,7 +135,7 @@ def test_advantages_move_in_proportion_to_beta_whatever_the_rewards_are(
 
     def found(beta: float) -> list[float]:
         section = GRPOConfig(beta=beta, kl_in="reward", normalization=normalization, credit=credit)  # type: ignore[arg-type]
-        objective = make_objective("grpo", Identity(), section, baseline=baseline)
+        objective = make_objective(Config(grpo=section), Identity(), baseline=baseline)
         found = advantages(replace(objective, kl_reference="model"), *pairs)
         return [value for values in found for value in np.atleast_1d(values).tolist()]  # type: ignore[call-overload]
 

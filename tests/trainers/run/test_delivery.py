@@ -157,7 +157,7 @@ def test_a_trainer_without_steps_or_with_broken_weights_judges_nothing() -> None
     ],
 )
 def test_which_runs_are_exact(options: list[str], is_exact: bool) -> None:
-    plan = make_plan(parse(grpo.Config, options, SHORT_OPTIONS))
+    plan = make_plan(parse(grpo.Config, options, SHORT_OPTIONS), grpo.GRPO)
     assert make_delivery(plan)._is_exact is is_exact
 
 

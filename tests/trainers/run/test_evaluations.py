@@ -28,7 +28,7 @@ from trainers.run.weight_sync import WeightSync
 from trainers.setup.held_out import held_out_sets
 from trainers.setup.options.parser import parse
 from trainers.setup.plan import make_plan, tasks_of
-from trainers.sft import Config as SFTPage
+from trainers.sft import SFT
 
 OPTIONS = ("--env", "math", "--dataset.held_out", "3", "--dataset.tasks", "4", "--steps", "6")
 
@@ -64,7 +64,7 @@ class Measured(Rollouts):
 
 def open_measured(config: RunConfig, report: Report) -> tuple[TrainingRun, Measured]:
     """A run without any process, whose engines have the weights of version 0."""
-    plan, startup = make_plan(config), Startup()
+    plan, startup = make_plan(config, grpo.GRPO), Startup()
     weights = WeightSync(
         trainer=None,  # type: ignore[arg-type]
         policy=None,  # type: ignore[arg-type]
@@ -195,7 +195,7 @@ SETS = (
 
 async def test_every_figure_has_its_own_metrics_and_what_it_depends_on(tmp_path: Path) -> None:
     config = parse(grpo.Config, [*OPTIONS, *SETS, "--grpo.temperature", "0.7", "--evaluation.n", "2"], SHORT_OPTIONS)
-    make_plan(config).check()
+    make_plan(config, grpo.GRPO).check()
     with Report(tmp_path, asdict(config)) as report:
         run, policy = open_measured(config, report)
         headline = await run.evaluations.evaluate("before", step=0)
@@ -247,7 +247,7 @@ async def test_every_figure_has_its_own_metrics_and_what_it_depends_on(tmp_path:
 )
 def test_what_evaluations_cannot_be(arguments: tuple[str, ...], words: str) -> None:
     with pytest.raises(UserError) as error:
-        make_plan(parse(grpo.Config, [*OPTIONS, *arguments], SHORT_OPTIONS)).check()
+        make_plan(parse(grpo.Config, [*OPTIONS, *arguments], SHORT_OPTIONS), grpo.GRPO).check()
     assert words.lower() in str(error.value).lower()
 
 
@@ -259,7 +259,7 @@ def test_a_set_of_what_is_trained_on_is_refused() -> None:
 
 def test_the_training_samples_at_its_own_temperature_and_of_all_tokens() -> None:
     config = parse(grpo.Config, [*OPTIONS, *SETS, "--grpo.temperature", "0.7"], SHORT_OPTIONS)
-    agents = _agents(make_plan(config), "model", None)  # type: ignore[arg-type]
+    agents = _agents(make_plan(config, grpo.GRPO), "model", None)  # type: ignore[arg-type]
     sampling = {
         name: {key: value for key, value in arguments.items() if key in ("temperature", "top_p")}
         for name, (_, arguments) in agents.items()
@@ -280,9 +280,9 @@ def test_the_figures_of_two_runs_compare_whatever_their_training_temperatures_ar
 
 def test_only_weights_that_the_engines_get_can_be_evaluated() -> None:
     pace = ("--training.sync_interval", "2", "--training.staleness", "1")
-    make_plan(parse(grpo.Config, [*OPTIONS, *pace, "--evaluation.interval", "4"], SHORT_OPTIONS)).check()
+    make_plan(parse(grpo.Config, [*OPTIONS, *pace, "--evaluation.interval", "4"], SHORT_OPTIONS), grpo.GRPO).check()
     with pytest.raises(UserError, match=r"--evaluation.interval is 3 and .* so evaluate at a multiple of 2"):
-        make_plan(parse(grpo.Config, [*OPTIONS, *pace, "--evaluation.interval", "3"], SHORT_OPTIONS)).check()
+        make_plan(parse(grpo.Config, [*OPTIONS, *pace, "--evaluation.interval", "3"], SHORT_OPTIONS), grpo.GRPO).check()
 
 
 @pytest.mark.parametrize(
@@ -300,7 +300,7 @@ def test_only_weights_that_the_engines_get_can_be_evaluated() -> None:
 )
 async def test_supervised_training_says_what_it_lacks(arguments: str, words: str) -> None:
     with pytest.raises(UserError, match=words):
-        make_plan(parse(SFTPage, arguments.split(), SHORT_OPTIONS)).check()
+        make_plan(parse(SFT.config, arguments.split(), SHORT_OPTIONS), SFT).check()
 
 
 def test_a_resumed_run_may_have_another_interval_and_measures_the_same() -> None:

@@ -20,6 +20,7 @@ from trainers.setup.meaning import about_services
 from trainers.setup.placement import make_placement
 from trainers.setup.plan import make_plan
 from trainers.setup.titan_settings import trainer_settings
+from trainers.sft import SFT
 from trainers.titan.trainer import TitanSettings
 
 
@@ -45,7 +46,7 @@ def test_every_process_of_a_service_has_a_gpu_of_its_own(monkeypatch: pytest.Mon
 def test_all_agents_think_as_the_config_says() -> None:
     for thinking in ("off", "on"):
         config = RunConfig(env=EnvConfig(name="math", thinking=thinking, max_thinking_tokens=9))
-        agents = services._agents(make_plan(config), "folder", cast(Any, None))
+        agents = services._agents(make_plan(config, SFT), "folder", cast(Any, None))
         assert set(agents) == {"policy", "evaluated", "greedy", "expert"}
         assert {settings["thinking"] for _, settings in agents.values()} == {thinking}
         assert config.env.limits().max_thinking_tokens == 9
@@ -91,7 +92,7 @@ def test_the_trainer_is_given_what_the_config_says() -> None:
 
 
 def test_a_full_micro_batch_is_compiled_at_the_start_unless_the_engine_has_the_memory_then() -> None:
-    plan = make_plan(RunConfig())
+    plan = make_plan(RunConfig(), SFT)
     assert services._trainer_settings(plan).compile_full
     asleep = dataclasses.replace(plan, engine=dataclasses.replace(plan.engine, sleep=True))
     assert not services._trainer_settings(asleep).compile_full
@@ -99,7 +100,7 @@ def test_a_full_micro_batch_is_compiled_at_the_start_unless_the_engine_has_the_m
 
 def test_the_placement_names_every_process() -> None:
     config = RunConfig(services=ServicesConfig(trainer=ServiceConfig(procs=2, with_gpus=True)))
-    assert about_services(make_plan(config)).endswith(
+    assert about_services(make_plan(config, SFT)).endswith(
         "generator on CPU, 1 thread; trainer on 2 processes, each on GPU; environments in a process of their own"
     )
 

@@ -10,8 +10,8 @@ import pytest
 from forge_env.core.errors import UserError
 from forge_env.utils.settings import leaves
 from trainers import dapo, reinforce, sapo, sft
-from trainers.config import RunConfig
-from trainers.grpo import Config
+from trainers.algorithm import Algorithm
+from trainers.grpo import GRPO, Config
 from trainers.model.shape import KNOWN_SHAPES
 from trainers.setup.checks.machine_checks import check_attention, check_host_memory, host_memory
 from trainers.setup.memory import host_bytes, state_bytes
@@ -38,9 +38,9 @@ def model_folder(folder: Path, **sizes: object) -> str:
     return str(folder)
 
 
-def refusal(*arguments: str, config_class: type[RunConfig] = Config) -> str:
+def refusal(*arguments: str, algorithm: Algorithm = GRPO) -> str:
     with pytest.raises(UserError) as caught:
-        make_plan(read_config(config_class, list(arguments))).check()
+        make_plan(read_config(algorithm.config, list(arguments)), algorithm).check()
     return str(caught.value)
 
 
@@ -267,7 +267,7 @@ def test_offloaded_weights_need_the_memory_of_the_host() -> None:
 
 
 def test_processes_on_the_cpu_need_the_memory_of_the_host() -> None:
-    plan = make_plan(read_config(Config, ["--model=Qwen/Qwen3-8B"]))
+    plan = make_plan(read_config(Config, ["--model=Qwen/Qwen3-8B"]), GRPO)
     with pytest.raises(UserError) as caught:
         check_host_memory(plan.config, plan.model.shape, plan.processes, 23 * 2**30)
     found = str(caught.value)
@@ -276,9 +276,9 @@ def test_processes_on_the_cpu_need_the_memory_of_the_host() -> None:
     assert sorted(parts, key=parts.__getitem__) == ["trainer", "store", "generator"], "the largest first"
     assert "--lora.rank 16, or put trainer and generator on GPUs" in found
     check_host_memory(plan.config, plan.model.shape, plan.processes, 400 * 2**30)
-    assert host_memory(make_plan(read_config(Config, [])).placement) > 0
+    assert host_memory(make_plan(read_config(Config, []), GRPO).placement) > 0
     on_gpus = [*GPUS, f"--launcher.gpus_per_host={gpus_available() + 2}", "--launcher.share_gpus=no"]
-    assert host_memory(make_plan(read_config(Config, [*on_gpus, "--trainer.procs=64"])).placement) == 0.0
+    assert host_memory(make_plan(read_config(Config, [*on_gpus, "--trainer.procs=64"]), GRPO).placement) == 0.0
 
 
 def test_pinned_memory_comes_in_powers_of_two() -> None:
@@ -294,7 +294,7 @@ def test_a_new_run_wants_a_folder_of_its_own(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text("")
     for taken in (tmp_path, tmp_path / "metrics.jsonl"):
         assert refusal(f"--output={taken}").startswith(f"--output {taken} exists and is not empty")
-    make_plan(read_config(Config, [f"--output={tmp_path / 'new'}"])).check()
+    make_plan(read_config(Config, [f"--output={tmp_path / 'new'}"]), GRPO).check()
 
 
 def test_what_works_is_let_through() -> None:
@@ -307,7 +307,7 @@ def test_what_works_is_let_through() -> None:
         ["--ref_model.procs", "1", "--grpo.beta", "0.1"],
         ["--training.seq_len", "1024"],
     ):
-        make_plan(read_config(Config, arguments)).check()
+        make_plan(read_config(Config, arguments), GRPO).check()
 
 
 @pytest.mark.parametrize(
@@ -338,7 +338,7 @@ def test_tensor_parallel_divides_the_heads(tmp_path: Path) -> None:
         "--services.generator.procs is 5, which does not divide the model's num_attention_heads, 12"
     )
     make_plan(
-        read_config(Config, [*model, "--trainer.procs", "6", "--parallelism.tensor_parallel_degree", "3"])
+        read_config(Config, [*model, "--trainer.procs", "6", "--parallelism.tensor_parallel_degree", "3"]), GRPO
     ).check()
 
 
@@ -386,7 +386,7 @@ def test_a_family_without_thinking_is_refused_before_anything_starts(
         folder.mkdir()
         model_folder(folder, architectures=[family], model_type="llama" if "Llama" in family else "qwen3")
         (folder / "chat_template.jinja").write_text(template)
-        plan = make_plan(read_config(Config, ["--model", str(folder), "--env.thinking", thinking]))
+        plan = make_plan(read_config(Config, ["--model", str(folder), "--env.thinking", thinking]), GRPO)
         found = [problem for problem in plan.problems if "thinking" in problem]
         assert len(found) == (refused and family == "LlamaForCausalLM")
         assert all("LlamaForCausalLM has no thinking" in problem and "set it to off" in problem for problem in found)
@@ -397,7 +397,7 @@ def test_thinking_of_a_model_that_is_not_here() -> None:
     found = refusal("--model", "meta-llama/Llama-3.1-8B", "--env.thinking", "on")
     assert [word for word in words if word not in found] == []
     for model, thinking in (("meta-llama/Llama-3.1-8B", "template"), ("Qwen/Qwen3-8B", "on"), ("who/knows", "on")):
-        plan = make_plan(read_config(Config, ["--model", model, "--env.thinking", thinking]))
+        plan = make_plan(read_config(Config, ["--model", model, "--env.thinking", thinking]), GRPO)
         assert not any("thinking" in problem for problem in plan.problems)
 
 
@@ -424,79 +424,80 @@ def test_an_absurd_whole_number() -> None:
 
 
 @pytest.mark.parametrize(
-    ("page", "options", "sentence"),
+    ("algorithm", "options", "sentence"),
     [
         (
-            sft.Config,
+            sft.SFT,
             "--sft.data=chats.jsonl --evaluation.sets.other.split=test",
             "--evaluation.sets.other needs an environment: name it with --env",
         ),
         (
-            sft.Config,
+            sft.SFT,
             "--sft.data=chats.jsonl --dataset.path=/no/tasks.jsonl",
             "--dataset.path is '/no/tasks.jsonl', and there is no environment: supervised training has --sft.data",
         ),
         (
-            sft.Config,
+            sft.SFT,
             "--sft.data=who/knows --sft.streaming",
             "with --sft.streaming the length of the data is not known: say with --steps when to end",
         ),
         (
-            Config,
+            GRPO,
             "--model=Qwen/Qwen3-0.6B --lora.rank=4 --lora.targets=",
             "--lora.targets is empty, so that nothing would be trained: set it to all-linear, or to names",
         ),
         (
-            Config,
+            GRPO,
             "--evaluation.sets.hard.tasks=0",
             "--evaluation.sets.hard.tasks is '0'; it must be a whole number, at least 1",
         ),
         (
-            Config,
+            GRPO,
             "--grpo.kl_straight_through --grpo.kl_in=reward --grpo.beta=0.1",
             "--grpo.kl_straight_through has no meaning with --grpo.kl_in reward, through which no gradient goes: leave "
             "it out, or use --grpo.kl_in loss",
         ),
-        (Config, "--training.staleness=-2", "--training.staleness is -2; it must be at least 0, or -1 for the default"),
-        (Config, "--env.max_tokens=1", "--env.max_tokens is 1; it must be at least 2, or -1 for the default"),
-        (Config, "--env.step_seconds=0", "--env.step_seconds is 0.0; it must be above 0, or -1 for the default"),
+        (GRPO, "--training.staleness=-2", "--training.staleness is -2; it must be at least 0, or -1 for the default"),
+        (GRPO, "--env.max_tokens=1", "--env.max_tokens is 1; it must be at least 2, or -1 for the default"),
+        (GRPO, "--env.step_seconds=0", "--env.step_seconds is 0.0; it must be above 0, or -1 for the default"),
         (
-            Config,
+            GRPO,
             "--warmup.learning_rate=2",
             "--warmup.learning_rate is 2.0; it must be from 0 to 1, or -1 for the default",
         ),
         (
-            Config,
+            GRPO,
             "--parallelism.data_parallel_shard_degree=0",
             "--parallelism.data_parallel_shard_degree is 0; it must be at least 1, or -1 for all processes that the "
             "other degrees leave",
         ),
-        (Config, "--generator.procs=0", "--services.generator.procs is 0; it must be from 1 to 4096"),
-        (Config, "--ref_model.procs=-1", "--services.ref_model.procs is -1; it must be from 0 to 4096"),
+        (GRPO, "--generator.procs=0", "--services.generator.procs is 0; it must be from 1 to 4096"),
+        (GRPO, "--ref_model.procs=-1", "--services.ref_model.procs is -1; it must be from 0 to 4096"),
         (
-            Config,
+            GRPO,
             "--training.learning_rate=1.5",
             "--training.learning_rate is 1.5; it must be from 0 to 1, or -1 for the default",
         ),
-        (Config, "--services.trainer.ping_seconds=0", "--services.trainer.ping_seconds is 0.0; it must be above 0"),
-        (sft.Config, "--training.steps=0", "--training.steps is 0; it must be at least 1, or -1 for the default"),
-        (sft.Config, "--sft.held_out_share=1", "--sft.held_out_share is 1.0; it must be at least 0 and below 1"),
-        (Config, "--grpo.n_samples=0", "--grpo.n_samples is 0; it must be at least 1"),
-        (Config, "--grpo.temperature=0", "--grpo.temperature is 0.0; it must be at least 0.01"),
-        (Config, "--grpo.clip_low=1.5", "--grpo.clip_low is 1.5; it must be from 0 to 1"),
-        (Config, "--grpo.clip_high=-1", "--grpo.clip_high is -1.0; it must be at least 0"),
-        (Config, "--grpo.correction_high=0.5", "--grpo.correction_high is 0.5; it must be at least 1"),
-        (Config, "--grpo.std_ddof=2", "--grpo.std_ddof is 2; it must be from 0 to 1"),
+        (GRPO, "--services.trainer.ping_seconds=0", "--services.trainer.ping_seconds is 0.0; it must be above 0"),
+        (sft.SFT, "--training.steps=0", "--training.steps is 0; it must be at least 1, or -1 for the default"),
+        (sft.SFT, "--sft.held_out_share=1", "--sft.held_out_share is 1.0; it must be at least 0 and below 1"),
+        (GRPO, "--grpo.n_samples=0", "--grpo.n_samples is 0; it must be at least 1"),
+        (GRPO, "--grpo.temperature=0", "--grpo.temperature is 0.0; it must be at least 0.01"),
+        (GRPO, "--grpo.clip_low=1.5", "--grpo.clip_low is 1.5; it must be from 0 to 1"),
+        (GRPO, "--grpo.clip_high=-1", "--grpo.clip_high is -1.0; it must be at least 0"),
+        (GRPO, "--grpo.correction_high=0.5", "--grpo.correction_high is 0.5; it must be at least 1"),
+        (GRPO, "--grpo.std_ddof=2", "--grpo.std_ddof is 2; it must be from 0 to 1"),
         (
-            Config,
+            GRPO,
             "--generator.gpu_memory_utilization=2",
             "--services.generator.gpu_memory_utilization is 2.0; it must be above 0 and at most 1",
         ),
-        (dapo.Config, "--dapo.overlong_buffer=2", "--dapo.overlong_buffer is 2.0; it must be from 0 to 1"),
-        (sapo.Config, "--sapo.tau_neg=0", "--sapo.tau_neg is 0.0; it must be above 0"),
-        (reinforce.Config, "--reinforce.clip_ratio=-1", "--reinforce.clip_ratio is -1.0; it must be at least 0"),
-        (sft.Config, "--warmup.batch_size=0", "--warmup.batch_size is 0; it must be at least 1"),
+        (dapo.DAPO, "--dapo.signal_error=-1", "--dapo.signal_error is -1; it must be at least 0"),
+        (dapo.DAPO, "--dapo.overlong_buffer=2", "--dapo.overlong_buffer is 2.0; it must be from 0 to 1"),
+        (sapo.SAPO, "--sapo.tau_neg=0", "--sapo.tau_neg is 0.0; it must be above 0"),
+        (reinforce.REINFORCE, "--reinforce.clip_ratio=-1", "--reinforce.clip_ratio is -1.0; it must be at least 0"),
+        (sft.SFT, "--warmup.batch_size=0", "--warmup.batch_size is 0; it must be at least 1"),
     ],
 )
-def test_a_refusal_is_one_sentence(page: type[RunConfig], options: str, sentence: str) -> None:
-    assert refusal(*options.split(), config_class=page) == sentence
+def test_a_refusal_is_one_sentence(algorithm: Algorithm, options: str, sentence: str) -> None:
+    assert refusal(*options.split(), algorithm=algorithm) == sentence

@@ -9,8 +9,8 @@ import pytest
 
 from forge_env.rollout.factory import make
 from trainers import sft
-from trainers.config import RunConfig
-from trainers.grpo import Config
+from trainers.algorithm import Algorithm
+from trainers.grpo import GRPO
 from trainers.setup.meaning import about_defaults, meaning, unusual_settings
 from trainers.setup.options.read_config import read_config
 from trainers.setup.plan import make_plan, with_model
@@ -20,17 +20,16 @@ GIVEN = "--model=Qwen/Qwen3-8B"
 RECIPES = sorted((Path(__file__).parents[3] / "recipes").glob("*.yaml"))
 
 
-def plan_of(*arguments: str, page: type[RunConfig] = Config) -> RunPlan:
-    return make_plan(read_config(page, list(arguments)))
+def plan_of(*arguments: str, algorithm: Algorithm = GRPO) -> RunPlan:
+    return make_plan(read_config(algorithm.config, list(arguments)), algorithm)
 
 
 def said_of(plan: RunPlan) -> list[str]:
     return about_defaults(plan)
 
 
-def warnings(*arguments: str, page: type[RunConfig] = Config) -> list[str]:
-    plan = plan_of(*arguments, page=page)
-    return unusual_settings(plan)
+def warnings(*arguments: str, algorithm: Algorithm = GRPO) -> list[str]:
+    return unusual_settings(plan_of(*arguments, algorithm=algorithm))
 
 
 @pytest.mark.parametrize(
@@ -57,7 +56,7 @@ def test_the_table(
 def test_supervised_training_has_the_rate_of_the_warm_up() -> None:
     for arguments, rate in (([], 3e-3), ([GIVEN], 1e-5), ([GIVEN, "--lora.rank=8"], 1e-4)):
         for source in ("--env=code_exec", "--sft.data=chats.jsonl"):
-            config = plan_of(source, *arguments, page=sft.Config).config
+            config = plan_of(source, *arguments, algorithm=sft.SFT).config
             assert config.training.learning_rate == config.warmup.learning_rate == rate
 
 
@@ -74,10 +73,10 @@ def test_the_learning_rate_rises_over_a_part_of_the_steps(arguments: list[str], 
 
 def test_steps_that_the_data_decides_on_are_waited_for() -> None:
     for arguments, rising in (([], 0), ([GIVEN], 10)):
-        plan = plan_of("--sft.data=chats.jsonl", *arguments, page=sft.Config)
+        plan = plan_of("--sft.data=chats.jsonl", *arguments, algorithm=sft.SFT)
         known = plan.with_steps(40)
         assert (plan.steps, known.steps, known.rising_steps) == (0, 40, rising)
-    given = plan_of("--sft.data=chats.jsonl", "--training.warmup_steps=3", page=sft.Config)
+    given = plan_of("--sft.data=chats.jsonl", "--training.warmup_steps=3", algorithm=sft.SFT)
     assert given.with_steps(40).rising_steps == 3
 
 
@@ -112,7 +111,7 @@ def test_the_rise_follows_the_steps_of_a_run_that_goes_on_for_fewer() -> None:
     """A checkpoint holds the config of the plan, and --training.steps may change."""
     begun = plan_of(GIVEN, "--steps=1000")
     begun.config.training.steps = 4
-    again = make_plan(begun.config)
+    again = make_plan(begun.config, GRPO)
     assert again.rising_steps == 2 and not any("decay" in problem for problem in again.problems)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from agents.generator.start import EngineSettings
-from trainers.grpo import Config
+from trainers.grpo import GRPO, Config
 from trainers.model.shape import find_shape
 from trainers.setup.options.read_config import read_config
 from trainers.setup.plan import make_plan
@@ -24,7 +24,7 @@ def settings(
 ) -> EngineSettings:
     shape = find_shape("").shape
     assert shape is not None
-    config = make_plan(read_config(Config, arguments)).config
+    config = make_plan(read_config(Config, arguments), GRPO).config
     return plan_engine(config, replace(shape, num_hidden_layers=layers), engine_args, SharedGpu(card=card))[0]
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import importlib
 import json
 import os
 import signal
@@ -16,17 +15,18 @@ import pytest
 from forge_env.core.errors import InvariantError, NothingTrained, ServiceError, UserError
 from tests.helpers.entry import never
 from tests.helpers.hub import hub
-from trainers.grpo import Config
+from trainers import sft, train
+from trainers.algorithm import Algorithm
+from trainers.grpo import GRPO
 from trainers.setup.entry import main
 from trainers.setup.run_plan import RunPlan
 
 ROOT = Path(__file__).parents[3]
 
 
-def start(*options: str, module: str = "trainers.grpo") -> int:
-    """Call what the module calls that trains; returns the exit code."""
-    trains = importlib.import_module(module)
-    return main(trains.Config, trains.train, options)
+def start(*options: str) -> int:
+    """Call what trainers.grpo calls; returns the exit code."""
+    return train.main("trainers.grpo:GRPO", options)
 
 
 def assert_one_sentence(errors: str, *words: str) -> None:
@@ -66,13 +66,13 @@ def test_an_output_folder_that_holds_something(tmp_path: Path, capsys: pytest.Ca
 
 
 @pytest.mark.parametrize(
-    ("module", "word"), [("trainers.reinforce", "no_such_module"), ("trainers.sft.train", "--loss")]
+    ("algorithm", "word"), [("trainers.reinforce:REINFORCE", "no_such_module"), (sft.SFT, "--loss")]
 )
 def test_a_loss_that_is_not_there_or_not_used(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], module: str, word: str
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], algorithm: Algorithm | str, word: str
 ) -> None:
     options = ("--env", "math", "--loss", "no_such_module:MyLoss", "--output", str(tmp_path / "run"))
-    assert start(*options, module=module) == 2
+    assert main(algorithm, never, options) == 2
     assert_one_sentence(capsys.readouterr().err, word)
     assert not (tmp_path / "run").exists()
 
@@ -99,7 +99,7 @@ def test_a_loss_that_is_not_there_or_not_used(
     ],
 )
 def test_a_mistake_is_one_sentence(capsys: pytest.CaptureFixture[str], options: list[str], words: list[str]) -> None:
-    assert main(Config, never, options) == 2
+    assert main(GRPO, never, options) == 2
     assert_one_sentence(capsys.readouterr().err, *words)
 
 
@@ -109,13 +109,13 @@ def test_more_gpus_than_there_are(capsys: pytest.CaptureFixture[str]) -> None:
     if torch.cuda.device_count() >= 2:
         pytest.skip("this machine has the GPUs")
     options = ["--services.generator.with_gpus", "true", "--services.trainer.with_gpus", "true"]
-    assert main(Config, never, options) == 2
+    assert main(GRPO, never, options) == 2
     available = torch.cuda.device_count()
     assert_one_sentence(capsys.readouterr().err, f"needs 2 GPUs, {available} are available", "generator 1, trainer 1")
 
 
 def test_help_lists_every_setting(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(Config, never, ["--help"]) == 0
+    assert main(GRPO, never, ["--help"]) == 0
     text = capsys.readouterr().out
     assert all(
         name in text for name in ("--steps", "training.steps", "--grpo.clip_high 0.28", "--env.name 'code_exec'")
@@ -123,7 +123,7 @@ def test_help_lists_every_setting(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_help_says_what_a_setting_is_and_what_is_allowed(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(Config, never, ["--help"]) == 0
+    assert main(GRPO, never, ["--help"]) == 0
     text = " ".join(capsys.readouterr().out.split())
     words = (
         "--trainer.NAME services.trainer.NAME",
@@ -138,8 +138,7 @@ def test_help_says_what_a_setting_is_and_what_is_allowed(capsys: pytest.CaptureF
 
 @pytest.mark.parametrize("page", ["dapo", "gspo", "sapo", "cispo", "reinforce"])
 def test_every_algorithm_has_its_page_with_its_section(capsys: pytest.CaptureFixture[str], page: str) -> None:
-    config_class = importlib.import_module(f"trainers.{page}").Config
-    assert main(config_class, never, ["--help"]) == 0
+    assert main(f"trainers.{page}:{page.upper()}", never, ["--help"]) == 0
     text = capsys.readouterr().out
     assert all(name in text for name in ("--loss", "--advantages", f"--{page}.n_samples 8", f"--{page}.beta 0.0"))
 
@@ -153,7 +152,7 @@ def test_a_run_is_given_its_plan() -> None:
     async def run(plan: RunPlan) -> None:
         seen.append(plan)
 
-    assert main(Config, run, ["--env", "math", "--steps", "7"]) == 0
+    assert main(GRPO, run, ["--env", "math", "--steps", "7"]) == 0
     assert (seen[0].config.env.name, seen[0].steps) == ("math", 7)
 
 
@@ -173,7 +172,7 @@ def test_what_we_raise_on_purpose_is_one_sentence(
     async def run(plan: RunPlan) -> None:
         raise error
 
-    assert main(Config, run, []) == code
+    assert main(GRPO, run, []) == code
     assert_one_sentence(capsys.readouterr().err)
 
 
@@ -182,7 +181,7 @@ def test_a_bug_of_ours_keeps_its_trace() -> None:
         raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        main(Config, run, [])
+        main(GRPO, run, [])
 
 
 def test_a_broken_invariant_keeps_its_trace() -> None:
@@ -190,7 +189,7 @@ def test_a_broken_invariant_keeps_its_trace() -> None:
         raise InvariantError("one logprob per sampled token")
 
     with pytest.raises(InvariantError):
-        main(Config, run, [])
+        main(GRPO, run, [])
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
@@ -205,7 +204,7 @@ def test_a_signal_ends_what_was_started(number: signal.Signals, code: int) -> No
             await asyncio.sleep(0)
             ended.append("services")
 
-    assert main(Config, run, []) == code
+    assert main(GRPO, run, []) == code
     assert ended == ["services"]
 
 

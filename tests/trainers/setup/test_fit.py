@@ -6,7 +6,7 @@ import pytest
 
 from trainers import sft
 from trainers.config import RunConfig
-from trainers.grpo import Config
+from trainers.grpo import GRPO, Config
 from trainers.setup.options.read_config import read_config
 from trainers.setup.plan import make_plan
 from trainers.setup.run_plan import RunPlan
@@ -17,7 +17,7 @@ LONG = ("--training.max_tokens_per_micro_batch=32768",)
 
 
 def plan_of(*arguments: str) -> RunPlan:
-    return make_plan(read_config(Config, arguments))
+    return make_plan(read_config(Config, arguments), GRPO)
 
 
 def problems(plan: RunPlan) -> list[str]:
@@ -69,7 +69,7 @@ def test_a_gpu_of_unknown_size_refuses_nothing_and_the_plan_says_so() -> None:
 
 def test_supervised_training_on_data_has_no_engine_to_make_room_for() -> None:
     gpu = ("--launcher.gpus_per_host=1", "--launcher.gpu_memory_gib=24", "--trainer.with_gpus", "--generator.with_gpus")
-    plan = make_plan(read_config(sft.Config, ["--sft.data=chats.jsonl", "--model=Qwen/Qwen3-0.6B", *gpu]))
+    plan = make_plan(read_config(sft.Config, ["--sft.data=chats.jsonl", "--model=Qwen/Qwen3-0.6B", *gpu]), sft.SFT)
     assert [list(phase) for card in plan.cards for phase in card.phases.values()] == [["trainer"]]
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from trainers.config import RunConfig
-from trainers.grpo import Config
+from trainers.grpo import GRPO, Config
 from trainers.model.shape import KNOWN_SHAPES, ModelShape
 from trainers.setup.memory import (
     GIB,
@@ -112,7 +112,7 @@ def test_planned_memory_of_known_models(planned: str) -> None:
         "--launcher.gpus_per_host=8",
         "--launcher.gpu_memory_gib=141",
     ]
-    plan = make_plan(read_config(Config, [f"--model=Qwen/Qwen3-{model}", *gpus, *options]))
+    plan = make_plan(read_config(Config, [f"--model=Qwen/Qwen3-{model}", *gpus, *options]), GRPO)
     found = next(memory for process, memory in plan.processes if process.service == service)
     assert str(found).split() == memory.split()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import pickle
 import re
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -13,14 +13,13 @@ import pytest
 from forge_env.core.errors import UserError
 from tests.helpers.entry import never
 from trainers import gspo, sft
-from trainers.config import RunConfig
-from trainers.grpo import Config, GRPOLoss
+from trainers.algorithm import Algorithm
+from trainers.grpo import GRPO, Config
 from trainers.objective.plugins import load_loss
-from trainers.settings.algorithm import AlgorithmConfig
 from trainers.setup.entry import main
 from trainers.setup.meaning import about_ratio, about_services, meaning, settings_with_defaults
 from trainers.setup.options.read_config import read_config
-from trainers.setup.placement import gpus_available, processes
+from trainers.setup.placement import Process, gpus_available
 from trainers.setup.plan import make_plan, with_model
 from trainers.setup.run_plan import RunPlan
 from trainers.titan.settings import TitanSettings
@@ -28,13 +27,17 @@ from trainers.titan.settings import TitanSettings
 GUIDE = str(Path(__file__).parent / "data" / "torchforge_guide.yaml")
 
 
-def plan_of(*arguments: str, config_class: type[RunConfig] = Config) -> RunPlan:
-    return make_plan(read_config(config_class, list(arguments)))
+def plan_of(*arguments: str, algorithm: Algorithm = GRPO) -> RunPlan:
+    return make_plan(read_config(algorithm.config, list(arguments)), algorithm)
 
 
-def printed(capsys: pytest.CaptureFixture[str], *arguments: str, code: int, page: type[RunConfig] = Config) -> str:
+def processes(config: Config) -> Sequence[Process]:
+    return make_plan(config, GRPO).placement.processes
+
+
+def printed(capsys: pytest.CaptureFixture[str], *arguments: str, code: int, algorithm: Algorithm = GRPO) -> str:
     """What a dry run prints, with every run of spaces as one."""
-    assert main(page, never, ["--dry-run", *arguments]) == code
+    assert main(algorithm, never, ["--dry-run", *arguments]) == code
     out, err = capsys.readouterr()
     assert "Traceback" not in err and (err.startswith("error: ") if code else not err)
     return " ".join(out.split()) + " " + err
@@ -208,7 +211,7 @@ def test_the_kl_reference() -> None:
 
 
 def test_supervised_training_has_a_plan_too() -> None:
-    plan = plan_of(config_class=sft.Config)
+    plan = plan_of(algorithm=sft.SFT)
     assert plan.problems == []
     assert "32 demonstrations" in dict(meaning(plan))["optimizer step"]
 
@@ -268,7 +271,7 @@ def test_the_users_own_loss_and_advantages_are_made_once(
     options = ["--loss", f"{file}:Counted", "--advantages", f"{file}:Advantages", "--ref_model.procs=1"]
     options += ["--generator.with_gpus", "--launcher.gpus_per_host=8", "--training.old_logprobs=auto"]
     monkeypatch.chdir(tmp_path)
-    main(gspo.Config, never, ["--dry-run", *options])
+    main(gspo.GSPO, never, ["--dry-run", *options])
     assert "against the trainer's own logprobs" in " ".join(capsys.readouterr().out.split())
     assert sorted(made.read_text().split()) == ["advantages", "loss"]
     made.unlink()
@@ -278,25 +281,8 @@ def test_the_users_own_loss_and_advantages_are_made_once(
         about_services(plan), about_ratio(plan), with_model(plan, tmp_path)
         assert (plan.old_logprobs, plan.placement.has_reference) == ("generator", True)
 
-    assert main(gspo.Config, set_up, options[:5]) == 0
+    assert main(gspo.GSPO, set_up, options[:5]) == 0
     assert sorted(made.read_text().split()) == ["advantages", "loss"]
-
-
-def test_the_objective_is_that_of_the_parent_of_a_config() -> None:
-    class Mine(Config):
-        pass
-
-    objective = plan_of(config_class=Mine).objective
-    assert objective is not None and isinstance(objective.loss, GRPOLoss)
-
-
-def test_an_algorithm_without_an_objective_is_one_sentence() -> None:
-    @dataclass(kw_only=True)
-    class Mine(RunConfig):
-        mine: AlgorithmConfig = field(default_factory=AlgorithmConfig)
-
-    with pytest.raises(UserError, match=rf"the algorithm mine has no objective: write objective.* in {__name__}"):
-        plan_of(config_class=Mine)
 
 
 def test_a_loss_that_comes_with_every_step_is_made_once_in_the_trainer(tmp_path: Path) -> None:
@@ -360,7 +346,7 @@ def test_an_engine_that_cannot_return_routes_is_refused() -> None:
 
 
 def test_supervised_training_has_no_routes() -> None:
-    plan = plan_of(MOE, config_class=sft.Config)
+    plan = plan_of(MOE, algorithm=sft.SFT)
     assert not plan.replays_routes and "routing replay" not in dict(meaning(plan))
 
 
@@ -398,7 +384,7 @@ def test_every_mistake_is_listed_and_the_first_is_what_a_start_says(capsys: pyte
         "parallelism",
     ]
     assert "'maths'" in plan.problems[0]
-    assert main(Config, never, [*arguments, "--env", "maths"]) == 2
+    assert main(GRPO, never, [*arguments, "--env", "maths"]) == 2
     assert capsys.readouterr().err == f"error: {plan.problems[0]}\n"
 
 
@@ -440,7 +426,7 @@ def test_what_a_dry_run_finds_wrong_beyond_the_checks(capsys: pytest.CaptureFixt
     assert f"there is no file {missing}" in printed(capsys, "--dataset.path", missing, code=2)
     assert "no_such_module" in printed(capsys, "--loss", "no_such_module:Loss", code=2)
     assert "no model folder /no/such" in printed(capsys, "--model", "/no/such", code=2)
-    assert "--loss, --advantages and --reward" in printed(capsys, "--loss", "a:b", code=2, page=sft.Config)
+    assert "--loss, --advantages and --reward" in printed(capsys, "--loss", "a:b", code=2, algorithm=sft.SFT)
 
 
 def test_fewer_gpus_than_needed_are_missing() -> None:

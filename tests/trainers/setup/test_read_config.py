@@ -11,7 +11,7 @@ import pytest
 from forge_env.core.errors import UserError
 from trainers.checkpoints import path_of, write_manifest
 from trainers.config import RunConfig
-from trainers.grpo import Config
+from trainers.grpo import GRPO, Config
 from trainers.setup.options.read_config import give_dataset, read_config
 from trainers.setup.plan import make_plan
 
@@ -25,7 +25,7 @@ def config_of(tmp_path: Path, text: str, *arguments: str) -> Config:
 
 def settled(*arguments: str) -> Config:
     """The settings of a run, with the defaults of what it trains."""
-    config = make_plan(read_config(Config, arguments)).config
+    config = make_plan(read_config(Config, arguments), GRPO).config
     assert isinstance(config, Config)
     return config
 
@@ -98,7 +98,7 @@ def test_the_cap_of_an_episode_goes_by_two_names() -> None:
     env = settled("--training.seq_len", "100", "--env.max_turn_tokens", "10").env
     assert (env.max_tokens, env.max_turn_tokens) == (100, 10)
     assert settled("--training.seq_len", "100", "--env.max_tokens", "100").env.max_tokens == 100
-    (problem,) = make_plan(read_config(Config, ["--training.seq_len", "100", "--env.max_tokens", "99"])).problems
+    (problem,) = make_plan(read_config(Config, ["--training.seq_len", "100", "--env.max_tokens", "99"]), GRPO).problems
     assert "seq_len is 100 and --env.max_tokens is 99" in problem and problem.endswith("give one of them")
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.helpers.entry import never
-from trainers.grpo import Config
+from trainers.grpo import GRPO, Config
 from trainers.setup.entry import main
 from trainers.setup.options.read_config import read_config
 from trainers.setup.placement import gpus_available
@@ -33,12 +33,12 @@ def test_the_recipes_are_there() -> None:
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
 def test_a_recipe_would_start_where_its_gpus_are(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    plan = make_plan(read_config(Config, ["--config", str(path)]))
+    plan = make_plan(read_config(Config, ["--config", str(path)]), GRPO)
     enough = plan.placement.gpus_needed <= gpus_available()
     assert [problem for problem in plan.problems if not re.match(r"the run needs \d+ GPUs?,", problem)] == []
     assert bool(plan.problems) is not enough
     assert all(memory is not None for _, memory in plan.processes)
-    assert main(Config, never, ["--config", str(path), "--dry-run"]) == (0 if enough else 2)
+    assert main(GRPO, never, ["--config", str(path), "--dry-run"]) == (0 if enough else 2)
     assert "training.learning_rate" in capsys.readouterr().out
 
 
@@ -46,7 +46,7 @@ def test_a_recipe_would_start_where_its_gpus_are(path: Path, capsys: pytest.Capt
 def test_a_recipe_says_how_it_is_started_and_where_it_runs(path: Path) -> None:
     header = "".join(line[1:] for line in path.read_text().splitlines() if line.startswith("#"))
     assert f"python -m trainers.grpo --config recipes/{path.name}" in header
-    placement = make_plan(read_config(Config, ["--config", str(path)])).placement
+    placement = make_plan(read_config(Config, ["--config", str(path)]), GRPO).placement
     wanted, needed = placement.gpus_wanted, placement.gpus_needed
     if wanted:
         assert f"{needed} GPU{'s' * (needed != 1)}" in header and ("Not run here" in header or "Measured" in header)
@@ -55,7 +55,7 @@ def test_a_recipe_says_how_it_is_started_and_where_it_runs(path: Path) -> None:
 
 def test_the_tiny_recipe_is_what_the_defaults_are() -> None:
     (path,) = [path for path in RECIPES if path.stem == "tiny_cpu"]
-    assert make_plan(read_config(Config, ["--config", str(path)])).config == make_plan(Config()).config
+    assert make_plan(read_config(Config, ["--config", str(path)]), GRPO).config == make_plan(Config(), GRPO).config
 
 
 @pytest.mark.parametrize("name", ["code_exec", "tool_api"])

@@ -14,8 +14,8 @@ from forge_env.core.types import Message, Task
 from forge_env.rollout.factory import EnvFactory
 from forge_env.tool_env.tool_env import ToolEnv
 from trainers import sft
-from trainers.config import RunConfig
-from trainers.grpo import Config
+from trainers.algorithm import Algorithm
+from trainers.grpo import GRPO, Config
 from trainers.run.run_record import check_data
 from trainers.setup.options.read_config import read_config
 from trainers.setup.plan import make_plan
@@ -46,8 +46,8 @@ class Lax(Few):
     strict = False
 
 
-def plan_of(*arguments: str, config_class: type[RunConfig] = Config) -> RunPlan:
-    return make_plan(read_config(config_class, list(arguments)))
+def plan_of(*arguments: str, algorithm: Algorithm = GRPO) -> RunPlan:
+    return make_plan(read_config(algorithm.config, list(arguments)), algorithm)
 
 
 @pytest.fixture
@@ -103,7 +103,7 @@ def test_own_data_without_demonstrations_needs_a_model(problems: Path) -> None:
         [problem] = plan.problems
         assert "the expert of math has no solutions for the tasks of" in problem and "--model" in problem
         assert "2 left out" in plan.about_data[0], "what was read is shown all the same"
-    [problem] = plan_of(*options, config_class=sft.Config).problems
+    [problem] = plan_of(*options, algorithm=sft.SFT).problems
     assert "--sft.data" in problem
 
 
@@ -122,12 +122,12 @@ def test_chats_are_read_by_a_dry_run(tmp_path: Path, monkeypatch: pytest.MonkeyP
     chats = [{"messages": messages}, {"messages": messages[:1]}]
     (tmp_path / "chats.jsonl").write_text("\n".join(map(json.dumps, chats)))
     monkeypatch.chdir(tmp_path)
-    plan = plan_of("--sft.data", "chats.jsonl", config_class=sft.Config)
+    plan = plan_of("--sft.data", "chats.jsonl", algorithm=sft.SFT)
     [about] = plan.about_data
     assert about.startswith(
         "chats.jsonl: chats in the column messages, 2 rows, 1 left out (line 2: it has no assistant"
     )
-    [problem] = plan_of("--sft.data", "nowhere.jsonl", config_class=sft.Config).problems
+    [problem] = plan_of("--sft.data", "nowhere.jsonl", algorithm=sft.SFT).problems
     assert problem.startswith("there is no file ")
 
 
@@ -139,7 +139,7 @@ def test_a_run_that_goes_on_finds_its_files_from_any_folder_and_refuses_changed_
     tasks = plan_of("--env", "math", "--env.options.data", "q.jsonl", *MODEL).config
     sets = ("--evaluation.sets.other.options.data", "q.jsonl")
     assert plan_of("--env", "math", *sets, *MODEL).config.evaluation.sets["other.options.data"] == str(problems)
-    chats = plan_of("--sft.data", "q.jsonl", config_class=sft.Config).config
+    chats = plan_of("--sft.data", "q.jsonl", algorithm=sft.SFT).config
     monkeypatch.chdir(folder)
     for config in (tasks, chats):
         problems.write_text(problems.read_text())
