@@ -31,7 +31,7 @@ import os
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -168,7 +168,7 @@ async def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     plan, startup, probe = make_plan(config, grpo.GRPO), Startup(), Probe()
     sampled = options.tokens // TURNS - ADDED
     agent = {"added": ADDED, "sampled": sampled, "seconds": options.seconds}
-    with Report(folder, asdict(config)) as report:
+    with Report(folder, plan.record) as report:
         async with Launcher(folder / "logs") as launcher:
             envs = Service(
                 actor_class=EnvActor,
@@ -229,7 +229,7 @@ async def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
                 started=time.perf_counter(),
                 probe=probe,
             )
-            settings = LoopSettings(steps=options.steps, batch_size=groups, staleness=config.staleness)
+            settings = LoopSettings(steps=options.steps, batch_size=groups, staleness=plan.staleness)
             pids = [pid for name, numbers in launcher.pids().items() if name.startswith("envs") for pid in numbers]
             before = time.thread_time(), time.process_time(), sum(map(cpu_of, pids)), time.perf_counter()
             watching = asyncio.create_task(probe.watch())

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from forge_env.core.errors import UserError
-from forge_env.utils.settings import may_change
+from forge_env.utils.settings import BY_CASE, may_change
 from trainers.config import RunConfig
 
 MANIFEST = "forge_env.json"
@@ -109,7 +109,7 @@ def check_fits(checkpoint: Checkpoint, algorithm: str, config: RunConfig) -> Non
             f"--parallelism.tensor_parallel_degree is {tensor}, and {checkpoint.path} was saved with {saved_tensor} "
             f"and --training.optimizer_state 8bit, whose moments cannot be cut in another way: give {saved_tensor}"
         )
-    if config.training.steps < checkpoint.step:
+    if config.training.steps != BY_CASE and config.training.steps < checkpoint.step:  # else data says how many
         raise UserError(
             f"--training.steps is {config.training.steps}, and {checkpoint.path} is past that: give at least "
             f"{checkpoint.step}, or go on from an older one with --checkpoint.step"

@@ -88,11 +88,6 @@ class RunConfig:
         return ()
 
     @property
-    def groups_per_step(self) -> int:
-        """Groups of one optimizer step."""
-        return self.training.batch_size * self.training.gradient_accumulation_steps
-
-    @property
     def staleness(self) -> int:
         """Optimizer steps between the weights that sampled a group and those that it trains, at most."""
         return self.training.staleness if self.training.staleness >= 0 else self.training.sync_interval - 1

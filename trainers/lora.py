@@ -64,7 +64,7 @@ def lora_of(config: RunConfig, shape: ModelShape | None = None) -> Lora | None:
     `shape` is that of the model, where it is known: what the engine gets depends on it.
     """
     section = config.lora
-    if section.rank < 1:
+    if not section.is_on:
         return None
     return Lora(
         rank=section.rank,

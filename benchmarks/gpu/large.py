@@ -103,7 +103,7 @@ def run(
         "mismatch": {name: [step.get(name) for step in taken] for name in MISMATCH},
     }
     if counted := taken[left_out:]:
-        gpus = plan.config.services.trainer.procs if plan.config.services.trainer.with_gpus else 0
+        gpus = plan.services.trainer.procs if plan.services.trainer.with_gpus else 0
         shape = read_shape(model / "config.json")
         found |= {"seconds": seconds_of(counted), "training": throughput(folder, counted, shape, gpus)}
     if trouble:

@@ -131,8 +131,8 @@ def test_the_plan_asks_the_driver_what_a_card_has() -> None:
     options = ["--launcher.share_gpus", "yes"]
     card = make_plan(read_config(Config, options), GRPO).card
     assert card is not None and abs(card - torch.cuda.get_device_properties(0).total_memory) < 0.02 * card
-    (problem, *_) = make_plan(read_config(Config, [*options, "--launcher.gpu_memory_gib", "100000"]), GRPO).problems
-    assert "--launcher.gpu_memory_gib is 100000, and GPU 0 has" in problem
+    (problem, *_) = make_plan(read_config(Config, [*options, "--launcher.gpu_memory_gib", "1000"]), GRPO).problems
+    assert "--launcher.gpu_memory_gib is 1000, and GPU 0 has" in problem
 
 
 def test_torch_keeps_the_trainer_to_its_cap(tiny_model: Path) -> None:

@@ -12,10 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forge_env.core.errors import UserError
+from forge_env.utils.settings import BY_CASE
+from trainers import sft
 from trainers.checkpoints import MANIFEST, check_fits, clean, find, path_of, prune, steps_of, write_manifest
 from trainers.config import RunConfig
-from trainers.grpo import Config
+from trainers.grpo import GRPO, Config
 from trainers.run.run_folder import checkpoint_of, claim_folder, locked
+from trainers.setup.plan import make_plan
 
 
 def save(run: Path, step: int, config: RunConfig | None = None, **extra: Any) -> Path:
@@ -194,6 +197,13 @@ def test_going_back_removes_half_written_ones_and_those_of_the_course_not_taken(
     assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["step_000020", "step_000040"]
 
 
+def test_a_run_that_counts_its_steps_by_epochs_goes_on(tmp_path: Path) -> None:
+    config = sft.Config()
+    save(tmp_path, 40, config, algorithm="sft")
+    assert config.training.steps == BY_CASE
+    check_fits(find(tmp_path), "sft", config)
+
+
 # ---- the folder of a run ----
 
 
@@ -205,22 +215,17 @@ def test_a_folder_that_holds_a_run_is_refused_and_the_way_on_is_named(tmp_path: 
 
 
 def test_what_cannot_be_resumed_is_said_before_anything_starts(tmp_path: Path) -> None:
-    assert checkpoint_of("grpo", Config()) is None
-    with pytest.raises(UserError, match="--resume needs --output"):
-        checkpoint_of("grpo", config_with(resume=True))
+    assert checkpoint_of(make_plan(Config(), GRPO)) is None
     config = config_with(resume=True, output=str(tmp_path), training__steps=40)
     with pytest.raises(UserError, match="holds no complete checkpoint"):
-        checkpoint_of("grpo", config)
-    save(tmp_path, 40)
-    assert checkpoint_of("grpo", config) is not None  # killed while it was measured
+        checkpoint_of(make_plan(config, GRPO))
+    save(tmp_path, 40, make_plan(config, GRPO).config)
+    assert checkpoint_of(make_plan(config, GRPO)) is not None  # killed while it was measured
     (tmp_path / "summary.json").write_text("{}")
     with pytest.raises(UserError, match="is complete, with all its 40 steps"):
-        checkpoint_of("grpo", config)
+        checkpoint_of(make_plan(config, GRPO))
     config.training.steps = 41
-    assert checkpoint_of("grpo", config) is not None
-    config.resume, config.checkpoint.step = False, 40
-    with pytest.raises(UserError, match="--checkpoint.step is 40, and needs --resume"):
-        checkpoint_of("grpo", config)
+    assert checkpoint_of(make_plan(config, GRPO)) is not None
 
 
 def test_two_processes_cannot_be_at_work_on_one_run(tmp_path: Path) -> None:

@@ -67,8 +67,8 @@ class MismatchAlarm:
 def make_alarm(plan: RunPlan, say: Callable[[str], None]) -> MismatchAlarm:
     """The alarm of a run, with the bounds of what its trainer and its engine compute in."""
     return MismatchAlarm(
-        dtype=plan.config.precision,
+        dtype=plan.precision,
         say=say,
-        bound=plan.config.training.mismatch_alarm,
+        bound=plan.training.mismatch_alarm,
         approximations=approximations(plan.engine.engine_args),
     )

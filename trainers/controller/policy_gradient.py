@@ -23,7 +23,7 @@ from trainers.controller.ready_groups import unpack
 from trainers.controller.sample_maker import SampleMaker
 from trainers.controller.signal_counts import SignalCounts
 from trainers.controller.task_order import TaskOrder
-from trainers.objective.objective import Objective, kl_remark
+from trainers.objective.objective import Objective
 from trainers.objective.old_logprobs import OldLogprobs
 from trainers.run.checkpointing import restore, until_stopped
 from trainers.run.open_run import open_run
@@ -67,11 +67,11 @@ async def _phases(run: TrainingRun, objective: Objective) -> None:
     if diagnosis.findings:  # of the steps before the checkpoint
         add_fact(report.folder, "findings", diagnosis.summary())
     await settle_reference(run, objective.kl_reference)
-    if remark := kl_remark(plan.config):
-        report.warn(remark)
+    if plan.kl_remark:
+        report.warn(plan.kl_remark)
 
     started = time.perf_counter() - start.seconds
-    trained_on = ("training_reward",) if plan.config.training.reward else ()
+    trained_on = ("training_reward",) if plan.training.reward else ()
     shown = (
         "reward",
         *trained_on,
@@ -101,18 +101,18 @@ async def _phases(run: TrainingRun, objective: Objective) -> None:
 
 def _diagnosis(run: TrainingRun, objective: Objective, alarm: MismatchAlarm) -> Diagnosis:
     """Looks for what keeps the run from learning; says it, and keeps it in run.json."""
-    config, report = run.config, run.report
+    plan, report = run.plan, run.report
     facts = RunFacts(
-        algorithm=config.algorithm_name,
-        env=config.env.name,
-        reward=config.training.reward,
-        learning_rate=config.training.learning_rate,
+        algorithm=plan.algorithm,
+        env=plan.env.name,
+        reward=plan.training.reward,
+        learning_rate=plan.training.learning_rate,
         n_samples=objective.group_size,
-        max_turn_tokens=config.env.max_turn_tokens,
-        max_tokens=config.env.max_tokens,
-        sync_interval=config.training.sync_interval,
-        staleness=config.staleness,
-        entropy_coef=config.training.entropy_coef,
+        max_turn_tokens=plan.env.max_turn_tokens,
+        max_tokens=plan.env.max_tokens,
+        sync_interval=plan.training.sync_interval,
+        staleness=plan.staleness,
+        entropy_coef=plan.training.entropy_coef,
         needs_siblings=objective.needs_siblings,
         resamples=objective.needs_signal,
         mismatch_bounds=alarm.bounds,
@@ -135,32 +135,31 @@ def _work(
     alarm: MismatchAlarm,
     diagnosis: Diagnosis,
 ) -> PolicyGradientWork:
-    config = run.config
+    plan = run.plan
     needs_reference_model = objective.kl_reference == "model"
     return PolicyGradientWork(
         run=run,
         objective=objective,
-        tasks=TaskOrder(tasks=tasks_after_warmup(config, run.train_tasks), seed=config.training.seed),
+        tasks=TaskOrder(tasks=tasks_after_warmup(plan.warmup, run.train_tasks), seed=plan.training.seed),
         alarm=alarm,
         diagnosis=diagnosis,
         signal=SignalCounts(run.kinds),
         make_samples=SampleMaker(
             objective=objective, reference=run.reference_logprobs if needs_reference_model else None
         ),
-        old=OldLogprobs(objective=objective, logprobs=run.old_logprobs) if _has_old_logprobs(run.plan) else None,
+        old=OldLogprobs(objective=objective, logprobs=run.old_logprobs) if _has_old_logprobs(plan) else None,
         started=started,
     )
 
 
 def _settings(plan: RunPlan) -> LoopSettings:
-    config = plan.config
     return LoopSettings(
         steps=plan.steps,
-        batch_size=config.groups_per_step,
-        staleness=config.staleness,
-        sync_interval=config.training.sync_interval,
+        batch_size=plan.training.groups_per_step,
+        staleness=plan.staleness,
+        sync_interval=plan.training.sync_interval,
         patience=plan.patience,
-        in_waves=config.training.deterministic,
+        in_waves=plan.training.deterministic,
         in_windows=_has_old_logprobs(plan),
     )
 
@@ -172,7 +171,7 @@ def _has_old_logprobs(plan: RunPlan) -> bool:
 
 async def _begin(run: TrainingRun) -> _Start:
     """Warm up and measure, then begin to train."""
-    report, algorithm, steps = run.report, run.plan.algorithm, run.config.warmup.steps
+    report, algorithm, steps = run.report, run.plan.algorithm, run.plan.warmup.steps
     run.results["warmup_steps"] = 0
     if steps:
         with run.startup.phase("warm-up"):

@@ -59,8 +59,8 @@ def summarise(
             **({"by_kind": {name: change.summary() for name, change in by_kind.items()}} if by_kind else {}),
         }
     )
-    config = run.config
-    picture = report.draw_curve(f"{algorithm} on {config.env.name}, seed {config.training.seed}", before, after)
+    title = f"{algorithm} on {run.plan.env.name}, seed {run.plan.training.seed}"
+    picture = report.draw_curve(title, before, after)
     report.say(f"held-out success after {algorithm}: {after}")
     off = "" if tool_off is None else f", and {tool_off.success_rate:.3f} with the tool switched off"
     report.say(f"it was {before} before{off}")

@@ -62,7 +62,7 @@ class PolicyGradientWork(LoopWork):
         return await self.run.rollouts.run_wave(numbered, phase="train", agent="policy", count=count)
 
     def keeps(self, group: Group) -> bool:
-        return self.run.config.env.fault_policy().keeps(group)
+        return self.run.plan.env.fault_policy().keeps(group)
 
     def dropped(self, group: Group, rewards: Sequence[float]) -> None:
         self.signal.add(group, rewards)
@@ -145,7 +145,7 @@ class PolicyGradientWork(LoopWork):
 
     async def after_step(self, step: int, state: LoopState | None) -> None:
         if state is not None and is_due(self.run.plan, step):
-            await self.save(state, asynchronous=self.run.config.checkpoint.asynchronous)
+            await self.save(state, asynchronous=self.run.plan.checkpoint.asynchronous)
 
     async def save(self, state: LoopState, *, asynchronous: bool = False) -> None:
         """Save a checkpoint of the run."""

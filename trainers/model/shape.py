@@ -149,6 +149,10 @@ class FoundModel:
     """For a person: "a tiny Qwen3, made at the start", "the folder ...", "the hub's cache, ..."."""
     missing: str = ""
     """What the start will have to download, if anything."""
+    path: str = ""
+    """The folder or the hub id that the user names; "" for a model made on the spot."""
+    size: str = "tiny"
+    """Of a model made on the spot."""
 
 
 def find_shape(path: str, size: str = "tiny") -> FoundModel:
@@ -158,21 +162,22 @@ def find_shape(path: str, size: str = "tiny") -> FoundModel:
         UserError: when there is neither such a folder nor such a name, or config.json cannot be used.
     """
     if not path:
-        return FoundModel(shape=made_shape(size), where=f"{made_model(size)}, made at the start")
+        return FoundModel(shape=made_shape(size), where=f"{made_model(size)}, made at the start", size=size)
     folder = Path(path).expanduser()
     if folder.exists():
         if not (folder / "config.json").is_file():
             raise UserError(f"{path} holds no config.json: --model wants a Hugging Face folder or a hub id")
-        return FoundModel(shape=read_shape(folder / "config.json"), where=f"the folder {path}")
+        return FoundModel(shape=read_shape(folder / "config.json"), where=f"the folder {path}", path=path)
     if path.count("/") != 1 or path.startswith((".", "/", "~")):
         raise UserError(f"there is no model folder {path}, and a hub id looks like Qwen/Qwen3-1.7B")
     cached = _cached_config(path)
     if cached is not None:
-        return FoundModel(shape=read_shape(cached), where=f"the hub's cache on this machine, {path}")
+        return FoundModel(shape=read_shape(cached), where=f"the hub's cache on this machine, {path}", path=path)
     return FoundModel(
         shape=KNOWN_SHAPES.get(path),
         where=f"the hub, {path}",
         missing=f"the model {path} is neither a folder nor in the hub's cache here: the start downloads it",
+        path=path,
     )
 
 

@@ -148,7 +148,7 @@ def resolve(objective: Objective, config: RunConfig) -> Objective:
             "--training.old_logprobs is trainer, but the loss does not name old_logprobs and would not look at them: "
             "give it that argument, or leave the option out"
         )
-    if objective.kl_reference and (config.services.ref_model.procs or config.lora.rank):
+    if objective.kl_reference and (config.services.ref_model.procs or config.lora.is_on):
         return replace(objective, kl_reference="model")
     if objective.reward.kl_penalty is not None:
         raise UserError(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
-from dataclasses import asdict
 from typing import Any
 
 from forge_env.core.errors import ForgeError
@@ -23,7 +22,7 @@ def is_due(plan: RunPlan, step: int) -> bool:
     It is if a multiple of `checkpoint.interval` lies within the window. After the run's last step a checkpoint is
     saved in any case, by the caller.
     """
-    interval, begin = plan.config.checkpoint.interval, (step - 1) // plan.window * plan.window
+    interval, begin = plan.checkpoint.interval, (step - 1) // plan.window * plan.window
     return bool(interval) and step // interval > begin // interval and step < plan.steps
 
 
@@ -47,7 +46,7 @@ async def save_checkpoint(
     extra = {
         "algorithm": run.plan.algorithm,
         "command": run.plan.command,
-        "config": asdict(run.config),
+        "config": run.plan.record,
         "version": run.weights.of_trainer,
         "tokens_generated": run.rollouts.tokens_generated,
         "tokens_trained": run.tokens_trained,
@@ -63,7 +62,7 @@ async def save_checkpoint(
         extra,
         texts=dict(texts) if texts else None,
         asynchronous=asynchronous,
-        keep_last=run.config.checkpoint.keep_last,
+        keep_last=run.plan.checkpoint.keep_last,
     )
     with run.report.timeline.span("checkpoint", f"step {step}"):
         await within(run.plan.deadlines.checkpoint, call, "the checkpoint")
@@ -109,7 +108,7 @@ async def _keep(
     run: TrainingRun, task: asyncio.Future[None], steps: Callable[[], int], save: Callable[[], Awaitable[None]]
 ) -> None:
     """Wait for a step in progress, and save it."""
-    report, seconds = run.report, run.config.training.step_seconds + run.plan.deadlines.checkpoint
+    report, seconds = run.report, run.plan.training.step_seconds + run.plan.deadlines.checkpoint
     report.say(f"a step in progress is finished and a checkpoint is kept, within {seconds:.0f} s")
     try:
         async with asyncio.timeout(seconds):

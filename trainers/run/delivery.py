@@ -137,13 +137,11 @@ class Delivery:
 
 def make_delivery(plan: RunPlan) -> Delivery:
     """The comparison of a run, by what its trainer and its engines compute in."""
-    return Delivery(precision=plan.config.precision, is_exact=_is_exact(plan), context=plan.engine.max_model_len)
+    return Delivery(precision=plan.precision, is_exact=_is_exact(plan), context=plan.engine.max_model_len)
 
 
 def _is_exact(plan: RunPlan) -> bool:
-    training, lora, shape = plan.config.training, plan.trainer.lora, plan.model.shape
-    on_gpu = plan.config.services.trainer.with_gpus
-    trained_in = training.dtype if training.dtype != "auto" else "bfloat16" if on_gpu else "float32"
+    trained_in, lora, shape = plan.trainer_dtype, plan.lora, plan.model.shape
     if plan.engine.dtype != trained_in or approximations(plan.engine.engine_args) or shape is None or shape.num_experts:
         return False
     is_rounded_alike = plan.trainer.head_dtype(trained_in) == trained_in and not (lora and lora.publish == "merged")

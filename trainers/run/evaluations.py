@@ -85,7 +85,7 @@ class Evaluations:
 
     def is_due(self, step: int) -> bool:
         """Whether the weights of a step between the first and the last are evaluated."""
-        interval = self._plan.config.evaluation.interval
+        interval = self._plan.evaluation.interval
         return bool(interval) and step % interval == 0 and 0 < step < self._plan.steps
 
     @property

@@ -32,12 +32,9 @@ from trainers.run.run_record import add_fact, check_data, code_at_start, write_f
 from trainers.run.services import Services, start_services
 from trainers.run.startup import Startup
 from trainers.run.training_run import TrainingRun
-from trainers.setup.held_out import HeldOutSet, held_out_sets
-from trainers.setup.meaning import about_adapters, about_services
-from trainers.setup.options.defaults import about_defaults, unusual_settings
-from trainers.setup.plan import with_model
+from trainers.setup.meaning import about_adapters, about_defaults, about_services, unusual_settings
+from trainers.setup.plan import tasks_of, with_model
 from trainers.setup.run_plan import RunPlan
-from trainers.setup.run_tasks import RunTasks, check_demonstrations, read_run_tasks
 
 
 class TrainingData(Protocol):
@@ -67,24 +64,23 @@ async def open_run(plan: RunPlan, data: TrainingData | None = None) -> AsyncIter
     Raises:
         UserError: for mistakes of the user, before anything is started where possible.
     """
-    startup, config = Startup(), plan.config
-    checkpoint = checkpoint_of(plan.algorithm, config)
-    folder = Path(config.output) if checkpoint else claim_folder(config.output or new_folder(plan.algorithm, config))
+    startup, checkpoint = Startup(), checkpoint_of(plan)
+    folder = Path(plan.output) if checkpoint else claim_folder(plan.output or new_folder(plan))
     state = _FolderState(folder)
     with _with_remedies(state, plan.command):
         async with AsyncExitStack() as stack:
             stack.enter_context(locked(folder))
             state.is_empty = checkpoint is None
-            report = stack.enter_context(Report(folder, asdict(config), startup.command))
+            report = stack.enter_context(Report(folder, plan.record, startup.command))
             report.console.under_way = lambda: [*startup.under_way.items(), *report.timeline.under_way]
             stack.enter_context(_with_what_is_kept(report, plan.command))
             if checkpoint:
                 report.check(checkpoint.extra["report"])
             with startup.phase("tasks"):
-                tasks, held_out = _tasks(plan)
+                tasks, held_out = tasks_of(plan)
                 record = check_data(folder, plan.config)
             report.say(
-                f"{plan.algorithm} on {config.env.name or 'data'}, seed {config.training.seed}; everything is written "
+                f"{plan.algorithm} on {plan.env.name or 'data'}, seed {plan.training.seed}; everything is written "
                 f"to {folder}"
             )
             for sentence in tasks.about:
@@ -92,7 +88,7 @@ async def open_run(plan: RunPlan, data: TrainingData | None = None) -> AsyncIter
             with startup.phase("model"):
                 model, parameters = await _prepare_model(plan, report, checkpoint, data)
             plan = with_model(plan, model)
-            check_thinking(model, config.env.thinking)
+            check_thinking(model, plan.env.thinking)
             results = {"command": plan.command, "model": str(model), "model_parameters": parameters}
             _write_facts(plan, report, results)
             add_fact(folder, "data", record | tasks.record)
@@ -168,24 +164,14 @@ def _with_remedies(folder: _FolderState, command: str) -> Iterator[None]:
         raise
 
 
-def _tasks(plan: RunPlan) -> tuple[RunTasks, dict[str, HeldOutSet]]:
-    """The tasks of the run, and its held-out sets."""
-    if plan.environment is None:
-        return RunTasks(), {}
-    tasks = plan.tasks or read_run_tasks(plan.config, plan.environment)
-    check_demonstrations(plan.config, plan.environment, tasks.train)
-    return tasks, held_out_sets(plan.config, tasks.held_out)
-
-
 async def _prepare_model(
     plan: RunPlan, report: Report, checkpoint: Checkpoint | None, data: TrainingData | None
 ) -> tuple[Path, int]:
     """The folder of the model that the run begins with, and its number of parameters."""
-    config = plan.config
-    if config.model.path:
+    if plan.model.path:
         if plan.model.missing:  # what cannot be trained here is refused before its weights are downloaded
-            with_model(plan, fetch_config(config.model.path).parent)
-        model = find_model(config.model.path)
+            with_model(plan, fetch_config(plan.model.path).parent)
+        model = find_model(plan.model.path)
         report.say(f"model {model}")
         return model, count_parameters(model)
     model = report.folder / "initial_model"
@@ -196,9 +182,9 @@ async def _prepare_model(
     else:
         assert plan.environment is not None, "without data there is an environment"
         parameters = await make_model(
-            model, plan.environment, seed=config.training.seed, limits=plan.limits, size=config.model.size
+            model, plan.environment, seed=plan.training.seed, limits=plan.limits, size=plan.model.size
         )
-    report.say(f"made {made_model(config.model.size)} with {parameters:,} parameters")
+    report.say(f"made {made_model(plan.model.size)} with {parameters:,} parameters")
     return model, parameters
 
 
@@ -239,9 +225,9 @@ async def _start(
 
 
 def _say_defaults(plan: RunPlan, report: Report) -> None:
-    for text in about_defaults(plan.config, plan.defaults, plan.steps):
+    for text in about_defaults(plan):
         report.say(f"defaults: {text}")
-    for text in unusual_settings(plan.config, plan.defaults):
+    for text in unusual_settings(plan):
         report.warn(text)
 
 
@@ -250,11 +236,11 @@ def _say_what_is_up(plan: RunPlan, report: Report) -> None:
     if plan.environment is None:
         return
     report.say(plan.store_reason)
-    if plan.trainer.lora:
+    if plan.lora:
         report.say(f"adapters: {about_adapters(plan)}")
     if plan.about_engine:
         report.say(plan.about_engine)
-    step_seconds = plan.config.training.step_seconds
+    step_seconds = plan.training.step_seconds
     if plan.patience > step_seconds:
         report.say(
             f"groups are waited for while nothing moves for {plan.patience:g} s, not for training.step_seconds "

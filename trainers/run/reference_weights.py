@@ -25,7 +25,7 @@ async def settle_reference(run: TrainingRun, kl_reference: Literal["", "generato
         say("there is no reference model: ref_logprobs, and a KL penalty, are the generator's own logprobs")
     if kl_reference != "model":
         return
-    if run.plan.trainer.lora:
+    if run.plan.lora:
         await _settle_adapters(run)
         return
     service, kept = run.services.reference, run.report.folder / KEPT_AS
@@ -46,13 +46,14 @@ async def settle_reference(run: TrainingRun, kl_reference: Literal["", "generato
         run.services.settle_reference = lambda actor: within(
             seconds, actor.call_one(ReferenceActor.load, str(kept)), "the reference"
         )
-    place = "GPU" if run.config.services.ref_model.with_gpus else "CPU"
+    place = "GPU" if run.plan.services.ref_model.with_gpus else "CPU"
     say(f"the reference model, on {place} and frozen, is {origin}")
 
 
 async def _settle_adapters(run: TrainingRun) -> None:
     """Let the trainer keep the adapters that reinforcement learning starts from, where a warm-up has trained them."""
-    kept, adapter = run.report.folder / KEPT_ADAPTER, run.config.lora.adapter
+    assert run.plan.lora is not None
+    kept, adapter = run.report.folder / KEPT_ADAPTER, run.plan.lora.adapter
     origin = f"with the adapter {adapter}" if adapter else "without its adapters"
     if run.results["warmup_steps"]:
         if run.checkpoint is not None and not kept.exists():

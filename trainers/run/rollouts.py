@@ -127,7 +127,7 @@ class Rollouts:
     ) -> Evaluation:
         at_once = self._plan.episodes_at_once
         options["is_measured"] = True
-        if not self._plan.config.training.deterministic:
+        if not self._plan.training.deterministic:
             run_group = functools.partial(self.run_group, phase=phase, agent=agent, count=count, **options)
             return await evaluate(run_group, tasks, concurrency=at_once, on_done=on_done)
         groups: list[Group] = []
@@ -142,4 +142,4 @@ class Rollouts:
         return self._report.timeline.span(track, name, version=self._services.weights.in_engines)
 
     def _seed(self, phase: str, index: int) -> int:
-        return random.Random(f"{self._plan.config.training.seed}/{phase}/{index}").randrange(2**31)
+        return random.Random(f"{self._plan.training.seed}/{phase}/{index}").randrange(2**31)

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from forge_env.core.errors import UserError
 from trainers.checkpoints import Checkpoint, check_fits, find
-from trainers.config import RunConfig
-from trainers.setup.checks.run_checks import check_output, check_resume
+from trainers.setup.checks.run_checks import check_output
+from trainers.setup.run_plan import RunPlan
 
 
 def claim_folder(path: str) -> Path:
@@ -30,24 +30,23 @@ def claim_folder(path: str) -> Path:
     return folder
 
 
-def new_folder(algorithm: str, config: RunConfig) -> str:
-    return f"outputs/{algorithm}-{config.env.name or 'data'}-{datetime.now():%Y%m%d-%H%M%S}"
+def new_folder(plan: RunPlan) -> str:
+    return f"outputs/{plan.algorithm}-{plan.env.name or 'data'}-{datetime.now():%Y%m%d-%H%M%S}"
 
 
-def checkpoint_of(algorithm: str, config: RunConfig) -> Checkpoint | None:
+def checkpoint_of(plan: RunPlan) -> Checkpoint | None:
     """Find the checkpoint that a run resumes from; None for a new run.
 
     Raises:
-        UserError: when there is none, or it does not fit this config.
+        UserError: when there is none, or it does not fit the plan.
     """
-    check_resume(config)
-    if not config.resume:
+    if not plan.resume:
         return None
-    checkpoint = find(Path(config.output), config.checkpoint.step)
-    check_fits(checkpoint, algorithm, config)
-    if config.training.steps == checkpoint.step and (Path(config.output) / "summary.json").is_file():
+    checkpoint = find(Path(plan.output), plan.checkpoint.step)
+    check_fits(checkpoint, plan.algorithm, plan.config)
+    if plan.steps == checkpoint.step and (Path(plan.output) / "summary.json").is_file():
         raise UserError(
-            f"the run in {config.output} is complete, with all its {checkpoint.step} steps; to go on with it, raise "
+            f"the run in {plan.output} is complete, with all its {checkpoint.step} steps; to go on with it, raise "
             f"--training.steps"
         )
     return checkpoint

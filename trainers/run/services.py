@@ -114,7 +114,7 @@ async def start_services(
     if plan.environment is None:
         return await _start_trainer(plan, launcher, model, startup, timeline)
     start_seconds = plan.deadlines.weights
-    wanted, replicas = plan.config.services, plan.placement.replicas
+    wanted, replicas = plan.services, plan.placement.replicas
     store.prepare(launcher.hosts.address if launcher.hosts else LOOPBACK)
 
     async def catch_up(engine: Spawned) -> None:
@@ -175,7 +175,7 @@ async def _named(startup: Startup, what: str, start: Awaitable[None]) -> None:
 def _engines(
     plan: RunPlan, launcher: Launcher, model: str, store: WeightStore, *, on_ready: OnReady
 ) -> Service[PolicyActor]:
-    wanted, places = plan.config.services.generator, plan.placement.replicas["generator"]
+    wanted, places = plan.services.generator, plan.placement.replicas["generator"]
     return Service(
         actor_class=PolicyActor,
         arguments={"model": model, "settings": plan.engine, "store": store},
@@ -190,24 +190,23 @@ def _engines(
 def _environments(
     plan: RunPlan, launcher: Launcher, model: str, policy: ServiceClient[PolicyActor]
 ) -> Service[EnvActor]:
-    config = plan.config
     return Service(
         actor_class=EnvActor,
         arguments={
-            "env": config.env.name,
-            "options": config.env.options,
+            "env": plan.env.name,
+            "options": plan.env.options,
             "agents": _agents(plan, model, policy),
             "limits": plan.limits,
-            "on_fault": config.env.fault_policy(),
+            "on_fault": plan.env.fault_policy(),
         },
         name="envs",
-        options=_options(config.services.envs, plan.placement.replicas["envs"], plan.deadlines.weights),
+        options=_options(plan.services.envs, plan.placement.replicas["envs"], plan.deadlines.weights),
         launcher=launcher,
     )
 
 
 def _references(plan: RunPlan, launcher: Launcher, model: str, *, on_ready: OnReady) -> Service[ReferenceActor]:
-    wanted, places = plan.config.services.ref_model, plan.placement.replicas["ref_model"]
+    wanted, places = plan.services.ref_model, plan.placement.replicas["ref_model"]
     return Service(
         actor_class=ReferenceActor,
         arguments={"model": model, "settings": plan.reference},
@@ -235,7 +234,7 @@ def _options(service: ReplicasConfig, places: Sequence[ReplicaPlace], start_seco
 async def _start_trainer(
     plan: RunPlan, launcher: Launcher, model: str, startup: Startup, timeline: Timeline
 ) -> Services:
-    trainer = plan.config.services.trainer
+    trainer = plan.services.trainer
     (place,) = plan.placement.replicas["trainer"]
     where: dict[str, Any] = {"environ": _resources(trainer, place), "num_hosts": place.num_hosts}
     titan = spawn_trainer(launcher, model, _trainer_settings(plan), procs=trainer.procs, **where)
@@ -271,7 +270,7 @@ def _weight_sync(
         policy=policy,
         engine_ready=engine_ready,
         seconds=plan.deadlines.weights,
-        staleness=plan.config.staleness,
+        staleness=plan.staleness,
         startup=startup,
         timeline=timeline,
         delivery=make_delivery(plan),
@@ -281,12 +280,11 @@ def _weight_sync(
 
 def _agents(plan: RunPlan, model: str, policy: ServiceClient[PolicyActor]) -> dict[str, AgentSpec]:
     assert plan.environment is not None
-    config, environment = plan.config, plan.environment.env_class
     engines = ActorPolicy(policy)
-    asked: Policy = LockstepPolicy(engines) if config.training.deterministic else engines
-    evaluation, thinking = config.evaluation, config.env.thinking
+    asked: Policy = LockstepPolicy(engines) if plan.training.deterministic else engines
+    evaluation, thinking = plan.evaluation, plan.env.thinking
     sampling = {
-        "policy": {"temperature": config.temperature},  # and no top_p, which would bias the ratio
+        "policy": {"temperature": plan.temperature},  # and no top_p, which would bias the ratio
         "evaluated": {"temperature": evaluation.temperature, "top_p": evaluation.top_p},
         "greedy": {"temperature": 0.0},
     }
@@ -294,8 +292,8 @@ def _agents(plan: RunPlan, model: str, policy: ServiceClient[PolicyActor]) -> di
         name: ("agents.token_agent:TokenAgent", {"model": model, "policy": asked, "thinking": thinking, **settings})
         for name, settings in sampling.items()
     }
-    if hasattr(environment, "expert"):
-        expert = {"env": config.env.name, "model": model, "thinking": thinking}
+    if hasattr(plan.environment.env_class, "expert"):
+        expert = {"env": plan.env.name, "model": model, "thinking": thinking}
         agents["expert"] = ("agents.scripted:scripted_agent", expert)
     return agents
 

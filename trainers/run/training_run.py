@@ -16,7 +16,6 @@ from forge_env.runtime.calls.answers import within
 from trainers.batching.batch import Sample
 from trainers.batching.packed_samples import PackedSamples
 from trainers.checkpoints import Checkpoint
-from trainers.config import RunConfig
 from trainers.metrics.report import Report
 from trainers.metrics.system import SystemMetrics
 from trainers.run.evaluations import Evaluations
@@ -56,10 +55,6 @@ class TrainingRun:
     tokens_trained: int = field(default=0, init=False)
 
     @property
-    def config(self) -> RunConfig:
-        return self.plan.config
-
-    @property
     def kinds(self) -> Kinds:
         """The kinds of task that have metrics of their own."""
         return self.evaluations.kinds
@@ -80,12 +75,12 @@ class TrainingRun:
             add_fact(self.report.folder, "startup", self.results["startup"])
             spans = [(name, began, seconds) for name, (began, seconds) in self.startup.phases.items() if began]
             self.report.timeline.past("start", spans)
-            if self.config.metrics.verbose:
+            if self.plan.metrics.verbose:
                 self.report.say(self.startup.text())
 
     async def begin_training(self, **settings: Any) -> None:
         """Begin a phase of training with a fresh optimizer; without settings, with those of the plan."""
-        training = self.config.training
+        training = self.plan.training
         planned = {
             "learning_rate": training.learning_rate,
             "warmup_steps": self.plan.rising_steps,
@@ -103,10 +98,10 @@ class TrainingRun:
         packed = await PackedSamples.of(samples)
         await self.weights.make_room()
         self.weights.changed()
-        options = self.config.temperature, old_is_present, compare_replay
+        options = self.plan.temperature, old_is_present, compare_replay
         call = self.services.trainer.call_one(TrainerActor.step, packed, loss, *options)
         with self.report.timeline.span("trainer", "optimizer step", samples=len(samples)):
-            metrics = await within(self.config.training.step_seconds, call, STEP)
+            metrics = await within(self.plan.training.step_seconds, call, STEP)
         await packed.free()
         self.tokens_trained += int(metrics.get("tokens", 0))
         return metrics
@@ -119,20 +114,20 @@ class TrainingRun:
     async def reference_logprobs(self, samples: Sequence[Sample]) -> list[np.ndarray]:
         """The reference model's logprobs of the sampled targets, per sample."""
         await self.weights.make_room()
-        if self.plan.trainer.lora:  # the trainer is its own reference model
+        if self.plan.lora:  # the trainer is its own reference model
             return await self._trainers_logprobs(TrainerActor.reference_logprobs, samples, "reference logprobs")
         assert self.services.reference is not None
-        reference = self.services.reference.deadline(self.config.training.step_seconds)
+        reference = self.services.reference.deadline(self.plan.training.step_seconds)
         with self.report.timeline.span("reference model", "logprobs", samples=len(samples)):
-            replicas, shape = self.config.services.ref_model.num_replicas, self.plan.model.shape
-            return await ask_reference(reference, samples, self.config.temperature, replicas=replicas, shape=shape)
+            replicas, shape = self.plan.services.ref_model.num_replicas, self.plan.model.shape
+            return await ask_reference(reference, samples, self.plan.temperature, replicas=replicas, shape=shape)
 
     async def _trainers_logprobs(self, endpoint: Any, samples: Sequence[Sample], what: str) -> list[np.ndarray]:
         """What an endpoint of the trainer gives, per sample; `what` it is, for the timeline."""
         packed = await PackedSamples.of(samples)
-        call = self.services.trainer.call_one(endpoint, packed, self.config.temperature)
+        call = self.services.trainer.call_one(endpoint, packed, self.plan.temperature)
         with self.report.timeline.span("trainer", what, samples=len(samples)):
-            logprobs: list[np.ndarray] = await within(self.config.training.step_seconds, call, STEP)
+            logprobs: list[np.ndarray] = await within(self.plan.training.step_seconds, call, STEP)
         await packed.free()
         return logprobs
 
@@ -140,8 +135,8 @@ class TrainingRun:
         """Write the model as a Hugging Face folder, and adapters as a PEFT folder, too. Both have the chat template and
         the sampling of the training, so that others who serve them use them as they were trained."""
         await self.weights.make_room()
-        model, config = Path(str(self.results["model"])), self.config
-        texts, left = texts_of_export(model, config.env.thinking, temperature=config.temperature)
+        model, plan = Path(str(self.results["model"])), self.plan
+        texts, left = texts_of_export(model, plan.env.thinking, temperature=plan.temperature)
         if left:
             self.report.say(
                 "warning: the chat template of the exported model does not render what the training did, so that the "
@@ -150,15 +145,15 @@ class TrainingRun:
         call = self.services.trainer.call_one(TrainerActor.export_hf, str(self.report.folder / "model"), texts)
         with self.report.timeline.span("trainer", "export"):
             await within(self.plan.deadlines.weights, call, "the export")
-        if self.plan.trainer.lora:
-            base = self.config.model.path or str(self.results["model"])
+        if self.plan.lora:
+            base = self.plan.model.path or str(self.results["model"])
             folder = str(self.report.folder / "adapter")
             call = self.services.trainer.call_one(TrainerActor.export_adapter, folder, base, texts)
             await within(self.plan.deadlines.weights, call, "the export of the adapter")
 
     def measure_system(self) -> None:
         """Start to measure the load of this machine."""
-        interval = self.config.metrics.system_seconds
+        interval = self.plan.metrics.system_seconds
         if interval:
             gpus = self.plan.placement.gpus_of_this_machine
             self.report.measure_system(SystemMetrics(self.report.folder, self.pids, gpus), interval)
@@ -166,9 +161,9 @@ class TrainingRun:
     def summarise(self, values: Mapping[str, Any]) -> None:
         """Write summary.json: the values that every run has, and `values`."""
         common = {
-            "env": self.config.env.name,
+            "env": self.plan.env.name,
             "algorithm": self.plan.algorithm,
-            "seed": self.config.training.seed,
+            "seed": self.plan.training.seed,
             "steps": self.plan.steps,
             **self.evaluations.summary(),
             "total_seconds": time.perf_counter() - self.report.started,

@@ -14,15 +14,14 @@ from forge_env.core.reward_value import reaches
 from forge_env.core.types import Task
 from forge_env.evaluation.evaluate import Evaluation, evaluate, is_success
 from trainers.batching.batch import Sample
-from trainers.config import RunConfig
 from trainers.objective.plain_losses import SFTLoss
 from trainers.run.training_run import TrainingRun
 from trainers.settings.tasks import WarmupConfig
 
 
-def tasks_after_warmup(config: RunConfig, tasks: Sequence[Task]) -> Sequence[Task]:
+def tasks_after_warmup(warmup: WarmupConfig, tasks: Sequence[Task]) -> Sequence[Task]:
     """The training tasks in the order of their first pass; those that the warm-up demonstrated come last."""
-    return undemonstrated_first(tasks, config.warmup) if config.warmup.steps else tasks
+    return undemonstrated_first(tasks, warmup) if warmup.steps else tasks
 
 
 async def warm_up(
@@ -37,10 +36,10 @@ async def warm_up(
         steps: at most.
         around: entered for every step.
     """
-    warmup = run.config.warmup
+    warmup = run.plan.warmup
     with run.startup.phase("demonstrations"):
         demonstrations = await _demonstrations(run)
-    seed = run.config.training.seed
+    seed = run.plan.training.seed
     shown = batches(demonstrations, warmup.batch_size, seed=seed, balance=warmup.balance)
     await run.begin_training(learning_rate=warmup.learning_rate, warmup_steps=warmup.learning_rate_warmup)
     loss, success = SFTLoss(), 0.0
@@ -79,7 +78,7 @@ async def _demonstrations(run: TrainingRun) -> list[Episode]:
     started = time.perf_counter()
     assert run.plan.environment is not None, "demonstrations are an environment's"
     can_demonstrate = run.plan.environment.env_class.can_demonstrate
-    tasks = [task for task in demonstrated(run.train_tasks, run.config.warmup) if can_demonstrate(task)]
+    tasks = [task for task in demonstrated(run.train_tasks, run.plan.warmup) if can_demonstrate(task)]
     async with run.rollouts.moving("demonstrations"):
         result = await evaluate(
             lambda task, i: run.rollouts.run_group(task, i, phase="demonstrations", agent="expert", count=1),
@@ -91,7 +90,7 @@ async def _demonstrations(run: TrainingRun) -> list[Episode]:
     solved = [episode for episode in result.valid if is_success(episode)]
     if not solved:
         reason = next((f": {episode.error}" for episode in result.episodes if episode.error), "")
-        name = run.config.env.name
+        name = run.plan.env.name
         raise UserError(f"the expert of {name} solved none of its own tasks; the warm-up has no data{reason}")
     return solved
 
@@ -99,7 +98,7 @@ async def _demonstrations(run: TrainingRun) -> list[Episode]:
 async def _probe(run: TrainingRun, step: int) -> Evaluation:
     """Measure the present weights on training tasks that no demonstration shows."""
     await run.weights.sync(steps=0)
-    tasks = run.train_tasks[-run.config.warmup.probe_tasks :]
+    tasks = run.train_tasks[-run.plan.warmup.probe_tasks :]
     return await run.rollouts.measure(tasks, phase=f"probe/{step}")
 
 

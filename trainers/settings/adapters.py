@@ -29,6 +29,11 @@ class LoraConfig:
     """An adapter to start from, in PEFT's format: a folder with adapter_config.json. Its rank, alpha and targets must
     be the ones set here. The KL penalty is then against it."""
 
+    @property
+    def is_on(self) -> bool:
+        """Whether adapters are trained, and not all weights."""
+        return self.rank > 0
+
 
 @dataclass(kw_only=True)
 class MoEConfig:

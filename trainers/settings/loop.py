@@ -59,3 +59,8 @@ class LoopSettings:
     mismatch_alarm: Annotated[float, Ge(0), MAY_CHANGE] = 0.0
     """The run warns if the mean |logprob difference| of trainer and engine on the same weights is above this. 0 is 1e-4
     if both compute in float32, and else 0.1."""
+
+    @property
+    def groups_per_step(self) -> int:
+        """Groups of one optimizer step."""
+        return self.batch_size * self.gradient_accumulation_steps

@@ -6,14 +6,19 @@ from collections.abc import Sequence
 from typing import Any
 
 from agents.generator.engine_args import approximations
-from forge_env.utils.settings import leaves
+from forge_env.utils.settings import BY_CASE, leaves
 from trainers.config import RunConfig
 from trainers.lora import choose_publish
 from trainers.model.shape import FoundModel
-from trainers.setup.memory import gib, state_bytes, trainer_dtype
-from trainers.setup.options.defaults import about_defaults, unusual_settings
+from trainers.setup.memory import gib, state_bytes
+from trainers.setup.options.defaults import RECIPE, Default, case_of, is_warmed_up, value_of
 from trainers.setup.run_plan import RunPlan
 from trainers.setup.run_tasks import HELD_OUT_TASKS, TRAIN_TASKS
+
+FAR = 30
+"""A learning rate that is so many times the usual one, or so small a part of it, is warned of."""
+FEW = 8
+"""A turn that has so small a part of the usual tokens is warned of."""
 
 
 def settings_with_defaults(plan: RunPlan) -> list[tuple[str, Any, Any]]:
@@ -41,13 +46,45 @@ def meaning(plan: RunPlan) -> list[tuple[str, str]]:
         *([("", plan.store_reason)] if plan.store_reason else []),
         *([("engine", plan.about_engine)] if plan.about_engine else []),
         *([("", about_approximations(plan))] if about_approximations(plan) else []),
-        *([("adapters", about_adapters(plan))] if plan.trainer.lora else []),
+        *([("adapters", about_adapters(plan))] if plan.lora else []),
         *([("routing replay", about_replay(plan))] if about_replay(plan) else []),
         ("optimizer", _about_optimizer(plan)),
         ("precision", _about_precision(plan)),
-        *_labelled("defaults", about_defaults(config, plan.defaults, plan.steps)),
-        *_labelled("warning", unusual_settings(config, plan.defaults)),
+        *_labelled("defaults", about_defaults(plan)),
+        *_labelled("warning", unusual_settings(plan)),
     ]
+
+
+def about_defaults(plan: RunPlan) -> list[str]:
+    """The defaults that a run has, with the reason for them: a text for each reason."""
+    shown = {name: default for name, default in plan.defaults.items() if default.reason and default.is_taken}
+    if plan.training.warmup_steps == BY_CASE and plan.steps:
+        why = "10, or half of fewer steps: the first steps of AdamW are the largest" if plan.model.path else RECIPE
+        shown["training.warmup_steps"] = Default(value=plan.rising_steps, reason=why)
+    taken: dict[str, list[str]] = {}
+    for name, default in shown.items():
+        taken.setdefault(default.reason, []).append(f"{name} {default.value:g}")
+    return [f"{', '.join(names)} ({reason})" for reason, names in taken.items()]
+
+
+def unusual_settings(plan: RunPlan) -> list[str]:
+    """A warning for each setting that is far from what is usual for its case."""
+    config, defaults = plan.config, plan.defaults
+    case, warnings = case_of(config), []
+    rates = ["training.learning_rate", *(["warmup.learning_rate"] if is_warmed_up(config, case) else [])]
+    for name in rates:
+        value, usual = value_of(config, name), defaults[name]
+        if value >= 0 and not usual.value / FAR <= value <= usual.value * FAR:
+            side = "below" if value < usual.value else "above"
+            warnings.append(f"--{name} is {value:g}, far {side} what is usual for {case.name}: {usual.value:g}")
+    limit = "env.max_turn_tokens"
+    least = min(defaults[limit].value, case.limits.max_turn_tokens)
+    if config.env.name and config.env.max_turn_tokens < least / FEW:
+        warnings.append(
+            f"--{limit} is {config.env.max_turn_tokens}, far below what is usual for {case.name}: {least:g}; a turn "
+            "that is longer is cut off"
+        )
+    return warnings
 
 
 def _labelled(name: str, texts: Sequence[str]) -> list[tuple[str, str]]:
@@ -77,7 +114,7 @@ def about_approximations(plan: RunPlan) -> str:
 
 def about_adapters(plan: RunPlan) -> str:
     """What is trained in the place of all weights, and how it reaches the engine; "" where all weights are trained."""
-    shape, lora = plan.model.shape, plan.trainer.lora
+    shape, lora = plan.model.shape, plan.lora
     if lora is None:
         return ""
     count = f", {lora.parameters(shape):,} of {shape.parameters:,} parameters" if shape else ""
@@ -151,11 +188,10 @@ def _about_optimizer(plan: RunPlan) -> str:
 
 
 def _about_precision(plan: RunPlan) -> str:
-    config, dtype = plan.config, trainer_dtype(plan.config)
+    config, dtype = plan.config, plan.trainer_dtype
     head = ", output layer in float32" if config.training.head_dtype(dtype) != dtype else ""
-    engine = "bfloat16" if config.services.generator.with_gpus else "float32"
-    weights = "float32 adapters and frozen weights in its dtype" if plan.trainer.lora else "float32 weights"
-    return f"trainer {dtype} over {weights}{head}, engine {engine}"
+    weights = "float32 adapters and frozen weights in its dtype" if plan.lora else "float32 weights"
+    return f"trainer {dtype} over {weights}{head}, engine {config.engine_dtype}"
 
 
 def _about_model(model: FoundModel) -> str:
@@ -204,7 +240,7 @@ def _about_steps(plan: RunPlan) -> list[tuple[str, str]]:
                 _count(plan.steps, "optimizer step") if plan.steps else "as many steps as the epochs of the data have",
             ),
         ]
-    groups, size = config.groups_per_step, section.n_samples
+    groups, size = config.training.groups_per_step, section.n_samples
     episodes = groups * size
     whole = f"{groups * training.steps:,} groups, {episodes * training.steps:,} episodes"
     return [
@@ -222,8 +258,7 @@ def _about_algorithm(plan: RunPlan) -> str:
     training, section = plan.config.training, plan.config.algorithm
     if section is None:
         return "supervised: minus the logprob of the expert's tokens"
-    if plan.objective is None:
-        return plan.algorithm
+    assert plan.objective is not None
     loss = training.loss or type(plan.objective.loss).__name__
     advantages = f", advantages {training.advantages}" if training.advantages else ""
     return (
@@ -233,8 +268,6 @@ def _about_algorithm(plan: RunPlan) -> str:
 
 
 def _about_reference(plan: RunPlan) -> str:
-    if plan.objective is None and plan.config.algorithm is not None:
-        return "not known: the loss cannot be used"
     if plan.placement.has_reference:
         return f"a frozen model of its own on {'GPU' if plan.config.services.ref_model.with_gpus else 'CPU'}"
     if plan.objective is not None and plan.objective.kl_reference == "model":

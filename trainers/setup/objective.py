@@ -34,11 +34,6 @@ def needs_reference(config: RunConfig, objective: Objective | None) -> bool:
 
     Args:
         config: of the run.
-        objective: of the run; None where it cannot be made. The answer is then what the algorithm's own loss needs.
+        objective: of the run; None for supervised training.
     """
-    if config.lora.rank > 0:
-        return False
-    if objective is not None:
-        return objective.kl_reference == "model"
-    section = config.algorithm
-    return section is not None and section.beta > 0 and config.services.ref_model.procs > 0
+    return objective is not None and objective.kl_reference == "model" and not config.lora.is_on

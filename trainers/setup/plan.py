@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -17,10 +16,11 @@ from forge_env.runtime.weights import WeightStore
 from trainers.algorithm import Algorithm
 from trainers.config import RunConfig
 from trainers.model.shape import FoundModel, ModelShape, read_shape
+from trainers.objective.objective import kl_remark
 from trainers.objective.old_logprobs import whose_old_logprobs
 from trainers.setup.checks import machine_checks, model_checks, run_checks
 from trainers.setup.deadlines import Deadlines, patience
-from trainers.setup.held_out import check_sets
+from trainers.setup.held_out import HeldOutSet, check_sets, held_out_sets
 from trainers.setup.hosts import check_hosts, host_settings
 from trainers.setup.objective import needs_reference, plan_objective
 from trainers.setup.options.defaults import take_again, take_defaults
@@ -39,90 +39,89 @@ from trainers.setup.weight_store import find_store
 T = TypeVar("T")
 
 
-class Problems:
-    """Error messages of a config, in the order in which they were added, without duplicates."""
+OF_SETTINGS: tuple[Callable[[RunConfig], None], ...] = (
+    check_sets,
+    run_checks.check_plugins,
+    run_checks.check_metrics,
+    run_checks.check_pace,
+    run_checks.check_schedule,
+    run_checks.check_resume,
+    machine_checks.check_services,
+    machine_checks.check_parallelism,
+    machine_checks.check_optimizer,
+    model_checks.check_lora,
+    machine_checks.check_context,
+    machine_checks.check_attention,
+    check_hosts,
+)
+"""Checks that the settings alone decide."""
+OF_SIZES: tuple[Callable[[RunConfig, ModelShape | None], None], ...] = (
+    model_checks.check_length,
+    model_checks.check_heads,
+    model_checks.check_experts,
+)
+"""Checks that the sizes of the model decide, too."""
 
-    def __init__(self) -> None:
-        self.sentences: list[str] = []
 
-    def attempt(self, make: Callable[..., T], *arguments: object) -> T | None:
-        """Call `make` and return its result; on a UserError add its message and return None."""
+class Problems(list[str]):
+    """The sentences of mistakes, in the order in which they are found."""
+
+    def attempt(self, make: Callable[..., T], *arguments: object, **options: object) -> T | None:
+        """Call `make` and return its result; on a UserError add its sentence and return None."""
         try:
-            return make(*arguments)
+            return make(*arguments, **options)
         except UserError as error:
-            self.add(str(error))
+            if str(error) not in self:
+                self.append(str(error))
             return None
-
-    def add(self, *sentences: str) -> None:
-        self.sentences = list(dict.fromkeys([*self.sentences, *sentences]))
 
 
 def make_plan(config: RunConfig, algorithm: Algorithm) -> RunPlan:
-    """Make the plan of a run. Mistakes become its `problems`; defaults replace what they leave undecided.
+    """Make the plan of a run. What would keep the run from starting becomes its `problems`.
 
     Raises:
-        UserError: for a foreign package with the name of one of ours; then nothing can be planned.
+        UserError: for a mistake with which nothing can be planned: a foreign package with the name of one of ours, a
+            number out of its bounds, an algorithm or a loss that cannot be used, or a model that is not there.
     """
     check_ours()
     config = copy.deepcopy(config)  # the plan owns its config: nobody else can change it later
-    problems, of_numbers, of_algorithm, of_model = Problems(), Problems(), Problems(), Problems()
-    of_numbers.attempt(check_bounds, config)
-    of_algorithm.attempt(config.settle)
-    model = of_model.attempt(model_checks.find_model, config) or _unknown(config)
-    defaults = take_defaults(config, model.shape)
-    objective = of_algorithm.attempt(plan_objective, config, algorithm)
-    # With a number out of range, such as 0 engines, nothing can be placed: plan with the defaults instead.
-    sound = config
-    if of_numbers.sentences:
-        sound = type(config)()
-        take_defaults(sound, None)
-    placement = make_placement(sound, has_reference=needs_reference(config, objective))
+    check_bounds(config)
+    config.settle()
+    model = model_checks.find_model(config)
+    shape, defaults = model.shape, take_defaults(config, model.shape)
+    objective = plan_objective(config, algorithm)
     old_logprobs = whose_old_logprobs(config, objective.loss) if objective else "generator"
+    placement = make_placement(config, has_reference=needs_reference(config, objective))
 
+    problems = Problems()
     problems.attempt(check_packages)
-    problems.add(*of_numbers.sentences)
     resolve_sources(config)
     problems.attempt(give_dataset, config)
     environment = problems.attempt(run_checks.make_environment, config)
-    problems.attempt(check_sets, config)
-    problems.attempt(run_checks.check_plugins, config)
-    problems.attempt(run_checks.check_metrics, config)
-    problems.attempt(run_checks.check_pace, sound)
-    problems.attempt(run_checks.check_deterministic, sound, old_logprobs)
-    problems.attempt(run_checks.check_schedule, sound)
-    problems.attempt(run_checks.check_resume, config)
-    problems.add(*of_model.sentences)
-    problems.attempt(model_checks.check_length, config, model.shape)
-    problems.attempt(model_checks.check_thinking, sound, model.shape)
-    problems.attempt(machine_checks.check_services, config)
-    card = problems.attempt(card_size, sound, placement)
-    store = problems.attempt(_find_store, config, placement, model.shape, card)
-    problems.attempt(machine_checks.check_parallelism, sound)
-    problems.attempt(machine_checks.check_optimizer, sound)
-    problems.attempt(model_checks.check_lora, sound)
-    problems.attempt(machine_checks.check_context, sound)
-    problems.attempt(machine_checks.check_attention, sound)
-    problems.attempt(model_checks.check_heads, sound, model.shape)
-    problems.attempt(model_checks.check_experts, sound, model.shape)
-    problems.attempt(check_hosts, config)
-    problems.attempt(machine_checks.check_sharing, sound, placement)
+    for check in OF_SETTINGS:
+        problems.attempt(check, config)
+    problems.attempt(run_checks.check_deterministic, config, old_logprobs)
+    problems.attempt(model_checks.check_thinking, config, shape)
+    for check_sizes in OF_SIZES:
+        problems.attempt(check_sizes, config, shape)
+    card = problems.attempt(card_size, config, placement)
+    store = problems.attempt(_find_store, config, placement, shape, card)
+    problems.attempt(machine_checks.check_sharing, config, placement)
     problems.attempt(machine_checks.check_gpus, placement)
-    problems.attempt(machine_checks.check_places, sound, placement)
+    problems.attempt(machine_checks.check_places, config, placement)
     engine_args = problems.attempt(read_engine_args, config.services.generator.engine) or {}
     given = Given(card=card, old_logprobs=old_logprobs, engine_args=engine_args)
-    problems.attempt(check_engine, sound, model.shape, engine_args)
-    problems.attempt(check_sleep, sound, placement, given)
-    problems.attempt(check_speculation, sound, given)
-    problems.add(*of_algorithm.sentences)
+    problems.attempt(check_engine, config, shape, engine_args)
+    problems.attempt(check_sleep, config, placement, given)
+    problems.attempt(check_speculation, config, given)
     tasks = problems.attempt(_local_tasks, config, environment)
     if tasks is not None and environment is not None:
         problems.attempt(check_demonstrations, config, environment, tasks.train)
     about_chats = problems.attempt(config.about_data) or []
-    memory = plan_memory(sound, placement, model.shape, store[0] if store else None, given)
-    fit = partial(check_fit, has_reference=placement.has_reference)
-    problems.attempt(fit, sound, memory, model.shape, given)
+    memory = plan_memory(config, placement, shape, store[0] if store else None, given)
+    problems.attempt(check_fit, config, memory, shape, given, has_reference=placement.has_reference)
     host = machine_checks.host_memory(placement)
-    problems.attempt(machine_checks.check_host_memory, sound, model.shape, memory.processes, host)
+    problems.attempt(machine_checks.check_host_memory, config, shape, memory.processes, host)
 
     return RunPlan(
         config=config,
@@ -130,27 +129,29 @@ def make_plan(config: RunConfig, algorithm: Algorithm) -> RunPlan:
         algorithm=algorithm.name,
         command=algorithm.command,
         own_algorithm=algorithm if algorithm.target else None,
+        steps=max(0, config.training.steps),
         environment=environment,
         objective=objective,
         old_logprobs=old_logprobs,
+        kl_remark=kl_remark(config),
         model=model,
         hosts=host_settings(config),
         placement=placement,
         card=card,
         engine=memory.engine,
         about_engine=memory.about_engine,
-        trainer=trainer_settings(config, model.shape),
+        trainer=trainer_settings(config, shape),
         reference=reference_settings(config),
         store=store[0] if store else None,
         store_reason=store[1] if store else "",
-        deadlines=Deadlines(config.deadlines, model.shape.parameters if model.shape else 0),
+        deadlines=Deadlines(config.deadlines, shape.parameters if shape else 0),
         patience=patience(config),
         episodes_at_once=episodes_at_once(config),
         processes=memory.processes,
         tasks=tasks,
         about_data=[*(tasks.about if tasks else ()), *about_chats],
         missing=_missing(config, model, placement, card),
-        problems=problems.sentences,
+        problems=problems,
     )
 
 
@@ -167,9 +168,8 @@ def with_model(plan: RunPlan, folder: Path) -> RunPlan:
     config, placement = copy.deepcopy(plan.config), plan.placement
     shape = read_shape(folder / "config.json")
     defaults = take_again(config, plan.defaults, shape)
-    model_checks.check_length(config, shape)
-    model_checks.check_heads(config, shape)
-    model_checks.check_experts(config, shape)
+    for check_sizes in OF_SIZES:
+        check_sizes(config, shape)
     check_engine(config, shape, plan.engine.engine_args)
     store, reason = find_store(config, placement, snapshot_bytes(config, shape), plan.card)
     given = Given(card=plan.card, old_logprobs=plan.old_logprobs, engine_args=plan.engine.engine_args)
@@ -181,7 +181,7 @@ def with_model(plan: RunPlan, folder: Path) -> RunPlan:
         plan,
         config=config,
         defaults=defaults,
-        model=FoundModel(shape=shape, where=f"the folder {folder}"),
+        model=replace(plan.model, shape=shape, where=f"the folder {folder}", missing=""),
         engine=memory.engine,
         about_engine=memory.about_engine,
         processes=memory.processes,
@@ -190,6 +190,19 @@ def with_model(plan: RunPlan, folder: Path) -> RunPlan:
         store_reason=reason,
         deadlines=Deadlines(config.deadlines, shape.parameters),
     )
+
+
+def tasks_of(plan: RunPlan) -> tuple[RunTasks, dict[str, HeldOutSet]]:
+    """The tasks of a run, and its held-out sets; tasks that are not a local file's are read now.
+
+    Raises:
+        UserError: the tasks cannot be read, there are too few, or none can be demonstrated to a run that needs it.
+    """
+    if plan.environment is None:
+        return RunTasks(), {}
+    tasks = plan.tasks or read_run_tasks(plan.config, plan.environment)
+    check_demonstrations(plan.config, plan.environment, tasks.train)
+    return tasks, held_out_sets(plan.config, tasks.held_out)
 
 
 def _local_tasks(config: RunConfig, environment: EnvFactory | None) -> RunTasks | None:
@@ -204,10 +217,6 @@ def _local_tasks(config: RunConfig, environment: EnvFactory | None) -> RunTasks 
     if not file.is_file():
         raise UserError(f"--dataset.path is {own_data(config)!r}, and there is no file {file}")
     return read_run_tasks(config, environment)
-
-
-def _unknown(config: RunConfig) -> FoundModel:
-    return FoundModel(shape=None, where=f"not found: {config.model.path}")
 
 
 def _find_store(

@@ -2,12 +2,14 @@
 
     config = read_config(Config, options)
     plan = make_plan(config, GRPO)  # trainers/setup/plan.py; starts nothing
-    plan.check()                    # the first mistake, as a UserError
+    plan.check()                    # the first problem, as a UserError
     await run_policy_gradient(plan)
 
-`--dry-run` prints the plan, and a run executes the same object: nothing derives placement, the engine, the weight store
-or a deadline from the config a second time. The user's own loss, advantages and reward are made once, with the plan;
-the loss is made a second time in the trainer's process, which imports it by its target.
+`--dry-run` prints the plan, and a run executes the same object. A run reads what the plan has resolved, and sections of
+the settings under their own names (`plan.training`). It reads no config: that is for set-up, and for the run's record
+(`trainers.run.run_record`). Nothing derives a fact of the plan a second time. The user's own loss, advantages and
+reward are made once, with the plan; the loss is made a second time in the trainer's process, which imports it by its
+target.
 
 What can only be measured while a run starts is not in the plan, with two exceptions that make a new plan from this one:
 the sizes of a model that is downloaded (`trainers.setup.plan.with_model`), and the number of steps of supervised
@@ -16,10 +18,9 @@ training on data (`RunPlan.with_steps`).
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Literal
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal
 
 from agents.generator.start import EngineSettings
 from forge_env.core.errors import UserError
@@ -28,11 +29,16 @@ from forge_env.rollout.factory import EnvFactory
 from forge_env.runtime.hosts.settings import HostSettings
 from forge_env.runtime.weights import WeightStore
 from trainers.algorithm import Algorithm
-from trainers.config import RunConfig
+from trainers.config import RunConfig, TrainingConfig
+from trainers.lora import Lora
 from trainers.model.shape import FoundModel
 from trainers.objective.objective import Objective
+from trainers.settings.record import CheckpointConfig, EvaluationConfig, MetricsConfig
+from trainers.settings.services import ServicesConfig
+from trainers.settings.supervised import SFTConfig
+from trainers.settings.tasks import EnvConfig, WarmupConfig
 from trainers.setup.deadlines import Deadlines
-from trainers.setup.memory import Memory
+from trainers.setup.memory import Memory, trainer_dtype
 from trainers.setup.options.defaults import Default, rising_steps
 from trainers.setup.placement import Placement, Process
 from trainers.setup.run_tasks import RunTasks
@@ -42,10 +48,10 @@ from trainers.titan.settings import TitanSettings
 
 @dataclass(frozen=True, kw_only=True)
 class RunPlan:
-    """The plan of a run. In a plan with `problems`, defaults replace what the problems leave undecided."""
+    """The plan of a run; one with `problems` can be printed, and not started."""
 
     config: RunConfig
-    """The complete settings; they do not change any more."""
+    """The complete settings, for set-up and for the run's record; they do not change any more."""
     defaults: Mapping[str, Default]
     """The defaults of what is trained, by the names of the settings."""
     algorithm: str
@@ -54,12 +60,16 @@ class RunPlan:
     """What `python -m` starts, for example "trainers.grpo"."""
     own_algorithm: Algorithm | None
     """An algorithm of the user's, which the trainer's process has to import; None for one of the trainer's."""
+    steps: int
+    """Optimizer steps; 0 if they are counted when the data is read."""
     environment: EnvFactory | None
     """None for supervised training on data without an environment."""
     objective: Objective | None
     """The loss, and how groups become samples, the user's own plugins among them; None for supervised training."""
     old_logprobs: Literal["generator", "trainer"]
     """Whose logprobs are the denominator of the importance ratio."""
+    kl_remark: str
+    """A warning on the KL penalty; "" for none."""
     model: FoundModel
     hosts: HostSettings | None
     """How the hosts are reached; None where this machine is the only one."""
@@ -93,9 +103,77 @@ class RunPlan:
     """Why the run would not start, in the order in which they are found."""
 
     @property
-    def steps(self) -> int:
-        """Optimizer steps; 0 where they are counted when the data is read."""
-        return max(0, self.config.training.steps)
+    def training(self) -> TrainingConfig:
+        return self.config.training
+
+    @property
+    def env(self) -> EnvConfig:
+        return self.config.env
+
+    @property
+    def warmup(self) -> WarmupConfig:
+        return self.config.warmup
+
+    @property
+    def services(self) -> ServicesConfig:
+        return self.config.services
+
+    @property
+    def evaluation(self) -> EvaluationConfig:
+        return self.config.evaluation
+
+    @property
+    def checkpoint(self) -> CheckpointConfig:
+        return self.config.checkpoint
+
+    @property
+    def metrics(self) -> MetricsConfig:
+        return self.config.metrics
+
+    @property
+    def sft(self) -> SFTConfig | None:
+        """The section of supervised training; None for a policy-gradient run."""
+        return getattr(self.config, "sft", None)
+
+    @property
+    def output(self) -> str:
+        """The folder that the user names; "" for a new one."""
+        return self.config.output
+
+    @property
+    def resume(self) -> bool:
+        """Whether the run goes on from a checkpoint in `output`."""
+        return self.config.resume
+
+    @property
+    def record(self) -> dict[str, Any]:
+        """All settings as nested dictionaries, for the run's record and for sinks."""
+        return asdict(self.config)
+
+    @property
+    def lora(self) -> Lora | None:
+        """The adapters that are trained; None if all weights are."""
+        return self.trainer.lora
+
+    @property
+    def temperature(self) -> float:
+        """The sampling temperature of training; all logprobs are taken at it."""
+        return self.config.temperature
+
+    @property
+    def staleness(self) -> int:
+        """Optimizer steps between the weights that sampled a group and those that it trains, at most."""
+        return self.config.staleness
+
+    @property
+    def precision(self) -> Literal["float32", "bfloat16"]:
+        """The coarser of what the trainer and the engine compute in."""
+        return self.config.precision
+
+    @property
+    def trainer_dtype(self) -> str:
+        """What the trainer computes in."""
+        return trainer_dtype(self.config)
 
     @property
     def rising_steps(self) -> int:
@@ -105,7 +183,7 @@ class RunPlan:
     @property
     def limits(self) -> EpisodeLimits:
         """Limits of an episode."""
-        return self.config.env.limits()
+        return self.env.limits()
 
     @property
     def cards(self) -> list[Card]:
@@ -115,7 +193,7 @@ class RunPlan:
     @property
     def window(self) -> int:
         """Optimizer steps whose old logprobs are of the same weights; their groups are all sampled before the first."""
-        return self.config.training.sync_interval if self.old_logprobs == "trainer" else 1
+        return self.training.sync_interval if self.old_logprobs == "trainer" else 1
 
     @property
     def replays_routes(self) -> bool:
@@ -138,6 +216,4 @@ class RunPlan:
 
     def with_steps(self, steps: int) -> RunPlan:
         """The same plan for so many optimizer steps."""
-        config = copy.deepcopy(self.config)
-        config.training.steps = steps
-        return replace(self, config=config)
+        return replace(self, steps=steps)

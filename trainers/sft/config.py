@@ -6,13 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from typing import Annotated
 
-from annotated_types import Ge, Interval
+from annotated_types import Ge
 
 from forge_env.core.errors import UserError
 from forge_env.data.rows import find_file
 from forge_env.utils.settings import BY_CASE, MAY_CHANGE, OR_BY_CASE
 from trainers.algorithm import Algorithm
 from trainers.config import RunConfig, TrainingConfig
+from trainers.settings.supervised import SFTConfig
 from trainers.settings.tasks import EnvConfig, WarmupConfig
 
 DEMONSTRATION_STEPS = 150
@@ -24,27 +25,6 @@ INSTEAD = {
     "gradient_accumulation_steps": "",
 }
 """Settings of `training` that are for data, and those of `warmup` that demonstrations have in their place."""
-
-
-@dataclass(kw_only=True)
-class SFTConfig:
-    data: str = ""
-    """A .jsonl, .json, .csv or .parquet file, or a hub dataset ("owner/name:configuration"): Episodes or chats. Empty
-    is the environment's own demonstrations, which the section `warmup` is about."""
-    split: str = "train"
-    """The split of a hub dataset."""
-    streaming: bool = False
-    """Read the data while training, rather than all of it at the start; it then needs --steps."""
-    messages_field: str = "messages"
-    """The column of the messages."""
-    epochs: Annotated[int, Ge(1)] = 3
-    """Times that the data is gone through, unless --steps says when to end."""
-    min_reward: float = 1.0
-    """The least reward of an Episode that is learned from."""
-    held_out_share: Annotated[float, Interval(ge=0, lt=1)] = 0.02
-    """Share of the conversations that is kept for the held-out loss before and after; 0 is none."""
-    tokens_per_step: Annotated[int, Ge(0)] = 0
-    """Tokens of one optimizer step at most; 0 is training.max_tokens_per_micro_batch for each micro-step."""
 
 
 @dataclass(kw_only=True)

@@ -1,6 +1,6 @@
 """Where the rows of supervised training come from: Episodes, or chats of a file or of the hub.
 
-    data = SFTData(config)         # reads the first row; data.about describes it
+    data = SFTData(plan.sft, training=plan.training, env=plan.env)  # reads the first row; data.about describes it
     await data.prepare(model)      # renders, counts what is left out
     data.held_out                  # samples for the loss before and after
     for batch in data.batches():   # one optimizer step each, in an order that the run's seed gives
@@ -32,7 +32,9 @@ from trainers.sft.rows import RowMaker, count_tokens, token_batches
 from trainers.sft.source import Example, Source, open_source
 
 if TYPE_CHECKING:
-    from trainers.sft.config import Config
+    from trainers.config import TrainingConfig
+    from trainers.settings.supervised import SFTConfig
+    from trainers.settings.tasks import EnvConfig
 
 CORPUS = 1000  # conversations whose text trains the tokenizer of a model made on the spot
 SHUFFLED = 2048  # conversations that a stream is shuffled among
@@ -42,19 +44,25 @@ HELD_OUT_MOST = 128  # conversations of the held-out loss: more would not change
 class SFTData:
     """The samples of a run on `--sft.data`.
 
+    Args:
+        sft: the section of that name.
+        training: the section of that name.
+        env: the section of that name; it says whether thoughts are learned, and has the environment's options.
+        model_size: of a model that is made on the spot.
+
     Raises:
         UserError: when the data cannot be read, or is of no shape that is known.
     """
 
-    def __init__(self, config: Config) -> None:
-        self._config = config
-        self._source: Source = open_source(config.sft)
+    def __init__(self, sft: SFTConfig, *, training: TrainingConfig, env: EnvConfig, model_size: str = "tiny") -> None:
+        self._sft, self._training, self._env, self._model_size = sft, training, env, model_size
+        self._source: Source = open_source(sft)
         self.about = self._source.about
         self.held_out: list[Sample] = []
         self.left_out = LeftOut()
         self._conversations = 0
         self._foreign = 0  # episodes whose tokens are of another model
-        self._every = round(1 / config.sft.held_out_share) if config.sft.held_out_share else 0
+        self._every = round(1 / sft.held_out_share) if sft.held_out_share else 0
         self._tools: dict[str, tuple[ToolSpec, ...]] = {}
         self._samples: list[Sample] = []
         self._maker: RowMaker | None = None
@@ -70,13 +78,13 @@ class SFTData:
         if not examples:
             raise UserError(self._nothing_left())
         tools = {tool["function"]["name"]: tool for example in examples for tool in example.tools}
-        size = MODEL_SIZES[self._config.model.size]
-        length = max(size.max_position_embeddings, self._config.training.seq_len)
+        size = MODEL_SIZES[self._model_size]
+        length = max(size.max_position_embeddings, self._training.seq_len)
         return make_tiny_model(
             folder,
             [_plain(example.messages) for example in examples],
             list(tools.values()),
-            seed=self._config.training.seed,
+            seed=self._training.seed,
             size=replace(size, max_position_embeddings=length),
         )
 
@@ -86,39 +94,39 @@ class SFTData:
         Raises:
             UserError: when nothing is left to train on.
         """
-        config = self._config
-        self._maker = RowMaker(model, thinking=config.env.thinking)
+        sft = self._sft
+        self._maker = RowMaker(model, thinking=self._env.thinking)
         self._limit = self._row_limit(model)
         for number, sample in enumerate(self._read(self.left_out)):
             (self.held_out if self._is_held_out(number) else self._samples).append(sample)
             if number % 64 == 63:
                 await asyncio.sleep(0)  # Ctrl-C is heard between two conversations
-            if config.sft.streaming and number >= self._every * HELD_OUT_MOST:
+            if sft.streaming and number >= self._every * HELD_OUT_MOST:
                 break
-        if len(self._samples) > 1 and not self.held_out and self._every and not config.sft.streaming:
+        if len(self._samples) > 1 and not self.held_out and self._every and not sft.streaming:
             self.held_out.append(self._samples.pop())  # so few conversations that their share is less than one
         if not self._samples:
             raise UserError(self._nothing_left())
         self._conversations = len(self._samples)
         learned = sum(sum(row.loss_mask) for sample in self._samples for row in sample.rows)
         size = sum(map(count_tokens, self._samples))
-        seen = "the beginning of the stream" if config.sft.streaming else "all of it"
+        seen = "the beginning of the stream" if sft.streaming else "all of it"
         say(f"{len(self._samples):,} conversations of {size:,} tokens, {learned:,} of them learned ({seen} was read)")
         if self._foreign:
             say(f"{self._foreign:,} episodes hold the tokens of another model, and were rendered from their messages")
         if self.left_out.total:
-            say(f"{self._config.sft.data}: {self.left_out}")
-        if config.sft.streaming:
+            say(f"{self._sft.data}: {self.left_out}")
+        if sft.streaming:
             self._samples = []
-        if config.training.steps != BY_CASE:
-            return config.training.steps
-        epochs = range(config.sft.epochs)
+        if self._training.steps != BY_CASE:
+            return self._training.steps
+        epochs = range(sft.epochs)
         return sum(1 for epoch in epochs for _ in token_batches(self._epoch(epoch), self.tokens_per_step))
 
     def record(self) -> dict[str, Any]:
         """What `prepare` has read, as JSON: how many conversations, and which rows were left out."""
         return {
-            "source": self._config.sft.data,
+            "source": self._sft.data,
             "conversations": self._conversations,
             "held_out": len(self.held_out),
             "left_out": self.left_out.record(),
@@ -133,13 +141,13 @@ class SFTData:
 
     @property
     def tokens_per_step(self) -> int:
-        training = self._config.training
+        training = self._training
         per_step = training.max_tokens_per_micro_batch * training.gradient_accumulation_steps
-        return self._config.sft.tokens_per_step or per_step
+        return self._sft.tokens_per_step or per_step
 
     def _epoch(self, number: int) -> Iterator[Sample]:
-        rng = random.Random(f"{self._config.training.seed}/sft/{number}")
-        if not self._config.sft.streaming:
+        rng = random.Random(f"{self._training.seed}/sft/{number}")
+        if not self._sft.streaming:
             yield from rng.sample(self._samples, len(self._samples))
             return
         numbered = enumerate(self._read(LeftOut()))
@@ -176,7 +184,7 @@ class SFTData:
     def _tools_of(self, env: str) -> tuple[ToolSpec, ...]:
         """The tools of an environment whose episodes have to be rendered: an Episode does not hold them."""
         if env and env not in self._tools:
-            options = self._config.env.options if env == self._config.env.name else {}
+            options = self._env.options if env == self._env.name else {}
             try:
                 self._tools[env] = tuple(make(env, **options).make().tools)
             except ForgeError as error:
@@ -184,7 +192,7 @@ class SFTData:
         return self._tools.get(env, ())
 
     def _row_limit(self, model: Path) -> int:
-        training, context = self._config.training, context_length(model)
+        training, context = self._training, context_length(model)
         if context and training.seq_len > context:
             raise UserError(
                 f"--training.seq_len is {training.seq_len}, and the model in {model} reads {context} tokens at most: "
@@ -193,7 +201,7 @@ class SFTData:
         return training.seq_len or min(context or sys.maxsize, training.max_tokens_per_micro_batch)
 
     def _nothing_left(self) -> str:
-        return f"nothing of {self._config.sft.data} is left to train on: {self.left_out}"
+        return f"nothing of {self._sft.data} is left to train on: {self.left_out}"
 
 
 def _plain(messages: Sequence[Message]) -> list[Message]:

@@ -17,7 +17,8 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from trainers.sft.config import SFT, Config
+from trainers.settings.supervised import SFTConfig
+from trainers.sft.config import SFT
 
 if TYPE_CHECKING:
     from trainers.batching.batch import Sample
@@ -31,9 +32,9 @@ METRICS = ("loss", "grad_norm", "learning_rate", "tokens", "episodes", "skipped"
 
 async def train(plan: RunPlan) -> None:
     """Minimise -log p(token) over the assistant's tokens, token mean; then measure."""
-    assert isinstance(plan.config, Config)
-    if plan.config.sft.data:
-        await _train_on_data(plan, plan.config)
+    assert plan.sft is not None
+    if plan.sft.data:
+        await _train_on_data(plan, plan.sft)
     else:
         await _train_on_demonstrations(plan)
 
@@ -54,14 +55,14 @@ async def _train_on_demonstrations(plan: RunPlan) -> None:
         await run.services.guard(phases(run))
 
 
-async def _train_on_data(plan: RunPlan, config: Config) -> None:
+async def _train_on_data(plan: RunPlan, sft: SFTConfig) -> None:
     from trainers.run.open_run import open_run
     from trainers.sft.data import SFTData
 
-    data = SFTData(config)
+    data = SFTData(sft, training=plan.training, env=plan.env, model_size=plan.model.size)
 
     async def phases(run: TrainingRun) -> None:
-        run.report.say(f"{config.sft.data}: {data.about}")
+        run.report.say(f"{sft.data}: {data.about}")
         place = await _begin(run, data)
         await _train(run, data, place)
         before = place["held_out_loss"]
@@ -70,11 +71,11 @@ async def _train_on_data(plan: RunPlan, config: Config) -> None:
             run.report.say(
                 f"loss on {len(data.held_out)} held-out conversations: {before:.4f} before, {after:.4f} after"
             )
-        values = await _measure(run) if config.env.name else {}
+        values = await _measure(run) if plan.env.name else {}
         await _finish(run, place)
         run.summarise(
             {
-                "data": config.sft.data,
+                "data": sft.data,
                 "left_out": data.left_out.total,
                 "held_out_conversations": len(data.held_out),
                 "held_out_loss_before": before,
@@ -124,7 +125,7 @@ async def _train(run: TrainingRun, data: SFTData, place: dict[str, Any]) -> None
             # In a thread: of a stream the next rows may have to come over the network.
             with run.startup.phase("first batch"):
                 reading = asyncio.to_thread(next, batches)
-                batch = await within(run.config.training.step_seconds, reading, "reading the data")
+                batch = await within(run.plan.training.step_seconds, reading, "reading the data")
             async with run.first_step():
                 metrics = await run.train_step(batch, loss)
             done += 1
@@ -133,7 +134,7 @@ async def _train(run: TrainingRun, data: SFTData, place: dict[str, Any]) -> None
             if not is_stopped.is_set():
                 await _evaluate(run, done)
             if is_due(run.plan, done):
-                await save_checkpoint(run, done, place, asynchronous=run.config.checkpoint.asynchronous)
+                await save_checkpoint(run, done, place, asynchronous=run.plan.checkpoint.asynchronous)
 
     async def save() -> None:
         await save_checkpoint(run, done, place)
@@ -158,7 +159,7 @@ async def held_out_loss(run: TrainingRun, samples: Sequence[Sample]) -> float | 
         return None
     await run.weights.make_room()
     call = run.services.trainer.call_one(TrainerActor.logprobs, await PackedSamples.of(samples), 1.0)
-    logprobs = await within(run.config.training.step_seconds, call, "the trainer")
+    logprobs = await within(run.plan.training.step_seconds, call, "the trainer")
     values = list(itertools.chain.from_iterable(of_sample.tolist() for of_sample in logprobs))
     return -sum(values) / len(values)
 

@@ -20,7 +20,6 @@ from trainers.config import SHORT_OPTIONS, RunConfig
 from trainers.metrics.report import Report
 from trainers.run.delivery import Delivery
 from trainers.run.evaluations import Evaluations
-from trainers.run.open_run import _tasks
 from trainers.run.rollouts import Rollouts
 from trainers.run.services import Services, _agents
 from trainers.run.startup import Startup
@@ -28,7 +27,7 @@ from trainers.run.training_run import TrainingRun
 from trainers.run.weight_sync import WeightSync
 from trainers.setup.held_out import held_out_sets
 from trainers.setup.options.parser import parse
-from trainers.setup.plan import make_plan
+from trainers.setup.plan import make_plan, tasks_of
 from trainers.sft import SFT
 
 OPTIONS = ("--env", "math", "--dataset.held_out", "3", "--dataset.tasks", "4", "--steps", "6")
@@ -79,7 +78,7 @@ def open_measured(config: RunConfig, report: Report) -> tuple[TrainingRun, Measu
     weights.in_engines = 0
     services: Any = Services(weights=weights, **dict.fromkeys(["trainer", "policy", "envs", "engine_ready", "guard"]))  # type: ignore[arg-type]
     rollouts = Measured(plan, report, services)
-    run_tasks, held_out = _tasks(plan)
+    run_tasks, held_out = tasks_of(plan)
     tasks = run_tasks.train
     run = TrainingRun(
         plan=plan,
@@ -115,7 +114,7 @@ def policy(measured: tuple[TrainingRun, Measured]) -> Measured:
 
 def test_the_first_and_the_last_weights_are_no_interval(run: TrainingRun) -> None:
     assert [step for step in range(10) if run.evaluations.is_due(step)] == [2, 4]
-    run.config.evaluation.interval = 0
+    run.plan.evaluation.interval = 0
     assert not any(map(run.evaluations.is_due, range(10)))
 
 

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 
 from forge_env.core.episode import Episode
 from forge_env.core.types import Task
-from trainers.config import RunConfig
 from trainers.run.warmup import batches, demonstrated, tasks_after_warmup, undemonstrated_first
 from trainers.settings.tasks import WarmupConfig
 
@@ -42,8 +41,8 @@ def test_no_task_is_lost(tasks: int, probes: int, demonstrations: int) -> None:
 
 def test_a_run_goes_through_them_in_this_order_after_a_warm_up_only() -> None:
     warmup = WarmupConfig(demonstrations=4, probe_tasks=2, steps=5)
-    assert tasks_after_warmup(RunConfig(warmup=warmup), TASKS) == undemonstrated_first(TASKS, warmup)
-    assert tasks_after_warmup(RunConfig(warmup=replace(warmup, steps=0)), TASKS) == TASKS
+    assert tasks_after_warmup(warmup, TASKS) == undemonstrated_first(TASKS, warmup)
+    assert tasks_after_warmup(replace(warmup, steps=0), TASKS) == TASKS
 
 
 def _demonstrations(counts: Mapping[int, int]) -> list[Episode]:

@@ -241,7 +241,7 @@ def test_the_sentence_says_what_to_do(arguments: tuple[str, ...], sentence: str)
         (("--env", "external"), ["external needs the option command"]),
         (("--env", "external", "--command", "true"), ["has no expert", "there is no --model", "--warmup.steps 0"]),
         (
-            ("--env", "external", "--command", "true", "--model", "m", "--warmup.steps", "5"),
+            ("--env", "external", "--command", "true", "--model", "who/knows", "--warmup.steps", "5"),
             ["has no expert", "--warmup.steps is 5"],
         ),
     ],

@@ -11,8 +11,7 @@ from forge_env.rollout.factory import make
 from trainers import sft
 from trainers.algorithm import Algorithm
 from trainers.grpo import GRPO
-from trainers.setup.meaning import meaning
-from trainers.setup.options.defaults import about_defaults, unusual_settings
+from trainers.setup.meaning import about_defaults, meaning, unusual_settings
 from trainers.setup.options.read_config import read_config
 from trainers.setup.plan import make_plan, with_model
 from trainers.setup.run_plan import RunPlan
@@ -26,12 +25,11 @@ def plan_of(*arguments: str, algorithm: Algorithm = GRPO) -> RunPlan:
 
 
 def said_of(plan: RunPlan) -> list[str]:
-    return about_defaults(plan.config, plan.defaults, plan.steps)
+    return about_defaults(plan)
 
 
 def warnings(*arguments: str, algorithm: Algorithm = GRPO) -> list[str]:
-    plan = plan_of(*arguments, algorithm=algorithm)
-    return unusual_settings(plan.config, plan.defaults)
+    return unusual_settings(plan_of(*arguments, algorithm=algorithm))
 
 
 @pytest.mark.parametrize(

@@ -378,13 +378,22 @@ def test_whether_routes_are_replayed_is_decided_when_the_model_is_there(tmp_path
 
 def test_every_mistake_is_listed_and_the_first_is_what_a_start_says(capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["--trainer.procs", "3", "--parallelism.tensor_parallel_degree", "2", "--trainer.num_replicas", "2"]
-    plan = plan_of(*arguments, "--env", "maths", "--grpo.n_samples", "1")
+    plan = plan_of(*arguments, "--env", "maths")
     assert [problem.split(" ")[0] for problem in plan.problems[1:]] == [
-        "--services.trainer.num_replicas", "parallelism", "--grpo.n_samples",
-    ]  # fmt: skip
+        "--services.trainer.num_replicas",
+        "parallelism",
+    ]
     assert "'maths'" in plan.problems[0]
     assert main(GRPO, never, [*arguments, "--env", "maths"]) == 2
     assert capsys.readouterr().err == f"error: {plan.problems[0]}\n"
+
+
+@pytest.mark.parametrize("mistake", ["--grpo.n_samples=1", "--grpo.n_samples=0", "--loss=no_such:Loss", "--model=/no"])
+def test_a_mistake_with_which_nothing_can_be_planned_is_all_that_a_dry_run_says(
+    capsys: pytest.CaptureFixture[str], mistake: str
+) -> None:
+    text = printed(capsys, mistake, "--env=maths", code=2)
+    assert text.startswith(" error: ") and text.count("\n") == 1 and mistake.partition("=")[2] in text
 
 
 def test_a_dry_run_prints_the_sentence_and_everything_else(capsys: pytest.CaptureFixture[str]) -> None:

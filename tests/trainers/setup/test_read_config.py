@@ -35,7 +35,7 @@ def test_a_guides_file_loads_as_it_stands() -> None:
     assert (config.model.path, config.env.name) == ("Qwen/Qwen3-1.7B", "math")
     assert (config.dataset.path, config.dataset.split, config.dataset.streaming) == ("openai/gsm8k", "train", True)
     training = config.training
-    assert (training.batch_size, training.gradient_accumulation_steps, config.groups_per_step) == (4, 4, 16)
+    assert (training.batch_size, training.gradient_accumulation_steps, config.training.groups_per_step) == (4, 4, 16)
     assert (training.learning_rate, training.entropy_coef) == (1e-5, 0.001)
     assert (training.dtype, training.sync_interval) == ("bfloat16", 1)
     assert (config.env.max_tokens, config.env.max_turn_tokens) == (2048, 2048)

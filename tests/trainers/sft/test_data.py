@@ -49,6 +49,10 @@ def config_for(data: Path | str, **sft: Any) -> Config:
     return config
 
 
+def data_of(config: Config) -> SFTData:
+    return SFTData(config.sft, training=config.training, env=config.env, model_size=config.model.size)
+
+
 def write_lines(path: Path, rows: Sequence[Any]) -> Path:
     path.write_text("".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows))
     return path
@@ -60,7 +64,7 @@ def chat(question: str, answer: str) -> dict[str, Any]:
 
 async def prepared(data: Path | str, model: Path, config: Config | None = None, **sft: Any) -> tuple[SFTData, str]:
     output: list[str] = []
-    found = SFTData(config or config_for(data, **sft))
+    found = data_of(config or config_for(data, **sft))
     await found.prepare(model, output.append)
     return found, "\n".join(output)
 
@@ -401,7 +405,7 @@ async def test_nothing_left_says_why(tmp_path: Path, tiny_model: Path) -> None:
     with pytest.raises(UserError, match=r"nothing of .* is left.*3 left out \(line 1, .*: it has no assistant"):
         await prepared(path, tiny_model)
     with pytest.raises(UserError, match="nothing of"):
-        SFTData(config_for(path)).make_model(tmp_path / "model")
+        data_of(config_for(path)).make_model(tmp_path / "model")
 
 
 @pytest.mark.parametrize(
@@ -422,13 +426,13 @@ def test_data_that_is_none(tmp_path: Path, name: str, content: str | None, words
         (tmp_path / name).write_text(content)
     where = name if content is None and not name.endswith("jsonl") else str(tmp_path / name)
     with pytest.raises(UserError) as refused:
-        SFTData(config_for(where))
+        data_of(config_for(where))
     assert words in str(refused.value)
 
 
 def test_a_folder_is_no_file(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="is a folder"):
-        SFTData(config_for(tmp_path))
+        data_of(config_for(tmp_path))
 
 
 # ---- Episodes ----
@@ -511,7 +515,7 @@ def many(tmp_path: Path, count: int = 200) -> Path:
 
 async def test_every_epoch_has_every_row_once_in_an_order_of_the_seed(tmp_path: Path, tiny_model: Path) -> None:
     config = config_for(many(tmp_path), tokens_per_step=300, epochs=2)
-    data = SFTData(config)
+    data = data_of(config)
     number = await data.prepare(tiny_model)
     assert len(data.held_out) == 4
     batches = data.batches()
@@ -570,6 +574,6 @@ def test_a_buffer_loses_nothing(count: int, buffer: int, seed: int) -> None:
 
 def test_the_tiny_model_knows_the_words_of_the_data(tmp_path: Path) -> None:
     rows = [chat(f"How many parakeets are {n} parakeets?", f"{n} parakeets.") for n in range(50)]
-    parameters = SFTData(config_for(write_lines(tmp_path / "chats.jsonl", rows))).make_model(tmp_path / "model")
+    parameters = data_of(config_for(write_lines(tmp_path / "chats.jsonl", rows))).make_model(tmp_path / "model")
     assert parameters > 100_000
     assert len(FastTokenizer(tmp_path / "model").encode("How many parakeets are 7 parakeets?")) < 12

@@ -111,7 +111,7 @@ def check_host_memory(config: RunConfig, shape: ModelShape | None, processes: Pr
         size = replicas * host_bytes(shape, training.optimizer_state, ranks=ranks)
         parts["offloaded weights, gradients and optimizer state"] = size
         remedies = ["leave --training.cpu_offload out", "make them smaller with --training.optimizer_state 8bit"]
-    elif not config.lora.rank and config.model.path:
+    elif not config.lora.is_on and config.model.path:
         remedies.insert(1, "train adapters with --lora.rank 16")
     needed = sum(parts.values())
     if 0 < host < needed:

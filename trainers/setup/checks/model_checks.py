@@ -146,12 +146,12 @@ def check_lora(config: RunConfig) -> None:
             f"--lora.publish is adapter and --lora.rank is {config.lora.rank}: the engine takes adapters of rank 1 to "
             f"{RANKS[-1]}: set the rank to that, or --lora.publish to merged"
         )
-    if config.lora.rank and procs:
+    if config.lora.is_on and procs:
         raise UserError(
             f"--services.ref_model.procs is {procs} and --lora.rank is {config.lora.rank}: a trainer of adapters is "
             "its own reference model, without them: set --services.ref_model.procs to 0"
         )
-    if config.lora.rank and not config.model.path:
+    if config.lora.is_on and not config.model.path:
         raise UserError(
             f"--lora.rank is {config.lora.rank}, and there is no --model: adapters beside the random weights of a "
             "model made on the spot learn nothing; name a --model that has learned, or set --lora.rank to 0"

@@ -17,11 +17,6 @@ from forge_env.utils.settings import BY_CASE
 from trainers.config import RunConfig
 from trainers.model.shape import ModelShape
 
-FAR = 30
-"""A learning rate that is so many times the usual one, or so small a part of it, is warned of."""
-FEW = 8
-"""A turn that has so small a part of the usual tokens is warned of."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Default:
@@ -51,13 +46,13 @@ class Case:
     limits: EpisodeLimits
 
 
-_RECIPE = "the tiny CPU recipe, measured in README.md"
+RECIPE = "the tiny CPU recipe, measured in README.md"
 _SMALL = EpisodeLimits(max_turns=3, max_turn_tokens=32, max_tokens=512, episode_seconds=300.0)
 TINY = Case(
     name="a tiny model made on the spot",
     learning_rate=6e-4,
     supervised_rate=3e-3,
-    reason=_RECIPE,
+    reason=RECIPE,
     rising_part=20,
     warmup_steps=200,
     limits=_SMALL,
@@ -94,7 +89,7 @@ ADAPTERS = Case(
 def case_of(config: RunConfig) -> Case:
     """What a run trains."""
     if config.model.path:
-        return ADAPTERS if config.lora.rank > 0 else ALL_WEIGHTS
+        return ADAPTERS if config.lora.is_on else ALL_WEIGHTS
     return LARGER if config.model.size == "100m" else TINY
 
 
@@ -122,7 +117,7 @@ def take_defaults(config: RunConfig, shape: ModelShape | None) -> dict[str, Defa
     """
     defaults = dict(_defaults(config, shape))
     for name, default in defaults.items():
-        if _value(config, name) == BY_CASE:
+        if value_of(config, name) == BY_CASE:
             _set(config, name, default.value)
             defaults[name] = replace(default, is_taken=True)
     return defaults
@@ -136,45 +131,14 @@ def take_again(config: RunConfig, defaults: Mapping[str, Default], shape: ModelS
     return take_defaults(config, shape)
 
 
-def about_defaults(config: RunConfig, defaults: Mapping[str, Default], steps: int) -> list[str]:
-    """The defaults that a run of so many steps has, with the reason for them: a text for each reason."""
-    shown = {name: default for name, default in defaults.items() if default.reason and default.is_taken}
-    if config.training.warmup_steps == BY_CASE and steps:
-        why = "10, or half of fewer steps: the first steps of AdamW are the largest" if config.model.path else _RECIPE
-        shown["training.warmup_steps"] = Default(value=rising_steps(config, steps), reason=why)
-    taken: dict[str, list[str]] = {}
-    for name, default in shown.items():
-        taken.setdefault(default.reason, []).append(f"{name} {default.value:g}")
-    return [f"{', '.join(names)} ({reason})" for reason, names in taken.items()]
-
-
-def unusual_settings(config: RunConfig, defaults: Mapping[str, Default]) -> list[str]:
-    """A warning for each setting that is far from what is usual for its case."""
-    case, warnings = case_of(config), []
-    rates = ["training.learning_rate", *(["warmup.learning_rate"] if _is_warmed_up(config, case) else [])]
-    for name in rates:
-        value, usual = _value(config, name), defaults[name]
-        if value >= 0 and not usual.value / FAR <= value <= usual.value * FAR:
-            side = "below" if value < usual.value else "above"
-            warnings.append(f"--{name} is {value:g}, far {side} what is usual for {case.name}: {usual.value:g}")
-    limit = "env.max_turn_tokens"
-    least = min(defaults[limit].value, case.limits.max_turn_tokens)
-    if config.env.name and config.env.max_turn_tokens < least / FEW:
-        warnings.append(
-            f"--{limit} is {config.env.max_turn_tokens}, far below what is usual for {case.name}: {least:g}; a turn "
-            "that is longer is cut off"
-        )
-    return warnings
-
-
-def _is_warmed_up(config: RunConfig, case: Case) -> bool:
+def is_warmed_up(config: RunConfig, case: Case) -> bool:
     """Whether the run has steps on demonstrations; supervised training with an environment counts, too."""
     if config.algorithm is None:
         return bool(config.env.name)
     return config.warmup.steps > 0 or (config.warmup.steps == BY_CASE and case.warmup_steps > 0)
 
 
-def _value(config: RunConfig, name: str) -> Any:
+def value_of(config: RunConfig, name: str) -> Any:
     section, _, field = name.partition(".")
     return getattr(getattr(config, section), field)
 
@@ -188,9 +152,9 @@ def _defaults(config: RunConfig, shape: ModelShape | None) -> Iterator[tuple[str
     case, is_supervised = case_of(config), config.algorithm is None
     rate = case.supervised_rate if is_supervised else case.learning_rate
     yield "training.learning_rate", Default(value=rate, reason=case.reason)
-    is_shown = _is_warmed_up(config, case)
+    is_shown = is_warmed_up(config, case)
     yield "warmup.learning_rate", Default(value=case.supervised_rate, reason=case.reason if is_shown else "")
-    why = "" if is_supervised else "a given model needs none" if config.model.path else _RECIPE
+    why = "" if is_supervised else "a given model needs none" if config.model.path else RECIPE
     yield "warmup.steps", Default(value=case.warmup_steps, reason=why)
     yield from _limits(config, case, shape)
 
@@ -202,7 +166,7 @@ def _limits(config: RunConfig, case: Case, shape: ModelShape | None) -> Iterator
         declared = declared_limits(env_class(env.name), env.options, name=env.name) if env.name else {}
     except UserError:
         declared = {}  # the checks of the environment report it
-    why = "as in forge-env eval" if config.model.path else _RECIPE
+    why = "as in forge-env eval" if config.model.path else RECIPE
     limits = {name: Default(value=value, reason=why) for name, value in asdict(case.limits).items()}
     limits |= {name: Default(value=value, reason=f"declared by {env.name}") for name, value in declared.items()}
     if longest > 0:

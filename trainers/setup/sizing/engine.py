@@ -200,6 +200,6 @@ def _requests(config: RunConfig) -> int:
     if not config.services.generator.with_gpus:
         return REQUESTS
     size = config.algorithm.n_samples if config.algorithm else 1
-    training = config.groups_per_step * (config.staleness + 1) * size
+    training = config.training.groups_per_step * (config.staleness + 1) * size
     # Rounded up to a multiple of REQUESTS: vLLM compiles anew for each number.
     return min(-(-max(training, episodes_at_once(config)) // REQUESTS) * REQUESTS, MOST_REQUESTS)

@@ -224,7 +224,7 @@ def _cheap_remedies(config: RunConfig) -> Iterator[Remedy]:
     if services.trainer.with_gpus and not training.cpu_offload:
         if training.optimizer_state == "float32":
             yield {"training.optimizer_state": "bfloat16"}
-        if training.optimizer_state != "8bit" and not config.lora.rank and find_spec("torchao"):
+        if training.optimizer_state != "8bit" and not config.lora.is_on and find_spec("torchao"):
             yield {"training.optimizer_state": "8bit"}
     tokens = training.max_tokens_per_micro_batch
     while tokens // 2 >= config.env.max_tokens:
@@ -246,7 +246,7 @@ def _costly_remedies(config: RunConfig) -> Iterator[Remedy]:
         while procs * 2 <= config.launcher.gpus_per_host:
             procs *= 2
             yield {f"services.{name}.procs": procs}
-    if not config.training.cpu_offload and not config.lora.rank:
+    if not config.training.cpu_offload and not config.lora.is_on:
         state = config.training.optimizer_state  # the host updates no moments in bfloat16
         yield {"training.cpu_offload": True, "training.optimizer_state": "8bit" if state == "8bit" else "float32"}
 

@@ -201,7 +201,7 @@ async def test_trainers_read_every_export_of_conversations(tmp_path: Path, tiny_
     for name in ("chats.jsonl", "episodes.jsonl", "data/data/train-00000.parquet"):
         config = Config()
         config.sft.data, config.env.thinking, config.sft.held_out_share = str(tmp_path / name), "on", 0.5
-        data = SFTData(config)
+        data = SFTData(config.sft, training=config.training, env=config.env)
         await data.prepare(tiny_model)
         found.append([sample.rows for sample in data.held_out])
     assert found[0] == found[1] == found[2] and found[0]

@@ -394,7 +394,7 @@ async def test_imported_logs_train_with_their_tools(tmp_path: Path, tiny_model: 
     for path in (log, tmp_path / "episodes.jsonl"):
         config = Config()
         config.sft.data = str(path)
-        data = SFTData(config)
+        data = SFTData(config.sft, training=config.training, env=config.env)
         await data.prepare(tiny_model)
         found.append([sample.rows for sample in data.held_out])
     assert found[0] == found[1] and found[0]
@@ -422,7 +422,7 @@ async def test_a_response_is_learned_and_the_history_of_its_request_is_not(
     for path in paths:
         config = Config()
         config.sft.data, config.sft.held_out_share = str(path), 0.5
-        data = SFTData(config)
+        data = SFTData(config.sft, training=config.training, env=config.env)
         await data.prepare(tiny_model)
         found.append([sample.rows for sample in data.held_out])
     assert found == [found[0]] * 5 and found[0]

@@ -377,7 +377,7 @@ def test_imported_traces_are_scored_filtered_audited_and_trained_on(
 
     config = Config()
     config.sft.data, config.sft.held_out_share = file, 0.5
-    data = SFTData(config)
+    data = SFTData(config.sft, training=config.training, env=config.env)
     asyncio.run(data.prepare(tiny_model))
     rows = data.held_out[0].rows
     assert [row.token_ids for row in rows] == [row.token_ids for row in next(read_jsonl(Path(file))).rows]
