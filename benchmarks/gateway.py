@@ -329,8 +329,8 @@ async def measure(model: str, folder: Path) -> dict[str, Any]:
         write_requests(file, "chat", [requests_of(0, REQUESTS, edits=edits)])
         [episode], _ = await by_sessions(costs_nothing, file, 1, threads=1)
         check([episode], REQUESTS, REQUESTS if edits else 1)
-        began = episode.info.get("row_began", ())
-        figures["rows"][name] = {"turns": len(episode.turns), "rows": len(episode.rows), "row_began": list(began)}
+        began = [{"turn": row.turn, "kind": row.kind, "why": row.why} for row in episode.lineage[1:]]
+        figures["rows"][name] = {"turns": len(episode.turns), "rows": len(episode.rows), "row_began": began}
     return figures
 
 
