@@ -162,7 +162,7 @@ def read_value(value: Any, kind: Any, where: str) -> Any:
         if text is None:
             return _adapter(kind).validate_python(value, strict=True)
         return _adapter(kind).validate_python(_items(text, plain))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:  # a text may be nested too deeply for JSON
         allowed = ", ".join(filter(None, [_in_words(plain), _range(*_bounds(marks))]))
         reason = f"; it must be {allowed}" if allowed else f": {_first(error)}"
         raise UserError(f"{where} is {value!r}{reason}") from None
@@ -215,5 +215,5 @@ def _in_words(kind: Any) -> str:
     return _WORDS.get(origin, "")
 
 
-def _first(error: ValueError) -> str:
+def _first(error: Exception) -> str:
     return str(error.errors()[0]["msg"]) if hasattr(error, "errors") else str(error)

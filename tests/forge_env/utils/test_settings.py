@@ -123,3 +123,8 @@ def test_a_value_of_another_type_is_refused_and_not_bent(value: object, kind: An
     with pytest.raises(UserError) as caught:
         read_value(value, kind, "--x")
     assert str(caught.value) == f"--x is {value!r}; it must be {allowed}"
+
+
+def test_a_dictionary_that_is_nested_too_deeply_is_one_sentence() -> None:
+    with pytest.raises(UserError, match=r"--env.options.x is .* it must be a dictionary, in JSON"):
+        read_value("[" * 100_000, dict, "--env.options.x")
