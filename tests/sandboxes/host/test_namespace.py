@@ -14,7 +14,7 @@ import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from forge_env.core.sandbox import Call, ExecRequest, ExecResult, ExecStatus, Li
 from sandboxes import open_sandbox
 from sandboxes.guest import guest_init
 from sandboxes.host.namespace import NamespaceSandbox
+from tests.helpers.ordinary_user import ordinary_python
 from tests.helpers.waiting import is_alive, until
 
 if sys.platform != "linux":
@@ -639,23 +640,14 @@ asyncio.run(main())
 """
 
 
-def owner_process(python: str, **settings: Any) -> subprocess.Popen[str]:
-    path = os.pathsep.join([str(ROOT), *(entry for entry in sys.path if "site-packages" in entry)])
-    environ = {"PYTHONPATH": path, "PATH": os.environ.get("PATH", "")}
-    return subprocess.Popen(
-        [python, "-c", OWNER],
-        cwd="/",
-        env=environ,
-        text=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        **settings,
-    )
+def owner_process(command: list[str], environ: Mapping[str, str]) -> subprocess.Popen[str]:
+    pipe = subprocess.PIPE
+    return subprocess.Popen([*command, "-c", OWNER], cwd="/", env=environ, text=True, stdout=pipe, stderr=pipe)
 
 
 @shared_loop
 async def test_nothing_outlives_a_killed_owner(sandbox: Sandbox) -> None:
-    with owner_process(sys.executable) as owner:
+    with owner_process([sys.executable], os.environ | {"PYTHONPATH": str(ROOT)}) as owner:
         assert owner.stdout is not None and owner.stdout.readline().split()[0] in ("True", "False")
         await until(lambda: len(descendants(owner.pid)) == processes(sandbox, runs=2))
         family = descendants(owner.pid)
@@ -664,15 +656,9 @@ async def test_nothing_outlives_a_killed_owner(sandbox: Sandbox) -> None:
 
 
 @shared_loop
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user; as an ordinary user all tests do it")
 async def test_works_for_an_ordinary_user() -> None:
-    python = shutil.which(f"python{sys.version_info.major}.{sys.version_info.minor}", path="/usr/bin:/usr/local/bin")
-    user: dict[str, Any] = {"user": 61234, "group": 61234, "extra_groups": []}
-    environ = {"PYTHONPATH": os.pathsep.join([str(ROOT), *(p for p in sys.path if "site-packages" in p)])}
-    trial = [python or "", "-c", "import sandboxes, forge_env.core.sandbox"]
-    if python is None or subprocess.run(trial, cwd="/", env=environ, capture_output=True, **user).returncode:
-        pytest.skip("an ordinary user cannot import the project with a system Python of this version here")
-    with owner_process(python, **user) as owner:
+    ordinary = ordinary_python()
+    with owner_process(ordinary.command, ordinary.environ) as owner:
         assert owner.stdout is not None and owner.stderr is not None
         said = owner.stdout.readline().split()
         if not said and "SandboxUnavailable" in (error := owner.stderr.read()):

@@ -6,7 +6,6 @@ import bz2
 import gzip
 import io
 import os
-import shutil
 import signal
 import stat
 import subprocess
@@ -23,6 +22,7 @@ import pytest
 from forge_env.core.errors import SandboxError, UserError
 from sandboxes.images.unpack import Cancelled, UnpackedLayer, UnpackLimits, unpack_layer
 from tests.helpers.image_files import entry, folder, hard_link, layer, link
+from tests.helpers.ordinary_user import USER, ordinary_python
 from tests.helpers.waiting import is_alive, wait_until
 
 SMALL = UnpackLimits(bytes=2**20, files=100, memory_bytes=256 * 2**20, wall_s=60)
@@ -376,24 +376,18 @@ print(unpack_layer([sys.stdin.buffer.read()], Path(sys.argv[1]) / "layer", what=
 """
 
 
-@pytest.mark.skipif(os.geteuid() != 0 or shutil.which("setpriv") is None, reason="needs root and setpriv")
 def test_an_ordinary_user_owns_what_is_unpacked() -> None:
-    python, user = "/usr/bin/python3", 12345
-    ordinary = ["setpriv", f"--reuid={user}", f"--regid={user}", "--clear-groups", python, "-c"]
-    environ = {"PYTHONPATH": str(Path(__file__).parents[3]), "PATH": os.environ["PATH"], "PYTHONDONTWRITEBYTECODE": "1"}
-    check = "import sys; assert sys.version_info >= (3, 11); import sandboxes.images.unpack"
-    if not os.path.exists(python) or subprocess.run([*ordinary, check], env=environ, capture_output=True).returncode:
-        pytest.skip("no Python 3.11 and checkout that another user may read")
+    ordinary = ordinary_python()
     data = layer(entry("a", b"x", uid=7, mode=0o4755), folder("closed", mode=0o000), entry("closed/b"))
     with tempfile.TemporaryDirectory(dir="/tmp") as place:
-        os.chown(place, user, user)
-        command = [*ordinary, _ORDINARY, place]
-        done = subprocess.run(command, env=environ, input=data, capture_output=True, timeout=120)
+        os.chown(place, USER, USER)
+        command = [*ordinary.command, "-c", _ORDINARY, place]
+        done = subprocess.run(command, env=ordinary.environ, cwd="/", input=data, capture_output=True, timeout=120)
         if b"cannot be unpacked in isolation" in done.stderr:
             pytest.skip(done.stderr.decode().splitlines()[-1])
         assert done.stdout == b"3\n", done.stderr
         root = Path(place, "layer")
-        assert {(root / name).stat().st_uid for name in ("a", "closed", "closed/b")} == {user}
+        assert {(root / name).stat().st_uid for name in ("a", "closed", "closed/b")} == {USER}
         assert stat.S_IMODE((root / "closed").stat().st_mode) == 0o700
 
 

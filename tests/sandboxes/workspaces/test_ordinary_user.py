@@ -5,14 +5,13 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import tempfile
 from pathlib import Path
 
 import pytest
 
 from forge_env.core.workspace import UnpackedImage
-
-ROOT = Path(__file__).parents[3]
-USER = 60001
+from tests.helpers.ordinary_user import USER, ordinary_python
 
 STORY = """
 import asyncio, json, os, sys
@@ -61,25 +60,19 @@ asyncio.run(main())
 """
 
 
-@pytest.mark.skipif(os.geteuid() != 0 or shutil.which("setpriv") is None, reason="needs root and setpriv")
-def test_an_ordinary_user_has_workspaces(small_image: UnpackedImage, tmp_path: Path) -> None:
-    python = "/usr/bin/python3"
-    probe = ["setpriv", f"--reuid={USER}", f"--regid={USER}", "--clear-groups", python, "-c"]
-    environ = {"PYTHONPATH": str(ROOT), "PATH": os.environ["PATH"], "PYTHONDONTWRITEBYTECODE": "1"}
-    check = "import sys; assert sys.version_info >= (3, 11); import forge_env.core.workspace"
-    if not os.path.exists(python) or subprocess.run([*probe, check], env=environ, capture_output=True).returncode:
-        pytest.skip("no Python 3.11 and checkout that another user may read")
-    image = Path("/tmp") / f"forge-env-test-{os.getpid()}"
-    try:
+def test_an_ordinary_user_has_workspaces(small_image: UnpackedImage) -> None:
+    ordinary = ordinary_python()
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        image = Path(folder, "image")
         shutil.copytree(small_image.root, image, symlinks=True)
+        os.chown(folder, USER, USER)
         for base, folders, names in os.walk(image):
             for name in (".", *folders, *names):
                 os.chown(os.path.join(base, name), USER, USER, follow_symlinks=False)
-        done = subprocess.run([*probe, STORY, str(image)], env=environ, capture_output=True, text=True, timeout=120)
+        command = [*ordinary.command, "-c", STORY, str(image)]
+        done = subprocess.run(command, env=ordinary.environ, cwd="/", capture_output=True, text=True, timeout=120)
         if "the kernel refuse" in done.stderr:
             pytest.skip(done.stderr.strip().splitlines()[-1])
         assert done.returncode == 0, done.stderr
         server = int(done.stdout.split()[1])
         assert not os.path.exists(f"/proc/{server}")
-    finally:
-        shutil.rmtree(image)
