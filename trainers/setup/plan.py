@@ -95,6 +95,7 @@ def make_plan(config: RunConfig, algorithm: Algorithm) -> RunPlan:
 
     problems = Problems()
     problems.attempt(check_packages)
+    data = own_data(config) or config.dataset.path  # as the user wrote it
     resolve_sources(config)
     problems.attempt(give_dataset, config)
     environment = problems.attempt(run_checks.make_environment, config)
@@ -114,14 +115,14 @@ def make_plan(config: RunConfig, algorithm: Algorithm) -> RunPlan:
     problems.attempt(check_engine, config, shape, engine_args)
     problems.attempt(check_sleep, config, placement, given)
     problems.attempt(check_speculation, config, given)
-    tasks = problems.attempt(_local_tasks, config, environment)
+    tasks = problems.attempt(_local_tasks, config, environment, data)
     if tasks is not None and environment is not None:
-        problems.attempt(check_demonstrations, config, environment, tasks.train)
+        problems.attempt(check_demonstrations, config, environment, tasks.train, data)
     about_chats = problems.attempt(config.about_data) or []
     memory = plan_memory(config, placement, shape, store[0] if store else None, given)
     problems.attempt(check_fit, config, memory, shape, given, has_reference=placement.has_reference)
     host = machine_checks.host_memory(placement)
-    problems.attempt(machine_checks.check_host_memory, config, shape, memory.processes, host)
+    problems.attempt(machine_checks.check_host_memory, config, memory.processes, host)
 
     return RunPlan(
         config=config,
@@ -176,7 +177,7 @@ def with_model(plan: RunPlan, folder: Path) -> RunPlan:
     memory = plan_memory(config, placement, shape, store, given)
     check_fit(config, memory, shape, given, has_reference=placement.has_reference)
     host = machine_checks.host_memory(placement)
-    machine_checks.check_host_memory(config, shape, memory.processes, host)
+    machine_checks.check_host_memory(config, memory.processes, host)
     return replace(
         plan,
         config=config,
@@ -201,12 +202,14 @@ def tasks_of(plan: RunPlan) -> tuple[RunTasks, dict[str, HeldOutSet]]:
     if plan.environment is None:
         return RunTasks(), {}
     tasks = plan.tasks or read_run_tasks(plan.config, plan.environment)
-    check_demonstrations(plan.config, plan.environment, tasks.train)
+    check_demonstrations(plan.config, plan.environment, tasks.train, own_data(plan.config))
     return tasks, held_out_sets(plan.config, tasks.held_out)
 
 
-def _local_tasks(config: RunConfig, environment: EnvFactory | None) -> RunTasks | None:
+def _local_tasks(config: RunConfig, environment: EnvFactory | None, data: str) -> RunTasks | None:
     """The tasks of a local file; None where they are not those of a file, and are read at the start.
+
+    `data` is the file as the user wrote it, for errors.
 
     Raises:
         UserError: there is no such file, or no run can be made of it.
@@ -215,7 +218,7 @@ def _local_tasks(config: RunConfig, environment: EnvFactory | None) -> RunTasks 
     if file is None or environment is None:
         return None
     if not file.is_file():
-        raise UserError(f"--dataset.path is {own_data(config)!r}, and there is no file {file}")
+        raise UserError(f"--dataset.path is {data!r}, and there is no file {file}")
     return read_run_tasks(config, environment)
 
 

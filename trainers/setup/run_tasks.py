@@ -130,8 +130,10 @@ def _of(tasks: Sequence[Task], split: str) -> str:
     return f"{number} train" if split != "test" else number
 
 
-def check_demonstrations(config: RunConfig, environment: EnvFactory, tasks: Sequence[Task]) -> None:
+def check_demonstrations(config: RunConfig, environment: EnvFactory, tasks: Sequence[Task], data: str) -> None:
     """Check that the expert can show some task, if the run begins with demonstrations or consists of them.
+
+    `data` is where the tasks come from, for errors; "" for an environment's own.
 
     Raises:
         UserError: the expert has no solution for any of the tasks.
@@ -141,7 +143,7 @@ def check_demonstrations(config: RunConfig, environment: EnvFactory, tasks: Sequ
     given = config.warmup.steps > 0 or config.algorithm is None
     if not (given or not config.model.path) or any(map(environment.env_class.can_demonstrate, tasks)):
         return
-    what = own_data(config) or "these tasks"
+    what = data or "these tasks"
     why = f"--warmup.steps is {config.warmup.steps}" if config.warmup.steps > 0 else "there is no --model"
     if config.algorithm is None:
         raise UserError(
