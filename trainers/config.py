@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
 from forge_env.utils.settings import MAY_CHANGE
 from trainers.settings.adapters import LoraConfig, MoEConfig
@@ -41,12 +41,12 @@ SHORT_OPTIONS = {
 """Short names of settings and, as in `--trainer.procs 4`, of sections."""
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class TrainingConfig(TrainerSettings, LoopSettings):
     """The loop and the trainer."""
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class RunConfig:
     """What all algorithms share; each algorithm adds its own section."""
 
@@ -72,12 +72,13 @@ class RunConfig:
     checkpoint: Annotated[CheckpointConfig, MAY_CHANGE] = field(default_factory=CheckpointConfig)
     metrics: Annotated[MetricsConfig, MAY_CHANGE] = field(default_factory=MetricsConfig)
 
-    def settle(self) -> None:
-        """Set what follows from other settings, and check what only the algorithm can; algorithms override this.
+    def settled(self) -> Self:
+        """The config with what follows from other settings; checks what only the algorithm can, which overrides this.
 
         Raises:
             UserError: for settings that contradict each other.
         """
+        return self
 
     def about_data(self) -> Sequence[str]:
         """Sentences on data that replaces an environment's tasks, as far as it is on this machine.

@@ -1,8 +1,9 @@
 """Settings: fields of plain dataclasses with their bounds, and values that are read from text.
 
 A setting says at its field what it may be: `steps: Annotated[int, Ge(1)] = 10`. The bounds are those of the package
-annotated_types. `leaves` lists the settings of a tree of dataclasses, `read_value` makes a typed value of a text, and
-`out_of_bounds` says what a number must be. pydantic converts; the sentences for a mistake are from here.
+annotated_types. `leaves` lists the settings of a tree of dataclasses, `with_values` makes a tree with other values,
+`read_value` makes a typed value of a text, and `out_of_bounds` says what a number must be. pydantic converts; the
+sentences for a mistake are from here.
 """
 
 from __future__ import annotations
@@ -11,8 +12,8 @@ import dataclasses
 import functools
 import json
 import typing
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from annotated_types import Ge, Gt, Interval, Le, Lt
 
@@ -20,6 +21,8 @@ from forge_env.core.errors import UserError
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
+
+T = TypeVar("T")
 
 LARGEST = 2**31 - 1
 """Of a whole number that has no bound of its own."""
@@ -73,6 +76,25 @@ def leaves(config: Any, prefix: str = "") -> list[Setting]:
         else:
             settings.append(Setting(f"{prefix}{name}", kind, value, marks))
     return settings
+
+
+def with_values(config: T, values: Mapping[str, Any]) -> T:
+    """A copy of a tree of dataclasses with other values; the original stays as it is.
+
+    Args:
+        config: the tree.
+        values: by the dotted names of settings, and of entries of settings that are dictionaries.
+    """
+    changes = {name: value for name, value in values.items() if "." not in name}
+    inside: dict[str, dict[str, Any]] = {}
+    for name, value in values.items():
+        first, _, rest = name.partition(".")
+        if rest:
+            inside.setdefault(first, {})[rest] = value
+    for name, others in inside.items():
+        section = changes.get(name, getattr(config, name))
+        changes[name] = section | others if isinstance(section, dict) else with_values(section, others)
+    return dataclasses.replace(config, **changes)  # type: ignore[type-var]
 
 
 def may_change(config: Any, prefix: str = "") -> list[str]:

@@ -10,7 +10,7 @@ from annotated_types import Ge, Gt, Interval
 from forge_env.utils.settings import BY_CASE, MAY_CHANGE, OR_BY_CASE
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class LoopSettings:
     steps: Annotated[int, Ge(1), MAY_CHANGE] = 120
     """Optimizer steps."""

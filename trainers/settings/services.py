@@ -11,7 +11,7 @@ PROCESSES = 4096
 """Processes, hosts or threads at most; a plan has a line for each process."""
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class ReplicasConfig:
     num_replicas: Annotated[int, Interval(ge=1, le=PROCESSES)] = 1
     threads: Annotated[int, Interval(ge=1, le=PROCESSES)] = 1
@@ -20,7 +20,7 @@ class ReplicasConfig:
     """A replica that does not answer a ping within this time is ended and replaced. The trainer is not pinged."""
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class ServiceConfig(ReplicasConfig):
     procs: Annotated[int, Interval(ge=1, le=PROCESSES)] = 1
     """Processes of one replica. For the generator it is the tensor parallel degree; for the trainer it is all of its
@@ -30,12 +30,12 @@ class ServiceConfig(ReplicasConfig):
     unless it is given; see also launcher.share_gpus."""
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class ReferenceConfig(ServiceConfig):
     procs: Annotated[int, Interval(ge=0, le=PROCESSES)] = 0
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class GeneratorConfig(ServiceConfig):
     kv_cache_gib: Annotated[float, Interval(ge=0, le=1024)] = 0.0
     """Memory for keys and values, on each process. 0 is 1 GiB on CPU. On GPU, 0 is what all requests of the run need at
@@ -56,7 +56,7 @@ class GeneratorConfig(ServiceConfig):
     process that takes requests, and so makes more tokens a second; docs/gpu.md. On a CPU there is none."""
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class ServicesConfig:
     generator: GeneratorConfig = field(default_factory=GeneratorConfig)
     envs: ReplicasConfig = field(default_factory=ReplicasConfig)
@@ -68,7 +68,7 @@ class ServicesConfig:
     replicas."""
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class LauncherConfig:
     """On which machines the processes run; docs/clusters.md."""
 
@@ -96,7 +96,7 @@ class LauncherConfig:
     """A host that hears nothing of the run for this time ends the run's processes on it."""
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class DeadlinesConfig:
     """When the run's own parts count as hung; what an episode may take is in `env`. No completion has a deadline."""
 
@@ -109,7 +109,7 @@ class DeadlinesConfig:
     """The slowest disk or network that still counts as working."""
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class WeightsConfig:
     store: Literal["auto", "shared_memory", "cuda_ipc", "nccl", "torchstore"] = "auto"
     """How the weights get from the trainer to the engine; "auto" is the fastest that the run's processes can use."""

@@ -12,7 +12,7 @@ from forge_env.core.types import EpisodeLimits
 from forge_env.utils.settings import BY_CASE, MAY_CHANGE, OR_BY_CASE
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class ModelConfig:
     path: str = ""
     """A Hugging Face folder or hub id; empty makes a small Qwen3 on the spot."""
@@ -21,7 +21,7 @@ class ModelConfig:
     experts."""
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class DatasetConfig:
     path: str = ""
     """A file of tasks (.jsonl, .json, .csv, .parquet), or a dataset of the hub, for environments that read their tasks
@@ -36,7 +36,7 @@ class DatasetConfig:
     """Distinct tasks of the test split, which every evaluation of the run is on; 0 is 256, or as many as there are."""
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class EnvConfig:
     name: str = "code_exec"
     """A registered name, or a "module:Class"; `forge-env list` shows them."""
@@ -86,7 +86,7 @@ class EnvConfig:
         )
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class WarmupConfig:
     """Supervised warm-up on the environment's own demonstrations. It is cut short on purpose, to leave work to do."""
 

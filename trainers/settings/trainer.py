@@ -11,7 +11,7 @@ from forge_env.core.errors import UserError
 from forge_env.utils.settings import MAY_CHANGE, Or
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class ForwardSettings:
     """How a model computes logprobs: a trainer and its reference model compute in the same way."""
 
@@ -37,7 +37,7 @@ class ForwardSettings:
             )
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class TrainerSettings(ForwardSettings):
     """What a trainer takes as it is set; `trainers.titan.settings` adds what a plan decides."""
 
@@ -68,7 +68,7 @@ class TrainerSettings(ForwardSettings):
     groups of a step, or of a window of steps, are sampled from the weights that it begins with."""
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class ParallelismConfig:
     """How the trainer's processes share the work; the degrees multiply to services.trainer.procs."""
 

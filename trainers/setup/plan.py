@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -84,11 +83,11 @@ def make_plan(config: RunConfig, algorithm: Algorithm) -> RunPlan:
             number out of its bounds, an algorithm or a loss that cannot be used, or a model that is not there.
     """
     check_ours()
-    config = copy.deepcopy(config)  # the plan owns its config: nobody else can change it later
     check_bounds(config)
-    config.settle()
+    config = config.settled()
     model = model_checks.find_model(config)
-    shape, defaults = model.shape, take_defaults(config, model.shape)
+    shape = model.shape
+    config, defaults = take_defaults(config, shape)
     objective = plan_objective(config, algorithm)
     old_logprobs = whose_old_logprobs(config, objective.loss) if objective else "generator"
     placement = make_placement(config, has_reference=needs_reference(config, objective))
@@ -96,8 +95,8 @@ def make_plan(config: RunConfig, algorithm: Algorithm) -> RunPlan:
     problems = Problems()
     problems.attempt(check_packages)
     data = own_data(config) or config.dataset.path  # as the user wrote it
-    resolve_sources(config)
-    problems.attempt(give_dataset, config)
+    config = resolve_sources(config)
+    config = problems.attempt(give_dataset, config) or config
     environment = problems.attempt(run_checks.make_environment, config)
     for check in OF_SETTINGS:
         problems.attempt(check, config)
@@ -166,9 +165,9 @@ def with_model(plan: RunPlan, folder: Path) -> RunPlan:
     """
     if plan.model.shape is not None:
         return plan
-    config, placement = copy.deepcopy(plan.config), plan.placement
+    placement = plan.placement
     shape = read_shape(folder / "config.json")
-    defaults = take_again(config, plan.defaults, shape)
+    config, defaults = take_again(plan.config, plan.defaults, shape)
     for check_sizes in OF_SIZES:
         check_sizes(config, shape)
     check_engine(config, shape, plan.engine.engine_args)

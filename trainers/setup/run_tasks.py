@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from forge_env.core.errors import UserError
 from forge_env.core.types import Task
@@ -13,8 +13,10 @@ from forge_env.data.rows import find_file
 from forge_env.data.tasks import DataTasks
 from forge_env.rollout.factory import EnvFactory
 from forge_env.utils.digests import file_digest
+from forge_env.utils.settings import with_values
 from trainers.config import RunConfig
 
+C = TypeVar("C", bound=RunConfig)
 TRAIN_TASKS = 4096
 """Training tasks of an environment with tasks of its own, where no number was given."""
 HELD_OUT_TASKS = 256
@@ -91,16 +93,15 @@ def chat_data(config: RunConfig) -> str:
     return str(getattr(getattr(config, "sft", None), "data", ""))
 
 
-def resolve_sources(config: RunConfig) -> None:
-    """Make local files of data absolute, in place: a resumed run finds them from any folder."""
-    config.dataset.path = _resolved(config.dataset.path)
-    if own_data(config):
-        config.env.options["data"] = _resolved(own_data(config))
-    for name, value in config.evaluation.sets.items():
-        if name.endswith(".options.data"):
-            config.evaluation.sets[name] = _resolved(str(value))
-    if chat_data(config):
-        config.sft.data = _resolved(chat_data(config))  # type: ignore[attr-defined]
+def resolve_sources(config: C) -> C:
+    """Make local files of data absolute: a resumed run finds them from any folder."""
+    sources = {"dataset.path": config.dataset.path, "env.options.data": own_data(config), "sft.data": chat_data(config)}
+    sources |= {
+        f"evaluation.sets.{name}": str(value)
+        for name, value in config.evaluation.sets.items()
+        if name.endswith(".options.data")
+    }
+    return with_values(config, {name: _resolved(source) for name, source in sources.items() if source})
 
 
 def data_digests(config: RunConfig) -> dict[str, str]:

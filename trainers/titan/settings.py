@@ -11,7 +11,7 @@ from trainers.settings.trainer import ParallelismConfig, TrainerSettings
 SCHEDULES = ("constant", "linear", "cosine")
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class TitanSettings(TrainerSettings, ParallelismConfig):
     """How to train, e.g. `TitanSettings(learning_rate=3e-4, threads=2)`."""
 
