@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from typing import Annotated, Literal, Self
 
+from agents.generator.settings import UpdateOption
 from forge_env.utils.settings import MAY_CHANGE
 from trainers.settings.adapters import LoraConfig, MoEConfig
 from trainers.settings.algorithm import AlgorithmConfig
@@ -42,7 +43,7 @@ SHORT_OPTIONS = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainingConfig(TrainerSettings, LoopSettings):
+class TrainingConfig(TrainerSettings, UpdateOption, LoopSettings):
     """The loop and the trainer."""
 
 

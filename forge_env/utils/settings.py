@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import inspect
 import json
 import typing
 from collections.abc import Mapping, Sequence
@@ -110,16 +111,23 @@ def may_change(config: Any, prefix: str = "") -> list[str]:
 
 @functools.cache
 def kinds_of(section: type[Any]) -> dict[str, tuple[Any, tuple[Any, ...]]]:
-    """The type and the marks of each field of a dataclass."""
-    hints = typing.get_type_hints(section, include_extras=True)
-    kinds = {}
-    for field in dataclasses.fields(section):
-        kind, marks = hints[field.name], ()
-        if typing.get_origin(kind) is typing.Annotated:
-            kind, *found = typing.get_args(kind)
-            marks = tuple(found)
-        kinds[field.name] = (kind, marks)
-    return kinds
+    """The type and the marks of each field of a dataclass.
+
+    A field that is declared again has the marks of both declarations; of two bounds the later one counts.
+    """
+    declared: dict[str, tuple[Any, tuple[Any, ...]]] = {}
+    for part in reversed(section.__mro__):
+        if not dataclasses.is_dataclass(part):
+            continue
+        hints = typing.get_type_hints(part, include_extras=True)
+        for name in inspect.get_annotations(part):
+            kind, *marks = typing.get_args(hints[name]) if _is_marked(hints[name]) else [hints[name]]
+            declared[name] = (kind, tuple(dict.fromkeys([*marks, *declared.get(name, (None, ()))[1]])))
+    return {field.name: declared[field.name] for field in dataclasses.fields(section)}
+
+
+def _is_marked(kind: Any) -> bool:
+    return typing.get_origin(kind) is typing.Annotated
 
 
 def out_of_bounds(value: float, marks: Sequence[Any]) -> str:

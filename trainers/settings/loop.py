@@ -46,9 +46,6 @@ class LoopSettings:
     staleness: Annotated[int, Ge(0), OR_BY_CASE] = BY_CASE
     """Optimizer steps at most between the weights that sampled a group and the weights that it trains. -1 is
     sync_interval less one: rollouts and training then take turns."""
-    cache_on_update: Literal["keep", "recompute"] = "keep"
-    """The KV cache of requests that are in flight at a weight update (staleness above 0): keep the cache of the old
-    weights, or recompute it with the new ones."""
     step_seconds: Annotated[float, Gt(0), MAY_CHANGE] = 600.0
     """Deadline of one optimizer step. A run also waits this long for groups while nothing moves: no group comes back,
     no engine computes, no episode ends. It waits at least as long as a legal episode may take between two of these."""

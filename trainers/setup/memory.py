@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from agents.generator.lora_slot import slot_rank
-from agents.generator.start import EngineSettings
+from agents.generator.settings import EngineSettings
 from trainers.config import RunConfig
 from trainers.lora import Lora, lora_of, target_sizes
 from trainers.model.shape import ModelShape
@@ -330,7 +330,7 @@ def engine_memory(
         h, q, k, m = shape.hidden_size, shape.query_size, shape.key_value_size, shape.mlp_size
         tokens = engine.engine_args.get("max_num_batched_tokens") or engine.step_tokens
         width = 2 * h + shape.num_experts_per_tok * h + max(3 * m, 2 * q + 2 * k) / tensor
-        residue = engine_residue(tensor=tensor, graphs=not engine.enforce_eager)
+        residue = engine_residue(tensor=tensor, graphs=engine.cuda_graphs)
         buffers = residue + compute * tokens * width + 2 * FLOAT32 * engine.max_requests * shape.vocab_size
         asleep = residue + adapter if engine.sleep else None
         if engine.sleep and engine.lora_rank:  # each of these is one tensor in vLLM

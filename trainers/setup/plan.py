@@ -20,7 +20,6 @@ from trainers.objective.old_logprobs import whose_old_logprobs
 from trainers.setup.checks import machine_checks, model_checks, run_checks
 from trainers.setup.deadlines import Deadlines, patience
 from trainers.setup.held_out import HeldOutSet, check_sets, held_out_sets
-from trainers.setup.hosts import check_hosts, host_settings
 from trainers.setup.objective import needs_reference, plan_objective
 from trainers.setup.options.defaults import take_again, take_defaults
 from trainers.setup.options.parser import check_bounds
@@ -51,7 +50,7 @@ OF_SETTINGS: tuple[Callable[[RunConfig], None], ...] = (
     model_checks.check_lora,
     machine_checks.check_context,
     machine_checks.check_attention,
-    check_hosts,
+    lambda config: config.launcher.check(),
 )
 """Checks that the settings alone decide."""
 OF_SIZES: tuple[Callable[[RunConfig, ModelShape | None], None], ...] = (
@@ -135,7 +134,7 @@ def make_plan(config: RunConfig, algorithm: Algorithm) -> RunPlan:
         old_logprobs=old_logprobs,
         kl_remark=kl_remark(config),
         model=model,
-        hosts=host_settings(config),
+        hosts=None if config.launcher.kind == "local" else config.launcher,
         placement=placement,
         card=card,
         engine=memory.engine,
