@@ -10,6 +10,20 @@ from annotated_types import Ge, Gt, Interval
 from forge_env.core.errors import UserError
 from forge_env.utils.settings import MAY_CHANGE, Or
 
+Schedule = Literal["constant", "linear", "cosine"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RateSettings:
+    """The learning rate over the steps of a phase."""
+
+    learning_rate: Annotated[float, Interval(ge=0, le=1), MAY_CHANGE] = 1e-6
+    """Learning rate of AdamW after its warm-up."""
+    lr_schedule: Annotated[Schedule, MAY_CHANGE] = "constant"
+    """Learning rate after its warm-up: "linear" and "cosine" decay to 0 at the last step."""
+    warmup_steps: Annotated[int, Ge(0)] = 0
+    """Steps over which the learning rate rises from 0."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class ForwardSettings:

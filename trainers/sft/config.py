@@ -6,11 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from typing import Annotated, Self
 
-from annotated_types import Ge
-
 from forge_env.core.errors import UserError
 from forge_env.data.rows import find_file
-from forge_env.utils.settings import BY_CASE, MAY_CHANGE, OR_BY_CASE, with_values
+from forge_env.utils.settings import BY_CASE, OR_BY_CASE, with_values
 from trainers.algorithm import Algorithm
 from trainers.config import RunConfig, TrainingConfig
 from trainers.settings.supervised import SFTConfig
@@ -29,7 +27,7 @@ INSTEAD = {
 
 @dataclass(frozen=True, kw_only=True)
 class SFTTrainingConfig(TrainingConfig):
-    steps: Annotated[int, Ge(1), OR_BY_CASE, MAY_CHANGE] = BY_CASE
+    steps: Annotated[int, OR_BY_CASE] = BY_CASE
 
 
 @dataclass(frozen=True, kw_only=True)
