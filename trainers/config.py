@@ -14,13 +14,13 @@ from typing import Annotated, Literal, Self
 
 from agents.generator.settings import UpdateOption
 from forge_env.utils.settings import MAY_CHANGE
-from trainers.settings.adapters import LoraConfig, MoEConfig
+from trainers.lora import LoraConfig
 from trainers.settings.algorithm import AlgorithmConfig
 from trainers.settings.loop import LoopSettings, TrainingRate
 from trainers.settings.record import CheckpointConfig, EvaluationConfig, MetricsConfig
 from trainers.settings.services import DeadlinesConfig, LauncherConfig, ServicesConfig, WeightsConfig
 from trainers.settings.tasks import DatasetConfig, EnvConfig, ModelConfig, WarmupConfig
-from trainers.settings.trainer import ParallelismConfig, TrainerSettings
+from trainers.settings.trainer import MoEConfig, ParallelismConfig, TrainerSettings
 
 SHORT_OPTIONS = {
     "env": "env.name",

@@ -98,6 +98,21 @@ def with_values(config: T, values: Mapping[str, Any]) -> T:
     return dataclasses.replace(config, **changes)  # type: ignore[type-var]
 
 
+@typing.runtime_checkable
+class Checked(typing.Protocol):
+    """A section that checks its settings together; bounds of one setting are marks of its field."""
+
+    def check(self) -> None:
+        """Raise UserError if they contradict each other."""
+        ...
+
+
+def checked_sections(config: Any) -> list[Checked]:
+    """The sections of a tree of dataclasses that check themselves, in the order of their fields."""
+    sections = (getattr(config, field.name) for field in dataclasses.fields(config))
+    return [section for section in sections if dataclasses.is_dataclass(section) and isinstance(section, Checked)]
+
+
 def may_change(config: Any, prefix: str = "") -> list[str]:
     """List the settings and sections that are marked with `MAY_CHANGE`."""
     names: list[str] = []

@@ -14,8 +14,7 @@ from forge_env.core.errors import UserError
 from tests.trainers.setup.test_memory import SMALL, config_of
 from trainers import cispo, dapo, grpo, gspo, reinforce, sapo, sft
 from trainers.algorithm import Algorithm
-from trainers.lora import Lora, adapter_config, check_config, lora_of
-from trainers.settings.adapters import LoraConfig
+from trainers.lora import Lora, LoraConfig, adapter_config
 from trainers.setup.meaning import about_adapters, meaning
 from trainers.setup.memory import adapter_bytes, step_moments, trainer_memory
 from trainers.setup.options.read_config import read_config
@@ -102,7 +101,7 @@ def test_tensor_parallelism_cuts_one_half_of_each_slot() -> None:
 
 
 def test_all_linear_is_every_matrix_of_a_block() -> None:
-    lora = lora_of(grpo.Config(lora=LoraConfig(rank=2)))
+    lora = LoraConfig(rank=2).resolve("float32")
     assert lora is not None and lora.targets == TARGETS and lora.scaling == 16.0
     # Of SMALL: inputs and outputs of q 8 8, k 8 4, v 8 4, o 8 8, gate and up 8 16, down 16 8.
     assert lora.parameters_of_layer(SMALL) == 2 * (16 + 12 + 12 + 16 + 24 + 24 + 24)
@@ -164,18 +163,18 @@ def test_a_mistake_is_one_sentence(arguments: list[str], sentence: str) -> None:
     assert sentence in found
 
 
-def write(folder: Path, **changes: Any) -> grpo.Config:
+def write(folder: Path, **changes: Any) -> LoraConfig:
     """An adapter's folder of which only the config is looked at, and the settings that start from it."""
     folder.mkdir(exist_ok=True)
     (folder / CONFIG).write_text(json.dumps(adapter_config(Lora(rank=4, alpha=8.0), "base") | changes))
     (folder / WEIGHTS).touch()
-    return grpo.Config(lora=LoraConfig(rank=4, alpha=8.0, adapter=str(folder)))
+    return LoraConfig(rank=4, alpha=8.0, adapter=str(folder))
 
 
 def test_an_adapter_to_start_from(tmp_path: Path) -> None:
-    config = write(tmp_path / "adapter")
-    check_config(config)
-    lora = lora_of(config)
+    section = write(tmp_path / "adapter")
+    section.check()
+    lora = section.resolve("float32")
     assert lora is not None and lora.adapter == str(tmp_path / "adapter")
 
 
@@ -194,19 +193,19 @@ def test_an_adapter_to_start_from(tmp_path: Path) -> None:
 )
 def test_an_adapter_of_another_kind_is_refused(tmp_path: Path, changes: dict[str, Any], match: str) -> None:
     with pytest.raises(UserError, match=match):
-        check_config(write(tmp_path / "adapter", **changes))
+        write(tmp_path / "adapter", **changes).check()
 
 
 def test_a_folder_that_is_no_adapter_is_refused(tmp_path: Path) -> None:
-    config = write(tmp_path / "adapter")
+    section = write(tmp_path / "adapter")
     with pytest.raises(UserError, match="--lora.rank is 0, which trains all weights"):
-        check_config(grpo.Config(lora=LoraConfig(adapter=config.lora.adapter)))
+        LoraConfig(adapter=section.adapter).check()
     (tmp_path / "adapter" / CONFIG).write_text("{")
     with pytest.raises(UserError, match="is not valid JSON"):
-        check_config(config)
+        section.check()
     (tmp_path / "adapter" / CONFIG).unlink()
     with pytest.raises(UserError, match="is no PEFT folder: it has no adapter_config.json"):
-        check_config(config)
+        section.check()
 
 
 def test_memory_of_a_trainer_of_adapters() -> None:

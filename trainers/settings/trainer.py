@@ -38,6 +38,10 @@ class ForwardSettings:
     row has a pass of its own, and the rows of a longer episode go to several. Smaller micro-batches waste less
     padding."""
 
+    def dtype_on(self, with_gpus: bool) -> str:
+        """What a process computes in, on a GPU or on a CPU: "float32" or "bfloat16"."""
+        return self.dtype if self.dtype != "auto" else "bfloat16" if with_gpus else "float32"
+
     def head_dtype(self, dtype: str) -> str:
         """What the output layer computes in, if the model computes in `dtype`."""
         return "float32" if self.fp32_head else dtype
@@ -100,3 +104,25 @@ class ParallelismConfig:
     """For a model with experts: processes that the experts of each layer are spread over. They are processes of the
     other degrees, but not of replicas: this divides their number, and the number of experts. Tokens are exchanged
     between them, and each gathers the weights of its own experts only."""
+
+    def check(self) -> None:
+        """Raise UserError for a degree that the trainer does not have."""
+        if (degree := self.pipeline_parallel_degree) > 1:
+            raise UserError(
+                f"--parallelism.pipeline_parallel_degree is {degree}, and the loss needs the logprobs of a whole row "
+                "on every rank: set it to 1"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class MoEConfig:
+    """Models with experts; docs/experts.md."""
+
+    replay: Literal["auto", "off"] = "auto"
+    """Routing replay: the trainer computes each token with the experts that the engine chose for it. "auto" does so in
+    a policy-gradient run of a model with experts."""
+    compare_interval: Annotated[int, Ge(0)] = 20
+    """Optimizer steps between two steps that also measure, with one more forward pass, how far trainer and engine are
+    apart without replay; the first step does. 0 never measures it."""
+    record_routes: bool = False
+    """Also write the experts that the engine chose into the files of episodes, which then consist mostly of them."""

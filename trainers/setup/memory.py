@@ -15,9 +15,8 @@ from typing import NamedTuple
 from agents.generator.lora_slot import slot_rank
 from agents.generator.settings import EngineSettings
 from trainers.config import RunConfig
-from trainers.lora import Lora, lora_of, target_sizes
+from trainers.lora import Lora, target_sizes
 from trainers.model.shape import ModelShape
-from trainers.settings.services import ServiceConfig
 
 GIB = 2**30
 FLOAT32 = 4
@@ -64,17 +63,6 @@ def gib(count: float) -> str:
     """Bytes as GiB with about three digits: "0.004", "1.25", "89.1"."""
     value = count / GIB
     return f"{value:.1f}" if value >= 10 else f"{value:.2f}" if value >= 0.1 else f"{value:.3f}"
-
-
-def model_dtype(config: RunConfig, service: ServiceConfig) -> str:
-    """The dtype in which the trainer or the reference model computes: "float32" or "bfloat16"."""
-    chosen = config.training.dtype
-    return chosen if chosen != "auto" else "bfloat16" if service.with_gpus else "float32"
-
-
-def trainer_dtype(config: RunConfig) -> str:
-    """The dtype in which the trainer computes: "float32" or "bfloat16"."""
-    return model_dtype(config, config.services.trainer)
 
 
 def state_bytes(shape: ModelShape, optimizer: str = "float32") -> float:
@@ -127,7 +115,7 @@ def trainer_memory(config: RunConfig, shape: ModelShape, *, versions: float = 0.
     """
     training, (shard, tensor, replicas) = config.training, _ranks(config)
     ranks = shard * tensor
-    lora, compute, published = lora_of(config, shape), BYTES[trainer_dtype(config)], BYTES[config.engine_dtype]
+    lora, compute, published = _lora(config, shape), _trainer_bytes(config), BYTES[config.engine_dtype]
     is_offloaded = training.cpu_offload and config.services.trainer.with_gpus
     moments = step_moments(config, shape)
     if ranks * replicas == 1 and compute == FLOAT32 and not is_offloaded:  # without FSDP
@@ -157,6 +145,15 @@ def trainer_memory(config: RunConfig, shape: ModelShape, *, versions: float = 0.
         half = (2 * FLOAT32 + published) * lora.rank * max(max(size) for size in sizes)
         largest = float(half if lora.publish == "adapter" else merged)
     return Memory(held=held, phases=(step, {"published": largest}), resting=resting, on_host=on_host)
+
+
+def _lora(config: RunConfig, shape: ModelShape) -> Lora | None:
+    return config.lora.resolve(config.engine_dtype, shape)
+
+
+def _trainer_bytes(config: RunConfig) -> int:
+    """Bytes of a number that the trainer computes with."""
+    return BYTES[config.training.dtype_on(config.services.trainer.with_gpus)]
 
 
 def _ranks(config: RunConfig) -> tuple[int, int, int]:
@@ -204,8 +201,8 @@ def step_moments(config: RunConfig, shape: ModelShape) -> list[Moment]:
     pass; if they exceed `training.keep_logits_gib`, an eighth of them is computed at a time, in float32.
     """
     training, context, (shard, tensor, _) = config.training, config.parallelism.context_parallel_degree, _ranks(config)
-    expert, tied, lora = config.parallelism.expert_parallel_degree, shape.tie_word_embeddings, lora_of(config, shape)
-    compute = BYTES[trainer_dtype(config)]
+    expert, tied, lora = config.parallelism.expert_parallel_degree, shape.tie_word_embeddings, _lora(config, shape)
+    compute = _trainer_bytes(config)
     in_head = FLOAT32 if training.fp32_head else compute
     tokens = -(-_micro_batch(config) // context)
     kept, at_work = activation_bytes(config, shape, tokens)
@@ -263,8 +260,8 @@ def activation_bytes(config: RunConfig, shape: ModelShape, tokens: int) -> tuple
     the block's output, the product, the gate and its factor, less the product itself. LoRA keeps each adapter's rank,
     and m more while the block is at work. Context parallelism gathers 2k for each token of the other ranks.
     """
-    training, context, lora = config.training, config.parallelism.context_parallel_degree, lora_of(config, shape)
-    compute = BYTES[trainer_dtype(config)]
+    training, context, lora = config.training, config.parallelism.context_parallel_degree, _lora(config, shape)
+    compute = _trainer_bytes(config)
     h, q, k, m = shape.hidden_size, shape.query_size, shape.key_value_size, shape.mlp_size
     mlp, compiled_mlp, selective_mlp, gradients = _mlp_numbers(shape, compute)
     adapter_width = lora.rank * len(lora.targets) if lora else 0
@@ -301,7 +298,7 @@ def reference_memory(config: RunConfig, shape: ModelShape) -> Memory:
     output layer and two blocks.
     """
     h, q, k, shard = shape.hidden_size, shape.query_size, shape.key_value_size, config.services.ref_model.procs
-    compute, tokens = BYTES[model_dtype(config, config.services.ref_model)], _micro_batch(config)
+    compute, tokens = BYTES[config.training.dtype_on(config.services.ref_model.with_gpus)], _micro_batch(config)
     of_block = 4 * h + 3 * q + 3 * k + _mlp_numbers(shape, compute)[0]
     weights = _frozen_bytes(config, shape, compute)
     held = {"weights": weights / shard}
@@ -322,7 +319,7 @@ def engine_memory(
     and logprobs of one token of each request. While it sleeps, an engine of adapters has its weights in pinned memory
     of the host: 20.9 GiB for the shape of an 8B model, of which 21.4 GiB were measured.
     """
-    generator, lora = config.services.generator, lora_of(config, shape)
+    generator, lora = config.services.generator, _lora(config, shape)
     tensor, compute = generator.procs, BYTES[config.engine_dtype]
     adapter = adapter_bytes(shape, lora, compute=compute, tensor=tensor) if lora and engine.lora_rank else 0.0
     buffers, asleep, copied = 0.0, None, 0.0
