@@ -25,7 +25,7 @@ IN_ATTENTION, IN_MLP = TARGETS[:4], TARGETS[4:]
 """Those of `IN_MLP` are no single matrices in a model with experts."""
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Lora(LoraConfig):
     """The adapters of a trainer, e.g. `Lora(rank=16, alpha=32.0)`: the section `lora`, resolved."""
 

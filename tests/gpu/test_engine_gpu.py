@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file
 
 from agents.generator.engine import VLLMEngine
-from agents.generator.start import EngineSettings
+from agents.generator.settings import EngineSettings
 from forge_env.core.episode import Episode, Row
 from forge_env.core.types import Completion, Sampling
 
@@ -28,7 +28,7 @@ SETTINGS = EngineSettings(
     max_requests=128,
     dtype="bfloat16",
     kv_cache_gib=8.0,
-    enforce_eager=False,
+    cuda_graphs=True,
     gather_s=0.0,
 )
 

@@ -29,12 +29,13 @@ import asyncio, json, sys
 import torch
 from safetensors.torch import load_file
 from agents.generator.engine import VLLMEngine
-from agents.generator.start import EngineSettings
+from agents.generator.settings import EngineSettings
+
 from forge_env.core.types import Sampling
 
 folder = sys.argv[1]
 SETTINGS = EngineSettings(
-    max_model_len=1024, max_requests=64, dtype="bfloat16", kv_cache_gib=8.0, enforce_eager=False, sleep=True
+    max_model_len=1024, max_requests=64, dtype="bfloat16", kv_cache_gib=8.0, cuda_graphs=True, sleep=True
 )
 
 

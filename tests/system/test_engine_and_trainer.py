@@ -21,7 +21,8 @@ from safetensors.torch import load_file, save_file
 
 from agents.generator.engine import VLLMEngine
 from agents.generator.policy import Scored
-from agents.generator.start import CPU_BLOCK_TOKENS, EngineSettings, _register_architecture
+from agents.generator.settings import EngineSettings
+from agents.generator.start import CPU_BLOCK_TOKENS, _register_architecture
 from forge_env.core.episode import Episode, Row
 from forge_env.core.errors import PolicyError, ServiceError
 from forge_env.core.types import Completion, Sampling

@@ -10,8 +10,22 @@ from annotated_types import Ge, Gt, Interval
 from forge_env.core.errors import UserError
 from forge_env.utils.settings import MAY_CHANGE, Or
 
+Schedule = Literal["constant", "linear", "cosine"]
 
-@dataclass(kw_only=True)
+
+@dataclass(frozen=True, kw_only=True)
+class RateSettings:
+    """The learning rate over the steps of a phase."""
+
+    learning_rate: Annotated[float, Interval(ge=0, le=1), MAY_CHANGE] = 1e-6
+    """Learning rate of AdamW after its warm-up."""
+    lr_schedule: Annotated[Schedule, MAY_CHANGE] = "constant"
+    """Learning rate after its warm-up: "linear" and "cosine" decay to 0 at the last step."""
+    warmup_steps: Annotated[int, Ge(0)] = 0
+    """Steps over which the learning rate rises from 0."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class ForwardSettings:
     """How a model computes logprobs: a trainer and its reference model compute in the same way."""
 
@@ -37,7 +51,7 @@ class ForwardSettings:
             )
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class TrainerSettings(ForwardSettings):
     """What a trainer takes as it is set; `trainers.titan.settings` adds what a plan decides."""
 
@@ -68,7 +82,7 @@ class TrainerSettings(ForwardSettings):
     groups of a step, or of a window of steps, are sampled from the weights that it begins with."""
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class ParallelismConfig:
     """How the trainer's processes share the work; the degrees multiply to services.trainer.procs."""
 

@@ -28,7 +28,7 @@ from forge_env.runtime.process.network import LOOPBACK, interface_of, own_addres
 from forge_env.utils.owners import is_mine
 
 NEWS_S = 1.0  # how long `news` waits for a death
-END_S = 3.0  # within which a killed process is gone; below `HostSettings.silence_s`, for which the controller waits
+END_S = 3.0  # a killed process is gone within it; below `HostSettings.silence_seconds`, which the controller waits
 
 
 class HostWatch(Actor):
