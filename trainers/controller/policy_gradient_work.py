@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 
 from forge_env.core.episode import Group
 from forge_env.core.types import Task
@@ -156,7 +156,7 @@ class PolicyGradientWork(LoopWork):
             "ready": ready,
             "lengths": state.lengths.state_dict(),
             "ages": self.run.weights.ages.state_dict(),
-            "faults": dict(state.faults),
+            "drops": asdict(state.drops),
             "seconds": seconds,
         }
         texts = {READY_FILE: lines} if ready else {}

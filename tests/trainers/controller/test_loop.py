@@ -18,8 +18,9 @@ from hypothesis import strategies as st
 from forge_env.core.episode import Episode, Group, Turn
 from forge_env.core.errors import ReplicaDied, ServiceError
 from forge_env.core.types import Outcome, Task
+from trainers.controller.drop_counts import MAX_FAULTS_IN_A_ROW
 from trainers.controller.ledger import Ledger
-from trainers.controller.loop import MAX_FAULTS_IN_A_ROW, Loop
+from trainers.controller.loop import Loop
 from trainers.controller.loop_state import LoopSettings, LoopState
 from trainers.controller.loop_work import LoopWork
 from trainers.controller.ready_groups import ReadyGroup
@@ -467,7 +468,7 @@ async def test_whole_groups_are_handed_over_and_faults_counted() -> None:
     record.trained = [[0]]
     loop = record.loop(steps=1, batch_size=1, train_step=train)
     await loop.run()
-    assert loop.faults["infra_fault"] >= 1
+    assert loop.drops.outcomes["infra_fault"] >= 1
 
 
 # ---- faults ----
@@ -485,7 +486,7 @@ async def test_faulty_groups_are_dropped_counted_and_refilled() -> None:
         await loop.run()
     trained = [index for groups in record.trained for index in groups]
     assert len(trained) == 10 and all(index % 3 == 0 for index in trained)
-    assert loop.faults["env_fault"] == loop.faults["dropped groups"] >= 18
+    assert loop.drops.outcomes["env_fault"] == loop.drops.faulty >= 18
 
 
 async def test_a_group_that_ends_its_process_in_every_try_is_dropped() -> None:
@@ -501,7 +502,7 @@ async def test_a_group_that_ends_its_process_in_every_try_is_dropped() -> None:
         await loop.run()
     trained = [index for groups in record.trained for index in groups]
     assert len(trained) == 10 and all(index % 4 != 1 for index in trained)
-    assert loop.ledger.dropped == {"its processes died": loop.faults["dropped groups"]} and loop.ledger.dropped
+    assert loop.ledger.dropped == {"its processes died": loop.drops.faulty} and loop.ledger.dropped
 
 
 async def test_groups_that_end_their_process_all_the_time_end_the_run() -> None:
@@ -568,8 +569,8 @@ async def test_groups_without_a_signal_are_sampled_anew_and_counted(staleness: i
         await loop.run()
     trained = [index for groups in record.trained for index in groups]
     assert len(trained) == 10 and all(index % 3 == 0 for index in trained)
-    assert loop.faults["groups without signal"] >= 18
-    assert loop.faults["dropped groups"] == 0
+    assert loop.drops.flat >= 18
+    assert loop.drops.faulty == 0
 
 
 async def test_without_dynamic_sampling_they_are_trained_on() -> None:
@@ -579,7 +580,7 @@ async def test_without_dynamic_sampling_they_are_trained_on() -> None:
     record = Record(run_group)
     loop = record.loop(steps=2)
     await loop.run()
-    assert len(record.trained) == 2 and loop.faults["groups without signal"] == 0
+    assert len(record.trained) == 2 and loop.drops.flat == 0
 
 
 async def test_too_many_without_a_signal_end_the_run_and_each_is_taken_note_of() -> None:
@@ -628,7 +629,7 @@ async def test_a_reward_of_the_users_own_is_what_a_signal_is_judged_by() -> None
     number = TrainingReward(user_reward=last_digit)
     loop = record.loop(steps=2, objective={"needs_signal": True, "reward": number})
     await loop.run()
-    assert len(record.trained) == 2 and loop.faults["groups without signal"] == 0
+    assert len(record.trained) == 2 and loop.drops.flat == 0
     assert threads and threading.main_thread() not in threads  # a slow function blocks no ping
 
 
@@ -649,7 +650,7 @@ async def test_a_group_of_faults_is_a_fault_and_not_without_signal() -> None:
     loop = Record(run_group).loop(objective={"needs_signal": True})
     with pytest.raises(ServiceError, match="too few valid episodes"):
         await loop.run()
-    assert loop.faults["groups without signal"] == 0
+    assert loop.drops.flat == 0
 
 
 async def test_services_that_are_too_slow_for_any_group_end_the_run_with_what_happened() -> None:
@@ -661,7 +662,7 @@ async def test_services_that_are_too_slow_for_any_group_end_the_run_with_what_ha
     words = "32 groups in a row had too few valid episodes; .*: timeout 2; the last error: the services were slow"
     with pytest.raises(ServiceError, match=words):
         await loop.run()
-    assert not record.trained and loop.faults["timeout"] == 64
+    assert not record.trained and loop.drops.outcomes["timeout"] == 64
 
 
 # ---- waves ----
@@ -687,7 +688,7 @@ async def test_waves_begin_what_a_step_still_needs() -> None:
         await loop.run()
     assert waves.began[:4] == [[0, 1, 2, 3], [4, 5], [6, 7, 8, 9], [10, 11]]
     assert record.trained == [[1, 2, 4, 5], [7, 8, 10, 11], [13, 14, 16, 17]]
-    assert loop.faults["groups without signal"] == 6
+    assert loop.drops.flat == 6
 
 
 async def test_waves_that_go_on_are_those_of_a_run_that_was_never_stopped() -> None:
