@@ -229,7 +229,7 @@ class Loop:
 
     async def _rollout(self, number: int) -> None:
         try:
-            group = await self.work.run_group(self.work.task(number), number)
+            group = await self.work.run_group(self.work.spec(number))
             self._settle(number, group, await self._task_rewards(group))
         except ReplicaDied as error:  # in every try: the next one might end the last process as well
             self._drop(number, "its processes died")
@@ -241,7 +241,7 @@ class Loop:
         numbers = []
         while self._schedule.admits(self.work.engine_steps):
             numbers.append(self._admit(prompts))
-        groups = await self.work.run_wave([(self.work.task(number), number) for number in numbers])
+        groups = await self.work.run_wave([self.work.spec(number) for number in numbers])
         rewards = [await self._task_rewards(group) for group in groups]
         for settled in zip(numbers, groups, rewards, strict=True):
             self._settle(*settled)

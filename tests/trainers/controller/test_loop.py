@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from forge_env.core.episode import Episode, Group, Turn
 from forge_env.core.errors import ReplicaDied, ServiceError
 from forge_env.core.types import Outcome, Task
+from forge_env.rollout.rollout import GroupSpec
 from trainers.controller.drop_counts import MAX_FAULTS_IN_A_ROW
 from trainers.controller.ledger import Ledger
 from trainers.controller.loop import Loop
@@ -93,18 +94,19 @@ class Record(LoopWork):
     def engine_steps(self) -> int:
         return self.version
 
-    def task(self, number: int) -> Task:
-        return TASKS[number % len(TASKS)]
+    def spec(self, number: int) -> GroupSpec:
+        return GroupSpec(task=TASKS[number % len(TASKS)], count=2, seed=0, group_id=str(number))
 
-    async def run_group(self, task: Task, number: int) -> Group:
-        assert task is TASKS[number % len(TASKS)]
+    async def run_group(self, spec: GroupSpec) -> Group:
+        number = int(spec.group_id)
+        assert spec == self.spec(number)
         self.admitted[number] = self.version
         done = self.version * len(self.trained[0]) if self.trained else 0
         self.most_open = max(self.most_open, len(self.admitted) - done)
-        return await self.rollout(task, number)
+        return await self.rollout(spec.task, number)
 
-    async def run_wave(self, numbered: Sequence[tuple[Task, int]]) -> Sequence[Group]:
-        groups: Sequence[Group] = await self.instead["run_wave"](numbered)
+    async def run_wave(self, specs: Sequence[GroupSpec]) -> Sequence[Group]:
+        groups: Sequence[Group] = await self.instead["run_wave"](specs)
         return groups
 
     async def train_step(self, step: int, groups: Sequence[Group]) -> dict[str, float]:
@@ -318,8 +320,8 @@ def test_an_evaluation_meets_the_weights_of_its_step_and_no_others(
     async def run() -> Record:
         record = Record(run_group, train_ticks, pull_ticks)
 
-        async def run_wave(numbered: Sequence[tuple[Task, int]]) -> list[Group]:
-            return list(await asyncio.gather(*(record.run_group(task, index) for task, index in numbered)))
+        async def run_wave(specs: Sequence[GroupSpec]) -> list[Group]:
+            return list(await asyncio.gather(*map(record.run_group, specs)))
 
         async def evaluate(step: int) -> None:
             for _ in range(evaluation_ticks):
@@ -674,11 +676,11 @@ class Waves:
 
     began: list[list[int]] = field(default_factory=list)
 
-    async def __call__(self, numbered: Sequence[tuple[Task, int]]) -> list[Group]:
-        assert all(task is TASKS[number % len(TASKS)] for task, number in numbered)
-        self.began.append([number for _, number in numbered])
+    async def __call__(self, specs: Sequence[GroupSpec]) -> list[Group]:
+        numbers = [int(spec.group_id) for spec in specs]
+        self.began.append(numbers)
         await ticks(len(self.began) % 5)
-        return [flat_group(number) if number % 3 == 0 else group(number) for _, number in numbered]
+        return [flat_group(number) if number % 3 == 0 else group(number) for number in numbers]
 
 
 async def test_waves_begin_what_a_step_still_needs() -> None:
@@ -726,8 +728,8 @@ async def test_waves_that_go_on_are_those_of_a_run_that_was_never_stopped() -> N
 
 
 async def test_no_signal_in_waves_ends_the_run() -> None:
-    async def flat(numbered: Sequence[tuple[Task, int]]) -> list[Group]:
-        return [flat_group(number) for _, number in numbered]
+    async def flat(specs: Sequence[GroupSpec]) -> list[Group]:
+        return [flat_group(int(spec.group_id)) for spec in specs]
 
     record = Record(lambda task, index: pytest.fail("a group was begun alone"))
     async with nothing_left():
@@ -736,7 +738,7 @@ async def test_no_signal_in_waves_ends_the_run() -> None:
 
 
 async def test_a_wave_that_never_comes_back_ends_the_run() -> None:
-    async def hangs(numbered: Sequence[tuple[Task, int]]) -> list[Group]:
+    async def hangs(specs: Sequence[GroupSpec]) -> list[Group]:
         await asyncio.Event().wait()
         raise AssertionError("unreachable")
 
