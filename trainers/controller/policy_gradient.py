@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
 from dataclasses import dataclass
 
 from forge_env.evaluation.evaluate import Evaluation
@@ -13,6 +12,7 @@ from trainers.checkpoints import Checkpoint
 from trainers.controller.alarms import MismatchAlarm, make_alarm
 from trainers.controller.diagnosis import Diagnosis, Finding
 from trainers.controller.diagnosis_rules import RunFacts
+from trainers.controller.drop_counts import DropCounts
 from trainers.controller.ledger import Ledger
 from trainers.controller.length_bias import LengthBias
 from trainers.controller.loop import Loop
@@ -205,7 +205,7 @@ async def _go_on(run: TrainingRun, checkpoint: Checkpoint) -> _Start:
         before=run.report.evaluation("before"),
         tool_off=run.report.evaluation("tool_off") if _has_tools(run.plan) else None,
         state=LoopState(
-            steps_done=checkpoint.step, ledger=ledger, ready=ready, lengths=lengths, faults=Counter(place["faults"])
+            steps_done=checkpoint.step, ledger=ledger, ready=ready, lengths=lengths, drops=DropCounts(**place["drops"])
         ),
         seconds=place["seconds"],
     )
