@@ -435,6 +435,14 @@ class TitanTrainer:
         )
         self._forget_empty_moments()
 
+    def finish_saving(self) -> None:
+        """Wait until an asynchronous save has written its folder. Every rank calls it.
+
+        Raises:
+            UserError: the disk is full or cannot be written.
+        """
+        self._state.wait()
+
     def load(self, folder: str | os.PathLike[str]) -> dict[str, Any]:
         """Go on from a saved folder and return its `extra`. Every rank calls it; their number may have changed.
 
