@@ -88,7 +88,7 @@ def run(folder: Path, *options: str) -> str:
 
 
 def check(folder: Path, *, steps: int, difference: float = 0.05) -> list[float]:
-    """Each step has learned from all of its episodes, and engine and trainer agree, on every update too.
+    """Each step has learned from all of its episodes, and engine and trainer agree.
 
     Returns:
         The mean difference of their logprobs in each step, which is below `difference`.
@@ -100,5 +100,4 @@ def check(folder: Path, *, steps: int, difference: float = 0.05) -> list[float]:
     for line in trained:
         assert line["skipped"] == 0 and line["tokens_left_out"] == 0 and line["grad_norm"] > 0, line
         assert line["mean_abs_logprob_difference"] < difference, line
-        assert line["delivery/difference"] < difference, line
     return [line["mean_abs_logprob_difference"] for line in trained]
