@@ -8,6 +8,7 @@ experts that compute a token. P = all parameters, V = vocabulary.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -85,18 +86,45 @@ def state_bytes(shape: ModelShape, optimizer: str = "float32") -> float:
 def host_bytes(shape: ModelShape, optimizer: str = "float32", *, ranks: int) -> float:
     """Bytes of offloaded weights, gradients and moments on the host, over all `ranks` that share them.
 
-    FSDP keeps each rank's part of a weight and of a gradient in pinned memory. Torch rounds each of them up to a power
-    of two bytes (ATen/core/CachingHostAllocator.h). Moments are in ordinary memory. Vectors are left out.
+    FSDP keeps each rank's part of a weight and of a gradient in pinned memory. Moments are in ordinary memory. Vectors
+    are left out.
+    """
+    attention, mlp = _layer_matrices(shape)
+    pinned = _pinned_bytes(shape, [*attention, mlp, mlp, mlp], FLOAT32 / ranks)
+    return 2 * ranks * pinned + state_bytes(shape, optimizer) - 2 * FLOAT32 * shape.parameters
+
+
+def frozen_copy_bytes(config: RunConfig, shape: ModelShape) -> float:
+    """Bytes of the host that one process of an engine takes while it sleeps, if adapters are published.
+
+    It is a copy of the frozen weights in pinned memory, of which nobody sends new ones. The matrices of gate and up are
+    one. Vectors and adapters are left out.
+    """
+    attention, mlp = _layer_matrices(shape)
+    return _pinned_bytes(
+        shape, [*attention, 2 * mlp, mlp], BYTES[config.engine_dtype] / config.services.generator.procs
+    )
+
+
+def _layer_matrices(shape: ModelShape) -> tuple[list[int], int]:
+    """Parameters of a layer's matrices: those of attention and of the router, and one of the MLP's three.
+
+    All experts are one matrix. Queries, keys and values are one matrix, too.
     """
     h, q, k = shape.hidden_size, shape.query_size, shape.key_value_size
-    # All experts are one matrix. Queries, keys and values are one matrix, too.
-    mlp = h * (shape.num_experts * shape.moe_intermediate_size or shape.intermediate_size)
     router = [h * shape.num_experts] if shape.num_experts else []
-    of_layer = [h * (q + 2 * k), h * q, mlp, mlp, mlp, *router]
-    embeddings = [shape.vocab_size * h] * (1 if shape.tie_word_embeddings else 2)
-    parts = (-(-FLOAT32 * size // ranks) for size in of_layer * shape.num_hidden_layers + embeddings)
-    pinned = sum(1 << (part - 1).bit_length() for part in parts)
-    return 2 * ranks * pinned + state_bytes(shape, optimizer) - 2 * FLOAT32 * shape.parameters
+    mlp = h * (shape.num_experts * shape.moe_intermediate_size or shape.intermediate_size)
+    return [h * (q + 2 * k), h * q, *router], mlp
+
+
+def _pinned_bytes(shape: ModelShape, of_layer: Sequence[int], each: float) -> float:
+    """Bytes of all matrices of a model in pinned memory, `each` a parameter.
+
+    Torch rounds each of them up to a power of two bytes (ATen/core/CachingHostAllocator.h).
+    """
+    embeddings = [shape.vocab_size * shape.hidden_size] * (1 if shape.tie_word_embeddings else 2)
+    parts = (math.ceil(each * size) for size in [*of_layer] * shape.num_hidden_layers + embeddings)
+    return float(sum(1 << (part - 1).bit_length() for part in parts))
 
 
 def trainer_memory(config: RunConfig, shape: ModelShape, *, versions: float = 0.0) -> Memory:

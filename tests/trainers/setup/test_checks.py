@@ -291,6 +291,19 @@ def test_pinned_memory_comes_in_powers_of_two() -> None:
     assert host_bytes(shape, ranks=2) == pinned + moments > 1.15 * state_bytes(shape)
 
 
+def test_frozen_weights_of_an_engine_that_sleeps_need_the_memory_of_the_host() -> None:
+    options = ["--model=Qwen/Qwen3-8B", *GPUS, "--launcher.gpus_per_host=1", "--launcher.share_gpus=yes"]
+    options += ["--lora.rank=16", "--services.generator.sleep=yes"]
+    plan = make_plan(read_config(Config, [*options, "--lora.publish=adapter"]), GRPO)
+    of_layer, embeddings = 64 + 32 + 256 + 128, 2 * 2048  # MiB, of 48, 32, 192 and 96, and twice 1,187
+    gib = (36 * of_layer + embeddings) / 1024
+    with pytest.raises(UserError, match=rf"is {gib:.1f}: frozen weights .* {gib:.1f}; .*--lora.publish merged, or"):
+        check_host_memory(plan.config, plan.model.shape, plan.processes, (gib - 0.1) * 2**30)
+    check_host_memory(plan.config, plan.model.shape, plan.processes, (gib + 0.1) * 2**30)
+    merged = make_plan(read_config(Config, [*options, "--lora.publish=merged"]), GRPO)
+    check_host_memory(merged.config, merged.model.shape, merged.processes, 2**30)
+
+
 def test_a_new_run_wants_a_folder_of_its_own(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text("")
     for taken in (tmp_path, tmp_path / "metrics.jsonl"):

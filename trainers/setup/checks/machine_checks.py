@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import importlib.util
 import os
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
 from forge_env.core.errors import UserError
 from trainers.config import RunConfig
+from trainers.lora import lora_of
 from trainers.model.shape import ModelShape
-from trainers.setup.memory import gib, host_bytes, trainer_dtype
+from trainers.setup.memory import frozen_copy_bytes, gib, host_bytes, trainer_dtype
 from trainers.setup.placement import Placement, gpus_available
 from trainers.setup.sizing.card import Processes
 
 _GROUPS = Path("/sys/fs/cgroup")
 _NO_LIMIT = float("inf")
+FROZEN = "frozen weights of engines that sleep"
 
 
 def check_services(config: RunConfig) -> None:
@@ -92,7 +95,7 @@ def check_optimizer(config: RunConfig) -> None:
 
 
 def check_host_memory(config: RunConfig, shape: ModelShape | None, processes: Processes, host: float) -> None:
-    """Check that the host has room for the processes on its CPU, and for offloaded weights.
+    """Check that the host has room for processes on its CPU, offloaded weights, and the copies of engines that sleep.
 
     Args:
         config: of the run.
@@ -103,11 +106,16 @@ def check_host_memory(config: RunConfig, shape: ModelShape | None, processes: Pr
     Raises:
         UserError: otherwise, with what each service takes.
     """
-    training = config.training
-    parts: dict[str, float] = {}
+    training, lora = config.training, lora_of(config, shape)
+    parts: dict[str, float] = defaultdict(float)
     for process, memory in processes:
-        if process.gpu is None and memory is not None and memory.total:
-            parts[process.service] = parts.get(process.service, 0.0) + memory.total
+        if memory is None:
+            continue
+        if process.gpu is None and memory.total:
+            parts[process.service] += memory.total
+        is_asleep = process.service == "generator" and memory.resting is not None
+        if is_asleep and process.gpu is not None and shape and lora and lora.publish == "adapter":
+            parts[FROZEN] += frozen_copy_bytes(config, shape)
     on_gpus = "put trainer and generator on GPUs with --trainer.with_gpus true --generator.with_gpus true"
     remedies = ["take a smaller model", on_gpus]
     if training.cpu_offload and config.services.trainer.with_gpus and shape:
@@ -116,6 +124,8 @@ def check_host_memory(config: RunConfig, shape: ModelShape | None, processes: Pr
         size = replicas * host_bytes(shape, training.optimizer_state, ranks=ranks)
         parts["offloaded weights, gradients and optimizer state"] = size
         remedies = ["leave --training.cpu_offload out", "make them smaller with --training.optimizer_state 8bit"]
+    elif FROZEN in parts:
+        remedies.insert(1, "send the engine all weights with --lora.publish merged")
     elif not config.lora.is_on and config.model.path:
         remedies.insert(1, "train adapters with --lora.rank 16")
     needed = sum(parts.values())
