@@ -1,4 +1,4 @@
-"""What is measured beside the loss: how far the model is from the policy that sampled, and what was clipped."""
+"""What is measured beside the loss: the distance of the model from the policy that sampled, and what was clipped."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from trainers.objective.loss_terms import keep, kl_estimate, log_ratio
 
 SUMS = ("ratio", "ratio_squared", "k1", "k3", "difference", "clipped_low", "clipped_high", "entropy", "has_entropy")
 COUNTS = ("with_advantage", "without_gradient")
-"""Of episodes, where the others are of tokens."""
+"""Sums over episodes; SUMS are over tokens."""
 
 
 class LossMetrics:
@@ -20,17 +20,17 @@ class LossMetrics:
 
     `sums`, (11,), adds up over ranks, and `largest`, (2,), is their maximum; then `values` has the step's metrics.
 
-    The ratio is the one that the loss takes: model / generator, or model / old where the samples have old logprobs.
-    The KL estimates and the difference are always against the generator.
+    The ratio is the loss's own: model / generator, or model / old if the samples have old logprobs. The KL estimates
+    and the difference are always against the generator.
 
     Args:
-        loss: its `clipped(log_ratio, advantages, mask)`, if it has one, says where the ratio is beyond its bounds.
+        loss: its `clipped(log_ratio, advantages, mask)`, if it has one, marks the tokens with a ratio out of bounds.
         device: of the batches.
     """
 
     def __init__(self, loss: Any, device: torch.device) -> None:
         self._clipped = getattr(loss, "clipped", None)
-        # In float64: the differences of logprobs are near 1e-6 where trainer and engine agree.
+        # In float64: logprobs differ by about 1e-6 if trainer and engine agree.
         self.sums = torch.zeros(len(SUMS) + len(COUNTS), dtype=torch.float64, device=device)
         # The largest ratio, and the smallest with its sign turned.
         self.largest = torch.full((2,), -torch.inf, dtype=torch.float64, device=device)
@@ -42,8 +42,9 @@ class LossMetrics:
         Args:
             batch: as the loss was given it.
             logprobs: (episodes, tokens), as entropy.
-            entropy: None where it was not computed.
-            gradient: (episodes, tokens) of the loss by the logprobs; None where it does not depend on them.
+            entropy: None if it was not computed.
+            gradient: (episodes, tokens), of the loss with respect to the logprobs; None if the loss does not depend on
+                them.
         """
         mask = batch.loss_mask
         difference = log_ratio(logprobs.double(), batch.generator_logprobs.double(), mask)
@@ -75,14 +76,14 @@ class LossMetrics:
     def values(self, tokens: int) -> dict[str, float]:
         """The metrics over the `tokens` valid tokens that were taken in.
 
-        All are means over them but the bounds of the ratio, episodes_without_gradient and `ess`.
+        All are means over these tokens, except the bounds of the ratio, episodes_without_gradient and `ess`.
 
         Returns:
             ratio_mean, ratio_min, ratio_max; kl and kl_k1, the estimators k3 and k1 of KL(generator || model);
-            mean_abs_logprob_difference; clipped_low and clipped_high, the shares that the loss clips;
-            episodes_without_gradient, of the episodes that have an advantage the share that nothing is learned from;
-            ess, the effective sample size (sum r)^2 / sum r^2 as a share of the tokens; entropy, where it was computed.
-            Nothing at all where there is no token: a figure of none would be made up.
+            mean_abs_logprob_difference; clipped_low and clipped_high, the shares of the tokens that the loss clips;
+            episodes_without_gradient, the share of the episodes with an advantage that have no gradient;
+            ess, the effective sample size (sum r)^2 / sum r^2 as a share of the tokens; entropy, if it was computed.
+            Empty if there is no token.
         """
         if not tokens:
             return {}

@@ -24,7 +24,7 @@ INSTEAD = {
     "lr_schedule": "",
     "gradient_accumulation_steps": "",
 }
-"""Settings of `training` that are for data, and those of `warmup` that demonstrations have in their place."""
+"""Settings of `training` that are for data, and the settings of `warmup` that demonstrations have instead."""
 
 
 @dataclass(kw_only=True)
@@ -35,17 +35,17 @@ class SFTTrainingConfig(TrainingConfig):
 @dataclass(kw_only=True)
 class Config(RunConfig):
     env: EnvConfig = field(default_factory=lambda: EnvConfig(name=""))
-    """Without a name it is code_exec, or with sft.data none."""
+    """Without a name it is code_exec; with sft.data there is no environment."""
     training: SFTTrainingConfig = field(default_factory=SFTTrainingConfig)
     """steps -1 is 150 on demonstrations, and on data as many as its epochs have. Data is always packed on a GPU."""
     warmup: WarmupConfig = field(default_factory=lambda: WarmupConfig(until_success=1.0, balance="none"))
     sft: SFTConfig = field(default_factory=SFTConfig)
 
     def settle(self) -> None:
-        """Set what follows from where the conversations come from, and check the settings of supervised training.
+        """Set what follows from the source of the conversations, and check the settings of supervised training.
 
         Raises:
-            UserError: for settings that contradict each other.
+            UserError: settings contradict each other.
         """
         training = self.training
         if self.sft.data:
@@ -54,7 +54,7 @@ class Config(RunConfig):
             self._check_data()
             return
         self._refuse_settings_of_data()
-        if not self.dataset.path:  # which is refused without an environment
+        if not self.dataset.path:  # a path is refused without an environment
             self.env.name = self.env.name or "code_exec"
         if training.steps == BY_CASE:
             training.steps = DEMONSTRATION_STEPS

@@ -13,7 +13,7 @@ SCHEDULES = ("constant", "linear", "cosine")
 
 @dataclass(kw_only=True)
 class TitanSettings(TrainerSettings, ParallelismConfig):
-    """How to train, e.g. `TitanSettings(learning_rate=3e-4, threads=2)`."""
+    """How to train, for example `TitanSettings(learning_rate=3e-4, threads=2)`."""
 
     learning_rate: float = 1e-6
     """Learning rate of AdamW after the warm-up."""
@@ -24,7 +24,7 @@ class TitanSettings(TrainerSettings, ParallelismConfig):
     warmup_steps: int = 0
     """Steps over which the learning rate rises linearly."""
     lr_schedule: str = "constant"
-    """What the learning rate does after the warm-up: "constant", or "linear" or "cosine" down to 0."""
+    """The learning rate after the warm-up: "constant", or "linear" or "cosine" down to 0."""
     total_steps: int = 0
     """Optimizer steps after which "linear" and "cosine" have reached 0."""
     max_tokens_per_micro_batch: int = 16384
@@ -33,15 +33,14 @@ class TitanSettings(TrainerSettings, ParallelismConfig):
     threads: int = 0
     """CPU threads of torch; 0 leaves them as they are."""
     compile_full: bool = False
-    """On GPU, with `pack_length`: compile for a full micro-batch, too, before the first step. It takes the memory of a
-    step."""
+    """On GPU, with `pack_length`: compile for a full micro-batch, too, before the first step. This takes the memory of
+    a step."""
     replay: bool = True
-    """In a model with experts: compute tokens with the experts that the engine chose, where rows have their `routes`.
-    """
+    """In a model with experts: compute tokens with the experts that the engine chose, if rows have `routes`."""
     lora: Lora | None = None
-    """Adapters to train in the place of all weights, which are then frozen in the dtype that the model computes in."""
+    """Adapters to train instead of all weights, which are then frozen in the dtype in which the model computes."""
     gpu_memory_gib: float = 0.0
-    """What this process may take of its GPU's memory; 0 is all of it."""
+    """GPU memory of this process at most, in GiB; 0 is all of it."""
 
     def __post_init__(self) -> None:
         kind, warmup, total = self.lr_schedule, self.warmup_steps, self.total_steps

@@ -1,4 +1,4 @@
-"""Which hosts a run has: the settings, and the names of hosts that were started by somebody else."""
+"""The hosts of a run: the settings, and the names of hosts that were started by somebody else."""
 
 from __future__ import annotations
 
@@ -11,40 +11,40 @@ from typing import Literal
 from forge_env.core.errors import UserError
 
 PORT = 22222
-"""Where the program of a host listens, unless it is told otherwise."""
+"""The default port of a host's program."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostSettings:
-    """Which hosts, and how long they may be silent.
+    """The hosts, and how long they may be silent.
 
     The kinds differ in who starts the program of a host:
         processes   this process, on this machine, as a Monarch ProcessJob: to try out what several hosts do
         workers     a person, with `python -m forge_env.runtime.host` on each machine
-        slurm       a submit script, with srun on each node of the allocation that this process runs in
+        slurm       a submit script, with srun on each node of this process's allocation
     """
 
     kind: Literal["processes", "workers", "slurm"]
     count: int = 0
-    """Hosts to start, for "processes"; the other kinds count the hosts that there are."""
+    """Hosts to start, for "processes"; the other kinds count the existing hosts."""
     workers: str = ""
     """For "workers": NAME or NAME:PORT of each host, with commas or spaces between them."""
     port: int = PORT
     """The port of a host that names none."""
     connect_s: float = 120.0
-    """How long the program of a host may take to come up."""
+    """Seconds for the program of a host to come up."""
     silence_s: float = 10.0
-    """A host that has not answered for so long is given up."""
+    """A host that has not answered for this number of seconds is given up."""
     lease_s: float = 60.0
-    """A host that has heard nothing of the controller for so long ends the processes of the run. It is long because a
-    controller that imports something large sends nothing meanwhile."""
+    """A host that has heard nothing of the controller for this number of seconds ends the processes of the run. It is
+    long because a controller that imports something large sends nothing meanwhile."""
 
 
 def find_workers(settings: HostSettings) -> list[tuple[str, int]]:
-    """Return name and port of every host that somebody else started.
+    """Name and port of every host that somebody else started.
 
     Raises:
-        UserError: for a host that is not NAME or NAME:PORT, no host at all, or no SLURM allocation.
+        UserError: a host is not NAME or NAME:PORT, there is no host at all, or no SLURM allocation.
     """
     names = slurm_nodes() if settings.kind == "slurm" else settings.workers.replace(",", " ").split()
     if not names:
@@ -65,10 +65,10 @@ def _name_and_port(text: str, default_port: int) -> tuple[str, int]:
 
 
 def slurm_nodes() -> list[str]:
-    """Return the names of the nodes of the allocation that this process runs in, the first node first.
+    """The names of the nodes of this process's allocation, the first node first.
 
     Raises:
-        UserError: outside of an allocation.
+        UserError: this process is in no allocation.
     """
     nodes = os.environ.get("SLURM_JOB_NODELIST", "")
     if not nodes:
