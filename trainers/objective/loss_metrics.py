@@ -1,4 +1,4 @@
-"""What is measured beside the loss: how far the model is from the policy that sampled, and what was clipped."""
+"""What is measured beside the loss: the distance of the model from the policy that sampled, and what was clipped."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ class LossMetrics:
 
     `sums` adds up over ranks, and `largest`, (2,), is their maximum; then `values` has the step's metrics.
 
-    The ratio is the one that the loss takes: model / generator, or model / old where the samples have old logprobs.
-    The KL estimates and the difference are always against the generator.
+    The ratio is the loss's own: model / generator, or model / old if the samples have old logprobs. The KL estimates
+    and the difference are always against the generator.
 
     Args:
-        loss: its `clipped(log_ratio, advantages, mask)`, if it has one, says where the ratio is beyond its bounds.
+        loss: its `clipped(log_ratio, advantages, mask)`, if it has one, marks the tokens with a ratio out of bounds.
         device: of the batches.
     """
 
@@ -47,8 +47,9 @@ class LossMetrics:
         Args:
             batch: as the loss was given it.
             logprobs: (episodes, tokens), as entropy.
-            entropy: None where it was not computed.
-            gradient: (episodes, tokens) of the loss by the logprobs; None where it does not depend on them.
+            entropy: None if it was not computed.
+            gradient: (episodes, tokens), of the loss with respect to the logprobs; None if the loss does not depend on
+                them.
         """
         mask = batch.loss_mask
         difference = log_ratio(logprobs.double(), batch.generator_logprobs.double(), mask)
@@ -88,7 +89,7 @@ class LossMetrics:
     def values(self, tokens: int) -> dict[str, float]:
         """The metrics over the `tokens` valid tokens that were taken in.
 
-        All are means over them but the bounds of the ratio, episodes_without_gradient and `ess`.
+        All are means over these tokens, except the bounds of the ratio, episodes_without_gradient and `ess`.
 
         Returns:
             ratio_mean, ratio_min, ratio_max; kl and kl_k1, the estimators k3 and k1 of KL(generator || model);

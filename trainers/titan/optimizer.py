@@ -2,11 +2,11 @@
 
 - "float32": torch's AdamW, 8 bytes a parameter.
 - "bfloat16": TorchTitan's AdamW with a fused kernel, on GPUs only: 4 bytes a parameter.
-- "8bit": torchao's, whose moments are quantized in blocks of 256 numbers: 2 bytes a parameter. The first step compiles
-  a kernel for each shape of a weight, on a CPU with a C++ compiler. Moments stay in float32 where a shard has fewer
-  than 4,096 numbers, or a number that 256 does not divide, and for the embedding, as in "8-bit Optimizers via
-  Block-wise Quantization" (arXiv 2110.02861): most of its rows have no gradient in a step, and where the second moment
-  of such a row is rounded to 0 but the first is not, AdamW divides by epsilon.
+- "8bit": torchao's, with moments quantized in blocks of 256 numbers: 2 bytes a parameter. The first step compiles a
+  kernel for each shape of a weight, on a CPU with a C++ compiler. Moments stay in float32 if a shard has fewer than
+  4,096 numbers, or a number that 256 does not divide. The embedding's moments stay in float32 too, as in "8-bit
+  Optimizers via Block-wise Quantization" (arXiv 2110.02861): most of its rows have no gradient in a step. If the second
+  moment of such a row is rounded to 0 and the first is not, AdamW divides by epsilon.
 
 The weights are float32 in any case.
 """
@@ -35,7 +35,7 @@ STATES = ("float32", "bfloat16", "8bit")
 
 
 class _Optimizers(OptimizersContainer):
-    """TorchTitan's container, which knows torchao's AdamW too."""
+    """TorchTitan's container, with torchao's AdamW added."""
 
     @dataclass(kw_only=True, slots=True)
     class Config(OptimizersContainer.Config):
@@ -66,7 +66,7 @@ def build_adamw(module: nn.Module, hyperparameters: Mapping[str, Any], *, state:
             for pattern, name in names.items()
         ]
         config = _Optimizers.Config(param_groups=groups)
-    # With offloaded weights the optimizer runs on the CPU, where the fused kernel is the fastest, too.
+    # With offloaded weights the optimizer runs on the CPU, and the fused kernel is the fastest there, too.
     config.implementation = "foreach" if device().type == "cpu" else "fused"
     if state == "bfloat16":
         config.implementation = "fused_opt_states_bf16"
@@ -74,10 +74,10 @@ def build_adamw(module: nn.Module, hyperparameters: Mapping[str, Any], *, state:
 
 
 def check_state(state: str, *, is_on_cpu: bool) -> None:
-    """Raise UserError unless moments can be kept in `state`.
+    """Raise UserError if moments cannot be kept in `state`.
 
     Args:
-        state: of the settings.
+        state: the setting `optimizer_state`.
         is_on_cpu: whether the optimizer runs on the CPU, by itself or with offloaded weights.
     """
     if state not in STATES:
