@@ -203,7 +203,7 @@ class Hosts:
         self._hosts, self._tasks, self._job = [], [], None
 
     async def _reach(self, name: str, port: int) -> None:
-        """Wait until something listens there. Monarch does not say for which of several hosts it waits."""
+        """Wait until something listens there. Monarch's own errors do not name the host that is missing."""
         deadline = asyncio.get_running_loop().time() + self._connect_seconds
         while True:
             try:

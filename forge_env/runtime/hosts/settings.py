@@ -49,7 +49,7 @@ class HostSettings:
         """Check which hosts are named; whether they answer is seen when the run starts.
 
         Raises:
-            UserError: for hosts that the kind does not have, or not so many.
+            UserError: the kind does not have these hosts, or has another number of hosts.
         """
         if self.kind == "local" and self.hosts > 1:
             raise UserError(
