@@ -25,6 +25,7 @@ from trainers.setup.plan import make_plan
 from trainers.setup.run_plan import RunPlan
 
 LOOK_S = 0.2  # between two looks at the metrics of a run
+SECOND_SIGNAL_S = 1.0  # after the first one
 ENDING_S = 60.0  # for a run to end its processes; then it is killed
 SECONDS = (
     "step", "rollout", "train", "old_logprobs", "sync_stall", "sleep", "release", "publish", "commit", "fetch", "swap",
@@ -59,7 +60,9 @@ def play(folder: Path, options: Sequence[str], *, steps: int, seconds: float) ->
                 time.sleep(LOOK_S)
         return time.perf_counter() - started, trouble
     finally:
-        process.send_signal(signal.SIGTERM)
+        for _ in range(2):  # the first signal lets a run keep a checkpoint, and the second one ends that
+            process.send_signal(signal.SIGTERM)
+            time.sleep(SECOND_SIGNAL_S)
         try:
             process.wait(ENDING_S)
         except subprocess.TimeoutExpired:
