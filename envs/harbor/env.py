@@ -163,8 +163,8 @@ class Harbor(WorkspaceEnv):
         self._steps = self._task.steps
         self._verdicts, self._used = [], 0.0
         self._image = await self._image_of(self._task.environment_folder, self._task.config.environment)
-        if servers := self._task.config.environment.mcp_servers:
-            self.set_tools(await self._tools_of(servers))
+        servers = self._task.config.environment.mcp_servers
+        self.set_tools(await self._tools_of(servers) if servers else {})
         if note := network_note(self._task):
             info = {**info, "network": note}
         return messages, info

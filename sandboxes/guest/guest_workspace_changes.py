@@ -20,7 +20,7 @@ from typing import Any
 import guest_workspace_files as files  # type: ignore[import-not-found]
 
 _SAME = b"="
-_MOST_TOLD = 100
+_MOST_TOLD, _LONGEST = 100, 4000
 
 
 def send_changes(request: dict[str, Any], fds: list[int], user: Any) -> None:
@@ -33,14 +33,16 @@ def send_changes(request: dict[str, Any], fds: list[int], user: Any) -> None:
         encoded = os.fsencode(path[1:])
         if kept(path):
             if info.st_ctime_ns >= request["opened"] and not is_folder and len(told) < _MOST_TOLD:
-                told.append(path)
+                told.append(path[:_LONGEST])
         elif is_folder or is_changed:
+            if len(encoded) > _LONGEST:
+                raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG), "/")
             left -= info.st_size if stat.S_ISREG(info.st_mode) else 0
             if left < 0:
                 raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), "/")
             files.send_object(fds[0], encoded, name, fd, info, places)
         else:
-            entry = files.OBJECT.pack(_SAME, len(encoded), 0, info.st_size, 0, 0, info.st_mtime_ns)
+            entry = files.OBJECT.pack(_SAME, len(encoded), 0, info.st_size, 0, 0, files.time_of(info))
             files.send(fds[0], entry + encoded)
     files.send(fds[0], files.OBJECT.pack(files.END, 0, 0, 0, 0, 0, 0))
     files.send(fds[1], json.dumps(told).encode())
@@ -125,7 +127,7 @@ def _is_same(path: str, size: int, time: int) -> bool:
         info = os.lstat(path)
     except OSError:
         return False
-    return not stat.S_ISDIR(info.st_mode) and (info.st_size, info.st_mtime_ns) == (size, time)
+    return not stat.S_ISDIR(info.st_mode) and (info.st_size, files.time_of(info)) == (size, time)
 
 
 def _make(kind: bytes, path: str, source: int, size: int, owner: Any, mode: int, time: int) -> None:

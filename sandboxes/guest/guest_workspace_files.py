@@ -24,7 +24,7 @@ FILE, FOLDER, LINK, SPECIAL, END = b"f", b"d", b"l", b"s", b"e"
 OBJECT = struct.Struct("<cHIQIIq")
 """An entry of everything that a workspace has: as ENTRY, and owner, group, time in nanoseconds."""
 HARD_LINK = b"h"
-_CHUNK = 2**18
+_CHUNK, _FAR = 2**18, 2**62
 
 
 def put(request: dict[str, Any], fds: list[int], user: Any) -> None:
@@ -150,13 +150,18 @@ def send_object(
         kind, content = (FILE, b"") if first == path else (HARD_LINK, first)
     size = info.st_size if kind == FILE else len(content)
     mode, owner = stat.S_IMODE(info.st_mode), (info.st_uid, info.st_gid)
-    send(target, OBJECT.pack(kind, len(path), mode, size, *owner, info.st_mtime_ns) + path + content)
+    send(target, OBJECT.pack(kind, len(path), mode, size, *owner, time_of(info)) + path + content)
     if kind == FILE:
         source = _open_regular(name, folder)
         try:
             _send_content(target, source, size)
         finally:
             os.close(source)
+
+
+def time_of(info: os.stat_result) -> int:
+    """Return the time of a file in nanoseconds, as an entry can hold it: any time can be set."""
+    return min(max(info.st_mtime_ns, -_FAR), _FAR)
 
 
 def _send_entry(target: int, path: str, name: str, folder: int) -> None:

@@ -262,8 +262,10 @@ class BoxWorkspace:
         for failure in failures:
             if failure is not None:
                 raise failure
-        names = json.loads(told.data)
-        return True, tuple(name.encode("utf-8", "replace").decode() for name in names)
+        try:
+            return True, tuple(name.encode("utf-8", "replace").decode() for name in json.loads(told.data))
+        except (ValueError, TypeError, AttributeError):
+            raise SandboxError("a workspace did not say what has changed in it") from None
 
     async def end_processes(self) -> None:
         await (await self._live_box()).end_processes()

@@ -37,6 +37,16 @@ mkfifo /a/fifo; touch -d 2001-02-03 /a/old; rm -r /var/tmp; echo x > /home/agent
     assert [line for line in there.stdout.splitlines() if "fifo" not in line] == here.stdout.splitlines()
 
 
+async def test_odd_times_names_and_depths_are_no_fault(workspace: Workspace, fresh: Workspace) -> None:
+    await workspace.exec("touch -d @9999999999999 /far; touch -d 1900-01-01 /old; printf x > $(printf '/a\\377b')")
+    await fresh.take_over(workspace)
+    assert (await fresh.exec("ls /far /old; cat /a*b")).stdout.endswith("x")
+    deep = "cd /; for n in $(seq 30); do d=$(printf 'd%.0s' $(seq 200)); mkdir $d && cd $d || exit; done"
+    await workspace.exec(deep)
+    with pytest.raises(WorkspaceFileError, match="File name too long"):
+        await fresh.take_over(workspace)
+
+
 async def test_what_is_kept_stays_and_changes_of_it_are_named(workspace: Workspace, fresh: Workspace) -> None:
     script = """echo evil > /bin/ls; rm /bin/wc; echo x > /etc/new; echo of the work > /etc/asked
 mkdir -p /opt/app/bin /opt/app/.env1 /opt/tool /home/agent/a/.git; chmod 777 /opt
