@@ -36,6 +36,7 @@ from forge_env.core.env import Env
 from forge_env.core.faults import SHRINK
 from forge_env.core.protocols import NextTurn
 from forge_env.core.types import Action, EpisodeLimits, Task
+from forge_env.rollout.rollout import GroupSpec
 from forge_env.runtime.launcher import Launcher
 from trainers.settings.services import GeneratorConfig
 
@@ -103,12 +104,7 @@ async def through_actors(
             async with limit:
                 return await envs.route(
                     EnvActor.run_group,
-                    task,
-                    agent="policy",
-                    count=SIBLINGS,
-                    seed=1000 * number,
-                    group_id=str(number),
-                    env_options={},
+                    GroupSpec(task=task, agent="policy", count=SIBLINGS, seed=1000 * number, group_id=str(number)),
                 )
 
         await asyncio.gather(*(group(-1 - i) for i in range(4)))  # so that everything has run once

@@ -310,7 +310,7 @@ def test_the_sandbox_is_killed_again_and_again(start) -> None:  # type: ignore[n
     _wait(kill_four)
     faults.advance(3)
     folder = list(steps_of(run.output).values())[-1]
-    counted = read_manifest(folder)["extra"]["place"]["faults"]
+    counted = read_manifest(folder)["extra"]["place"]["drops"]
     run.process.terminate()
     output = faults.console.end()
     assert run.process.returncode == 143 and "Traceback" not in output, output

@@ -72,7 +72,11 @@ class TrainerSettings(ForwardSettings):
     again."""
     cpu_offload: bool = False
     """On GPU, keep weights, gradients and optimizer state in the host's memory: 16 to 20 bytes a parameter over all
-    processes with float32 state. The optimizer then runs on the CPU, with services.trainer.threads."""
+    processes with float32 state. The optimizer then runs on the CPU, with services.trainer.threads. Gradients of
+    several micro-batches are summed on the GPU, 4 bytes a parameter over the processes that share the weights."""
+    offload_sums: bool = False
+    """With cpu_offload and no replicas, sum the gradients of several micro-batches in the host's memory, too. The GPU
+    then waits for the host after every micro-batch but the first."""
     reshard_after_forward: Annotated[Literal["default", "always", "never"], MAY_CHANGE] = "default"
     """Whether FSDP frees the weights of a block after its forward pass, and gathers them again for the backward pass;
     "default" does but for the output layer, "never" is faster and holds the whole model in the compute dtype."""

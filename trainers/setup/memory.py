@@ -106,9 +106,9 @@ def trainer_memory(config: RunConfig, shape: ModelShape, *, versions: float = 0.
     - state: `state_bytes`, divided by the ranks of FSDP and of tensor parallelism; on the host if it is offloaded. With
       LoRA: frozen weights in the compute dtype, and `state_bytes` of the adapters, which tensor parallelism cuts only
       in half, so that its share is not counted.
-    - gathered, gradients, activations and logits: at the worst moment of a micro-batch, see `step_moments`. If
-      gradients are offloaded and there are replicas (HSDP), each replica's sums, 4 P, stay on the GPU until the step
-      ends. Without offloading they take the place of the gradients.
+    - gathered, gradients, activations and logits: at the worst moment of a micro-batch, see `step_moments`. Sums of
+      gradients that are offloaded stay on the GPU until the step ends, 4 P of each replica (HSDP), but with
+      `training.offload_sums` and one replica. Without offloading they take the place of the gradients.
     - published: between steps, weights are published one by one in the engine's dtype: the largest one, and its pieces
       once more if it is sharded. A LoRA trainer merges a weight from float32 copies of it and of the sum, or publishes
       only the adapter, from one half in float32 and its scaled copy.
@@ -121,7 +121,7 @@ def trainer_memory(config: RunConfig, shape: ModelShape, *, versions: float = 0.
     if ranks * replicas == 1 and compute == FLOAT32 and not is_offloaded:  # without FSDP
         moments = [moment._replace(gathered=0.0, gradients=0.0) for moment in moments]
     worst = max(moments, key=sum)
-    if is_offloaded and replicas > 1:
+    if is_offloaded and (replicas > 1 or not training.offload_sums):
         worst = worst._replace(gradients=worst.gradients + FLOAT32 * shape.parameters / shard)
     step = {name: size / tensor for name, size in worst._asdict().items() if size}
 

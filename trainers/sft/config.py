@@ -22,7 +22,7 @@ INSTEAD = {
     "lr_schedule": "",
     "gradient_accumulation_steps": "",
 }
-"""Settings of `training` that are for data, and those of `warmup` that demonstrations have in their place."""
+"""Settings of `training` that are for data, and the settings of `warmup` that demonstrations have instead."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +33,7 @@ class SFTTrainingConfig(TrainingConfig):
 @dataclass(frozen=True, kw_only=True)
 class Config(RunConfig):
     env: EnvConfig = field(default_factory=lambda: EnvConfig(name=""))
-    """Without a name it is code_exec, or with sft.data none."""
+    """Without a name it is code_exec; with sft.data there is no environment."""
     training: SFTTrainingConfig = field(default_factory=SFTTrainingConfig)
     """steps -1 is 150 on demonstrations, and on data as many as its epochs have. Data is always packed on a GPU."""
     warmup: WarmupConfig = field(default_factory=lambda: WarmupConfig(until_success=1.0, balance="none"))
@@ -43,7 +43,7 @@ class Config(RunConfig):
         """The config with what follows from where the conversations come from; checks supervised training's settings.
 
         Raises:
-            UserError: for settings that contradict each other.
+            UserError: settings contradict each other.
         """
         training = self.training
         if self.sft.data:

@@ -26,15 +26,14 @@ class TitanSettings(TrainerSettings, ParallelismConfig, RateSettings):
     threads: int = 0
     """CPU threads of torch; 0 leaves them as they are."""
     compile_full: bool = False
-    """On GPU, with `pack_length`: compile for a full micro-batch, too, before the first step. It takes the memory of a
-    step."""
+    """On GPU, with `pack_length`: compile for a full micro-batch, too, before the first step. This takes the memory of
+    a step."""
     replay: bool = True
-    """In a model with experts: compute tokens with the experts that the engine chose, where rows have their `routes`.
-    """
+    """In a model with experts: compute tokens with the experts that the engine chose, if rows have `routes`."""
     lora: Lora | None = None
-    """Adapters to train in the place of all weights, which are then frozen in the dtype that the model computes in."""
+    """Adapters to train instead of all weights, which are then frozen in the dtype in which the model computes."""
     gpu_memory_gib: float = 0.0
-    """What this process may take of its GPU's memory; 0 is all of it."""
+    """GPU memory of this process at most, in GiB; 0 is all of it."""
 
     def __post_init__(self) -> None:
         kind, warmup, total, known = self.lr_schedule, self.warmup_steps, self.total_steps, get_args(Schedule)

@@ -1,6 +1,6 @@
 """Hosts: connects the controller to the hosts of a run, watches them, and ends what runs there.
 
-On each host a program of ours (forge_env/runtime/host.py) waits for a run; see `HostSettings` for who starts it.
+On each host a program of ours (forge_env/runtime/host.py) waits for a run; `HostSettings` tells who starts it.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ class _Host:
     info: HostInfo
     watch: Any
     mesh: Any
-    """Of the watch's process."""
+    """Monarch's mesh of the watch's process."""
     on_death: dict[int, Callable[[str], None]]
-    """What to call with the reason when a process ends, by process id."""
+    """By process id, the function to call with the reason when the process ends."""
     lost: asyncio.Future[str]
     """Done when the host was given up, with the reason."""
 
     @property
     def gone(self) -> str:
-        """Why the host was given up; "" while it answers."""
+        """The reason for giving the host up; "" while it answers."""
         return self.lost.result() if self.lost.done() else ""
 
     def give_up(self, reason: str) -> None:
@@ -69,7 +69,7 @@ class Hosts:
         self._addresses = [] if settings.kind == "processes" else find_workers(settings)
         self._hosts: list[_Host] = []
         self._tasks: list[asyncio.Task[None]] = []
-        self._job: Any = None  # Monarch's, for hosts of the kind "processes"
+        self._job: Any = None  # Monarch's job, for hosts of the kind "processes"
         self._job_folder = ""
         self._mesh: Any = None
 
@@ -77,10 +77,10 @@ class Hosts:
         return len(self._addresses) or self.settings.count
 
     def transport(self) -> str:
-        """The transport that Monarch needs before its first use: how its messages reach this process.
+        """The transport that Monarch needs before its first use: the way of its messages to this process.
 
         Raises:
-            UserError: when a host's name is not known here.
+            UserError: a host's name is not known here.
         """
         if not self._addresses:
             return ""
@@ -97,8 +97,8 @@ class Hosts:
         """Connect to all hosts, and start a watch on each.
 
         Raises:
-            UserError: naming the first host on which nothing waits for a run.
-            ServiceError: when a host does not start a process.
+            UserError: nothing waits for a run on a host; names the first such host.
+            ServiceError: a host does not start a process.
         """
         from monarch.actor import attach_to_workers
 
@@ -129,7 +129,7 @@ class Hosts:
         return self._mesh.slice(hosts=first if count == 1 else slice(first, first + count))
 
     def info(self, index: int) -> HostInfo:
-        """What is known of a host."""
+        """The controller's facts about a host."""
         return self._hosts[index].info
 
     def answer(self, indices: Iterable[int]) -> bool:
@@ -141,10 +141,10 @@ class Hosts:
         return self._hosts[index].lost
 
     def choose(self, first: int, count: int = 1, *, movable: bool = False) -> int:
-        """Choose the first host of an actor: `first`, or where that was given up, and `movable` allows it, the next.
+        """The first host of an actor: `first`, or the next one if `first` was given up and the actor is `movable`.
 
         Raises:
-            ServiceError: when a host was given up, and no other may or can take its place.
+            ServiceError: a host was given up, and no other one may or can replace it.
         """
         for index in range(len(self) if movable and count == 1 else 1):
             candidate = (first + index) % len(self)
@@ -153,7 +153,7 @@ class Hosts:
         raise ServiceError(next(host.gone for host in self._hosts[first : first + count] if host.gone))
 
     def environ(self, index: int) -> dict[str, str]:
-        """What the processes of the run need in their environment on a host."""
+        """Environment variables of the run's processes on a host."""
         info = self._hosts[index].info
         return {
             "TMPDIR": info.temp,
@@ -163,10 +163,10 @@ class Hosts:
         }
 
     async def watch(self, index: int, pid: int, on_death: Callable[[str], None]) -> None:
-        """Call `on_death` once when a process ends: with the reason if its host was given up, else with "".
+        """Call `on_death` once when a process ends: with the reason if its host was given up, otherwise with "".
 
         Raises:
-            ServiceError: when the host does not answer.
+            ServiceError: the host does not answer.
         """
         self.choose(index)
         host = self._hosts[index]
@@ -174,14 +174,14 @@ class Hosts:
         await self._within(host.watch.watch.call_one(pid), host.info.name)
 
     async def kill(self, index: int, pid: int) -> None:
-        """End a process; one on a host that does not answer ends with that host's lease."""
+        """End a process. If its host does not answer, the process ends with the host's lease."""
         host = self._hosts[index]
         if not host.gone:
             with contextlib.suppress(ServiceError):
                 await self._within(host.watch.kill.call_one(pid), host.info.name)
 
     def summary(self) -> list[str]:
-        """Sentences for a person: which hosts there are, and where logs are that are not in the run's folder."""
+        """Sentences for a person: the hosts, and the places of logs outside of the run's folder."""
         names = ", ".join(f"{i} on {host.info.name}" for i, host in enumerate(self._hosts))
         sentences = [f"{len(self)} hosts: {names}"]
         apart = {host.info.name: host.info.logs for host in self._hosts if "forge_env_logs" in host.info.logs}
@@ -189,7 +189,7 @@ class Hosts:
                        for name, logs in apart.items()]  # fmt: skip
 
     async def end_processes(self) -> None:
-        """End every process of the run on every host but the watches', and remove what they left."""
+        """End every process of the run on every host except the watches, and remove what they left."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -203,7 +203,7 @@ class Hosts:
         self._hosts, self._tasks, self._job = [], [], None
 
     async def _reach(self, name: str, port: int) -> None:
-        """Wait until something listens there. Monarch does not say for which of several hosts it waits."""
+        """Wait until something listens there. Monarch's own errors do not name the host that is missing."""
         deadline = asyncio.get_running_loop().time() + self._connect_seconds
         while True:
             try:
@@ -220,9 +220,10 @@ class Hosts:
             await asyncio.sleep(RETRY_S)
 
     async def _hold(self, host: _Host, address: tuple[str, int]) -> None:
-        """Notice the end of a host's program: the kernel then closes a connection to it, over which nothing is sent.
+        """Notice the end of a host's program: the kernel then closes a connection to it, which is used for nothing
+        else.
 
-        Monarch does not report it, and calls to processes that the program had started get no answer.
+        Monarch does not report this end, and calls to processes that the program had started get no answer.
         """
         while True:
             try:
@@ -281,11 +282,11 @@ class Hosts:
                 return
 
     async def _news(self, host: _Host) -> list[int]:
-        """Return the processes that died since the last call.
+        """The processes that died since the last call.
 
         Raises:
-            ServiceError: when the host is gone. The seconds of silence are counted one by one, so that a time in which
-                this process itself did not run its event loop, as while it imports torch, counts as one second.
+            ServiceError: the host is gone. The seconds of silence are counted one by one: if this process does not run
+                its event loop for a time, for example while it imports torch, the time counts as one second.
         """
         call = asyncio.ensure_future(
             within(60.0 + self.settings.silence_seconds, host.watch.news.call_one(), "the watch")

@@ -1,4 +1,4 @@
-"""Which hosts a run has: the settings, and the names of hosts that were started by somebody else."""
+"""The hosts of a run: the settings, and the names of hosts that were started by somebody else."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class HostSettings:
         """Check which hosts are named; whether they answer is seen when the run starts.
 
         Raises:
-            UserError: for hosts that the kind does not have, or not so many.
+            UserError: the kind does not have these hosts, or has another number of hosts.
         """
         if self.kind == "local" and self.hosts > 1:
             raise UserError(
@@ -69,10 +69,10 @@ class HostSettings:
 
 
 def find_workers(settings: HostSettings) -> list[tuple[str, int]]:
-    """Return name and port of every host that somebody else started.
+    """Name and port of every host that somebody else started.
 
     Raises:
-        UserError: for a host that is not NAME or NAME:PORT, no host at all, or no SLURM allocation.
+        UserError: a host is not NAME or NAME:PORT, there is no host at all, or no SLURM allocation.
     """
     names = slurm_nodes() if settings.kind == "slurm" else settings.workers.replace(",", " ").split()
     if not names:
@@ -93,10 +93,10 @@ def _name_and_port(text: str, default_port: int) -> tuple[str, int]:
 
 
 def slurm_nodes() -> list[str]:
-    """Return the names of the nodes of the allocation that this process runs in, the first node first.
+    """The names of the nodes of this process's allocation, the first node first.
 
     Raises:
-        UserError: outside of an allocation.
+        UserError: this process is in no allocation.
     """
     nodes = os.environ.get("SLURM_JOB_NODELIST", "")
     if not nodes:

@@ -143,6 +143,7 @@ def test_the_sentence_says_what_to_do(arguments: tuple[str, ...], sentence: str)
             ("--training.cpu_offload",),
             ["cpu_offload is true", "on the CPU", "leave it out", "--trainer.with_gpus true"],
         ),
+        (("--training.offload_sums",), ["offload_sums is true", "leave it out", "--training.cpu_offload true"]),
         (("--checkpoint.step=5",), ["--checkpoint.step is 5", "needs --resume"]),
         (("--grpo.n_samples=2", "--env.min_valid=3"), ["min_valid is 3", "--grpo.n_samples, 2", "set it to 2 or less"]),
         (("--env.max_thinking_tokens=8",), ["max_thinking_tokens is 8", "thinking is off", "on or template"]),

@@ -47,6 +47,11 @@ def check_optimizer(draft: Draft) -> None:
             "--training.cpu_offload is true, which is for a trainer on GPU, and this one is on the CPU, whose memory "
             "has the weights already: leave it out, or use --trainer.with_gpus true"
         )
+    if training.offload_sums and not training.cpu_offload:
+        raise UserError(
+            "--training.offload_sums is true, which is for offloaded gradients: leave it out, or set "
+            "--training.cpu_offload true"
+        )
     if training.optimizer_state == "bfloat16" and not with_gpus:
         raise UserError(
             "--training.optimizer_state is bfloat16, which is for a trainer on GPU, and this one is on the CPU: set it "

@@ -171,9 +171,13 @@ def _costly_remedies(config: RunConfig) -> Iterator[Remedy]:
         while procs * 2 <= config.launcher.gpus_per_host:
             procs *= 2
             yield {f"services.{name}.procs": procs}
-    if not config.training.cpu_offload and not config.lora.is_on:
+    if not config.lora.is_on:
         state = config.training.optimizer_state  # the host updates no moments in bfloat16
-        yield {"training.cpu_offload": True, "training.optimizer_state": "8bit" if state == "8bit" else "float32"}
+        offload = {"training.cpu_offload": True, "training.optimizer_state": "8bit" if state == "8bit" else "float32"}
+        if not config.training.cpu_offload:
+            yield offload
+        if not config.training.offload_sums:
+            yield offload | {"training.offload_sums": True}
 
 
 def _option(change: tuple[str, Any]) -> str:
