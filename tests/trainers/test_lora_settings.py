@@ -118,49 +118,12 @@ def test_a_penalty_needs_no_second_model() -> None:
     assert without is not None and without.kl_reference == "generator"
 
 
-@pytest.mark.parametrize(
-    ("arguments", "sentence"),
-    [
-        (
-            ["--lora.rank=4", "--lora.targets=q_prj"],
-            "--lora.targets names 'q_prj', which is no target: did you mean q_proj? it is all-linear alone, or any of "
-            "q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj",
-        ),
-        (
-            ["--lora.rank=4", "--lora.targets=all-linear,q_proj"],
-            "--lora.targets names 'all-linear', which is no target: it is all-linear alone, or any of "
-            "q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj",
-        ),
-        (
-            ["--lora.rank=600", "--lora.publish=adapter"],
-            "--lora.publish is adapter and --lora.rank is 600: the engine takes adapters of rank 1 to 512: set the "
-            "rank to that, or --lora.publish to merged",
-        ),
-        (["--lora.rank=-1"], "--lora.rank is -1; it must be from 0 to 1024"),
-        (["--lora.rank=4", "--lora.alpha=0"], "--lora.alpha is 0.0; it must be above 0"),
-        (
-            ["--lora.rank=4", "--ref_model.procs=1"],
-            "--services.ref_model.procs is 1 and --lora.rank is 4: a trainer of adapters is its own reference model, "
-            "without them: set --services.ref_model.procs to 0",
-        ),
-        (
-            ["--lora.rank=4", "--training.cpu_offload", "--trainer.with_gpus"],
-            "--training.cpu_offload is true and --lora.rank is 4, which trains adapters, and the frozen "
-            "weights stay on the GPU: leave it out, or set --lora.rank to 0",
-        ),
-        (
-            ["--lora.rank=4", "--training.optimizer_state=8bit"],
-            "--training.optimizer_state is 8bit and --lora.rank is 4, which trains adapters; their small "
-            "moments are not kept in 8 bits: set it to float32, or --lora.rank to 0",
-        ),
-    ],
-)
-def test_a_mistake_is_one_sentence(arguments: list[str], sentence: str) -> None:
-    try:
-        found = plan_of(*arguments).problems
-    except UserError as error:  # a number out of its bounds
-        found = [str(error)]
-    assert sentence in found
+def test_moments_of_adapters_are_not_kept_in_8_bits() -> None:
+    sentence = (
+        "--training.optimizer_state is 8bit and --lora.rank is 4, which trains adapters; their small moments are not "
+        "kept in 8 bits: set it to float32, or --lora.rank to 0"
+    )
+    assert sentence in plan_of("--lora.rank=4", "--training.optimizer_state=8bit").problems
 
 
 def write(folder: Path, **changes: Any) -> LoraConfig:

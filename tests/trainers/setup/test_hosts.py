@@ -43,23 +43,6 @@ def place(config: Config) -> Placement:
     return make_placement(config, has_reference=False)
 
 
-@pytest.mark.parametrize(
-    "arguments, message",
-    [
-        (["--launcher.hosts=2"], "--launcher.hosts is 2 and --launcher.kind is local, which is this machine alone"),
-        (["--launcher.workers=one"], "--launcher.workers names hosts and --launcher.kind is local"),
-        (["--launcher.kind=workers"], "launcher.workers is empty: name every host"),
-        (["--launcher.kind=workers", "--launcher.workers=a:b"], "'a:b', which is not a host"),
-        (["--launcher.kind=workers", "--launcher.workers=a,b", "--launcher.hosts=3"], "is 3, and there are 2"),
-        (["--launcher.kind=slurm", "--launcher.hosts=2"], "this is not inside of a SLURM allocation: submit the run"),
-    ],
-)
-def test_a_mistake_is_one_sentence(arguments: list[str], message: str) -> None:
-    with pytest.raises(UserError, match=message) as caught:
-        config_of(*arguments).launcher.check()
-    assert "\n" not in str(caught.value)
-
-
 TWO = ("--launcher.kind=processes", "--launcher.hosts=2", "--launcher.gpus_per_host=4")
 GPUS = ("--trainer.with_gpus", "--generator.with_gpus")
 

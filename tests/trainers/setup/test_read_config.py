@@ -119,26 +119,6 @@ def test_the_environment_gets_the_data_as_its_own_option() -> None:
     assert give_dataset(given(*arguments, "math")).env.options == {"data": "tasks.jsonl"}
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["--env", "envs.reasoning.env:ReasoningGym", "--dataset.path", "a"], ["'a'", "its own tasks", "math"]),
-        (["--dataset.path", "a", "--env.options.data", "b"], ["'a'", "'b'", "give one"]),
-        (
-            ["--env", "tool_api", "--dataset.path", "a", "--dataset.streaming"],
-            ["tool_api cannot stream", "set it to false"],
-        ),
-        (["--dataset.streaming"], ["--dataset.path is empty"]),
-        (["--dataset.split", "test"], ["--dataset.split is 'test'", "held out"]),
-        (["--env", "maths", "--dataset.path", "a"], ["'maths'", "Did you mean math?"]),
-    ],
-)
-def test_data_that_cannot_be_used_is_refused(arguments: list[str], words: list[str]) -> None:
-    with pytest.raises(UserError) as caught:
-        given(*arguments)
-    assert [word for word in words if word not in str(caught.value)] == []
-
-
 def test_a_run_that_is_resumed_has_its_own_settings(tmp_path: Path) -> None:
     first = read_config(Config, ["--env", "math", "--env.options.level", "2", "--steps", "10", "--output", "elsewhere"])
     first = with_values(first, {"checkpoint.step": 5})  # it was resumed itself
