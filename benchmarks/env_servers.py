@@ -33,7 +33,7 @@ from typing import Any
 import numpy as np
 
 from agents.generator.policy import ActorPolicy, PolicyActor
-from agents.generator.start import EngineSettings
+from agents.generator.settings import EngineSettings
 from agents.scripted import ScriptedAgent
 from agents.token_agent import TokenAgent
 from benchmarks.machine import describe

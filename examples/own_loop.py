@@ -9,7 +9,7 @@ import tempfile
 from pathlib import Path
 
 from agents.generator.policy import PolicyActor
-from agents.generator.start import EngineSettings
+from agents.generator.settings import EngineSettings
 from envs.actors.replay_buffer import ReplayBuffer
 from envs.actors.reward import RewardActor
 from envs.actors.task_source import TaskSource

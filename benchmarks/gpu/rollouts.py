@@ -26,7 +26,8 @@ from pathlib import Path
 from typing import Any
 
 from agents.generator.policy import ActorPolicy, PolicyActor
-from agents.generator.start import EngineSettings, load_engine
+from agents.generator.settings import EngineSettings
+from agents.generator.start import load_engine
 from agents.generator.stats import EngineStats
 from benchmarks.gpu.models import make_random_model, make_tokenizer
 from benchmarks.machine import describe
@@ -73,7 +74,7 @@ def settings(given: argparse.Namespace, *, worker_process: bool) -> EngineSettin
         max_requests=given.at_once,
         dtype="bfloat16",
         kv_cache_gib=32.0,
-        enforce_eager=False,
+        cuda_graphs=True,
         worker_process=worker_process,
     )
 

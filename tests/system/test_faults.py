@@ -22,7 +22,7 @@ from typing import Any
 
 import pytest
 
-from agents.generator.start import EngineSettings
+from agents.generator.settings import EngineSettings
 from forge_env.core.episode import read_jsonl
 from forge_env.core.types import Outcome, Sampling
 from forge_env.rollout.lockstep import Request

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
+from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 
 from forge_env.evaluation.evaluate import Evaluation
 from forge_env.tool_env.tool_env import ToolEnv
@@ -17,7 +19,7 @@ from trainers.controller.policy_gradient_summary import check_trained, summarise
 from trainers.metrics.diagnosis import Diagnosis, Finding
 from trainers.metrics.diagnosis_rules import RunFacts
 from trainers.objective.objective import Objective
-from trainers.run.checkpointing import restore, until_stopped
+from trainers.run.checkpointing import last_checkpoint, restore, until_stopped
 from trainers.run.open_run import open_run
 from trainers.run.run import Run
 from trainers.run.warmup import warm_up
@@ -55,10 +57,12 @@ async def _phases(run: Run, objective: Objective) -> None:
         run.record.warn(run.plan.kl_remark)
     started = time.perf_counter() - start.seconds
     learner = Learner(run=run, objective=objective, alarm=alarm, diagnosis=diagnosis, started=started)
-    await _train(run, learner, start.state)
+    state = await _train(run, learner, start.state)
     train_seconds = time.perf_counter() - learner.started
-    after = await run.evaluations.evaluate("after", step=run.plan.steps)
-    await run.trainer.export()
+    is_new = run.checkpoint is None or run.checkpoint.step < run.plan.steps
+    async with last_checkpoint(run, partial(learner.save, state)) if is_new else nullcontext():
+        after = await run.evaluations.evaluate("after", step=run.plan.steps)
+        await run.trainer.export()
     diagnosis.finish()
     await invoke(summarise, run, start.before, after, start.tool_off, diagnosis, train_seconds)
     await invoke(check_trained, run.record.folder)
@@ -101,8 +105,8 @@ async def _resume(run: Run, checkpoint: Checkpoint) -> _Start:
     )
 
 
-async def _train(run: Run, learner: Learner, state: LoopState) -> None:
-    """Take all optimizer steps that are left, and save the last checkpoint."""
+async def _train(run: Run, learner: Learner, state: LoopState) -> LoopState:
+    """Take all optimizer steps that are left; returns the last state of the loop."""
     plan = run.plan
     shown = ["reward", "success", "tokens/s", "s/step"]
     if plan.training.reward:
@@ -116,8 +120,7 @@ async def _train(run: Run, learner: Learner, state: LoopState) -> None:
     await until_stopped(
         run, loop.run(), stop=loop.stop, steps=lambda: loop.steps_done, save=lambda: learner.save(loop.state)
     )
-    if run.checkpoint is None or run.checkpoint.step < plan.steps:
-        await learner.save(loop.state)
+    return loop.state
 
 
 def _say_approximations(run: Run) -> None:

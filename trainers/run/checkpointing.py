@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
+from contextlib import asynccontextmanager
 from typing import Any
 
 from forge_env.core.errors import ForgeError
@@ -63,6 +64,28 @@ async def save_checkpoint(
             asynchronous=asynchronous,
             keep_last=run.plan.checkpoint.keep_last,
         )
+
+
+@asynccontextmanager
+async def last_checkpoint(run: Run, save: Callable[..., Awaitable[None]]) -> AsyncIterator[None]:
+    """Enter it around what a run does after its last step: a checkpoint is written meanwhile.
+
+    It is whole when the block is left, also by an error. Offloaded weights fill the host's memory, which then may have
+    no room for a copy of them: their checkpoint is written first.
+
+    Args:
+        run: that has taken its last step.
+        save: a checkpoint of it; takes `asynchronous`.
+    """
+    is_copied = run.plan.checkpoint.asynchronous and not run.plan.training.cpu_offload
+    await save(asynchronous=is_copied)
+    try:
+        yield
+    finally:
+        if is_copied:
+            with run.record.timeline.span("checkpoint", "writing the last one"):
+                trainer = run.trainer.ranks.deadline(run.plan.deadlines.checkpoint, "the checkpoint")
+                await trainer.call_one(TrainerActor.finish_saving)
 
 
 async def until_stopped(

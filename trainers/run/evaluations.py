@@ -112,8 +112,8 @@ class Evaluations:
 
     async def _measure(self, phase: str, name: str, step: int | None, env_options: Mapping[str, Any]) -> Evaluation:
         held_out, started = self.held_out[name], time.perf_counter()
-        options = {**held_out.env_options, **env_options}
-        of_set = {"agent": held_out.agent, "count": held_out.n, "env_options": options, "is_measured": True}
+        of_set: dict[str, Any] = {"agent": held_out.agent, "count": held_out.n, "is_measured": True}
+        of_set["env_options"] = {**held_out.env_options, **env_options}
         # The phase of the seeds is not the name of this evaluation: every evaluation has the same seeds.
         specs = [self.rollouts.spec(held_out.seeds, i, task, **of_set) for i, task in enumerate(held_out.tasks)]
         result = await self.rollouts.measure(

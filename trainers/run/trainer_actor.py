@@ -101,6 +101,7 @@ class TrainerActor(ModelActor[TitanTrainer]):
     keep_reference = of_model(TitanTrainer.keep_reference)
     release_memory = of_model(TitanTrainer.release_memory)
     save = of_model(TitanTrainer.save)
+    finish_saving = of_model(TitanTrainer.finish_saving)
     load = of_model(TitanTrainer.load)
     export_hf = of_model(TitanTrainer.export_hf)
     export_adapter = of_model(TitanTrainer.export_adapter)
