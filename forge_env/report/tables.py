@@ -267,7 +267,7 @@ def _error_list(errors: Counter[str] | None) -> str:
 
 
 def findings(run: RunData) -> str:
-    """What the run has found that may keep it from learning, see trainers/controller/diagnosis.py; "" for nothing."""
+    """What the run has found that may keep it from learning, see trainers/metrics/diagnosis.py; "" for nothing."""
     found = run.fact("findings")
     items = []
     for finding in found if isinstance(found, list) else ():

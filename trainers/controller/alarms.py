@@ -35,7 +35,7 @@ class MismatchAlarm:
         """Check one step; returns 1.0 if trainer and engine differ by more than the bounds.
 
         The first step that can be checked is reported if it is within them. One that is not is a finding of
-        `trainers.controller.diagnosis`, which goes by the metric.
+        `trainers.metrics.diagnosis`, which goes by the metric.
 
         Args:
             metrics: of the trainer: mean_abs_logprob_difference, kl, ratio_min, ratio_max; a step that computed no

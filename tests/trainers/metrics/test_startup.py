@@ -9,7 +9,7 @@ import time
 import pytest
 
 from forge_env.runtime.process.lifetime import process_began
-from trainers.run.startup import Startup
+from trainers.metrics.startup import Startup
 
 COMMAND = 1000.0  # seconds since the epoch
 

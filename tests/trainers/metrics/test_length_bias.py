@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+
 from tests.trainers.controller.test_ready_groups import make_group
-from trainers.controller.length_bias import LengthBias
+from trainers.metrics.length_bias import LengthBias
 
 
 def test_the_bias_is_that_of_the_groups_trained_on() -> None:
@@ -14,7 +16,6 @@ def test_the_bias_is_that_of_the_groups_trained_on() -> None:
         lengths.finished(group)
     lengths.trained(short)
     assert lengths.bias == 0.5
-    again = LengthBias()
-    again.load_state_dict(lengths.state_dict())
+    again = LengthBias(**asdict(lengths))
     again.trained(long)
     assert (lengths.bias, again.bias) == (0.5, 1.0)

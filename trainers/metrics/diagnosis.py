@@ -1,6 +1,6 @@
 """Why a run does not learn, found in what it measures: the figures, the likely cause, and settings to try.
 
-Every rule of trainers/controller/diagnosis_rules.py that becomes true is a finding. It is said once, and kept with the
+Every rule of trainers/metrics/diagnosis_rules.py that becomes true is a finding. It is said once, and kept with the
 steps in which it held.
 """
 
@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from trainers.controller.diagnosis_rules import History, RunFacts, Values, cases
+from trainers.metrics.diagnosis_rules import History, RunFacts, Values, cases
 from trainers.metrics.sink import Record
 
 
