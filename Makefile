@@ -57,7 +57,7 @@ help:
 	@echo 'make test-heart run the tests of the contracts, math, code_exec, the engine and the trainers'
 	@echo 'make test-all run the slow ones too: all tests that need no GPU'
 	@echo 'make nightly run them with new random examples, and the slow ones (again: ARGS="--hypothesis-seed=SEED")'
-	@echo 'make check   format, lint, types, direction of imports'
+	@echo 'make check   format, lint, types, direction of imports, plain words'
 	@echo 'make docs    build the pages and the API reference as a site in build/docs; a dead link fails'
 	@echo 'make setup   make the environment in $(VENV); every target above does it when it is needed'
 	@echo 'make clean   remove the environment and every cache; outputs/ stays'
@@ -98,7 +98,7 @@ check: $(READY)
 	@echo 'format'; $(VENV)/bin/ruff format --check --quiet .
 	@echo 'lint'; $(VENV)/bin/ruff check --quiet .
 	@echo 'types'; $(VENV)/bin/mypy
-	@echo 'imports'; $(PYTHON_OF_VENV) -m pytest -q tests/test_imports.py
+	@echo 'imports and words'; $(PYTHON_OF_VENV) -m pytest -q tests/test_imports.py tests/test_plain_words.py
 
 # The packages of the group docs come at the first call; they are pinned, and change nothing that is there.
 # With --quiet mkdocs would not count the warnings that --strict fails for.

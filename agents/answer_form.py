@@ -1,4 +1,4 @@
-"""The form of an answer that no grammar was applied to: it is checked."""
+"""Checks the form of an answer that was written without a grammar."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from forge_env.core.types import Action
 
 
 def check_answer(constraint: Constraint, action: Action, writer: str) -> None:
-    """Check an answer that was written without a grammar; one that a limit has cut off is not checked.
+    """Check an answer that was written without a grammar. An answer that a limit has cut off is not checked.
 
     Args:
         constraint: the form that it must have.
@@ -16,7 +16,7 @@ def check_answer(constraint: Constraint, action: Action, writer: str) -> None:
         writer: who wrote it, for the message.
 
     Raises:
-        PolicyError: when it has another form.
+        PolicyError: it has another form.
     """
     if action.finish_reason == "length":
         return

@@ -1,4 +1,4 @@
-"""Turns whose answer has a form: the thought before it is free, and the answer is sampled under a grammar."""
+"""Turns with a form of the answer: the thought before it is free, and the answer is sampled under a grammar."""
 
 from __future__ import annotations
 
@@ -16,28 +16,28 @@ class ConstrainedTurn:
     """Samples one turn under `Sampling.grammar`.
 
     A model that thinks is asked twice: for its thought without the grammar, and then for the answer. So the tokens of a
-    thought have the logprobs of the model alone. A first completion that is no whole thought is dropped, and the answer
-    is sampled without one; whether it is dropped depends on its tokens alone, so those of a thought that is kept were
+    thought have the logprobs of the model alone. If the first completion is no complete thought, it is dropped, and the
+    answer is sampled without one. This depends on its tokens alone. So the tokens of a thought that is kept were
     sampled as if nothing else could have come.
     """
 
     ask: Ask
     renderer: Renderer
     budget: int = 0
-    """Tokens of a thought, with the one that opens it; 0 is no limit."""
+    """Tokens of a thought, including its opening token; 0 is no limit."""
 
     async def sample(
         self, prompt: Sequence[int], sampling: Sampling, *, thinks: bool
     ) -> tuple[Completion, list[tuple[int, ...]]]:
-        """Return the completion of the whole turn, and the prompt of each request as the engine reports it.
+        """The completion of the full turn, and the prompt of each request as the engine reports it.
 
         Args:
             prompt: of the turn.
-            sampling: with the grammar; `max_tokens` is the limit of the whole turn.
+            sampling: with the grammar; `max_tokens` is the limit of the full turn.
             thinks: whether a thought may come first.
 
         Raises:
-            TurnRefused: when the policy knows no grammars, or refuses this one.
+            TurnRefused: the policy knows no grammars, or refuses this one.
         """
         first = await self._thought(prompt, sampling) if thinks else None
         if first is None:
@@ -53,7 +53,7 @@ class ConstrainedTurn:
         return joined(first, inserted, rest), [first.prompt_ids, rest.prompt_ids]
 
     async def _thought(self, prompt: Sequence[int], sampling: Sampling) -> Completion | None:
-        """Sample a thought with its end, or one that a limit has cut; None if the model has not thought."""
+        """Sample a thought with its end, or a thought that a limit has cut; None if the model has not thought."""
         end = self.renderer.end_thought
         room = min(sampling.max_tokens, self.budget or sampling.max_tokens)
         stops = (*sampling.stop_token_ids, end)

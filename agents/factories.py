@@ -21,7 +21,7 @@ async def open_scripted(script: str, settings: AgentSettings) -> AsyncIterator[A
     """Open scripted:expert, scripted:null or scripted:module:function.
 
     Raises:
-        UserError: when there is no such script, or for a setting that only models have.
+        UserError: there is no such script, or a setting is only for models.
     """
     if settings.temperature is not None or settings.top_p is not None or settings.deterministic:
         raise UserError("a scripted agent does not sample: leave --temperature, --top-p and --deterministic out")
@@ -43,11 +43,11 @@ async def open_scripted(script: str, settings: AgentSettings) -> AsyncIterator[A
 async def open_openai(endpoint: str, settings: AgentSettings) -> AsyncIterator[Agent]:
     """Open openai:MODEL@BASE_URL, or openai:MODEL for OpenAI's endpoint. The API key comes from the environment only.
 
-    Thinking, if given, is asked for as vLLM and SGLang take it, `chat_template_kwargs`; "template" asks for nothing.
-    The thoughts of earlier turns are then sent back, unless it is "off": the chat template keeps or drops them.
+    A given `thinking` is sent as vLLM and SGLang take it, `chat_template_kwargs`; "template" sends nothing. The
+    thoughts of earlier turns are then sent back, unless it is "off": the chat template keeps or drops them.
 
     Raises:
-        UserError: for a malformed address, a missing key, or a setting that endpoints do not have.
+        UserError: the address is malformed, the key is missing, or endpoints do not have a setting.
     """
     from agents.chat.agent import OPENAI, TIMEOUT, ChatAgent
 
@@ -79,9 +79,9 @@ async def open_openai(endpoint: str, settings: AgentSettings) -> AsyncIterator[A
 
 
 def _check_no_adapter(settings: AgentSettings) -> None:
-    """Refuse what only a model in an engine of ours has."""
+    """Refuse settings that only a model in an engine of ours has."""
     if settings.adapter:
         raise UserError(
-            f"the adapter is {settings.adapter}, which is for local models, vllm: and checkpoint:, whose engine "
-            "computes with it: leave --adapter out"
+            f"the adapter is {settings.adapter}, and only the engines of local models, vllm: and checkpoint:, compute "
+            "with one: leave --adapter out"
         )

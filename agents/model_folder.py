@@ -11,14 +11,14 @@ from forge_env.core.errors import UserError
 
 
 def find_model(name: str, *, option: str = "--model") -> Path:
-    """Return the folder of a local model, or download one from the hub.
+    """The folder of a local model, or of a download from the hub.
 
     Args:
         name: a Hugging Face folder or a hub id.
         option: the option that named it, for error messages.
 
     Raises:
-        UserError: when a folder lacks what a model needs, or the hub does not have it.
+        UserError: a folder lacks a file that a model needs, or the hub does not have it.
     """
     folder = Path(name).expanduser()
     if not folder.exists():
@@ -34,14 +34,14 @@ def find_model(name: str, *, option: str = "--model") -> Path:
 
 
 def split_adapter(name: str, adapter: str = "") -> tuple[str, str]:
-    """Return a model and the adapter that it computes with; the name may be an adapter's folder, which names its model.
+    """The model and its adapter. The name may be an adapter's folder, which names its model.
 
     Args:
         name: a folder or a hub id.
-        adapter: the folder of an adapter that is given beside it; "" is none.
+        adapter: the folder of an adapter that is given in addition; "" is none.
 
     Raises:
-        UserError: for two adapters, or an adapter's folder that names no model.
+        UserError: there are two adapters, or an adapter's folder names no model.
     """
     folder = Path(name).expanduser()
     file = folder / "adapter_config.json"
@@ -59,7 +59,7 @@ def split_adapter(name: str, adapter: str = "") -> tuple[str, str]:
 
 
 def _check_split(folder: Path) -> None:
-    """Where weights are split over files, all that their index names are there."""
+    """If weights are split over files, check that all files of their index are there."""
     index = folder / "model.safetensors.index.json"
     if not index.is_file():
         return
@@ -86,10 +86,10 @@ def context_length(folder: Path) -> int | None:
 
 
 def fetch_config(name: str) -> Path:
-    """Download nothing but the config.json of a model of the hub; returns its path in the hub's cache.
+    """Download only the config.json of a model of the hub; returns its path in the hub's cache.
 
     Raises:
-        UserError: when the hub does not have it.
+        UserError: the hub does not have it.
     """
     return _from_hub(name, lambda hub: hub.hf_hub_download(name, "config.json"))
 

@@ -32,18 +32,18 @@ def scripted_agent(
     thinking: Thinking = "off",
     answer_seconds: float = ANSWER_SECONDS,
 ) -> ScriptedAgent:
-    """Return the agent that a name stands for.
+    """The scripted agent of a name.
 
     Args:
-        env: the environment whose expert it may be.
-        script: "expert" plays the environment's solution, "null" answers with an empty text, "module:function"
-            calls a function of the conversation.
+        env: the environment with the expert, if the script is "expert".
+        script: "expert" plays the environment's solution, "null" answers with an empty text, "module:function" calls a
+            function of the conversation.
         model: folder of a model; with one, the turns hold its tokens.
         thinking: see `ScriptedAgent`.
         answer_seconds: see `ScriptedAgent`.
 
     Raises:
-        UserError: when the environment has no expert, or there is no such function.
+        UserError: the environment has no expert, or there is no such function.
     """
     settings: dict[str, Any] = {"model": model, "thinking": thinking, "answer_seconds": answer_seconds}
     if script == "null":
@@ -70,7 +70,7 @@ async def say_nothing(messages: list[Message]) -> Message:
 _CHECKED_KEYS = frozenset({"role", "content", "tool_calls"})
 _CALL_KEYS = frozenset({"id", "type", "function"})
 _TEXT = frozenset({str})
-_OBJECT = (dict, Mapping)  # an abstract class is slow to ask, and a dict is found before
+_OBJECT = (dict, Mapping)  # dict first: asking an abstract class is slow
 _ARGUMENTS = (str, *_OBJECT)
 _CALL_FORM = "{'function': {'name': 'TOOL', 'arguments': {...}}}"
 
@@ -79,21 +79,21 @@ _to_json = json.JSONEncoder().encode
 
 
 class ScriptedAgent:
-    """Answers with what a function returns. With a model folder its turns hold tokens, so SFT can train on them.
+    """Answers with the result of a function. With a model folder its turns hold tokens, so SFT can train on them.
 
-    A plain function runs in a thread, so it may block. Functions of several episodes then run at once: guard what they
-    share with a lock. A coroutine runs on the event loop and needs no thread.
+    A plain function runs in a thread, so it may block. Functions of several episodes then run at once: guard shared
+    data with a lock. A coroutine runs on the event loop and needs no thread.
 
     The calls of a scripted message are in OpenAI's form, with `arguments` as an object; missing ids are filled in.
-    Arguments that are text stay unchanged, valid JSON or not, like those of a model. Where the environment asks for a
-    form, see `NextTurn.constraint`, the answer of the function is checked.
+    Arguments that are text stay unchanged, valid JSON or not, like a model's. If the environment asks for a form, see
+    `NextTurn.constraint`, the function's answer is checked.
 
     Args:
         script: the function.
         model: folder of a model.
-        thinking: whether that model thinks, see `Renderer`: with it, the tokens of an answer begin with the message's
+        thinking: whether this model thinks, see `Renderer`. If so, the tokens of an answer begin with the message's
             reasoning_content, or with an empty thought.
-        name: of the script, for messages; that of the function by default.
+        name: of the script, for messages; by default the function's.
         answer_seconds: time limit for an answer, in seconds.
     """
 
@@ -117,8 +117,8 @@ class ScriptedAgent:
         """Ask the script for one turn.
 
         Raises:
-            PolicyError: when the script returns no assistant message, or one of another form than was asked for.
-            BaseException: whatever the script raises.
+            PolicyError: the script returns no assistant message, or a message of another form than the one asked for.
+            BaseException: raised by the script.
         """
         message = _checked(self._name, await self._script(conversation.messages))
         calls = from_openai(message)
@@ -152,10 +152,10 @@ class ScriptedAgent:
 
 
 def _checked(script: str, value: Any) -> Message:
-    """Return a copy of the script's message, which may be a constant.
+    """A copy of the script's message, which may be a constant.
 
     Raises:
-        PolicyError: when it is no assistant message.
+        PolicyError: it is no assistant message.
     """
     if (message := _plain_copy(value)) is not None:
         return message
@@ -168,9 +168,9 @@ def _checked(script: str, value: Any) -> Message:
 
 
 def _plain_copy(value: Any) -> Message | None:
-    """Return a copy of an assistant message that holds nothing but texts and calls of texts, which JSON can hold.
+    """A copy of an assistant message that holds only texts and calls of texts, which JSON can hold.
 
-    None for any other message. It is several times as fast as a check and a copy of any message.
+    None for any other message. This is several times as fast as a check and a copy of any message.
     """
     if type(value) is not dict or not value.keys() <= _CHECKED_KEYS:
         return None

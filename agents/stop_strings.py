@@ -10,9 +10,9 @@ from forge_env.core.types import Completion
 
 
 def truncate_at_stop(completion: Completion, stop: Sequence[str], decode: Callable[[Sequence[int]], str]) -> Completion:
-    """Return the completion up to and with the token that completes the first stop string.
+    """The completion up to and with the token that completes the first stop string.
 
-    The decision to stop depends only on the tokens before it. So the kept tokens were sampled as if generation had
+    The decision to stop depends only on the tokens before it. So the remaining tokens were sampled as if generation had
     ended there, and their logprobs stay valid.
     """
     ids = completion.token_ids
@@ -23,7 +23,7 @@ def truncate_at_stop(completion: Completion, stop: Sequence[str], decode: Callab
 
     if not stops(len(ids)):
         return completion
-    low, high = 1, len(ids)  # the least count that stops; decoding more tokens never removes text
+    low, high = 1, len(ids)  # the smallest count that stops; decoding more tokens never removes text
     while low < high:
         middle = (low + high) // 2
         low, high = (low, middle) if stops(middle) else (middle + 1, high)

@@ -10,7 +10,7 @@ from forge_env.core.errors import InvariantError
 from forge_env.core.types import NOT_SAMPLED, Completion, Sampling
 
 Ask = Callable[[Sequence[int], Sampling, int], Awaitable[Completion]]
-"""Samples a completion of a prompt; the number is that of the request within its turn, 0 or 1."""
+"""Samples a completion of a prompt; the number is the request's place in its turn, 0 or 1."""
 
 
 async def sample_within(
@@ -22,25 +22,25 @@ async def sample_within(
     close: Sequence[int],
     is_in_thought: Callable[[Sequence[int]], bool],
 ) -> tuple[Completion, list[tuple[int, ...]]]:
-    """Sample a turn whose thought has at most `budget` tokens.
+    """Sample a turn with a thought of at most `budget` tokens.
 
-    The first request ends at the budget. If the turn is not complete by then, a second one continues it: after the
-    tokens `close` if it is still in its thought, and else at once. Where the turn has no room for a thought of `budget`
-    tokens, `close` and an answer, there is one request, and the budget has no effect.
+    The first request ends at the budget. If the turn is not complete by then, a second request continues it: after the
+    tokens `close` if it is still in its thought, and otherwise at once. If the turn has no room for a thought of
+    `budget` tokens, `close` and an answer, there is one request, and the budget has no effect.
 
     Args:
         ask: samples a completion.
         prompt: of the turn.
-        sampling: `max_tokens` is the limit of the whole turn, inserted tokens included.
-        budget: tokens of a thought, with the one that opens it; 0 is no limit.
+        sampling: `max_tokens` is the limit of the full turn, inserted tokens included.
+        budget: tokens of a thought, including its opening token; 0 is no limit.
         close: the tokens that end a thought.
         is_in_thought: whether the tokens of a turn begin a thought and do not end it.
 
     Returns:
-        The completion of the whole turn, and the prompt of each request as the engine reports it.
+        The completion of the full turn, and the prompt of each request as the engine reports it.
 
     Raises:
-        InvariantError: when the engine has seen another prompt than the tokens so far.
+        InvariantError: the engine has seen another prompt than the tokens so far.
     """
     has_room = 0 < budget < sampling.max_tokens - len(close)
     first = await ask(prompt, replace(sampling, max_tokens=budget) if has_room else sampling, 0)
@@ -56,7 +56,7 @@ def joined(first: Completion, inserted: Sequence[int], rest: Completion) -> Comp
     """Join the completions of two requests of a turn, with the tokens that were inserted between them.
 
     Raises:
-        InvariantError: when the engine has seen another prompt than the tokens so far.
+        InvariantError: the engine has seen another prompt than the tokens so far.
     """
     begun = (*first.token_ids, *inserted)
     if rest.prompt_ids != (*first.prompt_ids, *begun):
@@ -73,11 +73,11 @@ def joined(first: Completion, inserted: Sequence[int], rest: Completion) -> Comp
 
 
 def context_digest(seen: Sequence[Sequence[int]], versions: Sequence[tuple[int, int]]) -> str:
-    """Return the `Turn.context_digest` of a turn.
+    """The `Turn.context_digest` of a turn.
 
     Args:
         seen: the prompt of each request.
-        versions: of the turn's tokens; a stop string may have cut off those of the second request.
+        versions: of the turn's tokens; a stop string may have cut off the versions of the second request.
     """
     if len(seen) == 1:
         return digest(seen[0])

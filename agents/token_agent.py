@@ -21,8 +21,8 @@ class TokenAgent:
     """An agent that samples its turns from a policy.
 
     Args:
-        model: Hugging Face folder whose tokenizer and family the policy uses.
-        policy: where tokens come from.
+        model: Hugging Face folder with the policy's tokenizer and family.
+        policy: samples the tokens.
         temperature: sampling temperature; 0 is greedy.
         top_p: see `Sampling`; 1 in training.
         thinking: whether the model thinks before it answers, see `Renderer`. `EpisodeLimits.max_thinking_tokens` limits
@@ -57,10 +57,10 @@ class TokenAgent:
         """Sample one turn.
 
         Raises:
-            ContextFull: when the prompt leaves no room to answer.
-            PromptCounted: when it is only to be counted.
-            TurnRefused: when the answer cannot be held to its form: by the policy, or for a feature of the schema.
-            PolicyError: when the policy did not answer.
+            ContextFull: the prompt leaves no room to answer.
+            PromptCounted: the prompt is only to be counted.
+            TurnRefused: the policy, or a feature of the schema, does not allow an answer of this form.
+            PolicyError: the policy did not answer.
         """
         asked, observation = conversation.asked or _DEFAULT_TURN, conversation.observation
         if asked.prompt is None:
@@ -80,7 +80,8 @@ class TokenAgent:
         if asked.stop:
             completion = truncate_at_stop(completion, asked.stop, self.renderer.decode)
         action = self.renderer.read(completion.token_ids, completion.finish_reason)
-        # Of the earlier turns' tokens only the last one was no input yet, and the last one of this turn is not.
+        # Of the earlier turns' tokens only the last one was not an input yet. The last one of this turn is not one
+        # either.
         first, end = max(0, old - 1), len(prompt) + len(completion.token_ids) - 1
         turn = Turn(
             kind="sampled",
@@ -109,7 +110,7 @@ class TokenAgent:
         return turn, action
 
     def _logprobs(self, turn: Turn) -> tuple[TokenLogprob, ...]:
-        """Of the sampled tokens of a turn, without the token that ended it."""
+        """The logprobs of the sampled tokens of a turn, without the token that ended it."""
         versions = [version for version, count in turn.versions for _ in range(count)]
         sampled = [
             TokenLogprob(self.renderer.token_bytes(token), logprob)
@@ -164,6 +165,6 @@ def _as_message(prompt: str) -> Message:
 
 
 def _turn_seed(seed: int, turn: int, number: int) -> int:
-    """A seed per request of a turn: equal episode seeds give equal turns, and different requests have different
+    """A seed for each request of a turn. Equal episode seeds give equal turns, and different requests have different
     seeds."""
     return (seed * 1_000_003 + turn * 7_919 + number * 104_729) % 2**31

@@ -40,7 +40,7 @@ ROOMS = {
     "envs.tool_api": "http json_schema mcp openapi shop tool_names answers call_tasks sources tasks services env",
     "trainers": """settings config batching objective algorithm checkpoints model lora metrics titan setup run
         controller train grpo dapo gspo sapo cispo reinforce losses sft""",
-    "trainers.setup": """packages signals hosts objective placement options deadlines run_tasks held_out titan_settings
+    "trainers.setup": """packages signals objective placement options deadlines run_tasks held_out titan_settings
         memory weight_store sizing checks run_plan plan meaning dry_run entry""",
     "trainers.setup.sizing": "estimates card engine fit",
 }

@@ -5,7 +5,8 @@ import sys
 
 from trainers.metrics.heartbeat import announce, trainer_of
 
-# While Python looks for the module of `python -m`, argv is that; another program may import this package then.
+# While Python looks for the module of `python -m`, argv is ["-m"]; another program may import this package at that
+# time.
 if sys.argv[:1] == ["-m"] and trainer_of(sys.orig_argv):
     if importlib.util.find_spec("torch") is None:  # the gym half
         from trainers.setup.packages import missing

@@ -1,6 +1,6 @@
 """Algorithm: what a command and a plan need to know of an algorithm. Every file of an algorithm ends with one.
 
-The trainer's own algorithms and those in files of users are used alike: by a target, "trainers.grpo:GRPO" or
+The trainer's own algorithms and a user's are used alike, by a target: "trainers.grpo:GRPO" or
 "path/to/my_file.py:MINE".
 """
 
@@ -22,28 +22,28 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Algorithm:
-    """An algorithm by which a model is trained.
+    """An algorithm that trains a model.
 
     GRPO = Algorithm(name="grpo", config=Config, loss=loss, objective=make_objective)
     """
 
     name: str
-    """In the record of a run, and in the name of its folder."""
+    """Names the algorithm in the record of a run, and in the name of its folder."""
     config: type[RunConfig]
-    """The settings of a run. For a policy gradient one field is a section, of a class made from `AlgorithmConfig`."""
+    """The settings of a run. For a policy gradient one field is a section, of a subclass of `AlgorithmConfig`."""
     loss: Callable[[Any], Loss] | None = None
-    """Makes the loss from an instance of `config`. Supervised training has its loss elsewhere, and no objective."""
+    """Makes the loss from an instance of `config`. None in supervised training, which also has no objective."""
     objective: Callable[[Any, Loss], Objective] | None = None
-    """Makes the objective from an instance of `config` and the loss, as `trainers.objective.objective.make_objective`
-    does."""
+    """Makes the objective from an instance of `config` and the loss, like
+    `trainers.objective.objective.make_objective`."""
     target: str = ""
-    """By which it is found, if its file is not one of the trainer's."""
+    """The target that finds it, if its file is not one of the trainer's."""
 
     def make_objective(self, config: RunConfig) -> Objective:
         """The objective of a policy gradient.
 
         Raises:
-            UserError: for a setting out of range.
+            UserError: a setting is out of range.
         """
         assert self.loss is not None and self.objective is not None
         return self.objective(config, self.loss(config))
@@ -58,7 +58,7 @@ def find_algorithm(target: str) -> Algorithm:
     """Import the algorithm of a target.
 
     Raises:
-        UserError: when the target cannot be imported, is no Algorithm, or is one that cannot be used.
+        UserError: the target cannot be imported, is no Algorithm, or cannot be used.
     """
     algorithm, (source, name) = load(target), split_target(target)
     if not isinstance(algorithm, Algorithm):
@@ -78,7 +78,7 @@ def find_algorithm(target: str) -> Algorithm:
 
 
 def check_unchanged(algorithm: Algorithm) -> None:
-    """Check that processes which have imported an algorithm of the user's by now have the one that was found before.
+    """Check that processes which have imported a user's algorithm by now have the version of the start.
 
     Raises:
         UserError: its file has changed.

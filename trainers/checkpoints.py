@@ -1,7 +1,7 @@
-"""A run's checkpoints on disk, RUN/checkpoints/step_000040/: names, manifests, which to keep and which to go on from.
+"""A run's checkpoints on disk, RUN/checkpoints/step_000040/: names, manifests, which to keep, which to go on from.
 
-A folder has its final name only when it is complete; before that its name begins with a dot. What is in it is the
-business of trainers/titan/checkpoint.py. Nothing here needs torch: the controller reads it too.
+A folder has its final name only when it is complete; before that its name begins with a dot.
+trainers/titan/checkpoint.py writes what is in it. Nothing here needs torch: the controller reads checkpoints too.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ class Checkpoint:
 
     path: Path
     step: int
-    """Optimizer steps of the algorithm, those of the warm-up not among them."""
+    """Optimizer steps of the algorithm, without the steps of the warm-up."""
     extra: Mapping[str, Any]
-    """What the run wrote down for itself; see trainers/run/checkpointing.py."""
+    """The run's own entries; see trainers/run/checkpointing.py."""
 
 
 def path_of(run: Path, step: int) -> Path:
@@ -50,10 +50,10 @@ def steps_of(run: Path) -> dict[int, Path]:
 
 
 def find(run: Path, step: int = 0) -> Checkpoint:
-    """Find the checkpoint of a step, or the newest for 0, and check that it is whole.
+    """Find the checkpoint of a step, or the newest for 0, and check that no file is missing or damaged.
 
     Raises:
-        UserError: when there is none, or it is damaged; the sentence names what can be used instead.
+        UserError: there is none, or it is damaged; the sentence names what can be used instead.
     """
     folders = steps_of(run)
     if not folders:
@@ -82,7 +82,7 @@ def check_fits(checkpoint: Checkpoint, algorithm: str, config: RunConfig) -> Non
     """Check that a run may go on from a checkpoint with this config.
 
     Raises:
-        UserError: naming every setting that differs and may not, or when the run has all its steps.
+        UserError: a setting differs that may not change, with all their names; or the run has all its steps.
     """
     saved = checkpoint.extra
     if saved["algorithm"] != algorithm:
@@ -107,9 +107,9 @@ def check_fits(checkpoint: Checkpoint, algorithm: str, config: RunConfig) -> Non
     if config.training.optimizer_state == "8bit" and tensor != saved_tensor:
         raise UserError(
             f"--parallelism.tensor_parallel_degree is {tensor}, and {checkpoint.path} was saved with {saved_tensor} "
-            f"and --training.optimizer_state 8bit, whose moments cannot be cut in another way: give {saved_tensor}"
+            f"and --training.optimizer_state 8bit; its moments cannot be cut in another way: give {saved_tensor}"
         )
-    if config.training.steps != BY_CASE and config.training.steps < checkpoint.step:  # else data says how many
+    if config.training.steps != BY_CASE and config.training.steps < checkpoint.step:  # -1: the data gives the number
         raise UserError(
             f"--training.steps is {config.training.steps}, and {checkpoint.path} is past that: give at least "
             f"{checkpoint.step}, or go on from an older one with --checkpoint.step"
@@ -117,7 +117,7 @@ def check_fits(checkpoint: Checkpoint, algorithm: str, config: RunConfig) -> Non
 
 
 def clean(run: Path, step: int) -> None:
-    """Remove what a killed run left half-written, and checkpoints after `step`, which are of a course not taken."""
+    """Remove half-written files of a killed run, and checkpoints after `step`: the run now takes another course."""
     for path in (run / "checkpoints").glob(".*"):
         shutil.rmtree(path)
     for other, path in steps_of(run).items():
@@ -126,13 +126,13 @@ def clean(run: Path, step: int) -> None:
 
 
 def prune(run: Path, keep_last: int) -> None:
-    """Remove all complete checkpoints but the newest `keep_last`; at least one stays."""
+    """Remove all complete checkpoints except the newest `keep_last`; at least one stays."""
     for path in list(steps_of(run).values())[: -max(1, keep_last)]:
         remove(path)
 
 
 def remove(path: Path) -> None:
-    """Remove a checkpoint; half removed it must not have the name of a complete one."""
+    """Remove a checkpoint. It loses the name of a complete one first, in case this is interrupted."""
     doomed = path.with_name(f".{path.name}.old")
     shutil.rmtree(doomed, ignore_errors=True)
     path.rename(doomed)
@@ -164,7 +164,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
 
 
 def write_texts(folder: Path, texts: Mapping[str, Sequence[bytes]]) -> None:
-    """Write further files of a checkpoint, by name each the lines of it, and wait until they are on the disk."""
+    """Write further files of a checkpoint, given as lines by file name, and wait until they are on the disk."""
     for name, lines in texts.items():
         with (folder / name).open("wb") as file:
             file.writelines(lines)
@@ -173,7 +173,7 @@ def write_texts(folder: Path, texts: Mapping[str, Sequence[bytes]]) -> None:
 
 
 def write_manifest(folder: Path, manifest: Mapping[str, Any]) -> None:
-    """Write a manifest that also names every file that is there, and wait until it is on the disk."""
+    """Write a manifest with the names of all files in the folder, and wait until it is on the disk."""
     paths = sorted(path for path in folder.rglob("*") if path.is_file())
     files = {str(path.relative_to(folder)): path.stat().st_size for path in paths}
     with (folder / MANIFEST).open("w") as file:

@@ -25,14 +25,14 @@ from trainers.settings.algorithm import AlgorithmConfig
 from trainers.train import main
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class CISPOConfig(AlgorithmConfig):
     clip_low: Annotated[float, Interval(ge=0, le=1)] = 1.0
     """1 is no lower bound."""
     clip_high: Annotated[float, Ge(0)] = 4.0
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Config(RunConfig):
     cispo: CISPOConfig = field(default_factory=CISPOConfig)
 
@@ -40,17 +40,17 @@ class Config(RunConfig):
 class CISPOLoss(RatioLoss):
     """REINFORCE, weighted by the clipped ratio: per token -sg(clip(r, 1 - clip_low, 1 + clip_high)) A log p.
 
-    arXiv 2506.13585, equations 4 and 5, with r = p_new / p_engine; sg(.) stops the gradient. No token loses its
+    arXiv 2506.13585, equations 4 and 5, with r = p_new / p_engine; sg(.) stops the gradient. Every token keeps its
     gradient, only its weight is bounded.
 
-    Conventions differ: here, in verl and in slime the bounds are distances from 1; TRL's `epsilon_high` is the largest
-    ratio itself, without a lower bound. The default, no lower bound and a ratio of at most 5, is slime's and TRL's
-    recommendation of arXiv 2510.13786; TRL's epsilon_high=e is clip_high=e - 1, clip_low=1.
+    Conventions differ. Here, in verl and in slime the bounds are distances from 1. TRL's `epsilon_high` is the largest
+    ratio itself, without a lower bound: TRL's epsilon_high=e is clip_high=e - 1, clip_low=1. The default, no lower
+    bound and a ratio of at most 5, is slime's. TRL recommends it too, after arXiv 2510.13786.
 
     Args:
         clip_low: how far below 1 the weight may go, within [0, 1]; 1 is no lower bound.
         clip_high: how far above 1.
-        beta: see `PolicyLoss`, as `aggregation` and `options`.
+        beta: see `PolicyLoss`; likewise `aggregation` and `options`.
     """
 
     policy_term_vanishes = True
@@ -74,7 +74,7 @@ class CISPOLoss(RatioLoss):
         return -weight * advantages * logprobs
 
     def clipped(self, log_ratio: Tensor, advantages: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-        """Where the weight is bounded."""
+        """True for tokens with a bounded weight."""
         ratio = log_ratio.exp()
         return (ratio < 1 - self.clip_low) & mask, (ratio > 1 + self.clip_high) & mask
 
@@ -88,7 +88,7 @@ CISPO = Algorithm(name="cispo", config=Config, loss=loss, objective=make_objecti
 """J = E[ mean over sampled tokens of sg(clip(r, 1 - clip_low, 1 + clip_high)) A log p_new(token) ]
 
 with r = p_new(token) / p_engine(token), no gradient through sg(.), and A = (R - mean(R)) / (std(R) + eps) over the
-group, which is `trainers.objective.advantages.group_relative`.
+group (`trainers.objective.advantages.group_relative`).
 """
 
 if __name__ == "__main__":

@@ -1,21 +1,22 @@
-"""The settings of a training run: sections, of which trainers/settings/ has a file for each part of the trainer.
+"""The settings of a training run, put together from the sections in trainers/settings/.
 
-Every field is an option by its dotted name: `--training.learning_rate 1e-4`. The field says all about the option: its
-type with its bounds, its default, whether it may change when a run goes on (`MAY_CHANGE`, of a section for all of its
-fields), and the text of --help below it. `OR_BY_CASE` allows -1, the default of what is trained, from the table of
-`trainers.setup.options.defaults`; the other defaults are the tiny CPU recipe.
+Every field is an option by its dotted name: `--training.learning_rate 1e-4`. The field states everything about the
+option: its type with its bounds, its default, whether it may change when a run goes on (`MAY_CHANGE`; on a section, for
+all its fields), and below it the text of --help. `OR_BY_CASE` allows -1: the default by what is trained, from the table
+of `trainers.setup.options.defaults`. The other defaults are the tiny CPU recipe.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
+from agents.generator.settings import UpdateOption
 from forge_env.utils.settings import MAY_CHANGE
 from trainers.settings.adapters import LoraConfig, MoEConfig
 from trainers.settings.algorithm import AlgorithmConfig
-from trainers.settings.loop import LoopSettings
+from trainers.settings.loop import LoopSettings, TrainingRate
 from trainers.settings.record import CheckpointConfig, EvaluationConfig, MetricsConfig
 from trainers.settings.services import DeadlinesConfig, LauncherConfig, ServicesConfig, WeightsConfig
 from trainers.settings.tasks import DatasetConfig, EnvConfig, ModelConfig, WarmupConfig
@@ -41,12 +42,12 @@ SHORT_OPTIONS = {
 """Short names of settings and, as in `--trainer.procs 4`, of sections."""
 
 
-@dataclass(kw_only=True)
-class TrainingConfig(TrainerSettings, LoopSettings):
+@dataclass(frozen=True, kw_only=True)
+class TrainingConfig(TrainerSettings, UpdateOption, TrainingRate, LoopSettings):
     """The loop and the trainer."""
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class RunConfig:
     """What all algorithms share; each algorithm adds its own section."""
 
@@ -72,36 +73,37 @@ class RunConfig:
     checkpoint: Annotated[CheckpointConfig, MAY_CHANGE] = field(default_factory=CheckpointConfig)
     metrics: Annotated[MetricsConfig, MAY_CHANGE] = field(default_factory=MetricsConfig)
 
-    def settle(self) -> None:
-        """Set what follows from other settings, and check what only the algorithm can; algorithms override this.
+    def settled(self) -> Self:
+        """The config with what follows from other settings; checks what only the algorithm can, which overrides this.
 
         Raises:
-            UserError: for settings that contradict each other.
+            UserError: settings contradict each other.
         """
+        return self
 
     def about_data(self) -> Sequence[str]:
-        """Sentences on data that replaces an environment's tasks, as far as it is on this machine.
+        """Sentences about data that replaces an environment's tasks, as far as it is on this machine.
 
         Raises:
-            UserError: when it cannot be read.
+            UserError: the data cannot be read.
         """
         return ()
 
     @property
     def staleness(self) -> int:
-        """Optimizer steps between the weights that sampled a group and those that it trains, at most."""
+        """Optimizer steps at most between the weights that sampled a group and the weights that train on it."""
         return self.training.staleness if self.training.staleness >= 0 else self.training.sync_interval - 1
 
     @property
     def precision(self) -> Literal["float32", "bfloat16"]:
-        """The coarser of what the trainer and the engine compute in."""
+        """The coarser one of the two dtypes, in which the trainer and the engine compute."""
         dtype, services = self.training.dtype, self.services
         coarse = dtype == "bfloat16" or services.generator.with_gpus or (dtype == "auto" and services.trainer.with_gpus)
         return "bfloat16" if coarse else "float32"
 
     @property
     def engine_dtype(self) -> Literal["float32", "bfloat16"]:
-        """What the engine computes in, and the weights are published in."""
+        """The dtype in which the engine computes, and in which weights are published."""
         return "bfloat16" if self.services.generator.with_gpus else "float32"
 
     @property

@@ -3,10 +3,14 @@
     python -m trainers.dapo --env code_exec
     python -m trainers.dapo --env math --dapo.overlong_filtering true --dapo.overlong_penalty 0
 
-Its four parts: the upper clip is wider than the lower one (Clip-Higher); every sampled token weighs the same; a group
-whose episodes all have one reward is dropped and another one sampled (dynamic sampling); an episode that comes near the
-largest length loses reward (soft overlong punishment), or is not learned from once it is cut off (overlong filtering,
-which the paper's ablation starts from; verl's recipe leaves it off, and so does this default).
+Its four parts:
+
+1. Clip-Higher: the upper clip is wider than the lower one.
+2. Every sampled token weighs the same.
+3. Dynamic sampling: a group with one reward for all its episodes is dropped, and another one is sampled.
+4. Soft overlong punishment: an episode that comes near the largest length loses reward. Or overlong filtering: an
+   episode that was cut off is not learned from. The paper's ablation starts from it; verl's recipe leaves it off, as
+   this default.
 """
 
 from __future__ import annotations
@@ -28,27 +32,28 @@ from trainers.settings.algorithm import AlgorithmConfig
 from trainers.train import main
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class DAPOConfig(AlgorithmConfig):
     clip_low: Annotated[float, Interval(ge=0, le=1)] = 0.2
     clip_high: Annotated[float, Ge(0)] = 0.28
     dynamic_sampling: bool = True
-    """Whether groups whose episodes all have one reward are sampled anew."""
+    """Sample a group anew if all its episodes have one reward."""
     signal_error: Annotated[int, Ge(0)] = 512
-    """Dropped groups in a row after which the run ends with an error; 0 is never, and a step
-    is then waited for as long as groups come back."""
+    """The run ends with an error after this number of dropped groups in a row. 0 never ends it: a step then waits as
+    long as groups come back."""
     overlong_length: Annotated[int, Ge(0)] = 0
-    """Sampled tokens of an episode from which on the whole penalty is due; 0 is what an episode can sample:
-    env.max_turns times env.max_turn_tokens, or what its first prompt leaves of env.max_tokens where that is less."""
+    """From this number of sampled tokens in an episode on, the penalty is due in full. 0 is the most that an episode
+    can sample: env.max_turns times env.max_turn_tokens, or what its first prompt leaves of env.max_tokens if that is
+    less."""
     overlong_buffer: Annotated[float, Interval(ge=0, le=1)] = 0.2
-    """The share of that length, at its end, over which the penalty rises from 0; the paper's is 4096 of 20480."""
+    """The penalty rises from 0 over this share of that length, at its end; 4096 of 20480 tokens in the paper."""
     overlong_penalty: Annotated[float, Ge(0)] = 1.0
-    """The whole penalty, in units of reward; 0 is none."""
+    """The full penalty, in units of reward; 0 is none."""
     overlong_filtering: bool = False
-    """Whether episodes that were cut off are left out of the loss; they stay in their group's baseline."""
+    """Leave episodes that were cut off out of the loss; they stay in their group's baseline."""
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Config(RunConfig):
     dapo: DAPOConfig = field(default_factory=DAPOConfig)
 
@@ -57,32 +62,32 @@ class DAPOLoss(ClippedLoss):
     """Decoupled clip: per token -min(r A, clip(r, 1 - clip_low, 1 + clip_high) A), the mean over all valid tokens.
 
     Equations 8, 10 and 12 of arXiv 2503.14476, with r = p_new / p_engine. It has no KL. TRL's "dapo" and verl's
-    "token-mean" divide by the tokens of the whole step over all ranks, which is what `normalizer` does here.
+    "token-mean" divide by the tokens of the whole step over all ranks; `normalizer` does the same here.
     """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OverlongPunishment:
-    """The soft overlong punishment, equation 13: nothing, then a straight line down, then the whole of it.
+    """The soft overlong punishment, equation 13: 0, then a straight line down, then -penalty.
 
-    verl's line goes on beyond `length`; the paper's, and this one, ends there.
+    The line ends at `length`, as in the paper. In verl it goes on.
 
     >>> punishment = OverlongPunishment(length=100, buffer=0.2)
     >>> [punishment(tokens) for tokens in (80, 90, 100, 200)]
     [0.0, -0.5, -1.0, -1.0]
 
     Raises:
-        UserError: for a setting out of range.
+        UserError: a setting is out of range.
     """
 
     length: int
-    """Sampled tokens of an episode from which on the whole penalty is due."""
+    """From this number of sampled tokens in an episode on, the penalty is due in full."""
     buffer: float = 0.2
-    """The share of `length`, at its end, over which the penalty rises from 0."""
+    """The penalty rises from 0 over this share of `length`, at its end."""
     penalty: float = 1.0
     context: int = 0
-    """Prompt and sampled tokens of an episode at most. Where it is above 0, the length of an episode is at most what
-    its first prompt leaves of it: no episode can sample more."""
+    """Prompt and sampled tokens of an episode at most; 0 is no limit. With a limit, the length of an episode is at most
+    what its first prompt leaves of it: no episode can sample more."""
 
     def __post_init__(self) -> None:
         if self.length < 1 or not 0 <= self.buffer <= 1 or not self.penalty >= 0:
@@ -92,7 +97,7 @@ class OverlongPunishment:
             )
 
     def __call__(self, tokens: int, *, length: int = 0) -> float:
-        """What an episode of so many sampled tokens gets, from 0 down to -penalty; `length` 0 is the setting."""
+        """The punishment for this number of sampled tokens, from 0 down to -penalty; `length` 0 is the setting."""
         length = length or self.length
         width = self.buffer * length
         beyond = tokens - (length - width)
@@ -101,18 +106,18 @@ class OverlongPunishment:
         return -self.penalty * (beyond / width if tokens < length else 1.0)
 
     def length_of(self, episode: Episode) -> int:
-        """The sampled tokens from which on the whole penalty is due for this episode, at least 1."""
+        """From this number of sampled tokens on, at least 1, this episode gets the full penalty."""
         if not self.context or not episode.work:
             return self.length
         return max(1, min(self.length, self.context - len(episode.work[0].prompt_ids)))
 
     def of_episode(self, episode: Episode) -> float:
-        """What an episode gets for the tokens that it sampled in all its turns."""
+        """The punishment for the tokens that an episode sampled in all its turns."""
         return self(episode.num_sampled, length=self.length_of(episode))
 
 
 def is_truncated(episode: Episode) -> bool:
-    """Whether a limit ended the episode: of tokens, turns or time."""
+    """Whether a limit of tokens, turns or time ended the episode."""
     return episode.outcome is Outcome.TRUNCATED
 
 
@@ -134,7 +139,7 @@ def objective(config: Config, loss: Loss) -> Objective:
 
 
 def _punishment(config: Config) -> OverlongPunishment:
-    """The punishment of the settings: without a length of its own, that of an episode that samples all it can."""
+    """The punishment of the settings. overlong_length 0 means max_turns * max_turn_tokens."""
     section, env = config.dapo, config.env
     return OverlongPunishment(
         length=section.overlong_length or env.max_turns * env.max_turn_tokens,
@@ -147,8 +152,8 @@ def _punishment(config: Config) -> OverlongPunishment:
 DAPO = Algorithm(name="dapo", config=Config, loss=loss, objective=objective)
 """J = E[ sum over all sampled tokens of min(r A, clip(r, 1 - clip_low, 1 + clip_high) A) / their number ]
 
-with r = p_new(token) / p_engine(token), A = (R - mean(R)) / (std(R) + eps) over a group that has 0 < std(R), which
-is `trainers.objective.advantages.group_relative`, and R the episode's reward less the penalty of its length.
+with r = p_new(token) / p_engine(token), A = (R - mean(R)) / (std(R) + eps) over a group with 0 < std(R)
+(`trainers.objective.advantages.group_relative`), and R the episode's reward less the penalty of its length.
 """
 
 if __name__ == "__main__":

@@ -5,14 +5,14 @@
     python -m trainers.grpo --grpo.clip_high 0.2 --grpo.aggregation sequence --grpo.beta 0.04    # as in the paper
     python -m trainers.grpo --grpo.aggregation constant --grpo.normalization none                # Dr.GRPO
 
-For each task a group of episodes is sampled. An episode's advantage is its reward, standardised within its group; no
-value model is needed. The importance ratio is a real one: the denominator is the logprob that the engine sampled with.
+A group of episodes is sampled for each task. An episode's advantage is its reward, standardised within its group; no
+value model is needed. The denominator of the importance ratio is the logprob that the engine sampled with.
 
 Two defaults of this command are DAPO's (arXiv 2503.14476) and not the paper's: the upper clip is wider than the lower
 one (Clip-Higher, 0.28 against 0.2), and every sampled token of the step weighs the same (aggregation "token"). The
-paper has 0.2 on both sides, the mean over episodes of each one's token mean, and a KL penalty with beta 0.04.
+paper has 0.2 on both sides, the mean over episodes of their token means, and a KL penalty with beta 0.04.
 
-Dr.GRPO (arXiv 2503.20783) removes what GRPO weighs by: the length of an episode and the spread of a group's rewards.
+Dr.GRPO (arXiv 2503.20783) removes two weights of GRPO: the length of an episode and the spread of a group's rewards.
 """
 
 from __future__ import annotations
@@ -31,28 +31,29 @@ from trainers.settings.algorithm import AlgorithmConfig
 from trainers.train import main
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class GRPOConfig(AlgorithmConfig):
     clip_low: Annotated[float, Interval(ge=0, le=1)] = 0.2
     clip_high: Annotated[float, Ge(0)] = 0.28
     dual_clip: Annotated[float, Ge(0)] = 0.0
-    """Bounds the loss of a negative advantage at this times it (arXiv 1912.09729), for example 3; 0 does not."""
+    """Bounds the loss of a negative advantage at this number times the advantage, for example 3 (arXiv 1912.09729). 0
+    does not bound it."""
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Config(RunConfig):
     grpo: GRPOConfig = field(default_factory=GRPOConfig)
 
 
 class GRPOLoss(ClippedLoss):
-    """The clipped surrogate: per token -min(r A, clip(r, 1 - clip_low, 1 + clip_high) A), and beta times the KL.
+    """The clipped surrogate: per token -min(r A, clip(r, 1 - clip_low, 1 + clip_high) A), plus beta times the KL.
 
     Equation 3 of arXiv 2402.03300, with r = p_new / p_engine and k3 as the estimate of the KL.
 
     Conventions: the paper has clip_low = clip_high = 0.2 and beta = 0.04, TRL 0.2, 0.2 and 0, verl 0.2, 0.2, no KL and
     dual_clip=3, torchforge beta = 0.1. Dr.GRPO is aggregation="constant" with advantages that are not divided by the
-    standard deviation; the paper's own formula has no length in it, which is constant=1. TRL's "bnpo" is
-    aggregation="token" over one micro-batch: without a `normalizer`.
+    standard deviation. The paper's own formula has no length in it: constant=1. TRL's "bnpo" is aggregation="token"
+    over one micro-batch: without a `normalizer`.
 
     The class's default is the paper's aggregation, "sequence"; the command's is "token".
     """
@@ -83,8 +84,8 @@ def loss(config: Config) -> GRPOLoss:
 GRPO = Algorithm(name="grpo", config=Config, loss=loss, objective=make_objective)
 """J = E[ mean over sampled tokens of min(r A, clip(r, 1 - clip_low, 1 + clip_high) A) ] - beta KL
 
-with r = p_new(token) / p_engine(token) and A = (R - mean(R)) / (std(R) + eps) over the group, which is
-`trainers.objective.advantages.group_relative`.
+with r = p_new(token) / p_engine(token) and A = (R - mean(R)) / (std(R) + eps) over the group
+(`trainers.objective.advantages.group_relative`).
 """
 
 if __name__ == "__main__":

@@ -6,12 +6,12 @@
 A reward belongs to an episode, and so does the importance ratio here: one number, the geometric mean of its tokens'
 ratios, which is clipped as a whole. A mean of log-ratios moves little, so the clip range is far narrower than GRPO's.
 
-It is narrower than what a bfloat16 engine and the trainer differ by on the same weights: a token's logprobs by 0.008 in
-the mean, up to 0.03, against 1e-6 in float32. A ratio of new / engine would so clip 18% (A > 0) to 37% (A < 0) of the
-episodes of 256 tokens before anything is learned. There the ratio is new / old by default, against the trainer's own
-logprobs (`training.old_logprobs`), and the correction takes what lies between old and engine.
+In bfloat16 the engine and the trainer differ by more than this range on the same weights: a token's logprobs by 0.008
+in the mean, up to 0.03, against 1e-6 in float32. A ratio of new / engine would clip 18% (A > 0) to 37% (A < 0) of the
+episodes of 256 tokens before anything is learned. So in bfloat16 the ratio is new / old by default, against the
+trainer's own logprobs (`training.old_logprobs`), and the correction takes the difference between old and engine.
 
-The paper takes 4 optimizer steps on each batch of rollouts, which is `training.sync_interval 4`.
+The paper takes 4 optimizer steps on each batch of rollouts: `training.sync_interval 4`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from trainers.settings.algorithm import AlgorithmConfig
 from trainers.train import main
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class GSPOConfig(AlgorithmConfig):
     clips_within_rounding: ClassVar[bool] = True
 
@@ -40,7 +40,7 @@ class GSPOConfig(AlgorithmConfig):
     aggregation: Literal["token", "sequence", "constant"] = "sequence"
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Config(RunConfig):
     gspo: GSPOConfig = field(default_factory=GSPOConfig)
 
@@ -52,11 +52,11 @@ class GSPOLoss(ClippedLoss):
     equations 5 and 7. The clip range is the paper's, hundreds of times narrower than GRPO's, since a mean of log-ratios
     varies much less.
 
-    It is computed per token as s_t = sg(s) exp(logprob - sg(logprob)), where sg(.) stops the gradient: the paper's
-    GSPO-token form, as in verl. For one advantage per episode its value and gradient are those of the episode's ratio
-    (TRL's importance_sampling_level="sequence"), and advantages per token work too. A token that a correction leaves
-    out has no gradient here, as in verl; in TRL it keeps its share of the episode's ratio. The "sequence_" corrections
-    are the same in all.
+    It is computed per token as s_t = sg(s) exp(logprob - sg(logprob)); sg(.) stops the gradient. This is the paper's
+    GSPO-token form, as in verl. With one advantage per episode it has the value and gradient of the episode's ratio
+    (TRL's importance_sampling_level="sequence"). Advantages per token work too. A token that a correction leaves out
+    has no gradient here, as in verl; in TRL it keeps its share of the episode's ratio. The "sequence_" corrections are
+    the same in all.
     """
 
     def __init__(
@@ -85,9 +85,9 @@ def loss(config: Config) -> GSPOLoss:
 GSPO = Algorithm(name="gspo", config=Config, loss=loss, objective=make_objective)
 """J = E[ mean over episodes of min(s A, clip(s, 1 - clip_low, 1 + clip_high) A) ]
 
-with s = exp(mean over the episode's tokens of log(p_new / p_old)) and A = (R - mean(R)) / (std(R) + eps) over the
-group, which is `trainers.objective.advantages.group_relative`. p_old is the trainer's own at the last update of the
-engine's weights, or the engine's.
+with s = exp(mean over the episode's tokens of log(p_new / p_old)) and A = (R - mean(R)) / (std(R) + eps) over the group
+(`trainers.objective.advantages.group_relative`). p_old is the trainer's at the last update of the engine's weights, or
+the engine's.
 """
 
 if __name__ == "__main__":

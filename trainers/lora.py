@@ -20,14 +20,14 @@ from trainers.model.shape import ModelShape
 from trainers.settings.adapters import LoraConfig
 
 ALL = "all-linear"
-"""What stands for all of `TARGETS`."""
+"""The name for all of `TARGETS`."""
 IN_ATTENTION, IN_MLP = TARGETS[:4], TARGETS[4:]
-"""Those of `IN_MLP` are no single matrices in a model with experts."""
+"""In a model with experts the matrices of `IN_MLP` are no single matrices."""
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Lora(LoraConfig):
-    """The adapters of a trainer, e.g. `Lora(rank=16, alpha=32.0)`: the section `lora`, resolved."""
+    """The adapters of a trainer, for example `Lora(rank=16, alpha=32.0)`: the section `lora`, resolved."""
 
     targets: Sequence[str] = TARGETS  # type: ignore[assignment]
     """Names of `TARGETS`."""
@@ -48,20 +48,20 @@ class Lora(LoraConfig):
 
 
 def published_parameters(lora: Lora | None, shape: ModelShape) -> int:
-    """Numbers of one snapshot of the weights that an engine gets."""
+    """The number of values in one snapshot of the weights for an engine."""
     return lora.parameters(shape) if lora and lora.publish == "adapter" else shape.parameters
 
 
 def target_sizes(shape: ModelShape) -> dict[str, tuple[int, int]]:
-    """Inputs and outputs of the matrix of each target."""
+    """The inputs and outputs of each target's matrix."""
     h, q, k, m = shape.hidden_size, shape.query_size, shape.key_value_size, shape.intermediate_size
     return dict(zip(TARGETS, [(h, q), (h, k), (h, k), (q, h), (h, m), (h, m), (m, h)], strict=True))
 
 
 def lora_of(config: RunConfig, shape: ModelShape | None = None) -> Lora | None:
-    """The adapters that a config asks for, which `check_config` has checked; None for training all weights.
+    """The adapters that a config asks for, checked by `check_config`; None if all weights are trained.
 
-    `shape` is that of the model, where it is known: what the engine gets depends on it.
+    Give the `shape` of the model if it is known: the engine gets adapters or merged weights depending on it.
     """
     section = config.lora
     if not section.is_on:
@@ -78,19 +78,19 @@ def lora_of(config: RunConfig, shape: ModelShape | None = None) -> Lora | None:
 def choose_publish(
     config: LoraConfig, engine_dtype: str, shape: ModelShape | None = None
 ) -> tuple[Literal["merged", "adapter"], str]:
-    """What the engine gets, "merged" weights or the "adapter" alone, and why that was chosen.
+    """What the engine gets, "merged" weights or the "adapter" alone, and the reason.
 
     Args:
         config: the section.
-        engine_dtype: what the engine computes in, "float32" or "bfloat16".
-        shape: of the model; None where it is not known yet.
+        engine_dtype: the dtype in which the engine computes, "float32" or "bfloat16".
+        shape: of the model; None if it is not known yet.
     """
     if config.publish != "auto":
         return config.publish, "as --lora.publish says"
     if engine_dtype == "float32":
         return "merged", "an engine in float32 has merged weights without rounding, and is the fastest with them"
     if shape is not None and shape.num_experts:
-        return "merged", "the model has experts, whose kernels differ in an engine that holds adapters"
+        return "merged", "the model has experts, and their kernels differ in an engine that holds adapters"
     if config.rank > RANKS[-1]:
         return "merged", f"the engine takes adapters of rank up to {RANKS[-1]}"
     return "adapter", f"an engine in {engine_dtype} would round small updates of merged weights away"
@@ -100,7 +100,7 @@ def check_config(config: RunConfig) -> None:
     """Check the names of the targets, and the adapter to start from.
 
     Raises:
-        UserError: for an unknown target, or an adapter folder that does not fit the other settings.
+        UserError: a target is unknown, or an adapter folder does not fit the other settings.
     """
     section = config.lora
     if list(section.targets) != [ALL]:
@@ -132,12 +132,12 @@ def check_trainer(lora: Lora | None, optimizer_state: str, *, cpu_offload: bool)
     """Check that the trainer's other settings work with adapters.
 
     Raises:
-        UserError: when they do not.
+        UserError: they do not.
     """
-    trained = "" if lora is None else f"and --lora.rank is {lora.rank}, by which adapters are trained"
+    trained = "" if lora is None else f"and --lora.rank is {lora.rank}, which trains adapters"
     if trained and optimizer_state == "8bit":
         raise UserError(
-            f"--training.optimizer_state is 8bit {trained}, whose small moments are not kept in 8 bits: set it to "
+            f"--training.optimizer_state is 8bit {trained}; their small moments are not kept in 8 bits: set it to "
             "float32, or --lora.rank to 0"
         )
     if trained and cpu_offload:
@@ -148,12 +148,12 @@ def check_trainer(lora: Lora | None, optimizer_state: str, *, cpu_offload: bool)
 
 
 def check_adapter(folder: Path, lora: Lora) -> None:
-    """Check that a PEFT folder has an adapter of the rank and alpha of `lora`, and is of the plain kind.
+    """Check that a PEFT folder has a plain adapter with the rank and alpha of `lora`.
 
     Its targets are checked against the weights, when these are read.
 
     Raises:
-        UserError: when it has not.
+        UserError: it has not.
     """
     saved = read_config(folder, option="--lora.adapter")
     for name, key, value in (("rank", "r", lora.rank), ("alpha", "lora_alpha", lora.alpha)):
@@ -169,7 +169,7 @@ def adapter_config(lora: Lora, base: str) -> dict[str, Any]:
 
     Args:
         lora: the adapters.
-        base: the folder or hub id of the model that they belong to.
+        base: the folder or hub id of the adapters' model.
     """
     return {
         "peft_type": "LORA",

@@ -3,18 +3,18 @@
     from trainers.losses import GRPOLoss, SFTLoss
     python -m trainers.grpo --loss trainers.losses:SimpleGRPOLoss
 
-The trainer passes whichever of these tensors a loss names: `logprobs, generator_logprobs, reference_logprobs,
-loss_mask, entropy` of shape (episodes, tokens), `advantages` of shape (episodes, 1), and `normalizer`, a scalar.
-A loss given a `normalizer` returns a sum over it, so that micro-batches and ranks simply add up; without one it
-returns the mean over its own input. `normalizer_unit` says what is counted: valid tokens, or episodes that have any.
+The trainer passes the tensors that a loss names: `logprobs, generator_logprobs, reference_logprobs, loss_mask, entropy`
+of shape (episodes, tokens), `advantages` of shape (episodes, 1), and `normalizer`, a scalar. A loss that names
+`normalizer` returns a sum divided by it, so micro-batches and ranks simply add up. Any other loss returns the mean over
+its own input. `normalizer_unit` says what is counted: valid tokens, or episodes with valid tokens.
 
-In the formulas r = exp(logprobs - generator_logprobs) is the importance ratio against the policy that really sampled,
-A the advantage, sg(.) stops the gradient, and the loss is what is minimised. Settings that all losses share (`beta, kl,
-entropy_coef, aggregation, correction, ...`) are those of `PolicyLoss` in trainers/objective/loss_base.py; the
-arithmetic is in trainers/objective/loss_terms.py.
+In the formulas r = exp(logprobs - generator_logprobs) is the importance ratio against the policy that really sampled, A
+the advantage, sg(.) stops the gradient, and the loss is what is minimised. `PolicyLoss` in
+trainers/objective/loss_base.py explains the settings that all losses share (`beta, kl, entropy_coef, aggregation,
+correction, ...`); trainers/objective/loss_terms.py has the arithmetic.
 
-Masked positions may hold anything, NaN and inf too: they are replaced before any arithmetic, because 0 * NaN is NaN
-both in the value and in the gradient.
+Masked positions may hold anything, NaN and inf too. They are replaced before any arithmetic, because 0 * NaN is NaN, in
+the value and in the gradient.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@
     python -m trainers.reinforce --reinforce.baseline leave_one_out                      # RLOO
     python -m trainers.reinforce --reinforce.baseline none                               # without any baseline
 
-RLOO (arXiv 2402.14740) subtracts the mean of the others, which does not depend on the episode's own reward: it is
-n / (n - 1) times the difference from the mean of all.
+RLOO (arXiv 2402.14740) subtracts the mean of the other episodes, which does not depend on the episode's own reward.
+This is n / (n - 1) times the difference from the mean of all.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from trainers.settings.algorithm import AlgorithmConfig
 from trainers.train import main
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class ReinforceConfig(AlgorithmConfig):
     baseline: Literal["mean", "leave_one_out", "none"] = "mean"
     """What is subtracted from an episode's reward."""
     clip_ratio: Annotated[float, Ge(0)] = 0.2
-    """How far from 1 a token's importance weight may be; 0 is no weight, which is right on-policy only."""
+    """A token's importance weight may differ from 1 by this at most. 0 is no weight, which is right on-policy only."""
     normalization: Literal["none", "group", "batch"] = "none"
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Config(RunConfig):
     reinforce: ReinforceConfig = field(default_factory=ReinforceConfig)
 
@@ -46,16 +46,16 @@ class ReinforceLoss(PolicyLoss):
     """The policy gradient with a bounded weight: per token -sg(clip(r, 1 - clip_ratio, 1 + clip_ratio)) A log p.
 
     r is the ratio of the model to `old_logprobs` if given, else to `generator_logprobs`, else to `reference_logprobs`;
-    sg(.) stops the gradient. clip_ratio=None is no weight at all, the textbook's REINFORCE, which is right on-policy
-    only. torchforge bounds r to [0.1, 10], which is not symmetric around 1. RLOO (arXiv 2402.14740) is this with
+    sg(.) stops the gradient. clip_ratio=None is no weight at all: the textbook's REINFORCE, which is right on-policy
+    only. torchforge bounds r to [0.1, 10], which is not symmetric around 1. RLOO (arXiv 2402.14740) is this loss with
     leave-one-out advantages; TRL's RLOO clips the ratio of whole sequences instead.
 
     Args:
-        clip_ratio: how far from 1 the weight may be, within (0, 1]; None for no weight.
-        beta: see `PolicyLoss`, as `aggregation` and `options`.
+        clip_ratio: the weight may differ from 1 by this at most, within (0, 1]; None for no weight.
+        beta: see `PolicyLoss`; likewise `aggregation` and `options`.
 
     Raises:
-        UserError: in `forward`, when the weight needs logprobs that are not given.
+        UserError: `forward` is not given the logprobs that the weight needs.
     """
 
     policy_term_vanishes = True
@@ -83,7 +83,7 @@ class ReinforceLoss(PolicyLoss):
         entropy: Tensor | None = None,
         old_logprobs: Tensor | None = None,
     ) -> Tensor:
-        """Return the scalar loss; the tensors are those of `RatioLoss.forward`."""
+        """Return the scalar loss; the tensors are as in `RatioLoss.forward`."""
         mask = valid_tokens(loss_mask, generator_logprobs)
         old = generator_logprobs if old_logprobs is None else old_logprobs
         weight = self._bounded_ratio(logprobs, reference_logprobs if old is None else old, mask)
@@ -101,7 +101,7 @@ class ReinforceLoss(PolicyLoss):
         return ratio.clamp(1 - self.clip_ratio, 1 + self.clip_ratio)
 
     def clipped(self, log_ratio: Tensor, advantages: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-        """Where the weight is bounded."""
+        """True for tokens with a bounded weight."""
         clip_ratio = float("inf") if self.clip_ratio is None else self.clip_ratio
         ratio = log_ratio.exp()
         return (ratio < 1 - clip_ratio) & mask, (ratio > 1 + clip_ratio) & mask
@@ -119,8 +119,8 @@ def objective(config: Config, loss: Loss) -> Objective:
 REINFORCE = Algorithm(name="reinforce", config=Config, loss=loss, objective=objective)
 """J = E[ mean over sampled tokens of sg(clip(r, 1 - clip_ratio, 1 + clip_ratio)) (R - b) log p_new(token) ]
 
-with r = p_new(token) / p_engine(token), no gradient through sg(.), and b the baseline: the mean of the group's
-rewards, that of the other episodes, or 0 (`centred`, `leave_one_out`, `no_baseline` of
+with r = p_new(token) / p_engine(token), no gradient through sg(.), and b the baseline: the mean of the group's rewards,
+the mean of the other episodes' rewards, or 0 (`centred`, `leave_one_out`, `no_baseline` of
 `trainers.objective.advantages`).
 """
 

@@ -3,8 +3,8 @@
     python -m trainers.sapo --env code_exec
     python -m trainers.sapo --env math --sapo.tau_neg 1.2
 
-In place of a clip, beyond which a token teaches nothing, the ratio goes through a smooth gate: a token's gradient fades
-with its distance from the policy that sampled it, faster where the advantage is negative.
+A clip gives no gradient to a token beyond it. SAPO has a smooth gate instead: a token's gradient fades with its
+distance from the policy that sampled it, and faster if the advantage is negative.
 """
 
 from __future__ import annotations
@@ -26,31 +26,31 @@ from trainers.settings.algorithm import AlgorithmConfig
 from trainers.train import main
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class SAPOConfig(AlgorithmConfig):
     tau_pos: Annotated[float, Gt(0)] = 1.0
-    """Temperature of the gate where the advantage is positive: the larger, the faster the gradient fades."""
+    """Temperature of the gate for positive advantages: the larger, the faster the gradient fades."""
     tau_neg: Annotated[float, Gt(0)] = 1.05
-    """The same where it is not."""
+    """Temperature of the gate for all other advantages."""
     aggregation: Literal["token", "sequence", "constant"] = "sequence"
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Config(RunConfig):
     sapo: SAPOConfig = field(default_factory=SAPOConfig)
 
 
 class SAPOLoss(RatioLoss):
-    """A smooth gate in place of the clip: per token -(4 / tau) sigmoid(tau (r - 1)) A.
+    """A smooth gate instead of the clip: per token -(4 / tau) sigmoid(tau (r - 1)) A.
 
-    tau is tau_pos where A > 0 and tau_neg elsewhere, r = p_new / p_engine; arXiv 2511.20347. At r = 1 the gate's slope
-    is 1, so on-policy the gradient is GRPO's; it decays smoothly away from there. TRL, verl and AReaL agree on this
-    form and on 1.0 and 1.05.
+    tau is tau_pos if A > 0 and otherwise tau_neg, r = p_new / p_engine; arXiv 2511.20347. At r = 1 the gate's slope is
+    1, so on-policy the gradient is GRPO's; it decays smoothly away from there. TRL, verl and AReaL have this form, and
+    1.0 and 1.05.
 
     Args:
         tau_pos: temperature of the gate for positive advantages, above 0: the larger, the faster the decay.
-        tau_neg: the same for the others.
-        beta: see `PolicyLoss`, as `aggregation` and `options`.
+        tau_neg: temperature of the gate for all other advantages.
+        beta: see `PolicyLoss`; likewise `aggregation` and `options`.
     """
 
     policy_term_vanishes = True
@@ -82,8 +82,8 @@ def loss(config: Config) -> SAPOLoss:
 SAPO = Algorithm(name="sapo", config=Config, loss=loss, objective=make_objective)
 """J = E[ mean over episodes of the mean over their tokens of (4 / tau) sigmoid(tau (r - 1)) A ]
 
-with r = p_new(token) / p_engine(token), tau = tau_pos where A > 0 and tau_neg elsewhere, and
-A = (R - mean(R)) / (std(R) + eps) over the group, which is `trainers.objective.advantages.group_relative`.
+with r = p_new(token) / p_engine(token), tau = tau_pos if A > 0 and otherwise tau_neg, and A = (R - mean(R)) / (std(R) +
+eps) over the group (`trainers.objective.advantages.group_relative`).
 """
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The command of every policy-gradient algorithm, and of one in a file of your own.
+"""The command of every policy-gradient algorithm, and of an algorithm in a file of your own.
 
     python -m trainers.train my_file.py:MINE --env math
     python -m trainers.train my_file.py:MINE --help        # its options
@@ -26,7 +26,7 @@ async def train(plan: RunPlan) -> None:
 def main(target: str, arguments: Sequence[str] | None = None) -> int:
     """Run a command line for the algorithm of a target, such as "trainers.grpo:GRPO"; returns the exit code.
 
-    The target is imported by its name: the trainer's process imports the loss, which must not belong to __main__.
+    The target is imported by its name: the trainer's process imports the loss, so the loss must not belong to __main__.
     """
     from trainers.setup.entry import main as enter
 

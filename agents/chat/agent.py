@@ -24,8 +24,8 @@ TIMEOUT = 120.0
 class ChatAgent:
     """Answers with a model behind an endpoint. Close it, or use it with `async with`.
 
-    Where the environment asks for a form of the answer, the endpoint gets it as `response_format` or `tool_choice`, and
-    an answer of another form is an error. It sends no seed, since many endpoints refuse one.
+    If the environment asks for a form of the answer, the endpoint gets it as `response_format` or `tool_choice`, and an
+    answer of another form is an error. It sends no seed, since many endpoints refuse one.
 
     Args:
         model: the model's name, as the endpoint knows it.
@@ -35,10 +35,10 @@ class ChatAgent:
         max_concurrency: concurrent requests per event loop.
         requests_per_minute: rate limit; None sets none.
         timeout: seconds for one answer with its retries, without the wait for a free connection.
-        idle_timeout: stream the answers, without a total limit; an answer fails when no byte came for so many seconds.
-            None asks for whole answers.
+        idle_timeout: stream the answers, without a total limit; an answer fails if no byte came for this number of
+            seconds. None asks for complete answers.
         answer_seconds: seconds for one answer, streamed or not, with its retries, without the wait for a free
-            connection; None sets no limit beside `timeout` or `idle_timeout`.
+            connection; None sets no limit in addition to `timeout` or `idle_timeout`.
         retries: further attempts after a temporary refusal (HTTP 408, 409, 429, 5xx), a failed connection, or an
             unreadable answer.
         sends_thoughts: send the reasoning of earlier turns back, as `reasoning` and `reasoning_content`. Some endpoints
@@ -47,7 +47,7 @@ class ChatAgent:
         prices: of a million tokens; `usage.spent` then counts the cost.
 
     Raises:
-        UserError: for a setting out of range, and when a remote endpoint has no API key.
+        UserError: a setting is out of range, or a remote endpoint has no API key.
     """
 
     constrains = True
@@ -97,9 +97,9 @@ class ChatAgent:
         """Ask for one turn.
 
         Raises:
-            UserError: when the endpoint refuses the key, or does not know the model.
-            ContextFull: when the endpoint says that the conversation is too long, or by its count the limit is used up.
-            PolicyError: when there was no answer.
+            UserError: the endpoint refuses the key, or does not know the model.
+            ContextFull: the endpoint says that the conversation is too long, or its count has reached the limit.
+            PolicyError: there was no answer.
         """
         constraint = conversation.constraint
         offered = tools if constraint is None else _callable(constraint, tools)
@@ -125,7 +125,7 @@ class ChatAgent:
         return turn, action
 
     def sent(self, messages: Sequence[Message]) -> list[dict[str, Any]]:
-        """Return messages in the form in which the endpoint gets them."""
+        """Messages in the form that the endpoint gets."""
         return [_sent(message, thoughts=self.sends_thoughts) for message in messages]
 
     async def aclose(self) -> None:
@@ -140,7 +140,7 @@ class ChatAgent:
 
 
 def _room(conversation: Conversation) -> int:
-    """Tokens that the next answer may have. What the conversation holds is known from the last answer's usage."""
+    """Tokens of the next answer at most. The size of the conversation is known from the last answer's usage."""
     held = sum((conversation.turns[-1].usage or {}).values()) if conversation.turns else 0
     room = min(conversation.max_turn_tokens, conversation.max_tokens - int(held))
     if conversation.asked is not None and conversation.asked.max_tokens is not None:
@@ -151,8 +151,8 @@ def _room(conversation: Conversation) -> int:
 
 
 def _callable(constraint: Constraint, tools: Sequence[ToolSpec]) -> Sequence[ToolSpec]:
-    """The tools that the answer may call. Where it has to call one, the endpoint gets these alone: the field
-    `tool_choice` names one tool or all of them."""
+    """The tools that the answer may call. If it must call some of them, the endpoint gets only these: the field
+    `tool_choice` names either one tool or all."""
     if constraint.schema and not constraint.tools:
         return tools  # they stay in the prompt, and `tool_choice` is none
     return [tool for tool in tools if tool["function"]["name"] in constraint.tools]
@@ -179,7 +179,7 @@ def _action(reply: Reply) -> Action:
 
 
 def _sent(message: Message, *, thoughts: bool) -> dict[str, Any]:
-    """Return a message in the form of the endpoint: arguments as JSON text, no fields of forge_env."""
+    """A message in the endpoint's form: arguments as JSON text, no fields of forge_env."""
     sent: dict[str, Any] = {"role": message["role"], "content": message["content"]}
     if message["role"] == "tool":
         return sent | {"tool_call_id": message.get("tool_call_id", "")}

@@ -43,7 +43,7 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 30.0
 
 @dataclass(slots=True)
 class _Failure:
-    """Why one attempt failed, and whether a retry may help."""
+    """The reason why one attempt failed, and whether a retry may help."""
 
     reason: str
     retry: bool = True
@@ -64,7 +64,7 @@ class ChatClient:
     """Calls one model behind an OpenAI-compatible endpoint. It can be pickled; connections are not.
 
     Raises:
-        UserError: for a setting out of range, and when a remote endpoint has no API key.
+        UserError: a setting is out of range, or a remote endpoint has no API key.
     """
 
     model: str
@@ -77,7 +77,7 @@ class ChatClient:
     """Seconds for one answer, with retries and the pauses between them, without the wait for a free connection. For a
     streamed answer only the pauses and the failed attempts count."""
     idle_timeout: float | None = None
-    """Stream the answer, without a total limit; it fails when no byte came for so many seconds."""
+    """Stream the answer, without a total limit; it fails if no byte came for this number of seconds."""
     retries: int = 4
     extra_body: Mapping[str, Any] = field(default_factory=dict)
     """Further fields of every request; a None removes a field that this client sends."""
@@ -97,7 +97,7 @@ class ChatClient:
         except ValueError:
             raise UserError(f"base_url {self.base_url!r} is no address: write it as 'https://host/v1'") from None
         if not plain or "@" in url.netloc or url.query:
-            shown = f"{url.scheme}://{url.hostname or ''}{url.path}"  # not as it is: a password may be in it
+            shown = f"{url.scheme}://{url.hostname or ''}{url.path}"  # not all of it: it may contain a password
             raise UserError(
                 f"base_url {shown!r} is no plain address: write it as 'https://host/v1', the key goes elsewhere"
             )
@@ -136,22 +136,22 @@ class ChatClient:
         used: Usage | None = None,
         more: Mapping[str, Any] | None = None,
     ) -> Reply:
-        """Return the answer to a conversation.
+        """The answer to a conversation.
 
         Args:
             messages: in the endpoint's form.
-            tools: that the model may call.
+            tools: the tools that the model may call.
             max_tokens: of the answer.
             temperature: of sampling; None leaves it to the endpoint.
             timeout: in seconds; the client's by default.
             seed: of sampling; None sends none, since some endpoints refuse one.
             more: further fields of this request.
-            used: what this call uses is added to it, also when the call fails.
+            used: the usage of this call is added to it, also if the call fails.
 
         Raises:
-            UserError: when the endpoint refuses the key, or does not know the model.
-            ContextFull: when the endpoint says that the conversation is too long.
-            PolicyError: when no readable answer came within the retries and the time limit.
+            UserError: the endpoint refuses the key, or does not know the model.
+            ContextFull: the endpoint says that the conversation is too long.
+            PolicyError: no readable answer came within the retries and the time limit.
         """
         # OpenAI's models require the new name; most other servers know only the old one.
         limit = "max_completion_tokens" if urlsplit(self.base_url).hostname == "api.openai.com" else "max_tokens"

@@ -10,8 +10,8 @@ Example::
             return await judge(self.task.prompt[-1]["content"], answer, self.task.target)
 
 The text to be judged stands between marks with a random word, which its author cannot know. The judge is told that text
-between marks is no instruction. So a text cannot end its block, and cannot write the verdict, since only the last line
-of the judge's answer is read. It can still flatter, mislead or threaten the judge: a model trained on a judge's
+between marks is no instruction. So a text cannot end its block. It cannot write the verdict either, since only the last
+line of the judge's answer is read. It can still flatter, mislead or threaten the judge: a model trained on a judge's
 verdicts learns to exploit the judge. Check the verdicts against people's.
 """
 
@@ -77,7 +77,7 @@ class LLMJudge:
     The same question is asked once: verdicts are cached in memory and, with `cache`, in a file.
 
     Args:
-        agent_or_model: an agent whose endpoint judges at the agent's temperature (it stays the caller's to close), or
+        agent_or_model: an agent with the judging endpoint, at the agent's temperature (the caller still closes it), or
             the name of a model, which judges at temperature 0. For a model that refuses temperature 0 pass an agent.
         base_url: endpoint of the named model; unused with an agent.
         api_key_env: the environment variable with its API key; unused with an agent.
@@ -85,15 +85,15 @@ class LLMJudge:
         scale: the highest number of points; the score is the points divided by it.
         cache: a JSON-lines file of verdicts with the judge's text; created if it is missing.
         timeout: seconds for one answer of the judge, with retries.
-        attempts: how often an unreadable verdict is asked for, in all.
+        attempts: total number of requests for a readable verdict.
         max_tokens: tokens of the judge's answer.
-        prices: of a million tokens of the named model; unused with an agent, whose prices count.
+        prices: of a million tokens of the named model; unused with an agent, which has its own.
 
-    In an episode, what the judge uses is recorded: `Episode.info["model_calls"]["judge"]`, see `forge_env.core.usage`.
-    A question that several episodes ask at once is recorded in the one that asked it.
+    In an episode, the judge's usage is recorded: `Episode.info["model_calls"]["judge"]`, see `forge_env.core.usage`. If
+    several episodes ask the same question at once, it is recorded in the one that asked it.
 
     Raises:
-        UserError: for an invalid prompt or setting, or a cache that cannot be read.
+        UserError: the prompt or a setting is invalid, or the cache cannot be read.
     """
 
     def __init__(
@@ -129,11 +129,11 @@ class LLMJudge:
         self._asking: dict[tuple[int, str], _Question] = {}
 
     async def __call__(self, prompt: str, response: str, target: str) -> float:
-        """Return the judge's score of a response.
+        """The judge's score of a response.
 
         Raises:
-            PolicyError: when the judge did not answer, or gave no readable verdict; it is never scored zero.
-            UserError: when the endpoint refuses the key, or does not know the model.
+            PolicyError: the judge did not answer, or gave no readable verdict; this is never a score of zero.
+            UserError: the endpoint refuses the key, or does not know the model.
         """
         key = self._key(prompt, response, target)
         while (score := self._verdicts.get(key)) is None:
@@ -219,7 +219,7 @@ class LLMJudge:
 
 
 def read_verdict(text: str, scale: int) -> float | None:
-    """Return the verdict on the last line as a score in [0, 1]; None without one, or if it is outside the scale.
+    """The verdict on the last line as a score in [0, 1]; None without one, or if it is outside the scale.
 
     >>> read_verdict("Right, but long.\\nVERDICT: 8", 10)
     0.8

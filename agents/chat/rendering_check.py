@@ -1,4 +1,4 @@
-"""Compares the prompts of an endpoint with those of the training run that it serves, as vLLM's server lets one."""
+"""Compares an endpoint's prompts with the prompts of the training run that it serves, if it is vLLM's server."""
 
 from __future__ import annotations
 
@@ -21,16 +21,17 @@ _SECONDS = 30.0
 async def compare_rendering(
     agent: ChatAgent, prompt: Sequence[Message], tools: Sequence[ToolSpec], *, like: str = ""
 ) -> str:
-    """Play a trial conversation, and say where the endpoint's tokens first differ from the run's; "" if nowhere.
+    """Play a trial conversation, and name the first difference of the endpoint's tokens from the run's; "" if there is
+    none.
 
     Args:
         agent: of the endpoint.
         prompt: of the first task.
         tools: of the environment.
-        like: the folder of the run; "" is the one that the endpoint says it serves, if that is on this machine.
+        like: the folder of the run; "" is the folder that the endpoint names as its model's, if it is on this machine.
 
     Raises:
-        UserError: when `like` is not the folder of a run, or of its model, or the packages that render are missing.
+        UserError: `like` is not the folder of a run, or of its model, or the packages that render are missing.
     """
     if importlib.util.find_spec("renderers") is None:  # an endpoint can be evaluated without it
         if like:
@@ -46,7 +47,7 @@ async def compare_rendering(
         if folder is None:
             return ""
         if (folder / "adapter_config.json").is_file():
-            folder = folder.parent  # of the run, beside whose model the adapter is
+            folder = folder.parent  # the run's, where the adapter's model is
         model = folder / "model" if (folder / "model").is_dir() else folder
         if not (model / "tokenizer.json").is_file():
             if not like:
@@ -56,7 +57,7 @@ async def compare_rendering(
         try:
             renderer = Renderer(model, thinking=env.get("thinking") or "template")
             turns = trial(renderer, prompt, tools)
-        except UserError:  # a family that cannot be trained, or episodes that begin otherwise
+        except UserError:  # a family that cannot be trained, or episodes that begin differently
             if like:
                 raise
             return ""

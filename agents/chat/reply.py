@@ -31,7 +31,7 @@ class Reply:
 
     @property
     def text(self) -> str:
-        """The content; a refusal stands for it where there is none."""
+        """The content; without content, the refusal."""
         content = self.message.get("content")
         if isinstance(content, list):  # in parts, as some endpoints write it
             content = "".join(p["text"] for p in content if isinstance(p, dict) and isinstance(p.get("text"), str))

@@ -1,4 +1,4 @@
-"""Streamed answers: server-sent events, assembled to the body of an answer that was not streamed."""
+"""Streamed answers: server-sent events, assembled into the body of an unstreamed answer."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from agents.chat.reply import body_of
 
 
 async def read_body(response: httpx.Response) -> Any:
-    """Return the body of an answer, streamed or not; None for a stream that ended too early.
+    """The body of an answer, streamed or not; None for a stream that ended too early.
 
     Raises:
-        httpx.HTTPError: when the connection failed, or no byte came within the read time-out.
+        httpx.HTTPError: the connection failed, or no byte came within the read time-out.
     """
     if response.status_code != 200 or "text/event-stream" not in response.headers.get("content-type", ""):
         await response.aread()
@@ -80,7 +80,7 @@ class _Answer:
             known["function"][name] += part if isinstance(part, str) else json.dumps(part) if part else ""
 
     def body(self) -> Any:
-        """Return the body of an unstreamed answer; None if no chunk had a finish reason."""
+        """The body of an unstreamed answer; None if no chunk had a finish reason."""
         if self._finish is None:
             return None
         message: dict[str, Any] = {"role": "assistant", "content": None}

@@ -14,7 +14,7 @@ class VerdictCache:
     """Scores by key. Several processes may append to one file; every process reads it once, at its start.
 
     Raises:
-        UserError: when the file cannot be read or created.
+        UserError: the file cannot be read or created.
     """
 
     def __init__(self, path: Path | None) -> None:
@@ -36,7 +36,7 @@ class VerdictCache:
         """Store a verdict, with the judge's text for people who read the file.
 
         Raises:
-            InfraError: when the file cannot be written; the verdict is then in memory only.
+            InfraError: the file cannot be written; the verdict is then in memory only.
         """
         self._scores[key] = score
         if self._path is None:

@@ -1,6 +1,6 @@
-"""An adapter's folder in PEFT's format, read for an engine that computes with it. Its mistakes are found here.
+"""An adapter's folder in PEFT's format, read for an engine that computes with it, and checked.
 
-vLLM ignores a matrix that its model does not have, and would answer with half of an adapter.
+vLLM ignores a matrix that its model does not have, and would silently answer with half of an adapter.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _PLAIN: dict[str, tuple[Any, ...]] = {
     "modules_to_save": ([], None),
     "layers_to_transform": ([], None),
 }
-"""Settings of PEFT, and the values under which an adapter adds alpha / rank * B A."""
+"""Settings of PEFT, and the values with which an adapter adds alpha / rank * B A."""
 Shapes = Mapping[str, tuple[int, ...]]
 
 
@@ -53,16 +53,15 @@ class AdapterFolder:
 
 
 def open_adapter(path: Path, model: Path, *, option: str = "--adapter") -> AdapterFolder:
-    """Check an adapter's folder against the model that it is for.
+    """Check an adapter's folder against its model.
 
     Args:
         path: the folder.
         model: the Hugging Face folder of the model.
-        option: what named the folder, for error messages.
+        option: the option that named the folder, for error messages.
 
     Raises:
-        UserError: it is no such folder, its rank or kind is one that the engine does not take, or the model has no
-            such matrices.
+        UserError: it is no such folder, the engine does not take its rank or kind, or the model has no such matrices.
     """
     if not path.is_dir():
         raise UserError(f"{option} is {path}, which is no folder: name one in PEFT's format, with {CONFIG}")
@@ -70,14 +69,14 @@ def open_adapter(path: Path, model: Path, *, option: str = "--adapter") -> Adapt
     rank, alpha = saved.get("r"), saved.get("lora_alpha")
     if not isinstance(rank, int) or not 1 <= rank <= RANKS[-1]:
         raise UserError(
-            f"{option} is {path}, whose rank r is {rank}, and the engine takes ranks from 1 to {RANKS[-1]}: merge the "
+            f"{option} is {path} with r = {rank}, and the engine takes ranks from 1 to {RANKS[-1]}: merge the "
             "adapter into its model, and name that"
         )
     if not isinstance(alpha, int | float):
-        raise UserError(f"{option} is {path}, whose lora_alpha is {alpha!r}, and it must be a number")
+        raise UserError(f"{option} is {path} with lora_alpha = {alpha!r}, which must be a number")
     halves, weights = _shapes([path / WEIGHTS]), _shapes(sorted(model.glob("*.safetensors")))
     if not halves:
-        raise UserError(f"{option} is {path}, whose {WEIGHTS} is empty: choose another adapter")
+        raise UserError(f"{option} is {path}, and its {WEIGHTS} is empty: choose another adapter")
     for name in halves:
         _check_matrix(name, halves, weights, rank, f"{option} is {path}", model)
     return AdapterFolder(path, rank, float(alpha))
@@ -101,14 +100,14 @@ def read_config(path: Path, *, option: str) -> dict[str, Any]:
     for name, allowed in _PLAIN.items():
         if saved.get(name, allowed[0]) not in allowed:
             raise UserError(
-                f"{option} is {path}, whose {name} is {saved[name]!r}, and only {allowed[0]!r} is supported: choose "
+                f"{option} is {path} with {name} = {saved[name]!r}, and only {allowed[0]!r} is supported: choose "
                 "another adapter, or merge it into its model and name that"
             )
     return saved
 
 
 def _check_matrix(name: str, halves: Shapes, weights: Shapes, rank: int, what: str, model: Path) -> None:
-    """Check one tensor of an adapter: its other half is there, and the model has their matrix, of their sizes."""
+    """Check one tensor of an adapter: its other half is there, and the model has their matrix, with their sizes."""
     layer, half = _split(name)
     matrix = f"{layer}.weight"
     if not layer or layer.rpartition(".")[2] not in TARGETS or ".experts." in layer:
@@ -124,13 +123,13 @@ def _check_matrix(name: str, halves: Shapes, weights: Shapes, rank: int, what: s
     expected = (rank, inputs) if half == "lora_A" else (outputs, rank)
     if halves[name] != expected:
         raise UserError(
-            f"{what}, whose {name} has shape {list(halves[name])}, and rank {rank} beside {matrix} of the model "
-            f"{model} wants {list(expected)}: name the model that the adapter was trained on"
+            f"{what}, and its {name} has shape {list(halves[name])}. For rank {rank} and {matrix} of the model {model} "
+            f"it must be {list(expected)}: name the model that the adapter was trained on"
         )
 
 
 def _split(name: str) -> tuple[str, str]:
-    """The layer of a tensor by Hugging Face's name, and which half it is; both empty for another kind of tensor."""
+    """A tensor's layer by Hugging Face's name, and its half; both empty for another kind of tensor."""
     for half in ("lora_A", "lora_B"):
         if name.startswith(PREFIX) and name.endswith(f".{half}.weight"):
             return name.removeprefix(PREFIX).removesuffix(f".{half}.weight"), half
@@ -141,7 +140,7 @@ def _shapes(files: list[Path]) -> dict[str, tuple[int, ...]]:
     """The shapes of the tensors of files, from their headers.
 
     Raises:
-        UserError: for a damaged file.
+        UserError: a file is damaged.
     """
     from safetensors import SafetensorError, safe_open
 

@@ -15,7 +15,7 @@ class Answers:
         self.waiting: set[asyncio.Future[Any]] = set()
         """Unanswered futures; changed only on the event loop."""
         self.broken = ""
-        """Why the engine is broken for good, as a sentence; empty while it runs."""
+        """The reason why the engine is broken for good, as a sentence; empty while it runs."""
         self._loop: asyncio.AbstractEventLoop
 
     def attach(self) -> None:
@@ -23,11 +23,11 @@ class Answers:
         self._loop = asyncio.get_running_loop()
 
     def unwatched(self) -> asyncio.Future[Any]:
-        """A future that nothing but `resolve` ends."""
+        """A future that only `resolve` ends."""
         return self._loop.create_future()
 
     def future(self) -> asyncio.Future[Any]:
-        """A future that is done when the engine ends, at the latest."""
+        """A future that ends with the engine at the latest."""
         future = self.unwatched()
         self.waiting.add(future)
         future.add_done_callback(self.waiting.discard)
@@ -40,14 +40,14 @@ class Answers:
                 future.set_exception(PolicyError(reason))
 
     def break_all(self, reason: str) -> None:
-        """Fail every waiting call, and let no other one come."""
+        """Fail every waiting call, and refuse all later ones."""
         self.broken = self.broken or reason
         self.fail_all(reason)
 
     # ---- from the engine's thread ----
 
     def resolve(self, future: asyncio.Future[Any], value: Any = None, *, error: BaseException | None = None) -> None:
-        """Answer one call, unless it is answered."""
+        """Answer one call, unless it has an answer already."""
 
         def deliver() -> None:
             if not future.done():

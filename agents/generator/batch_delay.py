@@ -19,7 +19,7 @@ class BatchDelay:
     def __init__(self, gather_s: float, most_s: float) -> None:
         self._gather_s = gather_s
         self._most_s = most_s
-        self._peaks = (0, 0)  # of this busy period and of the one before
+        self._peaks = (0, 0)  # of this busy period and of the last one
         self._last_arrival = 0.0
         self._waiting_since: float | None = None
 

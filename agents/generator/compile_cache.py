@@ -11,19 +11,19 @@ _MOST_FOLDERS = 64  # of models with one config.json that engines of this machin
 
 
 def stable_path(folder: str, links: Path) -> str:
-    """Return a path of `folder` that depends on its config.json and not on its name, for every process of this machine.
+    """A path of `folder` that depends on its config.json and not on its name, for every process of this machine.
 
     vLLM's compile cache has the model's path in its key, beside the config. A model that every run writes to a new
-    folder would be compiled again in every run. So vLLM is given a symbolic link, `links`/KEY/NUMBER, where KEY is a
-    hash of config.json. An engine holds a shared lock on the file beside its link until its process ends: engines of
-    one folder use one link, and another folder with the same config.json takes the first link that no engine holds.
+    folder would be compiled again in every run. So vLLM is given a symbolic link, `links`/KEY/NUMBER; KEY is a hash of
+    config.json. An engine holds a shared lock on the file beside its link until its process ends. Engines of one folder
+    use one link, and another folder with the same config.json takes the first link that no engine holds.
 
-    The path is `folder` itself where it has no config.json, where `links` cannot be written, and where all links of
-    this config.json are in use.
+    The path is `folder` itself if it has no config.json, if `links` cannot be written, or if all links of this
+    config.json are in use.
 
     Args:
         folder: of a model, or a model's name on the hub.
-        links: holds the links, and their locks; made when it is missing.
+        links: the folder of the links and their locks; made if it is missing.
     """
     target = os.path.realpath(folder)
     try:
@@ -38,7 +38,7 @@ def stable_path(folder: str, links: Path) -> str:
 
 
 def _take(place: Path, number: int, target: str) -> bool:
-    """Whether link `number` leads to `target` and is locked so for the rest of this process."""
+    """Whether link `number` leads to `target`, and is now locked for the rest of this process."""
     link = place / str(number)
     descriptor = os.open(place / f"{number}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
@@ -50,7 +50,7 @@ def _take(place: Path, number: int, target: str) -> bool:
             temporary.symlink_to(target)
             temporary.rename(link)
             fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            # The lock is let go for a moment when it becomes a shared one.
+            # The lock is free for a moment while it becomes a shared one.
             if not _leads_to(link, target):
                 raise BlockingIOError
     except BaseException as error:

@@ -2,7 +2,7 @@
 
 One thread owns the engine and runs its steps (engine_thread.py); requests join and leave between them. It is
 `LLMEngine` in this process, not AsyncLLM: there is no second process to supervise, no serialisation, and weights change
-exactly between two steps. This file is the side of the event loop.
+exactly between two steps. This file is for the event loop.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from agents.generator.answers import Answers
 from agents.generator.engine_thread import STOP, EngineThread
 from agents.generator.grammar_trial import GrammarTrials
 from agents.generator.requests import Batch, Command, SampleRequest
-from agents.generator.start import EngineSettings
+from agents.generator.settings import EngineSettings
 from agents.generator.stats import EngineStats
 from forge_env.core.errors import PolicyError
 from forge_env.core.types import Completion, Sampling
@@ -35,7 +35,7 @@ class VLLMEngine:
     """Runs one `LLMEngine`. Create, use and close it on one event loop.
 
     Raises:
-        PolicyError: from `generate`, when the engine refuses a request or breaks.
+        PolicyError: from `generate`, if the engine refuses a request or breaks.
     """
 
     def __init__(self, model: str, settings: EngineSettings) -> None:
@@ -48,12 +48,12 @@ class VLLMEngine:
 
     @property
     def version(self) -> int:
-        """Of the weights that tokens are sampled with."""
+        """The version of the weights that tokens are sampled with."""
         return self._thread.version
 
     @property
     def stats(self) -> EngineStats:
-        """Statistics so far."""
+        """Statistics since the start."""
         thread = self._thread
         if thread.counters is None:
             return thread.stats
@@ -67,7 +67,7 @@ class VLLMEngine:
 
     @property
     def broken(self) -> str:
-        """Why the engine is broken for good, as a sentence; empty while it runs."""
+        """The reason why the engine is broken for good, as a sentence; empty while it runs."""
         return self._answers.broken
 
     async def start(self) -> None:
@@ -93,8 +93,8 @@ class VLLMEngine:
             prompt_ids: token ids.
             sampling: its parameters.
             request_id: unique among the requests in flight.
-            adapter: the name of one that `load_adapter` has loaded, whose versions the completion then has; "" is the
-                model, with the published adapter if there is one.
+            adapter: the name of an adapter that `load_adapter` has loaded; the completion then has its versions. "" is
+                the model, with the published adapter if there is one.
         """
         self._check_running()
         await self._try_grammar(sampling)
@@ -105,7 +105,7 @@ class VLLMEngine:
     async def score(self, prompt_ids: Sequence[int], request_id: str) -> tuple[float, ...]:
         """The logprobs of a prompt's tokens after the first, at temperature 1, with the weights that the engine has.
 
-        It is a request like others: where the engine is full, it waits. Cancelling the call aborts it.
+        It is an ordinary request: if the engine is full, it waits. Cancelling the call aborts it.
         """
         self._check_running()
         request = self._request(prompt_ids, Sampling(max_tokens=1, temperature=0.0), request_id)
@@ -114,7 +114,7 @@ class VLLMEngine:
         return logprobs
 
     async def generate_batch(self, requests: Sequence[Request]) -> list[Completion | Exception]:
-        """Sample all of them as one batch, which starts on an idle engine with an empty prefix cache.
+        """Sample all requests as one batch, which starts on an idle engine with an empty prefix cache.
 
         On CPU the same batch with the same weights gives the same bits, logprobs included, if no other request comes
         meanwhile. Cancelling the call aborts all of its requests.
@@ -141,14 +141,14 @@ class VLLMEngine:
         return self._thread.is_asleep
 
     async def sleep(self) -> None:
-        """Give the GPU memory of weights and cache back, between two steps; new weights wake the engine.
+        """Return the GPU memory of weights and cache, between two steps; new weights wake the engine.
 
-        Requests in flight are not lost: they wait, and after the engine has woken they are computed again from their
-        tokens, with the new weights from there on. So does a request that comes meanwhile. On a CPU the engine only
-        stops. An engine that sleeps already goes on sleeping.
+        Requests in flight are not lost. They wait, and after the engine has woken they are computed again from their
+        tokens, with the new weights from there on. Requests that come meanwhile wait too. On a CPU the engine only
+        stops. If the engine sleeps already, nothing changes.
 
         Raises:
-            PolicyError: when the engine was started without `EngineSettings.sleep`.
+            PolicyError: the engine was started without `EngineSettings.sleep`.
         """
         if not self._settings.sleep:
             raise PolicyError("the engine cannot sleep: it was started without EngineSettings.sleep")
@@ -158,7 +158,7 @@ class VLLMEngine:
         """Load new weights, by their Hugging Face names, into the live engine between two steps; wakes it.
 
         Returns:
-            Seconds of waking; 0 for an engine that was awake.
+            Seconds of waking; 0 if the engine was awake.
         """
         seconds: float = await self._command(lambda: self._thread.swap_weights(version, state_dict))
         return seconds
@@ -189,11 +189,11 @@ class VLLMEngine:
         Args:
             name: letters, digits and . _ -, 64 at most.
             version: of the adapter.
-            tensors: by PEFT's names, with alpha / rank in B. `open_adapter` of adapter_folder.py reads and checks
-                those of a folder.
+            tensors: by PEFT's names, with alpha / rank in B. `open_adapter` of adapter_folder.py reads and checks the
+                tensors of a folder.
 
         Raises:
-            PolicyError: for a wrong name, tensors or rank, a sleeping engine, or when all `named_adapters` are taken.
+            PolicyError: name, tensors or rank are wrong, the engine sleeps, or all `named_adapters` are taken.
         """
         await self._command(lambda: self._thread.load_adapter(name, version, tensors))
 
@@ -201,7 +201,7 @@ class VLLMEngine:
         """Forget a named adapter, which frees its slot.
 
         Raises:
-            PolicyError: for an unknown name, a sleeping engine, or while requests are in flight that name it.
+            PolicyError: the name is unknown, the engine sleeps, or requests in flight name the adapter.
         """
         await self._command(lambda: self._thread.drop_adapter(name))
 
@@ -210,7 +210,7 @@ class VLLMEngine:
         if not self._closed:
             self._closed = True
             # vLLM calls gc.freeze() when it starts, so a reference cycle with this object would keep the model's memory
-            # for ever: no task and no future that holds a frame may stay.
+            # forever: no task and no future that holds a frame may stay.
             watchdog, self._watchdog = self._watchdog, None
             if watchdog is not None:
                 watchdog.cancel()
@@ -226,7 +226,7 @@ class VLLMEngine:
             raise PolicyError(f"the engine is not running: {self.broken or 'it was closed'}")
 
     async def _try_grammar(self, sampling: Sampling) -> None:
-        """Try a grammar, if there is one; meanwhile the engine may have been closed, and would answer nothing."""
+        """Try a grammar, if there is one. Check again afterwards, because the engine may have been closed meanwhile."""
         if sampling.grammar:
             await self._grammars.check(sampling.grammar, self._thread.vocabulary)
             self._check_running()
@@ -257,7 +257,7 @@ class VLLMEngine:
     async def _watch(self) -> None:
         """Detect an engine that has requests and makes no progress: a step never ends, or steps compute nothing.
 
-        Checks are counted rather than seconds: a time in which the whole process was stopped counts as one check.
+        Checks are counted instead of seconds: if the full process was stopped for a time, the time counts as one check.
         """
         thread, waiting = self._thread, self._answers.waiting
         seconds, progress, stalled = self._settings.stall_seconds, thread.progress(), 0

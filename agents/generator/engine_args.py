@@ -1,4 +1,4 @@
-"""Settings of vLLM that a user passes through: which, and of what type. Their values are vLLM's own to check."""
+"""Settings that a user passes through to vLLM: their names and types. vLLM checks their values."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ SETTINGS: dict[str, Any] = {
     "speculative_config": dict[str, Any],
     "watermark": float,
 }
-"""Arguments of vLLM's EngineArgs that neither the run sets, nor its logprobs and its updates of weights forbid."""
+"""The arguments of vLLM's EngineArgs that the run does not set itself, and that its logprobs and updates allow."""
 _DICTIONARIES = ("compilation_config", "speculative_config")
 QUANTIZATIONS = ("fp8_per_tensor", "fp8_per_channel", "fp8_per_block", "mxfp8")
-"""Those that vLLM makes of bfloat16 weights at every load: the trainer publishes such weights."""
+"""Quantizations that vLLM makes of bfloat16 weights at every load: the trainer publishes such weights."""
 _OURS = {
     "model": "it is --model",
     "dtype": "it is bfloat16 on a GPU and float32 on a CPU, as the published weights are",
@@ -52,12 +52,12 @@ def read_engine_args(given: Mapping[str, Any]) -> dict[str, Any]:
     """Check settings for vLLM's EngineArgs, and convert texts to their types.
 
     Args:
-        given: values as from a YAML file, or texts as from the command line; a dotted name is an entry of a
-            dictionary: {"speculative_config.method": "ngram"}.
+        given: values as from a YAML file, or texts as from the command line; a dotted name is an entry of a dictionary:
+            {"speculative_config.method": "ngram"}.
 
     Raises:
-        UserError: for a name that is not in `SETTINGS`, a value of another type, or a quantization into which
-            published weights cannot be loaded.
+        UserError: a name is not in `SETTINGS`, a value has another type, or published weights cannot be loaded into a
+            quantization.
     """
     args: dict[str, Any] = {}
     for dotted, text in given.items():
@@ -82,11 +82,11 @@ def read_engine_args(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def refusal(error: Exception, args: Mapping[str, Any]) -> UserError | None:
-    """What a user reads of an error that vLLM has raised at its start; None if it is about none of the settings.
+    """The sentence for a user about an error of vLLM's start; None if the error is about none of the settings.
 
     Args:
         error: of vLLM. It names the setting, or its value.
-        args: as `read_engine_args` returns them.
+        args: the result of `read_engine_args`.
     """
     whole = _letters(str(error))
     blamed = next((name for name in args if _letters(name) in whole), "") or next(
@@ -101,7 +101,7 @@ def refusal(error: Exception, args: Mapping[str, Any]) -> UserError | None:
 
 
 def approximations(args: Mapping[str, Any]) -> list[str]:
-    """The settings by which the engine's logprobs differ from the trainer's by more than rounding, as "name=value"."""
+    """The settings that move the engine's logprobs from the trainer's by more than rounding, as "name=value"."""
     settings = [f"quantization={args['quantization']}"] if args.get("quantization") else []
     if args.get("kv_cache_dtype", "auto") not in ("auto", "bfloat16"):
         settings.append(f"kv_cache_dtype={args['kv_cache_dtype']}")
@@ -112,17 +112,17 @@ def approximations(args: Mapping[str, Any]) -> list[str]:
 
 
 def has_draft_model(args: Mapping[str, Any]) -> bool:
-    """Whether the engine holds weights that the trainer does not publish."""
+    """Whether the engine has weights that the trainer does not publish."""
     return bool((args.get("speculative_config") or {}).get("model"))
 
 
 def _letters(text: str) -> str:
-    """A text by which attention_backend, "attention backend" and AttentionBackend are the same."""
+    """The letters of a text, which are the same for attention_backend, "attention backend" and AttentionBackend."""
     return "".join(filter(str.isalnum, text)).lower()
 
 
 def _literal(value: Any) -> Any:
-    """A text that is JSON is what it stands for, as a number is."""
+    """The value of a text that is JSON, for example of a number."""
     try:
         return json.loads(value) if isinstance(value, str) else value
     except ValueError:

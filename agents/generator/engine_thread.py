@@ -1,8 +1,8 @@
 """EngineThread: the thread that owns vLLM's engine and runs its steps. Requests join and leave, and weights change,
 between two steps.
 
-Nothing here refers to the `VLLMEngine` that owns the thread: vLLM calls gc.freeze() when it starts, so a reference
-cycle that was there before would keep the model's memory for ever.
+Nothing here refers to the `VLLMEngine` that owns the thread: vLLM calls gc.freeze() when it starts, so an earlier
+reference cycle would keep the model's memory forever.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ from agents.generator.requests import (
     vllm_sampling,
 )
 from agents.generator.route_log import log_routes, routes_of
-from agents.generator.start import EngineSettings, import_vllm, load_engine
+from agents.generator.settings import EngineSettings
+from agents.generator.start import import_vllm, load_engine
 from agents.generator.stats import CacheCounters, EngineStats
 from agents.generator.worker import load_weights, pull_weights
 from forge_env.core.errors import PolicyError, TurnRefused
@@ -41,16 +42,16 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 STOP = object()
-"""In the inbox it ends the thread."""
+"""As an item of the inbox it ends the thread."""
 
 
 class EngineThread(threading.Thread):
-    """Loads an `LLMEngine`, and does what its inbox says. Its methods run in this thread, but for `progress`.
+    """Loads an `LLMEngine`, and works through its inbox. Its methods run in this thread, except `progress`.
 
     Args:
         model: folder or hub id.
         settings: of the engine.
-        answers: where results go.
+        answers: takes the results.
     """
 
     def __init__(self, model: str, settings: EngineSettings, answers: Answers) -> None:
@@ -58,22 +59,22 @@ class EngineThread(threading.Thread):
         self.inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
         """`SampleRequest`, `Batch`, `Command` or STOP."""
         self.ready: asyncio.Future[None]
-        """Resolved when the model is loaded; to be set before the thread starts."""
+        """Resolved when the model is loaded; set it before the thread starts."""
         self.engine: Any = None
         """vLLM's `LLMEngine`."""
         self.version = 0
-        """Of the weights that tokens are sampled with."""
+        """The version of the weights that tokens are sampled with."""
         self.adapters = AdapterTable(settings.lora_rank, settings.named_adapters)
         self.stats = EngineStats()
         self.counters: CacheCounters | None = None
         """Set with `engine`."""
         self.phases: dict[str, tuple[float | None, float]] = {}
         self.pending: dict[str, SampleRequest] = {}
-        """Requests in the engine, by their ids."""
+        """Requests in the engine, by id."""
         self.answered = 0
-        """Requests that came to their end."""
+        """The number of requests that have ended."""
         self.is_commanded = False
-        """Whether a command runs rather than steps."""
+        """Whether a command runs instead of steps."""
         self.is_asleep = False
         self._has_grammars = False
         self._model = model
@@ -88,7 +89,7 @@ class EngineThread(threading.Thread):
         return self.answered, sum(request.num_computed_tokens for request in running)
 
     def run(self) -> None:
-        if self._settings.has_worker_processes:  # the group is theirs
+        if self._settings.has_worker_processes:  # the process group belongs to the workers
             self._load_and_drive()
             return
         group.join()
@@ -165,7 +166,7 @@ class EngineThread(threading.Thread):
             self._answers.resolve(request.future, completion)
 
     def _routes_of(self, outputs: Sequence[Any]) -> dict[str, Any]:
-        """The experts of finished requests, by their ids; before the next step, which may use their blocks again."""
+        """The experts of finished requests, by id. Read them before the next step, which may use their blocks again."""
         tokens = {
             output.request_id: len(output.prompt_token_ids) + len(output.outputs[0].token_ids) - 1 for output in outputs
         }
@@ -173,8 +174,8 @@ class EngineThread(threading.Thread):
         return routes
 
     def _finish_scheduled_steps(self) -> None:
-        """Finish the steps that a GPU computes while the next ones are scheduled. vLLM records the weight version of a
-        token when it reads the token, which would be after the swap."""
+        """Finish the steps that a GPU computes while the next ones are scheduled. Otherwise vLLM would read their
+        tokens, and record their weight version, after the swap."""
         from vllm.v1.core.sched.interface import PauseState
 
         core = self.engine.engine_core.engine_core
@@ -190,7 +191,7 @@ class EngineThread(threading.Thread):
     # ---- requests ----
 
     def _admit_requests(self) -> bool:
-        """Handle the inbox, and wait for more requests where a delay pays; returns False after STOP."""
+        """Handle the inbox, and wait for more requests if a delay pays; returns False after STOP."""
         while True:
             if self._batch is not None and not self.is_asleep:
                 if self.engine.has_unfinished_requests():
@@ -211,7 +212,7 @@ class EngineThread(threading.Thread):
                 self._batch = item
             elif not item.future.done():
                 self._admit(item)
-                if not item.scores_prompt:  # no sign that more requests come
+                if not item.scores_prompt:  # a scored prompt does not announce more requests
                     self._batch_delay.arrived(len(self.pending))
 
     def _begin(self, batch: Batch) -> None:
@@ -236,7 +237,7 @@ class EngineThread(threading.Thread):
 
         params = vllm_sampling(request.sampling)
         if request.scores_prompt:
-            params.prompt_logprobs = 0  # no other tokens' beside them; the prefix cache, which has none, is not read
+            params.prompt_logprobs = 0  # of no other tokens; the prefix cache has no logprobs, so it is not read
         self._abort_older(request.request_id)
         try:
             adapter = self.adapters.request(request.adapter)
@@ -259,20 +260,20 @@ class EngineThread(threading.Thread):
 
     def _load_tokenizer(self) -> None:
         """Load the tokenizer that vLLM needs for stop strings. The engine starts without one, since few requests have
-        any."""
+        stop strings."""
         from vllm.tokenizers import get_tokenizer
 
         if self.engine.output_processor.tokenizer is None:
             self.engine.output_processor.tokenizer = get_tokenizer(self._model)
 
     def _load_grammars(self) -> None:
-        """Prepare for requests with a grammar. The engine starts without, since few have one."""
+        """Prepare for requests with a grammar. The engine starts without this, since few requests have one."""
         if not self._has_grammars:
             prepare_grammars(self.engine, self._model)
             self._has_grammars = True
 
     def _abort_older(self, request_id: str) -> None:
-        """Abort a request with the same id: after its caller died, the same group runs again with the same ids."""
+        """Abort a request with the same id: if its caller died, the same group runs again with the same ids."""
         older = self.pending.pop(request_id, None)
         if older is not None:
             self.engine.abort_request([request_id])
@@ -289,16 +290,16 @@ class EngineThread(threading.Thread):
     # ---- weights and memory: commands ----
 
     def fall_asleep(self) -> None:
-        """Give the memory of weights and cache back; requests in flight will be computed again."""
+        """Return the memory of weights and cache; requests in flight will be computed again."""
         if self.is_asleep:
             return
         self._finish_scheduled_steps()
         self.engine.reset_prefix_cache(reset_running_requests=True)
-        # Before: vLLM raises when the memory is gone already, if another process on the GPU has grown meanwhile. A step
-        # of an engine that is not marked as asleep would then read weights that are not there.
+        # First: if another process on the GPU has grown meanwhile, vLLM raises after the memory is gone. A step of an
+        # engine that is not marked as asleep would then read missing weights.
         self.is_asleep = True
-        # Level 2 keeps no copy of the weights: an engine wakes by new ones, or by those in the store. Of an adapter's
-        # model nobody sends the frozen ones: level 1 keeps them in the host's memory.
+        # Level 2 keeps no copy of the weights: new weights, or the ones in the store, wake the engine. Nobody sends the
+        # frozen weights of a model with adapters: level 1 keeps them in the host's memory.
         self.engine.collective_rpc("sleep", kwargs={"level": 1 if self._settings.lora_rank else 2})
 
     def swap_weights(self, version: int, state_dict: dict[str, Tensor]) -> float:
@@ -324,9 +325,10 @@ class EngineThread(threading.Thread):
 
     @contextmanager
     def _waking(self) -> Iterator[list[float]]:
-        """Around the loading of weights: a sleeping engine gets memory for them before, and for its cache after.
+        """Surrounds the loading of weights: a sleeping engine gets memory for them before it, and for its cache after
+        it.
 
-        Yields the seconds of each of the two, once they are over.
+        Yields the seconds of each of the two, complete at the end.
         """
         seconds: list[float] = []
         if not self.is_asleep:
@@ -349,7 +351,7 @@ class EngineThread(threading.Thread):
 
     def _stamp(self) -> None:
         self.engine.set_weight_version(self.adapters.stamp(self.version))
-        # Old cache entries can never be hit again, since all versions are in the salt; this frees their memory.
+        # Old cache entries are never used again, since the salt contains all versions. This frees their memory.
         recompute = self._settings.cache_on_update == "recompute"
         if recompute or not self.engine.has_unfinished_requests():
             self.engine.reset_prefix_cache(reset_running_requests=recompute)

@@ -1,7 +1,8 @@
-"""New weights for the experts of a model in vLLM, where each layer's experts are one tensor in a kernel's own layout.
+"""New weights for the experts of a model in vLLM. A layer's experts are one tensor there, in a kernel's own layout.
 
-On a CPU the kernel packs them when it is made, and vLLM makes it once: without a new kernel, new weights would be used
-as if they were packed. On a GPU vLLM's Triton kernel, which agents/generator/start.py asks for, takes them as they are.
+On a CPU the kernel packs the weights once, when it is made. Without a new kernel, new weights would be used as if they
+were packed. On a GPU the kernel is vLLM's Triton kernel (see agents/generator/start.py), which takes the weights as
+they are.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ def check_complete(config: Any, names: Container[str]) -> None:
         names: of the weights.
 
     Raises:
-        UserError: when one is missing.
+        UserError: a matrix is missing.
     """
     missing = next((name for name in _names(config) if name not in names), None)
     if missing is not None:
@@ -31,7 +32,7 @@ def check_complete(config: Any, names: Container[str]) -> None:
 
 
 def forget_kernels(model: Any) -> None:
-    """Let the experts' kernels be made again, with the weights that come next; of a model on a CPU.
+    """Let the experts' kernels be made again, with the next weights; for a model on a CPU.
 
     Args:
         model: of vLLM.

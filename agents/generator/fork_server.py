@@ -1,7 +1,7 @@
 """vLLM's worker processes as forks of a server that has imported vLLM.
 
-A process that vLLM spawns imports torch and vLLM again, after the engine has done so. The fork server imports them
-while the engine does. It never opens a GPU: a fork of a process that has could not use it.
+A process that vLLM spawns imports torch and vLLM again, after the engine has done so. The fork server imports them at
+the same time as the engine. It never opens a GPU: forks of a process that has opened one could not use it.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from forge_env.runtime.process.lifetime import die_with
 
 logger = logging.getLogger(__name__)
 MODULES = ("vllm.v1.executor.multiproc_executor", "vllm.v1.worker.gpu_worker")
-"""What the server imports: vLLM imports the worker's class by its name, in the worker."""
+"""The server's imports. The second one is there because vLLM imports the worker's class by its name, in the worker."""
 _NOT_INITIALIZED = 3
-"""CUDA_ERROR_NOT_INITIALIZED: cuInit's answer in a fork of a process that has called it."""
+"""CUDA_ERROR_NOT_INITIALIZED: cuInit's answer in a fork of a process that has called cuInit."""
 
 
 class WorkerProcess(ForkServerProcess):
-    """A process that has the environment of the process that starts it, not that of the server, and dies with it.
+    """A process with the environment of its starter instead of the server's. It dies with its starter.
 
-    vLLM sets environment variables after the server has started. Only what libraries read as they are loaded,
-    `LD_PRELOAD` and `OMP_*`, stays as it was then.
+    vLLM sets environment variables after the server has started. Libraries read `LD_PRELOAD` and `OMP_*` only when they
+    are loaded, so these two keep the server's values.
     """
 
     def start(self) -> None:
@@ -41,7 +41,7 @@ class WorkerProcess(ForkServerProcess):
 
     def run(self) -> None:
         die_with(self._starter)
-        # Only what differs is written: vLLM's name for the process goes where the C library had the environment first.
+        # Only differences are written: vLLM writes the process's name over the place of the first environment.
         for name in os.environ.keys() - self._environment.keys():
             del os.environ[name]
         for name, value in self._environment.items():
@@ -51,7 +51,7 @@ class WorkerProcess(ForkServerProcess):
 
 
 class WorkerContext(ForkServerContext):
-    """A context of multiprocessing whose processes are `WorkerProcess`."""
+    """A context of multiprocessing that makes each process a `WorkerProcess`."""
 
     Process = WorkerProcess
 
@@ -64,9 +64,9 @@ def start(modules: Sequence[str] = MODULES) -> None:
 
 @contextmanager
 def vllm_forks() -> Iterator[None]:
-    """Within, vLLM forks its workers from the server; it spawns them where such a fork could not use the GPU.
+    """In this context vLLM forks its workers from the server; if such a fork could not use the GPU, vLLM spawns them.
 
-    vLLM has settings for fork and spawn only, so the function that it takes its context from is replaced.
+    vLLM has settings for fork and spawn only, so the function that gives vLLM its context is replaced.
     """
     executor: Any = importlib.import_module("vllm.v1.executor.multiproc_executor")
     context = WorkerContext()
@@ -94,10 +94,10 @@ def can_fork(context: WorkerContext) -> bool:
 
 
 def _check_gpu() -> None:
-    """Exit with 1 where the server has opened the GPU: torch refuses it then, or the driver."""
+    """Exit with 1 if the server has opened the GPU: torch or the driver then refuses it."""
     import torch
 
-    if torch.cuda._is_in_bad_fork():  # the server has asked for the number of GPUs, at least
+    if torch.cuda._is_in_bad_fork():  # the server has at least asked for the number of GPUs
         sys.exit(1)
     try:
         driver = ctypes.CDLL("libcuda.so.1")

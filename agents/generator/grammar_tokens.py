@@ -8,14 +8,14 @@ _IN_NO_TEXT = b"\xff"  # no UTF-8 has it
 
 
 def grammar_tokens(tokenizer: Any, vocabulary: int) -> Any:
-    """Return XGrammar's `TokenizerInfo`.
+    """XGrammar's `TokenizerInfo`.
 
     Marks of the chat template, which are added tokens of the vocabulary, match no text: a grammar names them by their
     ids. Otherwise a mark could stand in a JSON string, and end the answer before its JSON is complete.
 
     Args:
         tokenizer: of transformers.
-        vocabulary: tokens of the model, which may be more than those of the tokenizer.
+        vocabulary: tokens of the model, which may have more than the tokenizer.
     """
     import xgrammar
 

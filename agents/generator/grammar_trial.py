@@ -1,9 +1,8 @@
-"""A grammar is tried in a process of its own before the engine has it.
+"""Each grammar is tried in a process of its own before the engine gets it.
 
-The engine masks tokens within its steps, so a grammar that is slow to compile, or whose masks are slow, would hold up
-every request. Schemas come from the programs that are trained, and some take minutes: nested repeats in a pattern,
-thousands of optional properties. The process (grammar_trial_process.py) has limits on its CPU time and memory, which
-the kernel enforces.
+The engine masks tokens within its steps. So a grammar that compiles slowly, or has slow masks, would hold up every
+request. Schemas come from the programs that are trained, and some take minutes: nested repeats in a pattern, thousands
+of optional properties. The kernel enforces limits on the CPU time and memory of the process (grammar_trial_process.py).
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from forge_env.core.errors import PolicyError, TurnRefused
 CPU_SECONDS: Final = 10
 """CPU time of one trial: compiling, and the masks of some answers."""
 _WAIT_SECONDS: Final = 300.0
-"""Until the process is given up for another reason, such as a machine that swaps."""
+"""After this time the process is given up, in case of another problem, such as a machine that swaps."""
 _START_SECONDS: Final = 300.0
 _MOST_KEPT: Final = 10_000
 
@@ -30,7 +29,7 @@ _MOST_KEPT: Final = 10_000
 class GrammarTrials:
     """Tries grammars, one after another, and remembers the results. Use it on one event loop.
 
-    The process starts with the first grammar, again after one that it did not survive, and ends with this process.
+    The process starts with the first grammar, and again after a grammar that ended it. It ends with this process.
     """
 
     def __init__(self, model: str, *, cpu_seconds: int = CPU_SECONDS) -> None:
@@ -48,8 +47,8 @@ class GrammarTrials:
             vocabulary: tokens of the model.
 
         Raises:
-            TurnRefused: for one that XGrammar cannot read, or that is too slow or too large.
-            PolicyError: when no process for the trial can be started, or the engine is closed meanwhile.
+            TurnRefused: XGrammar cannot read it, or it is too slow or too large.
+            PolicyError: no process for the trial can be started, or the engine is closed meanwhile.
         """
         key = hashlib.blake2b(grammar.encode(), digest_size=16).digest()
         async with self._lock:  # bounded: each trial has limits
@@ -105,7 +104,7 @@ class GrammarTrials:
         if process is None:
             return
         assert process.stdout is not None
-        if process.returncode is None and not process.stdout.at_eof():  # else it has ended, and only its wait is due
+        if process.returncode is None and not process.stdout.at_eof():  # otherwise it has ended; only `wait` is left
             process.kill()
         await process.wait()
 

@@ -1,7 +1,7 @@
 """The process that tries grammars: `python -m agents.generator.grammar_trial_process PARENT MODEL VOCABULARY SECONDS`.
 
-It reads grammars, one JSON string a line, and writes {"problem": "..."} for each. A grammar that takes more than its
-CPU time or memory ends the process.
+It reads grammars, one JSON string a line, and writes {"problem": "..."} for each. If a grammar takes more than its CPU
+time or memory, the process ends.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from forge_env.runtime.process.lifetime import die_with
 
 _WALKS, _TOKENS = 3, 48
 _MEMORY: Final = 4 << 30
-"""Bytes beyond what the process holds when it is ready."""
+"""Bytes in addition to the memory of the process when it is ready."""
 
 
 def main(parent: int, model: str, vocabulary: int, seconds: int) -> None:
     """Try grammars until standard input ends."""
     die_with(parent)
-    answers, sys.stdout = sys.stdout, sys.stderr  # what a library prints is no answer
+    answers, sys.stdout = sys.stdout, sys.stderr  # prints of libraries are no answers
     trial = _Trial(model, vocabulary)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     size = _address_space() + _MEMORY
@@ -45,11 +45,11 @@ class _Trial:
         self._vocabulary = vocabulary
         info = grammar_tokens(AutoTokenizer.from_pretrained(model), vocabulary)
         self._words = np.array([text.isalnum() for text in info.decoded_vocab])
-        # No cache: the engine has one, and what is tried once is remembered by its caller.
+        # No cache: the engine has one, and the caller remembers the results.
         self._compiler = xgrammar.GrammarCompiler(info, max_threads=1, cache_enabled=False)
 
     def problem(self, grammar: str) -> str:
-        """Why the engine cannot use a grammar, as a sentence; "" if it can."""
+        """The reason why the engine cannot use a grammar, as a sentence; "" if it can."""
         try:
             compiled = self._compiler.compile_structural_tag(grammar)
             for seed in range(_WALKS):
@@ -64,8 +64,8 @@ class _Trial:
     def _walk(self, compiled: Any, seed: int) -> None:
         """Compute the masks of an answer that the grammar allows.
 
-        The first one is random. The others are words that repeat while they may: what nested repeats have many readings
-        for.
+        The first answer is random. The others are words that repeat as long as they may: nested repeats can read these
+        in many ways.
         """
         import numpy as np
         import xgrammar
@@ -88,7 +88,7 @@ class _Trial:
 
 
 def _limit_cpu(seconds: int) -> None:
-    """Let this process use `seconds` more of CPU time, of all its threads."""
+    """Give this process `seconds` more of CPU time, over all its threads."""
     use = resource.getrusage(resource.RUSAGE_SELF)
     _, hard = resource.getrlimit(resource.RLIMIT_CPU)
     resource.setrlimit(resource.RLIMIT_CPU, (int(use.ru_utime + use.ru_stime) + 1 + seconds, hard))

@@ -1,6 +1,6 @@
 """Grammars in the engine: XGrammar masks the tokens that may not come, before vLLM samples.
 
-vLLM computes the logprobs after the mask: they are those of the tokens that were allowed. See `Completion.constrained`.
+vLLM computes the logprobs after the mask, over the allowed tokens. See `Completion.constrained`.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from forge_env.core.errors import TurnRefused
 
 
 def prepare_grammars(engine: Any, model: str) -> None:
-    """Let a running `LLMEngine` take requests with a grammar, though it has started without a tokenizer.
+    """Let a running `LLMEngine` take requests with a grammar, although it has started without a tokenizer.
 
     Args:
         engine: in this process.
-        model: folder or hub id, of the tokenizer.
+        model: the tokenizer's folder or hub id.
     """
     import xgrammar
     from vllm import envs
@@ -27,7 +27,7 @@ def prepare_grammars(engine: Any, model: str) -> None:
     from vllm.v1.structured_output.backend_xgrammar import XgrammarBackend
 
     config = engine.vllm_config
-    # vLLM has one backend for all requests, and by default chooses it by the first one.
+    # vLLM has one backend for all requests, and by default chooses it with the first one.
     config.structured_outputs_config.backend = "xgrammar"
     tokenizer: Any = get_tokenizer(model)
     size = config.model_config.get_vocab_size()
@@ -40,15 +40,15 @@ def prepare_grammars(engine: Any, model: str) -> None:
     manager.tokenizer = tokenizer
     manager.executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="grammars")
     manager.backend = backend
-    # vLLM refuses grammars where its own renderer of prompts has no tokenizer.
+    # vLLM refuses grammars if its own renderer of prompts has no tokenizer.
     engine.renderer.tokenizer = tokenizer
 
 
 def check_features(grammar: str) -> None:
-    """Check that XGrammar passes over no part of the schemas of a structural tag, as JSON.
+    """Check that XGrammar ignores no part of the schemas of a structural tag, as JSON.
 
     Raises:
-        TurnRefused: when it would, in silence.
+        TurnRefused: it would silently ignore a part.
     """
     from vllm.v1.structured_output.backend_xgrammar import has_xgrammar_unsupported_json_features
 

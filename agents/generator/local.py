@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Self, cast
 
 from agents.generator.adapter_folder import AdapterFolder, open_adapter
 from agents.generator.engine import VLLMEngine
-from agents.generator.start import EngineSettings
+from agents.generator.settings import EngineSettings
 from agents.model_folder import context_length, find_model, split_adapter
 from agents.token_agent import TokenAgent
 from forge_env.core.episode import Turn
@@ -41,15 +41,15 @@ class LocalPolicy:
 
     Args:
         model: Hugging Face folder.
-        settings: of the engine; its `lora_rank` is that of the adapter.
-        adapter: that all requests are computed with; None is none.
+        settings: of the engine; `lora_rank` is the adapter's rank.
+        adapter: computes all requests; None is none.
         deterministic: run one request at a time, without the prefix cache. The other requests of a batch, and cached
             prefixes, change the last bits of sums and sometimes a token.
         answer_seconds: time limit for one answer; None sets none, since the engine ends every request or reports that
             it is broken.
 
     Raises:
-        PolicyError: on entering, when the engine does not start; from `generate`, when it refuses or breaks.
+        PolicyError: on entering, the engine does not start; from `generate`, it refuses or breaks.
     """
 
     def __init__(
@@ -128,9 +128,9 @@ async def open_vllm(model: str, settings: AgentSettings) -> AsyncIterator[Agent]
     """Open vllm:MODEL, a Hugging Face folder or hub id, or the folder of an adapter, which names its model.
 
     Raises:
-        UserError: when there is no such model, adapter or vLLM, --temperature is given with --deterministic, or
-            --thinking on for a model that has no thinking.
-        PolicyError: when the engine does not start.
+        UserError: there is no such model, adapter or vLLM, --temperature is given with --deterministic, or --thinking
+            on for a model that has no thinking.
+        PolicyError: the engine does not start.
     """
     temperature = 1.0 if settings.temperature is None else settings.temperature
     if settings.deterministic:
@@ -164,7 +164,7 @@ async def open_checkpoint(run: str, settings: AgentSettings) -> AsyncIterator[Ag
     """Open checkpoint:RUN, the model of a finished training run.
 
     Raises:
-        UserError: when the run has no model folder; else as `open_vllm`.
+        UserError: the run has no model folder; and see `open_vllm`.
     """
     folder = Path(run).expanduser() / "model"
     if not (folder / "config.json").is_file():

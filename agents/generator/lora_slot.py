@@ -1,9 +1,9 @@
 """Adapters in vLLM's LoRA slots, beside the frozen weights of the model, loaded and replaced between two steps.
 
-Weights that a trainer publishes under PEFT's names are an adapter, which requests without a name are computed with.
-Until one comes they have one that adds 0. So every request has an adapter: on a CPU vLLM would give a request without
-one that of its neighbours. Further adapters have names, see `AdapterTable`. The alpha of all is their rank: the scaling
-is in B already.
+Weights that a trainer publishes under PEFT's names are an adapter, and requests without a name are computed with it.
+Until one comes they have an adapter that adds 0. On CPU, vLLM runs a request without an adapter with the batch's
+adapter, so every request names one. Further adapters have names, see `AdapterTable`. The alpha of all is their rank:
+the scaling is in B already.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ if TYPE_CHECKING:
     from vllm.lora.request import LoRARequest
 
 PREFIX = "base_model.model."
-"""The beginning of PEFT's names."""
+"""PEFT's names begin with it."""
 RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
-"""Those that vLLM has kernels for; an adapter of another rank takes the next one's slot."""
+"""The ranks of vLLM's kernels; an adapter of another rank takes the next one's slot."""
 TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-"""The matrices of a transformer block that an adapter may have, by Hugging Face's names. vLLM would keep slots for the
-embedding and the output layer as well, and compute with them at each token."""
+"""The matrices of a transformer block that an adapter may have, by Hugging Face's names. vLLM would also keep slots for
+the embedding and the output layer, and compute with them at each token."""
 
 
 PUBLISHED = 1
 """The number of the slot of requests without a name."""
 _PLACES: WeakKeyDictionary[Any, dict[int, dict[str, Tensor]]] = WeakKeyDictionary()
-"""Of each of vLLM's managers: where the matrices of the adapter in a slot lie."""
+"""For each of vLLM's managers, the matrices of the adapter in a slot, in place."""
 _NAME = r"[\w.-]{1,64}"
 _A, _B = ".lora_A.weight", ".lora_B.weight"
 
@@ -41,7 +41,7 @@ def slot_arguments(rank: int, named: int = 0) -> dict[str, Any]:
 
     Args:
         rank: of the adapters, at most.
-        named: adapters that have a name, at most.
+        named: number of adapters with a name, at most.
     """
     if not rank:
         return {}
@@ -54,7 +54,7 @@ def slot_arguments(rank: int, named: int = 0) -> dict[str, Any]:
 
 
 def slot_rank(rank: int) -> int:
-    """The rank of the slot that an adapter of a rank takes; that of the largest slot for a rank that is too large."""
+    """The rank of the slot for an adapter's rank; the largest slot's if the rank is too large."""
     return next((slot for slot in RANKS if slot >= rank), RANKS[-1])
 
 
@@ -64,17 +64,17 @@ def is_adapter(names: Iterable[str]) -> bool:
 
 
 class _Slot(NamedTuple):
-    number: int  # from 2 on; 1 is that of requests without a name
+    number: int  # from 2 on; 1 is the slot of requests without a name
     version: int
     load: int  # counts the loads of all adapters: a version may be loaded twice, with other tensors
 
 
 class AdapterTable:
-    """Which adapters an engine has, by name, and their versions; the name "" is that of requests without one.
+    """The adapters of an engine, by name, and their versions; the name "" is for requests without a name.
 
     Args:
         rank: of an adapter, at most; 0 is an engine without adapters.
-        named: adapters that have a name, at most.
+        named: number of adapters with a name, at most.
     """
 
     def __init__(self, rank: int, named: int) -> None:
@@ -87,10 +87,10 @@ class AdapterTable:
         return sorted(self._slots)
 
     def free_slot(self, name: str, tensors: Mapping[str, Tensor]) -> int:
-        """The number of the slot that an adapter goes into, which is its own if it is replaced.
+        """The number of the slot for an adapter; its own slot if it is replaced.
 
         Raises:
-            PolicyError: for a wrong name, tensors that are no adapter of the engine's rank, or when no slot is free.
+            PolicyError: the name is wrong, the tensors are no adapter of the engine's rank, or no slot is free.
         """
         if not re.fullmatch(_NAME, name):
             raise PolicyError(f"an adapter is named {name!r}; a name is letters, digits and . _ -, 64 at most")
@@ -123,7 +123,7 @@ class AdapterTable:
         """The number of the slot of an adapter.
 
         Raises:
-            PolicyError: for an unknown name.
+            PolicyError: the name is unknown.
         """
         if name not in self._slots:
             raise PolicyError(f"there is no adapter {name!r} in the engine; it has {', '.join(self.names) or 'none'}")
@@ -134,10 +134,10 @@ class AdapterTable:
         del self._slots[name]
 
     def request(self, name: str) -> LoRARequest | None:
-        """What vLLM's request names; there is no file. None in an engine without adapters.
+        """The adapter in vLLM's form for a request; there is no file. None in an engine without adapters.
 
         Raises:
-            PolicyError: for an unknown name.
+            PolicyError: the name is unknown.
         """
         if not self._rank and not name:
             return None
@@ -147,8 +147,8 @@ class AdapterTable:
         return LoRARequest(name or "published", number, name or "published")
 
     def salt(self, name: str, version: int) -> str:
-        """What keeps prefixes that were cached with other weights, or with an adapter of the same name, from being
-        found."""
+        """A salt for the prefix cache: prefixes of other weights, or of an adapter with the same name, have another
+        one."""
         return f"{version} {name} {self._slots[name].load}" if name else str(version)
 
     def stamp(self, version: int) -> str:
@@ -157,21 +157,21 @@ class AdapterTable:
 
 
 def version_of(stamp: str, name: str) -> int:
-    """The version that a token of a request was sampled with, from `AdapterTable.stamp` of that time."""
+    """The version that a token of a request was sampled with, from the `AdapterTable.stamp` at that time."""
     published, *named = stamp.split(" ")
     return int(dict(entry.split("=") for entry in named)[name]) if name else int(published)
 
 
 def load_adapter(worker: Any, number: int, tensors: Mapping[str, Tensor]) -> None:
-    """Put an adapter into a slot of a worker, in the place of the one before it.
+    """Put an adapter into a slot of a worker, instead of the one before it.
 
-    The next adapter of the same names and shapes is copied to where the last one lies: a few kernels, where vLLM's own
+    The next adapter with the same names and shapes is copied over the last one. This takes a few kernels; vLLM's own
     way takes a dozen for each matrix, 18 ms in all for a model of 8B on an H200.
 
     Args:
         worker: vLLM's worker.
         number: of the slot.
-        tensors: by PEFT's names, which are copied; none at all are an adapter that adds 0.
+        tensors: by PEFT's names; they are copied. An empty mapping is an adapter that adds 0.
     """
     import torch
     from vllm.lora.lora_model import LoRAModel
@@ -201,7 +201,7 @@ def load_adapter(worker: Any, number: int, tensors: Mapping[str, Tensor]) -> Non
     drop_adapter(worker, number)
     manager.add_adapter(adapter)
     manager.activate_adapter(number)
-    if worker.vllm_config.parallel_config.tensor_parallel_size == 1:  # else a worker has slices of the matrices
+    if worker.vllm_config.parallel_config.tensor_parallel_size == 1:  # otherwise a worker has slices of the matrices
         slots[number] = _find_places(manager, number, tensors)
 
 
@@ -213,7 +213,7 @@ def drop_adapter(worker: Any, number: int) -> None:
 
 
 def _find_places(manager: Any, number: int, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Where the layers keep the matrices of an active adapter, by PEFT's names; none unless all are found."""
+    """The matrices of an active adapter in the layers' memory, by PEFT's names; none unless all are found."""
     index = manager.lora_index_to_id.index(number)
     places: dict[str, Tensor] = {}
     for name, layer in manager.modules.items():

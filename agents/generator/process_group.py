@@ -1,8 +1,8 @@
-"""vLLM's torch.distributed process group, where its engine computes in this process.
+"""vLLM's torch.distributed process group, for an engine that computes in this process.
 
-vLLM begins the group with its first engine, and never ends it. Whatever asks for a group next, a trainer for example,
-would find that one. So the last engine of the process ends it. A group that was there before the first engine is left
-alone: it belongs to whoever began it.
+vLLM begins the group with its first engine, and never ends it. The next user of a group, a trainer for example, would
+find vLLM's. So the last engine of the process ends it. A group from before the first engine is left alone: it belongs
+to its maker.
 """
 
 from __future__ import annotations
@@ -44,4 +44,4 @@ def _is_up() -> bool:
 
 
 group = EngineGroup()
-"""Of this process."""
+"""The group of this process."""

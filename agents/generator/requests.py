@@ -1,4 +1,4 @@
-"""What the engine's thread is asked for, in the forms of forge_env and of vLLM."""
+"""The requests and commands for the engine's thread, in the forms of forge_env and of vLLM."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def check_tokens(prompt_ids: Sequence[int], vocabulary: int) -> None:
     """Refuse ids outside the vocabulary: inside a step they would break the engine for all requests.
 
     Raises:
-        ValueError: it names the first such id.
+        ValueError: names the first such id.
     """
     if prompt_ids and not 0 <= min(prompt_ids) <= max(prompt_ids) < vocabulary:
         wrong = next(token for token in prompt_ids if not 0 <= token < vocabulary)
@@ -57,7 +57,7 @@ def check_tokens(prompt_ids: Sequence[int], vocabulary: int) -> None:
 
 
 def vllm_sampling(sampling: Sampling) -> SamplingParams:
-    """Sampling in vLLM's form: the logprob of each sampled token is wanted, and one output at the end."""
+    """Sampling in vLLM's form: with the logprob of each sampled token, and one output at the end."""
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 
@@ -84,12 +84,12 @@ def prompt_logprobs_of(output: Any) -> tuple[float, ...]:
 
 
 def completion_of(output: Any, adapter: str = "", routes: Any = None, *, grammar: str = "") -> Completion:
-    """The completion in vLLM's output of a finished request, which named an adapter.
+    """The completion in vLLM's output of a finished request.
 
     Args:
         output: of vLLM.
-        adapter: its name.
-        grammar: that was applied to the request.
+        adapter: the name of the request's adapter.
+        grammar: the grammar of the request.
         routes: (tokens, layers, active) uint8 or uint16, the experts of all tokens but the last; on a GPU vLLM's output
             has them.
     """

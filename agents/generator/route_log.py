@@ -1,7 +1,7 @@
-"""The experts that vLLM's worker on a CPU chose for every token, kept where the token's keys and values are.
+"""The experts that vLLM's worker on a CPU chose for every token, stored at the place of the token's keys and values.
 
-A token that is found in the prefix cache was computed by an earlier request, and its experts are those of that time:
-they are kept by the token's place in the cache of keys and values, and read when a request has finished. On a GPU vLLM
+A token that is found in the prefix cache was computed by an earlier request, and has that request's experts. So they
+are stored by the token's place in the cache of keys and values, and read when a request has finished. On a GPU vLLM
 returns them itself (`enable_return_routed_experts`).
 """
 
@@ -21,13 +21,13 @@ _SUFFIX = 9
 
 
 class RouteLog:
-    """What one worker has computed.
+    """The experts that one worker has chosen.
 
     Args:
         worker: vLLM's worker.
 
     Raises:
-        PolicyError: for a model without experts, or one whose layers do not all have some.
+        PolicyError: the model has no experts, or a layer without experts.
     """
 
     def __init__(self, worker: Any) -> None:
@@ -48,7 +48,7 @@ class RouteLog:
         self._experts = np.zeros((tokens, *self._capturer.shape_per_token), dtype=kind)
 
     def record(self, runner: Any, scheduled: Mapping[str, int]) -> None:
-        """Keep the experts of the step that was just computed.
+        """Store the experts of the last step.
 
         Args:
             runner: vLLM's model runner.
@@ -69,18 +69,18 @@ class RouteLog:
         return self._experts[self._places(runner, name, 0, tokens)]
 
     def _places(self, runner: Any, name: str, first: int, end: int) -> np.ndarray:
-        """Where the keys and values of tokens `first` to `end - 1` of a request are."""
+        """The places of the keys and values of tokens `first` to `end - 1` of a request."""
         position = np.arange(first, end)
         blocks = np.asarray(runner.requests[name].block_ids[0])
         return blocks[position // self._block] * self._block + position % self._block
 
 
 _LOGS: weakref.WeakKeyDictionary[Any, RouteLog] = weakref.WeakKeyDictionary()
-"""By the model runner. Nothing may refer back to it: vLLM calls gc.freeze(), and a cycle would be kept for ever."""
+"""By the model runner. Nothing may refer back to it: vLLM calls gc.freeze(), and a cycle would stay forever."""
 
 
 def log_routes(worker: Any) -> None:
-    """Begin to keep the experts of what a worker computes; tokens are sampled as without."""
+    """Begin to store the experts of a worker's steps; this does not change the sampled tokens."""
     runner = worker.model_runner
     _LOGS[runner] = RouteLog(worker)
     runner.execute_model = functools.partial(_execute, weakref.ref(runner))
@@ -91,7 +91,7 @@ def routes_of(worker: Any, tokens: Mapping[str, int]) -> dict[str, np.ndarray]:
 
     Args:
         worker: vLLM's worker.
-        tokens: by the id of each request, how many of its tokens.
+        tokens: by the id of each request, the number of its tokens.
 
     Returns:
         (tokens, layers, active) by the same ids.

@@ -1,13 +1,11 @@
-"""The settings of vLLM's engine, and its start."""
+"""The start of vLLM's engine."""
 
 from __future__ import annotations
 
 import importlib
 import json
 import os
-from collections.abc import Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +13,7 @@ from agents.generator import fork_server
 from agents.generator.compile_cache import stable_path
 from agents.generator.engine_args import refusal
 from agents.generator.lora_slot import slot_arguments
+from agents.generator.settings import EngineSettings
 from agents.generator.worker import end_with
 
 SHARED_GPU_FRACTION = 0.05
@@ -23,75 +22,21 @@ CPU_BLOCK_TOKENS = 32
 KERNEL_SETTINGS = Path(__file__).parent / "lora_kernels"
 """Settings of vLLM's LoRA kernels by GPU, measured by benchmarks.gpu.lora_kernels."""
 _TUNED_BY_FLASHINFER = ("quantization", "attention_backend")
-"""Arguments of vLLM that may choose kernels of FlashInfer's; a dense model in bfloat16 has none without them."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineSettings:
-    """Settings of the engine."""
-
-    max_model_len: int = 1024
-    """Context length: tokens of prompt and completion."""
-    max_requests: int = 128
-    """Requests in flight in the engine; further ones wait in its queue."""
-    step_tokens: int = 16384
-    """On a GPU: tokens that one step computes at most, of prompts and completions together."""
-    dtype: str = "float32"
-    kv_cache_gib: float = 1.0
-    """Size of the KV cache in every worker. On a GPU, 0 takes what gpu_memory_fraction leaves."""
-    gpu_memory_fraction: float = 0.9
-    """Share of the GPU's memory, for an engine that has the GPU alone; ignored if kv_cache_gib is set."""
-    gpu_memory_gib: float = 0.0
-    """What the GPU is believed to have; 0 is what it has. It counts where gpu_memory_fraction does."""
-    sleep: bool = False
-    """Whether the engine can be put to sleep, which gives its GPU memory back; see `VLLMEngine.sleep`."""
-    engine_args: Mapping[str, Any] = field(default_factory=dict)
-    """Further arguments of vLLM's EngineArgs, as `agents.generator.engine_args.read_engine_args` returns them."""
-    lora_rank: int = 0
-    """Of adapters, at most, of which one is published in the place of weights: see `agents.generator.lora_slot`; 0 is
-    none."""
-    named_adapters: int = 0
-    """Adapters beside the published one that can be loaded by name, of rank `lora_rank` at most; see
-    `VLLMEngine.load_adapter`."""
-    return_routes: bool = False
-    """Whether completions have the experts that each token was computed with; see `agents.generator.route_log`."""
-    cache_on_update: str = "keep"
-    """KV cache of in-flight requests after a weight update: "keep", or "recompute" with the new weights."""
-    enforce_eager: bool = True
-    gather_s: float = 0.0
-    """Delay a small batch while requests keep arriving within this many seconds of the last; 0 never delays."""
-    gather_most_s: float = 0.3
-    """The longest delay of a batch, in seconds."""
-    tensor_parallel: int = 1
-    """GPUs that every matrix is sharded over; above 1, vLLM starts one worker process per GPU."""
-    worker_process: bool = False
-    """Start a worker process for a single GPU, too. Preparing a step then has its own interpreter and does not wait for
-    the one that handles requests."""
-    threads: int = 0
-    """CPU threads of the engine; 0 leaves the number to torch."""
-    stall_seconds: float = 300.0
-    """An engine that has requests and computes no token for so many seconds is broken; the first request may take
-    longer."""
-    seed: int = 0
-
-    @property
-    def has_worker_processes(self) -> bool:
-        """Whether the workers are separate processes; these fetch new weights themselves."""
-        return self.worker_process or self.tensor_parallel > 1
+"""Arguments of vLLM that may choose kernels of FlashInfer's; without them a dense model in bfloat16 uses none."""
 
 
 def import_vllm(settings: EngineSettings) -> None:
-    """Import vLLM after setting the environment variables that it reads. Where the engine has worker processes, the
-    server that they are forked from imports it meanwhile."""
+    """Import vLLM after setting the environment variables that it reads. If the engine has worker processes, the server
+    of their forks imports it meanwhile."""
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", str(max(1, round(settings.kv_cache_gib))))
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
     # Binding threads to cores would pin the engine to cores that other processes of the run use, too.
     os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
-    # FlashInfer's sampler gives no processed logprobs, so no request of ours would use it; its import takes seconds.
+    # FlashInfer's sampler gives no processed logprobs, so no request of ours uses it; its import takes seconds.
     os.environ.setdefault("VLLM_USE_FLASHINFER_SAMPLER", "0")
-    if settings.lora_rank:  # vLLM brings none; where there is no file for a GPU, it has one setting for all shapes
+    if settings.lora_rank:  # vLLM has no such files; without one for a GPU, it has one setting for all shapes
         os.environ.setdefault("VLLM_TUNED_CONFIG_FOLDER", str(KERNEL_SETTINGS))
     if settings.has_worker_processes:
         fork_server.start()
@@ -102,7 +47,7 @@ def load_engine(model: str, settings: EngineSettings) -> Any:
     """Load a vLLM `LLMEngine` for a model folder or hub id.
 
     Raises:
-        UserError: for a value in `engine_args` that vLLM refuses.
+        UserError: vLLM refuses a value in `engine_args`.
     """
     import_vllm(settings)
     import torch
@@ -114,7 +59,7 @@ def load_engine(model: str, settings: EngineSettings) -> Any:
         os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"
     _register_architecture(model)
     # Only compiled graphs are kept under the model's path.
-    name = model if settings.enforce_eager else stable_path(model, Path(envs.VLLM_CACHE_ROOT) / "forge_env_models")
+    name = stable_path(model, Path(envs.VLLM_CACHE_ROOT) / "forge_env_models") if settings.cuda_graphs else model
     on_gpu, gpu_bytes = torch.cuda.is_available(), 0
     if on_gpu and settings.gpu_memory_gib:
         gpu_bytes = torch.cuda.get_device_properties(0).total_memory
@@ -132,16 +77,17 @@ def load_engine(model: str, settings: EngineSettings) -> Any:
 
 
 def engine_arguments(settings: EngineSettings, *, on_gpu: bool, gpu_bytes: int = 0) -> dict[str, Any]:
-    """The arguments of vLLM's EngineArgs that the settings come to, without the model and `engine_args`.
+    """The arguments of vLLM's EngineArgs for these settings, without the model and `engine_args`.
 
     Args:
         settings: of the engine.
         on_gpu: whether it is on a GPU.
-        gpu_bytes: what the GPU has; asked for where `gpu_memory_gib` is set.
+        gpu_bytes: the GPU's memory; needed if `gpu_memory_gib` is set.
     """
-    fraction, cache = settings.gpu_memory_fraction, None
+    fraction, cache = settings.gpu_memory_utilization, None
     if settings.kv_cache_gib and on_gpu:
-        # With the bytes given, the fraction is only how much must be free at the start: other processes share the GPU.
+        # With the bytes given, the fraction only says how much must be free at the start: other processes share the
+        # GPU.
         fraction, cache = SHARED_GPU_FRACTION, int(settings.kv_cache_gib * 2**30)
     elif settings.gpu_memory_gib and on_gpu:
         fraction *= min(1.0, settings.gpu_memory_gib * 2**30 / gpu_bytes)
@@ -152,27 +98,29 @@ def engine_arguments(settings: EngineSettings, *, on_gpu: bool, gpu_bytes: int =
         "dtype": settings.dtype,
         "max_model_len": settings.max_model_len,
         "max_num_seqs": settings.max_requests,
-        # An `LLMEngine` that is not vLLM's own `LLM` gets 2,048 by default: long prompts would take eight times the
-        # steps. On a CPU that default is kept.
+        # An `LLMEngine` outside of vLLM's own `LLM` gets 2,048 by default: long prompts would take eight times the
+        # steps.
+        # On a CPU this default stays.
         "max_num_batched_tokens": settings.step_tokens if on_gpu else None,
         "gpu_memory_utilization": fraction,
         "kv_cache_memory_bytes": cache,
-        "enforce_eager": settings.enforce_eager,
+        "enforce_eager": not settings.cuda_graphs,
         "tensor_parallel_size": settings.tensor_parallel,
         "distributed_executor_backend": "mp" if settings.has_worker_processes else None,
         "seed": settings.seed,
         # On a GPU other kernels of experts rearrange the weights, and new weights are written in place as they come.
         "moe_backend": "triton" if on_gpu else "auto",
         "enable_prefix_caching": True,
-        # The prefix cache finds whole blocks only. vLLM's 128 tokens on a CPU are more than many prompts have, and 32
-        # is the smallest block that its attention kernel runs at full speed with.
+        # The prefix cache finds full blocks only. Many prompts are shorter than vLLM's 128 tokens on a CPU, and 32 is
+        # the
+        # smallest block that its attention kernel runs at full speed with.
         "block_size": None if on_gpu else CPU_BLOCK_TOKENS,
         # Chunked prefill breaks seeded requests on CPU: vLLM rewinds an offset that CPU generators do not have.
         "enable_chunked_prefill": on_gpu,
-        # vLLM puts weights and cache into a memory pool that it can empty. It switches torch's expandable segments
-        # off while it fills the pool, where the environment has them on.
+        # vLLM puts weights and cache into a memory pool that it can empty. If the environment has torch's expandable
+        # segments on, vLLM switches them off while it fills the pool.
         "enable_sleep_mode": settings.sleep and on_gpu,
-        # Tuning imports FlashInfer and computes the longest step: seconds, and for nothing without kernels of its own.
+        # Tuning imports FlashInfer and computes the longest step. This takes seconds, and helps no kernel of ours.
         "enable_flashinfer_autotune": None if any(map(settings.engine_args.get, _TUNED_BY_FLASHINFER)) else False,
         "skip_tokenizer_init": True,
         "disable_log_stats": True,

@@ -1,4 +1,4 @@
-"""EngineStats: what an engine has done since its start."""
+"""EngineStats: an engine's work since its start."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 @dataclass(slots=True)
 class EngineStats:
-    """What an engine has done since its start. Sums over steps, divided by `steps`, are means."""
+    """An engine's work since its start. Sums over steps, divided by `steps`, are means."""
 
     steps: int = 0
     step_seconds: float = 0.0
@@ -20,7 +20,7 @@ class EngineStats:
     prefix_asked: int = 0
     """Tokens of all prompts."""
     prefix_found: int = 0
-    """Those of them that were found in the prefix cache, and not computed."""
+    """The number of these tokens that were found in the prefix cache, and not computed."""
     preemptions: int = 0
     """Requests that lost their place in the cache while they ran, and were computed again."""
     running: int = 0
@@ -28,7 +28,7 @@ class EngineStats:
 
 
 class CacheCounters:
-    """Counts what vLLM's cache manager does, without the statistics of the whole engine, which cost time in every step.
+    """Counts the work of vLLM's cache manager. The statistics of the full engine would cost time in every step.
 
     Args:
         engine: vLLM's `LLMEngine`, in this process.
@@ -38,7 +38,7 @@ class CacheCounters:
         from vllm.v1.metrics.stats import PrefixCacheStats
 
         self._manager = engine.engine_core.engine_core.scheduler.kv_cache_manager
-        # The scheduler does not take the counts away, as its own statistics are off: they are since the start.
+        # The scheduler does not take the counts away, because its own statistics are off: they are since the start.
         self._manager.log_stats = True
         self._manager.prefix_cache_stats = PrefixCacheStats()
 
@@ -49,7 +49,7 @@ class CacheCounters:
         stats.cache_steps += self._manager.usage
 
     def read(self, stats: EngineStats, *, running: int) -> EngineStats:
-        """The statistics with everything that is counted elsewhere."""
+        """The statistics, including the values that are counted elsewhere."""
         counts = self._manager.prefix_cache_stats
         return replace(
             stats,

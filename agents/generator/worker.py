@@ -29,11 +29,11 @@ def load_weights(worker: Any, weights: Mapping[str, Tensor]) -> None:
 
     Args:
         worker: vLLM's worker.
-        weights: full tensors by their Hugging Face names, or an adapter's by PEFT's, on any device; in any dtype, and
-            without a cast, or memory for one, in the model's. Those of experts must be complete.
+        weights: full tensors by their Hugging Face names, or an adapter's by PEFT's, on any device and in any dtype. In
+            the model's dtype they need no cast, and no memory for one. Weights of experts must be complete.
 
     Raises:
-        UserError: when weights of experts are missing; nothing has changed.
+        UserError: weights of experts are missing; nothing has changed.
     """
     import torch
 
@@ -49,14 +49,14 @@ def load_weights(worker: Any, weights: Mapping[str, Tensor]) -> None:
         with torch.no_grad():
             worker.model_runner.get_model().load_weights(weights.items())
         return
-    # Elsewhere layers have repacked their weights, and vLLM repacks the new ones. Another dtype is cast here, tensor by
-    # tensor: vLLM would log a warning for each of them.
+    # In other cases layers have repacked their weights, and vLLM repacks the new ones. Another dtype is cast here,
+    # tensor by tensor: vLLM would log a warning for each of them.
     if worker.device.type == "cpu":
         forget_kernels(worker.model_runner.get_model())
     cast = ((name, tensor.to(config.dtype)) for name, tensor in weights.items())
     worker.reload_weights(weights_iterator=cast)
     if worker.device.type == "cpu" and config.hf_text_config.tie_word_embeddings:
-        # On a CPU the output layer computes with a packed copy of its weight. Where the weight is the embedding's,
+        # On a CPU the output layer computes with a packed copy of its weight. If it shares the embedding's weight,
         # nothing is loaded into the layer itself, and vLLM leaves the copy as it was.
         head = worker.model_runner.get_model().lm_head
         head.quant_method.process_weights_after_loading(head)
@@ -74,7 +74,7 @@ def pull_weights(worker: Any, store: bytes, version: int) -> dict[str, float]:
 
 
 def end_with(worker: Any, pid: int) -> None:
-    """End a worker's process when the process `pid` ends, in whatever way."""
+    """End a worker's process when the process `pid` ends, for any reason."""
     die_with(pid)
 
 

@@ -12,14 +12,14 @@ from forge_env.core.types import Message
 
 
 def open_decoder(model: str | Path, thinking: Thinking = "off") -> Callable[[Turn], Message]:
-    """Return a function that decodes the tokens of a turn into its message.
+    """A function that decodes the tokens of a turn into its message.
 
     Args:
         model: the folder of the model that wrote them.
-        thinking: as they were sampled, see `Renderer`.
+        thinking: the setting with which they were sampled, see `Renderer`.
 
     Raises:
-        UserError: when the folder's model family has no renderer, or it holds no tokenizer of that family.
+        UserError: the folder's model family has no renderer, or the folder holds no tokenizer of this family.
     """
     renderer = Renderer(model, thinking=thinking)
 

@@ -4,14 +4,14 @@ A dialect is the format of calls in plain text:
 
 - ``hermes``, of Qwen and Hermes: ``<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>``
 - ``llama``, of Llama 3.1 and later: ``{"name": "add", "parameters": {"a": 1}}``, several separated by ";" or newlines,
-  after ``<|python_tag|>`` where other words come first
+  after ``<|python_tag|>`` if other words come first
 - ``openai``: a JSON object or list of calls in the shape of OpenAI's ``tool_calls``
 - ``none``: no calls, everything is content
 
 `agents.renderer.model_json.read_arguments` reads the arguments of all of them.
 
-Text of a model never raises: an unreadable call becomes a ToolCall without arguments, whose `error` is one sentence
-with the problem and the right form. `from_openai` and `to_openai` convert message dictionaries.
+A model's text never raises: an unreadable call becomes a ToolCall without arguments, with one sentence in `error` that
+has the problem and the right form. `from_openai` and `to_openai` convert message dictionaries.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from forge_env.core.types import Message, ToolCall
 
 Calls = tuple[ToolCall, ...]
 
-_OBJECT = (dict, Mapping)  # an abstract class is slow to ask, and a dict is found before
+_OBJECT = (dict, Mapping)  # dict first: asking an abstract class is slow
 _HERMES_FORM = '<tool_call>{"name": "TOOL", "arguments": {...}}</tool_call>'
 _LLAMA_FORM = '{"name": "TOOL", "parameters": {...}}'
 _OPENAI_FORM = '{"id": "ID", "type": "function", "function": {"name": "TOOL", "arguments": {...}}}'
@@ -40,21 +40,21 @@ _END_OF_TURN = re.compile(r"(<\|eom_id\|>|<\|eot_id\|>)\s*$")
 
 
 def parse(text: str, dialect: str) -> tuple[str, Calls]:
-    """Return the content without the calls, and the calls in order; their ids are "call_0", "call_1", ...
+    """The content without the calls, and the calls in order; their ids are "call_0", "call_1", ...
 
     Raises:
-        UserError: for an unknown dialect; it names the nearest one.
+        UserError: the dialect is unknown; names the nearest one.
     """
     return _dialect(dialect)[0](text)
 
 
 def write(message: Message | Sequence[ToolCall], dialect: str) -> str:
-    """Return a message, or only calls, as a model writes them: the text that `parse` reads.
+    """A message, or only calls, as a model writes them: the text that `parse` reads.
 
     Reasoning is left out. The dialect "none" writes the content alone.
 
     Raises:
-        UserError: for an unknown dialect; it names the nearest one.
+        UserError: the dialect is unknown; names the nearest one.
     """
     writer = _dialect(dialect)[1]
     if isinstance(message, Mapping):
@@ -194,7 +194,7 @@ def _hermes_block(text: str, start: int) -> tuple[ToolCall, int]:
 
 
 def _decode_block(text: str, start: int) -> tuple[Any, int, str]:
-    """`decode` on as little text as possible: a JSON error costs time in proportion to the text that is passed.
+    """`decode` on as little text as possible: a JSON error costs time in proportion to the length of the text.
 
     JSON ends before a marker, unless the marker is inside a JSON string; only then is more text passed.
     """

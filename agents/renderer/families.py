@@ -1,6 +1,6 @@
 """The supported model families, and the renderer of every family.
 
-The architecture's name in config.json does not identify a family: the chat template decides.
+The architecture's name in config.json does not identify a family; the chat template does.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from forge_env.core.errors import UserError, nearest
 
 Calls = Literal["hermes", "llama"]
 Thinking = Literal["off", "on", "template"]
-"""Whether a model thinks before it answers; "template" is what the chat template of its family does by default."""
+"""Whether a model thinks before it answers; "template" is the default of its family's chat template."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,8 +30,8 @@ class Family:
     create: Callable[[FastTokenizer, str], Any]
     """Creates the renderer from the tokenizer and the chat template. The model does not think."""
     create_thinking: Callable[[FastTokenizer, str], Any] | None = None
-    """Creates the renderer with which the model may think, as the chat template does by default; None if the family has
-    no thinking."""
+    """Creates the renderer with thinking, as the chat template has it by default; None if the family has no
+    thinking."""
     models: str = ""
     """The family's common name, if other families share the architecture's name."""
     template: tuple[str, ...] = ()
@@ -41,11 +41,11 @@ class Family:
     dialect: str = "none"
     """Dialect of calls that the library leaves in the content, such as several or malformed calls of Llama."""
     calls: Calls = "hermes"
-    """How the template writes calls, for the grammar of an answer that has to be one."""
+    """The template's form of calls, for the grammar of an answer that must be a call."""
     own_template: Path | None = None
-    """A chat template that renders what the renderer does, for a model whose own one renders something else."""
+    """A chat template that renders the same as the renderer, for a model with a template that does not."""
     defaults: str = ""
-    """What an export writes before the model's template: values that the renderer fixes, as Jinja."""
+    """Jinja that an export writes before the model's template: values that the renderer fixes."""
     tool_parser: str = "hermes"
     """vLLM's parser of calls."""
     one_call: bool = False
@@ -57,7 +57,7 @@ class Family:
 
 QWEN3_TEMPLATE = Path(__file__).with_name("qwen3_chat_template.jinja")
 NO_THINKING = "{%- if enable_thinking is not defined %}{% set enable_thinking = false %}{% endif -%}\n"
-"""Begins the chat template of an export whose model was trained without thinking."""
+"""Begins the chat template of an export of a model that was trained without thinking."""
 _QWEN3 = Family(
     own_template=QWEN3_TEMPLATE,
     create=lambda tokenizer, _: create_renderer(tokenizer, Qwen3RendererConfig(enable_thinking=False)),
@@ -77,7 +77,7 @@ _QWEN3_INSTRUCT = Family(
     template=("<|im_start|>", "<tool_call>", "<tool_response>"),
     dialect="hermes",
 )
-"""Qwen3 whose chat template has no thoughts, such as Qwen3-4B-Instruct-2507."""
+"""Qwen3 with a chat template without thoughts, such as Qwen3-4B-Instruct-2507."""
 _LLAMA3 = Family(
     create=lambda tokenizer, _: create_renderer(tokenizer, Llama3RendererConfig()),
     models="Llama 3.1 and later",
@@ -91,7 +91,7 @@ _LLAMA3 = Family(
 THINK, END_THINK = "<think>", "</think>"
 AFTER_THOUGHT = "\n\n"
 CLOSE_THOUGHT = f"\n{END_THINK}{AFTER_THOUGHT}"
-"""What a chat template writes between a thought and the answer."""
+"""The text of a chat template between a thought and the answer."""
 _BEGUN = rf"assistant\n{THINK}"  # in a generation prompt; in a string literal of the template a line end is \n
 # architecture of config.json -> family
 FAMILIES = {
@@ -103,10 +103,10 @@ FAMILIES = {
 
 
 def find_family(folder: Path) -> Family:
-    """Return the family of the model in a Hugging Face folder.
+    """The family of the model in a Hugging Face folder.
 
     Raises:
-        UserError: when there is no renderer for its architecture, or for its chat template.
+        UserError: there is no renderer for its architecture, or for its chat template.
     """
     config = json.loads((folder / "config.json").read_text())
     name = (config.get("architectures") or ["unknown"])[0]
@@ -120,18 +120,18 @@ def find_family(folder: Path) -> Family:
         wrong.append(f"holds {family.foreign!r}")
     if wrong:
         raise UserError(
-            f"the model in {folder} is a {name} whose chat template {wrong[0]}: "
+            f"the model in {folder} is a {name}, and its chat template {wrong[0]}: "
             f"of this architecture, only {family.models} is supported"
         )
     return family
 
 
 def check_thinking(folder: Path, thinking: str) -> bool:
-    """Return whether the model in a folder thinks with this setting, one of `Thinking`.
+    """Whether the model in a folder thinks with this setting, one of `Thinking`.
 
     Raises:
-        UserError: for another setting, for "on" with a model that has no thinking, and for a chat template that begins
-            the thought itself.
+        UserError: the setting is unknown, or "on" with a model that has no thinking; or the chat template begins the
+            thought itself.
     """
     if thinking not in get_args(Thinking):
         raise UserError(f"thinking is {thinking!r}. {nearest(thinking, get_args(Thinking))}")

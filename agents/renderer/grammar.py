@@ -1,4 +1,4 @@
-"""The grammar of an answer that has to have a form, as XGrammar reads it: a structural tag."""
+"""The grammar of an answer that must have a form, as a structural tag of XGrammar."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ if TYPE_CHECKING:
     from agents.renderer.families import Calls
 
 _MOST_WHITESPACE = 32
-"""Characters between two parts of a JSON text; without a limit a model may write white space for ever."""
+"""Characters between two parts of a JSON text; without a limit a model may write white space forever."""
 _Format = dict[str, Any]
 
 
 def grammar_of(
     constraint: Constraint, tools: Sequence[ToolSpec], calls: Calls, token_id: Callable[[str], int | None]
 ) -> str:
-    """Return a structural tag of XGrammar, as JSON. The JSON of an answer follows the order of its schema.
+    """A structural tag of XGrammar, as JSON. The JSON of an answer follows the order of its schema.
 
     Args:
         constraint: the form of the answer.
-        tools: of which it may name some; the arguments of a call fit the parameters of its tool.
-        calls: how the model's template writes calls.
-        token_id: the id of a text that is one token of the vocabulary, such as a mark; else None.
+        tools: the tools that it may name; the arguments of a call fit the parameters of its tool.
+        calls: the form of calls in the model's template.
+        token_id: the id of a text that is one token of the vocabulary, such as a mark; otherwise None.
 
     Raises:
-        TurnRefused: when the constraint names a tool that is not there.
+        TurnRefused: the constraint names a tool that is not there.
     """
     functions = {tool["function"]["name"]: tool["function"] for tool in tools}
     if missing := [name for name in constraint.tools if name not in functions]:

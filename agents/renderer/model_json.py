@@ -1,4 +1,4 @@
-"""Strict reading of JSON that a model wrote. An error is a sentence that the model can be shown."""
+"""Strict reading of JSON that a model wrote. An error is a sentence that the model can read."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from typing import Any
 MAX_DEPTH = 64
 """Maximum nesting depth: deeper values break the code that copies and stores them."""
 _TEXTS_IN_TEXTS = 3
-"""How often arguments may be text within text: a model writes text, and a server writes that as text again."""
+"""Arguments may be text within text at most this many times: a model writes text, and a server writes it as text
+again."""
 SPACE = " \t\r\n"
 _FLAWLESS = frozenset({str, int, bool, type(None)})
 """Types of values that JSON can always hold."""
@@ -39,7 +40,7 @@ def decode(text: str, start: int = 0) -> tuple[Any, int, str]:
 
 
 def decode_all(text: str) -> tuple[Any, str]:
-    """Read text that is exactly one JSON value. Returns the value, and the problem if there is one (it is then
+    """Read text that is exactly one JSON value. Returns the value, and the problem if there is one (the value is then
     None)."""
     stripped = text.strip(SPACE)
     value, end, problem = decode(stripped)
@@ -51,7 +52,8 @@ def decode_all(text: str) -> tuple[Any, str]:
 def read_arguments(value: Any) -> tuple[dict[str, Any] | None, str]:
     """Read the arguments of a call, for all parsers and agents alike. Returns them, or None and the problem.
 
-    Missing, null and empty ones are {}; JSON text of an object is the object, also when it was written as JSON twice.
+    Missing, null and empty arguments are {}. JSON text of an object is the object, even if it was written as JSON
+    twice.
 
     >>> read_arguments('{"x": 1}'), read_arguments(None), read_arguments("[1]")
     (({'x': 1}, ''), ({}, ''), (None, 'they are a list and not a JSON object'))
@@ -64,7 +66,7 @@ def read_arguments(value: Any) -> tuple[dict[str, Any] | None, str]:
             return None, problem
     if not value and isinstance(value, (str, list, dict, Mapping, type(None))):
         return {}, ""
-    if not isinstance(value, (dict, Mapping)):  # an abstract class is slow to ask, and a dict is found before
+    if not isinstance(value, (dict, Mapping)):  # dict first: asking an abstract class is slow
         return None, f"they are {kind(value)} and not a JSON object"
     problem = flaw(value)
     return (None, problem) if problem else (dict(value), "")
@@ -73,9 +75,9 @@ def read_arguments(value: Any) -> tuple[dict[str, Any] | None, str]:
 def arguments_of(
     call: Mapping[str, Any], keys: Sequence[str] = ("arguments", "parameters")
 ) -> tuple[dict[str, Any] | None, str]:
-    """Read the arguments of a call under the first of `keys` that holds some, as `read_arguments` does.
+    """Read the arguments of a call under the first of `keys` that holds some, like `read_arguments`.
 
-    An object under another key is a problem: the arguments are there, and must not be taken for missing.
+    An object under another key is a problem: the arguments are there, and must not count as missing.
     """
     present = [key for key in keys if key in call]
     key = next((key for key in present if call[key] not in (None, "", {}, [])), "")
@@ -100,7 +102,7 @@ def dump(value: Any) -> str:
 
 
 def flaw(value: Mapping[str, Any]) -> str:
-    """Return why a JSON object cannot be stored and sent; "" if it can.
+    """The reason why a JSON object cannot be stored and sent; "" if it can.
 
     >>> flaw({"x": float("nan")})
     'nan is no JSON number'
@@ -122,13 +124,13 @@ def flaw(value: Mapping[str, Any]) -> str:
 
 
 def kind(value: Any) -> str:
-    """Return the type of a JSON value, in words."""
+    """The type of a JSON value, in words."""
     kinds = {dict: "an object", list: "a list", str: "text", bool: "a boolean", type(None): "null"}
     return kinds.get(type(value), "a number")
 
 
 def shorten(text: str) -> str:
-    """Return the text on one line, at most 60 characters."""
+    """The text on one line, at most 60 characters."""
     text = " ".join(text.split())
     return text if len(text) <= 60 else text[:57] + "..."
 

@@ -1,4 +1,4 @@
-"""The conversation format of Qwen2.5, and of Qwen3 without thoughts, which the `renderers` library does not have.
+"""The conversation format of Qwen2.5, and of Qwen3 without thoughts. The `renderers` library does not have it.
 
 A turn stands between `<|im_start|>` and `<|im_end|>`. Tools are JSON in the system turn. Calls have the form of Hermes.
 Results stand in a user turn between `<tool_response>` and `</tool_response>`, which are plain text in this family. The
@@ -31,7 +31,7 @@ _TOOLS = (
     "within <tool_call></tool_call> XML tags:\n<tool_call>\n{form}\n</tool_call>"
 )
 _FORM = '{"name": <function-name>, "arguments": <args-json-object>}'
-# Both are in string literals of the template, where a line end is \n and a quote may be \".
+# Both are in string literals of the template: a line end is written \n there, and a quote may be written \".
 _DEFAULT_SYSTEM = re.compile(r"""<\|im_start\|>system\\n([^<'"]+)<\|im_end\|>""")
 _DOUBLED_FORM = re.compile(r'\{\{\\?"name\\?": <function-name>')
 
@@ -45,7 +45,7 @@ class Qwen25Renderer:
         has_default: whether the family has a default system message.
 
     Raises:
-        UserError: when the tokenizer lacks a token of the family, or the template the default system message.
+        UserError: the tokenizer lacks a token of the family, or the template the default system message.
     """
 
     def __init__(self, tokenizer: FastTokenizer, template: str, *, has_default: bool = True) -> None:
@@ -76,10 +76,10 @@ class Qwen25Renderer:
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = False,
     ) -> list[int]:
-        """Return the tokens of a conversation.
+        """The tokens of a conversation.
 
         Raises:
-            ValueError: when the template cannot render it.
+            ValueError: the template cannot render it.
         """
         if not messages:
             raise ValueError("it has no messages")
@@ -110,7 +110,7 @@ class Qwen25Renderer:
         return RenderedTokens(token_ids=[*row, *self._encode(["\n", *_turns(new_messages), _ANSWER])])
 
     def parse_response(self, token_ids: Sequence[int]) -> ParsedResponse:
-        """Return the text before the end of the turn. Calls stay in the content, in the dialect "hermes"."""
+        """The text before the end of the turn. Calls stay in the content, in the dialect "hermes"."""
         end = next((i for i, token in enumerate(token_ids) if token in self._stops), len(token_ids))
         return ParsedResponse(content=self._tokenizer.decode(list(token_ids[:end])).strip())
 

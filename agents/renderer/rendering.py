@@ -1,7 +1,7 @@
 """Messages to tokens and back. Sampled tokens are never tokenised again.
 
-Only the renderer writes special tokens. One that a message or the spec of a tool spells out, in any of its fields,
-becomes plain text: a space follows its first character. The prompt is then tokenised as a whole, as servers do it.
+Only the renderer writes special tokens. If a message or the spec of a tool spells one out, in any of its fields, it
+becomes plain text: a space follows its first character. The prompt is then tokenised in one piece, as servers do it.
 
 The `renderers` library has the templates of the model families. The prompt of a new turn continues the sampled ids. If
 the template would rewrite earlier turns, the next turn starts a new row.
@@ -46,11 +46,11 @@ class Renderer:
         model: the folder.
         thinking: whether the model thinks before it answers. Without thinking, a prompt of Qwen3 ends with an empty
             thought. With thinking, the thoughts of earlier turns are kept or dropped as the family's template does:
-            Qwen3 keeps those since the last message of a user, so they stay through a loop of tool calls.
+            Qwen3 keeps the thoughts since the last message of a user, so they stay through a loop of tool calls.
 
     Raises:
-        UserError: when the model family is not supported, or the tokenizer is not of that family; when the model has no
-            thinking and `thinking` is "on".
+        UserError: the model family is not supported, the tokenizer is not of this family, or `thinking` is "on" and the
+            model has no thinking.
     """
 
     def __init__(self, model: str | Path, *, thinking: Thinking = "off") -> None:
@@ -72,14 +72,13 @@ class Renderer:
         self.end_thought: int = self._end_think
         """The token that ends a thought."""
         self.after_thought: tuple[int, ...] = tuple(self._tokenizer.encode(AFTER_THOUGHT)) if self.thinks else ()
-        """The tokens between that one and the answer."""
+        """The tokens between `end_thought` and the answer."""
         self._first_prompts: dict[Any, TemplateParts | None] = {}
         self._tools: dict[int, tuple[Sequence[ToolSpec], Sequence[ToolSpec], str]] = {}
         self._bridges = {role: self._learn_bridge(role) for role in ("tool", "user")}
 
     def next_prompt(self, conversation: Conversation, tools: Sequence[ToolSpec]) -> tuple[list[int], int, bool]:
-        """Return the next prompt, the number of its tokens from earlier turns (0 for a new row), and whether a row
-        starts."""
+        """The next prompt, the number of its tokens from earlier turns (0 for a new row), and whether a row starts."""
         row = _last_row(conversation)
         tools, text_of_tools = self._defused_tools(tools)
         if row:
@@ -93,17 +92,17 @@ class Renderer:
         if self._family.one_call:
             messages = _one_call_each(messages)
         prompt = self._render(messages, tools, add_generation_prompt=True)
-        if self.thinks and row and prompt[: len(row)] == row:  # no thought to drop, so that nothing is rewritten
+        if self.thinks and row and prompt[: len(row)] == row:  # no thought to drop, so nothing is rewritten
             return prompt, len(row), False
         return prompt, 0, True
 
     def plain_prompt(self, conversation: Conversation, prompt: str | Sequence[int]) -> tuple[list[int], int, bool]:
         """Like `next_prompt`, for a prompt without a template.
 
-        A prompt that begins with the whole last row continues the row's tokens.
+        A prompt that begins with the full last row continues the row's tokens.
 
         Raises:
-            TemplateError: when it is empty, or has a token outside the vocabulary.
+            TemplateError: it is empty, or has a token outside the vocabulary.
         """
         row = _last_row(conversation)
         if isinstance(prompt, str):
@@ -122,12 +121,12 @@ class Renderer:
         return (row + new, len(row), False) if is_old else (new, 0, True)
 
     def write(self, message: Message) -> list[int]:
-        """Return the tokens of `message` as a model would sample them, with the end-of-turn token.
+        """The tokens of `message` as a model would sample them, with the end-of-turn token.
 
         With thinking they begin with the message's reasoning, or with an empty thought, as the template renders it.
 
         Raises:
-            UserError: for a message with reasoning, where the model does not think.
+            UserError: the message has reasoning, and the model does not think.
         """
         question: list[Any] = [{"role": "user", "content": "?"}]
         prompt = self._tokenizer.decode(self._render(question, add_generation_prompt=True))
@@ -142,7 +141,7 @@ class Renderer:
         return answer[: next(i for i, t in enumerate(answer) if t in self.stop_token_ids) + 1]
 
     def share(self, token_ids: Sequence[int]) -> tuple[int, ...]:
-        """Return sampled ids as the int objects that the tokenizer shares."""
+        """Sampled ids as the int objects that the tokenizer shares."""
         return self._tokenizer.share(token_ids)
 
     def encode(self, text: str) -> list[int]:
@@ -159,27 +158,27 @@ class Renderer:
         return self.decode(token_ids[:-1] if ended else token_ids)
 
     def text(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> str:
-        """Return a conversation as a template writes it, with special tokens, also those that a message spells out."""
+        """A conversation as a template writes it, with special tokens, also those that a message spells out."""
         return self._tokenizer.decode(self._render(messages, tools))
 
     def token_bytes(self, token_id: int) -> bytes:
-        """The bytes that a token stands for, which may be a part of a character."""
+        """The bytes of a token, which may be a part of a character."""
         return self._tokenizer.token_bytes(token_id)
 
     def grammar(self, constraint: Constraint, tools: Sequence[ToolSpec]) -> str:
-        """Return the grammar of an answer, for `Sampling.grammar`.
+        """The grammar of an answer, for `Sampling.grammar`.
 
         Args:
             constraint: the form of the answer.
-            tools: of which it may name some.
+            tools: the tools that it may name.
 
         Raises:
-            TurnRefused: when it names a tool that is not one of them.
+            TurnRefused: it names a tool that is not one of them.
         """
         return grammar_of(constraint, tools, self._family.calls, self._tokenizer.convert_tokens_to_ids)
 
     def is_in_thought(self, token_ids: Sequence[int]) -> bool:
-        """Whether the tokens of a turn begin with a thought, which they do not end."""
+        """Whether the tokens of a turn begin with a thought and do not end it."""
         if self._think not in token_ids or self._end_think in token_ids:
             return False
         return not self.decode(token_ids[: list(token_ids).index(self._think)]).strip()
@@ -188,12 +187,12 @@ class Renderer:
         """Parse sampled tokens into an action. No sampled text raises.
 
         A thought becomes `reasoning_content`, and a call in it is no call. A call ends a thought that has no end of its
-        own, but not where a limit has cut the thought off.
+        own, unless a limit has cut the thought off.
         """
         if self.thinks and finish_reason == "length" and self.is_in_thought(token_ids):
             return self._cut_thought(token_ids)
         try:
-            # Without the prompt: it matters only if it opens the reasoning, which no supported template does.
+            # Without the prompt: it matters only if it opens the reasoning, and no supported template opens it.
             parsed = self._renderer.parse_response(list(token_ids))
         except (ValueError, RecursionError, TypeError, KeyError) as error:  # JSON too deep, numbers too long
             return self._unreadable(token_ids, finish_reason, error)
@@ -233,15 +232,16 @@ class Renderer:
         return self._as_served(ids)
 
     def _as_served(self, ids: Sequence[int]) -> list[int]:
-        """Return rendered tokens as a server makes them, which tokenises a rendered text as a whole.
+        """Rendered tokens as a server makes them, by tokenising a rendered text in one piece.
 
-        The `renderers` library tokenises the parts of a template apart, and a token may span two parts. Special tokens
-        split a text, so what follows one can be tokenised without what is before it.
+        The `renderers` library tokenises the parts of a template separately, and a token may span two parts. Special
+        tokens split a text, so the text after one can be tokenised without the text before it.
         """
         return self._tokenizer.encode(self._tokenizer.decode(ids))
 
     def _defused(self, messages: Sequence[Message]) -> list[Message]:
-        """Keep messages from forging turns: a special token that one of their fields spells out becomes plain text."""
+        """Keep messages from forging turns: if one of their fields spells out a special token, it becomes plain
+        text."""
         return [self._defused_message(message) for message in messages]
 
     def _defused_message(self, message: Message) -> Message:
@@ -266,7 +266,7 @@ class Renderer:
         return self._defuse(call)
 
     def _defuse(self, value: Any) -> Any:
-        """Return a value with all of its texts defused, keys too."""
+        """A value with all of its texts defused, keys too."""
         if isinstance(value, str):
             text = value if value.isascii() else value.encode("utf-8", "replace").decode()  # a lone surrogate: no token
             return self._special.sub(lambda match: f"{match[0][0]} {match[0][1:]}", text)
@@ -280,7 +280,7 @@ class Renderer:
         """Continue a row with new messages; None if the template would rewrite the row."""
         role = new[0]["role"] if new else ""
         parts = self._bridges.get(role)
-        # A turn that ended with the stop token, without reasoning: the continuation depends on the new messages only.
+        # If a turn ended with the stop token, without reasoning, the continuation depends on the new messages only.
         is_plain = sampled[-1] == self.stop_token_ids[0] and self._think not in sampled
         if parts is not None and is_plain and all(message["role"] == role for message in new):
             return row + parts.fill(self._tokenizer, [message["content"] for message in new])
@@ -344,7 +344,7 @@ class Renderer:
 
 
 def _with_thought(message: Message) -> Message:
-    """Return a message whose thought, if its content begins with one, is its reasoning, as templates read it."""
+    """A message with its thought as its reasoning, as templates read it, if its content begins with a thought."""
     thought, end, rest = message["content"].lstrip().partition(END_THINK)
     if "reasoning_content" in message or not end or not thought.startswith(THINK):
         return message
@@ -374,7 +374,7 @@ def _tool_call(index: int, parsed: ParsedToolCall) -> ToolCall:
     name = parsed.name if isinstance(parsed.name, str) else ""
     arguments, problem = read_arguments(parsed.arguments)
     written = None if parsed.arguments else decode_all(parsed.raw)[0]
-    if isinstance(written, dict) and "name" in written:  # the parser knows one key of two
+    if isinstance(written, dict) and "name" in written:  # the parser knows only one of the two keys
         arguments, problem = arguments_of(written)
     why = ""
     if parsed.status is not ToolCallParseStatus.OK:

@@ -1,6 +1,6 @@
-"""What others render of a conversation: Transformers and servers, with a chat template. It has to be what was trained.
+"""How Transformers and servers render a conversation with a chat template. It must be as in the training.
 
-`trial` plays a conversation with a renderer, `prompts` are those of an episode, and `difference` compares two.
+`trial` plays a conversation with a renderer, `prompts` gives the prompts of an episode, and `difference` compares two.
 `texts_of_export` chooses the chat template that renders the same.
 """
 
@@ -20,9 +20,9 @@ from forge_env.core.protocols import Conversation
 from forge_env.core.types import Message, ToolSpec
 
 TEMPLATE, GENERATION = "chat_template.jinja", "generation_config.json"
-"""The files of a model's folder that say how others render and sample."""
+"""The files of a model's folder with the rendering and the sampling for other programs."""
 Render = Callable[[Sequence[Message]], list[int]]
-"""Returns the tokens of a prompt from its messages."""
+"""Makes the tokens of a prompt from its messages."""
 _SHOWN = 12  # tokens of a difference
 _SAMPLING = ("temperature", "top_p", "top_k", "min_p", "typical_p", "repetition_penalty", "max_new_tokens")
 _TOOLS: tuple[ToolSpec, ...] = (
@@ -43,7 +43,7 @@ def trial(renderer: Renderer, prompt: Sequence[Message] = (), tools: Sequence[To
 
     Args:
         renderer: of the model.
-        prompt: the first messages; without any, those of the trial.
+        prompt: the first messages; if empty, the trial's own.
         tools: the first one is called; without tools there are answers only.
     """
     conversation = Conversation(request_id="trial", observation=tuple(prompt) or _PROMPT)
@@ -63,7 +63,7 @@ def trial(renderer: Renderer, prompt: Sequence[Message] = (), tools: Sequence[To
 
 
 def prompts(turns: Sequence[Turn]) -> Iterator[tuple[list[Message], list[int]]]:
-    """Yield the messages before each turn of an episode, and the tokens of its prompt from the first one on."""
+    """Yield the messages before each turn of an episode, and the tokens of the full prompt."""
     messages: list[Message] = []
     row: list[int] = []
     for turn in turns:
@@ -75,12 +75,13 @@ def prompts(turns: Sequence[Turn]) -> Iterator[tuple[list[Message], list[int]]]:
 
 
 def difference(renderer: Renderer, expected: Sequence[int], rendered: Sequence[int]) -> str:
-    """Say where a prompt first differs from the run's, as text or, if the text is the same, as tokens; "" if nowhere.
+    """The first difference of a prompt from the run's, as text or, if the text is the same, as tokens; "" if there is
+    none.
 
     Args:
         renderer: of the run's model.
         expected: the tokens of the run.
-        rendered: the tokens of the other one.
+        rendered: the tokens of the other program.
     """
     if list(expected) == list(rendered):
         return ""
@@ -95,9 +96,10 @@ def difference(renderer: Renderer, expected: Sequence[int], rendered: Sequence[i
 
 
 def texts_of_export(model: Path, thinking: Thinking, *, temperature: float) -> tuple[dict[str, str], str]:
-    """Return files for the folder of a trained model, so that others render and sample as the training did.
+    """Files for the folder of a trained model, so that other programs render and sample as the training did.
 
-    The chat template is the model's own if that renders a trial conversation as the training did; else the same with
+    The chat template is the model's own if it renders a trial conversation as the training did; otherwise the same with
+    the training's defaults before it; otherwise the family's.
     the training's defaults before it; else that of the family.
 
     Args:
@@ -134,7 +136,7 @@ def _first_difference(renderer: Renderer, render: Render) -> str:
 
 
 def with_template(tokenizer: Any, template: str, tools: Sequence[ToolSpec] = _TOOLS) -> Render:
-    """Return what Transformers and its users render with a chat template.
+    """What Transformers and its users render with a chat template.
 
     Args:
         tokenizer: of Transformers.
@@ -151,7 +153,7 @@ def with_template(tokenizer: Any, template: str, tools: Sequence[ToolSpec] = _TO
 
 
 def as_rendered(message: Message) -> dict[str, Any]:
-    """Return a message as servers hand it to a chat template: the arguments of a call are an object."""
+    """A message as servers hand it to a chat template: the arguments of a call are an object."""
     copy: dict[str, Any] = dict(message)
     if message.get("tool_calls"):
         calls = from_openai(message)
@@ -163,7 +165,7 @@ def as_rendered(message: Message) -> dict[str, Any]:
 
 
 def _exchange(tools: Sequence[ToolSpec], *, thinks: bool) -> Iterator[tuple[Message, Message]]:
-    """Yield the answers of a trial, and what follows each."""
+    """Yield the answers of a trial, and the message after each."""
     thought: Any = {"reasoning_content": "So."} if thinks else {}
     for result in ("A letter.", "{}") if tools else ():
         function = {"name": tools[0]["function"]["name"], "arguments": '{"word": "é"}'}

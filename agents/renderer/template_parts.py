@@ -4,7 +4,7 @@ Rendering every prompt with the template costs many small tokenizer calls for te
 learnt by rendering a probe: the tokens up to the last special token before the content, the text from there to the
 content, the text from the content to the next special token, and the tokens from there on. Special tokens split the
 text before it is tokenised. So the content, tokenised together with the text on both sides, gives the same tokens as
-the whole prompt does.
+the full prompt.
 
 The parts are checked against the template with further probes: spaces, line ends, digits and other scripts. If a probe
 gives other tokens, there are no parts, and the template renders every prompt.
@@ -35,7 +35,7 @@ class TemplateParts:
     tail: tuple[int, ...]
 
     def fill(self, tokenizer: FastTokenizer, contents: Sequence[str]) -> list[int]:
-        """Return the tokens of the prompt with these contents."""
+        """The tokens of the prompt with these contents."""
         ids = list(self.head)
         for number, content in enumerate(contents):
             if number:
@@ -74,7 +74,7 @@ def learn_template_parts(tokenizer: FastTokenizer, render: Render, *, most: int 
 def _split(
     tokenizer: FastTokenizer, ids: Sequence[int], special: set[int]
 ) -> tuple[tuple[int, ...], str, str, tuple[int, ...]] | None:
-    """Return the tokens before, the text on both sides, and the tokens after the run of plain tokens with the mark."""
+    """The tokens before, the text on both sides, and the tokens after the run of plain tokens with the mark."""
     starts = [i + 1 for i, token in enumerate(ids) if token in special]
     for start, end in zip(starts, [*(s - 1 for s in starts[1:]), len(ids)], strict=True):
         text = tokenizer.decode(list(ids[start:end]))

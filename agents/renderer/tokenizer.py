@@ -18,7 +18,7 @@ class FastTokenizer:
     """Reads `tokenizer.json` of a Hugging Face folder.
 
     Raises:
-        UserError: when the folder holds no tokenizer.
+        UserError: the folder holds no tokenizer.
     """
 
     unk_token_id = None
@@ -53,7 +53,7 @@ class FastTokenizer:
         return list(map(self._ids.__getitem__, self._tokenizer.encode(text, add_special_tokens=False).ids))
 
     def share(self, token_ids: Sequence[int]) -> tuple[int, ...]:
-        """Return the same ids as shared int objects; ids outside the vocabulary stay unchanged."""
+        """The same ids as shared int objects; ids outside the vocabulary stay unchanged."""
         shared, size = self._ids, len(self._ids)
         if token_ids and min(token_ids) >= 0 and max(token_ids) < size:
             return tuple(map(shared.__getitem__, token_ids))
@@ -69,7 +69,7 @@ class FastTokenizer:
         return [self._tokenizer.token_to_id(token) for token in tokens]
 
     def token_bytes(self, token_id: int) -> bytes:
-        """The bytes that a token stands for, which may be a part of a character. The vocabulary is byte-level BPE."""
+        """The bytes of a token, which may be a part of a character. The vocabulary is byte-level BPE."""
         text = self._tokenizer.id_to_token(token_id) or ""
         if not all(character in _BYTES for character in text):
             return text.encode("utf-8", "replace")
@@ -85,7 +85,7 @@ class FastTokenizer:
 
 
 def chat_template(folder: Path) -> str:
-    """Return the chat template of a Hugging Face folder; "" if it has none."""
+    """The chat template of a Hugging Face folder; "" if it has none."""
     file = folder / "chat_template.jinja"
     if file.is_file():
         return file.read_text(encoding="utf-8")
@@ -96,7 +96,7 @@ def chat_template(folder: Path) -> str:
 
 
 def _byte_characters() -> dict[str, int]:
-    """The characters by which byte-level BPE writes bytes: printable ones of Latin-1 stand for themselves."""
+    """The characters that byte-level BPE writes for bytes: printable ones of Latin-1 stand for themselves."""
     plain = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in plain]
     return {chr(byte): byte for byte in plain} | {chr(0x100 + i): byte for i, byte in enumerate(others)}

@@ -1,6 +1,7 @@
-"""Processes, actors and the weight store: Monarch and TorchStore live here, and `import forge_env` never loads them.
+"""Processes, actors and the weight store. Only this package uses Monarch and TorchStore; `import forge_env` loads
+neither.
 
-The settings below must stand before Monarch is imported for the first time, here and in every process it starts.
+The settings below must be made before Monarch is imported for the first time, here and in every process it starts.
 """
 
 import atexit
@@ -10,7 +11,7 @@ from pathlib import Path
 
 
 def remove_monarch_log() -> None:
-    """Remove the log file that Monarch makes under /tmp/USER as soon as it is imported."""
+    """Remove the log file that Monarch creates under /tmp/USER when it is imported."""
     folder = Path("/tmp") / getpass.getuser()
     try:
         if folder.lstat().st_uid != os.geteuid() or folder.is_symlink():
@@ -24,7 +25,7 @@ def remove_monarch_log() -> None:
         pass
 
 
-# A name of our own for the log, so that it can be removed with the run, or at the exit of a process that starts no run.
+# A log name of our own, so that the log can be removed with the run, or at the exit of a process without a run.
 if "MONARCH_LOG_SUFFIX" not in os.environ:
     os.environ["MONARCH_LOG_SUFFIX"] = f"forge_{os.getpid()}"
     atexit.register(remove_monarch_log)

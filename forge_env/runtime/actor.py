@@ -24,7 +24,7 @@ from forge_env.runtime.process.lifetime import die_with, process_began
 from forge_env.runtime.process.ranks import log_of_rank
 from forge_env.runtime.service import ActorOptions, make_options
 
-if TYPE_CHECKING:  # with a base that the type checker does not know, it would accept every attribute and every class
+if TYPE_CHECKING:  # the type checker does not know Monarch's base, and would then accept every attribute and class
     Actor = object
 else:
     from monarch.actor import Actor
@@ -37,10 +37,10 @@ R = TypeVar("R")
 
 
 def long_endpoint(method: Callable[Concatenate[A, P], Coroutine[Any, Any, R]]) -> Endpoint[A, P, R]:
-    """Make an async method of a ForgeActor an endpoint whose calls have no deadline, and that ends with its caller.
+    """Make an async method of a ForgeActor an endpoint without a deadline, which ends with its caller.
 
-    A call through a service has no deadline unless the caller sets one: `on_ping` says when the actor hangs. Where the
-    caller is cancelled, gives up or dies, the work is cancelled.
+    The caller may set a deadline; otherwise `on_ping` tells when the actor hangs. If the caller is cancelled, gives up
+    or dies, the work is cancelled.
     """
 
     async def endpoint(self: Any, *args: Any, call_id: str = "", **kwargs: Any) -> R:
@@ -55,22 +55,23 @@ def long_endpoint(method: Callable[Concatenate[A, P], Coroutine[Any, Any, R]]) -
 class ForgeActor(Actor):
     """Base of the actors. Its process writes to its own log file, and never outlives the controller.
 
-    `rank` is 0, or its number among the processes of its service. `name` is that of its log file.
+    `rank` is 0, or the process's number in its service. `name` is the name of its log file.
     The constructor only stores arguments; `start` does the slow part, so that its errors reach the caller.
     """
 
     idempotent: ClassVar[frozenset[str]] = frozenset()
-    """Endpoints that a service may call again on another replica when one dies during the call."""
+    """Endpoints that a service may call again on another replica if one dies during the call."""
 
     @classmethod
     def options(cls, **options: Any) -> ActorOptions[Self]:
-        """Say how the actor is run: `await MyActor.options(num_replicas=2).as_service(...)`, or `.as_actor(...)`.
+        """Options of how the actor is run: `await MyActor.options(num_replicas=2).as_service(...)`, or
+        `.as_actor(...)`.
 
         Args:
             **options: fields of `forge_env.runtime.service.ServiceOptions`: procs, num_replicas, with_gpus, ...
 
         Raises:
-            UserError: for an unknown option, or a number out of range.
+            UserError: an option is unknown, or a number out of range.
         """
         return ActorOptions(cls, make_options(options))
 
@@ -83,14 +84,14 @@ class ForgeActor(Actor):
         if folder := os.environ.get("FORGE_ENV_FOLDER"):  # the program of a host was started in another folder
             with contextlib.suppress(OSError):
                 os.chdir(folder)
-        # On another host, the watch there stands for the controller, and its folder for the controller's.
+        # On another host, the host's watch stands in for the controller, and its folder for the controller's.
         die_with(int(os.environ.get("FORGE_ENV_WATCH", controller_pid)))
         _redirect_output(str(Path(os.environ.get("FORGE_ENV_LOGS", log.parent)) / log.name))
         keep_compiled()
-        self._calls: dict[str, asyncio.Task[Any]] = {}  # to long endpoints
+        self._calls: dict[str, asyncio.Task[Any]] = {}  # calls to long endpoints
         self.phases: dict[str, tuple[float | None, float]] = {}
-        """Phases of its start, by name: when each began, in seconds since the epoch, and how many seconds it took. A
-        phase "A: B" is a part of A, and may have no beginning."""
+        """Phases of its start, by name: the beginning of each, in seconds since the epoch, and its seconds. A phase "A:
+        B" is a part of A, and may have no beginning."""
 
     @concurrent_endpoint
     async def start(self) -> None:
@@ -101,25 +102,26 @@ class ForgeActor(Actor):
 
     @concurrent_endpoint
     async def ping(self) -> None:
-        """Answer when the process is alive, its event loop runs, and the actor can work."""
+        """Answer if the process is alive, its event loop runs, and the actor can work."""
         self.on_ping()
 
     @concurrent_endpoint
     async def update_client(self, service: str, members: Members) -> None:
-        """Take over which replicas of a service are up, where this process calls the service."""
+        """Update the list of replicas of a service, if this process calls the service."""
         update_client(service, members)
 
     @concurrent_endpoint
     async def cancel(self, call_id: str) -> None:
-        """End a call to a long endpoint, or all calls of a caller that is gone ("NAME/")."""
+        """End a call to a long endpoint, or all calls of a dead caller ("NAME/")."""
         for known, work in list(self._calls.items()):
             if known == call_id or (call_id.endswith("/") and known.startswith(call_id)):
-                del self._calls[known]  # so that its work knows by whom it was cancelled
+                del self._calls[known]  # tells its work that `cancel` has cancelled it
                 work.cancel()
 
     @concurrent_endpoint
     async def started(self) -> dict[str, tuple[float | None, float]]:
-        """The phases of its start: "process" until `start` was called, "start", and those that `phase` measured."""
+        """The phases of its start: "process" until `start` was called, "start", and the phases that `phase`
+        measured."""
         return self.phases
 
     @concurrent_endpoint
@@ -128,7 +130,7 @@ class ForgeActor(Actor):
 
     @concurrent_endpoint
     async def finish(self) -> None:
-        """Free everything that the actor holds; it answers no further call."""
+        """Free everything that the actor holds; after this it answers no call."""
         await self.on_finish()
 
     async def _as_call(self, call_id: str, work: Coroutine[Any, Any, Any]) -> Any:
@@ -148,7 +150,7 @@ class ForgeActor(Actor):
             self._calls.pop(call_id, None)
 
     def on_ping(self) -> None:
-        """Raise ReplicaBroken when the actor cannot work any more; it is then ended and replaced."""
+        """Raise ReplicaBroken if the actor cannot work any more; it is then ended and replaced."""
 
     async def on_start(self) -> None:
         """Load what the actor needs."""

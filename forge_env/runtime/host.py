@@ -1,9 +1,9 @@
-"""The program that makes a machine a host of runs; start it once on each, and name the machines in `launcher.workers`.
+"""The program that makes a machine a host of runs. Start it on each machine, and name them in `launcher.workers`.
 
     python -m forge_env.runtime.host [--address ADDRESS] [--port 22222]
 
 It waits for a run, starts the processes that the run asks for, and then waits for the next run. Ctrl-C or SIGTERM ends
-it, with everything that it started. Whoever reaches its port can run code here: Monarch asks for no password.
+it with everything that it started. Everybody who reaches its port can run code here: Monarch asks for no password.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _check(address: str, port: int) -> str:
-    """Return a note for a person about the address, or "".
+    """A note for a person about the address, or "".
 
     Raises:
-        UserError: for an address that is not of this machine, or a port that is taken.
+        UserError: the address is not of this machine, or the port is taken.
     """
     try:
         resolved = socket.gethostbyname(address)
@@ -61,7 +61,7 @@ def _check(address: str, port: int) -> str:
 
 
 def _end(number: int, frame: object) -> None:
-    # Monarch's threads cannot be awaited; the processes of a run notice that their host is gone.
+    # Monarch's threads cannot be awaited; the processes of a run notice the end of their host.
     remove_monarch_log()
     os._exit(128 + number)
 

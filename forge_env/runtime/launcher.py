@@ -1,4 +1,4 @@
-"""Launcher: starts the actors of a run, notices when one dies, and ends them all however the run ends."""
+"""Launcher: starts the actors of a run, notices when one dies, and ends them all at any end of the run."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ __all__ = ["Launcher", "Spawned", "open_launcher", "within"]
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
 _REPOSITORY = Path(__file__).resolve().parents[2]
-_END_S = 10.0  # within which a killed process is gone
+_END_S = 10.0  # a killed process is gone within this time
 
 
 class Launcher:
@@ -46,9 +46,9 @@ class Launcher:
             await launcher.guard(train(policy))
 
     Args:
-        log_dir: where every process writes its log; without one, the logs are removed with the launcher.
+        log_dir: folder of every process's log; without one, the logs are removed with the launcher.
         say: called with a sentence when a process has died and is replaced.
-        hosts: where the processes run; without them, on this machine.
+        hosts: the machines of the processes; None is this machine.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class Launcher:
         self.is_stopping = False
         self._spawned: dict[str, Spawned] = {}
         self._watched: dict[int, tuple[Spawned, int]] = {}  # pidfd -> actor and rank
-        self._pids: set[int] = set()  # of all processes that may be left
+        self._pids: set[int] = set()  # of all processes that may still live
         self._temp = ""
         self._failure: asyncio.Future[None] | None = None
         self._closing: list[Callable[[], Awaitable[None]]] = []
@@ -91,14 +91,14 @@ class Launcher:
     async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         _open.remove(self)
         if isinstance(error, (ForgeError, BaseExceptionGroup)):
-            # The user sees one sentence; the traceback, with that of the other process, is kept here.
+            # The user sees one sentence. The traceback, with the other process's, is stored here.
             with suppress(OSError):  # on a full disk, too, everything has to end
                 (self.log_dir / "error.log").write_text("".join(traceback.format_exception(error)))
         stop, interruption = asyncio.ensure_future(self._stop()), None
         while not stop.done():
             try:
                 await asyncio.wait({stop})
-            except asyncio.CancelledError as error:  # a second Ctrl-C: the processes are ended all the same
+            except asyncio.CancelledError as error:  # a second Ctrl-C: the processes are still ended
                 interruption = error
         stop.result()
         if interruption is not None:
@@ -118,22 +118,22 @@ class Launcher:
     ) -> Any:
         """Spawn processes and put an actor in each; returns Monarch's handle of them at once.
 
-        Each of several processes is a rank: it finds what torch.distributed needs in its environment, and has a log
+        Each of several processes is a rank. Its environment has the variables of torch.distributed, and it has a log
         file of its own. `AllRanks` calls them all at once.
 
         Args:
-            name: of the actor, unique among those of this launcher.
+            name: of the actor, unique in this launcher.
             actor_class: a ForgeActor.
             procs: processes, each with a rank.
-            environ: variables of every process, over those of this one.
+            environ: variables of every process, in addition to this process's.
             on_death: called with one sentence when a process has died; without it, a death ends the guarded work.
-            host: the number of the first host, where there are hosts. In the place of one that was given up, a process
-                that sees no GPU goes to the next.
+            host: the number of the first host, if there are hosts. If that host was given up, a process that sees no
+                GPU goes to the next one.
             num_hosts: hosts in a row, which share the processes evenly.
             **kwargs: arguments of the actor's constructor.
 
         Raises:
-            ServiceError: when a host was given up whose GPUs are wanted.
+            ServiceError: a host was given up, and the actor needs its GPUs.
         """
         from monarch.actor import default_bootstrap_cmd, this_host
 
@@ -177,10 +177,10 @@ class Launcher:
         return actor
 
     def processes(self, name: str, actor_class: type) -> Any:
-        """Spawn one process for actors that are not ours; returns it as a Monarch process mesh.
+        """Spawn one process for actors of another library; returns it as a Monarch process mesh.
 
-        An actor of ours, of `actor_class`, is in it too: the process is logged, watched after `start`, and ended like
-        every other one.
+        An actor of `actor_class`, which is ours, is in it too: the process is logged, watched after `start`, and ended
+        like every other one.
         """
         self.spawn(name, actor_class)
         return self._spawned[name].mesh
@@ -189,19 +189,19 @@ class Launcher:
         return self._spawned[name]
 
     def pids(self) -> dict[str, list[int]]:
-        """The processes of each actor on this machine."""
+        """The process ids of each actor on this machine."""
         return {name: sorted(spawned.pids) for name, spawned in self._spawned.items()}
 
     def actors(self) -> list[Any]:
-        """Handles of all actors whose processes live."""
+        """Handles of all actors with living processes."""
         return [spawned.actor for spawned in self._spawned.values() if not spawned.dead.done()]
 
     async def start(self, name: str, *, seconds: float = 300.0) -> None:
         """Wait until a spawned actor is ready for calls.
 
         Raises:
-            ServiceError: when it did not start in time, or died.
-            ForgeError: what the actor's own start raised.
+            ServiceError: it did not start in time, or died.
+            ForgeError: raised by the actor's own start.
         """
         spawned = self._spawned[name]
         # Processes are watched from their first moment, so that a death during start-up is noticed too.
@@ -217,7 +217,7 @@ class Launcher:
 
         Args:
             name: of the actor.
-            seconds: that it has for freeing what it holds; 0 ends it at once, as for an actor that does not answer.
+            seconds: for freeing what it holds; 0 ends it at once, as for an actor that does not answer.
         """
         spawned = self._spawned.pop(name)
         spawned.on_death = _ignore
@@ -245,10 +245,10 @@ class Launcher:
         self._closing.append(close)
 
     async def guard(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run `work` until it ends or a process dies that nothing replaces, whichever is first.
+        """Run `work` until it ends, or until a process dies that is not replaced.
 
         Raises:
-            ServiceError: naming the actor that died.
+            ServiceError: names the actor that died.
         """
         assert self._failure is not None
         task = asyncio.ensure_future(work)
@@ -273,7 +273,7 @@ class Launcher:
             return
         try:
             pidfd = os.pidfd_open(pid)
-        except ProcessLookupError:  # it died since it answered, and Monarch has reaped it
+        except ProcessLookupError:  # it died after its answer, and Monarch has reaped it
             self._on_end(spawned, rank, "")
             return
         self._watched[pidfd] = spawned, rank
@@ -290,7 +290,7 @@ class Launcher:
         self._on_end(spawned, rank, "")
 
     def _on_end(self, spawned: Spawned, rank: int, reason: str) -> None:
-        """A process ended; a `reason` says that its host was lost."""
+        """Handle the end of a process; with a `reason` its host was lost."""
         which = f" of rank {rank}" if spawned.rendezvous else ""
         log = log_of_rank(spawned.log, rank)
         if self.hosts:
@@ -314,7 +314,7 @@ class Launcher:
             task.add_done_callback(self._telling.discard)
 
     async def _reap(self, pids: Iterable[int]) -> set[int]:
-        """Wait until processes that were killed have ended; returns those that the kernel has not ended in time."""
+        """Wait for the ends of killed processes; returns the processes that have not ended in time."""
         left, deadline = set(pids), asyncio.get_running_loop().time() + _END_S
         while (left := {pid for pid in left if not is_reaped(pid)}) and asyncio.get_running_loop().time() < deadline:
             await asyncio.sleep(0.005)
@@ -334,13 +334,13 @@ class Launcher:
         for task in self._telling:
             task.cancel()
         await asyncio.gather(*(quietly(10.0, close()) for close in self._closing))
-        # A call to a dead one, or to a rank that waits for a dead one, would wait for its deadline.
+        # A call to a dead process, or to a rank that waits for a dead one, would wait for its deadline.
         reached = [spawned for spawned in self._spawned.values() if self._is_reached(spawned)]
         alive = [spawned for spawned in reached if not spawned.dead.done()]
         await asyncio.gather(*(quietly(10.0, spawned.actor.finish.call()) for spawned in alive))
         if self.hosts:
             await self.hosts.end_processes()
-        # Actors have freed what they hold; an interpreter with vLLM in it would take seconds to exit by itself.
+        # Actors have freed what they hold. An interpreter with vLLM in it would take seconds to exit.
         kill_children(self._pids)
         await asyncio.gather(*(quietly(10.0, spawned.mesh.stop()) for spawned in reached))
         if self.hosts:
@@ -350,7 +350,7 @@ class Launcher:
             os.close(pidfd)
         await self._reap(self._pids)
         if self._failure is not None and not self._failure.cancel() and not self._failure.cancelled():
-            self._failure.exception()  # retrieved, or asyncio would log it where no work was guarded
+            self._failure.exception()  # retrieved; otherwise asyncio would log it if no work was guarded
         self._spawned.clear()
         shutil.rmtree(self._temp, ignore_errors=True)
         if not self._keeps_logs:
@@ -366,7 +366,7 @@ def open_launcher() -> Launcher:
     """The innermost launcher that is open in this process.
 
     Raises:
-        UserError: when there is none.
+        UserError: there is none.
     """
     if not _open:
         raise UserError("there is no open Launcher to start actors with: write `async with Launcher():` around it")
@@ -374,4 +374,4 @@ def open_launcher() -> Launcher:
 
 
 def _ignore(reason: str) -> None:
-    """Called for a death that was wanted."""
+    """Called for a death that was intended."""

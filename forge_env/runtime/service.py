@@ -29,7 +29,7 @@ from forge_env.runtime.process.visible_gpus import names_of
 
 A = TypeVar("A")
 PING_EVERY_S = 0.5
-MOST_DEATHS = 5  # of one service within DEATHS_S; then it is broken for good
+MOST_DEATHS = 5  # if a service has more deaths within DEATHS_S, it is given up
 DEATHS_S = 600.0
 
 
@@ -38,7 +38,7 @@ class ServiceOptions:
     """How an actor is run. `ForgeActor.options` makes it.
 
     Raises:
-        UserError: for a number out of range.
+        UserError: a number is out of range.
     """
 
     procs: int = 1
@@ -47,15 +47,15 @@ class ServiceOptions:
     with_gpus: bool = False
     """Whether each process has its own GPU. GPUs are counted from 0 for each service, unless `environ` names others."""
     seconds: float = 300.0
-    """Deadline of a call to an endpoint that is no long one."""
+    """Deadline of a call to an ordinary endpoint."""
     start_seconds: float = 300.0
     """Deadline of a replica's start."""
     ping_seconds: float = 30.0
-    """A replica that does not answer a ping for so long is ended and replaced."""
+    """A replica that does not answer a ping within this time is ended and replaced."""
     environ: Callable[[int], Mapping[str, str]] | None = None
     """Variables for the processes of a replica, by its number."""
     host: Callable[[int], int] | None = None
-    """The host of a replica, by its number, where the launcher has hosts; without it, the first."""
+    """The host of a replica, by its number, if the launcher has hosts; None is the first host."""
     respawn: bool = True
     """Whether a replica that dies is replaced; if not, its death ends what the launcher guards."""
 
@@ -79,13 +79,13 @@ class Death:
 
 @dataclass(eq=False, kw_only=True)
 class Service(ServiceHandle[A]):
-    """The replicas: starts, watches, replaces and ends them. Its endpoints are those of the actor.
+    """The replicas: starts, watches, replaces and ends them. Its endpoints are the actor's.
 
     Args:
         actor_class: a ForgeActor; its `idempotent` names the endpoints that may be called twice.
         arguments: of its constructor.
         name: for people, and of the log files.
-        options: how it is run.
+        options: how the actor is run.
         on_ready: awaited with each replica, and each replacement; the replica gets calls directly after it.
     """
 
@@ -102,7 +102,7 @@ class Service(ServiceHandle[A]):
             self.name, endpoint_table(self.actor_class), seconds=self.options.seconds
         )
         self._numbers = itertools.count(1)
-        self._keepers: dict[int, asyncio.Task[None]] = {}  # by slot, the number of a replica and its replacements
+        self._keepers: dict[int, asyncio.Task[None]] = {}  # by slot: a replica and its replacements share one
         self._background: set[asyncio.Task[None]] = set()
         self.launcher.on_close(self._release)
 
@@ -111,15 +111,15 @@ class Service(ServiceHandle[A]):
 
     @property
     def is_starting(self) -> bool:
-        """Whether a replica is on its way, the first one or another."""
+        """Whether a replica is being started."""
         return len(self._keepers) > self.client.up
 
     async def start(self) -> None:
         """Start all replicas at once, and wait until they are up.
 
         Raises:
-            ServiceError: when a replica died, or did not start in time.
-            ForgeError: what a replica's own start raised.
+            ServiceError: a replica died, or did not start in time.
+            ForgeError: raised by a replica's own start.
         """
         await self.scale(self.options.num_replicas)
 
@@ -127,8 +127,8 @@ class Service(ServiceHandle[A]):
         """Start or end replicas until there are `num_replicas`; calls in flight end only on replicas that are ended.
 
         Raises:
-            UserError: for fewer than one.
-            ForgeError: as `start`.
+            UserError: fewer than one is asked for.
+            ForgeError: see `start`.
         """
         replace(self.options, num_replicas=num_replicas)  # checks it
         slots = sorted(self._keepers)
@@ -155,7 +155,7 @@ class Service(ServiceHandle[A]):
     # ---- the slot of one replica ----
 
     async def _keep(self, slot: int, first: asyncio.Future[None]) -> None:
-        """Keep a replica in this slot. At the end the slot is free, and `first` is done in any case."""
+        """Keep a replica in this slot. At the end the slot is free, and `first` is always done."""
         try:
             await self._refill(slot, first)
         finally:
@@ -165,7 +165,7 @@ class Service(ServiceHandle[A]):
                 first.set_exception(ServiceError(f"{self.name} was stopped before it was up"))
 
     async def _refill(self, slot: int, first: asyncio.Future[None]) -> None:
-        """Start a replica, watch it, and start another one in its slot when it is gone."""
+        """Start a replica, watch it, and start another one in its slot after its end."""
         death: Death | None = None
         failed = 0
         while True:
@@ -254,12 +254,12 @@ class Service(ServiceHandle[A]):
             self._change(handles, reason)
 
     def _may_go_on(self, reason: str, death: Death | None = None, *, is_hopeless: bool = False) -> bool:
-        """Whether another replica is tried; if not, what is guarded ends.
+        """Whether another replica is tried; if not, the guarded work ends.
 
         Args:
             reason: why a replica is gone, or did not start.
-            death: of one that was up.
-            is_hopeless: that none has started since the last one was up, for too long.
+            death: the death of a replica that was up.
+            is_hopeless: no replica has started for too long since the last one was up.
         """
         self.deaths.append(death or Death(reason, time.monotonic()))
         if not self.options.respawn:
@@ -283,7 +283,7 @@ class Service(ServiceHandle[A]):
         self.launcher.fail(ServiceError(reason))
 
     def _change(self, handles: dict[int, Any], reason: str, *, is_over: bool = False) -> None:
-        """Tell this process, and all others, which replicas are up."""
+        """Give this process, and all others, the new list of replicas that are up."""
         members = Members(self.client.members.edition + 1, handles, reason, is_over)
         self.client.update(members)
         for actor in self.launcher.actors():
@@ -316,7 +316,7 @@ class Service(ServiceHandle[A]):
 
 @dataclass(frozen=True)
 class ActorOptions(Generic[A]):
-    """How an actor is run, still to be started."""
+    """An actor with its options, not started yet."""
 
     actor_class: type[A]
     options: ServiceOptions
@@ -329,8 +329,8 @@ class ActorOptions(Generic[A]):
             **arguments: of the actor's constructor.
 
         Raises:
-            UserError: when no launcher is open, or what a replica's own start raised.
-            ServiceError: when a replica died, or did not start in time.
+            UserError: no launcher is open, or a replica's own start raised it.
+            ServiceError: a replica died, or did not start in time.
         """
         name = name or self.actor_class.__name__.removesuffix("Actor").lower()
         service = Service(actor_class=self.actor_class, arguments=arguments, name=name, options=self.options)
@@ -341,7 +341,7 @@ class ActorOptions(Generic[A]):
         """Start one actor, which is not replaced: its death ends what the launcher guards, and the calls to it.
 
         Raises:
-            UserError: for more than one replica; and as `as_service`.
+            UserError: more than one replica is asked for; and see `as_service`.
         """
         if self.options.num_replicas != 1:
             raise UserError(f"num_replicas is {self.options.num_replicas}: an actor is one; use .as_service()")
@@ -354,7 +354,7 @@ def make_options(options: Mapping[str, Any]) -> ServiceOptions:
     """Make the options of a service from names and values.
 
     Raises:
-        UserError: for an unknown name, or a number out of range.
+        UserError: a name is unknown, or a number out of range.
     """
     for name in options:
         if name not in ServiceOptions.__dataclass_fields__:

@@ -22,9 +22,9 @@ class Spawned:
     """An actor and its processes, one for each rank."""
 
     name: str
-    """Unique among the actors of a launcher."""
+    """Unique in its launcher."""
     caller: str
-    """Unique among all actors that were ever spawned: it names the caller in calls that its processes make."""
+    """Unique among all actors that were ever spawned: the caller's name in calls of its processes."""
     log: Path
     mesh: Any
     actor: Any
@@ -35,13 +35,13 @@ class Spawned:
     pids: set[int] = field(default_factory=set)
     """Process ids of its processes on this machine."""
     host_of_rank: list[int] = field(default_factory=list)
-    """The host of each rank, where there are hosts."""
+    """The host of each rank, if there are hosts."""
     far: list[tuple[int, int]] = field(default_factory=list)
-    """Host and process id of the processes there that are watched."""
+    """Host and process id of the watched processes on other machines."""
 
     @property
     def handle(self) -> Any:
-        """What its endpoints are called on: Monarch's handle, or all ranks at once."""
+        """The object with its endpoints: Monarch's handle, or all ranks at once."""
         return AllRanks(self.actor) if self.rendezvous else self.actor
 
     @overload
@@ -49,6 +49,6 @@ class Spawned:
     @overload
     def call_one(self, endpoint: Endpoint[Any, P, R | None], *args: P.args, **kwargs: P.kwargs) -> Awaitable[R]: ...
     def call_one(self, endpoint: Endpoint[Any, P, Any], *args: P.args, **kwargs: P.kwargs) -> Awaitable[Any]:
-        """Call an endpoint on the actor; on several ranks, as `AllRanks.call_one`."""
+        """Call an endpoint on the actor; for several ranks see `AllRanks.call_one`."""
         call: Awaitable[Any] = getattr(self.handle, endpoint.name).call_one(*args, **kwargs)
         return call

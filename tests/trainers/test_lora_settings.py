@@ -68,7 +68,7 @@ def test_an_engine_of_a_model_with_experts_gets_merged_weights() -> None:
     arguments = ["--generator.with_gpus", "--lora.rank=16", "--lora.targets=q_proj,v_proj"]
     plan = plan_of("--model=Qwen/Qwen3-30B-A3B", *arguments)
     assert plan.engine.lora_rank == 0 and plan.trainer.lora.publish == "merged"
-    assert "cast to its bfloat16: the model has experts, whose kernels differ" in about_adapters(plan)
+    assert "cast to its bfloat16: the model has experts, and their kernels differ" in about_adapters(plan)
     assert not [problem for problem in plan.problems if "lora" in problem]
 
 
@@ -146,12 +146,12 @@ def test_a_penalty_needs_no_second_model() -> None:
         ),
         (
             ["--lora.rank=4", "--training.cpu_offload", "--trainer.with_gpus"],
-            "--training.cpu_offload is true and --lora.rank is 4, by which adapters are trained, and the frozen "
+            "--training.cpu_offload is true and --lora.rank is 4, which trains adapters, and the frozen "
             "weights stay on the GPU: leave it out, or set --lora.rank to 0",
         ),
         (
             ["--lora.rank=4", "--training.optimizer_state=8bit"],
-            "--training.optimizer_state is 8bit and --lora.rank is 4, by which adapters are trained, whose small "
+            "--training.optimizer_state is 8bit and --lora.rank is 4, which trains adapters; their small "
             "moments are not kept in 8 bits: set it to float32, or --lora.rank to 0",
         ),
     ],
@@ -184,12 +184,12 @@ def test_an_adapter_to_start_from(tmp_path: Path) -> None:
     [
         ({"r": 8}, r"--lora.rank is 4, and the adapter in .* has r = 8: set --lora.rank to that"),
         ({"lora_alpha": 16}, r"--lora.alpha is 8, and the adapter in .* has lora_alpha = 16"),
-        ({"use_rslora": True}, "whose use_rslora is True, and only False is supported"),
-        ({"use_dora": True}, "use_dora is True"),
-        ({"bias": "all"}, "bias is 'all', and only 'none'"),
+        ({"use_rslora": True}, "with use_rslora = True, and only False is supported"),
+        ({"use_dora": True}, "use_dora = True"),
+        ({"bias": "all"}, "bias = 'all', and only 'none'"),
         ({"modules_to_save": ["lm_head"]}, "modules_to_save"),
         ({"rank_pattern": {"q_proj": 2}}, "rank_pattern"),
-        ({"peft_type": "IA3"}, "peft_type is 'IA3', and only 'LORA'"),
+        ({"peft_type": "IA3"}, "peft_type = 'IA3', and only 'LORA'"),
     ],
 )
 def test_an_adapter_of_another_kind_is_refused(tmp_path: Path, changes: dict[str, Any], match: str) -> None:

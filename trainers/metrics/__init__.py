@@ -1,1 +1,1 @@
-"""Where the metrics of a run go: one file for each sink, and what is measured of the machine."""
+"""The sinks of a run's metrics, one file each, and the measurements of the machine."""

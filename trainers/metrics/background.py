@@ -1,4 +1,4 @@
-"""A sink in a thread of its own, so that one that is slow, hangs or raises costs the run nothing but its own points."""
+"""A sink in a thread of its own: if it is slow, hangs or raises, the run loses only the sink's points."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from collections.abc import Callable, Mapping, Sequence
 from trainers.metrics.sink import Record, Reversible, Sink
 
 BACKLOG = 1000  # records: some hours of steps, or minutes of a fast loop
-CLOSE_SECONDS = 40.0  # W&B has 35 of them
+CLOSE_SECONDS = 40.0  # longer than the 35 of W&B
 
 
 class Background:
     """Hands records to a sink, in order.
 
-    A sink that raises is switched off, with one warning. When it is `backlog` records behind, further ones are dropped
-    and counted, which is said at the first and at the end. `log` never waits.
+    A sink that raises is switched off, with one warning. If it is `backlog` records behind, further records are dropped
+    and counted; a warning says so at the first one and at the end. `log` never waits.
 
     Args:
-        name: of the sink, for what is said.
-        make: makes it, in its own thread.
-        say: told what goes wrong, from any thread.
+        name: of the sink, for messages.
+        make: makes the sink, in its own thread.
+        say: gets the warnings, from any thread.
         backlog: records that may wait for the sink.
         close_seconds: how long `close` waits for it.
     """
@@ -37,7 +37,7 @@ class Background:
     ) -> None:
         self.name = name
         self.dropped = 0
-        """Records that the sink was too slow for."""
+        """Records that were dropped because the sink was too slow."""
         self.is_off = False
         """Whether it raised."""
         self._say = say
@@ -54,7 +54,7 @@ class Background:
         self._put(lambda sink: sink.go_back(records) if isinstance(sink, Reversible) else None)
 
     def close(self) -> None:
-        """Wait until the sink has taken and closed everything, for a while."""
+        """Wait until the sink has taken and closed everything, for `close_seconds` at most."""
         try:
             self._queue.put(None, timeout=self._seconds)
         except queue.Full:
@@ -86,7 +86,7 @@ class Background:
             while (work := self._queue.get()) is not None:
                 work(sink)
             sink.close()
-        except Exception as error:  # whatever it is, the run is worth more than its plots
+        except Exception as error:  # whatever the error is, the run matters more than its plots
             self.is_off = True
             reason = " ".join(str(error).split())
             self._say(f"warning: {self.name} is switched off: {type(error).__name__}: {reason}"[:500])

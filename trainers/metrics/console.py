@@ -18,16 +18,16 @@ from forge_env.core.episode import Episode
 from forge_env.core.types import Message
 from trainers.metrics.heartbeat import Heartbeat, quiet
 
-PRINT_SECONDS = 4.0  # between two lines of progress, where the console is not a terminal
+PRINT_SECONDS = 4.0  # between two lines of progress, if the console is not a terminal
 CLEAR = "\r\x1b[2K"  # the line of a terminal
 LEAST_DONE, LEAST_SHARE, MOST_DONE = 5, 0.05, 32
-"""What must be done before the time that is left is guessed: 5, or a twentieth, but no more than 32. Before that, only
-the beginning is measured: all episodes of an evaluation begin together, and the first step compiles."""
+"""The remaining time is estimated once this much is done: 5, or a twentieth, but no more than 32. The beginning is not
+typical: all episodes of an evaluation begin together, and the first step compiles."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Followed:
-    """A phase whose progress is shown."""
+    """A phase that shows its progress."""
 
     title: str
     total: int
@@ -35,30 +35,30 @@ class Followed:
     since: float
     """`time.perf_counter()` of its start."""
     last: dict[str, float] = field(default_factory=dict)
-    """The newest of each value: a step need not have them all."""
+    """The newest of each value: a step need not have all of them."""
 
 
 class RunConsole:
-    """A sink that shows the progress of the phases that it was told to follow, and what a run says otherwise.
+    """A sink that shows the progress of the phases that it follows, and all other messages of a run.
 
-    Every line that is said is kept in `path` too: {"at": "2026-01-31T12:00:00+00:00", "time": 3.2, "kind": "said",
-    "text": "..."}; `kind` is "said", "warning", or "error" for what ended the run.
+    Every message is also written to `path`: {"at": "2026-01-31T12:00:00+00:00", "time": 3.2, "kind": "said", "text":
+    "..."}; `kind` is "said", "warning", or "error" for the reason that ended the run.
     """
 
     def __init__(self, path: Path, began: float | None = None) -> None:
         self.started = time.perf_counter() - (0.0 if began is None else time.time() - began)
-        """A run that goes on moves this back by the seconds that it had."""
+        """A resumed run moves this back by the seconds that it has run before."""
         self.under_way: Callable[[], list[tuple[str, float]]] = list
-        """What is waited for, and `time.perf_counter()` of its beginning; shown while nothing is said."""
+        """The work that is waited for, and `time.perf_counter()` of its start; shown while there are no messages."""
         self.otherwise = "working"
-        """What is shown where nothing is under way."""
-        # No markup: what is said names tasks, paths and figures in brackets, and console.jsonl keeps the plain text.
+        """Shown if nothing is under way."""
+        # No markup: messages have tasks, paths and figures in brackets, and console.jsonl has the plain text.
         self._console = Console(highlight=False, soft_wrap=True, markup=False)
         self._file = path.open("a", encoding="utf-8", buffering=1)
-        self._lock = threading.RLock()  # sinks say from their threads what has become of them
+        self._lock = threading.RLock()  # sinks print messages from their threads
         self._followed: dict[str, Followed] = {}
         self._last_print = 0.0
-        self._end = ""  # what ends the line that is open on a terminal
+        self._end = ""  # the characters that end the line which is open on a terminal
         self._last_line = time.perf_counter()
         quiet()
         self._heartbeat = Heartbeat(self._beat, lambda: self._last_line)
@@ -68,11 +68,11 @@ class RunConsole:
         return time.perf_counter() - self.started
 
     def say(self, text: str) -> None:
-        """Print one line with the time since the start. One that begins with "warning: " is a warning."""
+        """Print one line with the time since the start. If it begins with "warning: ", it is a warning."""
         self._say("warning" if text.startswith("warning: ") else "said", text)
 
     def warn(self, text: str) -> None:
-        """Print one line that is a warning, whatever it begins with."""
+        """Print one line as a warning, whatever it begins with."""
         self._say("warning", text)
 
     def _say(self, kind: str, text: str, style: str | None = None) -> None:
@@ -83,9 +83,9 @@ class RunConsole:
             self.keep(kind, text)
 
     def keep(self, kind: str, text: str) -> None:
-        """Write one line down without printing it."""
+        """Write one line to the file without printing it."""
         record = {"at": datetime.now(UTC).isoformat(timespec="seconds"), "time": self.seconds(), "kind": kind}
-        with self._lock, suppress(OSError, ValueError):  # on a full disk, and after `close`, it is printed all the same
+        with self._lock, suppress(OSError, ValueError):  # on a full disk, and after `close`, it is still printed
             self._file.write(json.dumps({**record, "text": text}) + "\n")
 
     def follow(self, phase: str, *, title: str, total: int, names: Sequence[str], since: float) -> None:
@@ -113,16 +113,17 @@ class RunConsole:
                 self._end_line()
 
     def _beat(self) -> None:
-        """Show what is waited for."""
+        """Show the work that is waited for."""
         now = time.perf_counter()
         parts = [f"{what} ({now - since:.0f} s)" for what, since in self.under_way()]
-        with self._lock, suppress(OSError, ValueError):  # where nobody reads any more, nobody has to wait
+        with self._lock, suppress(OSError, ValueError):  # a closed terminal stops nothing
             if not self._console.is_terminal:
                 self._last_line = now
             self._rewrite(", ".join(parts) or self.otherwise, end=CLEAR)
 
     def _rewrite(self, text: str, *, end: str) -> None:
-        """Print a line that is not kept. On a terminal one like it takes its place, and `end` goes before another."""
+        """Print a line that is not written to the file. On a terminal the next such line replaces it; `end` goes before
+        others."""
         line = f"{self.seconds():6.1f} s  {text}"
         if not self._console.is_terminal:
             print(line, flush=True)

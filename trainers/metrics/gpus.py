@@ -1,4 +1,4 @@
-"""The GPUs of a run on this machine, through NVML: what they do, how full and how warm they are."""
+"""The GPUs of a run on this machine, through NVML: load, memory, power and temperature."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from forge_env.runtime.process.visible_gpus import names_of
 
 
 class Gpus:
-    """Measures the GPUs of these numbers; without NVML (`nvidia-ml-py`), or without a GPU, there are none."""
+    """Measures the GPUs with these numbers; there are none without a GPU or without NVML (`nvidia-ml-py`)."""
 
     def __init__(self, numbers: Sequence[int]) -> None:
         self._handles: dict[int, Any] = {}
@@ -32,8 +32,8 @@ class Gpus:
                     self._handles[number] = pynvml.nvmlDeviceGetHandleByUUID(name)
 
     def measure(self) -> dict[str, float]:
-        """Of each GPU gpu/NUMBER/utilization_percent, memory_used_bytes, memory_total_bytes, power_watts and
-        temperature_celsius, those that it tells."""
+        """For each GPU gpu/NUMBER/utilization_percent, memory_used_bytes, memory_total_bytes, power_watts and
+        temperature_celsius, if the driver reports them."""
         metrics: dict[str, float] = {}
         for number, handle in self._handles.items():
             for names, read in self._readings(handle):
@@ -43,10 +43,10 @@ class Gpus:
         return metrics
 
     def processes(self) -> dict[int, dict[int, float]]:
-        """Bytes that each process has of each GPU, as the driver counts: GPU -> process id -> bytes.
+        """Bytes of each process on each GPU, as the driver counts: GPU -> process id -> bytes.
 
-        CUDA's context and what torch keeps unused are counted. A driver that does not tell, as in some containers,
-        gives none.
+        This includes CUDA's context and memory that torch holds unused. Some drivers, as in some containers, report
+        none.
         """
         found: dict[int, dict[int, float]] = {}
         for number, handle in self._handles.items():
@@ -56,7 +56,7 @@ class Gpus:
         return found
 
     def sizes(self) -> dict[int, float]:
-        """Bytes of each GPU's memory that processes can have, by its number; no context is made on a GPU for it."""
+        """Bytes of each GPU's memory that processes can have, by the GPU's number; makes no context on a GPU."""
         sizes: dict[int, float] = {}
         for number, handle in self._handles.items():
             with suppress(self._nvml.NVMLError):

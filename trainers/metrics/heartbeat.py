@@ -1,4 +1,4 @@
-"""What a run waits for, shown whenever it has said nothing for a while; from the command on, before any heavy import.
+"""Shows what a run waits for if there was no message for a while; from the command on, before any heavy import.
 
 Nothing heavy is imported here.
 """
@@ -20,7 +20,7 @@ _early: Heartbeat | None = None
 
 
 class Heartbeat:
-    """A thread that calls `beat` when nothing was said for `SILENCE_SECONDS`, until it is closed.
+    """A thread that calls `beat` after `SILENCE_SECONDS` without a message, until it is closed.
 
     Args:
         beat: shows what is waited for.
@@ -45,8 +45,8 @@ class Heartbeat:
 
 
 def command_began() -> float:
-    """When the command of this process began, in seconds since the epoch; in a process that does more than to train,
-    when this module was imported."""
+    """The start of this process's command, in seconds since the epoch. In a process that does more than training: the
+    import of this module."""
     return _began
 
 
@@ -64,13 +64,13 @@ def announce(command: Sequence[str]) -> None:
     """Print the first line of a run, and go on until `quiet`.
 
     Args:
-        command: the words of the command line. One that starts no trainer prints nothing.
+        command: the words of the command line. If it starts no trainer, nothing is printed.
     """
     global _began, _early
     module = trainer_of(command)
     if not module or {"-h", "--help", "--dry-run"} & {*command}:
         return
-    from forge_env.runtime.process.lifetime import process_began  # a tenth of a second, which others need not pay
+    from forge_env.runtime.process.lifetime import process_began  # imports for 0.1 s, which other commands do not need
 
     _began, last = process_began(), 0.0
 
@@ -90,7 +90,7 @@ def _interrupted(*_: object) -> None:
 
 
 def quiet() -> None:
-    """End what `announce` began: from now on something else speaks."""
+    """End what `announce` began: from now on the run prints its own messages."""
     global _early
     if signal.getsignal(signal.SIGINT) is _interrupted:
         signal.signal(signal.SIGINT, signal.default_int_handler)

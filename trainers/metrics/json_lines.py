@@ -1,6 +1,6 @@
 """metrics.jsonl: the run's own record of what it measured, one object per line.
 
-Unlike the other sinks it is written at once and in the thread of the run: what it cannot write down ends the run.
+Unlike the other sinks it is written at once and in the thread of the run: if it cannot be written, the run ends.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class JsonLines:
 
     Args:
         path: of the file; it is appended to.
-        clock: seconds since the start of the run, which each line has as "time".
+        clock: seconds since the start of the run; each line has them as "time".
     """
 
     def __init__(self, path: Path, clock: Callable[[], float]) -> None:
@@ -37,14 +37,14 @@ class JsonLines:
             self._file.flush()
 
     def size(self) -> int:
-        """Bytes of whole lines, which are on the disk by then."""
+        """Bytes of complete lines, which are on the disk when it returns."""
         with self._lock:
             self._file.flush()
             os.fsync(self._file.fileno())
             return os.fstat(self._file.fileno()).st_size
 
     def go_back(self, size: int) -> list[Record]:
-        """Cut off what came after `size`; returns what stays."""
+        """Cut off everything after `size`; returns the records that stay."""
         with self._lock:
             os.truncate(self.path, size)
             return read_records(self.path)

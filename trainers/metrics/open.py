@@ -16,11 +16,11 @@ from trainers.metrics.wandb import Wandb
 
 
 def open_spans(config: Mapping[str, Any], say: Callable[[str], None]) -> SpanSender | None:
-    """Start what sends the run's episodes to OpenTelemetry; None if no config asks for it.
+    """Start sending the run's episodes to OpenTelemetry; None if no config asks for it.
 
     Args:
         config: of the run, as nested dictionaries.
-        say: told when spans cannot be sent.
+        say: gets a message when spans cannot be sent.
     """
     mode = config["metrics"]["otel"]
     if mode == "off":
@@ -36,10 +36,10 @@ def open_sinks(folder: Path, config: Mapping[str, Any], say: Callable[[str], Non
     Args:
         folder: of the run.
         config: of the run, as nested dictionaries.
-        say: told when a sink is too slow, or is switched off because it raised.
+        say: gets a message when a sink is too slow, or is switched off because it raised.
 
     Raises:
-        UserError: for a sink of the user's own that cannot be used.
+        UserError: a sink of the user's own cannot be used.
     """
     settings = config["metrics"]
     wanted: dict[str, Callable[..., Any]] = {}

@@ -11,9 +11,9 @@ P = ParamSpec("P")
 
 
 class RecordThread:
-    """Calls functions that write, one after the other.
+    """Calls functions that write, one after the other, in its thread.
 
-    An error ends all writing, because a record must have no gaps; the next call of any method raises it.
+    An error ends all writing, because a record must have no gaps. The next call of any method raises the error.
     """
 
     def __init__(self) -> None:

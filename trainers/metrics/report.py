@@ -30,14 +30,14 @@ from trainers.metrics.trained import Trained
 class Report:
     """The files of one run's folder and its console.
 
-    metrics.jsonl and console.jsonl, what `config.metrics` asks for, episodes/PHASE.jsonl, trained.jsonl, trace.json,
-    reward.png, summary.json, and at the end report.html.
+    The files: metrics.jsonl and console.jsonl, the sinks of `config.metrics`, episodes/PHASE.jsonl, trained.jsonl,
+    trace.json, reward.png, summary.json, and at the end report.html.
 
     Args:
         folder: of the run.
         config: of the run, as nested dictionaries; its section `metrics` names further sinks. Without a config,
             metrics go to the files of the run and to the console only.
-        began: when the run began, in seconds since the epoch; None is now.
+        began: the start of the run, in seconds since the epoch; None is now.
     """
 
     def __init__(self, folder: Path, config: Mapping[str, Any] | None = None, began: float | None = None) -> None:
@@ -52,7 +52,7 @@ class Report:
         self._peaks: dict[str, float] = {}
         self._records_routes = bool((config or {}).get("moe", {}).get("record_routes"))
         self._trained = Trained(folder / "trained.jsonl")
-        self._record = RecordThread()  # of the episodes and what was trained on them
+        self._record = RecordThread()  # for episodes and trained.jsonl
         self.written = self._record.written
         self._metrics = JsonLines(folder / "metrics.jsonl", self.console.seconds)
         self._others: list[Sink] = [*open_sinks(folder, config, self.warn)] if config else []
@@ -63,7 +63,7 @@ class Report:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        """Record how the run ended, close everything, and write report.html from what the folder holds."""
+        """Record how the run ended, close everything, and write report.html from the files of the folder."""
         with ExitStack() as stack:
             stack.callback(self.console.close)
             if error is not None:
@@ -81,22 +81,23 @@ class Report:
 
     @property
     def sinks(self) -> Sequence[Sink]:
-        """Every sink, those of the run itself first."""
+        """Every sink; the run's own sinks come first."""
         return (self._metrics, self.console, *self._others)
 
     def add(self, sink: Sink) -> None:
-        """Tell one more sink everything from now on, in the thread that measures it."""
+        """Give one more sink every record from now on, in the thread that measures."""
         self._others.append(sink)
 
     @property
     def started(self) -> float:
-        """`time.perf_counter()` when the run began; of a resumed run, now minus the seconds that it has run."""
+        """`time.perf_counter()` at the start of the run; for a resumed run, now minus the seconds that it has run."""
         return self.console.started
 
     # ---- resuming ----
 
     def mark(self) -> dict[str, Any]:
-        """A mark to resume from: the bytes of each file, which are on the disk by then, and the seconds of the run.
+        """A mark to resume from: the bytes of each file, which are on the disk when it returns, and the seconds of the
+        run.
 
         It waits for the disk: call it in a thread.
         """
@@ -109,10 +110,10 @@ class Report:
         return {"bytes": sizes, "seconds": self.console.seconds()}
 
     def check(self, mark: Mapping[str, Any]) -> None:
-        """Check that the files still hold what they held at a mark.
+        """Check that no file has become shorter than at a mark.
 
         Raises:
-            UserError: when a file has fewer bytes than at the mark.
+            UserError: a file has fewer bytes than at the mark.
         """
         for name, size in mark["bytes"].items():
             path = self.folder / name
@@ -124,10 +125,10 @@ class Report:
                 )
 
     def go_back(self, mark: Mapping[str, Any]) -> None:
-        """Return to a mark: cut off what was written after it, and let every sink do the same.
+        """Return to a mark: cut off everything after it in every file and sink.
 
         Raises:
-            UserError: as `check`, before anything changes.
+            UserError: as in `check`, before anything changes.
         """
         self.check(mark)
         sizes = {self.folder / name: size for name, size in mark["bytes"].items()}
@@ -188,7 +189,7 @@ class Report:
     # ---- episodes ----
 
     def episodes(self, phase: str, episodes: Iterable[Episode]) -> None:
-        """Record episodes, in a thread: `written` waits for it."""
+        """Record episodes, in a thread; `written` waits for it."""
         listed = list(episodes)
         self._record.write(write_jsonl, self._episodes(phase), listed, routes=self._records_routes)
         if self._spans is not None:
@@ -229,7 +230,7 @@ class Report:
 
     def _close_files(self) -> None:
         """Close all but the console."""
-        with ExitStack() as stack:  # one that fails, as on a full disk, does not keep the others open
+        with ExitStack() as stack:  # if one fails, as on a full disk, the others are still closed
             stack.callback(self.timeline.close)
             stack.callback(self._metrics.close)
             stack.callback(self._trained.close)

@@ -25,12 +25,12 @@ def write_reward_plot(
 ) -> None:
     """Draw the reward of every step, its running mean, and the mean reward of two evaluations with 95% intervals.
 
-    The y axis is 0 to 1 where all values are within it, and fits the values otherwise. Values that are not finite are
-    left out.
+    The y axis is 0 to 1 if all values are within it, and otherwise fits the values. Values that are not finite are left
+    out.
 
     Args:
         path: of the PNG.
-        curve: "step" and "reward" of each optimizer step, and "training_reward", which is drawn where it differs.
+        curve: "step" and "reward" of each optimizer step, and "training_reward", which is drawn if it differs.
         title: of the plot.
         before: drawn at step 0.
         after: drawn at the last step.

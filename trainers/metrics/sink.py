@@ -1,6 +1,6 @@
-"""The one interface of everything that is told the metrics of a run.
+"""The one interface of everything that gets the metrics of a run.
 
-JSON lines, TensorBoard, Weights & Biases and the console are told each record at once, and so is a sink of your own,
+JSON lines, TensorBoard, Weights & Biases and the console get each record at once. So does a sink of your own,
 `--metrics.sinks my_module:MySink`:
 
     class MySink:
@@ -13,8 +13,8 @@ JSON lines, TensorBoard, Weights & Biases and the console are told each record a
         def close(self) -> None:
             ...
 
-It runs in a thread of its own, see trainers/metrics/background.py. A class may have `go_back(records)` as well: then it
-is told what stays when a run is resumed.
+It runs in a thread of its own, see trainers/metrics/background.py. A class may also have `go_back(records)`: it is
+called with the records that stay when a run is resumed.
 """
 
 from __future__ import annotations
@@ -29,24 +29,24 @@ from forge_env.utils.targets import load
 
 
 class Record(NamedTuple):
-    """What was measured once. Example: ``Record("train", 3, {"reward": 0.5, "loss": 0.01})``"""
+    """One measurement. Example: ``Record("train", 3, {"reward": 0.5, "loss": 0.01})``"""
 
     phase: str
     """"warmup", "train", "evaluation", or "system"."""
     step: int
-    """Of the phase: optimizer steps, and for "system" seconds since the start of the run."""
+    """Optimizer steps of the phase; for "system" seconds since the start of the run."""
     values: Mapping[str, float]
 
 
 class Sink(Protocol):
-    """Is told what a run measures."""
+    """Gets what a run measures."""
 
     def log(self, phase: str, step: int, values: Mapping[str, float]) -> None:
         """Take one record; see `Record`. Steps of a phase rise."""
         ...
 
     def close(self) -> None:
-        """Write down what is left. Nothing is logged afterwards."""
+        """Write what is left. Nothing is logged afterwards."""
         ...
 
 
@@ -55,7 +55,7 @@ class Reversible(Protocol):
     """A sink that can forget."""
 
     def go_back(self, records: Sequence[Record]) -> None:
-        """Be as if these records, and no others, had been logged: the run goes on after the last of them."""
+        """Be as if exactly these records had been logged: the run goes on after the last of them."""
         ...
 
 
@@ -63,10 +63,10 @@ def load_sink(target: str) -> type[Sink]:
     """Return the class of a sink of the user's own.
 
     Raises:
-        UserError: when it cannot be imported, is no class, lacks a method, or cannot be made from folder and config.
+        UserError: it cannot be imported, is no class, lacks a method, or cannot be made from folder and config.
     """
     option = f"--metrics.sinks {target}"
-    sink_class: Any = load(target)
+    sink_class: Any = load(target, option="--metrics.sinks")
     if not isinstance(sink_class, type):
         raise UserError(f"{option} is {sink_class!r}; it must be a class with the methods log and close")
     signatures: dict[str, tuple[Any, ...]] = {"log": ("phase", 1, {}), "close": ()}

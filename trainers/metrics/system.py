@@ -1,4 +1,4 @@
-"""System metrics: what the run takes of this machine, every few seconds, as the phase "system".
+"""System metrics: the run's use of this machine, every few seconds, as the phase "system".
 
 | name | is |
 |---|---|
@@ -6,12 +6,12 @@
 | memory_used_bytes, memory_available_bytes | of the machine |
 | disk_free_bytes | of the disk that the run's folder is on |
 | run/cpu_percent | of all processes of the run: 100 is one core |
-| run/memory_bytes | of all processes of the run: what each has for itself, and the largest part that one shares |
-| run/processes | how many they are |
+| run/memory_bytes | of all processes of the run: the memory that each has alone, and the largest part that one shares |
+| run/processes | the number of processes |
 | run/open_files | of the controller |
-| cpu_percent/SERVICE, memory_bytes/SERVICE | of a service with its children; its memory with what it shares |
+| cpu_percent/SERVICE, memory_bytes/SERVICE | of a service with its children; its memory includes what it shares |
 | gpu/N/... | see trainers/metrics/gpus.py |
-| gpu/N/memory_bytes/SERVICE | of a service with its children on that GPU, as the driver counts |
+| gpu/N/memory_bytes/SERVICE | of a service with its children on this GPU, as the driver counts |
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from trainers.metrics.gpus import Gpus
 
 
 class SystemMetrics:
-    """Measures this machine and the processes that descend from this one.
+    """Measures this machine and the descendants of this process.
 
     Args:
         folder: of the run.
-        services: the process ids of each replica; what descends from none of them is the controller's.
+        services: the process ids of each replica; other descendants belong to the controller.
         gpus: numbers of the run's GPUs on this machine.
     """
 
@@ -43,10 +43,10 @@ class SystemMetrics:
         self._folder = folder
         self._services = services
         self._gpus = Gpus(gpus)
-        self._seen: dict[int, psutil.Process] = {}  # kept, for the CPU time since the last sample
+        self._seen: dict[int, psutil.Process] = {}  # for the CPU time since the last sample
 
     def measure(self) -> dict[str, float]:
-        """Measure once; CPU figures are over the time since the last time in this thread, and 0 at the first."""
+        """Measure once. CPU figures cover the time since the last call in this thread, and are 0 at the first."""
         memory = psutil.virtual_memory()
         processes = self._processes()
         return {
@@ -87,7 +87,7 @@ class SystemMetrics:
         }
 
     def _processes(self) -> list[tuple[str, psutil.Process]]:
-        """Every process of the run that lives, with the service that it belongs to."""
+        """Every living process of the run, with the service that it belongs to."""
         # Replicas are NAME_0, NAME_1 and so on, and one service.
         services = {pid: re.sub(r"_\d+$", "", name) for name, pids in self._services().items() for pid in pids}
         services[os.getpid()] = "controller"
@@ -137,11 +137,11 @@ class Sampler:
 
     def _run(self) -> None:
         try:
-            self._metrics.measure()  # CPU figures are of the time since the last time, and in the same thread
+            self._metrics.measure()  # CPU figures cover the time since the last call in the same thread
             while not self._ended.wait(self._interval):
                 self._take(self._metrics.measure())
         except OSError:
-            pass  # a full disk: the run notices by itself, and says it
+            pass  # a full disk: the run notices it and says so
         except Exception as error:
             self._say(f"warning: system metrics are switched off: {type(error).__name__}: {error}")
         finally:
@@ -149,7 +149,7 @@ class Sampler:
 
 
 def _by_service(on_gpus: Mapping[int, Mapping[int, float]], services: Mapping[int, str]) -> dict[str, float]:
-    """gpu/N/memory_bytes/SERVICE of the run's own processes; those of others on the same GPU are left out."""
+    """gpu/N/memory_bytes/SERVICE of the run's own processes; other processes on the same GPU are left out."""
     found: dict[str, float] = defaultdict(float)
     for number, processes in on_gpus.items():
         for pid, size in processes.items():

@@ -15,7 +15,7 @@ from trainers.metrics.sink import Record
 
 
 class TensorBoard:
-    """Writes one event a record, at once; TensorBoard's own writer would hand it to a thread that hides a full disk."""
+    """Writes one event a record, at once. TensorBoard's own writer has a thread that hides a full disk."""
 
     def __init__(self, folder: Path, config: Mapping[str, Any]) -> None:
         self._folder = folder / "tensorboard"
@@ -47,7 +47,7 @@ class TensorBoard:
         from tensorboard.summary.writer.record_writer import RecordWriter
 
         self._folder.mkdir(parents=True, exist_ok=True)
-        # The name that TensorBoard looks for; a run that is resumed within the same second has another process id.
+        # A name that TensorBoard looks for; a run that is resumed within the same second has another process id.
         name = f"events.out.tfevents.{int(time.time()):010d}.{socket.gethostname()}.{os.getpid()}.0"
         self._file = (self._folder / name).open("ab")
         self._writer = RecordWriter(self._file)
@@ -59,5 +59,5 @@ class TensorBoard:
             self._file.flush()
         except OSError:
             with suppress(OSError):
-                self._file.close()  # or Python 3.13 tries once more when the object goes, and prints that it cannot
+                self._file.close()  # otherwise Python 3.13 tries again when the object is freed, and prints an error
             raise

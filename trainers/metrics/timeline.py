@@ -1,7 +1,7 @@
 """The timeline of a run: rollouts, scoring, training and weight updates side by side, for Perfetto or chrome://tracing.
 
-The file is Chrome's JSON array of trace events, one to a line. Readers allow the closing bracket to be missing, so what
-a run has written when it is killed can be looked at too.
+The file is Chrome's JSON array of trace events, one on a line. Readers allow the closing bracket to be missing, so the
+file of a killed run can be read too.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ from typing import Any
 
 
 class Timeline:
-    """Writes spans to `path`; appends where the file is there already, after the last whole line.
+    """Writes spans to `path`; appends to an existing file after its last complete line.
 
-    Overlapping spans of one track are laid out in lanes below each other, for a viewer draws one span at a time.
+    A viewer draws one span at a time on a lane. So overlapping spans of one track get lanes below each other.
     """
 
     def __init__(self, path: Path) -> None:
         fresh = not path.exists()
         self._file = path.open("a", encoding="utf-8", buffering=1)
         self._file.write("[\n" if fresh else "\n")
-        self._origin = time.time() - time.perf_counter()  # spans of a run that was resumed come after the old ones
+        self._origin = time.time() - time.perf_counter()  # spans of a resumed run come after the old ones
         self._lanes: dict[str, list[bool]] = {}
         self._ids: dict[tuple[str, int], int] = {}
         self._open: dict[object, tuple[str, str, float]] = {}
 
     @contextmanager
     def span(self, track: str, name: str, **details: Any) -> Iterator[None]:
-        """Record how long the block took, also when it raises."""
+        """Record the duration of the block, also when it raises."""
         lane = self._enter(track)
         started, key = time.perf_counter(), object()
         self._open[key] = track, name, started
@@ -45,7 +45,7 @@ class Timeline:
 
     @property
     def under_way(self) -> list[tuple[str, float]]:
-        """What is under way, and `time.perf_counter()` of its beginning; spans of one track are counted together."""
+        """The work under way, and `time.perf_counter()` of its start; spans of one track are counted together."""
         tracks: dict[str, list[tuple[str, float]]] = {}
         for track, name, started in list(self._open.values()):
             tracks.setdefault(track, []).append((name, started))
@@ -55,7 +55,7 @@ class Timeline:
         ]
 
     def past(self, track: str, spans: Iterable[tuple[str, float, float]]) -> None:
-        """Record spans that are over: name, `time.time()` when it began, and seconds. The track has no other spans."""
+        """Record spans that are over: name, `time.time()` at the start, and seconds. The track has no other spans."""
         ends: list[float] = []  # of the last span of each lane
         for name, began, seconds in sorted(spans, key=lambda span: span[1]):
             lane = next((number for number, end in enumerate(ends) if end <= began), len(ends))

@@ -1,7 +1,7 @@
-"""trained.jsonl: which episodes each optimizer step was made of, and the advantage of each of their turns.
+"""trained.jsonl: the episodes of each optimizer step, and the advantage of each of their turns.
 
 One line for each episode, in the order of the batch: {"step": 3, "episode": "train/7/0", "advantages": [0.7, 0.7]}.
-With credit per episode all turns have the same one.
+With credit per episode all turns have the same advantage.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ class Trained:
         self._file = path.open("a", encoding="utf-8")
 
     def write(self, step: int, advantages: Iterable[tuple[Episode, float | Numbers]]) -> None:
-        """Write down one step: of each episode its advantage, or those of its sampled targets in row order."""
+        """Write one step: for each episode its advantage, or the advantages of its sampled targets in row order."""
         for episode, values in advantages:
             by_turn = turn_values(values, episode)
             self._file.write(json.dumps({"step": step, "episode": episode.id, "advantages": by_turn}) + "\n")
         self._file.flush()
 
     def size(self) -> int:
-        """Bytes of whole lines, which are on the disk by then."""
+        """Bytes of complete lines, which are on the disk when it returns."""
         self._file.flush()
         os.fsync(self._file.fileno())
         return os.fstat(self._file.fileno()).st_size

@@ -1,10 +1,10 @@
 """Weights & Biases, offline or online; the package itself runs in a process of its own, trainers/metrics/wandb_run.py.
 
 Its key comes from the environment (WANDB_API_KEY) and is written nowhere. The id of the run at W&B is kept in the run's
-folder, so that a run that is resumed is one run there too. Everything lies under `wandb/` of that folder.
+folder, so a resumed run is one run there too. Everything lies under `wandb/` of that folder.
 
-Offline, a run that is resumed begins a new folder, with all records up to its checkpoint, in the place of those that
-were not synced yet. Online, what was sent stays: the steps after the checkpoint are there twice.
+Offline, a resumed run begins a new folder with all records up to its checkpoint; it replaces the folders that were not
+synced yet. Online, records that were sent stay: the steps after the checkpoint are there twice.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from typing import Any
 
 from trainers.metrics.sink import Record
 
-FINISH_SECONDS = 30.0  # that W&B has at the end of a run to send what is left; of a short one, to start too
+FINISH_SECONDS = 30.0  # for W&B at the end of a run to send what is left; in a short run, also to start
 
 
 class WandbError(RuntimeError):
-    """The process that runs the package has ended."""
+    """The process with the package has ended."""
 
 
 class Wandb:
-    """Hands each record to the process, which is started by the first one.
+    """Hands each record to the process; the first record starts it.
 
     Args:
         folder: of the run.
-        config: of the run, for W&B's page of it; its section `metrics` has the project and the name.
+        config: of the run, for its page at W&B; its section `metrics` has the project and the name.
     """
 
     def __init__(self, folder: Path, config: Mapping[str, Any]) -> None:
@@ -77,7 +77,7 @@ class Wandb:
             self._process.stdin.flush()
         except OSError:
             with suppress(OSError):
-                self._process.stdin.close()  # or Python 3.13 tries once more when the object goes, and prints it
+                self._process.stdin.close()  # otherwise Python 3.13 tries again when the object is freed, and prints it
             self._process.wait()
             raise WandbError(self._why()) from None
 
@@ -90,7 +90,7 @@ class Wandb:
                 stdout=log,
                 stderr=log,
                 env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))} | self._places(),
-                start_new_session=True,  # Ctrl-C is for the run, which then ends this one in order
+                start_new_session=True,  # Ctrl-C is for the run, which then ends this process in order
                 text=True,
             )
         assert process.stdin is not None
@@ -108,14 +108,14 @@ class Wandb:
         return process
 
     def _places(self) -> dict[str, str]:
-        """Where the package may write: below the run's folder, and not in the user's home."""
+        """Folders that the package may write to: below the run's folder, and not in the user's home."""
         folder = self._folder.resolve() / "wandb"
         names = {"WANDB_DIR": "", "WANDB_CACHE_DIR": ".cache", "WANDB_CONFIG_DIR": ".config", "WANDB_DATA_DIR": ".data"}
         places = {name: str(folder / part) for name, part in names.items()} | {"WANDB_DIR": str(folder.parent)}
         return places | {"WANDB_ERROR_REPORTING": "false"}
 
     def _id(self) -> str:
-        """The run's id at W&B: made once, and kept."""
+        """The run's id at W&B: made once, and read from its file afterwards."""
         path = self._folder / "wandb" / "run_id"
         if not path.is_file():
             path.write_text(secrets.token_hex(4) + "\n", encoding="utf-8")

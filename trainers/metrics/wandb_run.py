@@ -1,7 +1,8 @@
-"""The process in which Weights & Biases' package runs: it reads JSON lines from its standard input until they end.
+"""The process with Weights & Biases' package: it reads JSON lines from its standard input until the input ends.
 
-The package starts a process of its own, hooks into the end of the interpreter, and may wait for a network; here none of
-that is the run's. However the run ends, the input ends with it, and then this process does, in a bounded time.
+The package starts a process of its own, hooks into the end of the interpreter, and may wait for a network; in this
+process none of it touches the run. However the run ends, the input ends with it, and then this process ends in a
+bounded time.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ Lines = queue.SimpleQueue[dict[str, Any] | None]
 def main() -> int:
     options = json.loads(sys.stdin.readline())
     lines: Lines = queue.SimpleQueue()
-    # Read in a thread: the end of the input has to be seen whatever the package waits for, and the run never waits.
+    # A thread reads, because the end of the input must be seen while the package waits, and the run never waits.
     threading.Thread(target=_read, args=(lines, options["finish_seconds"]), daemon=True).start()
     run = _begin(options)
     _take(run, lines)
@@ -82,7 +83,7 @@ def _finish(run: Any) -> None:
 
 
 def _give_up() -> None:
-    """End at once. The package's own process sees that this one is gone, and ends too."""
+    """End at once. The package's own process notices this, and ends too."""
     print("W&B did not finish in time", flush=True)
     os.kill(os.getpid(), signal.SIGKILL)
 

@@ -1,1 +1,1 @@
-"""Models that a run can begin with: the tiny model, folders, and the sizes that are known by name."""
+"""Models that a run can begin with: the tiny model, folders, and models with known sizes."""

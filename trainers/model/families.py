@@ -1,7 +1,7 @@
-"""The model families that can be trained, and what a config.json may ask for: known before anything is downloaded.
+"""The model families that can be trained, and the supported settings of config.json: known before any download.
 
     FAMILIES[model_type]        the facts of an architecture that a plan and the trainer share
-    check_config(config, ...)   refuses what would not be computed
+    check_config(config, ...)   refuses settings that would not be computed
 
 `trainers/titan/families.py` says how TorchTitan builds each of them.
 """
@@ -15,7 +15,7 @@ from typing import Any
 from forge_env.core.errors import UserError
 
 LLAMA3_ROPE = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
-"""What rope_type "llama3" needs, in Hugging Face's names."""
+"""The fields of rope_type "llama3", in Hugging Face's names."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,9 +30,9 @@ class Family:
     qkv_bias: bool = False
     """Whether the projections of queries, keys and values have a bias."""
     thinks: bool = False
-    """Whether its models may think before they answer; agents/renderer/families.py knows it of a folder."""
+    """Whether its models may think before they answer; agents/renderer/families.py tells this of a folder."""
     has_experts: bool = False
-    """Whether each layer has experts in the place of one MLP, of which a router chooses a few for each token."""
+    """Whether each layer has experts instead of one MLP; a router chooses a few of them for each token."""
 
 
 # model_type of config.json -> family
@@ -45,7 +45,7 @@ FAMILIES = {
 
 
 def check_config(config: Mapping[str, Any], where: str) -> Family:
-    """Check that a config.json asks for a family that can be trained, and for nothing that would not be computed.
+    """Check that a config.json is of a family that can be trained, and that every setting in it would be computed.
 
     Args:
         config: the content of config.json.
@@ -59,7 +59,7 @@ def check_config(config: Mapping[str, Any], where: str) -> Family:
     """
     architecture = (config.get("architectures") or [config.get("model_type", "unknown")])[0]
     family = FAMILIES.get(config.get("model_type", ""))
-    # A folder made by hand may leave the architecture out; then the model type stands for it.
+    # A folder made by hand may leave the architecture out; then the model type counts.
     if family is None or architecture not in (family.architecture, config["model_type"]):
         known = ", ".join(family.architecture for family in FAMILIES.values())
         raise UserError(f"{where} is a {architecture}: only {known} can be trained.")
@@ -78,9 +78,9 @@ class Experts:
     """The experts of each layer of a mixture-of-experts model."""
 
     count: int
-    """How many there are."""
+    """The number of experts."""
     active: int
-    """How many the router chooses for a token."""
+    """The number of experts that the router chooses for a token."""
     size: int
     """The width of one expert's MLP."""
     normalised: bool
@@ -88,7 +88,7 @@ class Experts:
 
 
 def read_experts(config: Mapping[str, Any]) -> Experts | None:
-    """The experts of a config that `check_config` has checked; None for a dense model."""
+    """The experts of a config after `check_config`; None for a dense model."""
     if not FAMILIES[config["model_type"]].has_experts:
         return None
     return Experts(
@@ -100,7 +100,7 @@ def read_experts(config: Mapping[str, Any]) -> Experts | None:
 
 
 def _expert_count(config: Mapping[str, Any]) -> Any:
-    """The number of experts, under the name of either version of transformers."""
+    """The number of experts; two versions of transformers have two names for it."""
     return config.get("num_experts") or config.get("num_local_experts")
 
 
@@ -124,19 +124,19 @@ def head_sizes(config: Mapping[str, Any]) -> tuple[int, int, int]:
 
 
 def rope_parameters(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The rope settings, wherever this version of transformers wrote them, with rope_type and rope_theta."""
+    """The rope settings with rope_type and rope_theta; versions of transformers write them in different places."""
     rope = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
     rope["rope_type"] = rope.get("rope_type") or rope.get("type") or "default"
     rope.setdefault("rope_theta", config.get("rope_theta") or 10000.0)
     rope.setdefault("partial_rotary_factor", config.get("partial_rotary_factor") or 1.0)
-    if config.get("original_max_position_embeddings"):  # where it is there, transformers prefers it
+    if config.get("original_max_position_embeddings"):  # transformers prefers this value
         rope["original_max_position_embeddings"] = config["original_max_position_embeddings"]
     rope.setdefault("original_max_position_embeddings", config.get("max_position_embeddings"))
     return rope
 
 
 def _unsupported(config: Mapping[str, Any], family: Family) -> list[str]:
-    """What a config asks for that would not be computed."""
+    """The settings of a config that would not be computed."""
     rope = rope_parameters(config)
     missing = [name for name in LLAMA3_ROPE if rope.get(name) is None] if rope["rope_type"] == "llama3" else []
     unsupported = {
@@ -144,7 +144,7 @@ def _unsupported(config: Mapping[str, Any], family: Family) -> list[str]:
         f"rope scaling 'llama3' without {', '.join(missing)}": missing,
         f"partial_rotary_factor {rope['partial_rotary_factor']}": rope["partial_rotary_factor"] != 1.0,
         "sliding windows": _slides(config),
-        # Qwen2.5 has biases where its architecture has them, whatever this setting says.
+        # Qwen2.5 has the biases of its architecture, whatever this setting says.
         "attention_bias": config.get("attention_bias") and not family.qkv_bias,
         "mlp_bias": config.get("mlp_bias"),
         f"hidden_act {config.get('hidden_act')!r}": config.get("hidden_act", "silu") != "silu",
@@ -156,7 +156,7 @@ def _unsupported(config: Mapping[str, Any], family: Family) -> list[str]:
 
 
 def _slides(config: Mapping[str, Any]) -> bool:
-    """Whether any layer attends to a window only; transformers decides by layer_types where they are given."""
+    """Whether any layer attends to a window only; if there are layer_types, transformers decides by them."""
     if config.get("layer_types"):
         return any(kind != "full_attention" for kind in config["layer_types"])
     from_layer = config.get("max_window_layers", 28)

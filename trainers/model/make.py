@@ -11,10 +11,10 @@ from forge_env.core.reward_value import reaches
 from forge_env.core.types import EpisodeLimits, Message
 from forge_env.evaluation.evaluate import evaluate
 from forge_env.rollout.factory import EnvFactory
-from forge_env.rollout.rollout import run_group
+from forge_env.rollout.rollout import GroupSpec, run_group
 from trainers.model.sizes import MODEL_SIZES
 
-CORPUS_TASKS = 192  # demonstrations whose text trains the tokenizer of a model made on the spot
+CORPUS_TASKS = 192  # demonstrations with the text that trains the tokenizer of a model made on the spot
 
 
 def count_parameters(model: Path) -> int:
@@ -29,17 +29,17 @@ def count_parameters(model: Path) -> int:
 
 
 async def make_model(folder: Path, factory: EnvFactory, *, seed: int, limits: EpisodeLimits, size: str = "tiny") -> int:
-    """Make a model whose tokenizer knows the environment's text; returns its number of parameters.
+    """Make a model with a tokenizer for the environment's text; returns its number of parameters.
 
     Args:
         folder: of the model, in Hugging Face's format.
         factory: of the environment.
-        seed: of the weights and of the tasks whose text is read.
+        seed: of the weights, and of the tasks for the tokenizer.
         limits: of an episode.
         size: of `MODEL_SIZES`.
 
     Raises:
-        UserError: when the environment has no expert to learn the text from.
+        UserError: the environment has no expert to take the text from.
     """
     from trainers.model.tiny_model import make_tiny_model
 
@@ -57,7 +57,7 @@ async def _expert_conversations(factory: EnvFactory, *, seed: int, limits: Episo
     tasks = [task for task in drawn if factory.env_class.can_demonstrate(task)]
     evaluation = await evaluate(
         lambda task, index: run_group(
-            factory, agent, task, count=1, seed=index, group_id=f"corpus/{index}", limits=limits
+            factory, agent, GroupSpec(task=task, count=1, seed=index, group_id=f"corpus/{index}"), limits=limits
         ),
         tasks,
         concurrency=16,

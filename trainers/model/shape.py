@@ -28,16 +28,16 @@ class ModelShape:
     head_dim: int
     vocab_size: int
     max_position_embeddings: int = 0
-    """0 where the config does not say."""
+    """0 if the config does not say."""
     tie_word_embeddings: bool = False
     qk_norm: bool = False
-    """Whether queries and keys are normalised, as Qwen3's are."""
+    """Whether queries and keys are normalised, as in Qwen3."""
     qkv_bias: bool = False
-    """Whether their projections, and that of the values, have a bias, as Qwen2.5's do."""
+    """Whether the projections of queries, keys and values have a bias, as in Qwen2.5."""
     thinks: bool = False
-    """Whether models of the family may think before they answer, as Qwen3's do."""
+    """Whether models of the family may think before they answer, as Qwen3 does."""
     num_experts: int = 0
-    """Experts of each layer, in the place of one MLP of `intermediate_size`; 0 for a dense model."""
+    """Experts of each layer, instead of one MLP of `intermediate_size`; 0 for a dense model."""
     num_experts_per_tok: int = 0
     """Experts that compute a token."""
     moe_intermediate_size: int = 0
@@ -49,7 +49,7 @@ class ModelShape:
 
     @property
     def key_value_size(self) -> int:
-        """Of the keys alone, or of the values alone."""
+        """Size of the keys alone, or of the values alone."""
         return self.num_key_value_heads * self.head_dim
 
     @property
@@ -79,13 +79,13 @@ class ModelShape:
 
     @property
     def embedding_parameters(self) -> int:
-        """Parameters of the embedding and of the output layer, which are one matrix where they are tied."""
+        """Parameters of the embedding and of the output layer. If they are tied, they are one matrix."""
         return self.vocab_size * self.hidden_size * (1 if self.tie_word_embeddings else 2)
 
     @property
     def largest_matrix(self) -> int:
-        """Parameters of the largest matrix: the embedding, the MLP's, one of all experts, or those of attention that
-        are fused."""
+        """Parameters of the largest matrix: the embedding, the MLP's, the stack of all experts, or the fused
+        projection."""
         mlp = self.num_experts * self.moe_intermediate_size or self.intermediate_size
         return self.hidden_size * max(self.vocab_size, mlp, self.query_size + 2 * self.key_value_size)
 
@@ -136,15 +136,15 @@ KNOWN_SHAPES: dict[str, ModelShape] = {
     "meta-llama/Llama-3.1-8B": _known("llama", (4096, 14336, 32, 32, 8, 128, 128256, 131072)),
     "meta-llama/Llama-3.1-8B-Instruct": _known("llama", (4096, 14336, 32, 32, 8, 128, 128256, 131072)),
 }
-"""The published sizes of the recipes' models, for a plan where they have not been downloaded."""
+"""The published sizes of the recipes' models, for a plan before they are downloaded."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FoundModel:
-    """Where a model is, as far as that is known without a network."""
+    """Where a model is, as far as this is known without a network."""
 
     shape: ModelShape | None
-    """None where no config.json is at hand, and the name is not one of `KNOWN_SHAPES`."""
+    """None if there is no config.json here, and the name is not in `KNOWN_SHAPES`."""
     where: str
     """For a person: "a tiny Qwen3, made at the start", "the folder ...", "the hub's cache, ..."."""
     missing: str = ""
@@ -152,14 +152,15 @@ class FoundModel:
     path: str = ""
     """The folder or the hub id that the user names; "" for a model made on the spot."""
     size: str = "tiny"
-    """Of a model made on the spot."""
+    """The size of a model made on the spot."""
 
 
 def find_shape(path: str, size: str = "tiny") -> FoundModel:
-    """Find the sizes of `model.path`: of a local folder, of the hub's cache or of a known name; of `size` without one.
+    """Find the sizes of `model.path`, in a local folder, the hub's cache or the known names; without a path those of
+    `size`.
 
     Raises:
-        UserError: when there is neither such a folder nor such a name, or config.json cannot be used.
+        UserError: there is no such folder or name, or config.json cannot be used.
     """
     if not path:
         return FoundModel(shape=made_shape(size), where=f"{made_model(size)}, made at the start", size=size)
@@ -182,7 +183,7 @@ def find_shape(path: str, size: str = "tiny") -> FoundModel:
 
 
 def made_model(size: str) -> str:
-    """What a model made on the spot is called, for a person."""
+    """The name of a model made on the spot, for a person."""
     return {"tiny": "a tiny Qwen3", "tiny-moe": "a tiny Qwen3 with experts"}.get(size, f"a Qwen3 of size {size}")
 
 
@@ -210,7 +211,7 @@ def read_shape(path: Path) -> ModelShape:
     """Read a config.json.
 
     Raises:
-        UserError: when it is no JSON object, lacks a size, or is of a model that cannot be trained.
+        UserError: it is no JSON object, lacks a size, or is of a model that cannot be trained.
     """
     try:
         config: Any = json.loads(path.read_text(encoding="utf-8"))

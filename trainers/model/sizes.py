@@ -1,4 +1,4 @@
-"""The sizes of the models that can be made on the spot, which `model.size` names."""
+"""The sizes of the models made on the spot, by the names of `model.size`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSize:
-    """Sizes of a Qwen3, in Hugging Face's names; the defaults are the tiny model's, of half a million parameters."""
+    """Sizes of a Qwen3, in Hugging Face's names. The defaults are the tiny model's, with half a million parameters."""
 
     hidden_size: int = 128
     intermediate_size: int = 384
@@ -21,7 +21,7 @@ class ModelSize:
     vocab_size: int = 640
     """Upper bound; the tokenizer may need fewer entries."""
     num_experts: int = 0
-    """Experts of each layer, in the place of one MLP of `intermediate_size`; 0 for a dense model."""
+    """Experts of each layer, instead of one MLP of `intermediate_size`; 0 for a dense model."""
     num_experts_per_tok: int = 0
     moe_intermediate_size: int = 0
 

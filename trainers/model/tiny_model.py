@@ -1,8 +1,8 @@
-"""Makes a small Qwen3 in seconds, so that everything runs where nothing can be downloaded.
+"""Makes a small Qwen3 in seconds, so that everything runs without a download.
 
 The tokenizer is a BPE trained on the environment's own text, with Qwen3's special tokens and chat template. Every digit
-is a token of its own: copying numbers is what a tiny model learns last. The folder is in Hugging Face format, and
-vLLM, TorchTitan and transformers load it as they load Qwen3-1.7B.
+is a token of its own, because copying numbers is what a tiny model learns last. The folder is in Hugging Face format,
+and vLLM, TorchTitan and transformers load it as they load Qwen3-1.7B.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def make_tiny_model(
 def _segments(folder: Path, conversations: Iterable[Sequence[Message]], tools: Sequence[ToolSpec]) -> list[str]:
     """Render the conversations byte by byte, and return the text between the special tokens."""
     renderer = Renderer(folder)
-    # What a generation prompt ends with is a boundary too: no token reaches from it into the answer.
+    # The end of a generation prompt is a boundary too: no token reaches from it into the answer.
     special = re.compile("|".join(re.escape(token) for token in ("</think>\n\n", *SPECIAL_TOKENS)))
     texts = (renderer.text(messages, tools) for messages in conversations)
     return [segment for text in texts for segment in special.split(text) if segment]
@@ -73,7 +73,7 @@ def _tokenizer(segments: Sequence[str], *, vocab_size: int) -> Tokenizer:
         vocab_size=vocab_size,
         special_tokens=[AddedToken(token, special=True, normalized=False) for token in SPECIAL_TOKENS],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        max_token_length=16,  # longer ones would swallow whole sentences, and leave the model little to write
+        max_token_length=16,  # longer ones would cover whole sentences, and leave the model little to write
         show_progress=False,
     )
     tokenizer.train_from_iterator(segments, trainer)

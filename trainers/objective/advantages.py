@@ -19,9 +19,9 @@ Advantages = Callable[[Sequence[float]], list[float]]
 def group_relative(rewards: Sequence[float], *, std_eps: float = 1e-4, ddof: int = 1) -> list[float]:
     """GRPO's advantage, (R - mean) / (std + eps), over the valid siblings of one group (arXiv 2402.03300, section 4.1).
 
-    The standard deviation is the sample's (divided by n - 1), as TRL (eps 1e-4) and verl (eps 1e-6) compute it;
-    `ddof=0` is the population's, which TorchTitan's recipe takes. A group whose members all have one reward gets
-    zeros: it teaches nothing.
+    The standard deviation is the sample's (divided by n - 1), as TRL (eps 1e-4) and verl (eps 1e-6) compute it.
+    `ddof=0` is the population's, as in TorchTitan's recipe. If all members of a group have one reward, all advantages
+    are 0: the group teaches nothing.
 
     Examples:
         >>> [round(a, 3) for a in group_relative([1.0, 0.0], std_eps=0.0)]
@@ -62,10 +62,10 @@ def no_baseline(rewards: Sequence[float]) -> list[float]:
 
 
 def batch_std(rewards: Sequence[float], *, std_eps: float = 1e-4, ddof: int = 1) -> float:
-    """What the advantages of a step are divided by with normalization="batch": std + eps of all its rewards.
+    """With normalization="batch", the divisor of a step's advantages: the std of all its rewards, + eps.
 
-    The rewards' own deviation, as TRL's scale_rewards="batch" has it; REINFORCE++ (arXiv 2501.03262) takes that of
-    the advantages. 1 where all rewards are the same.
+    This is the deviation of the rewards, as in TRL's scale_rewards="batch". REINFORCE++ (arXiv 2501.03262) divides by
+    the deviation of the advantages. If all rewards are the same, the divisor is 1.
     """
     std = _std(rewards, ddof)
     return std + std_eps if std > 0 else 1.0
@@ -77,13 +77,13 @@ def has_signal(rewards: Sequence[float]) -> bool:
 
 
 BASELINES: dict[Baseline, Advantages] = {"mean": centred, "leave_one_out": leave_one_out, "none": no_baseline}
-"""A group's rewards less their baseline, not divided by anything."""
+"""The rewards of a group less their baseline, before any division."""
 
 
 def make_advantages(
     baseline: Baseline, normalization: Normalization, *, std_eps: float, ddof: int
 ) -> tuple[Advantages, Callable[[Sequence[float]], float] | None]:
-    """Return a group's advantage function, and the function of a step's rewards to divide by, or None.
+    """The advantage function of a group, and the function that makes a divisor of a step's rewards, or None.
 
     Raises:
         UserError: for a setting out of range.

@@ -1,8 +1,8 @@
-"""Credit: which of an episode's tokens answer for which part of its reward.
+"""Credit: the part of its episode's reward that a token answers for.
 
-Per episode, every sampled token gets the advantage of the whole reward. Per turn, the tokens of turn k get that of the
-return from there on, G_k = R - (r_0 + ... + r_{k-1}), with r_j the step reward of turn j: what was earned before a turn
-is not its merit. The group's advantage function is applied to the G_k of those siblings that took a turn k.
+By episode, every sampled token gets the advantage of the whole reward. By turn, the tokens of turn k get the advantage
+of the return from turn k on, G_k = R - (r_0 + ... + r_{k-1}). r_j is the step reward of turn j: a turn did not earn
+what came before it. The group's advantage function is applied to the G_k of the siblings that took a turn k.
 """
 
 from __future__ import annotations
@@ -21,10 +21,9 @@ Credit = Literal["episode", "turn"]
 
 
 def turn_targets(episode: Episode) -> list[int]:
-    """How many sampled targets each turn of the work of an episode has, in the order of its rows.
+    """The number of sampled targets of each turn of an episode's work, in the order of its rows.
 
-    All of its tokens that were sampled freely, and none that were inserted or constrained, but for one that is the
-    first of its row: nothing comes before it that could predict it.
+    Counts freely sampled tokens. Skips inserted and constrained tokens, and a row's first token, which has no context.
     """
     return [
         turn.num_trained - (turn.starts_row and not turn.num_prompt and bool(turn.num_tokens)) for turn in episode.work
@@ -55,10 +54,11 @@ def turn_advantages(
     """Apply a group's advantage function to the returns of each turn.
 
     Args:
-        returns: of each valid sibling, its returns, one for each of its turns.
-        advantages: of the returns of those siblings that took a turn, in order.
-        needs_siblings: a turn that one sibling alone took gets 0, there being nothing to compare it with; False hands
-            it to `advantages` like every other.
+        returns: one list for each valid sibling, with one return for each of its turns.
+        advantages: makes one advantage for each return that it is given: the returns of the siblings that took a turn,
+            in order.
+        needs_siblings: if only one sibling took a turn, the turn gets 0, because there is nothing to compare it with.
+            False calls `advantages` for it as for every other.
 
     Returns:
         As `returns`.
@@ -82,13 +82,14 @@ def per_target(values: Sequence[float], episode: Episode) -> np.ndarray:
 
 
 def by_turn(values: Numbers, episode: Episode) -> Iterator[Numbers]:
-    """Cut values of the sampled targets, in row order, into those of each turn of the work."""
+    """Cut values of the sampled targets, in row order, into one array for each turn of the work."""
     ends = itertools.accumulate(turn_targets(episode), initial=0)
     return (values[start:end] for start, end in itertools.pairwise(ends))
 
 
 def turn_values(values: float | Numbers, episode: Episode) -> list[float]:
-    """One value for each turn: the one that all have, or that of the turn's targets; a turn without targets has 0."""
+    """One value for each turn: the value that all turns share, or the value of its targets. A turn without targets has
+    0."""
     if isinstance(values, int | float):
         of_work = iter([float(values)] * len(episode.work))
     else:

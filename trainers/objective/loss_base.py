@@ -1,4 +1,4 @@
-"""What all policy-gradient losses share: their common settings, and the frame that an objective is put into."""
+"""What all policy-gradient losses share: their settings, and the frame around an algorithm's policy term."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ class LossOptions(TypedDict, total=False):
 
 
 TORCHFORGE_NAMES = {"padding_mask": "loss_mask", "ref_logprobs": "reference_logprobs"}
-"""torchforge's names of tensors, and ours: a loss may be written, and called, with either."""
+"""torchforge's names of tensors, and our names: a loss may be written and called with both."""
 
 
 class TensorLoss(nn.Module):
-    """A loss that is called with its tensors by name, by ours or by torchforge's."""
+    """A loss that is called with its tensors by name, ours or torchforge's."""
 
     def __call__(self, *args: Any, **tensors: Any) -> Any:
-        names = inspect.signature(self.forward).parameters  # those of a user's subclass may be torchforge's
+        names = inspect.signature(self.forward).parameters  # a user's subclass may have torchforge's names
         renamed = {name if name in names else TORCHFORGE_NAMES.get(name, name): t for name, t in tensors.items()}
         return super().__call__(*args, **renamed)
 
@@ -59,30 +59,30 @@ class PolicyLoss(TensorLoss):
         kl: estimator of the KL penalty, "k1", "k2" or "k3", see `trainers.objective.loss_terms.kl_estimate`. The
             penalty is neither weighted by the importance ratio nor corrected, as in TRL and verl.
         kl_straight_through: the estimator's value with k2's gradient, which on-policy is the KL's own.
-        entropy_coef: weight of the entropy bonus. It is aggregated as the loss is, which is verl's convention; TRL
-            takes the mean over tokens for every loss, which is this with aggregation="token".
-        constant: what aggregation="constant" divides an episode's sum of token losses by. TRL's dr_grpo is
-            constant=max_completion_length; verl's seq-mean-token-sum-norm does not divide by the number of episodes.
-        correction: what becomes of a token whose trainer and engine disagree about its probability by more than
-            [correction_low, correction_high]: "mask" leaves it out (IcePop), "truncate" bounds its weight (TIS),
-            "sequence_mask" and "sequence_truncate" do so with the product over the episode; "none" lets it pass.
-            The token still counts in the denominators.
+        entropy_coef: weight of the entropy bonus. The bonus is aggregated as the loss is, as in verl. TRL takes the
+            mean over tokens for every loss, as here with aggregation="token".
+        constant: with aggregation="constant", the divisor of an episode's sum of token losses. TRL's dr_grpo is
+            constant=max_completion_length. verl's seq-mean-token-sum-norm does not divide by the number of episodes.
+        correction: what to do with a token if its ratio of trainer to engine is out of [correction_low,
+            correction_high]. "mask" leaves the token out (IcePop), "truncate" bounds its weight (TIS). "sequence_mask"
+            and "sequence_truncate" do the same with the product over the episode. "none" does nothing. The token still
+            counts in the denominators.
         correction_low: see `correction`.
-        correction_high: see `correction`. The default, [1e-4, 100], holds only what no honest difference explains.
-            Usual narrower ones: 0 to 2 for "truncate" (verl, slime), 0.5 to 5 for "mask" (IcePop), 0 to 3 for
+        correction_high: see `correction`. The default, [1e-4, 100], excludes only what rounding cannot explain. Usual
+            narrower bounds: 0 to 2 for "truncate" (verl, slime), 0.5 to 5 for "mask" (IcePop), 0 to 3 for
             "sequence_mask" (TRL).
 
-    With two policies, the trainer's and the engine's, the loss's ratio is trainer / engine already: a correction is
-    a factor of 1 inside of the bounds, and never a second ratio. With `old_logprobs`, the trainer's own logprobs of
-    the weights before a window of steps, the ratio is new / old and the correction's weight is that of old / engine
-    (the decoupled objective, as TRL and verl compute it).
+    Without `old_logprobs` the ratio of the loss is trainer / engine already. The correction is then a factor of 1
+    within its bounds, and no second ratio. `old_logprobs` are the trainer's logprobs before a window of steps. With
+    them the ratio is new / old, and the correction weighs by old / engine: the decoupled objective, as TRL and verl
+    compute it.
 
     Raises:
-        UserError: on a value out of range, and in `forward` when what a setting needs is not given.
+        UserError: a value is out of range, or `forward` is not given what a setting needs.
     """
 
     policy_term_vanishes = False
-    """Whether the policy term, and so its gradient, is 0 wherever the advantage is 0; a subclass says so of its own."""
+    """True if the policy term, and so its gradient, is 0 for tokens with advantage 0. A subclass sets it."""
 
     def __init__(
         self,
@@ -122,13 +122,13 @@ class PolicyLoss(TensorLoss):
 
     @property
     def unused_tensors(self) -> frozenset[str]:
-        """Of what `forward` names, what it would not look at; the entropy costs, so it is not computed for nothing."""
+        """Tensors that `forward` names and does not use. The entropy is costly, so it is computed only if it is
+        used."""
         return frozenset() if self.entropy_coef else frozenset({"entropy"})
 
     @property
     def skips_idle(self) -> bool:
-        """Whether an episode without any advantage adds nothing to the loss and its gradient but to what they are
-        divided by, so that the trainer need not compute it."""
+        """True if zero-advantage episodes only count in the denominator. The trainer then skips their forward pass."""
         return self.policy_term_vanishes and not self.beta and not self.entropy_coef
 
     def _total(
@@ -161,10 +161,10 @@ class PolicyLoss(TensorLoss):
 
 
 class RatioLoss(PolicyLoss):
-    """A loss whose policy term is a function of the importance ratio; subclasses write `policy_term`."""
+    """A loss with a policy term of the importance ratio; subclasses write `policy_term`."""
 
     def policy_term(self, log_ratio: Tensor, logprobs: Tensor, advantages: Tensor, mask: Tensor) -> Tensor:
-        """Per-token loss to minimise, (E, T), from tensors of that shape that are zero where masked."""
+        """Per-token loss to minimise, (E, T), from tensors of the same shape that are 0 at masked tokens."""
         raise NotImplementedError
 
     def forward(
@@ -182,15 +182,15 @@ class RatioLoss(PolicyLoss):
 
         Args:
             logprobs: (episodes, tokens) of the model being trained, with gradient.
-            generator_logprobs: (episodes, tokens) of the policy that sampled. A token where it is not finite is left
-                out, of the sum and of the count.
+            generator_logprobs: (episodes, tokens) of the policy that sampled. A token with a value that is not finite
+                is left out of the sum and the count.
             advantages: (episodes,), (episodes, 1) or (episodes, tokens).
             loss_mask: (episodes, tokens) bool, True on the tokens to learn from.
             reference_logprobs: (episodes, tokens) of the reference model; needed when beta > 0.
             normalizer: what to divide the sum by; None for the number of episodes or tokens given.
             entropy: (episodes, tokens) of the model being trained, with gradient; needed when entropy_coef is not 0.
-            old_logprobs: (episodes, tokens) of the trainer's weights before the step, or before the first step of a
-                window, where the ratio is taken against them.
+            old_logprobs: (episodes, tokens) of the trainer's weights at the last update of the engine; the ratio is
+                then taken against them.
         """
         mask = valid_tokens(loss_mask, generator_logprobs)
         old = generator_logprobs if old_logprobs is None else old_logprobs
@@ -200,13 +200,13 @@ class RatioLoss(PolicyLoss):
         return self._total(policy, mask, logprobs, reference_logprobs, entropy, normalizer)
 
     def clipped(self, log_ratio: Tensor, advantages: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-        """Where the ratio is beyond the lower and the upper bound: two (E, T) bools. For the metrics."""
+        """For the metrics: True if the ratio is below its lower bound, or above its upper bound: two (E, T) bools."""
         none = mask & False
         return none, none
 
 
 class ClippedLoss(RatioLoss):
-    """The clipped surrogate, per token -min(r A, clip(r, 1 - clip_low, 1 + clip_high) A) with the ratio of `ratio`.
+    """The clipped surrogate, per token -min(r A, clip(r, 1 - clip_low, 1 + clip_high) A); `ratio` gives r.
 
     Args:
         clip_low: how far below 1 the ratio may go before it is clipped, within [0, 1].
@@ -217,7 +217,7 @@ class ClippedLoss(RatioLoss):
             verl 3.0, TRL's `delta`); None does not.
 
     Raises:
-        UserError: on a value out of range, and in `forward` when beta > 0 and there are no `reference_logprobs`.
+        UserError: a value is out of range, or beta > 0 and `forward` is given no `reference_logprobs`.
     """
 
     policy_term_vanishes = True
@@ -251,11 +251,11 @@ class ClippedLoss(RatioLoss):
         return log_ratio.exp()
 
     def dual_clipped(self, ratio: Tensor) -> Tensor:
-        """The ratio, at most `dual_clip`: above both bounds of the clip, so it changes nothing where A > 0."""
+        """The ratio, at most `dual_clip`. That is above both bounds of the clip, so nothing changes if A > 0."""
         return ratio if self.dual_clip is None else ratio.clamp(max=self.dual_clip)
 
     def clipped(self, log_ratio: Tensor, advantages: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-        """Where the gradient vanishes: below the range at A < 0, above it at A > 0."""
+        """True if the gradient vanishes: the ratio is below the range with A < 0, or above it with A > 0."""
         ratio = self.ratio(log_ratio, log_ratio, mask)
         low = (ratio < 1 - self.clip_low) & (advantages < 0)
         return low & mask, (ratio > 1 + self.clip_high) & (advantages > 0) & mask

@@ -28,14 +28,14 @@ ACCEPTED = {name: name for name in LOSS_TENSORS} | TORCHFORGE_NAMES
 
 
 class LossCall:
-    """A loss together with what its signature asks for.
+    """A loss together with the tensors that its signature names.
 
     Args:
-        loss: a function or module whose parameters are any of `LOSS_TENSORS`, two of them also by torchforge's names,
-            `padding_mask` and `ref_logprobs`. One that names `normalizer` returns a sum over it; any other returns a
-            local mean, which is weighted by the micro-batch's share of the valid tokens (of the episodes, if its
-            `normalizer_unit` is "episodes"). What its `unused_tensors` names is not computed for it; where its
-            `skips_idle` is true, neither are samples without any advantage.
+        loss: a function or module. Its parameters are any of `LOSS_TENSORS`, or torchforge's `padding_mask` and
+            `ref_logprobs`. A loss that names `normalizer` returns a sum divided by it. Any other returns a local mean,
+            which is weighted by the micro-batch's share of the valid tokens, or of the episodes if its
+            `normalizer_unit` is "episodes". The tensors in its `unused_tensors` are not computed. If its `skips_idle`
+            is true, samples without any advantage are not computed.
 
     Raises:
         UserError: the loss asks for something else.
@@ -50,16 +50,16 @@ class LossCall:
         variadic = {p.name for p in parameters if p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD)}
         self._required = {p.name for p in parameters if p.default is p.empty} - variadic
         if any(p.kind is p.VAR_KEYWORD for p in parameters):
-            names |= ACCEPTED.keys() - {"entropy"}  # entropy costs, so it has to be asked for by name
+            names |= ACCEPTED.keys() - {"entropy"}  # entropy is costly, so a loss asks for it by name
         unused = {ACCEPTED.get(name, name) for name in getattr(loss, "unused_tensors", ())}
         self._tensor_of = {name: ACCEPTED[name] for name in names & ACCEPTED.keys() if ACCEPTED[name] not in unused}
         self.names = set(self._tensor_of.values())
-        """Which of `LOSS_TENSORS` the loss is given."""
+        """The tensors of `LOSS_TENSORS` that the loss is given."""
         for name in sorted(self._required - ACCEPTED.keys()):
             raise UserError(f"the loss asks for {name!r}, which no trainer has. {nearest(name, tuple(ACCEPTED))}")
 
     def units(self, tokens: int, episodes: int) -> int:
-        """Of the counts of valid tokens and of episodes that have any, the one that this loss is divided by."""
+        """This loss's unit of normalisation: the number of valid tokens, or of episodes with valid tokens."""
         return episodes if self._per_episode else tokens
 
     def __call__(
@@ -71,11 +71,11 @@ class LossCall:
             batch: on the device of the other tensors.
             logprobs: (E, T) of the model being trained, with gradient.
             entropy: (E, T) with gradient; needed when "entropy" is in `names`.
-            units: how many of the normalizer's are this micro-batch's own.
+            units: this micro-batch's valid tokens or episodes, as `units` counts them.
             normalizer: scalar, the same count over all micro-batches and ranks.
 
         Raises:
-            UserError: the loss asks for what the batch does not have, or returns something else than a scalar.
+            UserError: the loss asks for a tensor that the batch does not have, or does not return a scalar.
         """
         tensors = {
             "logprobs": logprobs,

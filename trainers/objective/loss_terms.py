@@ -1,7 +1,7 @@
-"""What losses are built of: masking, log-ratios, KL estimates, corrections of importance ratios, aggregation.
+"""The parts of losses: masking, log-ratios, KL estimates, corrections of importance ratios, aggregation.
 
-Plain functions over tensors of shape (episodes, tokens), below (E, T). Each of them leaves masked positions alone, so
-they may hold anything, NaN and inf too.
+Plain functions over tensors of shape (episodes, tokens), below (E, T). No masked position is read, so it may hold
+anything, NaN and inf too.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import Tensor
 MAX_LOG_RATIO = 20.0
 
 MAX_K3 = 10.0
-"""Of one token, as in verl: at a log-ratio of -20 the estimate is 4.9e8, and one token would be the whole loss."""
+"""Largest k3 of one token, as in verl. At a log-ratio of -20 k3 is 4.9e8: one token would be the whole loss."""
 
 Aggregation = Literal["token", "sequence", "constant"]
 KL = Literal["k1", "k2", "k3"]
@@ -23,38 +23,39 @@ Correction = Literal["none", "truncate", "mask", "sequence_truncate", "sequence_
 
 
 def keep(values: Tensor, mask: Tensor) -> Tensor:
-    """Zero the masked positions. `where` and not a product: the gradient there is exactly zero, whatever they hold."""
+    """Zero the masked positions. `where` makes the gradient there exactly 0; a product would not, if they hold NaN or
+    inf."""
     return torch.where(mask, values, torch.zeros((), dtype=values.dtype, device=values.device))
 
 
 def per_token(values: Tensor, mask: Tensor) -> Tensor:
-    """Spread (E,), (E, 1) or (E, T) over the tokens, zero where masked."""
+    """Spread (E,), (E, 1) or (E, T) over the tokens, 0 at masked tokens."""
     return keep(values.reshape(len(values), -1).expand(mask.shape), mask)
 
 
 def valid_tokens(loss_mask: Tensor, generator_logprobs: Tensor | None) -> Tensor:
-    """The tokens to learn from; one without a finite generator logprob has no ratio, and is not among them."""
+    """The tokens to learn from. A token without a finite generator logprob has no ratio, and is left out."""
     mask = loss_mask.bool()
     return mask if generator_logprobs is None else mask & generator_logprobs.isfinite()
 
 
 def log_ratio(logprobs: Tensor, other: Tensor, mask: Tensor) -> Tensor:
-    """log(p / p_other) of each token, within +-MAX_LOG_RATIO, zero where masked."""
+    """log(p / p_other) of each token, within +-MAX_LOG_RATIO, 0 at masked tokens."""
     return (keep(logprobs, mask) - keep(other, mask)).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
 
 
 def sequence_mean(values: Tensor, mask: Tensor) -> Tensor:
-    """Mean over the valid tokens of each episode, (E, 1); zero for an episode without any."""
+    """Mean over the valid tokens of each episode, (E, 1); 0 for an episode without any."""
     return keep(values, mask).sum(-1, keepdim=True) / mask.sum(-1, keepdim=True).clamp(min=1)
 
 
 def kl_estimate(log_ratio_to_ref: Tensor, estimator: KL, *, straight_through: bool = False) -> Tensor:
     """Estimate KL(policy || reference) at each sampled token from d = logprobs - reference_logprobs.
 
-    k1 = d is unbiased and may be negative; k2 = d^2 / 2 is biased, and its gradient is the KL's own on-policy;
-    k3 = exp(-d) + d - 1 is unbiased, never negative, and its gradient is not the KL's. k1's gradient is that of the
-    logprob itself, whose mean over the policy's own samples is 0: as a term of a loss it needs `straight_through`,
-    which keeps the estimator's value and takes k2's gradient (verl writes "k1+" and "k3+").
+    k1 = d is unbiased and may be negative. k2 = d^2 / 2 is biased, and on-policy its gradient is the KL's own. k3 =
+    exp(-d) + d - 1 is unbiased and never negative, and its gradient is not the KL's. The gradient of k1 is the
+    logprob's, with mean 0 over the policy's own samples. So k1 as a term of a loss needs `straight_through`, which
+    keeps the estimator's value and takes k2's gradient (verl writes "k1+" and "k3+").
 
     k3 is at most MAX_K3, with gradient 0 beyond: from d = -2.6 down, and from d = 11 up.
     """
@@ -65,13 +66,13 @@ def kl_estimate(log_ratio_to_ref: Tensor, estimator: KL, *, straight_through: bo
 
 
 def correction_weight(log_rho: Tensor, mode: Correction, low: float, high: float) -> Tensor:
-    """The factor that takes the place of rho = exp(log_rho), detached.
+    """The factor that replaces rho = exp(log_rho), detached.
 
-    "truncate" is rho clamped to [low, high] (TIS), "mask" is rho inside of [low, high] and 0 outside (IcePop); the
-    "sequence_" modes do the same with the product of an episode's ratios.
+    "truncate" clamps rho to [low, high] (TIS). "mask" is rho within [low, high] and 0 outside (IcePop). The "sequence_"
+    modes do the same with the product of an episode's ratios.
 
     Args:
-        log_rho: (E, T) log-ratio of the trainer's policy to the one that sampled; zero where masked.
+        log_rho: (E, T) log-ratio of the trainer's policy to the policy that sampled; 0 at masked tokens.
 
     Returns:
         (E, T), or (E, 1) for a "sequence_" mode.
@@ -88,9 +89,9 @@ def correction_weight(log_rho: Tensor, mode: Correction, low: float, high: float
 
 
 def correction_inside(log_rho: Tensor, mode: Correction, low: float, high: float) -> Tensor:
-    """The factor for an objective whose own ratio holds rho already: 1 where rho lies within [low, high].
+    """The factor for an objective with rho in its own ratio: 1 if rho lies within [low, high].
 
-    "truncate" makes the whole weight at most `high`; "mask" leaves the token, or the episode, out.
+    "truncate" makes the total weight at most `high`; "mask" leaves the token, or the episode, out.
     """
     weight = correction_weight(log_rho, mode, low, high)
     if mode == "none":
@@ -103,11 +104,11 @@ def correction_inside(log_rho: Tensor, mode: Correction, low: float, high: float
 def aggregate(
     values: Tensor, mask: Tensor, aggregation: Aggregation, *, constant: float = 1.0, normalizer: Tensor | None = None
 ) -> Tensor:
-    """Bring per-token losses, (E, T) and zero where masked, to one number.
+    """Reduce per-token losses, (E, T) and 0 at masked tokens, to one number.
 
-    "token" is the sum over the number of valid tokens; "sequence" the mean over episodes of each one's token mean;
-    "constant" the mean over episodes of each one's token sum / `constant`. An episode without a valid token counts in
-    none of them. With a `normalizer` the division is by it, and not by the number of tokens or episodes given.
+    "token" is the sum over the number of valid tokens. "sequence" is the mean over episodes of their token means.
+    "constant" is the mean over episodes of their token sums / `constant`. An episode without a valid token does not
+    count. A `normalizer` replaces the number of tokens or episodes as the divisor.
     """
     lengths = mask.sum(-1)  # (E,)
     if aggregation == "token":

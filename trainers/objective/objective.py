@@ -1,7 +1,7 @@
-"""Objective: what an algorithm hands to the training loop, and the parts of it that all algorithms make alike.
+"""Objective: what an algorithm hands to the training loop, with the parts that all algorithms share.
 
-From groups of episodes to samples: the reward (trainers/objective/reward.py), its baseline and scale
-(trainers/objective/advantages.py), and which token gets which part of it (trainers/objective/credit.py).
+It turns groups of episodes into samples: the reward (trainers/objective/reward.py), its baseline and scale
+(trainers/objective/advantages.py), and the tokens that get it (trainers/objective/credit.py).
 """
 
 from __future__ import annotations
@@ -26,31 +26,31 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Objective:
-    """What is optimised: a loss, and how groups of episodes become its samples."""
+    """What is optimised: a loss, and the way from groups of episodes to its samples."""
 
     loss: Loss
     advantages: Callable[[Sequence[float]], list[float]]
-    """Of the rewards of one group's valid members, in order."""
+    """Makes an advantage for each reward of one group's valid members, in order."""
     group_size: int
     kl_reference: Literal["", "generator", "model"] = ""
-    """Whose logprobs the reference logprobs are: the reference model's, which is the trainer without its adapters where
-    it has any, or, where there is none, the generator's own; empty where nothing needs any."""
+    """The source of the reference logprobs. "model": a frozen reference model, or the trainer without its adapters.
+    "generator": the policy that sampled. "": nothing needs them."""
     scale: Callable[[Sequence[float]], float] | None = None
-    """What the advantages of a step are divided by, given the rewards of all its episodes."""
+    """Makes the divisor of a step's advantages from the rewards of all its episodes."""
     reward: TrainingReward = field(default_factory=TrainingReward)
     """The reward that advantages are taken of."""
     penalty_baseline: Callable[[Sequence[float]], list[float]] | None = None
     """A group's KL penalties less their baseline, which are subtracted from the advantages. None subtracts the
-    penalties from the rewards before `advantages` instead, for an advantage function of the user's."""
+    penalties from the rewards instead, before `advantages` is called: for an advantage function of the user's."""
     credit: Credit = "episode"
     needs_siblings: bool = True
-    """Whether an advantage compares siblings, so that a turn which one of them alone took has none."""
+    """Whether an advantage compares siblings. If so, a turn that only one sibling took has none."""
     skips: Callable[[Episode], bool] | None = None
-    """Which episodes take part in the baseline and are not learned from."""
+    """True for an episode that takes part in the baseline and is not learned from."""
     needs_signal: bool = False
-    """Whether a group whose episodes all have one task reward is sampled anew (dynamic sampling)."""
+    """Whether a group is sampled anew if all its episodes have one task reward (dynamic sampling)."""
     signal_error: int = 512
-    """Groups without a signal in a row that end the run, where they are sampled anew; 0 is never."""
+    """If groups without a signal are sampled anew: the run ends after this number of them in a row; 0 is never."""
 
     def samples(
         self,
@@ -63,15 +63,15 @@ class Objective:
 
         Args:
             groups: of one step.
-            reference_logprobs: the reference model's, of the sampled targets of every valid episode; needed where
+            reference_logprobs: of the sampled targets of every valid episode, by the reference model; needed if
                 `kl_reference` is "model".
-            old_logprobs: the trainer's, of the sampled targets of every sample, where they were computed before the
-                step; None for a sample that needs none.
-            rewards: of `rewards(groups)`, where they are known already.
+            old_logprobs: of the sampled targets of every sample, by the trainer, if they were computed before the step;
+                None for a sample that needs none.
+            rewards: the result of `rewards(groups)`, if it is known already.
 
         Raises:
-            UserError: when an advantage function of the user's own returns something else than a number for each, and
-                for an episode with a turn that no engine sampled.
+            UserError: an advantage function of the user's own does not return one number for each reward, or an episode
+                has a turn that no engine sampled.
         """
         episodes = [episode for group in groups for episode in group.valid]
         _check_sampled(episodes)
@@ -96,7 +96,7 @@ class Objective:
         ]
 
     def rewards(self, groups: Sequence[Group]) -> list[list[float]]:
-        """What advantages are taken of: the training reward of each valid episode, by group."""
+        """The training reward of each valid episode, by group. Advantages are taken of it."""
         return [[self.reward(episode) for episode in group.valid] for group in groups]
 
     def learns_from(self, episode: Episode) -> bool:
@@ -104,7 +104,7 @@ class Objective:
         return self.skips is None or not self.skips(episode)
 
     def task_rewards(self, group: Group) -> list[float]:
-        """The task rewards of a group's valid episodes, by which dynamic sampling judges it, see `has_signal`."""
+        """The task rewards of a group's valid episodes. Dynamic sampling judges the group by them, see `has_signal`."""
         return [self.reward.of_task(episode) for episode in group.valid]
 
     def _credit(
@@ -130,7 +130,7 @@ class Objective:
         step_rewards: Sequence[Sequence[float]],
         advantages: Callable[[Sequence[float]], list[float]],
     ) -> list[list[float]]:
-        """Of each sibling, the advantage of its total, or of its returns from each of its turns on."""
+        """For each sibling, the advantage of its total, or the advantages of its returns, one for each turn."""
         if self.credit == "episode":
             return [[advantage] for advantage in advantages(totals)]
         returns = [returns_to_go(*of_episode) for of_episode in zip(totals, step_rewards, strict=True)]
@@ -159,7 +159,7 @@ def _differences(values: Sequence[Sequence[float]], less: Sequence[Sequence[floa
 
 
 def _check_sampled(episodes: Sequence[Episode]) -> None:
-    """An episode may have no turn at all; each that it has was sampled, with the logprobs that it was sampled by."""
+    """Raise UserError if a turn was not sampled, and so has no logprobs. An episode may have no turn at all."""
     for episode in episodes:
         kind = next((turn.kind for turn in episode.turns if turn.kind != "sampled"), None)
         if kind is not None:
@@ -170,9 +170,9 @@ def _check_sampled(episodes: Sequence[Episode]) -> None:
 
 
 def kl_remark(config: RunConfig) -> str:
-    """What a run says of a KL penalty in its loss that has no effect but noise; "" where there is none.
+    """A warning about a KL penalty in the loss that adds only noise; "" if there is none.
 
-    The gradient of k1 is that of the token's own logprob, whose mean over the policy's samples is 0.
+    The gradient of k1 is the gradient of the token's logprob, with mean 0 over the policy's samples.
     """
     section, name = config.algorithm, config.algorithm_name
     if section is None or config.training.loss or section.kl_in == "reward" or not section.beta > 0:
@@ -218,8 +218,8 @@ def make_objective(
         config: with the algorithm's section.
         loss: see `Objective`, as `parts`.
         addition: what the algorithm adds to an episode's reward.
-        baseline: what is subtracted from the rewards of a group; `section.normalization` says what the difference is
-            divided by.
+        baseline: what is subtracted from the rewards of a group. `section.normalization` says what divides the
+            difference.
 
     Raises:
         UserError: for a setting out of range.

@@ -1,13 +1,13 @@
-"""OldLogprobs: the trainer's own logprobs of the weights that a window of optimizer steps begins with.
+"""OldLogprobs: the trainer's logprobs under the weights at the start of a window of optimizer steps.
 
 A window is the optimizer steps between two updates of the engine's weights, `training.sync_interval` of them: the
-mini-batches that GSPO and DAPO take of one batch of rollouts. The ratio that a loss clips is new / old, trainer against
-trainer, so that it begins at exactly 1 and moves by what was learned; how far trainer and engine differ on one and the
-same weights, by rounding alone, is left to the correction, old / engine. This is the decoupled objective of arXiv
-2110.00641 and 2505.24298.
+mini-batches that GSPO and DAPO make of one batch of rollouts. The ratio that a loss clips is new / old, trainer against
+trainer. So it begins at exactly 1 and moves only by what was learned. Trainer and engine differ by rounding on the same
+weights; the correction, old / engine, takes this difference. This is the decoupled objective of arXiv 2110.00641 and
+2505.24298.
 
-For the window's first step the old logprobs are the present ones: its own forward pass has them. For the later steps
-they are computed once, before the first step, and kept.
+In the window's first step the old logprobs are the present ones, from its own forward pass. For the later steps they
+are computed once, before the first step, and kept.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from trainers.objective.loss_call import Loss, LossCall
 from trainers.objective.objective import Objective
 
 Logprobs = Callable[[Sequence[Sample]], Awaitable[Sequence[Numbers]]]
-"""Of samples, the logprobs of their sampled targets, in row order; they are called with what `rows_of` makes."""
+"""Makes the logprobs of the samples' sampled targets, in row order; called with the samples of `rows_of`."""
 Frozen = list[Numbers | None]
 """The old logprobs of a step's samples, in order; None for a sample that the step does not compute."""
 
 
 def whose_old_logprobs(config: RunConfig, loss: Loss) -> Literal["generator", "trainer"]:
-    """Whose logprobs the importance ratio of a run begins from: `training.old_logprobs`, with "auto" decided."""
+    """The model that gives the denominator of the importance ratio: `training.old_logprobs`, with "auto" decided."""
     chosen, section = config.training.old_logprobs, config.algorithm
     if chosen != "auto":
         return chosen
@@ -49,25 +49,25 @@ def rows_of(episodes: Sequence[Episode]) -> list[Sample]:
 
 @dataclass(frozen=True, kw_only=True)
 class OldLogprobs:
-    """Freezes the old logprobs of a window, and hands them to its steps, one after the other."""
+    """Freezes the old logprobs of a window, and hands them to its steps one by one."""
 
     objective: Objective
     logprobs: Logprobs
     """The trainer's, under its present weights."""
     _next: deque[Frozen | None] = field(default_factory=deque)
-    """Of each step of the window that is still to come."""
+    """One entry for each coming step of the window."""
 
     async def begin_window(self, batches: Sequence[Sequence[Group]]) -> dict[str, float]:
-        """Compute them for all steps but the first; to be awaited before the first.
+        """Compute them for all steps but the first; await it before the first.
 
-        Each step's are computed for the samples alone that it computes: they are then packed alike in both passes, and
-        rounded alike.
+        Only samples that the step computes are computed here. So they are packed alike in both passes, and rounded
+        alike.
 
         Args:
             batches: the groups of each step of the window.
 
         Returns:
-            seconds/old_logprobs, where there are later steps.
+            seconds/old_logprobs, if there are later steps.
         """
         started = time.perf_counter()
         later = [await self._freeze(groups) for groups in batches[1:]]
@@ -76,7 +76,8 @@ class OldLogprobs:
         return {"seconds/old_logprobs": time.perf_counter() - started} if later else {}
 
     def take(self) -> Frozen | None:
-        """Those of the samples of the next step, in order; None for a window's first step, which has them itself."""
+        """The old logprobs of the next step's samples, in order; None in a window's first step, which computes them
+        itself."""
         return self._next.popleft()
 
     async def _freeze(self, groups: Sequence[Group]) -> Frozen:
@@ -84,7 +85,7 @@ class OldLogprobs:
         if LossCall(objective.loss).skips_idle and objective.kl_reference != "model":
             samples = await invoke(objective.samples, groups)
             is_computed = [sample.has_advantage for sample in samples]
-        else:  # the advantages are not known before the reference model has been asked, or do not decide it
+        else:  # the advantages do not matter, or need the reference model's answer first
             learned = [e for group in groups for e in group.valid if objective.learns_from(e)]
             samples = await invoke(rows_of, learned)
             is_computed = [True] * len(samples)

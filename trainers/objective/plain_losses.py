@@ -1,4 +1,4 @@
-"""Losses of no algorithm's file: the on-policy form of GRPO in torchforge's guides, and SFT."""
+"""Losses that belong to no algorithm: the on-policy form of GRPO in torchforge's guides, and SFT."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from trainers.objective.loss_terms import Aggregation, aggregate, keep, per_toke
 class SimpleGRPOLoss(PolicyLoss):
     """GRPO for exactly on-policy steps: the gradient of ratio 1, plus `beta * k3`.
 
-    Per token: `-exp(logprobs - sg(logprobs)) * A + beta * k3`, as torchforge's guides have it. It knows nothing of the
-    policy that sampled: a stale or mismatched token gets the same weight as any other, so no algorithm uses it.
+    Per token: `-exp(logprobs - sg(logprobs)) * A + beta * k3`, as in torchforge's guides. It ignores the policy that
+    sampled: a stale or mismatched token gets the same weight as any other, so no algorithm uses it.
 
     Args:
         beta: weight of the KL penalty; 0 needs no `reference_logprobs`. torchforge's own default is 0.1.
@@ -37,7 +37,7 @@ class SimpleGRPOLoss(PolicyLoss):
         normalizer: Tensor | None = None,
         entropy: Tensor | None = None,
     ) -> Tensor:
-        """Return the scalar loss; the tensors are those of `RatioLoss.forward`."""
+        """Return the scalar loss; the tensors are as in `RatioLoss.forward`."""
         mask = valid_tokens(loss_mask, None)
         kept = keep(logprobs, mask)
         policy = -(kept - kept.detach()).exp() * per_token(advantages, mask)

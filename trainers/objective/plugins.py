@@ -8,13 +8,13 @@ def my_advantages(rewards):                  # of the valid episodes of one grou
     return [...]                             # one number for each
 
 def my_reward(episode):                      # a forge_env.core.episode.Episode that ended without a fault
-    return ...                               # a number, in the place of the environment's episode.reward
+    return ...                               # a number, instead of the environment's episode.reward
 
-With `--grpo.credit turn` the advantage function is called once for each turn, with the returns of those siblings that
-took it. The reward function takes the place of the environment's own reward in training alone, in the test of dynamic
-sampling too. What an algorithm adds to a reward, such as DAPO's overlong punishment, is added to its result. The reward
-and the success that a run reports stay the environment's. Both functions are called in threads of the controller, and
-the reward function for one episode at a time.
+With `--grpo.credit turn` the advantage function is called once for each turn, with the returns of the siblings that
+took the turn. The reward function replaces the environment's reward in training, and in the test of dynamic sampling.
+What an algorithm adds to a reward, such as DAPO's overlong punishment, is added to its result. Reports show the
+environment's reward and success. Both functions are called in threads of the controller, and the reward function for
+one episode at a time.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ if TYPE_CHECKING:
 
 
 class OwnLoss:
-    """A loss named by its target. It travels by name: the trainer's process imports the user's module itself.
+    """A loss named by its target. It is sent as this name: the trainer's process imports the user's module itself.
 
     Raises:
-        UserError: when the target cannot be imported, or is nothing that can be called as a loss.
+        UserError: the target cannot be imported, or cannot be called as a loss.
     """
 
     def __init__(self, target: str) -> None:
@@ -63,15 +63,15 @@ class OwnLoss:
 
 @functools.cache
 def _loss_of_target(target: str) -> OwnLoss:
-    """The loss of a target that was sent to this process: it comes with every step, and is made once."""
+    """The loss of a target that was sent to this process. It comes with every step, and is made once."""
     return OwnLoss(target)
 
 
 def load_loss(target: str) -> Loss:
-    """Return the loss of a target: a function, an object that can be called, or a class that is made without arguments.
+    """The loss of a target: a function, a callable object, or a class that needs no arguments.
 
     Raises:
-        UserError: when there is none, or it asks for tensors that no trainer has.
+        UserError: there is no such target, or it asks for tensors that no trainer has.
     """
     loss = OwnLoss(target)
     try:
@@ -84,11 +84,11 @@ def load_loss(target: str) -> Loss:
 
 
 def load_advantages(target: str) -> Callable[[Sequence[float]], list[float]]:
-    """Return the advantage function of a target: rewards of a group's valid episodes to one number for each.
+    """The advantage function of a target. It takes the rewards of a group's valid episodes and returns one number for
+    each.
 
     Raises:
-        UserError: when there is none, or it cannot be called with one list; the function that is returned, when the
-            user's own raises.
+        UserError: there is no such target, or it cannot be called with one list. Later: the user's function raises.
     """
     function = _callable(target, "--advantages")
     try:
@@ -107,11 +107,11 @@ def load_advantages(target: str) -> Callable[[Sequence[float]], list[float]]:
 
 
 def load_reward(target: str) -> Callable[[Episode], float]:
-    """Return the reward function of a target: a valid episode to a number.
+    """The reward function of a target. It takes a valid episode and returns a number.
 
     Raises:
-        UserError: when there is none, or it cannot be called with one episode; the function that is returned, when
-            the user's own raises, or what it returns is no finite number.
+        UserError: there is no such target, or it cannot be called with one episode. Later: the user's function raises,
+            or does not return a finite number.
     """
     function = _callable(target, "--reward")
     try:
@@ -119,7 +119,7 @@ def load_reward(target: str) -> Callable[[Episode], float]:
     except TypeError as error:
         raise UserError(f"--reward {target}: it is called with one episode: {error}") from None
 
-    one_at_a_time = threading.Lock()  # groups that come back together are judged in a thread each
+    one_at_a_time = threading.Lock()  # each group that comes back is judged in a thread of its own
 
     def reward(episode: Episode) -> float:
         try:
@@ -137,10 +137,10 @@ def load_reward(target: str) -> Callable[[Episode], float]:
 
 
 def resolve(objective: Objective, config: RunConfig) -> Objective:
-    """The objective of a run: with the user's own parts, and with what serves as the reference model.
+    """The objective of a run: with the user's own parts, and with its reference model decided.
 
     Raises:
-        UserError: for settings that contradict each other, and parts of the user's own that cannot be used.
+        UserError: settings contradict each other, or the user's parts cannot be used.
     """
     objective = with_own_parts(objective, config.training)
     if config.training.old_logprobs == "trainer" and "old_logprobs" not in LossCall(objective.loss).names:
@@ -159,10 +159,10 @@ def resolve(objective: Objective, config: RunConfig) -> Objective:
 
 
 def with_own_parts(objective: Objective, training: TrainingConfig) -> Objective:
-    """Put the user's own loss, advantages and reward in the place of the algorithm's.
+    """Replace the algorithm's loss, advantages and reward by the user's own.
 
     Raises:
-        UserError: when one of them cannot be used.
+        UserError: one of them cannot be used.
     """
     if training.advantages:
         objective = replace(objective, advantages=load_advantages(training.advantages), scale=None)
@@ -183,7 +183,7 @@ def _absolute(target: str) -> str:
 
 
 def _callable(target: str, option: str) -> Any:
-    plugin = load(target)
+    plugin = load(target, option=option)
     if isinstance(plugin, type):
         try:
             plugin = plugin()

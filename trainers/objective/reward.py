@@ -1,15 +1,15 @@
-"""The reward that a training step uses, from the environment's to the one that advantages are taken of.
+"""The reward of a training step, from the environment's reward to the number that advantages are taken of.
 
-1. The task's reward: `episode.reward`, which the environment gave, or the number of the user's function (`--reward`) in
-   its place. Dynamic sampling judges a group by it.
+1. The task's reward: the environment's `episode.reward`, or the number of the user's function (`--reward`). Dynamic
+   sampling judges a group by it.
 2. Plus what the algorithm adds: DAPO's overlong punishment. Advantages are taken of this sum.
 3. Less the KL penalty, with `kl_in reward`: beta times the KL estimate of each sampled token.
 
-The KL penalty is not in the sum of 2 while that is standardised: `Objective` subtracts it from the advantages, less its
-own baseline and divided by nothing. Divided by the deviation of rewards that hold it, a group whose rewards are all the
-same would have advantages of size 1 however small beta is; so beta weighs a nat alike in every group, as it does in the
-loss, and the advantages are linear in it. verl divides the sum of both by its deviation, and so has that jump at
-beta 0. An advantage function of the user's own is given the rewards less the penalties.
+If sum 2 is standardised, it does not contain the KL penalty. `Objective` subtracts the penalty from the advantages,
+less its own baseline and not divided by a deviation. Otherwise a group with one reward for all its episodes would have
+advantages of size 1 however small beta is. So beta weighs a nat alike in every group, as in the loss, and the
+advantages are linear in beta. verl divides the sum of both by its deviation, and so has this jump at beta 0. An
+advantage function of the user's own is given the rewards less the penalties.
 
 What a run reports as reward and success is always the environment's.
 """
@@ -32,11 +32,11 @@ from trainers.objective.loss_terms import MAX_K3, MAX_LOG_RATIO
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KLPenalty:
-    """What a reward loses for leaving the reference model: beta times the sum over the sampled tokens of an estimate.
+    """The KL penalty of a reward: beta times the sum of an estimate over the sampled tokens.
 
-    The estimators are those of `trainers.objective.loss_terms.kl_estimate`, of d = generator logprob - reference
-    logprob; with k1 it is the episode's log-ratio, as in the RLOO of TRL (arXiv 2402.14740, equation 1). The tokens
-    were sampled from the generator, so it is the generator's own divergence, and no gradient goes through it.
+    The estimators are defined in `trainers.objective.loss_terms.kl_estimate`, with d = generator logprob - reference
+    logprob. The sum of k1 is the episode's log-ratio, as in TRL's RLOO (arXiv 2402.14740, equation 1). The generator
+    sampled the tokens, so this is the generator's own divergence, and no gradient goes through it.
     """
 
     beta: float
@@ -47,7 +47,7 @@ class KLPenalty:
 
         Args:
             episode: a valid one.
-            reference_logprobs: the reference model's, of the episode's sampled targets, in row order.
+            reference_logprobs: of the episode's sampled targets by the reference model, in row order.
 
         Returns:
             One number for each turn. A token without a finite logprob on either side counts nothing.
@@ -62,35 +62,35 @@ class KLPenalty:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingReward:
-    """The reward of a valid episode in training; its steps are those of this file's docstring.
+    """The reward of a valid episode in training; this file's docstring has its steps.
 
     Example: ``TrainingReward(addition=OverlongPunishment(length=100).of_episode)(episode)``
     """
 
     user_reward: Callable[[Episode], float] | None = None
-    """The user's function in the place of the environment's reward (`--reward`)."""
+    """The user's function instead of the environment's reward (`--reward`)."""
     addition: Callable[[Episode], float] | None = None
     """What the algorithm adds to it."""
     kl_penalty: KLPenalty | None = None
-    """What is subtracted, where the KL penalty is not a term of the loss."""
+    """What is subtracted, if the KL penalty is not a term of the loss."""
 
     def of_task(self, episode: Episode) -> float:
-        """Step 1: the environment's reward, or the user's in its place."""
+        """Step 1: the environment's reward, or the user's instead."""
         assert episode.reward is not None, "a valid episode has a reward"
         if self.user_reward is None:
             return episode.reward
         try:
             return self.user_reward(own_episode(episode))
         finally:
-            episode.forget_unpacked()  # here, in the thread that has called the function, and not on the event loop
+            episode.forget_unpacked()  # in the thread that called the function, and not on the event loop
 
     def __call__(self, episode: Episode) -> float:
-        """Steps 1 and 2: what advantages are taken of."""
+        """Steps 1 and 2: the number that advantages are taken of."""
         reward = self.of_task(episode)
         return reward if self.addition is None else reward + self.addition(episode)
 
     def kl_by_turn(self, episode: Episode, reference_logprobs: Numbers | None) -> list[float]:
-        """Step 3: what the tokens of each turn lose; zeros where there is no penalty, or no reference model."""
+        """Step 3: the penalty of each turn's tokens; zeros without a penalty or a reference model."""
         if self.kl_penalty is None or reference_logprobs is None:
             return [0.0] * len(episode.work)
         return self.kl_penalty.by_turn(episode, reference_logprobs)

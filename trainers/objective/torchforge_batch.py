@@ -7,9 +7,9 @@ There is one dict for each data-parallel rank. `tokens` is torchforge's `cat([re
 on the left to S - R tokens, responses padded on the right to R. The padding of a request is read as plain tokens, as
 torchforge does; `padding_mask` is true on the tokens of the response that count. Token i of the response is predicted
 at place S - R - 1 + i of `tokens`. `advantages` may also be (B, R), and targets may have "generator_logprobs", (B, R),
-of the policy that sampled. Where there is no reference model, "ref_logprobs" is None.
+of the policy that sampled. Without a reference model, "ref_logprobs" is None.
 
-The loss is that of our trainer, counted over all rows of all dicts: a row without a token that counts is no episode.
+The trainer computes its usual loss, counted over all rows of all dicts. A row in which no token counts is no episode.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ GENERATOR = "generator_logprobs"
 
 
 def to_samples(inputs: Sequence[Dict], targets: Sequence[Dict], *, ranks: int, vocabulary: int) -> list[Sample]:
-    """Read a batch; the samples are those of the first dict's rows, then those of the next.
+    """Read a batch: the samples of the first dict's rows, then of the next dict's.
 
     Args:
-        inputs: what this file's docstring says.
+        inputs: see this file's docstring.
         targets: likewise.
         ranks: data-parallel ranks of the trainer.
         vocabulary: tokens must be below it.
@@ -56,7 +56,7 @@ def to_samples(inputs: Sequence[Dict], targets: Sequence[Dict], *, ranks: int, v
 
 
 def loss_for(loss: Loss, targets: Sequence[Dict]) -> Loss:
-    """The loss to call on a batch: without generator logprobs, it is not given any.
+    """The loss to call on a batch. If the batch has no generator logprobs, the loss is given none.
 
     Raises:
         UserError: the loss cannot do without them.
@@ -71,7 +71,7 @@ def loss_for(loss: Loss, targets: Sequence[Dict]) -> Loss:
 
 
 class _WithoutGenerator:
-    """A loss that is not told the generator's logprobs, because nobody knows them."""
+    """A loss that is not given the generator's logprobs, because nobody knows them."""
 
     def __init__(self, loss: Loss, signature: inspect.Signature) -> None:
         self._loss = loss

@@ -1,11 +1,11 @@
-"""Where the rows of supervised training come from: Episodes, or chats of a file or of the hub.
+"""The rows of supervised training: Episodes, or chats of a file or of the hub.
 
     data = SFTData(plan.sft, training=plan.training, env=plan.env)  # reads the first row; data.about describes it
     await data.prepare(model)      # renders, counts what is left out
     data.held_out                  # samples for the loss before and after
     for batch in data.batches():   # one optimizer step each, in an order that the run's seed gives
 
-Nothing is left out in silence: every row that cannot be used is counted by its reason, with the first one named.
+Nothing is left out silently: every row that cannot be used is counted by its reason, and the first one is named.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ if TYPE_CHECKING:
     from trainers.settings.supervised import SFTConfig
     from trainers.settings.tasks import EnvConfig
 
-CORPUS = 1000  # conversations whose text trains the tokenizer of a model made on the spot
-SHUFFLED = 2048  # conversations that a stream is shuffled among
+CORPUS = 1000  # conversations with the text that trains the tokenizer of a model made on the spot
+SHUFFLED = 2048  # conversations among which a stream is shuffled
 HELD_OUT_MOST = 128  # conversations of the held-out loss: more would not change its first digits
 
 
@@ -51,7 +51,7 @@ class SFTData:
         model_size: of a model that is made on the spot.
 
     Raises:
-        UserError: when the data cannot be read, or is of no shape that is known.
+        UserError: the data cannot be read, or has no known shape.
     """
 
     def __init__(self, sft: SFTConfig, *, training: TrainingConfig, env: EnvConfig, model_size: str = "tiny") -> None:
@@ -61,7 +61,7 @@ class SFTData:
         self.held_out: list[Sample] = []
         self.left_out = LeftOut()
         self._conversations = 0
-        self._foreign = 0  # episodes whose tokens are of another model
+        self._foreign = 0  # episodes with the tokens of another model
         self._every = round(1 / sft.held_out_share) if sft.held_out_share else 0
         self._tools: dict[str, tuple[ToolSpec, ...]] = {}
         self._samples: list[Sample] = []
@@ -71,7 +71,7 @@ class SFTData:
     # ---- before the run ----
 
     def make_model(self, folder: Path) -> int:
-        """Make a model whose tokenizer knows the data's text; returns its number of parameters."""
+        """Make a model with a tokenizer for the data's text; returns its number of parameters."""
         from trainers.model.tiny_model import make_tiny_model
 
         examples = list(itertools.islice((e for _, e in self._source if isinstance(e, Example)), CORPUS))
@@ -89,10 +89,11 @@ class SFTData:
         )
 
     async def prepare(self, model: Path, say: Callable[[str], None] = lambda text: None) -> int:
-        """Render for this model: everything, or of a stream what is held out; returns the number of optimizer steps.
+        """Render for this model: everything, or only the held-out part of a stream; returns the number of optimizer
+        steps.
 
         Raises:
-            UserError: when nothing is left to train on.
+            UserError: nothing is left to train on.
         """
         sft = self._sft
         self._maker = RowMaker(model, thinking=self._env.thinking)
@@ -100,11 +101,11 @@ class SFTData:
         for number, sample in enumerate(self._read(self.left_out)):
             (self.held_out if self._is_held_out(number) else self._samples).append(sample)
             if number % 64 == 63:
-                await asyncio.sleep(0)  # Ctrl-C is heard between two conversations
+                await asyncio.sleep(0)  # Ctrl-C is handled between two conversations
             if sft.streaming and number >= self._every * HELD_OUT_MOST:
                 break
         if len(self._samples) > 1 and not self.held_out and self._every and not sft.streaming:
-            self.held_out.append(self._samples.pop())  # so few conversations that their share is less than one
+            self.held_out.append(self._samples.pop())  # the share of so small a set is less than one conversation
         if not self._samples:
             raise UserError(self._nothing_left())
         self._conversations = len(self._samples)
@@ -124,7 +125,7 @@ class SFTData:
         return sum(1 for epoch in epochs for _ in token_batches(self._epoch(epoch), self.tokens_per_step))
 
     def record(self) -> dict[str, Any]:
-        """What `prepare` has read, as JSON: how many conversations, and which rows were left out."""
+        """The result of `prepare` as JSON: the number of conversations, and the rows that were left out."""
         return {
             "source": self._sft.data,
             "conversations": self._conversations,
@@ -182,7 +183,7 @@ class SFTData:
         return self._maker.render(example.messages, tools, context=example.context)
 
     def _tools_of(self, env: str) -> tuple[ToolSpec, ...]:
-        """The tools of an environment whose episodes have to be rendered: an Episode does not hold them."""
+        """The tools of an environment, to render its episodes: an Episode does not contain them."""
         if env and env not in self._tools:
             options = self._env.options if env == self._env.name else {}
             try:
@@ -205,5 +206,5 @@ class SFTData:
 
 
 def _plain(messages: Sequence[Message]) -> list[Message]:
-    """Messages without reasoning: a tokenizer is made of what every model writes."""
+    """Messages without reasoning: a tokenizer is made of text that every model writes."""
     return [{k: v for k, v in m.items() if k != "reasoning_content"} for m in messages]  # type: ignore[misc]

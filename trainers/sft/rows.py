@@ -1,4 +1,4 @@
-"""From conversations to training rows: the same tokens, and the same mask, as a rollout of them would leave behind."""
+"""From conversations to training rows: the same tokens, and the same mask, as after a rollout of them."""
 
 from __future__ import annotations
 
@@ -20,9 +20,8 @@ from trainers.batching.batch import Sample
 class RowMaker:
     """Makes rows for the model in a Hugging Face folder.
 
-    What is learned is exactly what the model would have to sample: each assistant message up to and with its
-    end-of-turn token. A turn that the template renders differently once it is history starts a row of its own, as it
-    does in a rollout.
+    The model learns exactly what it would have to sample: each assistant message up to and with its end-of-turn token.
+    If the template renders a turn differently once it is history, a new row begins, as in a rollout.
     """
 
     def __init__(self, model: str | Path, *, thinking: Thinking = "off") -> None:
@@ -33,13 +32,13 @@ class RowMaker:
     def render(
         self, messages: Sequence[Message], tools: Sequence[ToolSpec], *, context: Collection[int] = ()
     ) -> tuple[Row, ...]:
-        """Return the rows of a conversation; messages after the last assistant one are left out.
+        """The rows of a conversation; messages after the last assistant message are left out.
 
         Args:
-            context: places of the assistant messages that no loss is over.
+            context: places of the assistant messages without a loss.
 
         Raises:
-            BadRow: when the template has no place for it.
+            BadRow: the template cannot render it.
         """
         conversation = Conversation(request_id="")
         pending: list[Message] = []
@@ -49,7 +48,7 @@ class RowMaker:
                 continue
             conversation.observation = tuple(pending)
             turn = self._turn(conversation, message, tools)
-            # No loss is over the constrained tokens of a turn, which the model did not choose.
+            # Constrained tokens of a turn have no loss, because the model did not choose them.
             conversation.turns.append(replace(turn, constrained=turn.num_tokens) if place in context else turn)
             pending = []
         task = Task(prompt=(), id="sft")
@@ -73,7 +72,7 @@ class RowMaker:
         )
 
     def has_written(self, rows: Sequence[Row], messages: Sequence[Message]) -> bool:
-        """Whether these rows are of this model's tokenizer: what the assistant said can be read in them."""
+        """Whether these rows are of this model's tokenizer: they decode to what the assistant said."""
         ids = [token for row in rows for token in row.token_ids]
         if max(ids, default=0) >= len(self._tokenizer):
             return False
@@ -98,5 +97,5 @@ def token_batches(samples: Iterable[Sample], tokens: int) -> Iterator[list[Sampl
 
 
 def count_tokens(sample: Sample) -> int:
-    """Tokens that the model reads of a sample."""
+    """Tokens of a sample that the model reads."""
     return sum(len(row.token_ids) for row in sample.rows)

@@ -1,4 +1,4 @@
-"""Chat datasets in the shapes in which they are published, read into OpenAI-shaped messages.
+"""Chat datasets in their published shapes, read into OpenAI-shaped messages.
 
 - ``messages``: OpenAI's own, `role` and `content`, with `tool_calls`; the tools in a column `tools`. The older form is
   read as well: `function_call`, the role `function`, and a column `functions`. A `refusal` is what the assistant wrote.
@@ -6,7 +6,7 @@
 - ``conversations``: ShareGPT's, `from` and `value`; calls are turns of `function_call`, results of `observation`.
 - ``prompt`` and ``completion``, ``question`` and ``answer``: one exchange, each a text or a list of messages.
 
-A column may hold JSON as text, as those of a CSV file do. Which shape it is says `find_shape`, from the columns' names.
+A column may hold JSON as text, as in a CSV file. `find_shape` tells the shape from the columns' names.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ KEPT = ("reasoning_content", "tool_call_id", "name")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chat:
-    """One conversation and the tools that its assistant had."""
+    """One conversation and the tools of its assistant."""
 
     messages: tuple[Message, ...]
     tools: tuple[ToolSpec, ...] = ()
@@ -59,16 +59,16 @@ class Shape:
     """How the rows of a dataset are read."""
 
     columns: str
-    """Which columns it reads, for people: "the column messages"."""
+    """The columns that it reads, for people: "the column messages"."""
     read: Callable[[Mapping[str, Any]], Chat]
     """Raises BadRow for a row that is no conversation."""
 
 
 def find_shape(columns: Collection[str], *, source: str, messages_field: str = "messages") -> Shape:
-    """Say how rows with these columns are read.
+    """The shape of rows with these columns.
 
     Raises:
-        UserError: naming the columns, when they are of no shape that is known.
+        UserError: naming the columns, if they have no known shape.
     """
     for name in (messages_field, "conversations"):
         if name in columns:
@@ -142,7 +142,7 @@ def _message(item: Any) -> Message:
 
 
 def _content(item: Mapping[str, Any]) -> str:
-    """The text of a message; a refusal is what the assistant wrote in the place of an answer."""
+    """The text of a message; a refusal is what the assistant wrote instead of an answer."""
     content, refusal = _text(item.get("content")), _text(item.get("refusal"))
     if content and refusal:
         raise BadRow("a message has a content and a refusal")
@@ -175,7 +175,7 @@ def _from_sharegpt(item: Mapping[str, Any]) -> Message:
 
 
 def _openai_calls(calls: Sequence[ToolCall]) -> list[dict[str, Any]]:
-    """Calls whose `arguments` are objects: so each renderer writes them as its family's models do."""
+    """Calls with objects as `arguments`: each renderer then writes them as its family's models do."""
     for call in calls:
         if call.arguments is None:
             raise BadRow(f"a tool call is unreadable: {call.error}")
@@ -197,10 +197,10 @@ def _text(content: Any) -> str:
 
 
 def tools_of(row: Mapping[str, Any]) -> tuple[ToolSpec, ...]:
-    """Return the tools in the column `tools`, or `functions` of the older form; none where there is no such column.
+    """The tools in the column `tools`, or `functions` in the older form; none if there is no such column.
 
     Raises:
-        BadRow: when it is no list of tools.
+        BadRow: it is no list of tools.
     """
     listed = _parsed(row.get("tools")) or _parsed(row.get("functions")) or []
     if not isinstance(listed, (list, tuple)):
@@ -212,14 +212,14 @@ def _tool(item: Any) -> ToolSpec:
     function = item.get("function", item) if isinstance(item, Mapping) else None
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
         raise BadRow("one of its tools has no name")
-    # What is there stays in its order, which is the order of the prompt's text.
+    # Present keys keep their order, which is the order of the prompt's text.
     missing = {"description": "", "parameters": {"type": "object", "properties": {}}}
     whole = {**function, **{key: value for key, value in missing.items() if key not in function}}
     return {"type": "function", "function": whole}  # type: ignore[typeddict-item]
 
 
 def _parsed(value: Any) -> Any:
-    """The value of a column that may hold JSON as text."""
+    """The value of a column that may contain JSON as text."""
     if not isinstance(value, str) or not value.strip():
         return value or None
     try:

@@ -27,19 +27,19 @@ class Example:
     context: frozenset[int] = frozenset()
     """Places of the assistant messages that are read, and not learned."""
     rows: tuple[EpisodeRow, ...] = ()
-    """The token rows that an Episode brings along; empty where it is to be rendered."""
+    """The token rows of an Episode; empty if it is to be rendered."""
     env: str = ""
-    """The environment of an Episode, which has the tools."""
+    """The environment of an Episode; it has the tools."""
 
 
 Row = Mapping[str, Any]
 
 
 class Source:
-    """The conversations of one dataset, as often as they are iterated over, with their places: "line 7" or "row 7"."""
+    """The conversations of one dataset, with their places: "line 7" or "row 7". It can be iterated over repeatedly."""
 
     def __init__(self, data: Data, config: SFTConfig) -> None:
-        """Raises: UserError when no row can be read, or the columns are of no shape that is known."""
+        """Raises: UserError if no row can be read, or the columns have no known shape."""
         self._data = data
         first = next((row.values for row in data if not isinstance(row.values, BadRow)), None)
         if first is None:
@@ -75,13 +75,14 @@ def open_source(config: SFTConfig) -> Source:
     """Open a file, or a dataset of the hub: "owner/name" or "owner/name:configuration".
 
     Raises:
-        UserError: when there is no such file or dataset, or its rows are of no shape that is known.
+        UserError: there is no such file or dataset, or its rows have no known shape.
     """
     return Source(open_data(config.data, split=config.split, streaming=config.streaming), config)
 
 
 def _without_nulls(value: Any) -> Any:
-    """Leave out what a table only holds because another row has it: its columns are the union of all rows' keys."""
+    """Leave out keys that a table has for this row only because other rows have them: its columns are all rows'
+    keys."""
     if isinstance(value, Mapping):
         return {key: _without_nulls(item) for key, item in value.items() if item is not None}
     if isinstance(value, list):
@@ -110,12 +111,12 @@ def _episode(row: Row, min_reward: float) -> Example:
         raise BadRow("it has no assistant message to learn from: no loss is over any token of its turns")
     has_tokens = all(turn.kind != "text" for turn in episode.turns)
     rows: Sequence[EpisodeRow] = episode.supervised_rows if has_tokens else ()
-    tools = tools_of(imported_facts(episode))  # an imported Episode brings its tools along
+    tools = tools_of(imported_facts(episode))  # an imported Episode contains its tools
     return Example(messages=tuple(episode.messages), tools=tools, context=context, rows=tuple(rows), env=episode.env)
 
 
 def _context(episode: Episode) -> frozenset[int]:
-    """The places of assistant messages that are history, which the environment showed, or that no loss is over."""
+    """The places of assistant messages without a loss, or in the history that the environment showed."""
     read_only: list[bool] = []
     for turn in episode.turns:
         read_only += [message["role"] == "assistant" for message in turn.observation]

@@ -4,9 +4,9 @@
     python -m trainers.sft --sft.data outputs/RUN/episodes/train.jsonl --model outputs/RUN/model
     python -m trainers.sft --sft.data chats.jsonl --model Qwen/Qwen3-0.6B --sft.epochs 2
 
-Conversations become tokens through the renderer of the rollouts, and the loss is on what the assistant wrote, up to and
-with its end of turn, and on nothing else. With `--sft.data` no environment is started, unless `--env` names one to
-measure success in at the end.
+The renderer of the rollouts turns conversations into tokens. The loss is on what the assistant wrote, up to and with
+its end of turn, and on nothing else. With `--sft.data` no environment is started, unless `--env` names one to measure
+success in at the end.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import asyncio
 import itertools
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from trainers.settings.supervised import SFTConfig
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from trainers.sft.data import SFTData
 
 METRICS = ("loss", "grad_norm", "learning_rate", "tokens", "episodes", "skipped", "seconds")
-"""What of a step is recorded: there is no ratio where nobody sampled."""
+"""The recorded values of a step. There is no ratio, because nobody sampled."""
 
 
 async def train(plan: RunPlan) -> None:
@@ -93,7 +94,7 @@ async def _begin(run: TrainingRun, data: SFTData) -> dict[str, Any]:
     """Begin to train, or go on after the checkpoint.
 
     Returns:
-        What a checkpoint keeps: "held_out_loss" before the first step, and "seconds" of training.
+        State that a checkpoint keeps: "held_out_loss" before the first step, and "seconds" of training.
     """
     from trainers.run.checkpointing import restore
 
@@ -103,12 +104,12 @@ async def _begin(run: TrainingRun, data: SFTData) -> dict[str, Any]:
             return {"held_out_loss": await held_out_loss(run, data.held_out), "seconds": 0.0}
     with run.startup.phase("checkpoint"):
         place = dict(await restore(run, run.checkpoint))
-    await _evaluate(run, run.checkpoint.step)  # where it was the last step of a shorter run
+    await _evaluate(run, run.checkpoint.step)  # if it was the last step of a shorter run
     return place
 
 
 async def _train(run: TrainingRun, data: SFTData, place: dict[str, Any]) -> None:
-    """Take every optimizer step, or those after the checkpoint; a signal ends it between two of them."""
+    """Take every optimizer step, or the steps after the checkpoint; a signal ends it between two steps."""
     from forge_env.runtime.calls.answers import within
     from trainers.objective.plain_losses import SFTLoss
     from trainers.run.checkpointing import is_due, save_checkpoint, until_stopped
@@ -122,7 +123,7 @@ async def _train(run: TrainingRun, data: SFTData, place: dict[str, Any]) -> None
     async def training() -> None:
         nonlocal done
         while done < run.plan.steps and not is_stopped.is_set():
-            # In a thread: of a stream the next rows may have to come over the network.
+            # In a thread: the next rows of a stream may come over the network.
             with run.startup.phase("first batch"):
                 reading = asyncio.to_thread(next, batches)
                 batch = await within(run.plan.training.step_seconds, reading, "reading the data")
@@ -143,7 +144,7 @@ async def _train(run: TrainingRun, data: SFTData, place: dict[str, Any]) -> None
 
 
 async def _evaluate(run: TrainingRun, step: int) -> None:
-    """Measure the weights of a step in the environment, if that is wanted and was not done yet."""
+    """Measure the weights of a step in the environment, if this is wanted and not done yet."""
     if run.evaluations.is_due(step) and step not in run.evaluations.by_step:
         await run.weights.sync(steps=step)
         await run.evaluations.evaluate_step(step)
@@ -165,7 +166,7 @@ async def held_out_loss(run: TrainingRun, samples: Sequence[Sample]) -> float | 
 
 
 async def _measure(run: TrainingRun) -> dict[str, object]:
-    """Put the weights into the engine, and measure on held-out tasks; returns what the summary says of it."""
+    """Put the weights into the engine, and measure on held-out tasks; returns the result for the summary."""
     from trainers.run.training_run import SAMPLES_SHOWN
 
     await run.weights.sync(steps=run.plan.steps)
@@ -185,10 +186,10 @@ async def _measure(run: TrainingRun) -> dict[str, object]:
 
 
 async def _finish(run: TrainingRun, place: Mapping[str, Any]) -> None:
-    from trainers.run.checkpointing import save_checkpoint
+    from trainers.run.checkpointing import last_checkpoint, save_checkpoint
 
-    await save_checkpoint(run, run.plan.steps, place)
-    await run.export()
+    async with last_checkpoint(run, partial(save_checkpoint, run, run.plan.steps, place)):
+        await run.export()
     run.report.say(f"checkpoints {run.report.folder / 'checkpoints'}, model {run.report.folder / 'model'}")
 
 

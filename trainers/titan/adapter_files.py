@@ -1,7 +1,7 @@
 """Adapters in PEFT's format: adapter_config.json and adapter_model.safetensors.
 
-A layer's two tensors are base_model.model.NAME.lora_A.weight (rank, inputs) and lora_B.weight (outputs, rank), with
-Hugging Face's NAME of the layer. Rows of B are in Hugging Face's order, which for Llama is not TorchTitan's.
+A layer has two tensors, base_model.model.NAME.lora_A.weight (rank, inputs) and lora_B.weight (outputs, rank). NAME is
+the layer's name in Hugging Face. Rows of B are in Hugging Face's order, which for Llama differs from TorchTitan's.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from trainers.titan.whole_folder import is_first, replacement, write_texts
 
 
 class _Layer(NamedTuple):
-    """An adapted layer, and what its file calls it."""
+    """An adapted layer, and its name in the file."""
 
     weight: str  # TorchTitan's name of its weight
     part: Any
     name: str  # of the file's tensors, up to ".lora_A.weight"
-    rows: Tensor  # for each row of the file's B, the row of TorchTitan's
+    rows: Tensor  # for each row of the file's B, the row in TorchTitan's B
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -40,14 +40,14 @@ class _Layer(NamedTuple):
 
 
 def export_adapter(model: Any, folder: Path, *, base: str = "", texts: Mapping[str, str] | None = None) -> None:
-    """Write the adapters of a model, in float32, as a PEFT folder, which appears whole or not at all.
+    """Write the adapters of a model, in float32, as a PEFT folder, which appears complete or not at all.
 
     Every rank calls it.
 
     Args:
         model: a TitanModel with adapters.
         folder: replaced when it exists.
-        base: what the file says that the adapter belongs to; "" is the model's folder.
+        base: the model that the file names as the adapter's; "" is the model's folder.
         texts: further files by name.
     """
     layers = _layers(model)
@@ -69,9 +69,9 @@ def export_adapter(model: Any, folder: Path, *, base: str = "", texts: Mapping[s
 
 
 class AdapterWeights:
-    """The adapters of a model in the place of its weights, for an engine that has these: see `HFWeights`.
+    """The adapters of a model instead of its weights, for an engine that has the weights: see `HFWeights`.
 
-    Tensors have PEFT's names. Their alpha is their rank: B is multiplied by the scaling.
+    Tensors have PEFT's names. Their alpha is their rank, because B comes multiplied by the scaling.
     """
 
     def __init__(self, model: Any) -> None:
@@ -87,7 +87,7 @@ class AdapterWeights:
 
     @contextmanager
     def stream(self, dtype: torch.dtype) -> Iterator[Iterator[tuple[str, Tensor]]]:
-        """Give the tensors one by one, each whole; a collective, as that of `HFWeights` is."""
+        """Give the tensors one by one, each complete; a collective, like `HFWeights.stream`."""
         reshard(self._model.module)
         scaling = self._model.adapters.lora.scaling
         gathered = _gathered(_layers(self._model))
@@ -100,10 +100,10 @@ class AdapterWeights:
 
 
 def load_adapter(model: Any, folder: Path) -> None:
-    """Replace the adapters of a model by those of a PEFT folder. Each rank reads the files; no collective.
+    """Replace the adapters of a model with the adapters of a PEFT folder. Each rank reads the files; no collective.
 
     Raises:
-        UserError: the file is missing or damaged, or has not the model's adapters; nothing has been changed then.
+        UserError: the file is missing or damaged, or does not have the model's adapters; nothing is changed then.
     """
     files, layers = WeightFiles(folder, [folder / WEIGHTS]), _layers(model)
     expected = {name: shape for layer in layers for name, shape in layer.shapes.items()}
@@ -124,13 +124,13 @@ def load_adapter(model: Any, folder: Path) -> None:
 
 
 def _read(files: WeightFiles, layer: _Layer) -> tuple[Tensor, Tensor]:
-    """A and B of a layer, as TorchTitan has them."""
+    """A and B of a layer, with TorchTitan's order of rows."""
     a, b = (files.read(name).float() for name in layer.shapes)
     return a, b[torch.argsort(layer.rows)]
 
 
 def _gathered(layers: list[_Layer]) -> Iterator[tuple[str, Tensor]]:
-    """The tensors of the file, each whole; a collective where they are sharded."""
+    """The tensors of the file, each complete; a collective if they are sharded."""
     for layer in layers:
         a, b = (whole_of(half.weight, torch.float32) for half in (layer.part.lora_a, layer.part.lora_b))
         yield from zip(layer.shapes, (a, b[layer.rows.to(b.device)]), strict=True)
@@ -139,7 +139,7 @@ def _gathered(layers: list[_Layer]) -> Iterator[tuple[str, Tensor]]:
 def _layers(model: Any) -> list[_Layer]:
     layers, orders = [], {}
     for weight, part in model.adapters.by_weight.items():
-        kind = re.sub(r"\d+", "{}", weight, count=1)  # layers differ in their number only
+        kind = re.sub(r"\d+", "{}", weight, count=1)  # the names of two layers differ in their number only
         if kind not in orders:
             orders[kind] = model.weights.rows(weight, part.weight)
         hf_name, rows = orders[kind]

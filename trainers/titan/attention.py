@@ -1,4 +1,4 @@
-"""Attention on the CPU: torch's own kernel, in the place of those of TorchTitan."""
+"""Attention on the CPU: torch's own kernel instead of TorchTitan's."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from torchtitan.models.common.attention import FlexAttention
 
 
 class CausalSDPA(FlexAttention):
-    """Attention for the CPU, where TorchTitan's own have no backward (flex) or no kernel (varlen).
+    """Attention for the CPU. TorchTitan's flex has no backward pass there, and its varlen no kernel.
 
-    It is a subclass of FlexAttention, so that TorchTitan hands it gathered keys and values under context parallelism.
+    It is a subclass of FlexAttention, so under context parallelism TorchTitan gives it gathered keys and values.
     """
 
     @dataclass(kw_only=True, slots=True)
@@ -35,7 +35,7 @@ class CausalSDPA(FlexAttention):
         enable_gqa: bool = False,
         **kwargs: Any,
     ) -> Tensor:
-        """Attend causally, or as the boolean mask (B, 1, L of q, L of k) says; returns (B, L, N, H)."""
+        """Attend causally, or by the boolean mask (B, 1, L of q, L of k); returns (B, L, N, H)."""
         out = F.scaled_dot_product_attention(
             q_BLNH.transpose(1, 2),
             k_BLNH.transpose(1, 2),

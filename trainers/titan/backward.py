@@ -1,18 +1,19 @@
-"""From logprobs to gradients: the loss of one optimizer step, of whole episodes and of split ones.
+"""From logprobs to gradients: the loss of one optimizer step, of complete and of split episodes.
 
-A loss sees whole episodes, (E, T): GSPO's ratio, the mean over an episode and a user's own loss may couple any of its
-tokens. An episode whose rows are in several micro-batches, perhaps of several ranks, is never in memory as one graph.
-Its gradient is taken by the chain rule, d loss / d weights = sum over tokens of d loss / d logprob x d logprob /
-d weights, and likewise of the entropy:
+A loss sees complete episodes, (E, T): GSPO's ratio, the mean over an episode and a user's own loss may couple any of
+its tokens. The rows of a split episode are in several micro-batches, perhaps of several ranks, so it is never in memory
+as one graph. Its gradient is taken by the chain rule, d loss / d weights = sum over tokens of d loss / d logprob x d
+logprob / d weights, and likewise for the entropy:
 
-1. A forward pass without gradient of the micro-batches of split episodes gives the logprobs and entropies of their
-   tokens, which are added up over the ranks.
-2. The loss is called on each split episode, with these as leaves: that is the first factor, one number per token.
-3. A forward pass with gradient of each of these micro-batches, and a backward pass from its logprobs and entropies,
+1. A forward pass without gradient over the micro-batches of split episodes gives the logprobs and entropies of their
+   tokens. They are summed over the ranks.
+2. The loss is called on each split episode, with these values as leaves. This gives the first factor, one number per
+   token.
+3. A forward pass with gradient over each of these micro-batches, and a backward pass from its logprobs and entropies,
    which begins with the numbers of step 2.
 
-That is exact for every loss, and costs split episodes one more forward pass. Every rank that holds rows of an episode
-calls the loss on it; the one with the first row adds it to the loss of the step and to the metrics.
+This is exact for every loss, and costs one more forward pass of the split episodes. Every rank with rows of an episode
+calls the loss on it; the rank with its first row adds it to the step's loss and metrics.
 """
 
 from __future__ import annotations
@@ -35,8 +36,8 @@ class StepLoss:
 
     Args:
         call: the loss.
-        normalizer: scalar, the number of its units over all micro-batches and ranks.
-        metrics: what is measured beside it.
+        normalizer: scalar, the loss's units over all micro-batches and ranks.
+        metrics: collects what is measured beside the loss.
         old_is_present: see `TitanTrainer.train_step`.
     """
 
@@ -51,13 +52,13 @@ class StepLoss:
     def backward(
         self, batch: MicroBatch, logprobs: Tensor, entropies: Tensor | None, *, is_counted: bool = True
     ) -> None:
-        """Call the loss on whole episodes, and accumulate the gradients of logprobs and entropies.
+        """Call the loss on complete episodes, and accumulate the gradients of logprobs and entropies.
 
         Args:
             batch: on the device of the other tensors.
             logprobs: (N,) of the sampled targets of the batch, with gradient.
             entropies: (N,) likewise, or None.
-            is_counted: whether the loss and the metrics of the batch are this rank's to add.
+            is_counted: whether this rank adds the loss and the metrics of the batch to its own.
         """
         laid_out = batch.scatter(logprobs)  # (E, T)
         entropy = None if entropies is None else batch.scatter(entropies)
@@ -76,19 +77,19 @@ class StepLoss:
 
 
 class SplitEpisodes:
-    """Split episodes of which this rank has rows.
+    """The split episodes of which this rank has rows.
 
     Args:
-        samples: those that were given to `pack`.
-        batches: this rank's micro-batches, of which those with rows of split episodes count here.
+        samples: the samples that `pack` was given.
+        batches: this rank's micro-batches; only those with rows of split episodes are used here.
         step: the loss.
     """
 
     def __init__(self, samples: Sequence[Sample], batches: Sequence[MicroBatch], step: StepLoss) -> None:
         self._step = step
-        self._gradients: Tensor | None = None  # (2, all sampled targets): of the logprobs, and of the entropies
+        self._gradients: Tensor | None = None  # (2, all sampled targets): for the logprobs, and for the entropies
         self.uses_entropy = False
-        """Whether the loss has a gradient by the entropies."""
+        """Whether the loss has a gradient with respect to the entropies."""
         self._episodes: list[tuple[MicroBatch, slice, bool]] = []
         parts = [batch for batch in batches if batch.is_part]
         ends = [0, *accumulate(sample.num_targets for sample in samples)] if parts else []
@@ -98,7 +99,7 @@ class SplitEpisodes:
             self._episodes.append((_whole(samples[index], parts[0]), slice(first, end), is_counted))
 
     def call_loss(self, values: Tensor) -> None:
-        """Call the loss on each of the episodes, and keep its gradients for `backward`.
+        """Call the loss on each of the episodes, and store its gradients for `backward`.
 
         Args:
             values: (2, number of all sampled targets) logprobs and entropies; 0 outside of split episodes.
@@ -113,7 +114,7 @@ class SplitEpisodes:
             self.uses_entropy |= entropies.grad is not None
 
     def backward(self, batch: MicroBatch, logprobs: Tensor, entropies: Tensor | None) -> None:
-        """Add the gradients of a micro-batch with rows of split episodes; the arguments are those of `StepLoss`."""
+        """Add the gradients of a micro-batch with rows of split episodes; for the arguments see `StepLoss.backward`."""
         assert self._gradients is not None
         of_logprobs, of_entropies = self._gradients[:, batch.numbers]
         if entropies is not None and self.uses_entropy:
@@ -123,7 +124,7 @@ class SplitEpisodes:
 
 
 def _whole(sample: Sample, part: MicroBatch) -> MicroBatch:
-    """The loss layout of an episode, (1, T). It has those optional values that `part` has, as all micro-batches do."""
+    """The loss layout of an episode, (1, T). It has the optional values that `part`, and so each micro-batch, has."""
     if part.reference_logprobs is None:
         sample = dataclasses.replace(sample, reference_logprobs=None)
     if part.old_logprobs is None:

@@ -1,11 +1,11 @@
-"""Checkpoints to go on from. export.py writes the weights for everybody else.
+"""Checkpoints to go on from. export.py writes the weights for other programs.
 
-A checkpoint is a folder with TorchTitan's files, which any number of ranks can read again, and a manifest that names
-every file with its size. It appears whole or not at all. Every rank writes and reads its own shards. A checkpoint with
-moments of 8 bits is read with the degree of tensor parallelism that it was written with: torchao cuts them by rows.
+A checkpoint is a folder with TorchTitan's files, which any number of ranks can read, and a manifest with the size of
+every file. It appears complete or not at all. Every rank writes and reads its own shards. A checkpoint with moments of
+8 bits is read with the same degree of tensor parallelism: torchao cuts them by rows.
 
-An asynchronous save returns as soon as the state has been copied, and a thread writes the copy. One at a time: the next
-save waits for it, and so do `load` and `close`.
+An asynchronous save returns as soon as the state is copied, and a thread writes the copy. There is one at a time: the
+next save, `load` and `close` wait for it.
 """
 
 from __future__ import annotations
@@ -39,8 +39,9 @@ from trainers.model.families import read_experts
 from trainers.titan.lora import is_adapter
 from trainers.titan.whole_folder import barrier, begin_folder, is_first, partial_of, take_place
 
-# TorchTitan's manager files a checkpoint under its step and restores only the weights of a step 0. The step is kept in
-# the manifest, and the manager is always told this one.
+# TorchTitan's manager names a checkpoint by its step, and of a step 0 it restores only the weights. So the step is in
+# the
+# manifest, and the manager is always given this one.
 MANAGER_STEP = 1
 STATE = "state"  # the folder of TorchTitan's files within a checkpoint
 
@@ -51,13 +52,13 @@ class TrainingState:
 
     model: TitanModel
     optimizer_state: str
-    """What the optimizer keeps its moments in, see `trainers.titan.optimizer`."""
+    """The precision of the optimizer's moments, see `trainers.titan.optimizer`."""
     optimizer: OptimizersContainer = field(init=False)
     scheduler: LRSchedulersContainer = field(init=False)
     _background: CheckpointManager | None = field(default=None, init=False)
     """The manager of asynchronous saves, made for the first one: it has a process group of its own."""
     _writing: Future[None] | None = field(default=None, init=False)
-    """The asynchronous save whose result has not been read yet."""
+    """The asynchronous save, until its result is read."""
 
     def save(
         self,
@@ -91,7 +92,7 @@ class TrainingState:
             manager = self._manager(partial, asynchronous=asynchronous)
             manager.save(MANAGER_STEP)
         if asynchronous:
-            # The manager would keep a second copy of fused projections on the GPU, which are split for the file.
+            # The manager would keep a second copy of fused projections, split for the file, on the GPU.
             manager.states[MODEL].cached_state_dict.clear()
             thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
             self._writing = thread.submit(_finish, manager, folder, complete)
@@ -102,11 +103,11 @@ class TrainingState:
             barrier()
 
     def check(self) -> None:
-        """Raise what stopped an asynchronous save, if one was stopped since the last call.
+        """Raise the error that stopped an asynchronous save since the last call, if there is one.
 
         Raises:
             UserError: the disk is full, or cannot be written.
-            ServiceError: anything else.
+            ServiceError: the save failed for another reason.
         """
         if self._writing is not None and self._writing.done():
             writing, self._writing = self._writing, None
@@ -154,7 +155,7 @@ class TrainingState:
                 "give the lora settings that it had."
             )
         saved = manifest["optimizer_state"]
-        if saved != self.optimizer_state and "8bit" in (saved, self.optimizer_state):  # the other two round
+        if saved != self.optimizer_state and "8bit" in (saved, self.optimizer_state):  # the others differ by rounding
             raise UserError(
                 f"{folder} was saved with optimizer_state={saved!r}, and it is {self.optimizer_state!r} now: set it to "
                 f"{saved!r}."
@@ -169,12 +170,12 @@ class TrainingState:
             with warnings.catch_warnings():  # torch warns when the schedule recomputes its learning rate
                 warnings.simplefilter("ignore", UserWarning)
                 self._manager(folder).load(MANAGER_STEP)
-        except (Exception, CheckpointException) as error:  # there is no common base for what a damaged file raises
+        except (Exception, CheckpointException) as error:  # the errors of a damaged file have no common base
             raise UserError(f"{folder} is damaged: its contents cannot be restored.") from error
         return manifest
 
     def _manager(self, folder: Path, *, asynchronous: bool = False) -> CheckpointManager:
-        """TorchTitan's manager, with `folder` as the place of its files."""
+        """TorchTitan's manager, with its files in `folder`."""
         if asynchronous and self._background is not None:
             self._background.folder = str(folder / STATE)
             return self._background
@@ -205,7 +206,7 @@ class TrainingState:
 
 
 class _OnlyAdapters(ModelWrapper):
-    """The trained weights of a model with adapters: the others are in the folder that it was made from."""
+    """The trained weights of a model with adapters. The frozen weights are in the folder that it was made from."""
 
     def _get_state_dict(self) -> dict[str, Any]:
         return {name: value for name, value in super()._get_state_dict().items() if is_adapter(name)}
@@ -227,7 +228,7 @@ class _RandomState:
 
 
 def _shape(config: Mapping[str, Any]) -> dict[str, Any]:
-    """What two models must share for one's checkpoint to fit the other."""
+    """The part of a config that must be equal if one model's checkpoint is to fit another."""
     names = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
     return {name: config.get(name) for name in (*names, "num_key_value_heads", "head_dim", "tie_word_embeddings")} | (
         {"experts": [experts.count, experts.size]} if (experts := read_experts(config)) else {}
@@ -235,7 +236,7 @@ def _shape(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _lora(model: TitanModel) -> dict[str, Any] | None:
-    """The sizes of a model's adapters, in JSON; None where it has none."""
+    """The sizes of a model's adapters, as JSON; None without adapters."""
     if model.adapters is None:
         return None
     lora = model.adapters.lora
@@ -250,14 +251,14 @@ def _finish(manager: CheckpointManager, folder: Path, complete: Callable[[], Non
         try:
             manager.maybe_wait_for_saving()
         finally:
-            manager.save_future = None  # or one failure would be raised by every later save
+            manager.save_future = None  # otherwise every later save would raise this failure again
         if is_first():
             complete()
 
 
 @contextmanager
 def _explained(folder: Path) -> Iterator[None]:
-    """Say in one sentence why a checkpoint cannot be written, and free the space that its part takes."""
+    """Say in one sentence why a checkpoint cannot be written, and free the space of its files."""
     try:
         yield
     except (Exception, CheckpointException) as error:
@@ -277,7 +278,7 @@ def _explained(folder: Path) -> Iterator[None]:
 def _end_writers() -> None:
     """End the writers that torch leaves in the frames of a failed save.
 
-    Python 3.13 prints an error for each that is collected when its file is closed, at any later time.
+    Otherwise Python 3.13 prints an error, at any later time, for each writer that is collected.
     """
     for held in gc.get_objects():
         if type(held).__name__ == "NoCloseWriter" and held.raw.closed:
@@ -285,7 +286,7 @@ def _end_writers() -> None:
 
 
 def _cause(error: BaseException) -> BaseException:
-    """What went wrong on the first rank where something did; an OSError, if it began with one."""
+    """The error of the first rank that failed; the OSError, if it began with one."""
     if isinstance(error, CheckpointException):
         error = next(iter(error.failures.values()))[0]
     causes = [error]

@@ -2,11 +2,11 @@
 
 A sequence of L tokens is cut into 2 x cp chunks of equal length, and rank r has chunk r and chunk 2 cp - 1 - r. Under a
 causal mask a late chunk attends to many keys and an early one to few, so the pair costs the same on every rank. Packed
-rows that share a sequence are cut like one long row: the ranks' costs may then differ, the result does not.
+rows that share a sequence are cut like one long row: the costs of the ranks may then differ, the result does not.
 
-Each layer gathers the keys and values of the whole sequence, and computes the queries of its own part (TorchTitan's
+Each layer gathers the keys and values of the full sequence, and computes the queries of its own part (TorchTitan's
 scheme for FlexAttention). The gathered keys are in the order of the ranks: `head_tail(L, cp)`, flattened. The output
-layer works on the rank's own tokens. The per-token results of all ranks are then combined, so that a loss sees whole
+layer works on the rank's own tokens. The per-token results of all ranks are then combined, so that a loss sees complete
 episodes.
 """
 
@@ -40,34 +40,34 @@ def head_tail(length: int, ranks: int, device: torch.device | None = None) -> Te
 
 
 def multiple_of_lengths(ranks: int, *, tensor: int, tuned: bool) -> int:
-    """The number that the length of every sequence must be a multiple of.
+    """The length of every sequence must be a multiple of this number.
 
     Args:
-        ranks: that share a sequence (context parallelism).
+        ranks: the ranks that share a sequence (context parallelism).
         tensor: tensor-parallel ranks, which split each part of a sequence evenly.
-        tuned: whether each part must consist of whole blocks of 128 tokens, for fast kernels.
+        tuned: whether each part must consist of full blocks of 128 tokens, for fast kernels.
     """
     return ranks * math.lcm(2 if ranks > 1 else 1, tensor, 128 if tuned else 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalBatch(MicroBatch):
-    """A micro-batch whose `selected` and `targets`, (n,), are only those of one rank's part.
+    """A micro-batch with the `selected` and `targets`, (n,), of one rank's part only.
 
     A rank without sampled targets has one dummy target, because its output layer must take part in the collectives.
     """
 
     chosen: Tensor
-    """(n,) int64: indices of these targets among the N of the whole micro-batch; (0,) for a dummy target."""
+    """(n,) int64: indices of these targets among all N targets of the micro-batch; (0,) for a dummy target."""
 
 
 class Context:
     """One of the ranks that share every sequence. With one rank, its methods change nothing.
 
     Args:
-        ranks: how many share a sequence.
-        rank: which of them this is.
-        group: of all of them.
+        ranks: the number of ranks that share a sequence.
+        rank: this rank's number among them.
+        group: the process group of these ranks.
     """
 
     def __init__(self, ranks: int = 1, rank: int = 0, group: dist.ProcessGroup | None = None) -> None:
@@ -100,16 +100,18 @@ class Context:
         return values[:, head_tail(values.shape[1], self.ranks, values.device)[self.rank]]
 
     def local_places(self, selected: Tensor, length: int) -> Tensor:
-        """Places in the flattened (B, L / ranks) of this rank's part, for those in the flattened (B, L)."""
+        """Places in this rank's part, flattened (B, L / ranks), of the places `selected` in the flattened (B, L)."""
         sequence, place = selected // length, selected % length
         size = length // self.ranks
         order = head_tail(length, self.ranks, selected.device).flatten()
         return sequence * size + order.argsort()[place] - self.rank * size
 
     def whole(self, values: Tensor, batch: MicroBatch) -> Tensor:
-        """Per-token values (N,) of the whole micro-batch, the same on all ranks, from those of this rank's part, (n,).
+        """Per-token values (N,) of the full micro-batch, the same on all ranks, from the values (n,) of this rank's
+        part.
 
-        Every rank computes the loss of all tokens from them. Backward, a rank takes the gradient of its own tokens.
+        Every rank computes the loss of all tokens from them. In the backward pass a rank takes the gradient of its own
+        tokens.
         """
         if not isinstance(batch, LocalBatch):
             return values
@@ -139,18 +141,18 @@ class Context:
         return mask
 
     def _sides(self, positions: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Places of this rank's queries (L / ranks,) and of the gathered keys (L,); where the document of each starts,
-        (B, L / ranks) and (B, L)."""
+        """Places of this rank's queries (L / ranks,) and of the gathered keys (L,); and the place of each one's
+        document start, (B, L / ranks) and (B, L)."""
         places = head_tail(positions.shape[1], self.ranks, positions.device)
         queries, keys = places[self.rank], places.flatten()
         return queries, keys, queries - positions[:, queries], keys - positions[:, keys]
 
 
 class _Whole(torch.autograd.Function):
-    """A sum over ranks, each of which contributes its own values and zeros elsewhere.
+    """The sum over ranks of values that each rank has for its own tokens, with zeros elsewhere.
 
     Every rank computes the same loss, and parameter gradients are summed over the ranks. So the gradient of a value
-    flows back on the one rank that computed it.
+    flows back on one rank only: the rank that computed it.
     """
 
     @staticmethod

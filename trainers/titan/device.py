@@ -7,12 +7,13 @@ from importlib.util import find_spec
 import torch
 import torchtitan.tools.utils as titan_utils
 
-# Without an accelerator TorchTitan takes "cuda" for granted, and its other modules copy these two names when they
-# are imported: they have to be right before anything else of TorchTitan is loaded.
+# Without an accelerator TorchTitan assumes "cuda". Its other modules copy these two names when they are imported, so
+# they
+# are set before anything else of TorchTitan is loaded.
 if not torch.accelerator.is_available():
     titan_utils.device_type, titan_utils.device_module = "cpu", torch.cpu
 
-# On Hopper TorchTitan's varlen attention insists on FlashAttention 3; without its package torch's own kernel serves.
+# On Hopper TorchTitan's varlen attention asks for FlashAttention 3. Without its package torch's own kernel is used.
 if titan_utils.get_cuda_flash_attention_impl() == "FA3" and find_spec("flash_attn_interface") is None:
     titan_utils.get_cuda_flash_attention_impl = lambda: None
 
@@ -27,7 +28,7 @@ def limit_memory(gib: float) -> None:
 
 
 def release_memory() -> None:
-    """Return memory that torch's allocator holds but does not use to the device."""
+    """Return the memory that torch's allocator holds and does not use to the device."""
     if titan_utils.device_type == "cuda":
         torch.cuda.empty_cache()
 

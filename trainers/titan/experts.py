@@ -1,11 +1,11 @@
 """Mixture-of-experts layers in TorchTitan's terms: a router chooses a few experts for each token.
 
-TorchTitan's experts compute in bfloat16, whatever the model computes in; `SameDtypeExperts` compute in the dtype of
-their input. There is no bias that balances the load of the experts (`load_balance_coeff`): it changes the routing from
-step to step beside the loss, and the engine does not know it.
+TorchTitan's experts always compute in bfloat16; `SameDtypeExperts` compute in the dtype of their input. No bias
+balances the load of the experts (`load_balance_coeff`): it would change the routing from step to step beside the loss,
+and the engine does not know it.
 
 Routing replay: the model takes the experts that the engine chose as an input beside the tokens, and each block hands
-those of its layer to its router. The router's scores of them, and so its gradient, are the trainer's own.
+its layer's experts to its router. Their scores, and so the router's gradient, are the trainer's own.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from torchtitan.models.qwen3.model import Qwen3Model, Qwen3TransformerBlock
 
 from trainers.model.families import Experts
 
-# TorchTitan's router asks autocast for float32, which exists on GPUs only; on a CPU it computes in the model's dtype.
+# TorchTitan's router asks autocast for float32, which only GPUs have; on a CPU it computes in the model's dtype.
 warnings.filterwarnings("ignore", "In CPU autocast, but the target dtype is not supported")
 WEIGHTS = ("w1_EFD", "w2_EDF", "w3_EFD")
 """The stacked matrices of all experts of a layer: gate, down and up."""
@@ -46,8 +46,8 @@ class SameDtypeExperts(GroupedExperts):
         """Compute tokens that are sorted by their expert.
 
         Args:
-            x_RD: (tokens, width), those of the first local expert first.
-            num_tokens_per_expert_E: (local experts,) int64, how many tokens each has.
+            x_RD: (tokens, width), the tokens of the first local expert first.
+            num_tokens_per_expert_E: (local experts,) int64, the number of tokens of each.
 
         Returns:
             (tokens, width) in the dtype of x_RD.
@@ -61,8 +61,8 @@ class SameDtypeExperts(GroupedExperts):
 class Router(TokenChoiceTopKRouter):
     """TokenChoiceTopKRouter that takes given experts, and works under tensor parallelism with any number of sequences.
 
-    Each tensor rank has a part of the sum that is the scores' gradient. DTensor would scatter the sum over the
-    sequences, and fails where their number is odd: here all ranks get all of it.
+    Each tensor rank has a part of the sum that is the gradient of the scores. DTensor would scatter the sum over the
+    sequences, and fails if their number is odd. Here all ranks get the full sum.
     """
 
     @dataclass(kw_only=True, slots=True)
@@ -70,8 +70,9 @@ class Router(TokenChoiceTopKRouter):
         pass
 
     replayed: Tensor
-    """Of the last forward pass with given experts: this rank's tokens with some, and those of them for which the router
-    would have chosen others, (2,) int64. A pass that is computed again writes the same numbers again."""
+    """(2,) int64, of the last forward pass with given experts: this rank's tokens with given experts, and the number of
+    them for which the router would have chosen others. If a pass is computed again, it writes the same numbers
+    again."""
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)
@@ -82,13 +83,14 @@ class Router(TokenChoiceTopKRouter):
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Choose experts, and score them.
 
-        A token whose given experts are those that the router chooses is computed as it is without them, bit by bit.
+        If a token is given the experts that the router chooses, the result is the same bit by bit as without given
+        experts.
 
         Args:
             x_BLD: (B, L, D).
             expert_bias_E: None.
-            given_BLK: (B, L, K) int64, each token's K experts, which differ from each other, or -1 where the router
-                chooses; None where it chooses everywhere. Under tensor parallelism every rank has all of them.
+            given_BLK: (B, L, K) int64: K different experts for each token, or -1 if the router is to choose. None lets
+                it choose for all tokens. Under tensor parallelism every rank has all tokens.
 
         Returns:
             Scores (B, L, K) and numbers (B, L, K) of the experts, and scores (B, L, E) of all.
@@ -106,8 +108,8 @@ class Router(TokenChoiceTopKRouter):
 
     @torch.no_grad()
     def _replay(self, ids: Tensor, given: Tensor) -> Tensor:
-        """The given experts where they are others than the router's, and else the router's; the order is theirs."""
-        if isinstance(ids, DTensor):  # cut over the sequences, or whole on every rank
+        """The given experts if they differ from the router's, and otherwise the router's, in its order."""
+        if isinstance(ids, DTensor):  # cut over the sequences, or complete on every rank
             mesh, placements = ids.device_mesh, ids.placements
             whole = DTensor.from_local(given, mesh, [Replicate()] * mesh.ndim, run_check=False)
             given = whole.redistribute(placements=placements).to_local()
@@ -123,7 +125,7 @@ class Router(TokenChoiceTopKRouter):
 
 
 class ReplayedMoE(MoE):
-    """TorchTitan's MoE that hands given experts to its router, without what a bias of the load would need."""
+    """TorchTitan's MoE that hands given experts to its router, without the parts for a bias of the load."""
 
     @dataclass(kw_only=True, slots=True)
     class Config(MoE.Config):
@@ -133,8 +135,8 @@ class ReplayedMoE(MoE):
     def forward(self, x_BLD: Tensor, given_BLK: Tensor | None = None) -> Tensor:
         """(B, L, D) to (B, L, D); `given_BLK` as in `Router`."""
         if isinstance(x_BLD, DTensor):
-            # Where there is one sequence, it is still being gathered from the tensor ranks. The experts compute on the
-            # local tensor, and such a one would lose its gradient there, without a word.
+            # A single sequence is still being gathered from the tensor ranks. The experts compute on the local tensor,
+            # and a tensor that is not there yet would silently lose its gradient.
             x_BLD = x_BLD.clone()
         chosen, ids, scores = self.router(x_BLD, None, given_BLK)
         is_chosen = torch.zeros_like(scores, dtype=torch.bool).scatter_(-1, ids, True)
@@ -143,7 +145,7 @@ class ReplayedMoE(MoE):
 
 
 class ReplayedBlock(Qwen3TransformerBlock):
-    """A block of Qwen3 whose experts can be given."""
+    """A block of Qwen3 that can be given experts."""
 
     @dataclass(kw_only=True, slots=True)
     class Config(Qwen3TransformerBlock.Config):
@@ -152,9 +154,9 @@ class ReplayedBlock(Qwen3TransformerBlock):
     def forward(
         self, x: Tensor, attention_masks: Any, positions: Tensor | None = None, given: Tensor | None = None
     ) -> Tensor:
-        """As its parent, with (B, L, K) experts or None.
+        """Like its parent, with (B, L, K) experts or None.
 
-        They are an argument, so that what computes the block again in the backward pass has those of its forward pass.
+        The experts are an argument. So a block that is computed again in the backward pass gets the same ones.
         """
         x = x + self.attention(self.attention_norm(x), attention_masks, positions)
         output: Tensor = x + self.moe(self.ffn_norm(x), given)
@@ -162,7 +164,7 @@ class ReplayedBlock(Qwen3TransformerBlock):
 
 
 class ReplayedModel(Qwen3Model):
-    """Qwen3 with experts, which can be given."""
+    """Qwen3 with experts that can be given."""
 
     @dataclass(kw_only=True, slots=True)
     class Config(Qwen3Model.Config):
@@ -175,7 +177,7 @@ class ReplayedModel(Qwen3Model):
         attention_masks: Any = None,
         routes: Tensor | None = None,
     ) -> Any:
-        """As its parent, with the experts of each layer, (B, L, layers, K) integers, or None."""
+        """Like its parent, with the experts of each layer, (B, L, layers, K) integers, or None."""
         hidden = self.tok_embeddings(tokens)
         for number, layer in enumerate(self.layers.values()):
             given = None if routes is None else routes[:, :, number].long().contiguous()
@@ -184,8 +186,8 @@ class ReplayedModel(Qwen3Model):
 
     @property
     def replayed(self) -> Tensor:
-        """Tokens with given experts, and those whose router would have chosen others, over all layers: (2,) int64 of
-        this rank in the last forward pass with routes."""
+        """(2,) int64, over all layers of this rank in the last forward pass with routes: tokens with given experts, and
+        the number of them for which the router would have chosen others."""
         parts = [part.replayed for part in self.modules() if isinstance(part, Router)]
         return torch.stack(parts).sum(0)
 
@@ -224,7 +226,7 @@ def experts_config(width: int, experts: Experts, init: Mapping[str, Callable[...
 
 
 def is_expert(name: str) -> bool:
-    """Whether a parameter's name is that of a stack of matrices, one for each expert."""
+    """Whether this is the name of a parameter that stacks one matrix for each expert."""
     return name.rpartition(".")[2] in WEIGHTS
 
 

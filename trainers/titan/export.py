@@ -13,7 +13,7 @@ from trainers.titan.model import TitanModel
 from trainers.titan.weight_files import MAX_FILE_BYTES, write_file, write_folder
 from trainers.titan.whole_folder import is_first, replacement, write_texts
 
-# Copied from the model's folder into an export, so that transformers and vLLM can load it.
+# Files of the model's folder that an export gets too, so that transformers and vLLM can load it.
 PATTERNS = ("config.json", "generation_config.json", "*token*", "vocab.*", "merges.txt", "*.jinja", "*.model")
 
 
@@ -22,12 +22,12 @@ def export_hf(
 ) -> None:
     """Write a Hugging Face folder: safetensors in config.json's dtype, and the tokenizer's files beside them.
 
-    Every rank calls it. The folder appears whole or not at all.
+    Every rank calls it. The folder appears complete or not at all.
 
     Args:
         model: its weights.
         folder: replaced when it exists.
-        texts: further files by name, in the place of the model's own.
+        texts: further files by name, instead of the model's own.
         max_file_bytes: larger weights are split over several files, with an index.
     """
     name = str(model.hf_config.get("dtype") or model.hf_config.get("torch_dtype") or "float32")
@@ -42,7 +42,7 @@ def export_hf(
 
 
 def write_weights(model: TitanModel, path: Path) -> None:
-    """Write the weights, exact, as one file of safetensors, which appears whole or not at all. Every rank calls it."""
+    """Write the exact weights as one file of safetensors, which appears complete or not at all. Every rank calls it."""
     dtype = torch.float32
     unfinished = path.with_name(f"{path.name}.unfinished")
     with model.weights.stream(dtype) as tensors:

@@ -1,15 +1,15 @@
 """The model families that can be trained: what a Hugging Face config.json means, in TorchTitan's terms.
 
     TITAN[model_type]       how TorchTitan builds, shards and names an architecture
-    read_config(folder)     its config.json, if all that it asks for is supported
+    read_config(folder)     its config.json, if everything in it is supported
     titan_config(config)    the same as TorchTitan's config of a model
 
-TorchTitan has no Qwen2.5. It is TorchTitan's Qwen3 without the norms of queries and keys, and with biases in their
-projections, which TorchTitan's sharding and fused projections already know. Qwen3 with experts is TorchTitan's Qwen3
-with the layers of experts.py. TorchTitan has no Mixtral, and no gated shared expert, which Qwen2-MoE has.
+TorchTitan has no Qwen2.5. Here it is TorchTitan's Qwen3 without the norms of queries and keys, and with biases in their
+projections; TorchTitan's sharding and fused projections know these. Qwen3 with experts is TorchTitan's Qwen3 with the
+layers of experts.py. TorchTitan has no Mixtral, and no gated shared expert, which Qwen2-MoE has.
 
-Llama's queries and keys are rotated as complex numbers, in pairs of neighbours, and Hugging Face stores their weights
-for pairs that lie half a head apart: TorchTitan's adapter reorders the rows on the way in and out.
+Llama's queries and keys are rotated as complex numbers, in pairs of neighbours. Hugging Face stores their weights for
+pairs that lie half a head apart. TorchTitan's adapter reorders the rows on the way in and out.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from trainers.titan.experts import ReplayedBlock, ReplayedModel, experts_config
 
 # Every weight is loaded after construction, so initial values would be wasted work.
 _SKIP = {"weight": skip_param_init, "bias": skip_param_init}
-_TITAN_ROPE = {"factor": "scaling_factor"}  # Hugging Face's name -> TorchTitan's, where they differ
+_TITAN_ROPE = {"factor": "scaling_factor"}  # Hugging Face's name -> TorchTitan's, if they differ
 _SIZES = (
     "vocab_size",
     "hidden_size",
@@ -55,7 +55,7 @@ _SIZES = (
 
 
 class Qwen2StateDictAdapter(Qwen3StateDictAdapter):
-    """Names of Qwen2.5: those of Qwen3, and the biases of the query, key and value projections."""
+    """Names of Qwen2.5: Qwen3's names, and the biases of the query, key and value projections."""
 
     def __init__(self, model_config: Qwen3Model.Config, hf_assets_path: str | None) -> None:
         super().__init__(model_config, hf_assets_path)
@@ -72,7 +72,7 @@ class TitanFamily:
     block: type[TransformerBlock.Config]
     rope: type[RoPE.Config]
     adapter: type[StateDictAdapter]
-    """Between Hugging Face's names and layout of weights and TorchTitan's."""
+    """Translates names and layouts of weights between Hugging Face and TorchTitan."""
     shard: Callable[..., None]
     """Fill in how the config's matrices are cut for tensor and expert parallelism: shard(config, enable_sp=,
     enable_ep=)."""
@@ -85,7 +85,7 @@ def _shard_llama(config: Llama3Model.Config, *, enable_sp: bool, enable_ep: bool
 
 
 def _parallelize_llama(model: Llama3Model, *, skip_dp: bool, **settings: Any) -> Llama3Model:
-    """parallelize_llama, which always wraps a model in FSDP; without FSDP parallelize_qwen3 does the same as it."""
+    """parallelize_llama, which always wraps a model in FSDP. Without FSDP parallelize_qwen3 does what it would do."""
     return parallelize_qwen3(model, skip_dp=True, **settings) if skip_dp else parallelize_llama(model, **settings)
 
 
@@ -114,10 +114,10 @@ TITAN = {
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """Read config.json and make sure that it can be trained as it stands.
+    """Read config.json and make sure that it can be trained as it is.
 
     Raises:
-        UserError: the file is missing or damaged, or asks for what is not supported.
+        UserError: the file is missing or damaged, or asks for something that is not supported.
     """
     path = folder / "config.json"
     if not path.is_file():

@@ -1,8 +1,8 @@
 """Fused projections in checkpoints: each rank splits its own shard, and nothing is gathered.
 
 TorchTitan saves a fused projection (wqkv) under the names of its queries, keys and values, and gathers it to split it.
-Every rank then holds a seventh of the model in float32 while the state dict lives. The rows of wqkv are ordered by key
-heads, so a shard of whole heads can be split locally.
+Every rank then holds a seventh of the model in float32 as long as the state dict lives. The rows of wqkv are ordered by
+key heads, so a shard of complete heads can be split locally.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ NAME = "wqkv."
 
 
 def split_shards_on_save(module: nn.Module) -> None:
-    """Let `module.state_dict()` split the shards of all fused projections, where every shard has whole heads."""
+    """Let `module.state_dict()` split the shards of all fused projections, if every shard has complete heads."""
     for part in module.modules():
         if isinstance(part, FusedQKVLinear):
             _register(part)
@@ -42,7 +42,7 @@ def _register(part: Any) -> None:
 
 
 def _has_whole_heads(part: Any, value: DTensor) -> bool:
-    """Whether every rank's shard consists of whole key heads, the same number on each rank."""
+    """Whether every rank's shard consists of complete key heads, the same number on each rank."""
     heads = value.shape[0] // (part.r_dim * part.head_dim)
     cuts = [
         size

@@ -1,14 +1,14 @@
 """Logprobs and entropy of a policy at the tokens it sampled, straight from hidden states and the head's weight.
 
-At a vocabulary of 151,936 the logits are the largest tensor of a training step by far: 16,384 tokens make 10 GB in
-float32, and a plain log-softmax with its gradient holds several of them. Here the head's matrix product and the
-softmax go together through the vocabulary a chunk of columns at a time, and backward computes each chunk of logits
-again instead of keeping it: four matrix products where the plain way has three, and never more than a few chunks.
-Where there is memory for all logits in the dtype of the model, they are one chunk that is kept: three products.
+At a vocabulary of 151,936 the logits are by far the largest tensor of a training step: 16,384 tokens make 10 GB in
+float32, and a plain log-softmax with its gradient holds several of them. Here the head's matrix product and the softmax
+go together through the vocabulary, a chunk of columns at a time. The backward pass computes each chunk of logits again
+instead of keeping it. This takes four matrix products instead of three, and memory for a few chunks. If there is memory
+for all logits in the dtype of the model, they are one chunk that is kept: three products.
 
-Chunks of columns, not of rows: the gradient of the weight is then written once, chunk by chunk, each number by one
-product over all tokens, where chunks of rows would add to all of it again and again and need it in float32. And with
-tensor parallelism a rank's shard of the vocabulary is just one more chunk.
+The chunks are columns, not rows, because the gradient of the weight is then written once: each number by one product
+over all tokens. Chunks of rows would add to the full gradient again and again, and need it in float32. With tensor
+parallelism a rank's shard of the vocabulary is just one more chunk.
 """
 
 from __future__ import annotations
@@ -45,39 +45,41 @@ def head_logprobs(
 
     Args:
         hidden: (N, D).
-        weight: (V, D) of the same dtype; with `group`, the rows of the vocabulary that this rank has.
+        weight: (V, D) of the same dtype; with `group`, this rank's rows of the vocabulary.
         targets: (N,) int64. One outside the vocabulary has logprob -inf.
         temperature: above 0.
         with_entropy: also return the entropy; costs little forward, and a second chunk of float32 backward.
-        group: ranks that share the vocabulary, all with the same `hidden` and `targets`. Everything that is returned
-            is of the whole vocabulary; the gradient of `hidden` is this rank's part of a sum over the ranks.
+        group: ranks that share the vocabulary, all with the same `hidden` and `targets`. The results are for the full
+            vocabulary; the gradient of `hidden` is this rank's part of a sum over the ranks.
         start: the vocabulary entry of this rank's first row.
         columns: vocabulary entries of a chunk; None fits them to N and V.
-        kept_bytes: logits of this size or less are all kept for backward, which overwrites them with their gradient.
+        kept_bytes: if all logits fit in this many bytes, they are kept for the backward pass, which overwrites them
+            with their gradient.
 
     Returns:
         Logprobs (N,), and entropies (N,) in nats or None.
     """
     learns = torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad)
     keeps = learns and len(hidden) * len(weight) * hidden.element_size() <= kept_bytes
-    # A GPU pays for every chunk with launches: there they are as large as an eighth of float32 logits in all allows.
+    # On a GPU every chunk costs launches, so all chunks in flight may together be as large as an eighth of float32
+    # logits.
     parts, most = (6 * hidden.element_size(), 1 << 28) if hidden.is_cuda else (32, 1 << 26)
     columns = len(weight) if keeps else columns or _columns(len(hidden), len(weight), parts, most=most)
     return _HeadLogprobs.apply(hidden, weight, targets - start, temperature, with_entropy, group, columns, keeps)
 
 
 def check_temperature(temperature: float) -> None:
-    """Raise UserError unless logits can be divided by it."""
+    """Raise UserError if logits cannot be divided by it."""
     if not 0 < temperature < math.inf:
         raise UserError(f"temperature={temperature} must be above 0: greedy answers have no usable logprobs.")
 
 
 class _HeadLogprobs(torch.autograd.Function):
-    """Saves its inputs and a few numbers per token, and the logits where they are kept; `targets` count from this
-    rank's first vocabulary entry.
+    """Saves its inputs and a few numbers per token, and the logits if they are kept; `targets` count from this rank's
+    first vocabulary entry.
 
-    With z = logits / temperature, p = softmax(z), H the entropy, and w and u the gradients of logprob and entropy,
-    the gradient of z is w (onehot - p) - u p (log p + H).
+    Let z = logits / temperature, p = softmax(z), H the entropy, and w and u the gradients of logprob and entropy. The
+    gradient of z is then w (onehot - p) - u p (log p + H).
     """
 
     @staticmethod
@@ -113,14 +115,14 @@ class _HeadLogprobs(torch.autograd.Function):
         logprobs = chosen - lse
         ctx.save_for_backward(hidden, weight, targets, lse, entropy)
         ctx.temperature, ctx.columns = temperature, columns
-        ctx.set_materialize_grads(False)  # the gradient of an entropy that the loss did not use is None, and free
+        ctx.set_materialize_grads(False)  # if the loss did not use the entropy, its gradient is None and costs nothing
         return logprobs, entropy if with_entropy else None
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, of_logprobs: Tensor | None, of_entropy: Tensor | None) -> tuple[Tensor | None, ...]:
         hidden, weight, targets, lse, entropy = ctx.saved_tensors
-        kept, ctx.kept = ctx.kept, None  # overwritten below: a second backward pass would have to compute them again
+        kept, ctx.kept = ctx.kept, None  # overwritten below; a second backward pass would compute them again
         w = torch.zeros_like(lse) if of_logprobs is None else of_logprobs / ctx.temperature
         u = None if of_entropy is None else of_entropy / ctx.temperature
         of_hidden = torch.zeros_like(hidden, dtype=lse.dtype) if ctx.needs_input_grad[0] else None
@@ -169,18 +171,19 @@ def _scaled(logits: Tensor, offset: Tensor, temperature: float, dtype: torch.dty
 
 
 def _sums(logits: Tensor, temperature: float, dtype: torch.dtype, with_entropy: bool) -> tuple[Tensor, Tensor]:
-    """Log-sum-exp of one chunk, and the entropy within it (0 if not wanted), both (N,). Overwrites the logits."""
+    """Log-sum-exp of one chunk, and its entropy (0 if not wanted), both (N,). Overwrites the logits."""
     largest = logits.amax(-1).to(dtype) / temperature
     powers = _scaled(logits, largest, temperature, dtype).exp_()
     total = powers.sum(-1)
     if not with_entropy:
         return largest + total.log(), torch.zeros_like(total)
-    # -p log p of unnormalised p: in place, where the mean of the logits would need a second chunk.
+    # -p log p of unnormalised p, in place; the mean of the logits would need a second chunk.
     return largest + total.log(), torch.special.entr(powers, out=powers).sum(-1) / total + total.log()
 
 
-# On a GPU the passes over a chunk cost more than its matrix products, so there each of the two is one kernel. On a CPU,
-# and as the measure of these, stand the same formulas above, pass by pass and in place.
+# On a GPU the passes over a chunk cost more than its matrix products, so each of the two passes is one kernel there.
+# The
+# formulas above run on a CPU, pass by pass and in place; the kernels are tested against them.
 
 
 def _has_kernels(logits: Tensor) -> bool:
@@ -188,14 +191,14 @@ def _has_kernels(logits: Tensor) -> bool:
 
 
 def _kernels() -> ModuleType:
-    """Imported where there is a GPU: Triton comes with the torch of a GPU only."""
+    """The kernels, imported on a GPU only: Triton comes with the torch of a GPU."""
     from trainers.titan import head_kernels
 
     return head_kernels
 
 
 def _combined(lse: Tensor, entropy: Tensor) -> tuple[Tensor, Tensor]:
-    """Log-sum-exp and entropy of a whole from those of its parts, both (parts, N)."""
+    """Log-sum-exp and entropy over all parts, from the values of each part, both (parts, N)."""
     share = lse.softmax(0)  # the probability of each part
     return lse.logsumexp(0), (share * entropy).sum(0) + torch.special.entr(share).sum(0)
 
@@ -219,7 +222,7 @@ def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
 
 
 def _within(targets: Tensor, chunk: slice) -> tuple[Tensor, Tensor]:
-    """Column of each target in a chunk (N, 1), clamped into it, and whether it is there (N,)."""
+    """Column of each target in a chunk (N, 1), clamped into the chunk, and whether it lies in the chunk (N,)."""
     inside = (targets >= chunk.start) & (targets < chunk.stop)
     return (targets - chunk.start).clamp(0, chunk.stop - chunk.start - 1)[:, None], inside
 

@@ -1,8 +1,8 @@
 """The two passes that a GPU makes over a chunk of logits, each as one kernel.
 
-They are bound by memory: at 32,768 tokens and a vocabulary of 151,936 the logits are 10 GB in bfloat16, which `sums`
-reads once and `gradient_` reads and writes once. A program of the grid owns a row, so no index is divided and rows may
-begin beyond 2^31 elements. What both compute is said, and tested against, in head.py, `_sums` and `_of_scaled`.
+Memory bounds them: at 32,768 tokens and a vocabulary of 151,936 the logits are 10 GB in bfloat16; `sums` reads them
+once, and `gradient_` reads and writes them once. A program of the grid owns a row, so no index is divided and rows may
+begin beyond 2^31 elements. `_sums` and `_of_scaled` in head.py have the formulas, and tests compare both.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ def _sums_kernel(
     scale,
     of_lse,
     of_entropy,
-    WITH_ENTROPY: tl.constexpr,  # what a kernel is compiled for is written so
+    WITH_ENTROPY: tl.constexpr,  # in capitals, because the kernel is compiled for each value
     BLOCK: tl.constexpr,
 ) -> None:
     row = tl.program_id(0).to(tl.int64)
     logits += row * stride
-    largest = -1e30  # finite, so that it can be subtracted before anything was seen
-    total = tl.zeros([BLOCK], tl.float32)  # of e^(z - largest), by lane
-    weighted = tl.zeros([BLOCK], tl.float32)  # of e^(z - largest) (z - largest)
+    largest = -1e30  # finite, so that it can be subtracted before the first value
+    total = tl.zeros([BLOCK], tl.float32)  # sums of e^(z - largest), by lane
+    weighted = tl.zeros([BLOCK], tl.float32)  # sums of e^(z - largest) (z - largest)
     for first in range(0, columns, BLOCK):
         at = first + tl.arange(0, BLOCK)
         z = tl.load(logits + at, mask=at < columns, other=float("-inf")).to(tl.float32) * scale
@@ -112,8 +112,8 @@ def gradient_(
 
     Args:
         logits: (N, V) with rows of neighbouring elements.
-        targets: (N,) int64, columns of the logits; one outside has no onehot.
-        lse: (N,) float32, of the whole vocabulary, as is `entropy`.
+        targets: (N,) int64, columns of the logits; a target outside has no onehot.
+        lse: (N,) float32, over the full vocabulary, as is `entropy`.
         entropy: (N,) float32.
         w: (N,) float32, the gradient of the logprobs.
         u: (N,) float32, the gradient of the entropies, or None.

@@ -1,7 +1,7 @@
 """The weights of a TorchTitan model under Hugging Face names: streamed out tensor by tensor, and read shard by shard.
 
-One parameter of the model is one tensor of Hugging Face, with three exceptions, which families.py and the device
-decide:
+One parameter of the model is one tensor of Hugging Face, with three exceptions, which depend on families.py and the
+device:
 
 - a fused projection (wqkv) is the projections of queries, keys and values,
 - Llama's projections of queries and keys have their rows in another order,
@@ -10,8 +10,8 @@ decide:
 A weight with an adapter (lora.py) comes out merged: both are one matrix. `load` leaves adapters as they are.
 
 Both directions handle one parameter at a time, so a process needs memory for one parameter beside the model. On the way
-out it is a whole parameter in the wanted dtype. On the way in a rank reads its own slice of the file; for the first
-two exceptions it reads the whole tensors that make the parameter.
+out this is a complete parameter in the wanted dtype. On the way in a rank reads its own slice of the file; for the
+first two exceptions it reads all of the parameter's tensors.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ from trainers.titan.shards import reshard, shard_of, whole_of
 from trainers.titan.weight_files import WeightFiles
 
 HEAD = "lm_head.weight"
-"""The output layer's weight, under either name."""
+"""The output layer's weight, in both naming schemes."""
 OLD = "rotary_emb.inv_freq"
-"""End of the name of a weight in old folders, which no model reads."""
+"""Old folders have a weight with this end of its name, which no model reads."""
 
 
 class HFWeights:
-    """The weights of a model, however they are sharded.
+    """The weights of a model, sharded or not.
 
     Args:
         module: the model; its parameters are on their device, as plain tensors or DTensors.
-        adapter: TorchTitan's, between both names and orders of rows.
+        adapter: TorchTitan's, which translates names and orders of rows.
         tied: whether embedding and output layer share one weight, which is then listed once.
     """
 
@@ -72,11 +72,11 @@ class HFWeights:
 
     @contextmanager
     def stream(self, dtype: torch.dtype) -> Iterator[Iterator[tuple[str, Tensor]]]:
-        """Give the weights one by one, each whole, on the model's device.
+        """Give the weights one by one, each complete, on the model's device.
 
         This is a collective: every rank enters it; the first rank receives the tensors, the others receive none. If the
-        block ends early, with an error for example, the remaining tensors are gathered all the same, so that no rank
-        waits forever. A tensor may be the live weight itself: copy it before asking for the next one.
+        block ends early, for example by an error, the remaining tensors are still gathered, so no rank waits forever. A
+        tensor may be the live weight itself: copy it before asking for the next one.
         """
         tensors = self._gather(dtype)
         try:
@@ -94,7 +94,7 @@ class HFWeights:
                 self._whole(name, parameter, dtype)
 
     def _whole(self, name: str, parameter: Tensor, dtype: torch.dtype) -> Tensor:
-        """A parameter, whole, with its adapter merged in float32 and then cast; a collective where it is sharded."""
+        """A complete parameter, with its adapter merged in float32 and then cast; a collective if it is sharded."""
         part = self._adapted.get(name)
         if part is None:
             return whole_of(parameter, dtype)
@@ -103,11 +103,10 @@ class HFWeights:
 
     @torch.no_grad()
     def load(self, files: WeightFiles) -> None:
-        """Replace all weights. Each rank reads what its shards need; no collective.
+        """Replace all weights. Each rank reads the slices of its shards; no collective.
 
         Raises:
-            UserError: names or shapes do not fit the model, which is checked before any tensor is read; or a file is
-                damaged.
+            UserError: names or shapes do not fit the model (checked before any tensor is read), or a file is damaged.
         """
         self._check(files)
         for name, parameter in self._parameters():
@@ -116,7 +115,7 @@ class HFWeights:
             pieces = self._to_hf(name, whole)
             if shard.numel() == 0:  # there are more ranks than rows
                 continue
-            if list(map(id, pieces.values())) == [id(whole)]:  # the adapter has nothing to change
+            if list(map(id, pieces.values())) == [id(whole)]:  # the adapter changes nothing
                 shard.copy_(files.read(next(iter(pieces)), place))
             elif is_expert(name):
                 for part, hf_name in zip(shard, list(pieces)[place[0]], strict=True):
@@ -126,7 +125,7 @@ class HFWeights:
 
     def _check(self, files: WeightFiles) -> None:
         expected = {name: tuple(tensor.shape) for name, tensor in self.layout(torch.float32).items()}
-        # Some folders keep a copy of the tied weight, and old ones the frequencies of the position embedding.
+        # Some folders have a copy of the tied weight, and old ones the frequencies of the position embedding.
         given = {
             name: shape
             for name, shape in files.shapes.items()
@@ -161,13 +160,14 @@ class HFWeights:
         return pieces
 
     def rows(self, name: str, parameter: Tensor) -> tuple[str, Tensor]:
-        """The Hugging Face name of a matrix that is one there too, and for each of its rows there the row here."""
+        """The Hugging Face name of a matrix that is also one matrix there, and for each of its rows there the row
+        here."""
         numbers = torch.arange(parameter.shape[0], dtype=torch.int32)[:, None].expand(parameter.shape)
         ((hf_name, rows),) = self._to_hf(name, numbers).items()
         return hf_name, rows[:, 0].long()
 
     def _from_hf(self, name: str, pieces: dict[str, Tensor]) -> Tensor:
-        """Convert Hugging Face's tensors to the parameter that they make."""
+        """Convert Hugging Face's tensors to the parameter that consists of them."""
         # For a tied model the adapter looks for the embedding, unless there is an output layer.
         state = self._adapter.from_hf({HEAD: torch.empty(0)} | pieces)
         for prefix, part in self._fused.items():

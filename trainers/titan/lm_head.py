@@ -1,7 +1,7 @@
-"""The output layer of a TorchTitan model, taught to give logprobs instead of logits.
+"""The output layer of a TorchTitan model, changed to give logprobs instead of logits.
 
-What it does takes place in the layer's own forward, because only there does FSDP have the whole weight at hand, and
-only what leaves that forward tells FSDP when to reduce the weight's gradient.
+This happens in the layer's own forward. Only there does FSDP have the full weight, and only the output of that forward
+tells FSDP when to reduce the weight's gradient.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from trainers.titan.head import head_logprobs
 
 
 class Head:
-    """Stands in for the forward of `lm_head`, a linear layer without bias that is already parallelized.
+    """Replaces the forward of `lm_head`, a linear layer without bias that is already parallelized.
 
-    Each pass of the model follows a call of `ask_logits` or `ask_logprobs`, and returns what that promises.
+    Call `ask_logits` or `ask_logprobs` before each pass of the model; the pass then returns what was asked for.
 
     Args:
-        lm_head: the layer; it computes in the dtype of its weight, whatever that of the rest of the model is.
+        lm_head: the layer; it computes in the dtype of its weight, whatever the rest of the model computes in.
         kept_bytes: see `head_logprobs`.
     """
 
@@ -36,11 +36,11 @@ class Head:
         return self._answer(hidden)
 
     def ask_logits(self, selected: Tensor) -> None:
-        """Let the next pass return logits (N, V) of the places `selected` (N,) of the flattened (B, L)."""
+        """Let the next pass return logits (N, V) of the places `selected` (N,) in the flattened (B, L)."""
 
         def answer(hidden: Tensor) -> Tensor:
             hidden = hidden.to(self._lm_head.weight.dtype)
-            if isinstance(hidden, DTensor):  # tensor parallel: the vocabulary is sharded, the places are chosen last
+            if isinstance(hidden, DTensor):  # tensor parallel: the vocabulary is sharded, so places are chosen last
                 logits = self._linear(hidden)
                 return (logits.full_tensor() if isinstance(logits, DTensor) else logits).flatten(0, 1)[selected]
             return self._linear(hidden.flatten(0, 1)[selected][None])[0]
@@ -48,14 +48,14 @@ class Head:
         self._answer = answer
 
     def ask_logprobs(self, selected: Tensor, targets: Tensor, temperature: float, with_entropy: bool) -> None:
-        """Let the next pass return what `head_logprobs` does, of the places `selected` of the flattened (B, L)."""
+        """Let the next pass return the result of `head_logprobs` for the places `selected` in the flattened (B, L)."""
 
         def answer(hidden: Tensor) -> tuple[Tensor, Tensor | None]:
             weight: Tensor = self._lm_head.weight
             group, start = None, 0
             if isinstance(hidden, DTensor) and isinstance(weight, DTensor):  # tensor parallel: by shards of V
                 mesh = hidden.device_mesh
-                rows = -(-len(weight) // mesh.size())  # DTensor gives every rank as many, and the last what is left
+                rows = -(-len(weight) // mesh.size())  # DTensor gives every rank this number, and the last one the rest
                 group, start = mesh.get_group(), rows * mesh.get_local_rank()
                 # Every rank has the same hidden states, and the gradient of its own shard of the vocabulary.
                 hidden, weight = hidden.to_local(grad_placements=[Partial()]), weight.to_local()

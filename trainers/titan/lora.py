@@ -4,10 +4,10 @@
     adapters = Adapters(module, lora)           # once the module is sharded and has memory
     adapters.initialise(seed)
 
-A begins uniformly at random, B at 0, so that an adapter changes nothing at first. Each whole A is drawn from a
+A begins uniformly at random, B at 0, so an adapter changes nothing at first. Each A is drawn completely from a
 generator of its own, seeded by its name, and every rank keeps its slice: initial values do not depend on the ranks.
 
-Queries, keys and values are three matrices: one that is fused would have one A for the three.
+Queries, keys and values are three matrices. A fused matrix would have one A for all three.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ _MODULES = {
     "up_proj": "w3",
     "down_proj": "w2",
 }
-"""Hugging Face's name of a matrix -> the name of its config in TorchTitan, where keys and values share one."""
+"""Hugging Face's name of a matrix -> the name of its config in TorchTitan, which is the same for keys and values."""
 A, B = "lora_a", "lora_b"
 
 
 def build_with_adapters(config: Decoder.Config, lora: Lora) -> Decoder:
-    """Build a model whose only trained parameters are its adapters.
+    """Build a model with adapters as its only trained parameters.
 
     Args:
         config: without fused projections, with its shardings; the converter changes it.
@@ -56,13 +56,13 @@ def build_with_adapters(config: Decoder.Config, lora: Lora) -> Decoder:
         rank=lora.rank, alpha=lora.alpha, target_modules=sorted({_MODULES[name] for name in lora.targets})
     )
     module: Decoder = converter.build().convert(config).build()
-    # The converter knows keys and values as one name: take the adapter of the one that is not a target away.
+    # The converter has one name for keys and values: remove the adapter of the one that is not a target.
     for name, unwanted in {"wk": "k_proj" not in lora.targets, "wv": "v_proj" not in lora.targets}.items():
         if unwanted and {"k_proj", "v_proj"} & set(lora.targets):
             for layer, of_keys in zip(module.layers.children(), plain, strict=True):
                 setattr(layer.attention.qkv_linear, name, of_keys.build().requires_grad_(False))
     for half in adapter_modules(module):
-        half._param_init = {"weight": skip_param_init}  # `Adapters.initialise` does it
+        half._param_init = {"weight": skip_param_init}  # `Adapters.initialise` sets the values
     return module
 
 
@@ -72,17 +72,17 @@ def adapted(module: nn.Module) -> dict[str, Any]:
 
 
 def adapter_modules(module: nn.Module) -> list[Any]:
-    """The modules that hold the trained parameters."""
+    """The modules with the trained parameters."""
     return [half for part in adapted(module).values() for half in (part.lora_a, part.lora_b)]
 
 
 def is_adapter(name: str) -> bool:
-    """Whether a parameter's name is that of an adapter."""
+    """Whether this is the name of an adapter's parameter."""
     return f".{A}." in name or f".{B}." in name
 
 
 class Adapters:
-    """The adapters of a model that is sharded, and those that a KL penalty is taken against.
+    """The adapters of a sharded model, and the adapters that a KL penalty is taken against.
 
     Args:
         module: the model.
@@ -95,31 +95,31 @@ class Adapters:
         """The adapted layers, by TorchTitan's names of their weights."""
         self._module = module
         self._reference: dict[str, Tensor] = {}
-        """This rank's part of the reference's adapters, by name; empty is the frozen base itself."""
+        """This rank's part of the reference's adapters, by name; empty if the reference is the frozen base."""
 
     def initialise(self, seed: int) -> None:
-        """Set initial values: A random, and B to 0."""
+        """Set initial values: A random, and B 0."""
         for name, part in self.by_weight.items():
             whole = torch.empty(part.lora_a.weight.shape)
-            bound = whole.shape[1] ** -0.5  # torch's own for a linear layer, which PEFT uses too
+            bound = whole.shape[1] ** -0.5  # torch's default for a linear layer, as in PEFT
             whole.uniform_(-bound, bound, generator=_generator(f"{seed} {name}"))
             self._set(name, whole, torch.zeros(part.lora_b.weight.shape))
 
     @torch.no_grad()
     def load(self, values: Mapping[str, tuple[Tensor, Tensor]]) -> None:
-        """Replace all adapters by whole ones, (A, B) by TorchTitan's names of the weights."""
+        """Replace all adapters with complete ones, (A, B) by TorchTitan's names of the weights."""
         reshard(self._module)
         for name, (a, b) in values.items():
             self._set(name, a, b)
 
     @torch.no_grad()
     def keep_as_reference(self) -> None:
-        """Make the present adapters those of the reference."""
+        """Take the present adapters as the reference's."""
         self._reference = self._copies()
 
     @contextmanager
     def reference(self) -> Iterator[None]:
-        """Let the model be the reference: the base with the adapters that were kept, or with none at all."""
+        """Let the model be the reference: the base with the adapters that were kept for it, or without adapters."""
         if not self._reference:
             with self.off():
                 yield
@@ -130,7 +130,7 @@ class Adapters:
 
     @contextmanager
     def kept(self) -> Iterator[None]:
-        """Bring the present adapters back at the end, whatever becomes of them meanwhile."""
+        """Restore the present adapters at the end, also after an error."""
         present = self._copies()
         try:
             yield
@@ -139,7 +139,7 @@ class Adapters:
 
     @contextmanager
     def off(self) -> Iterator[None]:
-        """Multiply what the adapters add by 0, which leaves the base's own values bit by bit."""
+        """Multiply the adapters' output by 0, which leaves the base's own values bit by bit."""
         try:
             self._scale(0.0)
             yield

@@ -1,7 +1,7 @@
-"""A TorchTitan model behind a few methods: the only file that knows its internals.
+"""A TorchTitan model behind a few methods. Only this file knows its internals.
 
 It reads a Hugging Face folder (config.json and safetensors), builds the model on the meta device, shards it, and loads
-the weights. families.py says which architectures there are; hf_weights.py loads the weights and gives them back.
+the weights. families.py has the architectures; hf_weights.py loads the weights and gives them back.
 """
 
 from __future__ import annotations
@@ -33,10 +33,11 @@ from trainers.titan.hf_weights import HFWeights
 from trainers.titan.lm_head import Head
 from trainers.titan.lora import Adapters, adapter_modules, build_with_adapters
 from trainers.titan.settings import TitanSettings
+from trainers.titan.sums import keep_sums
 from trainers.titan.weight_files import WeightFiles
 from trainers.titan.wide_head import head_modules, round_embedding, shard_with_wide_head
 
-# TorchTitan's settings for what is computed again in the backward pass.
+# TorchTitan's settings of activation checkpointing.
 ACTIVATION_CHECKPOINTS = {"none": None, "selective": SelectiveAC.Config(), "full": FullAC.Config()}
 RESHARDS = ("default", "always", "never")
 
@@ -53,7 +54,7 @@ class TitanModel:
         weights: "float32", or "bfloat16" for weights that are not trained.
 
     Raises:
-        UserError: the folder lacks a file, is not of a family that can be trained, or cannot be cut as `parallel` says.
+        UserError: the folder lacks a file, is of a family that cannot be trained, or cannot be cut as `parallel` says.
     """
 
     def __init__(
@@ -99,12 +100,12 @@ class TitanModel:
 
     @property
     def published(self) -> HFWeights | AdapterWeights:
-        """What the engine is given."""
+        """The weights, or the adapters, that the engine gets."""
         return AdapterWeights(self) if self._lora is not None and self._lora.publish == "adapter" else self.weights
 
     @property
     def experts(self) -> Experts | None:
-        """Those of each layer; None of a dense model."""
+        """The experts of each layer; None for a dense model."""
         return read_experts(self.hf_config)
 
     @property
@@ -115,17 +116,18 @@ class TitanModel:
     def logits(
         self, tokens: Tensor, positions: Tensor | None, selected: Tensor, routes: Tensor | None = None
     ) -> Tensor:
-        """Run the model and return the logits of some places only.
+        """Run the model and return the logits of the selected places.
 
-        The choice is made before the output layer, which is most of the work of a small model and most of the
-        memory of a large one.
+        Places are selected before the output layer, which is most of the work of a small model and most of the memory
+        of a large one.
 
         Args:
             tokens: (B, L) int64.
             positions: (B, L) int64 that restart at 0 with each packed row; None when each sequence is one row.
-            selected: (N,) int64 places in the flattened (B, L); with context parallelism, all of this rank's part.
-            routes: (B, L, layers, K) integers, the experts that compute each token, -1 where the router chooses; None
-                where it chooses everywhere, as in a dense model.
+            selected: (N,) int64 places in the flattened (B, L); with context parallelism, all places of this rank's
+                part.
+            routes: (B, L, layers, K) integers, the experts that compute each token, -1 if the router is to choose. None
+                lets the router choose for all tokens, as in a dense model.
 
         Returns:
             (N, vocabulary) in the dtype the model computes in, with gradient.
@@ -144,9 +146,9 @@ class TitanModel:
         with_entropy: bool = False,
         routes: Tensor | None = None,
     ) -> tuple[Tensor, Tensor | None]:
-        """Logprobs of targets (N,) int64 at the places `selected`, without ever holding all their logits.
+        """Logprobs of targets (N,) int64 at the places `selected`, without holding all their logits at once.
 
-        Args, beside those of `logits`:
+        Args, in addition to those of `logits`:
             temperature: above 0; logits are divided by it.
             with_entropy: also return the entropy at each place.
 
@@ -158,21 +160,22 @@ class TitanModel:
 
     @property
     def replayed(self) -> Tensor:
-        """Of the last forward pass with routes: tokens with given experts, and those of them for which the router would
-        have chosen others; (2,) int64, over all layers, of this rank's part."""
+        """(2,) int64, over all layers of this rank's part in the last forward pass with routes: tokens with given
+        experts, and the number of them for which the router would have chosen others."""
         counts: Tensor = self.module.replayed
         return counts
 
-    def sum_over_replicas(self, now: bool) -> None:
-        """Whether the next backward passes sum gradients over the replicas of HSDP.
+    def complete_gradients(self, now: bool) -> None:
+        """Whether the next backward passes sum gradients over the replicas of HSDP, and give them to the host if they
+        are offloaded.
 
-        Until then FSDP keeps sums over the ranks of one replica, in the place of the gradients.
+        Until then FSDP keeps sums over the ranks of one replica on the GPU, in the place of the gradients.
         """
-        if self.parallel.dp_replicate_enabled and isinstance(self.module, FSDPModule):
+        if isinstance(self.module, FSDPModule):
             self.module.set_requires_all_reduce(now)
 
     def abandon_pass(self) -> None:
-        """Forget a forward or backward pass that raised, and the sums that wait for `sum_over_replicas`."""
+        """Forget a forward or backward pass that raised, and the sums that wait for `complete_gradients`."""
         if isinstance(self.module, FSDPModule):
             self.module.reset_iter_state()
 
@@ -199,7 +202,7 @@ class TitanModel:
         _cast_weights(module, getattr(torch, weights), exact)
         if self.parallel.tp_enabled and self.config.enable_weight_tying:
             _keep_tied(module)
-        # One process has nothing to shard, and without anything to cast or to offload plain tensors are faster.
+        # One process has nothing to shard. If there is nothing to cast or offload either, plain tensors are faster.
         of_trained = weights if self._lora is None else "float32"
         is_plain = self.parallel.world_size == 1 and dtype == of_trained == weights and not self.is_offloaded
         module = self.family.parallelize(
@@ -225,9 +228,11 @@ class TitanModel:
                     cpu_offload=self.is_offloaded,
                     reshard_after_forward=settings.reshard_after_forward,
                 )
+        if self.is_offloaded and not settings.offload_sums:
+            keep_sums(module)
         if self.device.type == "cpu":
             for part in module.modules():
-                if isinstance(part, FSDPModule):  # gloo knows neither averages nor pre-multiplied sums
+                if isinstance(part, FSDPModule):  # gloo has neither averages nor pre-multiplied sums
                     part.set_force_sum_reduction_for_comms(True)
         module.to_empty(device="cpu" if self.is_offloaded else self.device)
         with torch.no_grad():
@@ -236,7 +241,8 @@ class TitanModel:
         return module
 
     def _places(self, tokens: Tensor, selected: Tensor) -> Tensor:
-        """Where the output layer finds them: context parallelism gives it this rank's part of the tokens."""
+        """The selected places as the output layer sees them: with context parallelism it has this rank's part of the
+        tokens."""
         return selected if self.context.ranks == 1 else self.context.local_places(selected, tokens.shape[1])
 
     def _run(self, tokens: Tensor, positions: Tensor | None, routes: Tensor | None) -> Any:
@@ -246,12 +252,12 @@ class TitanModel:
         return self.module(tokens, attention_masks=self._masks(tokens, positions), positions=positions, **given)
 
     def _run_part(self, tokens: Tensor, positions: Tensor, routes: Tensor | None) -> Any:
-        """The forward pass of this rank's part; every rank gets whole sequences, which are small beside activations."""
+        """The forward pass of this rank's part. Every rank gets full sequences, which are small beside activations."""
         if self.attention == "sdpa":
             masks: Any = self.context.mask(positions)
         else:
             masks = self.context.block_mask(positions, self.config.first_attention.inner_attention.block_size)
-        # Only padding is beyond the last position that there is.
+        # Only padding lies beyond the last position of the model.
         positions = self.context.cut(positions).clamp(max=self.max_length - 1)
         given = {} if routes is None else {"routes": self.context.cut(routes)}
         return self.module(self.context.cut(tokens), attention_masks=masks, positions=positions, **given)
@@ -268,7 +274,7 @@ def _check_known(name: str, value: str, known: Collection[str]) -> None:
 
 
 def _cast_weights(module: nn.Module, dtype: torch.dtype, but: Sequence[nn.Module]) -> None:
-    """Cast all weights, on the meta device, but those of some modules."""
+    """Cast all weights, on the meta device, except the weights of some modules."""
     kept = {parameter for part in but for parameter in part.parameters()}
     for parameter in module.parameters():
         if parameter not in kept:
@@ -276,7 +282,7 @@ def _cast_weights(module: nn.Module, dtype: torch.dtype, but: Sequence[nn.Module
 
 
 def _positions(tokens: Tensor) -> Tensor:
-    """(B, L) int64, of sequences that are one row each."""
+    """(B, L) int64, of sequences with one row each."""
     return torch.arange(tokens.shape[1], device=tokens.device).expand(tokens.shape)
 
 
@@ -301,15 +307,16 @@ def _check_experts(config: Mapping[str, Any], parallel: ParallelDims, settings: 
     lora = settings.lora
     if lora is not None and (unfit := sorted(set(lora.targets) & set(IN_MLP))):
         raise UserError(
-            f"lora targets {', '.join(unfit)} are matrices of experts, which get no adapter: choose of those of "
+            f"lora targets {', '.join(unfit)} are matrices of experts, which get no adapter: choose matrices of "
             f"attention, {', '.join(IN_ATTENTION)}."
         )
 
 
 def _keep_tied(module: Decoder) -> None:
-    """Tie embedding and output layer again when tensor parallelism has cut each by itself, before FSDP wraps them.
+    """Tie embedding and output layer again after tensor parallelism has cut each separately, and before FSDP wraps
+    them.
 
-    FSDP would otherwise gather two weights and sum two gradients, and hold twice the memory.
+    Otherwise FSDP would gather two weights, sum two gradients, and hold twice the memory.
     """
     cut = module.parallelize
 
@@ -322,10 +329,10 @@ def _keep_tied(module: Decoder) -> None:
 
 
 def _complete_embedding(module: Decoder) -> None:
-    """Make the embedding return a tensor whose communication between tensor ranks is over.
+    """Make the embedding wait for the communication of its output between tensor ranks.
 
-    The blocks share their compiled code. That of the first one would expect an AsyncCollectiveTensor as input, which
-    the embedding of tensor parallelism returns; the other blocks are given plain ones, and the code fails on these.
+    The blocks share their compiled code. With tensor parallelism the embedding returns an AsyncCollectiveTensor. The
+    code of the first block would expect this type, and fail on the plain tensors of the other blocks.
     """
 
     def completed(embedding: nn.Module, arguments: Any, output: Tensor) -> Tensor:

@@ -2,11 +2,11 @@
 
 - "float32": torch's AdamW, 8 bytes a parameter.
 - "bfloat16": TorchTitan's AdamW with a fused kernel, on GPUs only: 4 bytes a parameter.
-- "8bit": torchao's, whose moments are quantized in blocks of 256 numbers: 2 bytes a parameter. The first step compiles
-  a kernel for each shape of a weight, on a CPU with a C++ compiler. Moments stay in float32 where a shard has fewer
-  than 4,096 numbers, or a number that 256 does not divide, and for the embedding, as in "8-bit Optimizers via
-  Block-wise Quantization" (arXiv 2110.02861): most of its rows have no gradient in a step, and where the second moment
-  of such a row is rounded to 0 but the first is not, AdamW divides by epsilon.
+- "8bit": torchao's, with moments quantized in blocks of 256 numbers: 2 bytes a parameter. The first step compiles a
+  kernel for each shape of a weight, on a CPU with a C++ compiler. Moments stay in float32 if a shard has fewer than
+  4,096 numbers, or a number that 256 does not divide. The embedding's moments stay in float32 too, as in "8-bit
+  Optimizers via Block-wise Quantization" (arXiv 2110.02861): most of its rows have no gradient in a step. If the second
+  moment of such a row is rounded to 0 and the first is not, AdamW divides by epsilon.
 
 The weights are float32 in any case.
 """
@@ -14,11 +14,13 @@ The weights are float32 in any case.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any
 
 import torch
+import torch._functorch.config
 from torch import Tensor, nn
 
 # First of all TorchTitan imports: it settles the device for the others.
@@ -33,7 +35,7 @@ STATES = ("float32", "bfloat16", "8bit")
 
 
 class _Optimizers(OptimizersContainer):
-    """TorchTitan's container, which knows torchao's AdamW too."""
+    """TorchTitan's container, with torchao's AdamW added."""
 
     @dataclass(kw_only=True, slots=True)
     class Config(OptimizersContainer.Config):
@@ -64,7 +66,7 @@ def build_adamw(module: nn.Module, hyperparameters: Mapping[str, Any], *, state:
             for pattern, name in names.items()
         ]
         config = _Optimizers.Config(param_groups=groups)
-    # With offloaded weights the optimizer runs on the CPU, where the fused kernel is the fastest, too.
+    # With offloaded weights the optimizer runs on the CPU, and the fused kernel is the fastest there, too.
     config.implementation = "foreach" if device().type == "cpu" else "fused"
     if state == "bfloat16":
         config.implementation = "fused_opt_states_bf16"
@@ -72,10 +74,10 @@ def build_adamw(module: nn.Module, hyperparameters: Mapping[str, Any], *, state:
 
 
 def check_state(state: str, *, is_on_cpu: bool) -> None:
-    """Raise UserError unless moments can be kept in `state`.
+    """Raise UserError if moments cannot be kept in `state`.
 
     Args:
-        state: of the settings.
+        state: the setting `optimizer_state`.
         is_on_cpu: whether the optimizer runs on the CPU, by itself or with offloaded weights.
     """
     if state not in STATES:
@@ -87,6 +89,16 @@ def check_state(state: str, *, is_on_cpu: bool) -> None:
         )
     if state == "8bit" and find_spec("torchao") is None:
         raise UserError("optimizer_state='8bit' needs torchao, which is not installed: pip install 'torchao>=0.18'.")
+
+
+def take_step(optimizers: OptimizersContainer, state: str) -> None:
+    """One step with the gradients that there are; `state` is one of `STATES`.
+
+    torchao compiles the step of a weight. On disk torch keeps one such code for CPU and GPU, so that the one device
+    would get the code of the other.
+    """
+    with torch._functorch.config.patch(enable_autograd_cache=False) if state == "8bit" else nullcontext():
+        optimizers.step()
 
 
 def set_hyperparameters(group: dict[str, Any], hyperparameters: Mapping[str, Any], lr: float) -> None:

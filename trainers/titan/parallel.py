@@ -1,4 +1,4 @@
-"""Where the trainer runs: the process group, how its ranks share the work, and what each device can do."""
+"""Where the trainer runs: the process group, how its ranks share the work, and the abilities of each device."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _GROUP_SECONDS = 86_400  # the caller of the ranks has deadlines; the first rank
 
 
 def init_process_group() -> bool:
-    """Bring up the process group unless there is one; returns whether it was made here."""
+    """Bring up the process group if there is none; returns whether it was made here."""
     if dist.is_initialized():
         return False
     if titan_utils.device_type != "cpu":
@@ -34,10 +34,11 @@ def init_process_group() -> bool:
 
 
 def parallel_dims(dp_shard: int, tp: int, cp: int = 1, dp_replicate: int = 1, ep: int = 1) -> ParallelDims:
-    """TorchTitan's meshes over all ranks; `dp_shard` -1 is all that the other degrees leave.
+    """TorchTitan's meshes over all ranks; `dp_shard` -1 is all ranks that the other degrees leave.
 
     Raises:
-        UserError: the degrees do not multiply to the number of ranks, or `ep` does not divide those of one replica.
+        UserError: the product of the degrees is not the number of ranks, or `ep` does not divide the ranks of one
+            replica.
     """
     world = dist.get_world_size()
     shard = max(1, world // (dp_replicate * tp * cp)) if dp_shard == -1 else dp_shard
@@ -66,7 +67,7 @@ def parallel_dims(dp_shard: int, tp: int, cp: int = 1, dp_replicate: int = 1, ep
 
 
 def resolve(dtype: str, attention: str, cp: int = 1) -> tuple[str, str]:
-    """The dtype and attention to use, with this device's defaults in the place of "auto" and "".
+    """The dtype and attention to use, with this device's defaults for "auto" and "".
 
     Raises:
         UserError: the dtype is unknown, or the attention cannot be used on this device or with context parallelism.

@@ -23,23 +23,23 @@ if TYPE_CHECKING:
 
 
 class Counts(NamedTuple):
-    """What every rank knows of a step's micro-batches."""
+    """Sizes of a step's micro-batches that every rank knows."""
 
     tokens: int  # valid ones, over all ranks
-    episodes: int  # with any, likewise
-    rounds: int  # the most micro-batches that any rank has
-    rounds_of_parts: int  # the most with rows of split episodes
+    episodes: int  # with valid tokens, over all ranks
+    rounds: int  # the largest number of micro-batches of a rank
+    rounds_of_parts: int  # the largest number of them with rows of split episodes
     rows_read: tuple[int, int]  # as `MicroBatch.rows_read`, over all ranks
 
 
 class RankBatches:
-    """Makes the micro-batches of one rank out of the samples of a step, which every rank is given whole.
+    """Makes the micro-batches of one rank from the samples of a step. Every rank is given all samples.
 
     Args:
-        model: what reads them.
+        model: reads the micro-batches.
         parallel: the meshes; the ranks of the mesh "batch" share the samples.
-        settings: their sizes.
-        multiple: of tokens, that the length of a micro-batch is.
+        settings: has the sizes.
+        multiple: the length of a micro-batch is a multiple of this number of tokens.
         replays: whether routes are used.
     """
 
@@ -72,7 +72,7 @@ class RankBatches:
             self._check_routes([row for sample in samples for row in sample.rows])
 
     def _check_routes(self, rows: Sequence[Row]) -> None:
-        """Check that the experts in the routes of rows are those of the model."""
+        """Check that the model has the experts that the routes of rows name."""
         shape, experts = routes_shape(rows), self._model.experts
         if shape is None or experts is None:
             return
@@ -80,11 +80,11 @@ class RankBatches:
         if shape != (layers, experts.active) or highest >= experts.count:
             raise InvariantError(
                 f"routes name experts up to {highest}, {shape[1]} in each of {shape[0]} layers, but the model has "
-                f"{experts.count} in each of {layers} layers, of which {experts.active} compute a token"
+                f"{experts.count} in each of {layers} layers, and {experts.active} of them compute a token"
             )
 
     def of(self, samples: Sequence[Sample], *, with_routes: bool | None = None) -> list[MicroBatch]:
-        """This rank's share of the samples, on the CPU, with `samples` numbered as the caller did."""
+        """This rank's share of the samples, on the CPU, with the caller's numbers of `samples`."""
         return pack(
             samples,
             max_tokens=self._settings.max_tokens_per_micro_batch,
@@ -110,7 +110,7 @@ class RankBatches:
     def rounds(self, batches: Sequence[MicroBatch], rounds: int) -> list[MicroBatch]:
         """`rounds` batches on the device, with empty ones at the end.
 
-        All go there before the first pass: a later copy would wait for the passes that are queued by then.
+        All go there before the first pass: a later copy would wait for the passes that are queued until then.
         """
         return self.padded([self.placed(batch) for batch in batches[:rounds]], rounds)
 

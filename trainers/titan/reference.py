@@ -1,4 +1,4 @@
-"""A frozen model: logprobs of what another policy sampled, without gradients, optimizer or schedule."""
+"""A frozen model: it gives logprobs of what another policy sampled, without gradients, optimizer or schedule."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ class TitanReference:
     """One model of a Hugging Face folder, on one process or sharded over several.
 
     It packs, shards and computes as the trainer does, for it is a trainer that is frozen. Its weights are in the dtype
-    that it computes in, and freed after each layer where they are sharded.
+    in which it computes. If they are sharded, they are freed after each layer.
 
     Args:
         model_path: the folder; `load_file` replaces its weights.
-        settings: of a trainer; the reference ignores those of the optimizer, and frees its weights after each layer.
+        settings: of a trainer; settings of the optimizer are ignored, and weights are freed after each layer.
 
     Raises:
         UserError: a setting or the folder cannot be used, see `trainers.titan.model`.
@@ -40,7 +40,7 @@ class TitanReference:
         return self._frozen.parallel.world_size
 
     def load_file(self, path: str | os.PathLike[str]) -> None:
-        """Replace all weights by those of a file that `TitanTrainer.write_weights` wrote. Every rank calls it.
+        """Replace all weights with the weights of a file that `TitanTrainer.write_weights` wrote. Every rank calls it.
 
         Raises:
             UserError: the file is missing or damaged, or is of another model.

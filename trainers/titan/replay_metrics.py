@@ -1,4 +1,4 @@
-"""What is measured of routing replay in one optimizer step."""
+"""The metrics of routing replay in one optimizer step."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from trainers.titan.model import TitanModel
 
 
 class Logprobs(Protocol):
-    """The logprobs (N,) of a micro-batch, and what else the trainer has of it."""
+    """Computes the logprobs (N,) of a micro-batch, and its entropies or None."""
 
     def __call__(self, batch: MicroBatch) -> tuple[Tensor, Tensor | None]: ...
 
@@ -25,29 +25,29 @@ class ReplayMetrics:
     """Collects the metrics of one optimizer step over its micro-batches. Without routes it does nothing.
 
     Args:
-        model: that computes the step.
-        rows_read: tokens of the step without padding, and those of them without routes, over all ranks; (0, 0) where no
-            row of the step has routes.
+        model: computes the step.
+        rows_read: over all ranks, the tokens of the step without padding, and the number of them without routes; (0, 0)
+            if no row of the step has routes.
     """
 
     def __init__(self, model: TitanModel, rows_read: tuple[int, int]) -> None:
         self._model = model
         self._rows_read = rows_read
         self.is_on = rows_read[0] > 0
-        """Whether any row of the step, of whatever rank, has routes."""
+        """Whether any row of the step, on any rank, has routes."""
         self._replayed = torch.zeros(2, dtype=torch.int64, device=model.device)
         self._without: LossMetrics | None = None
 
     def add(self, batch: MicroBatch) -> None:
-        """Take the micro-batch in whose forward pass was the model's last one."""
+        """Take in the micro-batch of the model's last forward pass."""
         if batch.routes is not None:
             self._replayed += self._model.replayed
 
     @torch.no_grad()
     def compare(self, batches: Sequence[MicroBatch], logprobs: Logprobs) -> None:
-        """Compute all micro-batches of the step without routes, and keep how far that is from the engine.
+        """Compute all micro-batches of the step without routes, and keep their distance from the engine.
 
-        Every rank calls it, with as many micro-batches.
+        Every rank calls it, with the same number of micro-batches.
         """
         self._without = LossMetrics(None, self._model.device)
         for batch in batches:
@@ -55,31 +55,31 @@ class ReplayMetrics:
             self._without.add(batch, batch.scatter(values), None)
 
     def sum_over_ranks(self, over_data_ranks: Callable[[Tensor], Tensor]) -> None:
-        """Add up what the ranks have; every rank calls it.
+        """Sum the values over the ranks; every rank calls it.
 
         Args:
-            over_data_ranks: adds a tensor up, in place, over the ranks that share the samples.
+            over_data_ranks: sums a tensor, in place, over the ranks that share the samples.
         """
         if not self.is_on:
             return
         if self._model.parallel.world_size > 1:
-            # Ranks that share a sequence have their own part of its tokens or all of it alike: a share is the same.
+            # Ranks that share a sequence have either parts of its tokens or all of them: the shares are the same.
             dist.all_reduce(self._replayed)
         if self._without is not None:
             over_data_ranks(self._without.sums)
 
     def values(self, tokens: int) -> dict[str, float]:
-        """The metrics of the step, none where no row has routes.
+        """The metrics of the step; empty if no row has routes.
 
         Args:
-            tokens: valid ones that were computed, over all ranks.
+            tokens: valid tokens that were computed, over all ranks.
 
         Returns:
-            replay/experts_differ: of the pairs of a token and a layer that have routes, the share for which the router
-                would have chosen other experts.
-            replay/holes: the share of the tokens that have no routes, so that the router chose.
+            replay/experts_differ: of the pairs of a token and a layer with routes, the share for which the router would
+            have chosen other experts.
+            replay/holes: the share of the tokens without routes, for which the router chose.
             replay/difference_without and replay/kl_without, after `compare`: mean_abs_logprob_difference and kl of the
-                step without routes.
+            step without routes.
         """
         if not self.is_on:
             return {}

@@ -17,14 +17,14 @@ def build_schedule(
 
     With W steps of warm-up and N in all, step s (from 0) has (s + 1) / W of the learning rate during the warm-up. From
     then on, with x = (s - W) / (N - W), it has 1 - x ("linear") or (1 + cos(pi x)) / 2 ("cosine"). So the step after
-    the last one would have 0, and so has every further one.
+    the last one, and every further one, would have 0.
     """
     decays = kind != "constant"
     config = LRSchedulersContainer.Config(
         warmup_steps=warmup_steps, decay_ratio=None if decays else 0.0, decay_type=kind if decays else "linear"
     )
     schedule = config.build(optimizers=optimizers, training_steps=total_steps if decays else sys.maxsize)
-    if decays:  # TorchTitan's formulas go on behind the end: a linear rate below 0, a cosine up again
+    if decays:  # beyond the end TorchTitan's formulas go on: a linear rate below 0, a cosine up again
         for scheduler in schedule:
             scheduler.lr_lambdas = [_held(share, total_steps) for share in scheduler.lr_lambdas]
     return schedule

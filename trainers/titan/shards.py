@@ -1,4 +1,4 @@
-"""Parameters that ranks share: the whole, this rank's part, and where it lies."""
+"""Parameters that ranks share: the complete parameter, this rank's part, and its place."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from trainers.titan.device import device
 
 @torch.no_grad()
 def whole_of(parameter: Tensor, dtype: torch.dtype) -> Tensor:
-    """A parameter, whole, on the model's device; a collective where it is sharded. It may be the parameter itself."""
-    # The shard is cast before it is gathered: where the weights are float32, half the bytes travel.
+    """A complete parameter on the model's device; a collective if it is sharded. It may be the parameter itself."""
+    # The shard is cast before it is gathered: with float32 weights half the bytes travel.
     value = parameter.detach().to(device=device(), dtype=dtype)
     return value.full_tensor() if isinstance(value, DTensor) else value
 
 
 def shard_of(name: str, parameter: Tensor) -> tuple[Tensor, tuple[slice, ...]]:
-    """This rank's part of a parameter, to write to, and where it lies in the whole."""
+    """This rank's part of a parameter, to write to, and its place in the complete parameter."""
     if not isinstance(parameter, DTensor):
         return parameter, (slice(None),) * parameter.ndim
     shard = parameter.to_local()

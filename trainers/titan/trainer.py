@@ -5,8 +5,8 @@
     trainer.export_hf("path/to/result")
 
 One process or many (launch each with RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT set), CPU over gloo or
-GPU over nccl: the same code. Every rank is given all samples and takes its share; every denominator is counted over
-all ranks and micro-batches before the first backward, and gradients are summed, never averaged. So the number of
+GPU over nccl: the same code. Every rank is given all samples and takes its share. Every denominator is counted over
+all ranks and micro-batches before the first backward pass, and gradients are summed, never averaged. So the number of
 ranks, the micro-batch size and the packing change the speed and not the result.
 
 No actor is defined here: the caller decides in which process the trainer runs. Its parts are in these files:
@@ -14,18 +14,18 @@ No actor is defined here: the caller decides in which process the trainer runs. 
 - model.py: the model, of one of the families in families.py.
 - settings.py: how to train. schedule.py: the learning rate.
 - parallel.py: the process group, the meshes, what the device can do.
-- checkpoint.py: checkpoints. export.py: the weights for everybody else.
+- checkpoint.py: checkpoints. export.py: the weights for other programs.
 - hf_weights.py: the weights under Hugging Face names, tensor by tensor; weight_files.py: in safetensors.
 - rank_batches.py: a rank's share of a step, and sums over the ranks.
 - context.py: context parallelism, where ranks share a sequence.
 - lora.py: adapters, which are trained in the place of all weights; adapter_files.py: in PEFT's format.
 - experts.py: layers with experts, and routing replay; replay_metrics.py: what is measured of it.
-- optimizer.py: AdamW. wide_head.py: an output layer in float32.
+- optimizer.py: AdamW. wide_head.py: an output layer in float32. sums.py: gradients of several micro-batches.
 - head.py, lm_head.py: from hidden states to logprobs and entropy, without all the logits.
-- backward.py: from logprobs to gradients, also of episodes whose rows are in several micro-batches.
-- ../batching/batch.py: from samples to micro-batches; packing.py: which of them share one, and a rank.
-- ../objective/loss_call.py: which tensors a loss gets, and what it is divided by.
-- ../objective/loss_metrics.py: what is measured beside it.
+- backward.py: from logprobs to gradients, also for episodes with rows in several micro-batches.
+- ../batching/batch.py: from samples to micro-batches; packing.py: which samples share one, and which rank has it.
+- ../objective/loss_call.py: the tensors that a loss gets, and its divisor.
+- ../objective/loss_metrics.py: what is measured beside the loss.
 """
 
 from __future__ import annotations
@@ -63,13 +63,16 @@ from trainers.titan.device import device, limit_memory, release_memory
 from trainers.titan.export import export_hf, write_weights
 from trainers.titan.head import check_temperature
 from trainers.titan.lora import Adapters
-from trainers.titan.optimizer import build_adamw, check_state, restore_state_dtype, set_hyperparameters
+from trainers.titan.optimizer import build_adamw, check_state, restore_state_dtype, set_hyperparameters, take_step
 from trainers.titan.parallel import init_process_group, parallel_dims, resolve
 from trainers.titan.rank_batches import RankBatches
 from trainers.titan.replay_metrics import ReplayMetrics
 from trainers.titan.schedule import build_schedule
 from trainers.titan.settings import TitanSettings
 from trainers.titan.shards import reshard
+
+COMPILED = 8
+"""Forms of a block that a trainer may compile. Torch's limit counts those of all trainers of a process together."""
 
 
 class TitanTrainer:
@@ -78,8 +81,8 @@ class TitanTrainer:
     Args:
         model_path: the folder.
         settings: how to train.
-        is_frozen: give logprobs only. There is no optimizer, and the weights are in the dtype that the model computes
-            in. It replays no routes: they are those of the policy, and this is another model.
+        is_frozen: give logprobs only. There is no optimizer, and the weights are in the dtype in which the model
+            computes. It replays no routes: they belong to the policy, and this is another model.
 
     Raises:
         UserError: a setting or the model folder is wrong.
@@ -165,7 +168,7 @@ class TitanTrainer:
             optimizer.state.clear()
             for group in optimizer.param_groups:
                 set_hyperparameters(group, self._hyperparameters(), self.settings.learning_rate)
-                group.pop("initial_lr", None)  # a schedule would take the last one's for its own
+                group.pop("initial_lr", None)  # otherwise the new schedule would take the last one's value
         self._scheduler = build_schedule(
             self._optimizer,
             self.settings.lr_schedule,
@@ -189,23 +192,26 @@ class TitanTrainer:
 
         Args:
             samples: whole episodes with their advantages.
-            loss: a function or module whose parameters are any of `LOSS_TENSORS`; `LossCall` says what it returns.
+            loss: a function or module with parameters of `LOSS_TENSORS`; see `LossCall` for what it returns.
             temperature: the sampling temperature; all logprobs and the entropy are taken of logits / temperature.
-            old_is_present: give the loss, for old_logprobs, those of this very pass without their gradient: a ratio to
-                them is exactly 1, which no second pass would give. Otherwise they are the samples' own, if any.
-            compare_replay: where rows have routes, also measure the step without them: one forward pass more.
+            old_is_present: give the loss the logprobs of this very pass, without gradient, as old_logprobs. The ratio
+                is then exactly 1; a second pass would round differently. Otherwise old_logprobs are the samples' own,
+                if any.
+            compare_replay: if rows have routes, also measure the step without them: one more forward pass.
 
         Returns:
-            loss, grad_norm, learning_rate (of this step), tokens and episodes (valid ones), tokens_left_out and
-            episodes_left_out (those of them that have no advantage, where the loss gets nothing of such: they were not
-            computed, and the loss is still divided by all), what `LossMetrics.values` and, where rows have routes,
-            `ReplayMetrics.values` have of the others, seconds, and skipped: 1.0 when nothing was changed, because there
-            was no valid token or the loss or the gradient was not finite. A step that leaves all of them out is one
-            with a gradient of 0.
+            loss, grad_norm, learning_rate of this step, seconds;
+            tokens and episodes: the valid ones;
+            tokens_left_out and episodes_left_out: the number of them that were not computed, because they have no
+            advantage and the loss needs none of them. The loss is still divided by all;
+            the metrics of `LossMetrics.values` and, if rows have routes, of `ReplayMetrics.values`, over the computed
+            ones;
+            skipped: 1.0 if nothing was changed, because there was no valid token, or the loss or the gradient was not
+                finite. If all episodes are left out, the step is taken with a gradient of 0.
 
         Raises:
-            UserError: the loss asks for what there is not, or returns something other than a scalar; a row is longer
-                than the model allows; the temperature is not positive; the disk was full for an asynchronous save.
+            UserError: the loss asks for a tensor that is missing, or does not return a scalar; a row is longer than the
+                model allows; the temperature is not positive; the disk was full for an asynchronous save.
         """
         self._state.check()
         start = time.perf_counter()
@@ -224,7 +230,7 @@ class TitanTrainer:
         normalizer = torch.tensor(float(call.units(tokens, episodes)), device=self.device)
         step = StepLoss(call, normalizer, metrics, old_is_present=old_is_present)
         split = SplitEpisodes(learned, batches, step)
-        # With all left out, one round of padding still gives every parameter its gradient, which is 0.
+        # If all are left out, one round of padding still gives every parameter its gradient, which is 0.
         ready = self._batches.rounds(batches, max(rounds, 1) if tokens else 0)
         try:
             if compare_replay and replay.is_on:
@@ -233,7 +239,7 @@ class TitanTrainer:
                 parts = self._batches.padded([batch for batch in ready if batch.is_part], rounds_of_parts)
                 split.call_loss(self._values(learned, parts, temperature, with_entropy=True))
             for number, batch in enumerate(ready, 1):
-                self.model.sum_over_replicas(number == len(ready))
+                self.model.complete_gradients(number == len(ready))
                 # The entropy is for the metrics in any case: only a loss that uses it pays for its gradient.
                 found = self._logprobs(batch, temperature, with_entropy=split.uses_entropy or not batch.is_part)
                 replay.add(batch)
@@ -246,7 +252,7 @@ class TitanTrainer:
             total, grad_norm = torch.stack([total_loss, norm]).tolist()  # here, and only here, a GPU is waited for
             healthy = tokens > 0 and math.isfinite(total) and math.isfinite(grad_norm)
             if healthy:
-                self._optimizer.step()
+                take_step(self._optimizer, self.settings.optimizer_state)
                 self._scheduler.step()
                 self.step += 1
         except BaseException:
@@ -270,7 +276,7 @@ class TitanTrainer:
 
     def logprobs(self, samples: Sequence[Sample], temperature: float = 1.0) -> list[np.ndarray]:
         """This model's logprobs of the sampled targets: one float32 array per sample, in row order, the same on every
-        rank. Where rows have routes they are those of a training step, with the engine's experts."""
+        rank. Rows with routes are computed with the engine's experts, as in a training step."""
         return self._logprobs_of(samples, temperature, with_routes=self._replays)
 
     def _logprobs_of(self, samples: Sequence[Sample], temperature: float, *, with_routes: bool) -> list[np.ndarray]:
@@ -282,12 +288,13 @@ class TitanTrainer:
         return by_sample(samples, values)
 
     def reference_logprobs(self, samples: Sequence[Sample], temperature: float = 1.0) -> list[np.ndarray]:
-        """As `logprobs`, under the model that the adapters started from: the frozen base, or what was kept.
+        """Like `logprobs`, under the model that the adapters started from: the frozen base, or the adapters that were
+        kept.
 
-        It chooses its experts itself, as a reference model of its own does.
+        It chooses its experts itself, as a separate reference model does.
 
         Raises:
-            UserError: the trainer trains all weights, so that it has no frozen base.
+            UserError: the trainer trains all weights, so it has no frozen base.
         """
         with self._adapters.reference():
             return self._logprobs_of(samples, temperature, with_routes=False)
@@ -295,8 +302,8 @@ class TitanTrainer:
     def score(self, token_ids: Sequence[int], *, of_folder: bool = False) -> np.ndarray:
         """Logprobs of a row's tokens after the first, at temperature 1: float32, the same on every rank.
 
-        The router chooses the experts. A trainer with adapters can also give the logprobs of the model's folder, which
-        has none.
+        The router chooses the experts. With `of_folder` a trainer with adapters gives the logprobs of the model's
+        folder, which has none.
         """
         length = len(token_ids)
         row = Row(
@@ -308,7 +315,7 @@ class TitanTrainer:
         adapters = self.model.adapters
         with adapters.off() if adapters is not None and of_folder else nullcontext():
             (logprobs,) = self._logprobs_of([Sample(rows=(row,))], 1.0, with_routes=False)
-        reshard(self.model.module)  # the memory plan knows no gathered weights between two steps
+        reshard(self.model.module)  # the memory plan counts no gathered weights between two steps
         return logprobs
 
     @property
@@ -338,7 +345,7 @@ class TitanTrainer:
     ) -> Tensor:
         """(1, M) logprobs, or (2, M) logprobs and entropies, of all sampled targets of the samples.
 
-        Those that are in the batches of any rank; the others are 0. Every rank has equally many batches.
+        A target that is in no rank's batches has 0. Every rank has the same number of batches.
         """
         total = sum(sample.num_targets for sample in samples)
         found = torch.zeros((1 + with_entropy, total), device=self.device)
@@ -353,7 +360,7 @@ class TitanTrainer:
     ) -> tuple[Tensor, Tensor | None]:
         inputs, routes = (batch.tokens, batch.positions, batch.selected, batch.targets), batch.routes
         if routes is None and self._replays and self.settings.compile and (experts := self.model.experts):
-            # A block is compiled for routes once, and not a second time for none.
+            # Without routes the block would be compiled a second time.
             shape = *batch.tokens.shape, len(self.model.module.layers), experts.active
             routes = batch.tokens.new_full(shape, -1, dtype=torch.int16)
         logprobs, entropies = self.model.logprobs(*inputs, temperature, with_entropy=with_entropy, routes=routes)
@@ -363,9 +370,10 @@ class TitanTrainer:
     def _compile(self, multiple: int) -> None:
         """Compile the blocks for sequences of any length, before the first step.
 
-        Torch compiles for the first shape that it is given, and again for all shapes when it is given another. On a GPU
-        that is only for all small ones: Inductor fuses the reductions of large tensors in another way.
+        Torch compiles for the first shape that it is given, and for all shapes when it is given a second one. On a GPU
+        the second compilation covers small tensors only: Inductor fuses the reductions of large ones in another way.
         """
+        torch._dynamo.config.recompile_limit += COMPILED
         settings = self.settings
         is_full = settings.compile_full and self.device.type != "cpu"
         full = min(settings.pack_length, settings.max_tokens_per_micro_batch) if is_full else 0
@@ -376,7 +384,7 @@ class TitanTrainer:
                     self._logprobs(inputs, 1.0)
                 continue
             logprobs, entropies = self._logprobs(inputs, 1.0, with_entropy=True)
-            self.model.sum_over_replicas(True)
+            self.model.complete_gradients(True)
             (logprobs.sum() + entropies.sum()).backward()  # type: ignore[union-attr]
             self._optimizer.zero_grad()
 
@@ -384,12 +392,13 @@ class TitanTrainer:
         parameters = list(self.model.module.parameters())
         limit, is_spread = self.settings.max_grad_norm, self.parallel.ep_enabled
         norm = titan_dist.clip_grad_norm_(parameters, limit, ep_enabled=is_spread)
-        return norm.to(self.device)  # where gradients are in the host's memory, so is their norm
+        return norm.to(self.device)  # if gradients are in the host's memory, so is their norm
 
     # -- weights and checkpoints ---------------------------------------------------------------------------------
 
     def release_memory(self) -> None:
-        """Give the GPU back what the last step leaves unused, for whoever shares it; weights and moments stay."""
+        """Return the memory of the GPU that the last step leaves unused, for other processes; weights and moments
+        stay."""
         release_memory()
 
     def save(
@@ -402,20 +411,21 @@ class TitanTrainer:
         asynchronous: bool = False,
         keep_last: int = 0,
     ) -> None:
-        """Save weights, optimizer, schedule and random state so that training goes on bitwise as if never stopped.
+        """Save weights, optimizer, schedule and random state. Training then goes on bit by bit as if it had never
+        stopped.
 
-        Every rank calls it. The folder appears whole or not at all: it is written beside its place, then renamed.
+        Every rank calls it. The folder appears complete or not at all: it is written beside its place, then renamed.
 
         Args:
             folder: replaced when it exists.
             step: the caller's step number, kept in the manifest for people to read.
-            extra: what the caller wants back from `load`; must be JSON.
-            texts: further files of the folder, by name each its lines.
-            asynchronous: return once the state is copied, and write while training goes on. What goes wrong is then
-                raised by the next `train_step`, `save`, `load` or `close`. With moments of 8 bits it returns when all
-                is written: torch cannot copy such.
-            keep_last: when this one is complete, remove all but the newest so many of a run's checkpoints, see
-                trainers/checkpoints.py; 0 keeps all.
+            extra: data that `load` returns; must be JSON.
+            texts: further files of the folder, given as lines by file name.
+            asynchronous: return once the state is copied, and write while training goes on. The next `train_step`,
+                `save`, `load` or `close` raises its errors. With moments of 8 bits it returns when all is written:
+                torch cannot copy them.
+            keep_last: when this checkpoint is complete, remove all of the run's checkpoints except this number of the
+                newest, see trainers/checkpoints.py; 0 keeps all.
 
         Raises:
             UserError: the disk is full or cannot be written; older checkpoints are untouched.
@@ -431,10 +441,18 @@ class TitanTrainer:
         )
         self._forget_empty_moments()
 
+    def finish_saving(self) -> None:
+        """Wait until an asynchronous save has written its folder. Every rank calls it.
+
+        Raises:
+            UserError: the disk is full or cannot be written.
+        """
+        self._state.wait()
+
     def load(self, folder: str | os.PathLike[str]) -> dict[str, Any]:
         """Go on from a saved folder and return its `extra`. Every rank calls it; their number may have changed.
 
-        Learning rate, betas, eps and weight decay are those of this trainer's settings, not the saved ones.
+        Learning rate, betas, eps and weight decay come from this trainer's settings, not from the folder.
 
         Raises:
             UserError: the folder is missing, truncated, not a checkpoint of a trainer, or of another model.
@@ -449,10 +467,10 @@ class TitanTrainer:
         return dict(manifest["extra"])
 
     def _forget_empty_moments(self) -> None:
-        """Take back what saving and loading do to a fresh optimizer.
+        """Undo what saving and loading do to a fresh optimizer.
 
-        To have moments to write or to read into, torch takes a step without gradients, and so AdamW's bias correction
-        would take the first real step for the second.
+        To create the moments torch takes a step without gradients. AdamW's bias correction would then count the first
+        real step as the second.
         """
         if self.step == 0:
             for optimizer in self._optimizer.optimizers:
@@ -460,30 +478,30 @@ class TitanTrainer:
 
     def export_hf(self, folder: str | os.PathLike[str], *, texts: Mapping[str, str] | None = None) -> None:
         """Write a Hugging Face folder: safetensors in config.json's dtype, and the tokenizer's files beside them.
-        `texts` are further files by name, in the place of the model's own.
+        `texts` are further files by name, instead of the model's own.
 
-        Every rank calls it. Like `save`, the folder appears whole or not at all. Weights of more than 5 GB are written
-        to several files, with an index.
+        Every rank calls it. Like `save`, the folder appears complete or not at all. Weights of more than 5 GB are
+        written to several files, with an index.
         """
         export_hf(self.model, Path(folder), texts=texts)
 
     def export_adapter(
         self, folder: str | os.PathLike[str], *, base: str = "", texts: Mapping[str, str] | None = None
     ) -> None:
-        """Write the adapters, in float32, as a PEFT folder, which names `base` as their model. `texts` are further
+        """Write the adapters, in float32, as a PEFT folder with `base` as the name of their model. `texts` are further
         files by name.
 
-        Every rank calls it. Like `save`, the folder appears whole or not at all.
+        Every rank calls it. Like `save`, the folder appears complete or not at all.
         """
         _ = self._adapters
         export_adapter(self.model, Path(folder), base=base, texts=texts)
 
     def keep_reference(self, folder: str | os.PathLike[str], *, is_written: bool = False) -> None:
-        """Make the adapters in a PEFT folder those of `reference_logprobs`; the present ones are written there first,
+        """Take the adapters in a PEFT folder for `reference_logprobs`. The present adapters are written there first,
         unless it `is_written` already. Every rank calls it.
 
         Raises:
-            UserError: the folder that is said to be written is missing, damaged, or of another model.
+            UserError: the folder should be written, and is missing, damaged, or of another model.
         """
         adapters = self._adapters
         if not is_written:
@@ -495,7 +513,7 @@ class TitanTrainer:
             adapters.keep_as_reference()
 
     def write_weights(self, path: str | os.PathLike[str]) -> None:
-        """Write the weights, exact, as one file of safetensors, which appears whole or not at all.
+        """Write the exact weights as one file of safetensors, which appears complete or not at all.
 
         Every rank calls it.
         """
@@ -505,7 +523,7 @@ class TitanTrainer:
         """Wait for an asynchronous save; destroy the process group, if this trainer made it. May be called again.
 
         Raises:
-            UserError: the disk is full or cannot be written, if no step has said so.
+            UserError: the disk is full or cannot be written, if no step has raised this yet.
         """
         try:
             self._state.close()

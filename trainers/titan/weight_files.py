@@ -23,10 +23,10 @@ from forge_env.core.errors import InvariantError, UserError
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 MAX_FILE_BYTES = 5 * 10**9
-"""Of one file of a folder, unless a single tensor is larger; Hugging Face's own limit."""
+"""Size of a file at most, unless a single tensor is larger; Hugging Face's limit."""
 _DTYPES = {torch.float64: "F64", torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
 _KINDS = {kind: dtype for dtype, kind in _DTYPES.items()}
-_ALIGNMENT = 8  # bytes: where the tensors begin
+_ALIGNMENT = 8  # bytes: tensors begin at a multiple of it
 
 
 class WeightFiles:
@@ -37,7 +37,7 @@ class WeightFiles:
         files: of safetensors.
 
     Raises:
-        UserError: when a file is missing or damaged.
+        UserError: a file is missing or damaged.
     """
 
     def __init__(self, where: Path, files: Sequence[Path]) -> None:
@@ -47,7 +47,7 @@ class WeightFiles:
         self.where = where
         self.shapes: dict[str, tuple[int, ...]] = {}
         self._files: dict[str, Path] = {}
-        self._places: dict[str, tuple[str, int, int]] = {}  # dtype, and where the tensor begins and ends in its file
+        self._places: dict[str, tuple[str, int, int]] = {}  # dtype, and begin and end of the tensor in its file
         for file in files:
             with _opened(file) as content:  # checks the header
                 for name in content.keys():  # noqa: SIM118  not a dictionary
@@ -60,7 +60,7 @@ class WeightFiles:
         """The weights of a Hugging Face folder: one file, or several with an index.
 
         Raises:
-            UserError: when a file, or the index, is missing or damaged.
+            UserError: a file, or the index, is missing or damaged.
         """
         index, names = folder / INDEX, {SINGLE}
         if index.is_file():
@@ -73,11 +73,11 @@ class WeightFiles:
     def read(self, name: str, place: tuple[slice, ...] | None = None) -> Tensor:
         """A tensor, or a slice of it, on the CPU, in the file's dtype.
 
-        It is a view of the file, whose pages are read when they are used, and given back with the tensor. The names in
-        the file are not read again: there are thousands of them where a layer has many experts.
+        It is a view of the file. Its pages are read when they are used, and freed with the tensor. The names in the
+        file are not read again: layers with many experts have thousands of them.
 
         Raises:
-            UserError: when the file is damaged.
+            UserError: the file is damaged.
         """
         path, (kind, start, end) = self._files[name], self._places[name]
         if kind not in _KINDS:
@@ -95,7 +95,7 @@ def write_folder(
     *,
     max_file_bytes: int = MAX_FILE_BYTES,
 ) -> None:
-    """Write the weights of a Hugging Face folder: one file, or several with an index where they do not fit into one.
+    """Write the weights of a Hugging Face folder: one file, or several with an index if they do not fit into one.
 
     Args:
         layout: names and shapes, on any device, the meta device too.
@@ -115,10 +115,10 @@ def write_folder(
 
 
 def write_file(path: Path, layout: Mapping[str, Tensor], tensors: Iterable[tuple[str, Tensor]]) -> None:
-    """Write one file, tensor by tensor; `tensors` may go on after those of the layout.
+    """Write one file, tensor by tensor; `tensors` may go on beyond the layout.
 
     Raises:
-        InvariantError: the tensors are not those of the layout, in its order.
+        InvariantError: the tensors do not follow the layout.
     """
     entries: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
@@ -162,7 +162,7 @@ def _opened(path: Path) -> Iterator[Any]:
 
 
 def _places(path: Path) -> dict[str, tuple[str, int, int]]:
-    """By the names of a file's tensors: dtype, and the bytes of the file where it begins and ends."""
+    """For each tensor's name, its dtype and its first and last byte in the file."""
     with path.open("rb") as file:
         (size,) = struct.unpack("<Q", file.read(8))
         header = json.loads(file.read(size))
@@ -174,10 +174,10 @@ def _places(path: Path) -> dict[str, tuple[str, int, int]]:
 
 
 def _view(path: Path, dtype: torch.dtype, start: int, end: int) -> Tensor:
-    """A part of a file as a tensor of one dimension; it is mapped for as long as the tensor lives."""
+    """A part of a file as a tensor of one dimension; the file is mapped as long as the tensor lives."""
     if start == end:
         return torch.empty(0, dtype=dtype)
     first = start - start % mmap.ALLOCATIONGRANULARITY
-    with path.open("rb") as file:  # a private map: what is written to the tensor does not reach the file
+    with path.open("rb") as file:  # a private map: the file does not change if the tensor is written to
         mapped = mmap.mmap(file.fileno(), end - first, access=mmap.ACCESS_COPY, offset=first)
     return torch.frombuffer(mapped, dtype=dtype, count=(end - start) // dtype.itemsize, offset=start - first)

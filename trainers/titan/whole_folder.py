@@ -31,7 +31,7 @@ def replacement(folder: Path) -> Iterator[Path]:
 
 
 def partial_of(folder: Path) -> Path:
-    """Where `folder` is written before it takes its place."""
+    """The folder in which `folder` is written before it takes its place."""
     return folder.with_name(f".{folder.name}.partial")
 
 
@@ -49,7 +49,7 @@ def take_place(partial: Path, folder: Path) -> None:
     """Rename `partial` to `folder`, and flush the rename to the disk."""
     old = folder.with_name(f".{folder.name}.old")
     shutil.rmtree(old, ignore_errors=True)
-    if folder.exists():  # a folder cannot be renamed over a full one, so the old one steps aside first
+    if folder.exists():  # a folder cannot be renamed over a full one, so the old one is moved away first
         folder.rename(old)
     partial.rename(folder)
     entries = os.open(folder.parent, os.O_RDONLY)

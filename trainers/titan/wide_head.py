@@ -1,7 +1,7 @@
 """An output layer that computes in float32, with float32 weights, over a model that computes in bfloat16.
 
-TorchTitan's FSDP gathers all weights in one dtype. Here each part of the model is wrapped with a dtype of its own. A
-weight that is both embedding and output layer is gathered in float32; the embedding's output is then rounded to
+TorchTitan's FSDP gathers all weights in one dtype. Here each part of the model is wrapped with a dtype of its own. If
+embedding and output layer share a weight, it is gathered in float32; the embedding's output is then rounded to
 bfloat16, which gives the values of a bfloat16 embedding.
 """
 
@@ -21,13 +21,13 @@ from torchtitan.models.common import Decoder
 
 
 def head_modules(model: Decoder) -> list[nn.Module]:
-    """The modules that have the output layer's weight: the embedding is one of them where the two are tied."""
+    """The modules with the output layer's weight; if the embedding shares it, the embedding is one of them."""
     head = model.get_submodule("lm_head")
     return [model.get_submodule("tok_embeddings"), head] if model.enable_weight_tying else [head]
 
 
 def round_embedding(model: Decoder, dtype: torch.dtype) -> None:
-    """Make a tied embedding return `dtype`, whatever the dtype of its weight."""
+    """Make a tied embedding return `dtype`, for any dtype of its weight."""
 
     def rounded(module: nn.Module, arguments: Any, output: Tensor) -> Tensor:
         return output.to(dtype)
@@ -39,14 +39,14 @@ def round_embedding(model: Decoder, dtype: torch.dtype) -> None:
 def shard_with_wide_head(
     model: Decoder, parallel: ParallelDims, *, dtype: torch.dtype, cpu_offload: bool, reshard_after_forward: str
 ) -> None:
-    """Wrap the parts of a model in FSDP as TorchTitan does, but for the dtype of the output layer.
+    """Wrap the parts of a model in FSDP as TorchTitan does, except for the dtype of the output layer.
 
     Args:
         model: after tensor parallelism and activation checkpointing.
         parallel: the meshes.
-        dtype: in which all other weights are gathered; gradients are summed in float32.
-        cpu_offload: as `TrainerSettings.cpu_offload`.
-        reshard_after_forward: as `TrainerSettings.reshard_after_forward`.
+        dtype: gathers all other weights; gradients are summed in float32.
+        cpu_offload: see `TrainerSettings.cpu_offload`.
+        reshard_after_forward: see `TrainerSettings.reshard_after_forward`.
     """
     names = ["dp_replicate", "fsdp"] if parallel.dp_replicate_enabled else ["fsdp"]
     common: dict[str, Any] = {
@@ -59,7 +59,7 @@ def shard_with_wide_head(
         for param in (dtype, torch.float32)
     )
     reshard = get_fsdp_reshard_after_forward_policy(reshard_after_forward, pp_enabled=False)
-    # The norm and the output layer come last and are needed first by the backward pass: "default" keeps them.
+    # The norm and the output layer come last and are needed first by the backward pass: "default" does not free them.
     fully_shard(head_modules(model), mp_policy=head_policy, reshard_after_forward=always, **common)
     fully_shard(model.get_submodule("norm"), mp_policy=policy, reshard_after_forward=always, **common)
     if not model.enable_weight_tying:

@@ -10,20 +10,20 @@ from typing import Any, TypeVar
 from forge_env.core.errors import ForgeError, MissedDeadline, ServiceError, first_error
 
 T = TypeVar("T")
-GRACE_S = 1.0  # a death is noticed by a broken call or by a dead process, whichever comes first
+GRACE_S = 1.0  # a death shows as a broken call or as a dead process, in either order
 
 
 async def within(seconds: float | None, call: Awaitable[T], what: str) -> T:
     """Await a call to an actor, with a deadline; every error is raised as a ForgeError.
 
     Args:
-        seconds: None for a call that ends in another way where the actor hangs: replicas are pinged.
+        seconds: None for a call without a deadline: pings find a replica that hangs.
         call: to the actor.
         what: the name of the actor or the call, for people.
 
     Raises:
-        ServiceError: when the deadline passed, or the actor or its process died.
-        ForgeError: which the actor itself raised, unchanged.
+        ServiceError: the deadline passed, or the actor or its process died.
+        ForgeError: raised by the actor itself, unchanged.
     """
     from monarch.actor import ActorError
 
@@ -40,7 +40,7 @@ async def within(seconds: float | None, call: Awaitable[T], what: str) -> T:
         raise ServiceError(f"{what} failed: {type(error.exception).__name__}: {reason[0]}") from error
     except ForgeError:
         raise
-    except Exception as error:  # Monarch's own errors, a SupervisionError among them
+    except Exception as error:  # Monarch's own errors, for example a SupervisionError
         if deadline is not None and deadline.expired() and isinstance(error, TimeoutError):
             raise MissedDeadline(f"{what} did not answer within {seconds:g} s") from None
         raise ServiceError(f"{what} failed: {type(error).__name__}: {error}") from None
@@ -49,8 +49,8 @@ async def within(seconds: float | None, call: Awaitable[T], what: str) -> T:
 class Gone(asyncio.Future[str]):
     """Done when an actor is gone, with the reason; many calls may wait for it at once.
 
-    A plain future searches all of its callbacks to remove one: with a thousand calls in flight, that took a tenth of
-    each call.
+    A plain future searches all its callbacks to remove one. With a thousand calls in flight, this took a tenth of each
+    call.
     """
 
     def __init__(self) -> None:
@@ -77,7 +77,7 @@ class Gone(asyncio.Future[str]):
 
 
 async def unless_gone(call: Awaitable[T], gone: asyncio.Future[str], error: type[ServiceError] = ServiceError) -> T:
-    """Await a call to an actor; when the actor dies meanwhile, raise at once.
+    """Await a call to an actor; if the actor dies meanwhile, raise at once.
 
     Args:
         call: to the actor, with a deadline of its own.
@@ -100,13 +100,13 @@ async def unless_gone(call: Awaitable[T], gone: asyncio.Future[str], error: type
 
 
 def is_service_error(task: asyncio.Future[Any]) -> bool:
-    """Whether a task ended by a ServiceError."""
+    """Whether a task ended with a ServiceError."""
     error = task.exception() if task.done() and not task.cancelled() else None
     return error is not None and isinstance(first_error(error), ServiceError)
 
 
 async def quietly(seconds: float, call: Awaitable[Any]) -> None:
-    """Await a call and ignore its errors: the processes are ended in any case."""
+    """Await a call and ignore its errors, because the processes are ended anyway."""
     try:
         await within(seconds, call, "")
     except ForgeError:

@@ -1,7 +1,7 @@
 """ServiceClient: calls the replicas of a service, from any process.
 
-A client is small and travels in messages. It knows which replicas are up: the `Service` in the controller's process
-(forge_env/runtime/service.py) updates the copies of the client in all other processes.
+A client is small and travels in messages. It has a list of the replicas that are up: the `Service` in the controller's
+process (forge_env/runtime/service.py) updates the copies of the client in all other processes.
 """
 
 from __future__ import annotations
@@ -21,39 +21,39 @@ from forge_env.runtime.calls.handle import ServiceHandle, View
 from forge_env.utils.deadlines import queued
 
 A = TypeVar("A")
-_MOST_SESSIONS = 65_536  # whose replica is remembered
-_MOST_AHEAD = 16  # calls in flight that the replica of a group may have more than another one
+_MOST_SESSIONS = 65_536  # sessions with a remembered replica
+_MOST_AHEAD = 16  # calls in flight that a group's replica may have more than another one
 
 
 class Members(NamedTuple):
-    """Which replicas of a service are up; a later edition replaces an earlier one."""
+    """The replicas of a service that are up; a later edition replaces an earlier one."""
 
     edition: int = 0
     handles: Mapping[int, Any] = MappingProxyType({})
-    """By a number that no other replica ever has, its replacement included."""
+    """By number. A replica's number is never used again, not even for its replacement."""
     reason: str = ""
-    """Why the replica that left last has left."""
+    """Why the last replica to leave has left."""
     is_over: bool = False
-    """Whether no other one will come."""
+    """Whether no other replica will come."""
 
 
 @dataclass(eq=False, slots=True)
 class Member:
-    """One replica that is up, as this process calls it."""
+    """One replica that is up, as seen by this process."""
 
     handle: Any
     gone: Gone
     calls: int = 0
-    """In flight, from this process."""
+    """Calls in flight from this process."""
 
 
 class ServiceClient(ServiceHandle[A]):
-    """A handle of a service that travels: in any process, it knows which replicas are up.
+    """A handle of a service that travels: in any process, it has the list of replicas that are up.
 
     Args:
         name: for people.
         table: the endpoints of the actor's class.
-        seconds: deadline of a call to an endpoint that is not long, with the time until a replica is up.
+        seconds: deadline of a call to an ordinary endpoint, including the wait for a replica.
         id: unique among all services.
         members: the replicas that are up.
     """
@@ -69,7 +69,7 @@ class ServiceClient(ServiceHandle[A]):
         self.retries = 0
         """Calls that were made again, in this process."""
         self.replicas: dict[int, Member] = {}
-        """Those that are up, by number."""
+        """The replicas that are up, by number."""
         self._sessions: OrderedDict[str, int] = OrderedDict()
         self._waiting: list[asyncio.Future[None]] = []
         _clients[self.id] = self
@@ -88,7 +88,7 @@ class ServiceClient(ServiceHandle[A]):
         return len(self.replicas)
 
     def update(self, members: Members) -> None:
-        """Take over which replicas are up; calls to a replica that is gone end at once."""
+        """Take over the list of replicas that are up; calls to a replica that is gone end at once."""
         if members.edition <= self.members.edition:
             return
         self.members = members
@@ -102,10 +102,10 @@ class ServiceClient(ServiceHandle[A]):
                 future.set_result(None)
 
     async def pick(self, session: str) -> Member:
-        """The replica for the next call: that of the session, or the one with the fewest calls in flight.
+        """The replica for the next call: the session's, or the one with the fewest calls in flight.
 
-        Sessions of one group, which are named GROUP/..., go to one replica as long as it is not much busier: a group's
-        episodes begin with the same prompt.
+        Sessions of one group have names GROUP/... and go to one replica unless it is much busier: a group's episodes
+        begin with the same prompt.
         """
         if not self.replicas:
             async with queued():  # waiting for a replica does not count as the episode's time
@@ -141,7 +141,7 @@ class ServiceClient(ServiceHandle[A]):
 
 
 _clients: dict[str, ServiceClient[Any]] = {}
-"""Those of this process, by their ids: however often a client arrives, it stays one object."""
+"""The clients of this process, by id: a client that arrives several times stays one object."""
 
 
 def _revive(name: str, table: EndpointTable, seconds: float, service_id: str, members: Members) -> ServiceClient[Any]:
@@ -153,7 +153,7 @@ def _revive(name: str, table: EndpointTable, seconds: float, service_id: str, me
 
 
 def update_client(service_id: str, members: Members) -> None:
-    """Take over which replicas of a service are up, where this process has a client of it."""
+    """Update the list of replicas of a service, if this process has a client of it."""
     if service_id in _clients:
         _clients[service_id].update(members)
 

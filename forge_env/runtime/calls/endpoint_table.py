@@ -1,4 +1,4 @@
-"""EndpointTable: what a client knows of an actor's class, by which a wrong call is an error before it is sent."""
+"""EndpointTable: the endpoints of an actor's class. A client checks a call against it before it is sent."""
 
 from __future__ import annotations
 
@@ -25,22 +25,22 @@ class EndpointTable:
     """The class and its bases, each with its module."""
     names: frozenset[str]
     idempotent: frozenset[str]
-    """Endpoints that may be called again when a replica dies during a call."""
+    """Endpoints that may be called again if a replica dies during a call."""
     long: frozenset[str]
-    """Endpoints whose calls have no deadline, and are cancelled with their callers."""
+    """Endpoints without a deadline; their calls are cancelled with their callers."""
 
     def check(self, name: str) -> str:
-        """Return the name of an endpoint.
+        """Return `name` if it is an endpoint.
 
         Raises:
-            UnknownEndpoint: the class has none of that name.
+            UnknownEndpoint: the class has no such endpoint.
         """
         if name not in self.names:
             raise UnknownEndpoint(f"{self.actor} has no endpoint {name!r}. {nearest(name, self.names)}")
         return name
 
     def name_of(self, endpoint: Endpoint[Any, Any, Any]) -> str:
-        """Return the name of an endpoint that is given as an attribute of its class, as `PolicyActor.generate`.
+        """The name of an endpoint that is given as an attribute of its class, for example `PolicyActor.generate`.
 
         Raises:
             UnknownEndpoint: it is an endpoint of another class, or no endpoint.

@@ -1,6 +1,6 @@
-"""Endpoints: the methods of an actor that are called by messages.
+"""Endpoints: the methods of an actor that other processes call by messages.
 
-Named on its class, an endpoint knows the arguments and the result of its method. So a type checker checks
+An endpoint that is named on its class has the arguments and the result of its method. So a type checker checks
 `await service.route(PolicyActor.generate, prompt_ids, sampling)`, and an editor leads from the call to the method.
 """
 
@@ -14,7 +14,7 @@ import monarch.actor
 from forge_env.core.errors import nearest
 from forge_env.runtime.calls.endpoint_table import EndpointTable, UnknownEndpoint
 
-if TYPE_CHECKING:  # with a base that the type checker does not know, it would accept every attribute and every class
+if TYPE_CHECKING:  # the type checker does not know Monarch's base, and would then accept every attribute and class
     MonarchEndpoint = object
 else:
     from monarch._src.actor.endpoint import EndpointProperty as MonarchEndpoint
@@ -37,7 +37,7 @@ class Endpoint(MonarchEndpoint, Generic[A_contra, P, R_co]):
     """The class that declares it, with its module."""
 
     def __init__(self, method: Callable[Concatenate[A_contra, P], Coroutine[Any, Any, R_co]], *, is_long: bool = False):
-        # Monarch's spans of each call are read by nobody, and take a seventh of a short call in the actor.
+        # Nobody reads Monarch's spans of each call, and they take a seventh of a short call in the actor.
         vars(self).update(vars(monarch.actor.concurrent_endpoint(method, instrument=False)))
         self.is_long = is_long
 
@@ -51,10 +51,10 @@ def concurrent_endpoint(method: Callable[Concatenate[A, P], Coroutine[Any, Any, 
 
 
 def endpoint_table(actor_class: type) -> EndpointTable:
-    """List the endpoints of an actor's class.
+    """The endpoints of an actor's class.
 
     Raises:
-        UnknownEndpoint: when `idempotent` of the class has a name that is no endpoint.
+        UnknownEndpoint: the class's `idempotent` has a name that is no endpoint.
     """
     members = {name: getattr(actor_class, name, None) for name in dir(actor_class)}
     endpoints = {name: value for name, value in members.items() if isinstance(value, MonarchEndpoint)}

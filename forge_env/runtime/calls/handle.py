@@ -1,4 +1,4 @@
-"""ServiceHandle: the forms in which the replicas of a service are called, with a session or a deadline."""
+"""ServiceHandle: calls the replicas of a service, with a session or a deadline."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ P = ParamSpec("P")
 R = TypeVar("R")
 MOST_TRIES = 3  # of an idempotent call; a call that has ended three replicas may end all of them
 CALLER = "FORGE_ENV_CALLER"
-"""Environment variable that names a process of a run; the controller has none."""
-_REPLACED_S = 10.0  # by then a broken replica gets no calls any more
+"""Environment variable with the name of a process of a run; the controller has none."""
+_REPLACED_S = 10.0  # within this time a broken replica stops getting calls
 _CANCEL_S = 10.0
 
 
 class ServiceHandle(Generic[A]):
-    """Calls the replicas of a service, whose actors are of class A.
+    """Calls the replicas of a service of actors of class A.
 
-    Two forms mean the same. The first is checked by a type checker; both are checked before a message is sent::
+    Two forms mean the same. A type checker checks the first; both are checked before a message is sent::
 
         completion = await policy.route(PolicyActor.generate, prompt_ids, sampling)
         completion = await policy.generate.route(prompt_ids, sampling)
@@ -43,7 +43,7 @@ class ServiceHandle(Generic[A]):
         return self._view()._bind(name)
 
     def session(self, name: str) -> View[A]:
-        """The same service for one session: its calls go to one replica as long as that one is up."""
+        """The same service for one session: its calls go to one replica as long as this replica is up."""
         view = self._view()
         return View(view._client, name, view._seconds)
 
@@ -81,7 +81,7 @@ class ServiceHandle(Generic[A]):
 
 
 class View(ServiceHandle[A]):
-    """A service with a session and a deadline; without one, with that of each endpoint."""
+    """A service with a session and a deadline; without a deadline, each endpoint has its own."""
 
     def __init__(self, client: ServiceClient[A], session: str, seconds: float | None) -> None:
         self._client = client
@@ -106,16 +106,16 @@ class BoundEndpoint:
         self._seconds = seconds if seconds is not None or self._is_long else client.seconds
 
     async def route(self, *args: Any, **kwargs: Any) -> Any:
-        """Call it on one replica: that of the session, or the one with the fewest calls in flight.
+        """Call it on one replica: the session's, or the one with the fewest calls in flight.
 
-        Where no replica is up, the call waits for one. Where the replica dies during the call, an idempotent endpoint
-        is called again on another one, up to MOST_TRIES times in all. A call to a long endpoint that is cancelled, or
-        misses its deadline, is cancelled in the actor too.
+        If no replica is up, the call waits for one. If the replica dies during the call, an idempotent endpoint is
+        called again on another one, MOST_TRIES times in all. If a call to a long endpoint is cancelled, or misses its
+        deadline, it is cancelled in the actor too.
 
         Raises:
             ReplicaDied: the replica died during a call to an endpoint that is not idempotent, or in every try.
             ServiceError: the deadline passed, or the actor raised something that is not a ForgeError.
-            ForgeError: what the actor raised of our own kinds, unchanged.
+            ForgeError: raised by the actor, unchanged.
         """
         if self._seconds is None:
             return await self._try(args, kwargs)
@@ -132,7 +132,7 @@ class BoundEndpoint:
             raise ServiceError(f"{client.name}.{self._name} did not answer within {self._seconds:g} s{why}") from None
 
     async def _try(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Call it on one replica, and where that dies, on another one if it may be called again."""
+        """Call it on one replica; if it dies, on another one if the endpoint may be called again."""
         client, tries = self._client, 1
         while True:
             member = await client.pick(self._session)
@@ -151,7 +151,7 @@ class BoundEndpoint:
 
         Raises:
             ServiceError: a replica did not answer in time, or raised something that is not a ForgeError.
-            ForgeError: what a replica raised of our own kinds, unchanged.
+            ForgeError: raised by a replica, unchanged.
         """
         calls = [self._call(member, args, kwargs) for member in self._client.replicas.values()]
         answers = await asyncio.gather(*calls, return_exceptions=True)
@@ -164,7 +164,7 @@ class BoundEndpoint:
         """Call it on the only replica.
 
         Raises:
-            UserError: there are several.
+            UserError: there are several replicas.
         """
         if self._client.up > 1:
             raise UserError(
@@ -182,7 +182,7 @@ class BoundEndpoint:
             call = within(self._seconds, getattr(member.handle, self._name).call_one(*args, **named), what)
             return await unless_gone(call, member.gone, ReplicaDied)
         except ReplicaBroken as error:
-            await asyncio.wait({member.gone}, timeout=_REPLACED_S)  # its next ping reports it, too
+            await asyncio.wait({member.gone}, timeout=_REPLACED_S)  # its next ping reports the fault, too
             raise ReplicaDied(str(error)) from None
         except (asyncio.CancelledError, MissedDeadline):
             if call_id and not member.gone.done():

@@ -1,6 +1,6 @@
 """Hosts: connects the controller to the hosts of a run, watches them, and ends what runs there.
 
-On each host a program of ours (forge_env/runtime/host.py) waits for a run; see `HostSettings` for who starts it.
+On each host a program of ours (forge_env/runtime/host.py) waits for a run; `HostSettings` tells who starts it.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ class _Host:
     info: HostInfo
     watch: Any
     mesh: Any
-    """Of the watch's process."""
+    """Monarch's mesh of the watch's process."""
     on_death: dict[int, Callable[[str], None]]
-    """What to call with the reason when a process ends, by process id."""
+    """By process id, the function to call with the reason when the process ends."""
     lost: asyncio.Future[str]
     """Done when the host was given up, with the reason."""
 
     @property
     def gone(self) -> str:
-        """Why the host was given up; "" while it answers."""
+        """The reason for giving the host up; "" while it answers."""
         return self.lost.result() if self.lost.done() else ""
 
     def give_up(self, reason: str) -> None:
@@ -55,14 +55,21 @@ class Hosts:
             policy = launcher.spawn("policy", PolicyActor, host=1, model=path)
     """
 
-    def __init__(self, settings: HostSettings) -> None:
+    def __init__(self, settings: HostSettings, *, connect_seconds: float = 120.0) -> None:
+        """Name the hosts; nothing is reached yet.
+
+        Args:
+            settings: not of the kind "local".
+            connect_seconds: how long the program of a host may take to come up.
+        """
         self.settings = settings
+        self._connect_seconds = connect_seconds
         self.address = LOOPBACK
         """This process's address, as the hosts know it."""
         self._addresses = [] if settings.kind == "processes" else find_workers(settings)
         self._hosts: list[_Host] = []
         self._tasks: list[asyncio.Task[None]] = []
-        self._job: Any = None  # Monarch's, for hosts of the kind "processes"
+        self._job: Any = None  # Monarch's job, for hosts of the kind "processes"
         self._job_folder = ""
         self._mesh: Any = None
 
@@ -70,10 +77,10 @@ class Hosts:
         return len(self._addresses) or self.settings.count
 
     def transport(self) -> str:
-        """The transport that Monarch needs before its first use: how its messages reach this process.
+        """The transport that Monarch needs before its first use: the way of its messages to this process.
 
         Raises:
-            UserError: when a host's name is not known here.
+            UserError: a host's name is not known here.
         """
         if not self._addresses:
             return ""
@@ -90,8 +97,8 @@ class Hosts:
         """Connect to all hosts, and start a watch on each.
 
         Raises:
-            UserError: naming the first host on which nothing waits for a run.
-            ServiceError: when a host does not start a process.
+            UserError: nothing waits for a run on a host; names the first such host.
+            ServiceError: a host does not start a process.
         """
         from monarch.actor import attach_to_workers
 
@@ -103,7 +110,7 @@ class Hosts:
             from monarch.job import ProcessJob
 
             logging.getLogger("monarch._src.job.job").setLevel(logging.WARNING)  # it logs each step to stderr
-            self._job = ProcessJob({"hosts": self.settings.count})
+            self._job = ProcessJob({"hosts": len(self)})
             with short_temporary_files():
                 self._mesh = self._job.state(cached_path=None).hosts
             self._job_folder = str(self._job._tmpdir)
@@ -122,7 +129,7 @@ class Hosts:
         return self._mesh.slice(hosts=first if count == 1 else slice(first, first + count))
 
     def info(self, index: int) -> HostInfo:
-        """What is known of a host."""
+        """The controller's facts about a host."""
         return self._hosts[index].info
 
     def answer(self, indices: Iterable[int]) -> bool:
@@ -134,10 +141,10 @@ class Hosts:
         return self._hosts[index].lost
 
     def choose(self, first: int, count: int = 1, *, movable: bool = False) -> int:
-        """Choose the first host of an actor: `first`, or where that was given up, and `movable` allows it, the next.
+        """The first host of an actor: `first`, or the next one if `first` was given up and the actor is `movable`.
 
         Raises:
-            ServiceError: when a host was given up, and no other may or can take its place.
+            ServiceError: a host was given up, and no other one may or can replace it.
         """
         for index in range(len(self) if movable and count == 1 else 1):
             candidate = (first + index) % len(self)
@@ -146,7 +153,7 @@ class Hosts:
         raise ServiceError(next(host.gone for host in self._hosts[first : first + count] if host.gone))
 
     def environ(self, index: int) -> dict[str, str]:
-        """What the processes of the run need in their environment on a host."""
+        """Environment variables of the run's processes on a host."""
         info = self._hosts[index].info
         return {
             "TMPDIR": info.temp,
@@ -156,10 +163,10 @@ class Hosts:
         }
 
     async def watch(self, index: int, pid: int, on_death: Callable[[str], None]) -> None:
-        """Call `on_death` once when a process ends: with the reason if its host was given up, else with "".
+        """Call `on_death` once when a process ends: with the reason if its host was given up, otherwise with "".
 
         Raises:
-            ServiceError: when the host does not answer.
+            ServiceError: the host does not answer.
         """
         self.choose(index)
         host = self._hosts[index]
@@ -167,14 +174,14 @@ class Hosts:
         await self._within(host.watch.watch.call_one(pid), host.info.name)
 
     async def kill(self, index: int, pid: int) -> None:
-        """End a process; one on a host that does not answer ends with that host's lease."""
+        """End a process. If its host does not answer, the process ends with the host's lease."""
         host = self._hosts[index]
         if not host.gone:
             with contextlib.suppress(ServiceError):
                 await self._within(host.watch.kill.call_one(pid), host.info.name)
 
     def summary(self) -> list[str]:
-        """Sentences for a person: which hosts there are, and where logs are that are not in the run's folder."""
+        """Sentences for a person: the hosts, and the places of logs outside of the run's folder."""
         names = ", ".join(f"{i} on {host.info.name}" for i, host in enumerate(self._hosts))
         sentences = [f"{len(self)} hosts: {names}"]
         apart = {host.info.name: host.info.logs for host in self._hosts if "forge_env_logs" in host.info.logs}
@@ -182,7 +189,7 @@ class Hosts:
                        for name, logs in apart.items()]  # fmt: skip
 
     async def end_processes(self) -> None:
-        """End every process of the run on every host but the watches', and remove what they left."""
+        """End every process of the run on every host except the watches, and remove what they left."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -196,8 +203,8 @@ class Hosts:
         self._hosts, self._tasks, self._job = [], [], None
 
     async def _reach(self, name: str, port: int) -> None:
-        """Wait until something listens there. Monarch does not say for which of several hosts it waits."""
-        deadline = asyncio.get_running_loop().time() + self.settings.connect_s
+        """Wait until something listens there. Monarch's own errors do not name the host that is missing."""
+        deadline = asyncio.get_running_loop().time() + self._connect_seconds
         while True:
             try:
                 async with asyncio.timeout_at(deadline):
@@ -213,9 +220,10 @@ class Hosts:
             await asyncio.sleep(RETRY_S)
 
     async def _hold(self, host: _Host, address: tuple[str, int]) -> None:
-        """Notice the end of a host's program: the kernel then closes a connection to it, over which nothing is sent.
+        """Notice the end of a host's program: the kernel then closes a connection to it, which is used for nothing
+        else.
 
-        Monarch does not report it, and calls to processes that the program had started get no answer.
+        Monarch does not report this end, and calls to processes that the program had started get no answer.
         """
         while True:
             try:
@@ -223,7 +231,7 @@ class Hosts:
             except ConnectionRefusedError:
                 host.give_up(f"the program of the host {host.info.name} ended")
                 return
-            except OSError:  # the network is down for now; silence_s says for how long that is tolerated
+            except OSError:  # the network is down for now; silence_seconds says for how long that is tolerated
                 await asyncio.sleep(RETRY_S)
                 continue
             try:
@@ -245,7 +253,11 @@ class Hosts:
         mesh = self.mesh(index).spawn_procs(name=f"watch{index}", bootstrap_command=command)
         pid = os.getpid() if local else 0
         watch = mesh.spawn(
-            f"watch{index}", HostWatch, lease_s=self.settings.lease_s, controller_pid=pid, job_folder=self._job_folder
+            f"watch{index}",
+            HostWatch,
+            lease_s=self.settings.lease_seconds,
+            controller_pid=pid,
+            job_folder=self._job_folder,
         )
         controller = None if local or self.address.startswith("127.") else (self.address, 1)
         name = f"{index}" if local else f"{self._addresses[index][0]}"
@@ -270,30 +282,32 @@ class Hosts:
                 return
 
     async def _news(self, host: _Host) -> list[int]:
-        """Return the processes that died since the last call.
+        """The processes that died since the last call.
 
         Raises:
-            ServiceError: when the host is gone. The seconds of silence are counted one by one, so that a time in which
-                this process itself did not run its event loop, as while it imports torch, counts as one second.
+            ServiceError: the host is gone. The seconds of silence are counted one by one: if this process does not run
+                its event loop for a time, for example while it imports torch, the time counts as one second.
         """
-        call = asyncio.ensure_future(within(60.0 + self.settings.silence_s, host.watch.news.call_one(), "the watch"))
+        call = asyncio.ensure_future(
+            within(60.0 + self.settings.silence_seconds, host.watch.news.call_one(), "the watch")
+        )
         try:
-            for _ in range(max(2, round(self.settings.silence_s))):
+            for _ in range(max(2, round(self.settings.silence_seconds))):
                 await asyncio.wait({call, host.lost}, timeout=1.0, return_when=asyncio.FIRST_COMPLETED)
                 if host.gone:
                     raise ServiceError(host.gone)
                 if call.done():
                     return list(call.result())
-            raise ServiceError(f"the host {host.info.name} did not answer within {self.settings.silence_s:g} s")
+            raise ServiceError(f"the host {host.info.name} did not answer within {self.settings.silence_seconds:g} s")
         finally:
             call.cancel()
             await asyncio.gather(call, return_exceptions=True)
 
     async def _within(self, call: Any, name: str, seconds: float = 0.0) -> Any:
-        return await within(seconds or self.settings.silence_s, call, f"the host {name}")
+        return await within(seconds or self.settings.silence_seconds, call, f"the host {name}")
 
     async def _on_all(self, call: Callable[[_Host], Any]) -> None:
-        """Make a call to every host that was not given up; none of them is waited for longer than `silence_s`."""
+        """Make a call to every host that was not given up; none of them is waited for longer than `silence_seconds`."""
         answering = [host for host in self._hosts if not host.gone]
         calls = (self._within(call(host), host.info.name) for host in answering)
         await asyncio.gather(*calls, return_exceptions=True)

@@ -1,4 +1,4 @@
-"""HostInfo: what a host tells the controller of itself."""
+"""HostInfo: a host's facts for the controller."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostInfo:
-    """What the controller has to know of a host."""
+    """Facts about a host that the controller needs."""
 
     name: str
     watch_pid: int
-    """Process id, on that host, of its watch."""
+    """Process id of the host's watch, on that host."""
     temp: str
     """Folder for the temporary files of the run's processes; the watch removes it."""
     logs: str
-    """Folder for their logs: the run's own where the host sees it, else one on the host, which stays."""
+    """The run's log folder if the host shares its disk; otherwise a local folder, which is kept."""
     address: str
     """Its address on the way to the controller."""
     interface: str

@@ -1,9 +1,9 @@
-"""HostWatch: the one actor that a run has on each host. It reports deaths there, and ends the run's processes there.
+"""HostWatch: a run's one actor on each host. It reports deaths there, and ends the run's processes there.
 
-The controller cannot see the processes of another machine, and they cannot see the controller. So each host has a
-watch: it holds a pidfd of every process of the run, and a lease that the controller renews by asking for news. When the
-lease runs out, because the controller or the network is gone, or the host's own program ends, the watch ends every
-process of the run on its host, and itself.
+The controller cannot see the processes of another machine, and they cannot see the controller. So each host has a watch
+with a pidfd of every process of the run, and with a lease that the controller renews by asking for news. The lease runs
+out if the controller or the network is gone. Then, or when the host's own program ends, the watch ends every process of
+the run on its host, and itself.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from forge_env.runtime.process.network import LOOPBACK, interface_of, own_addres
 from forge_env.utils.owners import is_mine
 
 NEWS_S = 1.0  # how long `news` waits for a death
-END_S = 3.0  # within which a killed process is gone; below `HostSettings.silence_s`, for which the controller waits
+END_S = 3.0  # a killed process is gone within it; below `HostSettings.silence_seconds`, which the controller waits
 
 
 class HostWatch(Actor):
@@ -37,9 +37,10 @@ class HostWatch(Actor):
     def __init__(self, *, lease_s: float, controller_pid: int, job_folder: str) -> None:
         """
         Args:
-            lease_s: seconds without a call of `news` after which the run is over for this host.
-            controller_pid: of a controller on this machine, which is so noticed at once; 0 for one on another.
-            job_folder: of the sockets of hosts that were started for this run only: when the run is over without
+            lease_s: if `news` is not called for this number of seconds, the run is over for this host.
+            controller_pid: of a controller on this machine, so that its death is noticed at once; 0 for another
+                machine.
+            job_folder: the folder of sockets if the hosts were started for this run only. If the run ends without
                 `close`, their programs are ended, and the folder is removed. "" for hosts that wait for other runs.
         """
         self._lease_s = lease_s
@@ -59,7 +60,7 @@ class HostWatch(Actor):
         Args:
             controller: an address and a port on the way to the controller; None for one on this machine.
             log_dir: the folder of the run's logs, as the controller names it.
-            token: name of a file that the controller has put there.
+            token: name of a file in that folder that the controller has made.
         """
         logs = Path(log_dir)
         if not (logs / token).is_file():
@@ -102,7 +103,7 @@ class HostWatch(Actor):
 
     @concurrent_endpoint
     async def news(self) -> list[int]:
-        """Renew the lease; returns the processes that died, as soon as one did, or none after a second."""
+        """Renew the lease; returns the processes that died, as soon as one dies, or none after a second."""
         self._lease_ends = time.monotonic() + self._lease_s
         try:
             async with asyncio.timeout(NEWS_S):
@@ -115,11 +116,12 @@ class HostWatch(Actor):
 
     @concurrent_endpoint
     async def close(self) -> None:
-        """End every process of the run on this host but this one, and remove what they left."""
+        """End every other process of the run on this host, and remove what they left."""
         await asyncio.to_thread(self._clean_up)
 
     def _keep_lease(self) -> None:
-        """Wait, in a thread of its own, for the end of the lease, of the host's program or of a controller here."""
+        """Wait, in a thread of its own, for the end of the lease, of the host's program or of a controller on this
+        machine."""
         parents = [_pidfd(pid) for pid in (self._host_pid, self._controller_pid) if pid]
         while (left := self._lease_ends - time.monotonic()) > 0:
             if select.select(parents, [], [], left)[0]:
@@ -131,12 +133,12 @@ class HostWatch(Actor):
         os._exit(1)
 
     def _clean_up(self) -> None:
-        _end(_processes_with(f"TMPDIR={self._temp}"))  # only then do they write nothing more
+        _end(_processes_with(f"TMPDIR={self._temp}"))  # before the folders are removed: these processes write to them
         shutil.rmtree(self._temp, ignore_errors=True)
 
 
 def _processes_with(variable: str) -> list[int]:
-    """Every process but this one that was started with this environment variable."""
+    """Every other process that was started with this environment variable."""
     pids = []
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit() and int(folder.name) != os.getpid():
@@ -153,7 +155,7 @@ def _logs_of_this_user() -> Path:
     """The folder for logs of a host that does not share the controller's disk; one for each user.
 
     Raises:
-        ServiceError: when another user has made a folder of that name.
+        ServiceError: another user has made a folder of that name.
     """
     logs = Path(tempfile.gettempdir()) / f"forge_env_logs_{os.geteuid()}"
     logs.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -163,15 +165,15 @@ def _logs_of_this_user() -> Path:
 
 
 def _pidfd(pid: int) -> int:
-    """A descriptor that can be read once the process has ended."""
+    """A descriptor that becomes readable when the process ends."""
     try:
         return os.pidfd_open(pid)
-    except ProcessLookupError:  # it has: so does this descriptor of a file
+    except ProcessLookupError:  # it has ended; this file's descriptor is readable too
         return os.open(os.devnull, os.O_RDONLY)
 
 
 def _end(pids: Iterable[int]) -> None:
-    """Kill processes, and wait until they have ended, for END_S at most: one may wait for a disk or a GPU."""
+    """Kill processes, and wait for their ends, END_S at most: a process may hang in a disk or a GPU."""
     ends = select.poll()
     left = set()
     for pid in pids:

@@ -1,1 +1,1 @@
-"""What one process of a run does for itself: its end, its rank, its network addresses, GPUs, caches and files."""
+"""Parts of one process of a run: its end, its rank, its network addresses, GPUs, caches and files."""

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 
 def kill_children(pids: Iterable[int]) -> None:
-    """End those processes that are still our children; another one that got such a number is left alone."""
+    """End these processes if they are still our children; another process with such a number is left alone."""
     for pid in pids:
         try:
             if os.waitpid(pid, os.WNOHANG) == (0, 0):

@@ -1,4 +1,4 @@
-"""Where what torch compiles is kept."""
+"""The folder of torch's compiled code."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
 def keep_compiled() -> None:
     """Let the next run find what torch and triton compile in this process.
 
-    By default it lies below TMPDIR, which for an actor is a folder that goes with its run. Without a home that can be
-    written and is this user's, or where the variable is set already, nothing is changed.
+    By default it lies below TMPDIR, which for an actor is removed with its run. Nothing is changed if the variable is
+    set already, or if there is no home that can be written and belongs to this user.
     """
     if VARIABLE in os.environ:
         return
@@ -23,6 +23,6 @@ def keep_compiled() -> None:
         cache.mkdir(parents=True, exist_ok=True)
     except (OSError, RuntimeError):  # RuntimeError: the user's home is unknown
         return
-    # torch executes the files in it, so it must not be another user's folder, as below a home that sudo has kept.
+    # torch executes the files in it. So it must not be another user's folder, for example below a home that sudo kept.
     if os.access(cache, os.W_OK) and not stat_problem(cache.stat(), is_folder=True):
         os.environ[VARIABLE] = str(cache)

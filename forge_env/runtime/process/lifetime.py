@@ -1,4 +1,4 @@
-"""When a process began, and processes that end with another one."""
+"""The start of a process, and processes that end with another one."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from pathlib import Path
 
 
 def process_began() -> float:
-    """When this process was started, in seconds since the epoch: before its interpreter and its imports."""
-    # The 22nd field, in ticks since the machine started; the second one is a name that may hold spaces.
+    """The start of this process, in seconds since the epoch: before its interpreter and its imports."""
+    # The 22nd field, in ticks since the machine started; the second field is a name that may have spaces.
     fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
     age = time.clock_gettime(time.CLOCK_BOOTTIME) - int(fields[19]) / os.sysconf("SC_CLK_TCK")
     return time.time() - age
 
 
 def die_with(pid: int, *, group: bool = False) -> None:
-    """End this process when process `pid` ends, for whatever reason: a thread waits for its pidfd.
+    """End this process when process `pid` ends, for any reason: a thread waits for its pidfd.
 
     Args:
-        pid: of a process that runs.
+        pid: a running process.
         group: also end all processes of this process's group, which it must lead.
     """
     try:

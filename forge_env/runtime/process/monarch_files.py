@@ -1,4 +1,4 @@
-"""Files of Monarch's on the disk, sockets and a log: they are kept where they can be removed with the run."""
+"""Monarch's files on the disk, sockets and a log, in folders that are removed with the run."""
 
 from __future__ import annotations
 
@@ -14,35 +14,33 @@ from forge_env.runtime import remove_monarch_log
 from forge_env.utils.owners import is_mine
 from forge_env.utils.temporary import temporary_files_in
 
-_LONGEST_TEMP = (
-    48  # bytes: a socket's address has 108, of which the names of our folder and of Monarch's file take up to 55
-)
+_LONGEST_TEMP = 48  # bytes: a socket's address has 108, and the names of our folder and of Monarch's file take up to 55
 _EXIT_SECONDS = 10.0
-_sockets: list[Path] = []  # the folders for Monarch's sockets: it keeps them as long as this process lives
+_sockets: list[Path] = []  # the folders of Monarch's sockets: they stay as long as this process lives
 
 
 def _short_temp() -> str:
-    """The folder for temporary files, or /tmp where its name is too long for the address of a Unix socket in it."""
+    """The folder for temporary files, or /tmp if its name is too long for a Unix socket in it."""
     folder = tempfile.gettempdir()
     return folder if len(folder) <= _LONGEST_TEMP else "/tmp"
 
 
 def short_temporary_files() -> AbstractContextManager[None]:
-    """Put temporary files of Monarch, and of what it starts, where the names are short enough for sockets."""
+    """Put temporary files of Monarch, and of its children, in a folder with a name that is short enough for sockets."""
     return temporary_files_in(_short_temp())
 
 
 def open_monarch(log_dir: Path, transport: str) -> None:
-    """Import Monarch with its greeting in a log file, and its sockets where they can be removed with the run.
+    """Import Monarch with its greeting in a log file, and its sockets in a folder that is removed with the run.
 
     Raises:
-        ServiceError: when Monarch already runs in this process with another transport, where "" is its default; and
-            when another user has taken the name of the sockets' folder since the last run.
+        ServiceError: Monarch already runs in this process with another transport ("" is its default); or another user
+            has taken the name of the sockets' folder since the last run.
     """
     for folder in _sockets:
         folder.mkdir(mode=0o700, exist_ok=True)
         if folder.is_symlink() or not is_mine(folder.lstat()):
-            raise ServiceError(f"{folder}, where this process had its sockets, belongs to another user now")
+            raise ServiceError(f"{folder}, the folder of this process's sockets, belongs to another user now")
     if _sockets:
         _set_transport(transport)
         return
@@ -61,11 +59,11 @@ def open_monarch(log_dir: Path, transport: str) -> None:
         os.close(saved)
         os.close(log)
     _sockets.extend(_sockets[0].iterdir())
-    atexit.register(_shut_down)  # it runs before Monarch's own handler, and leaves that nothing to do
+    atexit.register(_shut_down)  # runs before Monarch's own handler, which then has nothing to do
 
 
 def _shut_down() -> None:
-    """Shut Monarch down with this process. By itself it waits 1 s, and prints a trace on a machine under load."""
+    """Shut Monarch down with this process. Monarch's own shutdown waits 1 s, and prints a trace under load."""
     from monarch.actor import shutdown_context
 
     try:

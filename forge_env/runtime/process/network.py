@@ -15,10 +15,10 @@ _SIOCGIFADDR = 0x8915  # the ioctl for the address of a network interface
 
 
 def own_address(host: str, port: int) -> str:
-    """Return this machine's address on the way to another; nothing is sent.
+    """This machine's address on the way to another; nothing is sent.
 
     Raises:
-        OSError: when the other's name is not known here, or no way leads there.
+        OSError: the other's name is not known here, or there is no way to it.
     """
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect((host, port))
@@ -26,7 +26,7 @@ def own_address(host: str, port: int) -> str:
 
 
 def interface_of(address: str) -> str:
-    """Return the network interface of one of this machine's addresses; "" when none has it."""
+    """The network interface of one of this machine's addresses; "" if none has it."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         for _, name in socket.if_nameindex():
             try:
@@ -41,7 +41,7 @@ def interface_of(address: str) -> str:
 def serve_tcp_store(address: str) -> tuple[TCPStore, int]:
     """Serve a TCPStore of torch's at a free port of `address`; returns it, and its port.
 
-    The port is bound before any process is told of it, so that no other one can take it meanwhile.
+    The port is bound before any process is told of it, so no other process can take it meanwhile.
     """
     from torch.distributed import TCPStore
 

@@ -1,4 +1,5 @@
-"""Actors on several processes that work together: where their ranks meet, and how all of them are called at once."""
+"""Actors on several processes that work together: the meeting point of their ranks, and calls to all of them at
+once."""
 
 from __future__ import annotations
 
@@ -19,13 +20,13 @@ Answer: TypeAlias = Coroutine[Any, Any, R]
 
 
 class RankRendezvous:
-    """Where the ranks of one process group meet: a TCPStore in this process, at an address of this machine."""
+    """The meeting point of the ranks of a process group: a TCPStore in this process, at an address of this machine."""
 
     def __init__(self, world_size: int, per_host: int = 0, address: str = LOOPBACK) -> None:
         """
         Args:
             per_host: ranks of one host; 0 is all of them.
-            address: how the ranks reach this machine; the loopback address is reached from nowhere else.
+            address: this machine's address for the ranks; only this machine can reach the loopback address.
         """
         self._world_size = world_size
         self._per_host = per_host or world_size
@@ -33,7 +34,7 @@ class RankRendezvous:
         self._store, self._port = serve_tcp_store(address)
 
     def environ(self, rank: int, interface: str = "lo") -> dict[str, str]:
-        """What torch.distributed reads in the process of a rank; `interface` is the network that gloo uses there."""
+        """Variables for torch.distributed in the process of a rank; gloo uses the network `interface` there."""
         return {
             "RANK": str(rank),
             "LOCAL_RANK": str(rank % self._per_host),
@@ -41,15 +42,15 @@ class RankRendezvous:
             "MASTER_ADDR": self._address,
             "MASTER_PORT": str(self._port),
             "TORCHELASTIC_USE_AGENT_STORE": "True",  # tells torch that the TCPStore exists already
-            "GLOO_SOCKET_IFNAME": interface,  # else gloo takes the interface of the host name
+            "GLOO_SOCKET_IFNAME": interface,  # otherwise gloo takes the interface of the host name
         }
 
 
 class AllRanks(Generic[A]):
-    """An actor's handle whose calls go to all of its ranks at once, for endpoints in which they wait for each other.
+    """An actor's handle that calls all of its ranks at once, for endpoints in which they wait for each other.
 
-    The ranks but the first answer None, and the first one's answer is that of the call. What one rank raises is raised
-    at once: the others may never answer, because they wait for that one.
+    The answer of a call is the first rank's; the other ranks answer None. An error of any rank is raised at once: the
+    other ranks may never answer, because they wait for this one.
 
     Example::
 
@@ -75,11 +76,11 @@ class AllRanks(Generic[A]):
     def call_one(self, endpoint: Endpoint[A, P, Any], *args: P.args, **kwargs: P.kwargs) -> Answer[Any]:
         """Call an endpoint on all ranks; the message leaves before this returns.
 
-        So calls reach every rank in the order they are made.
+        So calls reach every rank in the order in which they are made.
 
         Raises:
             AttributeError: at once; the actor has no such endpoint.
-            ForgeError: which a rank raised, unchanged.
+            ForgeError: raised by a rank, unchanged.
         """
         return _first_answer(getattr(self._actor, endpoint.name).stream(*args, **kwargs))
 
@@ -94,7 +95,7 @@ class _Endpoint:
         """Call the endpoint on all ranks, see `AllRanks.call_one`.
 
         Raises:
-            ForgeError: which a rank raised, unchanged.
+            ForgeError: raised by a rank, unchanged.
         """
         return _first_answer(self._endpoint.stream(*args, **kwargs))
 

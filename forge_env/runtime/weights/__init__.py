@@ -1,4 +1,4 @@
-"""The weight stores: one protocol, `WeightStore`, and four ways to carry weights. `choose_store` takes one of them.
+"""The weight stores: one protocol, `WeightStore`, and four ways to carry weights. `choose_store` chooses one of them.
 
 - one_host/shared_memory.py: shared memory, for the processes of one host.
 - one_host/cuda_ipc.py: from GPU to GPU, for the processes of one host.

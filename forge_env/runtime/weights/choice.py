@@ -9,9 +9,9 @@ from forge_env.runtime.weights.one_host.shared_memory import SHARED_MEMORY, Shar
 from forge_env.runtime.weights.store import WeightStore
 from forge_env.runtime.weights.torchstore import TorchStoreWeights
 
-MOST_ON_GPU = 0.2  # of a GPU, for the version that the trainer's first rank keeps beside its own weights
-USUAL_GPU = 80 * 2**30  # bytes, where they are not known
-# That shared memory must have room for: a slow replica may hold one more than there are versions.
+MOST_ON_GPU = 0.2  # largest share of a GPU for the version that the trainer's first rank keeps beside its own weights
+USUAL_GPU = 80 * 2**30  # bytes, if the size is not known
+# Shared memory must have room for this number: a slow replica may hold one version more than the store keeps.
 SNAPSHOTS = SharedMemoryStore.keep + 1
 
 
@@ -24,18 +24,18 @@ def choose_store(
     shared_gpus: bool = False,
     card: float | None = None,
 ) -> tuple[WeightStore, str]:
-    """Choose the weight store of a run; returns it, not open yet, and a sentence that says which one and why.
+    """Choose the weight store of a run; returns it, not open yet, and a sentence with the choice and its reason.
 
     Args:
         wanted: "shared_memory", "cuda_ipc", "nccl" or "torchstore"; "auto" chooses the fastest that fits.
         size: bytes of one snapshot.
-        all_on_gpus: whether the trainer and all that fetch the weights are on GPUs.
-        hosts: over which the processes are spread.
-        shared_gpus: whether some of them are on one and the same GPU.
-        card: bytes of each GPU; None where they are not known.
+        all_on_gpus: whether the trainer and all services that fetch the weights are on GPUs.
+        hosts: the number of hosts of the processes.
+        shared_gpus: whether two of these services share a GPU.
+        card: bytes of each GPU; None if they are not known.
 
     Raises:
-        UserError: when the one that is wanted cannot work.
+        UserError: the store that is wanted cannot work.
     """
     if wanted in ("shared_memory", "cuda_ipc") and hosts > 1:
         raise UserError(

@@ -1,4 +1,4 @@
-"""What every weight store does: it carries the weights from the trainer to whoever generates from them."""
+"""The weight store: it carries the weights from the trainer to the engines."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ if TYPE_CHECKING:
 class WeightStore(ABC):
     """Weights as immutable, versioned snapshots.
 
-    A store is small and travels to the actors as an argument of their constructors; what it holds in a process is made
-    there. A snapshot is whole or not there: its commit marker is written last. Once a version has been committed it
-    never changes, and the newest `keep` of them stay. `take` makes room for its own: where one is kept, there is none
+    A store is small and travels to the actors as an argument of their constructors; its resources in a process are made
+    there. A snapshot is complete or not there: its commit marker is written last. After its commit a version never
+    changes, and the newest `keep` versions stay. `take` makes room for its own: if `keep` is 1, there is no version
     from then on until the commit.
 
     The trainer's first rank publishes, in two halves, so that the next step can begin after the first one::
 
-        taken = store.take(version, weights)   # in the thread that trains: it alone knows when nothing changes
+        taken = store.take(version, weights)   # in the thread that trains: only it knows when nothing changes
         await store.commit(taken)              # now it can be fetched
 
-    Whoever pulls uses the tensors inside of the context, and copies what it wants to keep::
+    A puller uses the tensors inside of the context, and copies what it wants to keep::
 
         async with store.fetch(version) as state_dict:
             await engine.update_weights(version, state_dict)
@@ -36,15 +36,15 @@ class WeightStore(ABC):
     keep: ClassVar[int] = 2
     """Versions: the newest, and the one that a slow replica may still be reading."""
     needs_process: ClassVar[bool] = False
-    """Whether `open` has to be given a process to live in."""
+    """Whether `open` needs a process to live in."""
     actors_only: ClassVar[bool] = False
-    """Whether only an actor's process can fetch, and no other one that was given the store."""
+    """Whether only an actor's process can fetch, and no other process with the store."""
 
     def prepare(self, address: str) -> None:  # noqa: B027 some have nothing to do
-        """Make what has to be there before the store travels. Called by the controller, before it spawns the actors.
+        """Make what must exist before the store travels. Called by the controller, before it spawns the actors.
 
         Args:
-            address: of this machine, as the processes of the run reach it.
+            address: the address of this machine for the processes of the run.
         """
 
     @abstractmethod
@@ -52,7 +52,7 @@ class WeightStore(ABC):
         """Make the store ready. Called once in a run, by the controller.
 
         Args:
-            processes: a Monarch process mesh, where `needs_process` says so.
+            processes: a Monarch process mesh, if `needs_process` is true.
         """
 
     @abstractmethod
@@ -64,42 +64,42 @@ class WeightStore(ABC):
 
     @abstractmethod
     def take(self, version: int, weights: WeightStream) -> Any:
-        """Copy the weights as they are now; returns what `commit` wants. Blocks for as long as the copying takes.
+        """Copy the present weights; returns the argument of `commit`. Blocks during the copying.
 
-        Each tensor is copied to its place in the snapshot, which is all the memory that is needed. If the stream ends
-        with an error, that memory is free again.
+        Each tensor is copied to its place in the snapshot, so no other memory is needed. If the stream ends with an
+        error, this memory is free again.
 
         Raises:
-            InvariantError: when there is such a version already; when the tensors are not those of the layout.
-            ServiceError: when there is no room.
+            InvariantError: there is such a version already, or the tensors do not follow the layout.
+            ServiceError: there is no room.
         """
 
     @abstractmethod
     async def commit(self, taken: Any) -> None:
-        """Make what was taken a version that can be fetched.
+        """Make the copy of `take` a version that can be fetched.
 
         Raises:
-            InvariantError: when there is such a version already.
+            InvariantError: there is such a version already.
         """
 
     async def publish(self, version: int, state_dict: Mapping[str, Tensor]) -> None:
-        """`take` and `commit` in one, for who does nothing else meanwhile."""
+        """`take` and `commit` in one, for a caller that does nothing else meanwhile."""
         await self.commit(self.take(version, WeightStream.of(state_dict)))
 
     @abstractmethod
     def fetch(self, version: int) -> AbstractAsyncContextManager[dict[str, Tensor]]:
-        """Give a snapshot's tensors, under their names. They are there inside of the context only, and for reading.
+        """Give a snapshot's tensors, under their names. They exist inside of the context only, and are for reading.
 
         Raises:
-            ServiceError: when there is no such version, or no longer.
+            ServiceError: there is no such version, or no longer.
         """
 
 
 def published_already(version: int) -> InvariantError:
-    """The error of who publishes a version for the second time."""
+    """The error for publishing a version a second time."""
     return InvariantError(f"version {version} of the weights was published already; a version never changes")
 
 
 def no_version(version: int, present: Iterable[int]) -> str:
-    """The message to who asks for a version that is not there, or no longer."""
+    """The message for a version that is not there, or no longer."""
     return f"the weight store has no version {version}; it has {', '.join(map(str, sorted(present))) or 'none'}"

@@ -1,4 +1,4 @@
-"""TensorLayout: where each tensor of a state dict lies in one flat piece of memory, whatever kind of memory that is."""
+"""TensorLayout: the place of each tensor of a state dict in one flat piece of memory, of any kind."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class TensorLayout:
 
     @classmethod
     def of(cls, state_dict: Mapping[str, Tensor]) -> TensorLayout:
-        """The layout of tensors; only their shapes and dtypes are read, so that they may be on the meta device."""
+        """The layout of tensors. Only their shapes and dtypes are read, so they may be on the meta device."""
         entries, end = {}, 0
         for name, tensor in state_dict.items():
             entries[name] = TensorEntry(str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), end)
@@ -44,7 +44,7 @@ class TensorLayout:
         return cls(entries, end)
 
     def views(self, flat: Tensor) -> dict[str, Tensor]:
-        """Return the tensors inside of `flat`, (at least `size`,) uint8."""
+        """The tensors inside of `flat`, (at least `size`,) uint8."""
         import torch
 
         views = {}
@@ -72,11 +72,11 @@ def allocate(size: int, device: torch.device, *, purpose: str, remedy: str) -> T
     """Allocate the memory of a snapshot, (size,) uint8.
 
     Args:
-        purpose: why, as "to receive the weights"; the error says it, with the size behind it.
-        remedy: what a person can do where there is no room.
+        purpose: for the error, for example "to receive the weights"; the error adds the size.
+        remedy: what a person can do if there is no room.
 
     Raises:
-        ServiceError: when the GPU has no room.
+        ServiceError: the GPU has no room.
     """
     import torch
 

@@ -1,7 +1,7 @@
-"""Snapshots in TorchStore: for several hosts, over RDMA where there is some, and otherwise in Monarch's messages.
+"""Snapshots in TorchStore: for several hosts, over RDMA if there is some, and otherwise in Monarch's messages.
 
-TorchStore writes a state dict's own key last, which makes it the commit marker: a snapshot that can be fetched is
-whole. TORCHSTORE_USE_RDMA=0 keeps it from RDMA.
+TorchStore writes a state dict's own key last. So this key is the commit marker: a snapshot that can be fetched is
+complete. TORCHSTORE_USE_RDMA=0 switches RDMA off.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _MARKER = "MAPPING"  # TorchStore's own name for it
-_CLOSE_S = 1.0  # for the index to be emptied; the volume's process has mostly ended, and never answers
+_CLOSE_S = 1.0  # for emptying the index; the volume's process has usually ended, and never answers
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class _TakenCopy:
 
 
 class TorchStoreWeights(WeightStore):
-    """The distributed store. A process has one TorchStore, so the objects of a process are one and the same store."""
+    """The distributed store. A process has one TorchStore, so all objects of a process are the same store."""
 
     needs_process: ClassVar[bool] = True
     actors_only: ClassVar[bool] = True
@@ -43,7 +43,7 @@ class TorchStoreWeights(WeightStore):
     async def open(self, processes: Any = None) -> None:
         """Start the store's volume in `processes`."""
         store = import_torchstore()
-        # Its index lives in this process, and would outlive the volume of an earlier run.
+        # Its index lives in this process, and would live longer than the volume of an earlier run.
         with contextlib.suppress(Exception):  # that volume's process has ended
             await store.shutdown()
         store.reset_client()
@@ -88,8 +88,8 @@ class TorchStoreWeights(WeightStore):
 
 
 async def _forget(store: Any, version: int) -> None:
-    """Delete a snapshot, its commit marker before the rest."""
-    # store.keys(prefix) takes its prefix for a whole word up to a dot, and finds nothing.
+    """Delete a snapshot, first its commit marker."""
+    # store.keys(prefix) takes its prefix for a full word up to a dot, and finds nothing.
     keys = [key for key in await store.keys() if key.startswith(f"{_key(version)}/")]
     for key in sorted(keys, key=lambda key: not key.endswith(f"/{_MARKER}")):
         await store.delete(key)

@@ -1,9 +1,8 @@
 """Makes torchstore 0.1.2 run on torchmonarch 0.7.0. Drop this file when a torchstore release does it itself.
 
-That torchstore's actors mix sync and async endpoints, which this Monarch refuses. Its sync ones do no waiting, so they
-are turned into async ones before the classes are used for the first time, in every process. And that torchstore asks
-for TORCHSTORE_RDMA_ENABLED where later ones ask for TORCHSTORE_USE_RDMA: it is told what
-TORCHSTORE_USE_RDMA says.
+Torchstore 0.1.2 mixes sync and async endpoints in its actors, which this Monarch refuses. Its sync endpoints never
+wait, so they are turned into async ones before the classes are used for the first time, in every process. It also reads
+TORCHSTORE_RDMA_ENABLED, and later versions read TORCHSTORE_USE_RDMA: here it gets the value of TORCHSTORE_USE_RDMA.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ _done = False
 
 
 def import_torchstore() -> Any:
-    """Import torchstore, mended where it is the version that needs it."""
+    """Import torchstore, and mend the version that needs it."""
     global _done
     pass_rdma_setting()
     import torchstore
@@ -35,7 +34,7 @@ def import_torchstore() -> Any:
 
 
 def pass_rdma_setting() -> None:
-    """Tell torchstore, under the name that it reads, what TORCHSTORE_USE_RDMA says."""
+    """Copy the value of TORCHSTORE_USE_RDMA to the variable that torchstore reads."""
     use = os.environ.get("TORCHSTORE_USE_RDMA", "").lower()
     if use:
         os.environ["TORCHSTORE_RDMA_ENABLED"] = "0" if use in ("0", "false", "no", "off") else "1"

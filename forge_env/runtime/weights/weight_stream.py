@@ -1,4 +1,4 @@
-"""WeightStream: weights that come one tensor at a time, with the layout of all of them known before the first one."""
+"""WeightStream: weights that come one tensor at a time; the layout of all of them is known before the first one."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class WeightStream:
-    """What a store takes a snapshot of. It can be read once.
+    """The weights for a snapshot. It can be read once.
 
-    A store allocates the snapshot from `layout`, and copies each tensor straight into it. So nobody needs memory for
-    all weights beside the snapshot: where they are gathered from many ranks, one of them is there at a time.
+    A store allocates the snapshot from `layout`, and copies each tensor straight into it. So no process needs memory
+    for all weights beside the snapshot: if they are gathered from many ranks, one tensor exists at a time.
     """
 
     layout: TensorLayout
     device: torch.device
-    """Where the tensors are."""
+    """The device of the tensors."""
     tensors: Iterable[tuple[str, Tensor]]
     """Every name of the layout once, in any order, with a tensor of the layout's shape and dtype."""
 
     @classmethod
     def of(cls, state_dict: Mapping[str, Tensor]) -> WeightStream:
-        """The stream of tensors that are all there already."""
+        """The stream of tensors that all exist already."""
         import torch
 
         device = next((tensor.device for tensor in state_dict.values()), torch.device("cpu"))
@@ -40,12 +40,12 @@ class WeightStream:
         """Copy every tensor to its place in `flat`, (at least the layout's size,) uint8, on any device.
 
         Raises:
-            InvariantError: the tensors are not those of the layout.
+            InvariantError: the tensors do not follow the layout.
         """
         missing = self.layout.views(flat)
         for name, tensor in self.tensors:
             view = missing.pop(name, None)
-            # copy_ would broadcast and cast without a word.
+            # copy_ would silently broadcast and cast.
             if view is None or view.shape != tensor.shape or view.dtype != tensor.dtype:
                 given = f"{tuple(tensor.shape)} {tensor.dtype}"
                 raise InvariantError(f"weight {name} came as {given}: the layout of the snapshot says otherwise")

@@ -102,7 +102,7 @@ def test_a_mistake_is_one_sentence(run: Path) -> None:
     adapter = make_adapter(run / "adapter", run / "model", chat_template_jinja="a")
     other = make_adapter(run / "other", run / "model", chat_template_jinja="b")
     for server, words in (
-        (ModelServer(run=str(run), adapters=(str(adapter),)), "the names my run, my run of what is served are not"),
+        (ModelServer(run=str(run), adapters=(str(adapter),)), "two of the names to serve, my run, my run, are"),
         (ModelServer(run=str(run), adapters=(f"a={adapter}", f"b={other}")), "the adapters a, b have different chat"),
         (ModelServer(run=str(run), adapters=("nowhere",)), "--lora is nowhere, which is no folder"),
         (ModelServer(run=str(run / "nothing")), "there is no model folder"),

@@ -179,7 +179,7 @@ def test_llama_tools_want_a_user(renderer: Renderer) -> None:
 
 @pytest.mark.parametrize("template", ["{{ bos }}[INST]", "<|im_start|>", "", "<|start_header_id|>user"])
 def test_another_family_of_the_same_architecture_is_refused(tmp_path: Path, template: str) -> None:
-    with pytest.raises(UserError, match=r"LlamaForCausalLM whose chat template does not hold .* Llama 3.1"):
+    with pytest.raises(UserError, match=r"LlamaForCausalLM, and its chat template does not hold .* Llama 3.1"):
         Renderer(make_llama(tmp_path / "other", template=template))
 
 

@@ -300,7 +300,7 @@ def test_the_reference_chooses_its_experts_itself(make: Make, folder: Path) -> N
     ("experts", "match"),
     [
         (np.zeros((2, 3, 2), dtype=np.uint8), "2 in each of 3 layers, but the model has 8 in each of 2 layers"),
-        (np.full((2, 2, 2), 8, dtype=np.uint8), "experts up to 8, .* of which 2 compute a token"),
+        (np.full((2, 2, 2), 8, dtype=np.uint8), "experts up to 8, .* and 2 of them compute a token"),
     ],
 )
 def test_routes_of_another_model_are_refused(make: Make, folder: Path, experts: np.ndarray, match: str) -> None:

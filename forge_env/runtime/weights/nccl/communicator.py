@@ -1,7 +1,7 @@
-"""PairCommunicator: a communicator of two processes, over which one sends memory to the other.
+"""PairCommunicator: two processes, of which one sends memory to the other.
 
-Between GPUs it is NCCL; between CPUs it is gloo, with the same calls. It is not the default process group, which
-belongs to the trainer. It has two ranks only, so that no third process waits when one of them dies.
+Between GPUs it is NCCL; between CPUs it is gloo, with the same calls. The default process group is the trainer's, so
+this is another one. It has two ranks only, so no third process waits if one of them dies.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 SENDER, RECEIVER = 0, 1
-CHUNK_BYTES = 64 * 2**20  # of one send: little is left on a GPU when the other end dies, and deadlines hold
+CHUNK_BYTES = 64 * 2**20  # of one send: small, so that deadlines hold and a dead end leaves little on a GPU
 _POLL_S = 0.0005
 _BLOCKING = "TORCH_NCCL_BLOCKING_WAIT"
 _constructing = threading.Lock()
@@ -37,7 +37,7 @@ _constructing = threading.Lock()
 
 @dataclass(frozen=True, slots=True)
 class Rendezvous:
-    """Where trainer and engines find each other: a TCPStore in the controller, and a token that only they know."""
+    """The meeting point of trainer and engines: a TCPStore in the controller, and a token that only they know."""
 
     address: str
     port: int
@@ -47,12 +47,12 @@ class Rendezvous:
         """Connect to the TCPStore. Each caller has a connection of its own: on a shared one, one wait blocks all calls.
 
         Raises:
-            ServiceError: when the controller cannot be reached.
+            ServiceError: the controller cannot be reached.
         """
         from torch.distributed import TCPStore
 
         try:
-            # A TCPStore tries again until the deadline, although a controller that is gone never comes back.
+            # A TCPStore tries again until the deadline, although a dead controller never comes back.
             socket.create_connection((self.address, self.port), seconds).close()
             return TCPStore(
                 self.address,
@@ -76,13 +76,13 @@ class PairCommunicator:
     Args:
         rendezvous: of both ranks.
         name: of the pair; no other pair has it.
-        connection: to the other rank; it tells when that rank is gone, which neither library notices in every case.
+        connection: to the other rank; it tells when that rank is gone, which the libraries do not always notice.
         rank: SENDER or RECEIVER.
         device: of the memory that is transferred.
         seconds: deadline of every chunk.
 
     Raises:
-        ServiceError, RuntimeError, OSError: when the other rank does not come, or the two cannot be connected.
+        ServiceError, RuntimeError, OSError: the other rank does not come, or the two cannot be connected.
     """
 
     def __init__(
@@ -103,24 +103,24 @@ class PairCommunicator:
         self._seconds = seconds
         self._device = device
         self._on_gpu = device.type == "cuda"
-        # A process group's operation waits for the stream that is current where it is called. On the trainer's own
-        # stream a send would wait for all training that is queued there, a step or more; and steps would wait for the
-        # send. On a stream of its own it waits for the copy of the weights alone, by an event, and nothing waits for
-        # it. NCCL's kernel then runs beside the training kernels on the GPU, and delays neither: it takes a few of the
-        # GPU's multiprocessors for one chunk at a time, and starts when the other rank is known to be there. The two
-        # cannot deadlock: the receiver needs nothing that a step of the trainer makes, and no step needs the receiver.
+        # An operation of a process group waits for the stream that is current at the call. On the trainer's stream a
+        # send would wait for all queued training, a step or more, and steps would wait for the send. On a stream of its
+        # own it waits only for the copy of the weights, by an event, and nothing waits for it. NCCL's kernel then runs
+        # beside the training kernels on the GPU, and delays none of them: it takes a few of the GPU's multiprocessors
+        # for one chunk at a time, and starts only if the other rank is there. The two cannot deadlock: the receiver
+        # needs nothing that a step of the trainer makes, and no step needs the receiver.
         self._stream = torch.cuda.Stream(device) if self._on_gpu else None
         store = PrefixStore(name, rendezvous.store(seconds))
         address = own_address(rendezvous.address, rendezvous.port)
-        # Where the other process dies just now, this may take far longer than the deadline, or for ever: then it is
-        # left to its thread. Better now than while a snapshot is held.
+        # If the other process dies at this moment, this may take far longer than the deadline, or forever. Then its
+        # thread is left behind. This happens here, before a snapshot is held.
         self._group: Any = self._wait(_InThread(lambda: self._connect(store, address)))
 
     def allocate(self, size: int) -> Tensor:
         """Allocate memory to receive into, (size,) uint8.
 
         Raises:
-            ServiceError: when there is no room.
+            ServiceError: there is no room.
         """
         import torch
 
@@ -133,11 +133,11 @@ class PairCommunicator:
         """Send `flat`, (bytes,) uint8, or receive it; afterwards every stream may read it.
 
         Args:
-            after: when the sender's `flat` may be read, on a GPU.
+            after: the event after which the sender's `flat` may be read, on a GPU.
 
         Raises:
-            OSError, RuntimeError: when the other rank is gone, or does not transfer a chunk in time. The communicator
-                cannot be used again then: `close` it.
+            OSError, RuntimeError: the other rank is gone, or does not transfer a chunk in time. The communicator cannot
+            be used again then: `close` it.
         """
         import torch
 
@@ -156,7 +156,7 @@ class PairCommunicator:
 
     def close(self) -> None:
         """Free the communicator; the other rank may be dead, or in the middle of a transfer."""
-        with suppress(RuntimeError):  # NCCL did not abort in time; what it holds ends with the process
+        with suppress(RuntimeError):  # NCCL did not abort in time; its resources end with the process
             self._group.abort()
         self._group = None
 
@@ -172,7 +172,7 @@ class PairCommunicator:
         return group
 
     def _wait(self, work: Any) -> Any:
-        """Wait for an operation of both ranks. Where the other rank has died, the operation would never be complete."""
+        """Wait for an operation of both ranks. If the other rank has died, the operation would never complete."""
         deadline = time.monotonic() + self._seconds
         while not work.is_completed():
             if self._connection.is_closed(within=_POLL_S):
@@ -202,7 +202,7 @@ class _InThread(Generic[T]):
                 raise error
             return cast(T, self._result)
         finally:
-            del error  # its traceback would refer to it, and to everything in this frame
+            del error  # its traceback would keep it, and everything in this frame, alive
 
     def _run(self) -> None:
         try:
@@ -213,7 +213,7 @@ class _InThread(Generic[T]):
 
 
 def first_line(error: BaseException) -> str:
-    """The part of an error of torch's that tells a person something: without the line of torch's own source."""
+    """The informative part of an error of torch's: without the line of torch's own source."""
     line = (str(error).strip().splitlines() or [type(error).__name__])[0]
     return re.sub(r"^\[\S*\] |\. This is typically .*", "", line)
 
@@ -224,7 +224,7 @@ def _gloo(store: Any, rank: int, seconds: float, address: str) -> Any:
     gloo: Any = ProcessGroupGloo  # the types that torch declares lack the names of its options
     options = gloo._Options()
     options._timeout = timedelta(seconds=seconds)
-    # On a machine with several networks, gloo would take the one of its host name.
+    # On a machine with several networks, gloo would take the network of its host name.
     options._devices = [gloo.create_device(hostname=address)]
     return gloo(store, rank, 2, options)
 
@@ -242,9 +242,9 @@ def _nccl(store: Any, rank: int, seconds: float, address: str) -> Any:
 
 @contextmanager
 def _without_watchdog() -> Iterator[None]:
-    """Let the errors of a process group that is made in here be raised where its operations are waited for.
+    """Raise the errors of a process group that is made in this context where its operations are waited for.
 
-    Otherwise a watchdog thread of torch's ends the whole process at an error: the death of a replica would end the
+    Otherwise a watchdog thread of torch's ends the full process at an error: the death of a replica would end the
     trainer. The only setting for it is an environment variable, which torch reads while the group is made.
     """
     with _constructing:

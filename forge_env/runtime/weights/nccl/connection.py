@@ -1,7 +1,7 @@
 """Connection: an authenticated TCP connection between two processes of a run, for short JSON messages with deadlines.
 
 Before any other message, both ends prove that they know the run's token, without sending it. So a stranger who finds
-the port learns nothing, and no run takes the weights of another.
+the port learns nothing, and no run takes another run's weights.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Connection:
         """Connect.
 
         Raises:
-            OSError: when nothing answers there.
+            OSError: nothing answers there.
         """
         return cls(socket.create_connection((address, port), seconds), seconds)
 
@@ -54,8 +54,8 @@ class Connection:
         """Prove that this end knows the token, and check that the other end does. Both ends call it, in their roles.
 
         Raises:
-            PermissionError: when the other end does not know the token.
-            OSError: as `receive`.
+            PermissionError: the other end does not know the token.
+            OSError: see `receive`.
         """
         challenge = secrets.token_hex(16)
         self.send(challenge=challenge)
@@ -68,7 +68,7 @@ class Connection:
         """Send a message.
 
         Raises:
-            OSError: when it does not leave in time, or the other end is gone.
+            OSError: it does not leave in time, or the other end is gone.
         """
         text = json.dumps(message).encode()
         self._socket.settimeout(self._seconds)
@@ -78,28 +78,29 @@ class Connection:
         """Wait for the next message; `forever` waits for its first byte as long as the other end is there.
 
         Raises:
-            OSError: TimeoutError when it does not come in time, ConnectionError when the other end is gone.
+            OSError: TimeoutError if it does not come in time, ConnectionError if the other end is gone.
         """
         deadline = None if forever else time.monotonic() + self._seconds
         first = self._read(1, deadline)
         deadline = time.monotonic() + self._seconds
         (length,) = _LENGTH.unpack(first + self._read(_LENGTH.size - 1, deadline))
         if length > self._max_bytes:
-            raise ConnectionError("its messages are not those of a process of this run")
+            raise ConnectionError("its messages do not come from a process of this run")
         try:
             message = json.loads(self._read(length, deadline))
         except ValueError:
             message = None
         if not isinstance(message, dict):
-            raise ConnectionError("its messages are not those of a process of this run")
+            raise ConnectionError("its messages do not come from a process of this run")
         return message
 
     def is_closed(self, *, within: float) -> bool:
-        """Whether the other end closes its side, or is dead, within so many seconds; no message is consumed."""
+        """Whether the other end closes its side, or is dead, `within` this number of seconds; no message is
+        consumed."""
         return bool(self._hangup.poll(within * 1000))
 
     def shut_down(self) -> None:
-        """End the connection, from any thread: a call that waits at either end raises at once."""
+        """End the connection, from any thread: a waiting call at either end raises at once."""
         try:
             self._socket.shutdown(socket.SHUT_RDWR)
         except OSError:  # it has ended already

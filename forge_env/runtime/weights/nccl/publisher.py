@@ -1,4 +1,4 @@
-"""Publisher: the newest snapshots on the trainer's device, and the threads that send them to whoever asks."""
+"""Publisher: the newest snapshots on the trainer's device, and the threads that send them to pullers."""
 
 from __future__ import annotations
 
@@ -26,27 +26,27 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 KEEP = 1  # versions: each takes as much of the trainer's GPU as the engine's weights
 KEY = "publisher"
-"""Under which the publisher's address is in the TCPStore of the rendezvous."""
+"""The key of the publisher's address in the TCPStore of the rendezvous."""
 _RETRY_S = 0.1
 
 
 @dataclass(eq=False, slots=True, weakref_slot=True)
 class Snapshot:
-    """The weights of one version. Its memory is used again once nobody holds this object any more."""
+    """The weights of one version. Its memory is used again when nobody holds this object any more."""
 
     version: int
     layout: TensorLayout
     flat: Tensor
     """(at least the layout's size,) uint8"""
     copied: torch.cuda.Event | None = None
-    """When the copy is there, on a GPU."""
+    """On a GPU, the event after which the copy is complete."""
 
 
 class Publisher:
     """Serves each puller from a thread of its own, so that no puller waits for another.
 
-    A snapshot is referred to by its version, by the caller who took it and has not committed it, and by every thread
-    that sends it. Memory is allocated for the first `KEEP` versions, and for one more where a slow puller still reads.
+    A snapshot is in use by its version, by the caller between `take` and `commit`, and by every thread that sends it.
+    Memory is allocated for the first `KEEP` versions, and for one more if a slow puller still reads.
     """
 
     def __init__(self, rendezvous: Rendezvous, *, device: torch.device, seconds: float) -> None:
@@ -71,13 +71,13 @@ class Publisher:
         layout = weights.layout
         with self._lock:
             self._check_new(version)
-            self._forget(keep=KEEP - 1)  # now, and not after it: the copy goes where the oldest one was
+            self._forget(keep=KEEP - 1)  # before the copy, which goes where the oldest version was
             snapshot = Snapshot(version, layout, self._free(max(layout.size, 1)))
             self._alive.add(snapshot)
         try:
             weights.copy_to(snapshot.flat)
         except BaseException:
-            self._alive.discard(snapshot)  # now: the error's traceback refers to it for as long as the error is kept
+            self._alive.discard(snapshot)  # now: the error's traceback refers to it as long as the error lives
             raise
         if self.device.type == "cuda":
             snapshot.copied = torch.cuda.Event()
@@ -97,7 +97,7 @@ class Publisher:
 
     @property
     def allocated(self) -> int:
-        """Snapshots that there is memory for."""
+        """The number of snapshots with memory."""
         return len(self._flats)
 
     def _check_new(self, version: int) -> None:
@@ -109,7 +109,7 @@ class Publisher:
             del self._versions[version]
 
     def _free(self, size: int) -> Tensor:
-        """Memory that no snapshot has; memory that is too small, or left over from a slow puller, is freed."""
+        """Memory that no snapshot has. Memory that is too small, or left over from a slow puller, is freed."""
         taken = {id(snapshot.flat) for snapshot in self._alive}
         free = [flat for flat in self._flats if id(flat) not in taken]
         reused = next((flat for flat in free if flat.numel() >= size), None)
@@ -165,7 +165,7 @@ class Publisher:
                 except OSError:
                     if self._is_closed:
                         return
-                    time.sleep(_RETRY_S)  # the puller is gone again, or this process has too many files open just now
+                    time.sleep(_RETRY_S)  # the puller is gone again, or this process has too many files open now
                     continue
                 thread = threading.Thread(target=self._serve, args=(connection,), name="weights-pair", daemon=True)
                 with self._lock:
@@ -208,7 +208,7 @@ class Publisher:
             connection.receive()  # the puller has memory for it
             communicator.transfer(snapshot.flat[: snapshot.layout.size], after=snapshot.copied)
         finally:
-            snapshot = None  # now: an error that is kept refers to this frame by its traceback
+            snapshot = None  # now: an error that is stored refers to this frame by its traceback
         connection.send(sent=version)  # last: the trainer may publish at once, into the memory of this snapshot
 
 

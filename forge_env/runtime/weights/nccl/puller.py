@@ -1,4 +1,4 @@
-"""Puller: the connections of one process to the publisher, and the memory into which the weights come."""
+"""Puller: one process's connections to the publisher, and the memory that receives the weights."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 
 class _Refused(Exception):
-    """The publisher has no such version; its message."""
+    """The publisher's message: it has no such version."""
 
 
 class PublisherLink:
@@ -55,8 +55,8 @@ class PublisherLink:
         """Request a version; the publisher holds it until it is received.
 
         Raises:
-            _Refused: when there is no such version, or no longer.
-            OSError: when the publisher is gone, or does not answer in time.
+            _Refused: there is no such version, or no longer.
+            OSError: the publisher is gone, or does not answer in time.
         """
         self.connection.send(version=version)
         answer = self.connection.receive()
@@ -68,21 +68,21 @@ class PublisherLink:
         """Receive the version that was requested; the tensors stay until the next call.
 
         Raises:
-            OSError, RuntimeError: when it does not arrive.
-            ServiceError: when there is no room for it.
+            OSError, RuntimeError: it does not arrive.
+            ServiceError: there is no room for it.
         """
         import torch
 
         if self._device.type == "cuda":
-            # Whoever used the last weights has released them, but kernels that read them may be queued, on any stream.
+            # The last weights have been released, but kernels that read them may be queued, on any stream.
             torch.cuda.synchronize(self._device)
         if self._flat is None or self._flat.numel() < layout.size:
             self._flat = None  # freed before the larger one is allocated
             self._flat = self._communicator.allocate(max(layout.size, 1))
         self.connection.send(ready=True)
         self._communicator.transfer(self._flat[: layout.size])
-        # All bytes have arrived. The publisher confirms that they are of one version: a publisher that has given up,
-        # and overwrites its memory while the last bytes are on their way, confirms nothing.
+        # All bytes have arrived. The publisher confirms that they are one version. If it has given up, and overwrites
+        # its memory while the last bytes are on their way, it confirms nothing.
         self.connection.receive()
         return layout.views(self._flat)
 
@@ -112,7 +112,7 @@ class Puller:
             gpu: the number of this process's GPU, if the weights are on one.
 
         Raises:
-            ServiceError: when there is no such version, or no longer; when the publisher is gone or does not answer.
+            ServiceError: there is no such version, or no longer; or the publisher is gone or does not answer.
         """
         with _as_service_error(version):
             link, layout = self._take_idle(), None
@@ -120,7 +120,7 @@ class Puller:
                 try:
                     layout = self._try(link, link.request, version)
                 except ConnectionError:
-                    pass  # the publisher ended since the last fetch; another one may have taken its place
+                    pass  # the publisher ended since the last fetch; another one may have replaced it
             if link is None or layout is None:
                 link = self._connect(version, gpu)
                 layout = self._try(link, link.request, version)
@@ -136,7 +136,7 @@ class Puller:
         link.close()
 
     def close(self) -> None:
-        """End all connections; fetches that are under way fail."""
+        """End all connections; fetches in progress fail."""
         with self._lock:
             self._is_closed = True
             idle, self._idle = self._idle, []
@@ -191,7 +191,7 @@ def _find_device(kind: str, trainers: str, gpu: int) -> torch.device:
     """The device that receives the weights: this process's GPU, if the trainer has them on a GPU.
 
     Raises:
-        ServiceError: when this process has no GPU, or the trainer's.
+        ServiceError: this process has no GPU, or the trainer's.
     """
     import torch
 

@@ -1,12 +1,12 @@
 """Snapshots on the trainer's GPU, sent to the engines' GPUs by NCCL: for GPUs that cannot read each other's memory.
 
 The trainer's first rank keeps the newest versions and answers requests (publisher.py). A puller connects once, and the
-two make a communicator of their own (communicator.py), over which all its fetches go into memory that it keeps
-(puller.py). When one of them dies, the other learns it by their connection (connection.py), and closes the
+two make a communicator of their own (communicator.py). All its fetches go over it into memory that the puller keeps
+(puller.py). If one of them dies, the other one notices it by their connection (connection.py), and closes the
 communicator. The replacement of a dead puller makes a new one, and no other process notices.
 
-How they find each other: the store, as it travels, knows the address of a TCPStore in the controller, where the
-publisher leaves its own address, and a token that both prove to know. The weights themselves are not encrypted.
+They find each other by the store, which travels with the address of a TCPStore in the controller. The publisher leaves
+its own address there, and both prove that they know a token. The weights themselves are not encrypted.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ SECONDS = 60.0
 
 
 class NcclStore(WeightStore):
-    """Weights from GPU to GPU by NCCL: one snapshot on the trainer's as a rule, and one on that of every puller.
+    """Weights from GPU to GPU by NCCL: usually one snapshot on the trainer's GPU, and one on every puller's.
 
     Weights on the CPU go the same way over gloo, which is for tests: `choose_store` asks for GPUs.
 
     Args:
-        rendezvous: of a store that has travelled; None for one that is still to be prepared.
-        seconds: that either side waits for a message of the other, or for a chunk of the weights.
+        rendezvous: of a store that has travelled; None for a store that is not prepared yet.
+        seconds: each side waits this long for a message of the other side, or for a chunk of the weights.
     """
 
     keep: ClassVar[int] = KEEP
@@ -111,7 +111,7 @@ class NcclStore(WeightStore):
 
 
 def _release_unused(puller: Puller, done: asyncio.Future[tuple[PublisherLink, dict[str, Tensor]]]) -> None:
-    """A thread cannot be cancelled: the link of a fetch that nobody waits for is kept for the next one."""
+    """A thread cannot be cancelled. So the link of a fetch that nobody waits for is stored for the next one."""
     if not done.cancelled() and done.exception() is None:
         puller.release(done.result()[0])
 

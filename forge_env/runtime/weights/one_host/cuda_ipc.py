@@ -1,4 +1,4 @@
-"""Snapshots in the trainer's GPU memory, which the other processes of one host read where they lie, by CUDA IPC."""
+"""Snapshots in the trainer's GPU memory. Other processes of the host read them in place, by CUDA IPC."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-# Where torch.multiprocessing.reductions.rebuild_cuda_tensor takes these among its arguments.
+# The places of two arguments of torch.multiprocessing.reductions.rebuild_cuda_tensor.
 _DEVICE, _COUNTER = 6, 11
 
 
 class CudaIpcStore(SegmentStore):
-    """Segments are copies of the weights on the GPU of the trainer's first rank, one of them as a rule.
+    """Segments are copies of the weights on the GPU of the trainer's first rank, usually one of them.
 
-    A segment's file holds the handle by which another process opens the memory. The tensors of `fetch` are views of the
+    A segment's file has the handle with which another process opens the memory. The tensors of `fetch` are views of the
     snapshot itself, and torch cannot forbid writing to them. They end with the trainer's process.
 
-    Every process has one GPU, whichever it sees first; the GPUs of the host must reach each other's memory.
+    Every process has one GPU, the first that it sees; the GPUs of the host must reach each other's memory.
     """
 
     keep: ClassVar[int] = 1
 
     async def close(self) -> None:
-        # torch removes the counter file of this process's own memory at its end, and aborts where the file is gone.
+        # At its end torch removes the counter file of this process's own memory, and aborts if the file is gone.
         for name in self._writable:
             (self.folder / name).with_suffix(OUTSIDE).unlink(missing_ok=True)
         await super().close()
@@ -49,7 +49,7 @@ class CudaIpcStore(SegmentStore):
         with _plain_memory():
             flat = allocate(size, device, purpose="for a copy of the weights", remedy=remedy)
         rebuild, arguments = reduce_tensor(flat)
-        # torch counts the users of the memory in a file, which stays behind when the trainer is killed.
+        # torch counts the users of the memory in a file, which stays behind if the trainer is killed.
         counter = SHARED_MEMORY / arguments[_COUNTER].decode().lstrip("/")
         segment.with_suffix(OUTSIDE).write_text(str(counter))
         segment.write_bytes(pickle.dumps((rebuild, arguments)))
@@ -64,7 +64,7 @@ class CudaIpcStore(SegmentStore):
         rebuild: Callable[..., Tensor]
         rebuild, arguments = pickle.loads(segment.read_bytes())
         local: list[Any] = list(arguments)
-        local[_DEVICE] = torch.cuda.current_device()  # the number of the trainer's GPU is another one in this process
+        local[_DEVICE] = torch.cuda.current_device()  # the trainer's GPU has another number in this process
         try:
             return rebuild(*local)
         except RuntimeError as error:

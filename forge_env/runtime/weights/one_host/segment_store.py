@@ -1,10 +1,10 @@
 """SegmentStore: snapshots in memory segments of this host, and a folder of small files that describe them.
 
-A version has one segment, a file that names a piece of memory and carries its locks, and one manifest, vNNNNNNNN.json.
-The manifest is linked to its name last: it is the commit marker. A reader holds a shared lock on the segment. A segment
-that no manifest names any more is used again as soon as it can be locked exclusively. So memory is allocated, and its
-pages are touched, for the first versions only, and a segment that is being written is never read. A lock ends with its
-process.
+A version has one segment and one manifest, vNNNNNNNN.json. A segment is a file that names a piece of memory and carries
+its locks. The manifest is linked to its name last: it is the commit marker. A reader holds a shared lock on the
+segment. If no manifest names a segment any more, it is used again as soon as it can be locked exclusively. So memory is
+allocated, and its pages are touched, for the first versions only, and a segment that is being written is never read. A
+lock ends with its process.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ class TakenSegment:
     layout: TensorLayout
     segment: str
     lock: BinaryIO
-    """An exclusive lock on the segment. Ends with this object, if that is dropped before it is committed."""
+    """An exclusive lock on the segment. If this object is dropped before its commit, the lock ends with it."""
 
 
 class SegmentStore(WeightStore):
-    """What the two stores of one host have in common.
+    """The common part of the two stores of one host.
 
     Args:
         folder: of the manifests and segments; None for a new one.
@@ -72,18 +72,18 @@ class SegmentStore(WeightStore):
         if self._manifest(version).exists():
             raise published_already(version)
         with self._choosing:
-            self._forget(keep=self.keep - 1)  # now, and not after it: the copy goes where the oldest one was
+            self._forget(keep=self.keep - 1)  # before the copy, which goes where the oldest version was
             lock, flat = self._free_segment(max(weights.layout.size, 1), weights.device)
         try:
             weights.copy_to(flat)
             self._finish()
         except BaseException:
-            lock.close()  # no version names the segment: the next `take` may have it
+            lock.close()  # no version names the segment, so the next `take` may use it
             raise
         return TakenSegment(version, weights.layout, Path(lock.name).name, lock)
 
     async def commit(self, taken: TakenSegment) -> None:
-        # A name that no other snapshot ever has: by it a reader knows its manifest again.
+        # No other snapshot ever has this name: a reader recognises its manifest by it.
         content = {"snapshot": secrets.token_hex(8), "segment": taken.segment, "layout": taken.layout.to_json()}
         unfinished = self.folder / f"{taken.segment}.manifest"
         with self._choosing, taken.lock:
@@ -91,7 +91,7 @@ class SegmentStore(WeightStore):
             fcntl.flock(taken.lock, fcntl.LOCK_SH)
             try:
                 unfinished.write_text(json.dumps(content))
-                os.link(unfinished, self._manifest(taken.version))  # unlike a rename, never in the place of another
+                os.link(unfinished, self._manifest(taken.version))  # unlike a rename, it never replaces another file
             except FileExistsError:
                 raise published_already(taken.version) from None
             except OSError as error:
@@ -109,7 +109,7 @@ class SegmentStore(WeightStore):
 
     @abstractmethod
     def _make(self, segment: Path, size: int, device: torch.device) -> Tensor:
-        """Allocate memory to write to, (size,) uint8, for a segment whose file is still empty. May raise OSError.
+        """Allocate memory to write to, (size,) uint8, for a segment with an empty file. May raise OSError.
 
         Args:
             device: of the weights that will be copied into it.
@@ -117,14 +117,14 @@ class SegmentStore(WeightStore):
 
     @abstractmethod
     def _find(self, segment: Path) -> Tensor | None:
-        """Memory to write to, of a segment that another object made; None where it ended with its process."""
+        """Memory to write to, of a segment that another object made; None if it ended with its process."""
 
     @abstractmethod
     def _map(self, segment: Path) -> Tensor:
         """Memory of a segment, to read: (its size,) uint8."""
 
     def _finish(self) -> None:
-        """Wait until the reads and writes that this process has queued are done."""
+        """Wait for the reads and writes that this process has queued."""
 
     # ---- versions ----
 
@@ -146,10 +146,10 @@ class SegmentStore(WeightStore):
         """Lock a version for reading.
 
         Raises:
-            ServiceError: when there is no such version, or no longer.
+            ServiceError: there is no such version, or no longer.
         """
         manifest = self._manifest(version)
-        if not is_own(self.folder):  # gone, and its name perhaps taken by another user
+        if not is_own(self.folder):  # it is gone, and another user may have taken its name
             raise ServiceError(self._missing(version))
         try:
             text = manifest.read_text()
@@ -178,7 +178,7 @@ class SegmentStore(WeightStore):
     # ---- segments ----
 
     def _free_segment(self, size: int, device: torch.device) -> tuple[BinaryIO, Tensor]:
-        """A segment that no version names and no process reads, locked exclusively; a new one where there is none."""
+        """A segment that no version names and no process reads, locked exclusively; a new one if there is none."""
         named = {json.loads(path.read_text())["segment"] for path in self._manifests()}
         for segment in self.folder.glob("*.segment"):
             if segment.name in named:
@@ -226,7 +226,7 @@ def _try_lock(file: BinaryIO, kind: int) -> bool:
 
 
 def _text(path: Path) -> str:
-    """The content of a file; "" where there is none."""
+    """The content of a file; "" if there is none."""
     try:
         return path.read_text()
     except FileNotFoundError:

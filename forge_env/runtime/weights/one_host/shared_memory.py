@@ -1,4 +1,4 @@
-"""Snapshots in the shared memory of one host: written once, and read where they lie."""
+"""Snapshots in the shared memory of one host: written once, and read in place."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from forge_env.core.errors import ServiceError
+from forge_env.runtime.weights.one_host.pinned import pin
 from forge_env.runtime.weights.one_host.segment_store import SegmentStore
 from forge_env.runtime.weights.one_host.store_folder import SHARED_MEMORY
 
@@ -32,7 +33,7 @@ class SharedMemoryStore(SegmentStore):
 
         try:
             with segment.open("r+b") as file:
-                # Reserved now: the first write to a page that there is no room for would end the process.
+                # Reserved now: if there is no room for a page, the first write to it would end the process.
                 os.posix_fallocate(file.fileno(), 0, size)
                 mapping = mmap.mmap(file.fileno(), size, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
         except OSError as error:
@@ -41,14 +42,17 @@ class SharedMemoryStore(SegmentStore):
                 f"{_mib(room())} free: free some, make it larger (docker run --shm-size), or take another store with "
                 "--weights.store torchstore"
             ) from None
-        return torch.frombuffer(mapping, dtype=torch.uint8)
+        flat = torch.frombuffer(mapping, dtype=torch.uint8)
+        if device.type == "cuda":
+            pin(mapping, flat)
+        return flat
 
     def _find(self, segment: Path) -> Tensor | None:
         import torch
 
         with segment.open("r+b") as file:
             size = os.fstat(file.fileno()).st_size
-            if size == 0:  # its writer was killed before there was any memory
+            if size == 0:  # its writer was killed before the memory was reserved
                 return None
             mapping = mmap.mmap(file.fileno(), size, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
         return torch.frombuffer(mapping, dtype=torch.uint8)
@@ -66,12 +70,14 @@ class SharedMemoryStore(SegmentStore):
             with warnings.catch_warnings():
                 warnings.filterwarnings("ignore", message="The given buffer is not writable")  # on purpose
                 flat = torch.frombuffer(mapping, dtype=torch.uint8)
+            if torch.cuda.is_initialized():  # it copies to a GPU
+                pin(mapping, flat, read_only=True)
             self._readable[segment.name] = flat
         return flat
 
 
 def room() -> int:
-    """Free bytes of /dev/shm; 0 where there is none that this user can write to."""
+    """Free bytes of /dev/shm; 0 if this user cannot write to it."""
     if not os.access(SHARED_MEMORY, os.W_OK):
         return 0
     status = os.statvfs(SHARED_MEMORY)
@@ -79,7 +85,7 @@ def room() -> int:
 
 
 def has_room(size: int) -> bool:
-    """Whether /dev/shm can take so many bytes."""
+    """Whether /dev/shm can take this number of bytes."""
     return room() >= size
 
 

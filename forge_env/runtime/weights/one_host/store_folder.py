@@ -1,8 +1,8 @@
-"""StoreFolder: the folder of a store in /dev/shm. It is removed when its maker ends, for whatever reason.
+"""StoreFolder: the folder of a store in /dev/shm. It is removed when its maker ends, for any reason.
 
 Its maker holds a lock on it. A small process, this file run as a script, waits at a pipe that the kernel closes when
-the maker ends, and removes the folder. The actors of a run cannot, for Monarch has them killed at the same moment.
-Where that process is killed too, the next run removes the folders that are not locked.
+the maker ends, and removes the folder. The actors of a run cannot do this, because Monarch has them killed at the same
+moment. If that process is killed too, the next run removes the folders that are not locked.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _LONGEST_PATH = 4096
 
 
 def new_path() -> Path:
-    """A name for a folder of this process. The number is for people: a lock says whether its maker is alive."""
+    """A name for a folder of this process. The number is for people; the lock tells whether the maker is alive."""
     return SHARED_MEMORY / f"{_PREFIX}{os.getpid()}_{secrets.token_hex(4)}"
 
 
@@ -41,7 +41,7 @@ class StoreFolder:
         unnamed = Path(tempfile.mkdtemp(prefix=f".{_PREFIX}", dir=path.parent))
         self._descriptor = os.open(unnamed, os.O_RDONLY | os.O_DIRECTORY)
         fcntl.flock(self._descriptor, fcntl.LOCK_EX)
-        unnamed.rename(path)  # it gets its name once it is locked
+        unnamed.rename(path)  # it gets its name after it is locked
         # In a session of its own, so that Ctrl-C at the terminal does not reach it.
         command = [sys.executable, "-I", "-S", __file__, str(path)]
         silent = subprocess.DEVNULL
@@ -58,10 +58,10 @@ class StoreFolder:
 
 
 def remove_folder(path: Path) -> None:
-    """Remove the folder of a store, and the files beside it that a `*.outside` file in it names.
+    """Remove the folder of a store, and the files beside it that are named in a `*.outside` file in it.
 
-    Only files of this user are removed, and no link is followed: in a folder that all users share, a name does not
-    tell who made the file.
+    Only files of this user are removed, and no link is followed: in a folder that all users share, a name does not tell
+    who made the file.
     """
     try:
         descriptor = _open_own(path)
@@ -78,7 +78,7 @@ def remove_folder(path: Path) -> None:
 
 
 def remove_left_behind(root: Path) -> list[str]:
-    """Remove the folders of this user in `root` whose makers are dead; returns their names."""
+    """Remove the folders of this user in `root` that have dead makers; returns their names."""
     return [folder.name for folder in root.glob(f"{_PREFIX}*") if _NAME.fullmatch(folder.name) and _remove(folder)]
 
 
@@ -108,10 +108,10 @@ def _remove(folder: Path) -> bool:
 
 
 def _open_own(folder: Path) -> int:
-    """Open a folder of this user's that nobody else can write to.
+    """Open a folder of this user that nobody else can write to.
 
     Raises:
-        OSError: where it is another one, root's among it, or no folder.
+        OSError: it is another user's folder, root's for example, or no folder.
     """
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     info = os.fstat(descriptor)
@@ -131,7 +131,7 @@ def _read_own(name: str, folder: int) -> str:
 
 
 def _remove_beside(parent: Path, named: Path) -> None:
-    """Remove a file of this user's that lies directly in a folder; what lies elsewhere stays."""
+    """Remove a file of this user that lies directly in a folder; a file elsewhere stays."""
     if named.parent != parent or named.name in ("", ".", ".."):
         return
     info = named.lstat()
