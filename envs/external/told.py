@@ -1,5 +1,5 @@
-"""What a client says of a request, beside its messages: which agent sends it, for which other one, and whether it is
-part of the work.
+"""Facts about a request that its client tells beside its messages: the agent that sends it, the agent that it is for,
+and whether it is part of the work.
 
 A field names a place in a request: a header or a key of the body, with the keys below it after dots, also within text
 that is JSON (`x-codex-turn-metadata.thread_id`). `system` is the text of the first message, if that is the system's,
@@ -26,18 +26,18 @@ class Told:
     agent: str = ""
     """Its name for the agent, thread or session that asks; "" if it gives none."""
     agent_field: str = ""
-    """Where it says so."""
+    """The fields that tell it."""
     parent: str = ""
     """Its name for the agent that this one works for; "" if it gives none."""
     parent_field: str = ""
-    """Where it says so."""
+    """The fields that tell it."""
     auxiliary: str = ""
     """Why the request is no part of the work; "" for a part of it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """Requests whose field matches a pattern are auxiliary, or, with `is_work`, they are not."""
+    """If their field matches a pattern, requests are auxiliary, or, with `is_work`, they are not."""
 
     field: str
     pattern: str
@@ -129,7 +129,7 @@ class _Fields:
         self._messages = messages
 
     def text(self, field: str) -> str:
-        """The text of a field; "" where there is none."""
+        """The text of a field; "" if there is none."""
         if field == "system":
             return next((m["content"] or "" for m in self._messages[:1] if m["role"] == "system"), "")
         if field == "user":

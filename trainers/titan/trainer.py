@@ -238,9 +238,9 @@ class TitanTrainer:
             for number, batch in enumerate(ready, 1):
                 self.model.sum_over_replicas(number == len(ready))
                 # The metrics always have the entropy. Its gradient is costly, so only a loss that uses it gets it.
-                found = self._logprobs(batch, temperature, with_entropy=split.uses_entropy or not batch.is_part)
+                values = self._logprobs(batch, temperature, with_entropy=split.uses_entropy or not batch.is_part)
                 replay.add(batch)
-                (split if batch.is_part else step).backward(batch, *found)
+                (split if batch.is_part else step).backward(batch, *values)
             total_loss = self._batches.sum_over_ranks(step.total)
             replay.sum_over_ranks(self._batches.sum_over_ranks)
             self._batches.sum_over_ranks(metrics.sums)
@@ -345,12 +345,12 @@ class TitanTrainer:
         A target that is in no rank's batches has 0. Every rank has the same number of batches.
         """
         total = sum(sample.num_targets for sample in samples)
-        found = torch.zeros((1 + with_entropy, total), device=self.device)
+        of_targets = torch.zeros((1 + with_entropy, total), device=self.device)
         for batch in batches:
             values = self._logprobs(batch, temperature, with_entropy=with_entropy)
             if batch.samples:
-                found[:, batch.numbers] = torch.stack([value for value in values if value is not None])
-        return self._batches.sum_over_ranks(found)
+                of_targets[:, batch.numbers] = torch.stack([value for value in values if value is not None])
+        return self._batches.sum_over_ranks(of_targets)
 
     def _logprobs(
         self, batch: MicroBatch, temperature: float, *, with_entropy: bool = False
@@ -361,8 +361,8 @@ class TitanTrainer:
             shape = *batch.tokens.shape, len(self.model.module.layers), experts.active
             routes = batch.tokens.new_full(shape, -1, dtype=torch.int16)
         logprobs, entropies = self.model.logprobs(*inputs, temperature, with_entropy=with_entropy, routes=routes)
-        whole = self.model.context.whole
-        return whole(logprobs, batch), None if entropies is None else whole(entropies, batch)
+        combine = self.model.context.combine
+        return combine(logprobs, batch), None if entropies is None else combine(entropies, batch)
 
     def _compile(self, multiple: int) -> None:
         """Compile the blocks for sequences of any length, before the first step.

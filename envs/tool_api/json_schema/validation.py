@@ -36,7 +36,7 @@ class SchemaArguments:
         """Return the arguments, with converted values.
 
         Raises:
-            ValueError: with what is wrong with them.
+            ValueError: names the mistake in them.
         """
         value = copy.deepcopy(arguments)
         for _ in range(_ROUNDS):
@@ -196,7 +196,7 @@ def _additional_properties(validator: Any, part: Any, instance: Any, schema: Map
 
 
 def _matches(pattern: str, text: str, *, otherwise: bool = True) -> bool:
-    """Whether a pattern matches anywhere in a text; `otherwise` where it cannot be matched in linear time."""
+    """Whether a pattern matches anywhere in a text; `otherwise` if it cannot be matched in linear time."""
     matcher = _matcher(pattern)
     if matcher is None:
         return otherwise
@@ -259,7 +259,7 @@ def _converted(kind: str, value: Any) -> tuple[bool, Any]:
 
 
 def _problem(error: Any) -> str:
-    """Return the path and message of an error; of alternatives, those of the best match."""
+    """The path and message of an error; of alternatives, the best match's."""
     from jsonschema.exceptions import best_match
 
     deepest = best_match([error]) or error

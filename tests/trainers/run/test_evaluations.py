@@ -155,7 +155,7 @@ async def test_every_kind_of_task_has_its_success(run: TrainingRun, policy: Meas
     assert f"by kind of task: {run.kinds.text(before)}" in lines
 
 
-async def test_other_weights_than_those_of_the_step_are_a_bug(run: TrainingRun, policy: Measured) -> None:
+async def test_an_evaluation_with_weights_of_another_step_raises(run: TrainingRun, policy: Measured) -> None:
     policy.sampled_by = 1
     with pytest.raises(InvariantError, match=r"version 0 was to be evaluated, and \[1\] were"):
         await run.evaluations.evaluate_step(2)
@@ -245,7 +245,7 @@ async def test_every_figure_has_its_own_metrics_and_what_it_depends_on(tmp_path:
         (("--evaluation.temperature", "0", "--evaluation.n", "4"), "set --evaluation.n to 1"),
     ],
 )
-def test_what_evaluations_cannot_be(arguments: tuple[str, ...], words: str) -> None:
+def test_settings_of_evaluations_that_are_refused(arguments: tuple[str, ...], words: str) -> None:
     with pytest.raises(UserError) as error:
         make_plan(parse(grpo.Config, [*OPTIONS, *arguments], SHORT_OPTIONS), grpo.GRPO).check()
     assert words.lower() in str(error.value).lower()

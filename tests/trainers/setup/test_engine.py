@@ -73,12 +73,12 @@ def test_on_gpu_it_takes_as_many_requests_as_there_may_be_episodes_up_to_a_bound
         ((), "generator", {"speculative_config": {"model": "draft"}}, "the weights of its draft model would be lost"),
     ],
 )
-def test_an_engine_may_sleep_where_nothing_is_in_flight(
+def test_an_engine_may_sleep_if_nothing_is_in_flight(
     arguments: tuple[str, ...], old_logprobs: str, engine_args: dict[str, Any], why: str
 ) -> None:
     reason = cannot_sleep_reason(read_config(Config, arguments), old_logprobs, engine_args)
     assert why in reason and bool(why) is bool(reason)
 
 
-def test_on_cpu_an_engine_sleeps_only_where_it_is_told_to() -> None:
+def test_on_cpu_an_engine_sleeps_only_if_told_to() -> None:
     assert not settings().sleep and settings("--services.generator.sleep=yes").sleep
