@@ -82,6 +82,6 @@ def _check_no_adapter(settings: AgentSettings) -> None:
     """Refuse settings that only a model in an engine of ours has."""
     if settings.adapter:
         raise UserError(
-            f"the adapter is {settings.adapter}, which is for local models, vllm: and checkpoint:, because their "
-            "engine computes with it: leave --adapter out"
+            f"the adapter is {settings.adapter}, and only the engines of local models, vllm: and checkpoint:, compute "
+            "with one: leave --adapter out"
         )

@@ -33,7 +33,7 @@ from typing import Any
 import numpy as np
 
 from agents.generator.policy import ActorPolicy, PolicyActor
-from agents.generator.start import EngineSettings
+from agents.generator.settings import EngineSettings
 from agents.scripted import ScriptedAgent
 from agents.token_agent import TokenAgent
 from benchmarks.machine import describe
@@ -43,6 +43,7 @@ from forge_env.core.episode import Group
 from forge_env.core.faults import SHRINK
 from forge_env.core.types import Completion, EpisodeLimits, Message, Sampling
 from forge_env.rollout.factory import make
+from forge_env.rollout.rollout import GroupSpec
 from forge_env.runtime.launcher import Launcher
 from forge_env.utils.gc_settings import relax_garbage_collector, shorten_collections
 from trainers.model.make import make_model
@@ -117,12 +118,7 @@ async def measure(way: str, model: str, given: argparse.Namespace) -> dict[str, 
                 task, _ = PAIRS[i % TASKS]
                 call = envs.route(
                     EnvActor.run_group,
-                    task,
-                    agent="policy",
-                    count=SIBLINGS,
-                    seed=i,
-                    group_id=str(i),
-                    env_options={},
+                    GroupSpec(task=task, agent="policy", count=SIBLINGS, seed=i, group_id=str(i)),
                 )
                 groups.append(await call)
                 if len(groups) == groups_at_once:  # everything has run once: from here on it counts

@@ -43,6 +43,7 @@ from envs.actors.env import EnvActor
 from forge_env.core.episode import Group
 from forge_env.core.faults import SHRINK
 from forge_env.core.types import EpisodeLimits
+from forge_env.rollout.rollout import GroupSpec
 from forge_env.runtime.launcher import Launcher
 from forge_env.runtime.process.ranks import AllRanks
 from forge_env.runtime.service import Service, ServiceOptions
@@ -150,9 +151,9 @@ class Work(PolicyGradientWork):
         self.probe.part = "records"
         super().record_step(step, groups, metrics)
 
-    async def run_group(self, task: Any, number: int) -> Group:
+    async def run_group(self, spec: GroupSpec) -> Group:
         self.probe.part = "rollouts"
-        return await super().run_group(task, number)
+        return await super().run_group(spec)
 
 
 async def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 
 from agents.generator.engine import VLLMEngine
-from agents.generator.start import EngineSettings
+from agents.generator.settings import EngineSettings
 from benchmarks.demo import commit
 from benchmarks.gpu.learning import graphics
 from benchmarks.machine import describe
@@ -42,7 +42,7 @@ REQUESTS, PROMPT_TOKENS, TOKENS, WORDS = 64, 24, 48, 300
 async def sample(model: Path, *, eager: bool) -> list[Completion]:
     """Completions of random prompts, of an engine in bfloat16."""
     settings = EngineSettings(
-        max_model_len=512, max_requests=REQUESTS, dtype="bfloat16", return_routes=True, enforce_eager=eager
+        max_model_len=512, max_requests=REQUESTS, dtype="bfloat16", return_routes=True, cuda_graphs=not eager
     )
     engine = VLLMEngine(str(model), settings)
     await engine.start()

@@ -9,7 +9,7 @@ import tempfile
 from pathlib import Path
 
 from agents.generator.policy import PolicyActor
-from agents.generator.start import EngineSettings
+from agents.generator.settings import EngineSettings
 from envs.actors.reward import RewardActor
 from envs.actors.task_source import TaskSource
 from forge_env import make

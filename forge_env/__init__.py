@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     )
     from forge_env.registry.registry import Entry, entries, env_class, env_names, register, tool_names, tools_of
     from forge_env.rollout.factory import EnvFactory, make
-    from forge_env.rollout.rollout import run_episode, run_group
+    from forge_env.rollout.rollout import GroupSpec, run_episode, run_group
     from forge_env.tool_env.tool_env import ToolEnv
 
 __version__ = "0.2.0"
@@ -44,7 +44,7 @@ _MODULES = {
     "forge_env.core.faults": "FaultPolicy",
     "forge_env.core.protocols": "Agent Conversation NextTurn Policy",
     "forge_env.registry.registry": "Entry entries env_class env_names register tool_names tools_of",
-    "forge_env.rollout.rollout": "run_episode run_group",
+    "forge_env.rollout.rollout": "GroupSpec run_episode run_group",
     "forge_env.tool_env.tool_env": "ToolEnv",
     "forge_env.core.tools": "Tool ToolOptions reward tool",
     "forge_env.core.types": "Action Completion EpisodeLimits Message Outcome Sampling Task ToolCall ToolSpec ToolUse",
@@ -65,6 +65,7 @@ __all__ = [
     "FaultPolicy",
     "ForgeError",
     "Group",
+    "GroupSpec",
     "InfraError",
     "InvariantError",
     "Message",

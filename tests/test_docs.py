@@ -28,7 +28,8 @@ ELSEWHERE = {
 }
 """Examples that other tests run, or none."""
 EXAMPLES = sorted(path for path in (ROOT / "examples").glob("*.py") if path.stem not in ELSEWHERE)
-SLOW = {"own_loop"}
+SLOW = {"own_loop", "coding_agent"}
+"""Examples and pages that train."""
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 MARK = "@end of block@"
 
@@ -47,7 +48,10 @@ def same(shown: str, printed: str) -> bool:
     return doctest.OutputChecker().check_output(shown, printed, doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize(
+    "page",
+    [pytest.param(page, marks=[pytest.mark.slow] * (page.stem in SLOW), id=page.name) for page in PAGES],
+)
 def test_every_block_of_a_page_runs(page: Path, tmp_path: Path) -> None:
     blocks = BLOCK.findall(page.read_text(encoding="utf-8"))
     assert blocks

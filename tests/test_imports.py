@@ -34,13 +34,13 @@ ROOMS = {
     "agents": """model_folder answer_form stop_strings thought_budget renderer constrained token_agent chat scripted
         factories generator""",
     "sandboxes": "guest host images docker workspaces settings",
-    "envs": """task_splits task_kinds data_tasks processes math code_exec workspace bug_fix harbor swe external
-        gymnasium_text reasoning textarena suites verifiers tool_api openenv ors actors""",
+    "envs": """task_splits task_kinds data_tasks processes math code_exec tool_api workspace bug_fix harbor swe external
+        gymnasium_text reasoning textarena suites verifiers openenv ors actors""",
     "envs.suites": "catalogue process expert selection bfcl agentdojo humaneval",
     "envs.tool_api": "http json_schema mcp openapi shop tool_names answers call_tasks sources tasks services env",
     "trainers": """settings config batching objective algorithm checkpoints model lora metrics titan setup run
         controller train grpo dapo gspo sapo cispo reinforce losses sft""",
-    "trainers.setup": """packages signals hosts objective placement options deadlines run_tasks held_out titan_settings
+    "trainers.setup": """packages signals objective placement options deadlines run_tasks held_out titan_settings
         memory weight_store sizing checks run_plan plan meaning dry_run entry""",
     "trainers.setup.sizing": "estimates card engine fit",
 }

@@ -25,14 +25,14 @@ from trainers.settings.algorithm import AlgorithmConfig
 from trainers.train import main
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class CISPOConfig(AlgorithmConfig):
     clip_low: Annotated[float, Interval(ge=0, le=1)] = 1.0
     """1 is no lower bound."""
     clip_high: Annotated[float, Ge(0)] = 4.0
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Config(RunConfig):
     cispo: CISPOConfig = field(default_factory=CISPOConfig)
 

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
+from agents.generator.settings import UpdateOption
 from forge_env.utils.settings import MAY_CHANGE
 from trainers.settings.adapters import LoraConfig, MoEConfig
 from trainers.settings.algorithm import AlgorithmConfig
-from trainers.settings.loop import LoopSettings
+from trainers.settings.loop import LoopSettings, TrainingRate
 from trainers.settings.record import CheckpointConfig, EvaluationConfig, MetricsConfig
 from trainers.settings.services import DeadlinesConfig, LauncherConfig, ServicesConfig, WeightsConfig
 from trainers.settings.tasks import DatasetConfig, EnvConfig, ModelConfig, WarmupConfig
@@ -41,12 +42,12 @@ SHORT_OPTIONS = {
 """Short names of settings and, as in `--trainer.procs 4`, of sections."""
 
 
-@dataclass(kw_only=True)
-class TrainingConfig(TrainerSettings, LoopSettings):
+@dataclass(frozen=True, kw_only=True)
+class TrainingConfig(TrainerSettings, UpdateOption, TrainingRate, LoopSettings):
     """The loop and the trainer."""
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class RunConfig:
     """What all algorithms share; each algorithm adds its own section."""
 
@@ -72,12 +73,13 @@ class RunConfig:
     checkpoint: Annotated[CheckpointConfig, MAY_CHANGE] = field(default_factory=CheckpointConfig)
     metrics: Annotated[MetricsConfig, MAY_CHANGE] = field(default_factory=MetricsConfig)
 
-    def settle(self) -> None:
-        """Set what follows from other settings, and check what only the algorithm can check; algorithms override this.
+    def settled(self) -> Self:
+        """The config with what follows from other settings; checks what only the algorithm can, which overrides this.
 
         Raises:
             UserError: settings contradict each other.
         """
+        return self
 
     def about_data(self) -> Sequence[str]:
         """Sentences about data that replaces an environment's tasks, as far as it is on this machine.

@@ -32,7 +32,7 @@ from trainers.settings.algorithm import AlgorithmConfig
 from trainers.train import main
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class DAPOConfig(AlgorithmConfig):
     clip_low: Annotated[float, Interval(ge=0, le=1)] = 0.2
     clip_high: Annotated[float, Ge(0)] = 0.28
@@ -53,7 +53,7 @@ class DAPOConfig(AlgorithmConfig):
     """Leave episodes that were cut off out of the loss; they stay in their group's baseline."""
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Config(RunConfig):
     dapo: DAPOConfig = field(default_factory=DAPOConfig)
 

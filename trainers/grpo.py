@@ -31,7 +31,7 @@ from trainers.settings.algorithm import AlgorithmConfig
 from trainers.train import main
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class GRPOConfig(AlgorithmConfig):
     clip_low: Annotated[float, Interval(ge=0, le=1)] = 0.2
     clip_high: Annotated[float, Ge(0)] = 0.28
@@ -40,7 +40,7 @@ class GRPOConfig(AlgorithmConfig):
     does not bound it."""
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Config(RunConfig):
     grpo: GRPOConfig = field(default_factory=GRPOConfig)
 

@@ -31,7 +31,7 @@ from trainers.settings.algorithm import AlgorithmConfig
 from trainers.train import main
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class GSPOConfig(AlgorithmConfig):
     clips_within_rounding: ClassVar[bool] = True
 
@@ -40,7 +40,7 @@ class GSPOConfig(AlgorithmConfig):
     aggregation: Literal["token", "sequence", "constant"] = "sequence"
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Config(RunConfig):
     gspo: GSPOConfig = field(default_factory=GSPOConfig)
 

@@ -25,7 +25,7 @@ IN_ATTENTION, IN_MLP = TARGETS[:4], TARGETS[4:]
 """In a model with experts the matrices of `IN_MLP` are no single matrices."""
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Lora(LoraConfig):
     """The adapters of a trainer, for example `Lora(rank=16, alpha=32.0)`: the section `lora`, resolved."""
 

@@ -28,7 +28,7 @@ from trainers.settings.algorithm import AlgorithmConfig
 from trainers.train import main
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class ReinforceConfig(AlgorithmConfig):
     baseline: Literal["mean", "leave_one_out", "none"] = "mean"
     """What is subtracted from an episode's reward."""
@@ -37,7 +37,7 @@ class ReinforceConfig(AlgorithmConfig):
     normalization: Literal["none", "group", "batch"] = "none"
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Config(RunConfig):
     reinforce: ReinforceConfig = field(default_factory=ReinforceConfig)
 

@@ -26,7 +26,7 @@ from trainers.settings.algorithm import AlgorithmConfig
 from trainers.train import main
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class SAPOConfig(AlgorithmConfig):
     tau_pos: Annotated[float, Gt(0)] = 1.0
     """Temperature of the gate for positive advantages: the larger, the faster the gradient fades."""
@@ -35,7 +35,7 @@ class SAPOConfig(AlgorithmConfig):
     aggregation: Literal["token", "sequence", "constant"] = "sequence"
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Config(RunConfig):
     sapo: SAPOConfig = field(default_factory=SAPOConfig)
 

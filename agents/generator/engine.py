@@ -16,7 +16,7 @@ from agents.generator.answers import Answers
 from agents.generator.engine_thread import STOP, EngineThread
 from agents.generator.grammar_trial import GrammarTrials
 from agents.generator.requests import Batch, Command, SampleRequest
-from agents.generator.start import EngineSettings
+from agents.generator.settings import EngineSettings
 from agents.generator.stats import EngineStats
 from forge_env.core.errors import PolicyError
 from forge_env.core.types import Completion, Sampling

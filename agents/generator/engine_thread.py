@@ -31,7 +31,8 @@ from agents.generator.requests import (
     vllm_sampling,
 )
 from agents.generator.route_log import log_routes, routes_of
-from agents.generator.start import EngineSettings, import_vllm, load_engine
+from agents.generator.settings import EngineSettings
+from agents.generator.start import import_vllm, load_engine
 from agents.generator.stats import CacheCounters, EngineStats
 from agents.generator.worker import load_weights, pull_weights
 from forge_env.core.errors import PolicyError, TurnRefused

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Self, cast
 
 from agents.generator.adapter_folder import AdapterFolder, open_adapter
 from agents.generator.engine import VLLMEngine
-from agents.generator.start import EngineSettings
+from agents.generator.settings import EngineSettings
 from agents.model_folder import context_length, find_model, split_adapter
 from agents.token_agent import TokenAgent
 from forge_env.core.episode import Turn

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from agents.generator.engine import PULL_S, VLLMEngine
-from agents.generator.start import EngineSettings
+from agents.generator.settings import EngineSettings
 from agents.generator.stats import EngineStats
 from agents.renderer.rendering import Renderer
 from forge_env.core.errors import PolicyError, ReplicaBroken, UserError

@@ -1,13 +1,11 @@
-"""The settings of vLLM's engine, and its start."""
+"""The start of vLLM's engine."""
 
 from __future__ import annotations
 
 import importlib
 import json
 import os
-from collections.abc import Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +13,7 @@ from agents.generator import fork_server
 from agents.generator.compile_cache import stable_path
 from agents.generator.engine_args import refusal
 from agents.generator.lora_slot import slot_arguments
+from agents.generator.settings import EngineSettings
 from agents.generator.worker import end_with
 
 SHARED_GPU_FRACTION = 0.05
@@ -24,60 +23,6 @@ KERNEL_SETTINGS = Path(__file__).parent / "lora_kernels"
 """Settings of vLLM's LoRA kernels by GPU, measured by benchmarks.gpu.lora_kernels."""
 _TUNED_BY_FLASHINFER = ("quantization", "attention_backend")
 """Arguments of vLLM that may choose kernels of FlashInfer's; without them a dense model in bfloat16 uses none."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineSettings:
-    """Settings of the engine."""
-
-    max_model_len: int = 1024
-    """Context length: tokens of prompt and completion."""
-    max_requests: int = 128
-    """Requests in flight in the engine; further ones wait in its queue."""
-    step_tokens: int = 16384
-    """On a GPU: tokens that one step computes at most, of prompts and completions together."""
-    dtype: str = "float32"
-    kv_cache_gib: float = 1.0
-    """Size of the KV cache in every worker. On a GPU, 0 takes what gpu_memory_fraction leaves."""
-    gpu_memory_fraction: float = 0.9
-    """Share of the GPU's memory, for an engine that has the GPU alone; ignored if kv_cache_gib is set."""
-    gpu_memory_gib: float = 0.0
-    """What the GPU is believed to have; 0 is what it has. It counts where gpu_memory_fraction does."""
-    sleep: bool = False
-    """Whether the engine can be put to sleep, which gives its GPU memory back; see `VLLMEngine.sleep`."""
-    engine_args: Mapping[str, Any] = field(default_factory=dict)
-    """Further arguments of vLLM's EngineArgs, as `agents.generator.engine_args.read_engine_args` returns them."""
-    lora_rank: int = 0
-    """Of adapters, at most, of which one is published in the place of weights: see `agents.generator.lora_slot`; 0 is
-    none."""
-    named_adapters: int = 0
-    """Adapters beside the published one that can be loaded by name, of rank `lora_rank` at most; see
-    `VLLMEngine.load_adapter`."""
-    return_routes: bool = False
-    """Whether completions have the experts that each token was computed with; see `agents.generator.route_log`."""
-    cache_on_update: str = "keep"
-    """KV cache of in-flight requests after a weight update: "keep", or "recompute" with the new weights."""
-    enforce_eager: bool = True
-    gather_s: float = 0.0
-    """Delay a small batch while requests keep arriving within this many seconds of the last; 0 never delays."""
-    gather_most_s: float = 0.3
-    """The longest delay of a batch, in seconds."""
-    tensor_parallel: int = 1
-    """GPUs that every matrix is sharded over; above 1, vLLM starts one worker process per GPU."""
-    worker_process: bool = False
-    """Start a worker process for a single GPU, too. Preparing a step then has its own interpreter and does not wait for
-    the one that handles requests."""
-    threads: int = 0
-    """CPU threads of the engine; 0 leaves the number to torch."""
-    stall_seconds: float = 300.0
-    """An engine that has requests and computes no token for so many seconds is broken; the first request may take
-    longer."""
-    seed: int = 0
-
-    @property
-    def has_worker_processes(self) -> bool:
-        """Whether the workers are separate processes; these fetch new weights themselves."""
-        return self.worker_process or self.tensor_parallel > 1
 
 
 def import_vllm(settings: EngineSettings) -> None:
@@ -114,7 +59,7 @@ def load_engine(model: str, settings: EngineSettings) -> Any:
         os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"
     _register_architecture(model)
     # Only compiled graphs are kept under the model's path.
-    name = model if settings.enforce_eager else stable_path(model, Path(envs.VLLM_CACHE_ROOT) / "forge_env_models")
+    name = stable_path(model, Path(envs.VLLM_CACHE_ROOT) / "forge_env_models") if settings.cuda_graphs else model
     on_gpu, gpu_bytes = torch.cuda.is_available(), 0
     if on_gpu and settings.gpu_memory_gib:
         gpu_bytes = torch.cuda.get_device_properties(0).total_memory
@@ -139,7 +84,7 @@ def engine_arguments(settings: EngineSettings, *, on_gpu: bool, gpu_bytes: int =
         on_gpu: whether it is on a GPU.
         gpu_bytes: the GPU's memory; needed if `gpu_memory_gib` is set.
     """
-    fraction, cache = settings.gpu_memory_fraction, None
+    fraction, cache = settings.gpu_memory_utilization, None
     if settings.kv_cache_gib and on_gpu:
         # With the bytes given, the fraction only says how much must be free at the start: other processes share the
         # GPU.
@@ -159,7 +104,7 @@ def engine_arguments(settings: EngineSettings, *, on_gpu: bool, gpu_bytes: int =
         "max_num_batched_tokens": settings.step_tokens if on_gpu else None,
         "gpu_memory_utilization": fraction,
         "kv_cache_memory_bytes": cache,
-        "enforce_eager": settings.enforce_eager,
+        "enforce_eager": not settings.cuda_graphs,
         "tensor_parallel_size": settings.tensor_parallel,
         "distributed_executor_backend": "mp" if settings.has_worker_processes else None,
         "seed": settings.seed,

@@ -30,9 +30,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from benchmarks.gpu.large import environment, run
+from benchmarks.gpu.large import run
 from benchmarks.gpu.models import make_random_model, make_tokenizer
-from benchmarks.gpu.runs import end_on_sigterm, records
+from benchmarks.gpu.runs import end_on_sigterm, environment, records
 from forge_env.runtime.weights import CudaIpcStore, SharedMemoryStore, TensorLayout, WeightStore, WeightStream
 from trainers.titan.parallel import init_process_group
 from trainers.titan.settings import TitanSettings

@@ -31,8 +31,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import os
-import subprocess
 import sys
 import tempfile
 import time
@@ -42,8 +40,18 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu.models import SHAPES, make_random_model, make_tokenizer
-from benchmarks.gpu.runs import MISMATCH, end_on_sigterm, memory_of, plan_of, play, records, seconds_of, throughput
-from benchmarks.machine import describe
+from benchmarks.gpu.runs import (
+    end_on_sigterm,
+    environment,
+    memory_of,
+    mismatch_of,
+    plan_of,
+    play,
+    records,
+    seconds_of,
+    startup_of,
+    throughput,
+)
 from trainers.model.shape import read_shape
 from trainers.setup.placement import gpus_available
 
@@ -100,12 +108,12 @@ def run(
         "seconds_of_the_run": seconds,
         "memory": memory_of(folder, plan),
         "seconds_of_each_step": [step["seconds/step"] for step in taken],
-        "mismatch": {name: [step.get(name) for step in taken] for name in MISMATCH},
+        "startup": startup_of(folder),
+        "mismatch": mismatch_of(taken),
     }
     if counted := taken[left_out:]:
-        gpus = plan.services.trainer.procs if plan.services.trainer.with_gpus else 0
         shape = read_shape(model / "config.json")
-        found |= {"seconds": seconds_of(counted), "training": throughput(folder, counted, shape, gpus)}
+        found |= {"seconds": seconds_of(counted), "training": throughput(folder, counted, shape, plan)}
     if trouble:
         print(f"{name}: {trouble} before {steps} steps were done, {len(taken)} were", flush=True)
     return found
@@ -223,23 +231,6 @@ def troubles(found: Any) -> list[str]:
     if not isinstance(found, dict):
         return []
     return [found["trouble"]] if found.get("trouble") else [each for part in found.values() for each in troubles(part)]
-
-
-def environment() -> dict[str, Any]:
-    """What the figures depend on: machine, versions, GPUs, driver, commit."""
-    asked = ["nvidia-smi", "--query-gpu=name,memory.total,driver_version,pstate", "--format=csv,noheader"]
-    return describe() | {"gpus": _said(asked).splitlines(), "commit": os.environ.get("COMMIT") or _said(_HEAD)}
-
-
-_HEAD = ["git", "rev-parse", "--short", "HEAD"]
-
-
-def _said(command: Sequence[str]) -> str:
-    """What a command prints; nothing where it cannot be run."""
-    try:
-        return subprocess.run(command, capture_output=True, text=True, timeout=30, check=True).stdout.strip()
-    except (OSError, subprocess.SubprocessError):
-        return ""
 
 
 CASES = {"shared": shared, "apart": apart, "publish": publish, "mismatch": mismatch, "live": live}

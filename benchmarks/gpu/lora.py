@@ -30,7 +30,7 @@ import torch
 from torch import Tensor
 
 from agents.generator.engine import VLLMEngine
-from agents.generator.start import EngineSettings
+from agents.generator.settings import EngineSettings
 from benchmarks.gpu.learning import graphics
 from benchmarks.gpu.models import VOCABULARY, make_random_model, make_tokenizer
 from benchmarks.machine import describe
@@ -192,7 +192,7 @@ def main() -> None:
         max_requests=given.requests + 1,
         dtype="float32" if given.cpu else "bfloat16",
         kv_cache_gib=1.0 if given.cpu else given.kv_cache_gib,
-        enforce_eager=given.cpu,
+        cuda_graphs=not given.cpu,
         worker_process=not given.cpu,
     )
     with tempfile.TemporaryDirectory() as temp:

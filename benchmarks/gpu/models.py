@@ -1,6 +1,6 @@
 """Models in the shapes of Qwen3, with random weights: speed does not ask what a model knows.
 
-    python -m benchmarks.gpu.models FOLDER [--shape 8B] [--layers 0]
+    python -m benchmarks.gpu.models FOLDER [--shape 8B] [--layers 0] [--positions 40960]
 
 The tokenizer is that of a tiny model. The vocabulary is Qwen3's, so most of what such a model samples has no text.
 Weights are made on the GPU, where there is one, and written one by one: no more than one is in the host's memory.
@@ -66,7 +66,9 @@ SHAPES["tiny-moe"]["moe_intermediate_size"] = 32
 and tied embeddings."""
 
 
-def make_random_model(name: str, tokenizer_of: Path, folder: Path, *, layers: int = 0, seed: int = 0) -> int:
+def make_random_model(
+    name: str, tokenizer_of: Path, folder: Path, *, layers: int = 0, seed: int = 0, positions: int = 40_960
+) -> int:
     """Write a Hugging Face folder; returns the number of parameters.
 
     Args:
@@ -75,6 +77,7 @@ def make_random_model(name: str, tokenizer_of: Path, folder: Path, *, layers: in
         folder: new.
         layers: of the model; 0 is as many as the shape has.
         seed: of the weights.
+        positions: tokens of a row at most.
     """
     shutil.copytree(tokenizer_of, folder, ignore=shutil.ignore_patterns("*.safetensors"))
     config = json.loads((folder / "config.json").read_text())
@@ -82,7 +85,7 @@ def make_random_model(name: str, tokenizer_of: Path, folder: Path, *, layers: in
         "num_key_value_heads": 8,
         "head_dim": 128,
         "vocab_size": VOCABULARY,
-        "max_position_embeddings": 40_960,
+        "max_position_embeddings": positions,
         "rope_theta": 1_000_000.0,
         "tie_word_embeddings": True,
         "torch_dtype": "bfloat16",
@@ -158,11 +161,13 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--shape", default="8B", choices=list(SHAPES))
     parser.add_argument("--layers", type=int, default=0)
+    parser.add_argument("--positions", type=int, default=40_960)
     given = parser.parse_args()
     started = time.perf_counter()
     with tempfile.TemporaryDirectory() as temp:
         tokenizer = make_tokenizer(Path(temp) / "tokenizer")
-        parameters = make_random_model(given.shape, tokenizer, given.folder, layers=given.layers)
+        sizes = {"layers": given.layers, "positions": given.positions}
+        parameters = make_random_model(given.shape, tokenizer, given.folder, **sizes)
     seconds = time.perf_counter() - started
     print(json.dumps({"parameters": parameters, "gb": 2 * parameters / 1e9, "seconds": round(seconds, 1)}))
 

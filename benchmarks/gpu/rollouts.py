@@ -26,7 +26,8 @@ from pathlib import Path
 from typing import Any
 
 from agents.generator.policy import ActorPolicy, PolicyActor
-from agents.generator.start import EngineSettings, load_engine
+from agents.generator.settings import EngineSettings
+from agents.generator.start import load_engine
 from agents.generator.stats import EngineStats
 from benchmarks.gpu.models import make_random_model, make_tokenizer
 from benchmarks.machine import describe
@@ -35,6 +36,7 @@ from forge_env.core.env import Env
 from forge_env.core.faults import SHRINK
 from forge_env.core.protocols import NextTurn
 from forge_env.core.types import Action, EpisodeLimits, Task
+from forge_env.rollout.rollout import GroupSpec
 from forge_env.runtime.launcher import Launcher
 from trainers.settings.services import GeneratorConfig
 
@@ -72,7 +74,7 @@ def settings(given: argparse.Namespace, *, worker_process: bool) -> EngineSettin
         max_requests=given.at_once,
         dtype="bfloat16",
         kv_cache_gib=32.0,
-        enforce_eager=False,
+        cuda_graphs=True,
         worker_process=worker_process,
     )
 
@@ -102,12 +104,7 @@ async def through_actors(
             async with limit:
                 return await envs.route(
                     EnvActor.run_group,
-                    task,
-                    agent="policy",
-                    count=SIBLINGS,
-                    seed=1000 * number,
-                    group_id=str(number),
-                    env_options={},
+                    GroupSpec(task=task, agent="policy", count=SIBLINGS, seed=1000 * number, group_id=str(number)),
                 )
 
         await asyncio.gather(*(group(-1 - i) for i in range(4)))  # so that everything has run once

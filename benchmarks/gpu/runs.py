@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
 import statistics
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu.flops import PEAK_FLOPS, step_flops
+from benchmarks.machine import describe
 from forge_env.core.episode import Episode
 from trainers.grpo import GRPO, Config
 from trainers.model.shape import ModelShape
@@ -23,12 +25,13 @@ from trainers.setup.plan import make_plan
 from trainers.setup.run_plan import RunPlan
 
 LOOK_S = 0.2  # between two looks at the metrics of a run
+SECOND_SIGNAL_S = 1.0  # after the first one
 ENDING_S = 60.0  # for a run to end its processes; then it is killed
 SECONDS = (
     "step", "rollout", "train", "old_logprobs", "sync_stall", "sleep", "release", "publish", "commit", "fetch", "swap",
     "wake",
 )  # fmt: skip
-MISMATCH = ("mean_abs_logprob_difference", "ratio_min", "ratio_max", "kl")
+MISMATCH = re.compile("mean_abs_logprob_difference|ratio_min|ratio_max|kl|kl_from/.*")
 
 
 def plan_of(options: Sequence[str]) -> RunPlan:
@@ -57,7 +60,9 @@ def play(folder: Path, options: Sequence[str], *, steps: int, seconds: float) ->
                 time.sleep(LOOK_S)
         return time.perf_counter() - started, trouble
     finally:
-        process.send_signal(signal.SIGTERM)
+        for _ in range(2):  # the first signal lets a run keep a checkpoint, and the second one ends that
+            process.send_signal(signal.SIGTERM)
+            time.sleep(SECOND_SIGNAL_S)
         try:
             process.wait(ENDING_S)
         except subprocess.TimeoutExpired:
@@ -77,6 +82,19 @@ def records(folder: Path, phase: str) -> list[dict[str, Any]]:
     return [record for line in lines if (record := json.loads(line))["phase"] == phase]
 
 
+def startup_of(folder: Path) -> dict[str, Any] | None:
+    """The phases of a run up to its first step; None of a run that has not come so far."""
+    path = folder / "run.json"
+    found: dict[str, Any] | None = json.loads(path.read_text()).get("startup") if path.is_file() else None
+    return found
+
+
+def mismatch_of(steps: Sequence[Mapping[str, Any]]) -> dict[str, list[float | None]]:
+    """How far engine and trainer are apart, by metric, in each of the steps."""
+    names = sorted({name for step in steps for name in step if MISMATCH.fullmatch(name)})
+    return {name: [step.get(name) for step in steps] for name in names}
+
+
 def seconds_of(steps: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     """Medians of the parts of a step; "trainer" is the trainer's own time, without waiting for the engine's sleep.
 
@@ -91,19 +109,20 @@ def seconds_of(steps: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     }
 
 
-def throughput(folder: Path, steps: Sequence[Mapping[str, Any]], shape: ModelShape, gpus: int) -> dict[str, float]:
+def throughput(folder: Path, steps: Sequence[Mapping[str, Any]], shape: ModelShape, plan: RunPlan) -> dict[str, float]:
     """Tokens and floating-point operations of a step, and MFU over the trainer's own time.
 
     Args:
         folder: of the run.
         steps: records of the steps that count.
         shape: of the model.
-        gpus: that the trainer has; 0 on a CPU, which has no peak to compare with.
+        plan: of the run. A trainer on a CPU has no peak to compare with.
     """
+    gpus = plan.services.trainer.procs if plan.services.trainer.with_gpus else 0
     numbers = {record["step"] for record in steps}
     rows = row_lengths(folder, numbers)
     sampled = sum(step["tokens"] for step in steps)
-    flops = step_flops(shape, rows, sampled)
+    flops = step_flops(shape, rows, sampled, adapters=plan.lora.parameters(shape) if plan.lora else 0)
     seconds = sum(step["seconds"] for step in steps)
     found = {
         "tokens_of_a_step": sum(rows) / len(steps),
@@ -160,3 +179,20 @@ def _compared(planned: float, measured: float | None) -> dict[str, float | None]
         "measured_gib": round(measured / GIB, 2) if measured else None,
         "plan_above_percent": round(100 * (planned / measured - 1), 1) if measured else None,
     }
+
+
+def environment() -> dict[str, Any]:
+    """What the figures depend on: machine, versions, GPUs, driver, commit."""
+    asked = ["nvidia-smi", "--query-gpu=name,memory.total,driver_version,pstate", "--format=csv,noheader"]
+    return describe() | {"gpus": _said(asked).splitlines(), "commit": os.environ.get("COMMIT") or _said(_HEAD)}
+
+
+_HEAD = ["git", "rev-parse", "--short", "HEAD"]
+
+
+def _said(command: Sequence[str]) -> str:
+    """What a command prints; nothing where it cannot be run."""
+    try:
+        return subprocess.run(command, capture_output=True, text=True, timeout=30, check=True).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return ""

@@ -3,8 +3,11 @@
     python -m benchmarks.gpu.trainer [--shape 0.6B] [--sequences 8] [--attention flex] [--json FILE]
     python -m benchmarks.gpu.trainer --only rl --shape 8B --layers 12 --sequences 4 --length 8192 --row 8192 \
         --prompt 0.75 --micro-batch 8192 --checkpoint selective --attention varlen
+    python -m benchmarks.gpu.trainer --lora 16 --shape 4B --sequences 2 --length 65536 --row 65536 --prompt 0.75 \
+        --micro-batch 65536 --checkpoint full --attention varlen
 
 The second line is the training of long episodes alone; FSDP's casts of the weights and the optimizer are part of it.
+The third line trains adapters of rank 16 over a frozen model; its operations are those that adapters need.
 
 Plain: the model's own output layer, all logits, TorchTitan's cross entropy, backward, clipping, fused AdamW.
 RL: `TitanTrainer.train_step` with GRPO, logprobs, entropy and a KL penalty whose reference logprobs are given. Both
@@ -32,17 +35,16 @@ from torch import Tensor
 
 from benchmarks.gpu.flops import PEAK_FLOPS, step_flops
 from benchmarks.gpu.models import make_random_model, make_tokenizer
-from benchmarks.machine import describe
+from benchmarks.gpu.runs import environment
 from forge_env.core.episode import Row
 from trainers.batching.batch import Sample
+from trainers.lora import Lora
 from trainers.losses import GRPOLoss
 from trainers.model.shape import read_shape
 
 from trainers.titan.trainer import TitanSettings, TitanTrainer  # isort: skip
 from torchtitan.components.loss import cross_entropy_loss  # isort: skip
 from torchtitan.distributed import utils as titan_dist  # isort: skip
-
-WARM, TIMED = 3, 6
 
 
 def make_samples(given: argparse.Namespace, vocabulary: int) -> list[Sample]:
@@ -80,25 +82,25 @@ def plain_step(trainer: TitanTrainer, loss_of: Callable[..., Tensor], tokens: Te
     trainer._optimizer.zero_grad()
 
 
-def timed(step: Callable[[], object]) -> dict[str, float]:
-    """Median seconds and peak bytes of a step; `first` is the very first, with everything compiled."""
+def timed(step: Callable[[], object], *, warm: int, count: int) -> dict[str, float]:
+    """Median seconds and peak bytes of `count` steps after `warm`; `first` is the very first, which compiles."""
     torch.cuda.synchronize()
     started = time.perf_counter()
     step()
     torch.cuda.synchronize()
     first = time.perf_counter() - started
-    for _ in range(WARM - 1):
+    for _ in range(warm - 1):
         step()
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
     seconds = []
-    for _ in range(TIMED):
+    for _ in range(count):
         started = time.perf_counter()
         step()
         torch.cuda.synchronize()
         seconds.append(time.perf_counter() - started)
-    peak = torch.cuda.max_memory_allocated()
-    return {"first": first, "seconds": statistics.median(seconds), "slowest": max(seconds), "peak_bytes": peak}
+    peaks = {"peak_bytes": torch.cuda.max_memory_allocated(), "reserved_bytes": torch.cuda.max_memory_reserved()}
+    return {"first": first, "seconds": statistics.median(seconds), "slowest": max(seconds), **peaks}
 
 
 def profile(step: Callable[[], object]) -> None:
@@ -124,18 +126,20 @@ def measure(folder: Path, given: argparse.Namespace, which: str) -> dict[str, An
         reshard_after_forward=given.reshard,
         max_tokens_per_micro_batch=given.micro_batch or size,
         pack_length=given.length if given.rectangle else given.micro_batch or size,
+        lora=Lora(rank=given.lora) if given.lora else None,
     )
     trainer = TitanTrainer(str(folder), settings)
     try:
         step = make_step(trainer, given, which)
-        found = timed(step)
+        found = timed(step, warm=given.warm, count=given.timed)
         if given.profile:
             profile(step)
         hf = trainer.model.hf_config
         parameters = sum(value.numel() for value in trainer.model.module.parameters())
         shape, rows = read_shape(folder / "config.json"), rows_of(given, hf["vocab_size"])
         sampled = sum(sum(row.loss_mask) for row in rows) if which == "rl" else size
-        flops = step_flops(shape, [len(row.token_ids) for row in rows], sampled)
+        adapters = settings.lora.parameters(shape) if settings.lora else 0
+        flops = step_flops(shape, [len(row.token_ids) for row in rows], sampled, adapters=adapters)
         return found | {
             "tokens_per_second": size / found["seconds"],
             "mfu": flops / found["seconds"] / PEAK_FLOPS,
@@ -151,7 +155,7 @@ def measure(folder: Path, given: argparse.Namespace, which: str) -> dict[str, An
 def make_step(trainer: TitanTrainer, given: argparse.Namespace, which: str) -> Callable[[], object]:
     vocabulary = trainer.model.hf_config["vocab_size"]
     if which == "rl":
-        samples, loss = make_samples(given, vocabulary), GRPOLoss(beta=0.04)
+        samples, loss = make_samples(given, vocabulary), GRPOLoss(beta=given.beta)
         return lambda: trainer.train_step(samples, loss)
     lm_head = trainer.model.module.get_submodule("lm_head")
     lm_head.forward = trainer.model._head._linear
@@ -174,16 +178,23 @@ def main() -> None:
     parser.add_argument("--attention", default="flex", choices=["flex", "varlen"])
     parser.add_argument("--checkpoint", default="none", choices=["none", "selective", "full"])
     parser.add_argument("--micro-batch", type=int, default=0, help="tokens of one pass of the RL step; 0 is all")
+    parser.add_argument("--warm", type=int, default=3, help="steps before those that are timed")
+    parser.add_argument("--timed", type=int, default=6, help="steps that are timed")
+    parser.add_argument("--lora", type=int, default=0, help="rank of adapters; 0 trains all weights")
+    parser.add_argument("--beta", type=float, default=0.04, help="of the KL penalty")
     parser.add_argument("--rectangle", action="store_true", help="pack into sequences of --length")
     parser.add_argument("--only", default="", choices=["", "rl", "plain"])
     parser.add_argument("--profile", action="store_true", help="print what two further steps are made of")
     parser.add_argument("--model", type=Path, help="the tokenizer of this folder; a tiny one is made by default")
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
+    if given.lora:
+        given.only = "rl"
     with tempfile.TemporaryDirectory() as temp:
         folder = Path(temp) / "model"
         tokenizer = given.model or make_tokenizer(Path(temp) / "tokenizer")
-        make_random_model(given.shape, tokenizer, folder, layers=given.layers)
+        sizes = {"layers": given.layers, "positions": max(40_960, given.length)}
+        make_random_model(given.shape, tokenizer, folder, **sizes)
         found: dict[str, Any] = {}
         for which in ("rl", "plain"):
             if given.only in ("", which):
@@ -193,7 +204,7 @@ def main() -> None:
         found["speed_ratio"] = found["rl"]["tokens_per_second"] / found["plain"]["tokens_per_second"]
         found["memory_ratio"] = found["rl"]["peak_bytes"] / found["plain"]["peak_bytes"]
     result = {
-        "machine": describe() | {"gpu": torch.cuda.get_device_name()},
+        "environment": environment(),
         "settings": {name: str(value) for name, value in vars(given).items() if name not in ("json", "model")},
         **found,
     }

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, AsyncExitStack, contextmanager, nullcontext
-from dataclasses import dataclass, field, replace
 from typing import Any
 
 from forge_env.core.episode import Episode, Group
@@ -13,33 +12,17 @@ from forge_env.core.errors import first_error
 from forge_env.core.faults import FaultPolicy
 from forge_env.core.packed import MOST_NUMBERS
 from forge_env.core.protocols import Agent
-from forge_env.core.types import EpisodeLimits, Task
+from forge_env.core.types import EpisodeLimits
 from forge_env.registry.registry import load
 from forge_env.rollout.factory import make
 from forge_env.rollout.lockstep import Wave
-from forge_env.rollout.rollout import run_group
+from forge_env.rollout.rollout import GroupSpec, run_group
 from forge_env.runtime.actor import ForgeActor, concurrent_endpoint, long_endpoint
 from forge_env.utils.gc_settings import relax_garbage_collector
 from forge_env.utils.threads import invoke
 
 AgentSpec = tuple[str, Mapping[str, Any]]
 """("module:Class", keyword arguments) of an agent: environments do not import agents."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GroupSpec:
-    """A group of sibling episodes to run. Example: ``GroupSpec(task=task, agent="policy", count=8, seed=3)``"""
-
-    task: Task
-    agent: str
-    """Name of an agent of the actor."""
-    count: int
-    """Episodes of the group."""
-    seed: int
-    group_id: str = ""
-    env_options: Mapping[str, Any] = field(default_factory=dict)
-    is_measured: bool = False
-    """Whether the group measures something; then a TIMEOUT is a result like others, and not run again."""
 
 
 class EnvActor(ForgeActor):
@@ -85,29 +68,9 @@ class EnvActor(ForgeActor):
         await self._stack.aclose()
 
     @long_endpoint
-    async def run_group(
-        self,
-        task: Task,
-        *,
-        agent: str,
-        count: int,
-        seed: int,
-        group_id: str,
-        env_options: Mapping[str, Any],
-        is_measured: bool = False,
-    ) -> Group:
-        """Run `count` sibling episodes of a task, see `GroupSpec`; many calls run at once."""
-        return await self._run(
-            GroupSpec(
-                task=task,
-                agent=agent,
-                count=count,
-                seed=seed,
-                group_id=group_id,
-                env_options=env_options,
-                is_measured=is_measured,
-            )
-        )
+    async def run_group(self, spec: GroupSpec) -> Group:
+        """Run the sibling episodes of a group; many calls run at once."""
+        return await self._run(spec)
 
     @long_endpoint
     async def run_wave(self, specs: Sequence[GroupSpec]) -> list[Group]:
@@ -132,17 +95,9 @@ class EnvActor(ForgeActor):
                 yield
             self._ended += 1
 
+        agent = self._agents[spec.agent]
         group = await run_group(
-            self._factory,
-            self._agents[spec.agent],
-            spec.task,
-            count=spec.count,
-            seed=spec.seed,
-            group_id=spec.group_id,
-            limits=self._limits,
-            on_fault=replace(self._on_fault, refills_timeouts=not spec.is_measured),
-            env_options=spec.env_options,
-            around=counted,
+            self._factory, agent, spec, limits=self._limits, on_fault=self._on_fault, around=counted
         )
         await self._make_lines((*group.episodes, *group.replaced))
         return group

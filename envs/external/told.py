@@ -1,5 +1,5 @@
-"""Facts about a request that its client tells beside its messages: the agent that sends it, the agent that it is for,
-and whether it is part of the work.
+"""What a client says of a request, beside its messages: which agent sends it, for which other one, and whether it is
+part of the work.
 
 A field names a place in a request: a header or a key of the body, with the keys below it after dots, also within text
 that is JSON (`x-codex-turn-metadata.thread_id`). `system` is the text of the first message, if that is the system's,
@@ -10,13 +10,13 @@ that is JSON (`x-codex-turn-metadata.thread_id`). `system` is the text of the fi
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from forge_env.core.errors import UserError
 from forge_env.core.types import Message
+from forge_env.utils.patterns import linear_pattern
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,44 +26,66 @@ class Told:
     agent: str = ""
     """Its name for the agent, thread or session that asks; "" if it gives none."""
     agent_field: str = ""
-    """The fields that tell it."""
+    """Where it says so."""
     parent: str = ""
     """Its name for the agent that this one works for; "" if it gives none."""
     parent_field: str = ""
-    """The fields that tell it."""
+    """Where it says so."""
     auxiliary: str = ""
     """Why the request is no part of the work; "" for a part of it."""
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
-    """If their field matches a pattern, requests are auxiliary, or, with `is_work`, they are not."""
+class Field:
+    """A place in a request, and a regular expression that may match anywhere in its text."""
 
-    field: str
+    name: str
     pattern: str
+
+    def __post_init__(self) -> None:
+        linear_pattern(self.pattern)
+
+    def matches(self, fields: _Fields) -> bool:
+        return linear_pattern(self.pattern)(fields.text(self.name))
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """Requests with a field that matches are auxiliary, or, with `is_work`, they are not."""
+
+    field: Field
     what: str = ""
     """What such a request is for."""
+    client: Field | None = None
+    """The rule counts only for requests of this client; None for those of all."""
     is_work: bool = False
+
+    def matches(self, fields: _Fields) -> bool:
+        return self.field.matches(fields) and (self.client is None or self.client.matches(fields))
 
     @property
     def reason(self) -> str:
-        return ": ".join(filter(None, [self.what, f"{self.field} matches {self.pattern!r}"]))
+        return ": ".join(filter(None, [self.what, f"{self.field.name} matches {self.field.pattern!r}"]))
 
 
+_CLAUDE_CODE = Field("x-claude-code-session-id", ".")
+_OPENCODE = Field("user-agent", "^opencode/")
+_QWEN_CODE = Field("user-agent", "^QwenCode/")
+_MEMORY = "^You are now acting as the managed memory extraction subagent"
 RULES = (
-    Rule("x-claude-code-request-class", "^compaction$", "a summary"),
-    Rule("x-claude-code-request-class", "^(auxiliary|side_reply)$", "a helper of Claude Code"),
-    Rule("x-claude-code-auxiliary-type", ".", "a helper of Claude Code"),
-    Rule("output_config.format.schema.required", r'^\["title"\]$', "a title"),
-    Rule("user", "^quota$", "a probe of the quota"),
-    Rule("x-codex-turn-metadata.request_kind", "^compaction$", "a summary"),
-    Rule("x-codex-turn-metadata.request_kind", "^(prewarm|memory)", "a helper of Codex"),
-    Rule("x-openai-subagent", "^(compact|memory)", "a helper of Codex"),
-    Rule("system", "^You are a title generator", "a title"),
-    Rule("system", "^You are now acting as the managed memory extraction subagent", "a memory agent"),
-    Rule("user", "^You are now acting as the managed memory extraction subagent", "a memory agent"),
+    Rule(Field("x-claude-code-request-class", "^compaction$"), "a summary"),
+    Rule(Field("x-claude-code-request-class", "^(auxiliary|side_reply)$"), "a helper of Claude Code"),
+    Rule(Field("x-claude-code-auxiliary-type", "."), "a helper of Claude Code"),
+    Rule(Field("output_config.format.schema.required", r'^\["title"\]$'), "a title", _CLAUDE_CODE),
+    Rule(Field("user", "^quota$"), "a probe of the quota", _CLAUDE_CODE),
+    Rule(Field("x-codex-turn-metadata.request_kind", "^compaction$"), "a summary"),
+    Rule(Field("x-codex-turn-metadata.request_kind", "^(prewarm|memory)"), "a helper of Codex"),
+    Rule(Field("x-openai-subagent", "^(compact|memory)"), "a helper of Codex"),
+    Rule(Field("system", "^You are a title generator"), "a title", _OPENCODE),
+    Rule(Field("system", _MEMORY), "a memory agent", _QWEN_CODE),
+    Rule(Field("user", _MEMORY), "a memory agent", _QWEN_CODE),
 )
-"""What is auxiliary by itself."""
+"""What is auxiliary by itself. A text counts only for the client that sends it: for others it may be the work."""
 _AGENTS = (
     ("x-claude-code-agent-id", ("x-claude-code-parent-agent-id", "x-claude-code-session-id")),
     ("x-claude-code-session-id", ()),
@@ -79,10 +101,10 @@ def read_rules(text: str) -> tuple[Rule, ...]:
     """Read the rules of a user, one a line: `FIELD: PATTERN`, or `!FIELD: PATTERN` for requests that are not auxiliary.
 
     Args:
-        text: a pattern is a regular expression, which may match anywhere in the field.
+        text: a pattern is a regular expression of `forge_env.utils.patterns`, which may match anywhere in the field.
 
     Raises:
-        UserError: for a line of another form, or a pattern that is none.
+        UserError: for a line of another form, or a pattern that cannot be used.
     """
     rules = []
     for line in filter(None, map(str.strip, text.splitlines())):
@@ -90,10 +112,9 @@ def read_rules(text: str) -> tuple[Rule, ...]:
         if not (field and colon and pattern):
             raise UserError(f"auxiliary is {line!r}; a rule is FIELD: PATTERN, 'system: ^You write titles' for example")
         try:
-            re.compile(pattern)
-        except re.error as error:
-            raise UserError(f"auxiliary has the pattern {pattern!r}, which is no regular expression: {error}") from None
-        rules.append(Rule(field, pattern, is_work=line.startswith("!")))
+            rules.append(Rule(Field(field, pattern), is_work=line.startswith("!")))
+        except ValueError as error:
+            raise UserError(f"auxiliary has the pattern {pattern!r}, which cannot be used: {error}") from None
     return tuple(rules)
 
 
@@ -110,7 +131,7 @@ def told(headers: Mapping[bytes, bytes], body: Any, messages: Sequence[Message],
     agent_field, parents = next(((name, more) for name, more in _AGENTS if fields.text(name)), ("", ()))
     agent = fields.text(agent_field)
     parent_field = next((name for name in parents if fields.text(name) not in ("", agent)), "")
-    rule = next((rule for rule in rules if re.search(rule.pattern, fields.text(rule.field))), None)
+    rule = next((rule for rule in rules if rule.matches(fields)), None)
     return Told(
         agent=agent,
         agent_field=agent_field,

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
+import ipaddress
 import os
 import re
 import tomllib
@@ -12,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal
+from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
@@ -24,10 +27,13 @@ _SIZE = re.compile(r"(\d+(?:\.\d+)?)([GMK])")
 _PACKAGE = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
 _NO_STEP = re.compile(r'[<>:"/\\|?*\x00-\x1f\x7f]|^\s*$|[. ]$|^(con|prn|aux|nul|com\d|lpt\d)\s*(\.|$)', re.IGNORECASE)
 """What is in no name of a step: it is the name of a folder on every system."""
+_IS_SECRET = re.compile(r"auth|cookie|key|token|secret|password", re.IGNORECASE)
 _REFERENCE = re.compile(r"\$\{(\w+)(?::-([^}]*))?\}")
 
 NetworkMode = Literal["public", "no-network", "allowlist"]
 VerifierMode = Literal["shared", "separate"]
+VerifierPlace = Literal["shared", "separate", "fork"]
+"""With all files of the agent; with the declared artefacts only; with all files but the programs of the agent."""
 
 
 class _Section(BaseModel):
@@ -63,6 +69,34 @@ class Healthcheck(_Section):
     retries: int = 3
 
 
+class McpServer(_Section):
+    name: str
+    transport: Literal["stdio", "sse", "streamable-http"] = "sse"
+    url: str | None = None
+    command: str | None = None
+    args: list[str] = Field(default_factory=list)
+    headers: dict[str, str] = Field(default_factory=dict)
+
+    @field_validator("transport", mode="before")
+    @classmethod
+    def _by_its_other_name(cls, value: Any) -> Any:
+        return "streamable-http" if value == "http" else value
+
+    @model_validator(mode="after")
+    def _of_its_transport(self) -> McpServer:
+        is_stdio = self.transport == "stdio"
+        if is_stdio and (not self.command or self.headers):
+            raise ValueError(f"the MCP server {self.name!r} is started, so it needs a command, and takes no headers")
+        if not is_stdio and not self.url:
+            raise ValueError(f"the MCP server {self.name!r} has the transport {self.transport}, so it needs a url")
+        for header, value in self.headers.items():
+            if _IS_SECRET.search(header) and not _REFERENCE.search(value):
+                raise ValueError(
+                    f"the MCP server {self.name!r} has a credential in its header {header}; write it as ${{VARIABLE}}"
+                )
+        return self
+
+
 class Environment(_Section):
     build_timeout_sec: float = 600.0
     docker_image: str | None = None
@@ -73,7 +107,7 @@ class Environment(_Section):
     gpus: int | None = None
     gpu_types: list[str] | None = None
     tpu: dict[str, Any] | None = None
-    mcp_servers: list[dict[str, Any]] = Field(default_factory=list)
+    mcp_servers: list[McpServer] = Field(default_factory=list)
     env: dict[str, str] = Field(default_factory=dict)
     skills_dir: str | None = None
     healthcheck: Healthcheck | None = None
@@ -215,15 +249,14 @@ class HarborTask:
         own = self.folder / "steps" / step.name / name if step else self.folder / name
         return own if own.exists() else self.folder / name
 
-    def verifier_mode(self, step: Step | None) -> VerifierMode:
-        """Where the verifier runs: as the step or the task asks; separate where artefacts are declared, else shared."""
-        verifiers = ([step.verifier] if step else []) + [self.config.verifier]
-        for verifier in verifiers:
+    def verifier_place(self, step: Step | None) -> VerifierPlace:
+        """Where the verifier runs: as the step or the task asks, else in a fork."""
+        for verifier in ([step.verifier] if step else []) + [self.config.verifier]:
             if verifier.environment_mode is not None:
                 return verifier.environment_mode
             if verifier.environment is not None:
                 return "separate"
-        return "separate" if self.artifacts(step) else "shared"
+        return "fork"
 
     def verifier(self, step: Step | None) -> Verifier:
         """The settings of the verifier: those of the task, with what a step sets itself."""
@@ -231,6 +264,12 @@ class HarborTask:
             return self.config.verifier
         own = step.verifier.model_dump(exclude_unset=True)
         return Verifier.model_validate(self.config.verifier.model_dump(exclude_unset=True) | own)
+
+    def agent_network(self) -> tuple[NetworkMode, Sequence[str]]:
+        """The network that is asked for, and its hosts; it is the same in all steps."""
+        agent, environment = self.config.agent, self.config.environment
+        asked = environment if agent.network_mode is None else agent
+        return asked.network_mode or "public", asked.allowed_hosts or ()
 
     def artifacts(self, step: Step | None) -> list[Artifact]:
         entries = [*self.config.artifacts, *(step.artifacts if step else ())]
@@ -289,6 +328,8 @@ def _check(task: HarborTask) -> None:
     ]
     for environment in filter(None, environments):
         _check_environment(path, environment)
+    for server in config.environment.mcp_servers:
+        _check_server(path, task, server)
     names = [step.name for step in config.steps]
     for name in names:
         if _NO_STEP.search(name) or len(name.encode()) > 255:
@@ -326,13 +367,49 @@ def _check_environment(path: Path, environment: Environment) -> None:
         "os": environment.os == "windows" and "Windows",
         "gpus": bool(environment.gpus) and f"{environment.gpus} GPUs",
         "tpu": environment.tpu is not None and "a TPU",
-        "mcp_servers": bool(environment.mcp_servers) and "MCP servers",
     }
     for field, asked in absent.items():
         if asked:
             raise UserError(f"{path}: [environment] {field} asks for {asked}, which a workspace does not have")
     if (path.parent / "environment" / "docker-compose.yaml").exists():
         raise UserError(f"{path}: its environment has several services (docker-compose.yaml); a workspace is one")
+
+
+def _check_server(path: Path, task: HarborTask, server: McpServer) -> None:
+    """An MCP server elsewhere is for an agent that may reach its host."""
+    if server.transport == "stdio":
+        return
+    try:
+        host, port = server_address(server)
+    except ValueError:
+        raise UserError(
+            f"{path}: the url of the MCP server {server.name!r} is {server.url!r}; it has no host"
+        ) from None
+    if _is_loopback(host):
+        raise UserError(
+            f"{path}: the MCP server {server.name!r} is at {host}, the workspace's own loopback: start it with "
+            "transport = 'stdio'"
+        )
+    mode, hosts = task.agent_network()
+    if mode != "allowlist" or not hosts or not Allowlist([f"{entry}:{port}" for entry in hosts]).allows(host, port):
+        raise UserError(
+            f"{path}: the MCP server {server.name!r} is at {host}, which the agent does not reach: set network_mode = "
+            "'allowlist' and name it in allowed_hosts, or start a server in the workspace with transport = 'stdio'"
+        )
+
+
+def server_address(server: McpServer) -> tuple[str, int]:
+    """Return host and port. Raises ValueError for a URL without a host."""
+    parts = urlsplit(server.url or "")
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ValueError(server.url)
+    return parts.hostname, parts.port or (443 if parts.scheme == "https" else 80)
+
+
+def _is_loopback(host: str) -> bool:
+    with contextlib.suppress(ValueError):
+        return ipaddress.ip_address(host).is_loopback
+    return host == "localhost"
 
 
 def _check_hosts(path: Path, section: Environment | Agent | Verifier) -> None:

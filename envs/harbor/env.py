@@ -1,10 +1,11 @@
 """Harbor tasks as episodes: `harbor:PATH`, a folder of tasks or one task.
 
-The agent works in a workspace of the task's image. When it ends, its processes are killed. Where the task asks for a
-separate verifier, or declares artefacts, only those are copied, without links and special files, into a fresh
-workspace; the tests appear only there. Where it asks for a shared verifier (Harbor's default), the tests run on a copy
-of the agent's whole file system: an agent that has replaced an interpreter or a library there can forge the verdict,
-and the episode says so (`info["verdict"]["forgeable"]`).
+The agent works in a workspace of the task's image. When it ends, its processes are killed, and the tests run in a fresh
+workspace of that image, where they appear first. What of the agent's files is there, the task says. With a separate
+verifier only the artefacts are, without links and special files. Without a word of it, the workspace is a fork: it has
+all that the agent has made, but programs, libraries and what they read at their start are those of the image. With a
+shared verifier the tests run on a copy of the agent's whole file system: an agent that has replaced an interpreter
+there can forge the verdict, and the episode says so (`info["verdict"]["forgeable"]`).
 
 No verdict is not a zero. When the verifier writes no reward, it is run on an untouched workspace: if it writes one
 there, the agent's work is what broke it, and the reward is 0; if not, the task is broken, which is a fault.
@@ -16,12 +17,14 @@ import functools
 import random
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
 from envs.harbor.audit import audit_of, cheats_of
-from envs.harbor.config import Environment, HarborTask, Step, find_tasks, read_task
+from envs.harbor.config import Artifact, Environment, HarborTask, McpServer, Step, VerifierPlace, find_tasks, read_task
 from envs.harbor.images import Images, limits_of
+from envs.harbor.mcp_servers import Place, open_servers
 from envs.harbor.oracle import play_solution
 from envs.harbor.policies import agent_network, agent_seconds, agent_user, network_note, verifier_network
 from envs.harbor.staging import begin_step
@@ -33,13 +36,15 @@ from envs.harbor.verify import (
     passes,
     prepare_folders,
     run_verifier,
+    take_work,
 )
 from envs.task_splits import bucket
 from envs.workspace.base import WorkspaceEnv
 from envs.workspace.submission import copy_in
 from forge_env.core.env import Env, StepResult
-from forge_env.core.errors import EnvError, TooFewTasks, UserError
+from forge_env.core.errors import EnvError, ServiceError, TooFewTasks, UserError
 from forge_env.core.task_audit import TaskAudit
+from forge_env.core.tools import Tool
 from forge_env.core.types import Action, Message, Task
 from forge_env.core.workspace import (
     LOOPBACK,
@@ -47,12 +52,14 @@ from forge_env.core.workspace import (
     Snapshot,
     UnpackedImage,
     Workspace,
+    WorkspaceFileError,
     Workspaces,
 )
 from forge_env.utils.deadlines import Deadline, queued
 from sandboxes.images.dockerfile import BuiltImage, with_settings
 
 _NO_LIMIT = 1e9
+_SHOWN = 20
 _FORGEABLE = "the verifier ran with the agent's files, so a replaced interpreter or library could have decided"
 
 
@@ -71,11 +78,17 @@ class Harbor(WorkspaceEnv):
     def workspaces(self) -> Workspaces:  # type: ignore[override]
         return self.images.workspaces
 
-    def __init__(self, *, use_tools: bool = True, offline: bool = False) -> None:
-        """`offline`: whether verifiers have no network, whatever their task asks for."""
+    def __init__(self, *, use_tools: bool = True, offline: bool = False, shared_verifiers: bool = False) -> None:
+        """Make an instance.
+
+        Args:
+            offline: verifiers have no network, whatever their task asks for.
+            shared_verifiers: verifiers are shared, as Harbor's are, where their task does not say.
+        """
         super().__init__(use_tools=use_tools)
-        self._offline = offline
+        self._offline, self._shared_verifiers = offline, shared_verifiers
         self._leases = AsyncExitStack()
+        self._servers = AsyncExitStack()
         self._used = 0.0
         """Seconds that the agent has worked on the present step."""
         self._verdicts: list[HarborVerdict] = []  # of the steps so far
@@ -150,9 +163,18 @@ class Harbor(WorkspaceEnv):
         self._steps = self._task.steps
         self._verdicts, self._used = [], 0.0
         self._image = await self._image_of(self._task.environment_folder, self._task.config.environment)
+        servers = self._task.config.environment.mcp_servers
+        self.set_tools(await self._tools_of(servers) if servers else {})
         if note := network_note(self._task):
             info = {**info, "network": note}
         return messages, info
+
+    async def _tools_of(self, servers: Sequence[McpServer]) -> Mapping[str, Tool]:
+        try:
+            place = Place(workspace=await self.open(), user=self.agent_user, env=self.agent_env, cwd=self.workdir)
+            return await open_servers(self._servers, servers, place, taken=self._tools)
+        except (ServiceError, UserError) as error:
+            raise EnvError(f"the tools of {self._task.name} cannot be had: {error}") from error
 
     async def _image_of(self, folder: Path, environment: Environment) -> BuiltImage:
         """Return an image, which stays open until this episode ends."""
@@ -180,6 +202,7 @@ class Harbor(WorkspaceEnv):
             )
 
     async def close(self) -> None:
+        await self._servers.aclose()
         await super().close()
         await self._leases.aclose()
 
@@ -237,9 +260,25 @@ class Harbor(WorkspaceEnv):
         for hook in verifier.collect:
             await workspace.exec(hook.command, user=hook.user, env=self.agent_env, timeout_s=hook.timeout_sec)
             await workspace.end_processes()
-        if self._task.verifier_mode(step) == "shared":
+        place, artifacts = self._place_of(step), self._task.artifacts(step)
+        if place == "shared":
             return Submission(snapshot=await workspace.snapshot())
-        return Submission(copies=await collect_artifacts(workspace, self._task.artifacts(step), self.workdir))
+        if place == "fork":
+            return await self._fork(workspace, artifacts, verifier.env)
+        return Submission(copies=await collect_artifacts(workspace, artifacts, self.workdir))
+
+    async def _fork(self, workspace: Workspace, artifacts: Sequence[Artifact], env: Mapping[str, str]) -> Submission:
+        submission = Submission(fork=await self._open_for(self._step, self._image.files))
+        assert submission.fork is not None
+        try:
+            env = {**self._image.env, **env}
+            submission.not_counted = await take_work(submission.fork, workspace, artifacts, self.workdir, env)
+        except WorkspaceFileError as error:
+            submission.problem = f"the agent's files cannot be copied: {error}"
+        except BaseException:
+            await submission.close()
+            raise
+        return submission
 
     async def grade(self, collected: Submission | None, answer: str) -> tuple[float, Mapping[str, Any]]:
         """Verify the present step.
@@ -260,25 +299,33 @@ class Harbor(WorkspaceEnv):
             return self._verdicts[0].rewards or {"reward": 0.0}
         return combine(self._verdicts, self._task.config.multi_step_reward_strategy, len(self._steps))
 
+    def _place_of(self, step: Step | None) -> VerifierPlace:
+        place = self._task.verifier_place(step)
+        return "shared" if place == "fork" and self._shared_verifiers else place
+
     def _facts(self, rewards: Mapping[str, float]) -> dict[str, Any]:
-        is_shared = any(self._task.verifier_mode(step) == "shared" for step in self._steps)
-        last = self._verdicts[-1]
+        places = [self._place_of(step) for step in self._steps]
+        is_shared, last = "shared" in places, self._verdicts[-1]
+        not_counted = list(dict.fromkeys(path for verdict in self._verdicts for path in verdict.not_counted))
         steps = [dict(verdict.rewards or {}) for verdict in self._verdicts]
         return {
             "rewards": dict(rewards),
-            "verifier": "shared" if is_shared else "separate",
+            "verifier": "shared" if is_shared else places[-1],
             "forgeable": is_shared,
             **({"forgeable_because": _FORGEABLE} if is_shared else {}),
             "reason": last.reason,
             "output": last.output,
             "verifier_seconds": sum(verdict.seconds for verdict in self._verdicts),
+            **({"not_counted": not_counted[:_SHOWN]} if not_counted else {}),
             **({"steps": steps} if len(self._steps) > 1 else {}),
         }
 
     async def _verify(self, submission: Submission) -> HarborVerdict:
         if submission.copies.problem:
             return HarborVerdict(rewards=None, reason=f"the artefact {submission.copies.problem}")
-        verdict = await self._run(self._step, submission)
+        if submission.problem:
+            return HarborVerdict(rewards=None, reason=submission.problem)
+        verdict = replace(await self._run(self._step, submission), not_counted=submission.not_counted)
         if verdict.rewards is None and not verdict.timed_out:
             control = await self._run(self._step, Submission())
             if control.rewards is None and not control.timed_out:
@@ -291,20 +338,23 @@ class Harbor(WorkspaceEnv):
     async def _run(self, step: Step | None, submission: Submission) -> HarborVerdict:
         """Run the verifier on a submission in a workspace that is opened for it; an empty one is an untouched image."""
         image = await self._verifier_image(step)
-        environment = self._task.config.environment
-        if self._task.verifier_mode(step) == "separate":
-            environment = self._task.verifier(step).environment or environment
-        network = LOOPBACK if self._offline else verifier_network(self._task, step)
-        workspace = await self._open(submission.snapshot or image.files, environment, network)
+        workspace = submission.fork or await self._open_for(step, submission.snapshot or image.files)
         try:
             await copy_in(workspace, submission.copies)
             return await run_verifier(workspace, self._task, step, env=image.env, workdir=image.workdir)
         finally:
             await workspace.close()
 
+    async def _open_for(self, step: Step | None, files: UnpackedImage | Snapshot) -> Workspace:
+        """Open a workspace for a verifier."""
+        environment = self._task.config.environment
+        if self._place_of(step) == "separate":
+            environment = self._task.verifier(step).environment or environment
+        return await self._open(files, environment, LOOPBACK if self._offline else verifier_network(self._task, step))
+
     async def _verifier_image(self, step: Step | None) -> BuiltImage:
         environment, folder = self._task.verifier(step).environment, self._task.part(step, "tests")
-        if self._task.verifier_mode(step) == "shared" or environment is None:
+        if self._place_of(step) != "separate" or environment is None:
             return self._image
         if environment.docker_image or (folder / "Dockerfile").is_file():
             return await self._image_of(folder, environment)

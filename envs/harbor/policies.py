@@ -12,7 +12,7 @@ _DEFAULT_SECONDS = 600.0
 
 def agent_network(task: HarborTask) -> Network:
     """The network of the agent's workspace; it is the same in all steps."""
-    return _network_of(*_asked_for_agent(task))
+    return _network_of(*task.agent_network())
 
 
 def verifier_network(task: HarborTask, step: Step | None) -> Network:
@@ -21,7 +21,7 @@ def verifier_network(task: HarborTask, step: Step | None) -> Network:
 
 def network_note(task: HarborTask) -> str:
     """Return what the task asks for and does not get, in one sentence; "" if there is nothing."""
-    asking = ["agent"] if _asked_for_agent(task)[0] == "public" else []
+    asking = ["agent"] if task.agent_network()[0] == "public" else []
     if any(_asked_for_verifier(task, step)[0] == "public" for step in task.steps):
         asking.append("verifier")
     if not asking:
@@ -42,18 +42,11 @@ def agent_user(task: HarborTask, step: Step | None) -> str | int | None:
     return task.config.agent.user if own is None else own
 
 
-def _asked_for_agent(task: HarborTask) -> tuple[str, Sequence[str] | None]:
-    agent, environment = task.config.agent, task.config.environment
-    if agent.network_mode is not None:
-        return agent.network_mode, agent.allowed_hosts
-    return environment.network_mode, environment.allowed_hosts
-
-
 def _asked_for_verifier(task: HarborTask, step: Step | None) -> tuple[str, Sequence[str] | None]:
     verifier, environment = task.verifier(step), task.config.environment
     if verifier.network_mode is not None:
         return verifier.network_mode, verifier.allowed_hosts
-    if task.verifier_mode(step) == "separate" and verifier.environment is not None:
+    if task.verifier_place(step) == "separate" and verifier.environment is not None:
         environment = verifier.environment
     return environment.network_mode, environment.allowed_hosts
 

@@ -17,6 +17,11 @@ from forge_env.core.workspace import Snapshot, Workspace, WorkspaceFileError
 
 CONVENTION = "/logs/artifacts"
 """What an agent puts here is an artefact without being declared."""
+_PROGRAMS = ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/usr", "/etc", "/opt", "/boot")
+_READ_AT_START = ("/root/.*", "/home/*/.*")
+_READ_BY_PYTEST = ("/conftest.py", "/pytest.ini", "/.pytest.ini", "/pyproject.toml", "/tox.ini", "/setup.cfg")
+_OF_VERIFIERS = ("/tests", "/solution", "/logs")
+_FOLDERS_OF_PROGRAMS = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "NODE_PATH", "VIRTUAL_ENV", "CONDA_PREFIX")
 _LOGS = ("/logs/verifier", "/logs/agent", CONVENTION)
 _REWARDS = ("/logs/verifier/reward.json", "/logs/verifier/reward.txt")
 _MAX_REWARD_BYTES = 2**16
@@ -31,6 +36,8 @@ class HarborVerdict:
     reason: str = ""
     output: str = ""
     timed_out: bool = False
+    not_counted: Sequence[str] = ()
+    """Files that the agent has changed, and that a fork has from the image."""
     seconds: float = 0.0
     """How long test.sh ran."""
 
@@ -44,15 +51,21 @@ class HarborVerdict:
 
 @dataclass(slots=True, kw_only=True)
 class Submission:
-    """What is left of an agent's workspace for the verifier: a snapshot of all files, or copies of artefacts."""
+    """What is left of an agent's workspace for the verifier: a snapshot, a fork, or copies of artefacts."""
 
     snapshot: Snapshot | None = None
+    fork: Workspace | None = None
+    not_counted: Sequence[str] = ()
+    problem: str = ""
+    """Why there is nothing to verify."""
     copies: Copies = field(default_factory=Copies)
 
     async def close(self) -> None:
-        """Free the snapshot, remove the copies. Idempotent."""
+        """Free the snapshot, close the fork, remove the copies. Idempotent."""
         if self.snapshot is not None:
             await self.snapshot.close()
+        if self.fork is not None:
+            await self.fork.close()
         await self.copies.close()
 
 
@@ -64,6 +77,30 @@ async def prepare_folders(
     owner = "" if user in (None, "", "0", 0, "root") else str(user)
     command = ["sh", "-c", script, "sh", owner, *without]
     await workspace.exec(command, user="0", cwd="/", env={"FOLDERS": " ".join(_LOGS), "WORKDIR": workdir})
+
+
+async def take_work(
+    fork: Workspace, agents: Workspace, artifacts: Sequence[Artifact], workdir: str, env: Mapping[str, str]
+) -> Sequence[str]:
+    """Give a fresh workspace what the agent has made, but for programs and what they read at their start.
+
+    Args:
+        artifacts: these count wherever they are; so does the working directory.
+        env: of the image and of the verifier: the folders of programs that it names are not taken over.
+
+    Returns: files that were changed, and are those of the image here.
+
+    Raises:
+        WorkspaceFileError: more was changed than the disk holds.
+    """
+    places = [workdir, CONVENTION, *(str(PurePosixPath(workdir) / artifact.source) for artifact in artifacts)]
+    work = [place for place in places if place.strip("/")]
+    named = {folder for name in _FOLDERS_OF_PROGRAMS for folder in env.get(name, "").split(":")}
+    programs = [folder.rstrip("/") for folder in sorted(named) if folder.startswith("/") and folder.strip("/")]
+    beside = [f"{PurePosixPath(folder).parent}/{name}" for folder in programs for name in ("lib/python*", "pyvenv.cfg")]
+    keep = (*_PROGRAMS, *_READ_AT_START, *_READ_BY_PYTEST, *_OF_VERIFIERS, *programs, *beside)
+    changed = await fork.take_over(agents, keep=[place for place in keep if place not in work], work=work)
+    return [path for path in changed if not path.startswith(tuple(f"{place}/" for place in _OF_VERIFIERS))]
 
 
 async def collect_artifacts(workspace: Workspace, artifacts: Sequence[Artifact], workdir: str) -> Copies:

@@ -158,7 +158,9 @@ def _problems(
 ) -> Iterator[str]:
     """Yield a sentence for each reason not to trust the task, but none for the cheats that are paid."""
     if not all(map(_earns_1, solved)):
-        yield f"the solution earns {_earned(solved)}, not 1"
+        left = [path for episode in solved for path in episode.info.get("verdict", {}).get("not_counted", ())]
+        changes = f": its changes of {', '.join(dict.fromkeys(left))} do not count" if left else ""
+        yield f"the solution earns {_earned(solved)}, not 1{changes}"
     if any(episode.reward != 0 for episode in empty):
         yield f"an empty answer earns {_earned(empty)}, not 0"
     for name, episodes in (("the solution", solved), ("an empty answer", empty)):

@@ -57,7 +57,7 @@ async def _judge(
 
     phases = []
     async with make(settings.env, **settings.options) as factory:
-        tasks = TasksOfToday(factory)
+        tasks = TasksOfToday(factory, (episode.task for path in files.values() for episode in read_jsonl(path)))
         if tasks.note:
             note(tasks.note)
         for name, path in files.items():

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import (
     TYPE_CHECKING,
+    Annotated,
     Any,
     Literal,
     NamedTuple,
@@ -22,6 +23,8 @@ from typing import (
     TypeVar,
     dataclass_transform,
 )
+
+from annotated_types import Ge, Gt
 
 if TYPE_CHECKING:
     from forge_env.core.routes import Routes
@@ -171,24 +174,28 @@ CONTEXT = "context"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpisodeLimits:
-    """Limits of an episode, in counts and seconds."""
+    """Limits of an episode, in counts and seconds: options of every command that plays episodes.
 
-    max_turns: int = 8
-    max_turn_tokens: int = 512
-    """Maximum number of sampled tokens of one turn, and of those that an agent inserts into it."""
-    max_tokens: int = 4096
-    """Maximum number of prompt and sampled tokens of a training row: the context length."""
-    max_thinking_tokens: int = 0
-    """Maximum number of tokens of a thought, which the agent then ends; 0 is no maximum. It has an effect where the
-    model of a `TokenAgent` thinks."""
-    step_seconds: float = 60.0
-    """Time limit of one `reset` or `step`. A tool has its own, shorter limit: `ToolOptions.timeout`."""
-    episode_seconds: float = 600.0
-    """Time limit of all `reset` and `step` of the episode together. `Env.time_spent_by` decides the outcome.
+    Generation, waiting in a queue of forge_env, and scoring count towards neither `step_seconds` nor `episode_seconds`.
+    A tool has a shorter limit than a step: `ToolOptions.timeout`. `Env.time_spent_by` decides the outcome of an episode
+    that took too long.
+    """
 
-    Generation, waiting in a queue of forge_env, and scoring count towards neither of these two limits."""
-    scoring_seconds: float = 120.0
-    """Time limit of all reward functions of the final answer together."""
+    max_turns: Annotated[int, Ge(1)] = 8
+    """Turns of an episode at most."""
+    max_turn_tokens: Annotated[int, Ge(1)] = 512
+    """Sampled tokens of one turn at most, and tokens that an agent inserts into it."""
+    max_tokens: Annotated[int, Ge(2)] = 4096
+    """Prompt and sampled tokens of an episode at most: the context length."""
+    max_thinking_tokens: Annotated[int, Ge(0)] = 0
+    """Tokens at most of the thought in one turn. A longer thought is ended, and the model goes on with the answer. 0 is
+    no limit but the turn's own."""
+    step_seconds: Annotated[float, Gt(0)] = 60.0
+    """Time limit of one reset or step of the environment."""
+    episode_seconds: Annotated[float, Gt(0)] = 600.0
+    """Time limit of the environment's own work in an episode, without generation and queues."""
+    scoring_seconds: Annotated[float, Gt(0)] = 120.0
+    """Time limit of the rewards of one episode."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -202,7 +202,7 @@ class Workspace(Protocol):
         user: str | int | None = None,
         env: Mapping[str, str] | None = None,
         cwd: str | None = None,
-        stdin: bytes | str = b"",
+        stdin: bytes | str | int = b"",
         on_output: Callable[[str, bytes], None] | None = None,
     ) -> CommandResult:
         """Run a program and wait for it. The program cannot make it raise.
@@ -216,6 +216,7 @@ class Workspace(Protocol):
             user: name, number or "USER:GROUP"; the image's user by default.
             env: added to the environment of the image.
             cwd: the image's working directory by default. It must exist.
+            stdin: what it reads; or the descriptor of a pipe or socket of the caller, who may write while it runs.
             on_output: called with "stdout" or "stderr" and what was just written there, as it comes; also with what the
                 result does not keep. It must not block or raise.
 
@@ -298,6 +299,24 @@ class Workspace(Protocol):
             max_bytes: `transfer_bytes` by default.
 
         Raises: as `put`.
+        """
+        ...
+
+    async def take_over(
+        self, other: Workspace, *, keep: Sequence[str] = (), work: Sequence[str] = ()
+    ) -> tuple[str, ...]:
+        """Make the files of this workspace those of another one of the same beginning, but for what is kept.
+
+        Owners, modes, times and links are as there; special files are left out. Call it when no process runs in either.
+
+        Args:
+            other: of the same backend; it is not changed.
+            keep: absolute paths that stay as they are here, with all that is below them; "*" matches within a part.
+            work: absolute paths that are taken over all the same; in them, what a longer path of `keep` names is kept.
+
+        Returns: files that have changed in the other one and are kept here, a hundred at most.
+
+        Raises: as `put`; WorkspaceFileError also for changed files with more than the `disk_bytes` of the other one.
         """
         ...
 

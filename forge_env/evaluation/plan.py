@@ -16,6 +16,7 @@ from forge_env.records.run_files import limits_from, trained_config
 from forge_env.registry.agent_spec import split_agent
 from forge_env.registry.registry import registration
 from forge_env.rollout.factory import EnvFactory
+from forge_env.utils.settings import leaves, out_of_bounds
 
 PLAN_VERSION = 2
 LOCAL = ("vllm", "checkpoint")
@@ -91,10 +92,9 @@ class EvalPlan:
             if seconds is not None and not 0 < seconds < float("inf"):
                 option = f"--{name.replace('_', '-')}"
                 raise UserError(f"{name} is {seconds:g}; give {option} a number of seconds above 0, or leave it out")
-        limits = {**asdict(self.limits), "max_thinking_tokens": self.limits.max_thinking_tokens + 1}  # 0 is no limit
-        wrong = [f"{name} is {getattr(self.limits, name):g}" for name, value in limits.items() if not value > 0]
-        if wrong:
-            raise UserError(f"wrong limits of an episode: {', '.join(wrong)}; each must be above 0")
+        for limit in leaves(self.limits):
+            if allowed := out_of_bounds(limit.value, limit.marks):
+                raise UserError(f"the limit {limit.name} is {limit.value:g}; it must be {allowed}")
         thought, turn = self.limits.max_thinking_tokens, self.limits.max_turn_tokens
         if thought >= turn:
             raise UserError(

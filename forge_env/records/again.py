@@ -8,6 +8,7 @@ today; otherwise the record does not hold enough, and the reason is given.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -18,10 +19,13 @@ from forge_env.core.types import Message, Outcome, Task
 from forge_env.records.replay import Replay, replay_in
 from forge_env.records.run_files import RunSettings
 from forge_env.rollout.factory import EnvFactory
+from forge_env.rollout.task_list import TASKS_SECONDS
 
 ALL = "all"
 """The split of an environment with every task of its data."""
-_MOST_TASKS = 1_000_000
+_FEW_TASKS, _MOST_TASKS = 1_000, 200_000
+_SECONDS = 20.0
+"""What lists tasks for longer makes them without end: data of that size are read in less."""
 _NOT_THE_ENVIRONMENT = (Outcome.INFRA_FAULT, Outcome.TIMEOUT)
 
 
@@ -44,20 +48,42 @@ class JudgedAgain:
 class TasksOfToday:
     """The tasks that the data of an environment have now, found by their prompts.
 
-    `note` says why the tasks of the record are judged instead; "" if they are not.
+    An environment that makes tasks without end never lists them all. So it is asked for a few, and for more only if a
+    recorded task is not among these.
+
+    Args:
+        factory: of the environment.
+        recorded: the tasks that are looked for.
+
+    `note` says why tasks of the record are judged instead; "" if they are not.
     """
 
-    def __init__(self, factory: EnvFactory) -> None:
-        self._by_prompt: dict[str, list[Task]] | None = None
+    def __init__(self, factory: EnvFactory, recorded: Iterable[Task]) -> None:
+        self._by_prompt: dict[str, dict[str, Task]] = {}
+        self._is_whole = False
         self.note = ""
+        wanted = {task.id for task in recorded}
         try:
-            tasks = factory.tasks(ALL, count=_MOST_TASKS, at_most=True)
+            self._list(factory, max(_FEW_TASKS, len(wanted)), TASKS_SECONDS)
         except UserError as error:
             self.note = f"the tasks are those of the record, since the environment lists no others: {error}"
             return
-        self._by_prompt = {}
+        listed = {id_ for tasks in self._by_prompt.values() for id_ in tasks}
+        if self._is_whole or wanted <= listed:
+            return
+        with contextlib.suppress(UserError):
+            self._list(factory, _MOST_TASKS, _SECONDS)
+        if not self._is_whole:
+            self.note = (
+                "the environment has tasks without end: of tasks that are not among those that were listed, those of "
+                "the record are judged"
+            )
+
+    def _list(self, factory: EnvFactory, count: int, seconds: float) -> None:
+        tasks = factory.tasks(ALL, count=count, at_most=True, seconds=seconds)
         for task in tasks:
-            self._by_prompt.setdefault(_key(task.prompt), []).append(task)
+            self._by_prompt.setdefault(_key(task.prompt), {})[task.id] = task
+        self._is_whole = len(tasks) < count
 
     def of(self, recorded: Task) -> Task:
         """Return the task that is judged, under its recorded id.
@@ -65,10 +91,8 @@ class TasksOfToday:
         Raises:
             UserError: there is none with its prompt any more, or several with different content.
         """
-        if self._by_prompt is None:
-            return recorded
-        found = {task.id: task for task in self._by_prompt.get(_key(recorded.prompt), ())}
-        if recorded.id in found:
+        found = self._by_prompt.get(_key(recorded.prompt), {})
+        if recorded.id in found or (not found and not self._is_whole):
             return recorded
         if len(found) != 1:
             many = "no task" if not found else f"{len(found)} tasks"

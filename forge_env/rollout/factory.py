@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import math
-import typing
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
@@ -22,6 +21,7 @@ from forge_env.rollout.env_calls import call_env
 from forge_env.rollout.options import convert_option, is_data, option_types, required_options, select_options
 from forge_env.rollout.task_list import TASKS_SECONDS, read_tasks
 from forge_env.utils.deadlines import Deadline
+from forge_env.utils.settings import bounds_of, kinds_of, out_of_bounds
 from forge_env.utils.threads import invoke, is_instant
 
 
@@ -204,10 +204,10 @@ def declared_limits(env_class: type[Env], options: Mapping[str, Any], *, name: s
         name: of the environment, for error messages.
 
     Raises:
-        UserError: for an unknown limit, or one that is not a number above 0.
+        UserError: for an unknown limit, or one that is no number within its bounds.
     """
     name, function = name or env_class.__name__, env_class.limits
-    types: dict[str, Any] = typing.get_type_hints(EpisodeLimits)
+    kinds = kinds_of(EpisodeLimits)
     limits: Any = function
     if callable(function):
         option_kinds = {n: kind for n, kind in option_types(function).items() if n in options}
@@ -215,9 +215,10 @@ def declared_limits(env_class: type[Env], options: Mapping[str, Any], *, name: s
     if not isinstance(limits, Mapping):
         raise UserError(f"the limits of the environment {name} are {limits!r:.80}; return them as {{'max_turns': 30}}")
     for limit, value in limits.items():
-        if limit not in types:
-            raise UserError(f"the environment {name} declares the limit {limit!r}. {nearest(limit, types)}")
+        if limit not in kinds:
+            raise UserError(f"the environment {name} declares the limit {limit!r}. {nearest(limit, kinds)}")
+        kind, marks = kinds[limit]
         is_number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-        if not is_number or types[limit](value) <= 0:
-            raise UserError(f"the environment {name} declares {limit} = {value!r}; it is a number above 0")
-    return {limit: types[limit](value) for limit, value in limits.items()}
+        if not is_number or out_of_bounds(kind(value), marks):
+            raise UserError(f"the environment {name} declares {limit} = {value!r}; it is a number {bounds_of(marks)}")
+    return {limit: kinds[limit][0](value) for limit, value in limits.items()}

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from forge_env.core.env import ConcurrentEnv, Env
@@ -29,25 +30,46 @@ from forge_env.rollout.factory import EnvFactory
 from forge_env.rollout.repeated import repeated_tokens
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupSpec:
+    """A group of sibling episodes to run. Example: ``GroupSpec(task=task, count=8, seed=3, group_id="g0")``"""
+
+    task: Task
+    count: int
+    """Number of episodes."""
+    seed: int
+    """Sibling i has seed `seed + i`."""
+    group_id: str = ""
+    agent: str = ""
+    """Name of the agent, for a service that has several (`EnvActor`)."""
+    env_options: Mapping[str, Any] = field(default_factory=dict)
+    """Options of the environment that differ from the options of its factory."""
+    is_measured: bool = False
+    """True for an evaluation: a TIMEOUT counts as a result, and is not run again."""
+
+
 async def run_group(
     factory: EnvFactory,
     agent: Agent,
-    task: Task,
+    spec: GroupSpec,
     *,
-    count: int,
-    seed: int,
-    group_id: str,
     limits: EpisodeLimits | None = None,
     on_fault: FaultPolicy = SHRINK,
-    env_options: Mapping[str, Any] | None = None,
     around: Callable[[], AbstractContextManager[object]] = nullcontext,
 ) -> Group:
-    """Run `count` sibling episodes of one task concurrently; sibling i has seed `seed + i`.
+    """Run the sibling episodes of a group concurrently.
 
-    A sibling without a reward is run again with the same seed if `on_fault` refills. Each sibling runs, with its
-    repetitions, within its own `around()`.
+    Args:
+        factory: of the environment.
+        agent: acts in all episodes.
+        spec: the group.
+        limits: of each episode; by default those that the environment declares.
+        on_fault: decides which episodes without a reward are run again, with the same seed.
+        around: entered around each sibling and its repetitions.
     """
     replaced: list[Episode] = []
+    if spec.is_measured:
+        on_fault = replace(on_fault, refills_timeouts=False)
 
     async def run_sibling(i: int) -> Episode:
         attempts = 0
@@ -56,12 +78,12 @@ async def run_group(
             episode = await run_episode(
                 factory,
                 agent,
-                task,
-                seed=seed + i,
-                episode_id=f"{group_id}/{i}{suffix}",
-                group_id=group_id,
+                spec.task,
+                seed=spec.seed + i,
+                episode_id=f"{spec.group_id}/{i}{suffix}",
+                group_id=spec.group_id,
                 limits=limits,
-                env_options=env_options,
+                env_options=spec.env_options,
             )
             attempts += 1
             if not on_fault.runs_again(episode.outcome, attempts):
@@ -74,11 +96,11 @@ async def run_group(
 
     try:
         async with asyncio.TaskGroup() as task_group:
-            siblings = [task_group.create_task(run_within(i)) for i in range(count)]
+            siblings = [task_group.create_task(run_within(i)) for i in range(spec.count)]
     except* Exception as errors:
         raise first_error(errors) from None
     episodes = tuple(sibling.result() for sibling in siblings)
-    return Group(task=task, episodes=episodes, id=group_id, replaced=tuple(replaced))
+    return Group(task=spec.task, episodes=episodes, id=spec.group_id, replaced=tuple(replaced))
 
 
 async def run_episode(

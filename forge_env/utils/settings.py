@@ -1,18 +1,20 @@
 """Settings: fields of plain dataclasses with their bounds, and values that are read from text.
 
 A setting says at its field what it may be: `steps: Annotated[int, Ge(1)] = 10`. The bounds are those of the package
-annotated_types. `leaves` lists the settings of a tree of dataclasses, `read_value` makes a typed value of a text, and
-`out_of_bounds` says what a number must be. pydantic converts; the sentences for a mistake are from here.
+annotated_types. `leaves` lists the settings of a tree of dataclasses, `with_values` makes a tree with other values,
+`read_value` makes a typed value of a text, and `out_of_bounds` says what a number must be. pydantic converts; the
+sentences for a mistake are from here.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+import inspect
 import json
 import typing
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from annotated_types import Ge, Gt, Interval, Le, Lt
 
@@ -20,6 +22,8 @@ from forge_env.core.errors import UserError
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
+
+T = TypeVar("T")
 
 LARGEST = 2**31 - 1
 """Of a whole number that has no bound of its own."""
@@ -75,6 +79,25 @@ def leaves(config: Any, prefix: str = "") -> list[Setting]:
     return settings
 
 
+def with_values(config: T, values: Mapping[str, Any]) -> T:
+    """A copy of a tree of dataclasses with other values; the original stays as it is.
+
+    Args:
+        config: the tree.
+        values: by the dotted names of settings, and of entries of settings that are dictionaries.
+    """
+    changes = {name: value for name, value in values.items() if "." not in name}
+    inside: dict[str, dict[str, Any]] = {}
+    for name, value in values.items():
+        first, _, rest = name.partition(".")
+        if rest:
+            inside.setdefault(first, {})[rest] = value
+    for name, others in inside.items():
+        section = changes.get(name, getattr(config, name))
+        changes[name] = section | others if isinstance(section, dict) else with_values(section, others)
+    return dataclasses.replace(config, **changes)  # type: ignore[type-var]
+
+
 def may_change(config: Any, prefix: str = "") -> list[str]:
     """List the settings and sections that are marked with `MAY_CHANGE`."""
     names: list[str] = []
@@ -88,16 +111,23 @@ def may_change(config: Any, prefix: str = "") -> list[str]:
 
 @functools.cache
 def kinds_of(section: type[Any]) -> dict[str, tuple[Any, tuple[Any, ...]]]:
-    """The type and the marks of each field of a dataclass."""
-    hints = typing.get_type_hints(section, include_extras=True)
-    kinds = {}
-    for field in dataclasses.fields(section):
-        kind, marks = hints[field.name], ()
-        if typing.get_origin(kind) is typing.Annotated:
-            kind, *found = typing.get_args(kind)
-            marks = tuple(found)
-        kinds[field.name] = (kind, marks)
-    return kinds
+    """The type and the marks of each field of a dataclass.
+
+    A field that is declared again has the marks of both declarations; of two bounds the later one counts.
+    """
+    declared: dict[str, tuple[Any, tuple[Any, ...]]] = {}
+    for part in reversed(section.__mro__):
+        if not dataclasses.is_dataclass(part):
+            continue
+        hints = typing.get_type_hints(part, include_extras=True)
+        for name in inspect.get_annotations(part):
+            kind, *marks = typing.get_args(hints[name]) if _is_marked(hints[name]) else [hints[name]]
+            declared[name] = (kind, tuple(dict.fromkeys([*marks, *declared.get(name, (None, ()))[1]])))
+    return {field.name: declared[field.name] for field in dataclasses.fields(section)}
+
+
+def _is_marked(kind: Any) -> bool:
+    return typing.get_origin(kind) is typing.Annotated
 
 
 def out_of_bounds(value: float, marks: Sequence[Any]) -> str:

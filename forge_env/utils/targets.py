@@ -26,15 +26,29 @@ from forge_env.utils.syntax import parse_python
 _loading = threading.RLock()
 
 
-def load(target: str) -> Any:
+def load(target: str, *, option: str = "") -> Any:
     """Import the object named "module:attribute" or "path/to/file.py:attribute".
 
     A file is loaded once, and again after a change.
+
+    Args:
+        target: to import.
+        option: the option that names the target, for errors, such as "--loss".
 
     Raises:
         UserError: when the target is malformed, the module, file or attribute does not exist, or the import fails
             (with file and line).
     """
+    try:
+        return _load(target)
+    except UserError as error:
+        if not option:
+            raise
+        text = str(error)
+        raise UserError(f"{option} {text if text.startswith(repr(target)) else f'{target}: {text}'}") from error
+
+
+def _load(target: str) -> Any:
     source, attribute = split_target(target)
     module = _load_file(target, Path(source)) if is_file(source) else _load_module(target, source)
     try:

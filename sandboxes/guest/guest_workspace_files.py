@@ -24,13 +24,13 @@ FILE, FOLDER, LINK, SPECIAL, END = b"f", b"d", b"l", b"s", b"e"
 OBJECT = struct.Struct("<cHIQIIq")
 """An entry of everything that a workspace has: as ENTRY, and owner, group, time in nanoseconds."""
 HARD_LINK = b"h"
-_CHUNK = 2**18
+_CHUNK, _FAR = 2**18, 2**62
 
 
 def put(request: dict[str, Any], fds: list[int], user: Any) -> None:
     path = os.path.join(request["workdir"], request["path"])
     _make_folders(os.path.dirname(path), user)
-    _write(path, fds[0], os.fstat(fds[0]).st_size, request["mode"], user)
+    write(path, fds[0], os.fstat(fds[0]).st_size, request["mode"], user)
 
 
 def get(request: dict[str, Any], fds: list[int], user: Any) -> None:
@@ -41,22 +41,22 @@ def get(request: dict[str, Any], fds: list[int], user: Any) -> None:
         sent += len(chunk)
         if sent > request["max_bytes"]:
             raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), path)
-        _send(fds[0], chunk)
+        send(fds[0], chunk)
 
 
 def put_tree(request: dict[str, Any], fds: list[int], user: Any) -> None:
     top = os.path.join(request["workdir"], request["path"])
     _make_folders(top, user)
     while True:
-        kind, length, mode, size = ENTRY.unpack(_receive(fds[0], ENTRY.size))
+        kind, length, mode, size = ENTRY.unpack(receive(fds[0], ENTRY.size))
         if kind == END:
             return
-        path = os.path.join(top, os.fsdecode(_receive(fds[0], length)))
+        path = os.path.join(top, os.fsdecode(receive(fds[0], length)))
         if kind == FILE:
-            _write(path, fds[0], size, mode, user)
+            write(path, fds[0], size, mode, user)
             continue
         if kind == LINK:
-            target = _receive(fds[0], size)
+            target = receive(fds[0], size)
             if os.path.lexists(path):
                 os.unlink(path)
             os.symlink(target, os.fsencode(path))
@@ -87,7 +87,7 @@ def get_tree(request: dict[str, Any], fds: list[int], user: Any) -> None:
                 _send_entry(fds[0], below + name, name, fd)
     except RecursionError:
         raise OSError(errno.ENAMETOOLONG, "folders too deep", top) from None
-    _send(fds[0], ENTRY.pack(END, 0, 0, 0))
+    send(fds[0], ENTRY.pack(END, 0, 0, 0))
 
 
 def _matcher(patterns: list[str]) -> Callable[[str], Any]:
@@ -111,10 +111,10 @@ def pack(request: dict[str, Any], fds: list[int], user: Any) -> None:
                 info = os.stat(name, dir_fd=fd, follow_symlinks=False)
                 if stat.S_ISDIR(info.st_mode) and info.st_dev != device:
                     folders.remove(name)
-                _pack_entry(fds[0], os.fsencode(os.path.join(base, name)[1:]), name, fd, info, places)
+                send_object(fds[0], os.fsencode(os.path.join(base, name)[1:]), name, fd, info, places)
     except RecursionError:
         raise OSError(errno.ENAMETOOLONG, "folders too deep", "/") from None
-    _send(fds[0], OBJECT.pack(END, 0, 0, 0, 0, 0, 0))
+    send(fds[0], OBJECT.pack(END, 0, 0, 0, 0, 0, 0))
 
 
 def settle(request: dict[str, Any], fds: list[int], user: Any) -> None:
@@ -137,7 +137,7 @@ WORK: dict[str, Callable[[dict[str, Any], list[int], Any], None]] = {
 }
 
 
-def _pack_entry(
+def send_object(
     target: int, path: bytes, name: str, folder: int, info: os.stat_result, places: dict[tuple[int, int], bytes]
 ) -> None:
     kind, content = SPECIAL, b""
@@ -150,7 +150,7 @@ def _pack_entry(
         kind, content = (FILE, b"") if first == path else (HARD_LINK, first)
     size = info.st_size if kind == FILE else len(content)
     mode, owner = stat.S_IMODE(info.st_mode), (info.st_uid, info.st_gid)
-    _send(target, OBJECT.pack(kind, len(path), mode, size, *owner, info.st_mtime_ns) + path + content)
+    send(target, OBJECT.pack(kind, len(path), mode, size, *owner, time_of(info)) + path + content)
     if kind == FILE:
         source = _open_regular(name, folder)
         try:
@@ -159,22 +159,27 @@ def _pack_entry(
             os.close(source)
 
 
+def time_of(info: os.stat_result) -> int:
+    """Return the time of a file in nanoseconds, as an entry can hold it: any time can be set."""
+    return min(max(info.st_mtime_ns, -_FAR), _FAR)
+
+
 def _send_entry(target: int, path: str, name: str, folder: int) -> None:
     encoded = os.fsencode(path)
     if len(encoded) > 4096:
         raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG), path[:100])
     info = os.stat(name, dir_fd=folder, follow_symlinks=False)
     if stat.S_ISDIR(info.st_mode):
-        _send(target, ENTRY.pack(FOLDER, len(encoded), stat.S_IMODE(info.st_mode), 0) + encoded)
+        send(target, ENTRY.pack(FOLDER, len(encoded), stat.S_IMODE(info.st_mode), 0) + encoded)
         return
     if not stat.S_ISREG(info.st_mode):
         kind = LINK if stat.S_ISLNK(info.st_mode) else SPECIAL
-        _send(target, ENTRY.pack(kind, len(encoded), 0, 0) + encoded)
+        send(target, ENTRY.pack(kind, len(encoded), 0, 0) + encoded)
         return
     source = _open_regular(name, folder)
     try:
         info = os.fstat(source)
-        _send(target, ENTRY.pack(FILE, len(encoded), stat.S_IMODE(info.st_mode), info.st_size) + encoded)
+        send(target, ENTRY.pack(FILE, len(encoded), stat.S_IMODE(info.st_mode), info.st_size) + encoded)
         _send_content(target, source, info.st_size)
     finally:
         os.close(source)
@@ -184,7 +189,7 @@ def _send_content(target: int, source: int, size: int) -> None:
     while size:
         chunk = os.read(source, min(size, _CHUNK))
         chunk = chunk or bytes(min(size, _CHUNK))  # it was cut meanwhile
-        _send(target, chunk)
+        send(target, chunk)
         size -= len(chunk)
 
 
@@ -208,7 +213,7 @@ def _make_folders(path: str, user: Any) -> None:
         os.chown(folder, user.uid, user.gid)
 
 
-def _write(path: str, source: int, size: int, mode: int, user: Any) -> None:
+def write(path: str, source: int, size: int, mode: int, user: Any) -> None:
     """Write `size` bytes of a descriptor to a file, which takes its place when it is whole."""
     folder, name = os.path.split(path)
     if not name or (os.path.isdir(path) and not os.path.islink(path)):
@@ -220,7 +225,7 @@ def _write(path: str, source: int, size: int, mode: int, user: Any) -> None:
             chunk = os.read(source, min(size, _CHUNK))
             if not chunk:
                 raise OSError(errno.EPIPE, "the owner stopped sending", path)
-            _send(target, chunk)
+            send(target, chunk)
             size -= len(chunk)
         os.fchown(target, user.uid, user.gid)
         os.fchmod(target, mode)
@@ -232,13 +237,13 @@ def _write(path: str, source: int, size: int, mode: int, user: Any) -> None:
         os.close(target)
 
 
-def _send(target: int, data: bytes) -> None:
+def send(target: int, data: bytes) -> None:
     view = memoryview(data)
     while view:
         view = view[os.write(target, view) :]
 
 
-def _receive(source: int, size: int) -> bytes:
+def receive(source: int, size: int) -> bytes:
     parts = []
     while size:
         part = os.read(source, size)

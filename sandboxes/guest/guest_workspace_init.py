@@ -20,6 +20,7 @@ from typing import Any, NoReturn
 
 import guest_kernel as kernel  # type: ignore[import-not-found]
 import guest_workspace_canary as canary  # type: ignore[import-not-found]
+import guest_workspace_changes as changes  # type: ignore[import-not-found]
 import guest_workspace_files as files  # type: ignore[import-not-found]
 import guest_workspace_users as users  # type: ignore[import-not-found]
 
@@ -196,7 +197,7 @@ class Init:
         if request["do"] == "look":
             os.write(1, canary.look(request["facts"]).encode())
         else:
-            files.WORK[request["do"]](request, fds, user)
+            (files.WORK | changes.WORK)[request["do"]](request, fds, user)
 
     def arrange(self, request: dict[str, Any], fds: list[int]) -> list[int]:
         """Give a command its standard streams, and close everything else; work on files keeps the link for answers."""

@@ -102,7 +102,7 @@ class Outputs:
 async def run_command(
     box: Box,
     request: dict[str, Any],
-    stdin: bytes,
+    stdin: bytes | int,
     timeout_s: float,
     limits: WorkspaceLimits,
     watched: Watched,
@@ -123,7 +123,10 @@ async def run_command(
     with ExitStack() as closed:
         outputs = Outputs(limits, kill, on_output)
         closed.callback(outputs.close)
-        source = sealed_file(stdin) if stdin else os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+        if isinstance(stdin, int):
+            source = os.dup(stdin)
+        else:
+            source = sealed_file(stdin) if stdin else os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
         try:
             number, answered = box.start(request, [source, outputs.stdout.write_fd, outputs.stderr.write_fd])
         finally:

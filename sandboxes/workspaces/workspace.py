@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import json
 import os
 import socket
+import time
 from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +18,7 @@ from forge_env.core.workspace import (
     CommandResult,
     Network,
     UnpackedImage,
+    Workspace,
     WorkspaceCapabilities,
     WorkspaceFileError,
     WorkspaceLimits,
@@ -30,7 +33,10 @@ from sandboxes.workspaces.trees import receive_archive, receive_tree, send_tree
 
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _MAX_EXPORTED = 2_000_000
+_MAX_TOLD = 2**20
 _SHOWN = 200
+_TICK_NS = 20_000_000
+"""By less than this the times of a file system are behind the clock."""
 _REFUSALS = {
     errno.ELOOP: "it is a link, or its path has too many of them",
     errno.EINVAL: "it is not a regular file",
@@ -110,6 +116,7 @@ class BoxWorkspace:
         self._shells: list[BoxShell] = []
         self._one_at_a_time = asyncio.Lock()  # of what replaces the box
         self._closed = False
+        self._opened_ns = time.time_ns()
 
     @property
     def image(self) -> UnpackedImage:
@@ -123,7 +130,7 @@ class BoxWorkspace:
         user: str | int | None = None,
         env: Mapping[str, str] | None = None,
         cwd: str | None = None,
-        stdin: bytes | str = b"",
+        stdin: bytes | str | int = b"",
         on_output: Callable[[str, bytes], None] | None = None,
     ) -> CommandResult:
         argv = ["/bin/sh", "-c", command] if isinstance(command, str) else list(command)
@@ -212,6 +219,53 @@ class BoxWorkspace:
             raise WorkspaceFileError(f"{target} exists: an export needs a new file") from None
         if not whole:
             raise WorkspaceFileError("the workspace ended before all files were copied")
+
+    async def take_over(
+        self, other: Workspace, *, keep: Sequence[str] = (), work: Sequence[str] = ()
+    ) -> tuple[str, ...]:
+        assert isinstance(other, BoxWorkspace)
+        opened, most = other._opened_ns, other.limits.disk_bytes
+        fields = {"keep": list(keep), "work": list(work), "max_bytes": most, "opened": opened}
+        is_whole, told = await self._take(other, fields | {"since": opened - _TICK_NS})
+        if not is_whole:  # a folder was moved with its files, or the clock was set back: all files are sent
+            is_whole, told = await self._take(other, fields | {"since": 0})
+        if not is_whole:
+            raise SandboxError("two workspaces of the same beginning do not have the same files")
+        return told
+
+    async def _take(self, other: BoxWorkspace, fields: dict[str, Any]) -> tuple[bool, tuple[str, ...]]:
+        """Let two workspaces talk through a pipe; return whether this one has all files, and what it has kept."""
+        reader, writer = os.pipe2(os.O_CLOEXEC)
+        told, missing = (CappedPipe(_MAX_TOLD, _MAX_TOLD, lambda: None) for _ in range(2))
+
+        async def work(workspace: BoxWorkspace, do: str, end: int, report: CappedPipe) -> None:
+            ours = [end]
+
+            def started() -> None:
+                os.close(ours.pop())
+                report.close_write_end()
+
+            try:
+                await workspace._on_files(do, "/", [end, report.write_fd], fields, None, started)
+            finally:
+                if ours:
+                    started()
+
+        try:
+            sides = work(other, "send", writer, told), work(self, "take", reader, missing)
+            failures = await asyncio.gather(*sides, return_exceptions=True)
+        finally:
+            told.close()
+            missing.close()
+        if missing.data:
+            return False, ()
+        for failure in failures:
+            if failure is not None:
+                raise failure
+        try:
+            return True, tuple(name.encode("utf-8", "replace").decode() for name in json.loads(told.data))
+        except (ValueError, TypeError, AttributeError):
+            raise SandboxError("a workspace did not say what has changed in it") from None
 
     async def end_processes(self) -> None:
         await (await self._live_box()).end_processes()

@@ -17,7 +17,7 @@ from envs.math import Math
 from forge_env.core.episode import Episode
 from forge_env.core.types import EpisodeLimits, Message, Outcome, Sampling
 from forge_env.rollout.factory import EnvFactory
-from forge_env.rollout.rollout import run_episode, run_group
+from forge_env.rollout.rollout import GroupSpec, run_episode, run_group
 
 TASK = Math.tasks(count=1)[0]
 
@@ -58,7 +58,10 @@ async def test_with_a_model_turns_are_demonstrations(tiny_model: Path) -> None:
 async def play_together(script: Any, count: int, **options: Any) -> list[Episode]:
     async with EnvFactory(Math) as factory:
         group = await run_group(
-            factory, ScriptedAgent(script, **options), TASK, count=count, seed=0, group_id="g", limits=EpisodeLimits()
+            factory,
+            ScriptedAgent(script, **options),
+            GroupSpec(task=TASK, count=count, seed=0, group_id="g"),
+            limits=EpisodeLimits(),
         )
     return list(group.episodes)
 

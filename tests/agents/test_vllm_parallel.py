@@ -21,7 +21,7 @@ from safetensors.torch import load_file
 
 from agents.generator.engine import VLLMEngine
 from agents.generator.policy import PolicyActor
-from agents.generator.start import EngineSettings
+from agents.generator.settings import EngineSettings
 from forge_env.core.errors import PolicyError
 from forge_env.core.types import Completion, Sampling
 from forge_env.runtime.launcher import Launcher
@@ -130,7 +130,8 @@ def test_an_engine_that_is_killed_leaves_no_process(tiny_model: Path) -> None:
     code = f"""
 import asyncio
 from agents.generator.engine import VLLMEngine
-from agents.generator.start import EngineSettings
+from agents.generator.settings import EngineSettings
+
 
 async def main():
     engine = VLLMEngine({str(tiny_model)!r}, EngineSettings(max_model_len=256, tensor_parallel=2))

@@ -14,7 +14,7 @@ from benchmarks.gpu import large
 from benchmarks.gpu.fixed_length import FixedLength
 from benchmarks.gpu.flops import step_flops
 from benchmarks.gpu.models import make_random_model
-from benchmarks.gpu.runs import memory_of, plan_of, seconds_of
+from benchmarks.gpu.runs import memory_of, mismatch_of, plan_of, seconds_of
 from forge_env.core.episode import Episode
 from forge_env.core.types import Completion, EpisodeLimits, Sampling
 from forge_env.rollout.factory import EnvFactory
@@ -99,7 +99,15 @@ def test_operations_of_a_step() -> None:
         head_dim=4, vocab_size=10,
     )  # fmt: skip
     layers = 6 * 2 * shape.layer_parameters * 30
-    assert step_flops(shape, [10, 20], 5) == layers + 6 * 8 * 10 * 5 + 6 * 2 * 8 * (100 + 400)
+    attention = 6 * 2 * 8 * (100 + 400)
+    assert step_flops(shape, [10, 20], 5) == layers + 6 * 8 * 10 * 5 + attention
+    frozen = layers * 4 / 6 + 6 * 7 * 30
+    assert step_flops(shape, [10, 20], 5, adapters=7) == frozen + 4 * 8 * 10 * 5 + attention, "no gradients of weights"
+
+
+def test_the_mismatch_of_each_step_has_every_depth_of_context_of_any() -> None:
+    steps = [{"kl": 1.0, "kl_k1": 9.0, "loss": 9.0}, {"kl": 2.0, "kl_from/2048": 3.0}]
+    assert mismatch_of(steps) == {"kl": [1.0, 2.0], "kl_from/2048": [None, 3.0]}
 
 
 def test_seconds_are_medians_and_their_ratios() -> None:

@@ -42,16 +42,16 @@ class _Server(uvicorn.Server):
 
 
 @contextmanager
-def serve(app: Any, **options: Any) -> Iterator[str]:
+def serve(app: Any, *, address: str = "127.0.0.1", **options: Any) -> Iterator[str]:
     """Run an app until left; gives its base URL."""
-    listener = open_listener("127.0.0.1", 0)  # another one would answer 40 ms late
+    listener = open_listener(address, 0)  # another one would answer 40 ms late
     server = _Server(uvicorn.Config(app, log_level="critical", access_log=False, **options))
     server.ready = threading.Event()
     thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[listener])), name="serve")
     thread.start()
     assert server.ready.wait(60)
     try:
-        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        yield f"http://{address}:{listener.getsockname()[1]}"
     finally:
         server.stop()
         thread.join(60)

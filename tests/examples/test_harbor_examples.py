@@ -22,8 +22,8 @@ def tasks() -> list[HarborTask]:
 def test_there_are_tasks_of_every_kind(tasks: list[HarborTask]) -> None:
     assert len(tasks) >= 25 and len({task.name for task in tasks}) == len(tasks)
     assert {task.config.schema_version for task in tasks} == {"1.4"}
-    modes = [task.verifier_mode(step) for task in tasks for step in task.steps]
-    assert {"shared", "separate"} == set(modes)
+    places = [task.verifier_place(step) for task in tasks for step in task.steps]
+    assert {"shared", "separate", "fork"} == set(places)
     assert {task.config.multi_step_reward_strategy for task in tasks if task.config.steps} == {"mean", "final"}
     assert {task.config.agent.network_mode for task in tasks} >= {None, "allowlist"}
     assert any(task.config.environment.docker_image for task in tasks)

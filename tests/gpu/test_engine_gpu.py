@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file
 
 from agents.generator.engine import VLLMEngine
-from agents.generator.start import EngineSettings
+from agents.generator.settings import EngineSettings
 from forge_env.core.episode import Episode, Row
 from forge_env.core.types import Completion, Sampling
 
@@ -28,7 +28,7 @@ SETTINGS = EngineSettings(
     max_requests=128,
     dtype="bfloat16",
     kv_cache_gib=8.0,
-    enforce_eager=False,
+    cuda_graphs=True,
     gather_s=0.0,
 )
 
@@ -59,7 +59,8 @@ async def test_a_step_takes_as_many_tokens_as_the_plan_counts(engine: VLLMEngine
 async def test_a_group_computes_its_prompt_once(engine: VLLMEngine) -> None:
     """Its members come at once, and the next step is scheduled while a step runs."""
     block, length, before = engine._thread.engine.vllm_config.cache_config.block_size, 900, engine.stats
-    prompt, sampling = [11 + i % 1000 for i in range(length)], Sampling(max_tokens=16)
+    # No block of it is one of another test's prompts.
+    prompt, sampling = [1011 + i for i in range(length)], Sampling(max_tokens=16)
     await asyncio.gather(*(engine.generate(prompt, sampling, f"member/{i}") for i in range(16)))
     assert engine.stats.prefix_asked - before.prefix_asked == 16 * length
     assert engine.stats.prefix_found - before.prefix_found == 15 * (length // block * block)

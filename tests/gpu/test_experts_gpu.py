@@ -15,7 +15,7 @@ pytest.importorskip("torchtitan")
 from safetensors.torch import load_file
 
 from agents.generator.engine import VLLMEngine
-from agents.generator.start import EngineSettings
+from agents.generator.settings import EngineSettings
 from envs.math import Math
 from forge_env.core.types import Completion, Message, Sampling
 from forge_env.rollout.lockstep import Request
@@ -33,7 +33,7 @@ pytestmark = [
 ]
 SIZE = ModelSize(hidden_size=256, head_dim=64, num_experts=16, num_experts_per_tok=4, moe_intermediate_size=128)
 SETTINGS = EngineSettings(
-    max_model_len=512, max_requests=32, dtype="bfloat16", kv_cache_gib=2.0, enforce_eager=False, gather_s=0.0
+    max_model_len=512, max_requests=32, dtype="bfloat16", kv_cache_gib=2.0, cuda_graphs=True, gather_s=0.0
 )
 
 

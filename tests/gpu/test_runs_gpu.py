@@ -76,9 +76,9 @@ def test_a_dry_run_knows_the_memory(packed: bool, qwen3: Path, tmp_path: Path) -
 
 
 def run(folder: Path, *options: str) -> str:
-    # With a bonus that is not of the rewards, each step trains, whatever they are.
-    bonus = ("--training.entropy_coef", "0.01")
-    command = [sys.executable, "-m", "trainers.grpo", "--output", str(folder), *bonus, *options]
+    """A run whose rewards say nothing of the answers, so that all groups have advantages."""
+    rewards = ("--training.reward", "benchmarks.gpu.first_steps:any_reward")
+    command = [sys.executable, "-m", "trainers.grpo", "--output", str(folder), *rewards, *options]
     done = subprocess.run(
         command, cwd=ROOT, env={**os.environ, "PYTHONUNBUFFERED": "1"}, capture_output=True, text=True, timeout=400
     )
@@ -87,12 +87,17 @@ def run(folder: Path, *options: str) -> str:
     return done.stdout
 
 
-def check(folder: Path, *, steps: int) -> None:
-    summary = json.loads((folder / "summary.json").read_text())
-    assert summary["success_after"] is not None
+def check(folder: Path, *, steps: int, difference: float = 0.05) -> list[float]:
+    """Each step has learned from all of its episodes, and engine and trainer agree.
+
+    Returns:
+        The mean difference of their logprobs in each step, which is below `difference`.
+    """
+    assert json.loads((folder / "summary.json").read_text())["success_after"] is not None
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     trained = [line for line in lines if line["phase"] == "train"]
     assert len(trained) == steps
     for line in trained:
-        if line["tokens_left_out"] < line["tokens"]:  # of a step without any advantage nothing is measured
-            assert line["mean_abs_logprob_difference"] < 0.05, line
+        assert line["skipped"] == 0 and line["tokens_left_out"] == 0 and line["grad_norm"] > 0, line
+        assert line["mean_abs_logprob_difference"] < difference, line
+    return [line["mean_abs_logprob_difference"] for line in trained]

@@ -102,6 +102,14 @@ async def test_weights_are_handed_over_from_a_trainer_whose_memory_grows_in_plac
             reader.close()
 
 
+async def test_the_gpu_itself_copies_to_shared_memory_and_from_it() -> None:
+    async with opened(SharedMemoryStore) as store:
+        await store.publish(0, on_gpu(0, 16))
+        assert all(flat.is_pinned() for flat in store._writable.values())  # type: ignore[attr-defined]
+        async with store.fetch(0) as state_dict:
+            assert all(tensor.is_pinned() for tensor in state_dict.values())
+
+
 @pytest.mark.parametrize("kind", STORES)
 async def test_how_long_it_takes(kind: type[WeightStore]) -> None:
     state_dict = on_gpu(0, MIB)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from agents.generator.policy import ActorPolicy, PolicyActor
-from agents.generator.start import EngineSettings
+from agents.generator.settings import EngineSettings
 from forge_env.core.types import Sampling
 from forge_env.rollout.lockstep import Request
 from forge_env.runtime.calls.handle import View

@@ -21,7 +21,8 @@ from safetensors.torch import load_file, save_file
 
 from agents.generator.engine import VLLMEngine
 from agents.generator.policy import Scored
-from agents.generator.start import CPU_BLOCK_TOKENS, EngineSettings, _register_architecture
+from agents.generator.settings import EngineSettings
+from agents.generator.start import CPU_BLOCK_TOKENS, _register_architecture
 from forge_env.core.episode import Episode, Row
 from forge_env.core.errors import PolicyError, ServiceError
 from forge_env.core.types import Completion, Sampling
@@ -297,7 +298,7 @@ async def test_after_a_swap_greedy_output_is_that_of_a_fresh_engine(
         assert swapped != before, "the new weights must speak differently, or this test shows nothing"
         # The same prompts were cached under the old weights; a stale prefix cache would show here.
         assert await _greedy(fresh) == swapped
-        completion = await _over_a_swap(fresh, weights)
+        completion = await _over_a_swap(fresh, _new_weights(model), weights)
     finally:
         await engine.update_weights(engine.version + 1, weights)
     assert await _greedy(engine) == before
@@ -339,12 +340,22 @@ async def test_an_engine_without_sleep_mode_says_so() -> None:
         await VLLMEngine("any", EngineSettings()).sleep()
 
 
-async def _over_a_swap(engine: VLLMEngine, weights: dict[str, torch.Tensor]) -> Completion:
-    """A greedy completion that begins with the engine's weights and ends with others."""
-    running = asyncio.ensure_future(engine.generate([5, 2], Sampling(max_tokens=200, temperature=0.0), "long"))
-    await engine.generate([1], Sampling(max_tokens=3), "begun")
-    await engine.update_weights(engine.version + 1, weights)
-    return await running
+async def _over_a_swap(
+    engine: VLLMEngine, weights: dict[str, torch.Tensor], others: dict[str, torch.Tensor]
+) -> Completion:
+    """A greedy completion that begins with weights and ends with others; the engine has those at the end.
+
+    On a busy machine it may end before the others come; then it is asked for again.
+    """
+    for _ in range(20):
+        await engine.update_weights(engine.version + 1, weights)
+        running = asyncio.ensure_future(engine.generate([5, 2], Sampling(max_tokens=200, temperature=0.0), "long"))
+        await engine.generate([1], Sampling(max_tokens=3), "begun")
+        await engine.update_weights(engine.version + 1, others)
+        completion = await running
+        if len(completion.versions) == 2:
+            return completion
+    raise AssertionError("all completions ended before the new weights came")
 
 
 async def test_an_engine_that_decodes_goes_on_and_one_that_stands_still_is_found(model: Path) -> None:

@@ -17,7 +17,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from agents.generator.engine import VLLMEngine
-from agents.generator.start import EngineSettings
+from agents.generator.settings import EngineSettings
 from agents.token_agent import TokenAgent
 from envs.math import Math
 from forge_env.core.env import Env

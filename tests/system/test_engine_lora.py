@@ -22,7 +22,8 @@ from agents.generator.engine import VLLMEngine
 from agents.generator.lora_slot import PUBLISHED
 from agents.generator.policy import Scored
 from agents.generator.requests import completion_of, vllm_sampling
-from agents.generator.start import EngineSettings, load_engine
+from agents.generator.settings import EngineSettings
+from agents.generator.start import load_engine
 from forge_env.core.episode import Row, read_jsonl
 from forge_env.core.errors import PolicyError, ServiceError
 from forge_env.core.types import Completion, EpisodeLimits, Sampling

@@ -22,7 +22,7 @@ from typing import Any
 
 import pytest
 
-from agents.generator.start import EngineSettings
+from agents.generator.settings import EngineSettings
 from forge_env.core.episode import read_jsonl
 from forge_env.core.types import Outcome, Sampling
 from forge_env.rollout.lockstep import Request
@@ -310,7 +310,7 @@ def test_the_sandbox_is_killed_again_and_again(start) -> None:  # type: ignore[n
     _wait(kill_four)
     faults.advance(3)
     folder = list(steps_of(run.output).values())[-1]
-    counted = read_manifest(folder)["extra"]["place"]["faults"]
+    counted = read_manifest(folder)["extra"]["place"]["drops"]
     run.process.terminate()
     output = faults.console.end()
     assert run.process.returncode == 143 and "Traceback" not in output, output

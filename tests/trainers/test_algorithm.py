@@ -22,12 +22,12 @@ from trainers.losses import RatioLoss
 from trainers.objective.objective import loss_options, make_objective
 from trainers.settings.algorithm import AlgorithmConfig
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class SquaredConfig(AlgorithmConfig):
     pull: float = 0.5
     \"\"\"How strongly the ratio is pulled back to 1.\"\"\"
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Config(RunConfig):
     squared: SquaredConfig = field(default_factory=SquaredConfig)
 

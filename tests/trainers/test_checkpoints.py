@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forge_env.core.errors import UserError
-from forge_env.utils.settings import BY_CASE
+from forge_env.utils.settings import BY_CASE, with_values
 from trainers import sft
 from trainers.checkpoints import MANIFEST, check_fits, clean, find, path_of, prune, steps_of, write_manifest
 from trainers.config import RunConfig
@@ -123,20 +123,16 @@ def test_a_damaged_one_is_refused_by_name_and_an_older_one_is_offered(tmp_path: 
 
 
 def config_with(**changes: Any) -> Config:
-    config = Config()
-    for name, value in changes.items():
-        section, field = name.split("__") if "__" in name else ("", name)
-        setattr(getattr(config, section) if section else config, field, value)
-    return config
+    return with_values(Config(), {name.replace("__", "."): value for name, value in changes.items()})
 
 
 def test_a_run_goes_on_elsewhere_longer_and_slower(tmp_path: Path) -> None:
     save(tmp_path, 40)
     config = config_with(output="x", resume=True, training__steps=500, training__learning_rate=1e-5)
-    config.training.attention, config.training.reshard_after_forward = "sdpa", "never"
-    config.parallelism.tensor_parallel_degree = 2
-    config.launcher.kind, config.launcher.hosts, config.weights.store = "processes", 2, "torchstore"
-    config.services.trainer.procs, config.checkpoint.keep_last, config.env.step_seconds = 4, 5, 90.0
+    changes = {"training.attention": "sdpa", "training.reshard_after_forward": "never", "weights.store": "torchstore"}
+    changes |= {"parallelism.tensor_parallel_degree": 2, "launcher.kind": "processes", "launcher.hosts": 2}
+    changes |= {"services.trainer.procs": 4, "checkpoint.keep_last": 5, "env.step_seconds": 90.0}
+    config = with_values(config, changes)
     check_fits(find(tmp_path), "grpo", config)
 
 
@@ -167,9 +163,9 @@ def test_another_algorithm_or_too_few_steps_are_refused(tmp_path: Path) -> None:
 def test_moments_of_8_bits_keep_the_degree_of_tensor_parallelism(tmp_path: Path) -> None:
     config = config_with(training__optimizer_state="8bit", parallelism__tensor_parallel_degree=2)
     save(tmp_path, 40, config)
-    config.parallelism.data_parallel_replicate_degree = 2
+    config = with_values(config, {"parallelism.data_parallel_replicate_degree": 2})
     check_fits(find(tmp_path), "grpo", config)
-    config.parallelism.tensor_parallel_degree = 4
+    config = with_values(config, {"parallelism.tensor_parallel_degree": 4})
     with pytest.raises(UserError, match="tensor_parallel_degree is 4, and .*step_000040 was saved with 2 .* give 2$"):
         check_fits(find(tmp_path), "grpo", config)
 
@@ -224,7 +220,7 @@ def test_a_run_that_cannot_be_resumed_is_refused_before_it_starts(tmp_path: Path
     (tmp_path / "summary.json").write_text("{}")
     with pytest.raises(UserError, match="is complete, with all its 40 steps"):
         checkpoint_of(make_plan(config, GRPO))
-    config.training.steps = 41
+    config = with_values(config, {"training.steps": 41})
     assert checkpoint_of(make_plan(config, GRPO)) is not None
 
 

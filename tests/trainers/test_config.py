@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, fields, is_dataclass
 from pathlib import Path
 
 import pytest
@@ -46,6 +46,11 @@ def test_every_setting_can_be_set_by_its_dotted_name() -> None:
         value = setting.value
         arguments += [f"--{setting.name}", ",".join(value) if isinstance(value, list) else str(value)]
     assert parse(Config, arguments, SHORT_OPTIONS) == config
+
+
+def test_no_section_can_be_changed() -> None:
+    sections = [Config(), *(getattr(Config(), setting.name) for setting in fields(Config))]
+    assert [s for s in sections if is_dataclass(s) and not type(s).__dataclass_params__.frozen] == []
 
 
 def test_short_options_reach_their_settings() -> None:

@@ -113,6 +113,13 @@ class MicroBatch:
     rows_read: tuple[int, int] = (0, 0)
     """With `routes`: the tokens without the padding, and those of them whose experts the router chooses."""
 
+    @property
+    def depths(self) -> Tensor:
+        """(E, T) int64 how many tokens of its row each target is predicted from; nothing where there is no target."""
+        places = self.source.clamp(min=0)
+        before = places % self.tokens.shape[1] if self.positions is None else self.positions.flatten()[places]
+        return before + 1
+
     def scatter(self, values: Tensor) -> Tensor:
         """Bring values of the sampled targets only, (N,), into the loss layout, (E, T); zero elsewhere."""
         flat = torch.zeros(self.source.numel(), dtype=values.dtype, device=values.device)

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
 from forge_env.core.episode import Group
-from forge_env.core.errors import InvariantError, ReplicaDied, ServiceError, first_error
-from forge_env.core.types import Outcome
+from forge_env.core.errors import InvariantError, ReplicaDied, first_error
 from forge_env.utils.threads import invoke
+from trainers.controller.drop_counts import why_faulty
 from trainers.controller.loop_state import LoopSettings, LoopState
 from trainers.controller.loop_work import LoopWork
 from trainers.controller.ready_groups import ReadyGroup
@@ -26,8 +26,6 @@ from trainers.objective.objective import Objective
 from trainers.setup.deadlines import while_moving
 
 T = TypeVar("T")
-
-MAX_FAULTS_IN_A_ROW = 32  # groups with too few valid episodes; then something is broken for good
 
 
 class Loop:
@@ -46,7 +44,7 @@ class Loop:
         state = state or LoopState()
         self.work, self.objective, self.settings = work, objective, settings
         self.steps_done, self.ledger = state.steps_done, state.ledger
-        self.lengths, self.faults = state.lengths, state.faults
+        self.lengths, self.drops = state.lengths, state.drops
         self._schedule: Schedule[int] = Schedule(
             batch_size=settings.batch_size, staleness=settings.staleness, step=state.steps_done
         )
@@ -83,7 +81,7 @@ class Loop:
             ledger=self.ledger,
             ready=self.ready_groups,
             lengths=self.lengths,
-            faults=self.faults,
+            drops=self.drops,
         )
 
     async def run(self) -> None:
@@ -151,13 +149,18 @@ class Loop:
                 "seconds/sync_stall": time.perf_counter() - train_done,
                 "seconds/step": time.perf_counter() - started,
             }
-            self.work.record_step(step, groups, metrics | self._counts() | seconds)
+            self.work.record_step(step, groups, metrics | self._counts | seconds)
             self.steps_done = step
             if is_evaluated and not self._is_stopping:
                 await self._evaluate(step)
             if self._is_stopping and not self.is_in_window:
                 return
             await self.work.after_step(step, None if self.is_in_window else self.state)
+
+    @property
+    def _counts(self) -> dict[str, float]:
+        """The counts that every step records."""
+        return self.drops.metrics | {"groups_open": float(self._schedule.open), "length_bias": self.lengths.bias}
 
     def _window_size(self) -> int:
         """Steps whose groups are taken together: those until the next update of the engines."""
@@ -226,11 +229,11 @@ class Loop:
 
     async def _rollout(self, number: int) -> None:
         try:
-            group = await self.work.run_group(self.work.task(number), number)
+            group = await self.work.run_group(self.work.spec(number))
             self._settle(number, group, await self._task_rewards(group))
         except ReplicaDied as error:  # in every try: the next one might end the last process as well
             self._drop(number, "its processes died")
-            self._count_dropped(f"the last error: {error}")
+            self.drops.drop_faulty(f"the last error: {error}")
         self._news.set()
 
     async def _wave(self, prompts: Iterator[int]) -> None:
@@ -238,7 +241,7 @@ class Loop:
         numbers = []
         while self._schedule.admits(self.work.engine_steps):
             numbers.append(self._admit(prompts))
-        groups = await self.work.run_wave([(self.work.task(number), number) for number in numbers])
+        groups = await self.work.run_wave([self.work.spec(number) for number in numbers])
         rewards = [await self._task_rewards(group) for group in groups]
         for settled in zip(numbers, groups, rewards, strict=True):
             self._settle(*settled)
@@ -256,16 +259,16 @@ class Loop:
     def _settle(self, number: int, group: Group, task_rewards: Sequence[float]) -> None:
         """Decide whether a group will be trained on."""
         self._settled += 1
-        self.faults.update(e.outcome.value for e in group.faults)
+        self.drops.add_outcomes(group)
         if not self.work.keeps(group):
             self._drop(number, "too few valid episodes")
-            self._count_dropped(_why_dropped(group))
+            self.drops.drop_faulty(why_faulty(group))
         elif self.objective.needs_signal and not has_signal(task_rewards):
             self._drop(number, "no signal")
             self.work.dropped(group, task_rewards)
-            self._count_flat(task_rewards[0])
+            self.drops.drop_flat(task_rewards[0], self.objective.signal_error)
         else:
-            self.faults["dropped groups in a row"] = self.faults["groups without signal in a row"] = 0
+            self.drops.keep()
             self._ready[number] = group
             self.lengths.finished(group)
             self.ledger.finish(number)
@@ -301,47 +304,10 @@ class Loop:
 
     def _waiting_for(self) -> str:
         """Why the next step cannot begin, as the end of a sentence."""
-        row = self.faults["groups without signal in a row"]
-        if row:
+        if row := self.drops.flat_in_a_row:
             return f"the last {row} groups were dropped, each with one reward for all its episodes"
         schedule, due = self._schedule, self._schedule.overdue()
         text = f"{schedule.ready} of {schedule.open} open groups are finished, {self.settings.batch_size} make a step"
         if due:
             text += f", and it has to wait for group{'s' * (len(due) > 1)} {', '.join(map(str, due))}"
         return f"{text}; the environments or the policy hang"
-
-    def _counts(self) -> dict[str, float]:
-        return {
-            "episodes_timed_out": float(self.faults[Outcome.TIMEOUT.value]),
-            "groups_dropped": float(self.faults["dropped groups"]),
-            "groups_without_signal": float(self.faults["groups without signal"]),
-            "groups_open": float(self._schedule.open),
-            "length_bias": self.lengths.bias,
-        }
-
-    def _count_dropped(self, reason: str) -> None:
-        """Count a group with too few valid episodes, or none."""
-        self.faults["dropped groups"] += 1
-        self.faults["dropped groups in a row"] += 1
-        if self.faults["dropped groups in a row"] >= MAX_FAULTS_IN_A_ROW:
-            raise ServiceError(f"{MAX_FAULTS_IN_A_ROW} groups in a row had too few valid episodes; {reason}")
-
-    def _count_flat(self, reward: float) -> None:
-        """Count a group whose valid episodes all have one reward. It is no fault: it ends a sequence of faults."""
-        self.faults["dropped groups in a row"] = 0
-        self.faults["groups without signal"] += 1
-        self.faults["groups without signal in a row"] += 1
-        row, error = self.faults["groups without signal in a row"], self.objective.signal_error
-        if error and row >= error:
-            raise ServiceError(
-                f"{row} groups in a row were dropped, each with one reward for all its episodes, {reward:g} in the "
-                "last: the tasks are too easy or too hard, or dynamic sampling must be off"
-            )
-
-
-def _why_dropped(group: Group) -> str:
-    """How the episodes of a group without a reward ended, and what one of them says."""
-    outcomes = Counter(episode.outcome.value for episode in group.faults)
-    ended = ", ".join(f"{outcome} {count}" for outcome, count in outcomes.most_common())
-    error = next((e.error for e in group.faults if e.error), "none was given")
-    return f"outcomes without a reward in the last one: {ended or 'none'}; the last error: {error}"

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from trainers.controller.drop_counts import DropCounts
 from trainers.controller.ledger import Ledger
 from trainers.controller.length_bias import LengthBias
 from trainers.controller.ready_groups import ReadyGroup
@@ -44,6 +44,4 @@ class LoopState:
     ready: Sequence[ReadyGroup] = ()
     """Groups that are ready, and that no step has taken."""
     lengths: LengthBias = field(default_factory=LengthBias)
-    faults: Counter[str] = field(default_factory=Counter)
-    """Episodes of each fault, and groups that were dropped: "dropped groups" had too few valid episodes, "groups
-    without signal" one reward for all of them. Each also "in a row"."""
+    drops: DropCounts = field(default_factory=DropCounts)

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from forge_env.core.episode import Group
 from forge_env.core.faults import SHRINK
-from forge_env.core.types import Task
+from forge_env.rollout.rollout import GroupSpec
 from trainers.controller.loop_state import LoopState
 
 
@@ -25,11 +25,11 @@ class LoopWork(Protocol):
 
     # ---- groups ----
 
-    def task(self, number: int) -> Task:
-        """The task of a group's number; there is one for every number from 0 on."""
+    def spec(self, number: int) -> GroupSpec:
+        """The group of a number; there is one for every number from 0 on."""
         ...
 
-    async def run_group(self, task: Task, number: int) -> Group:
+    async def run_group(self, spec: GroupSpec) -> Group:
         """Run one group.
 
         Raises:
@@ -37,8 +37,8 @@ class LoopWork(Protocol):
         """
         ...
 
-    async def run_wave(self, numbered: Sequence[tuple[Task, int]]) -> Sequence[Group]:
-        """Run groups of (task, number) in lockstep; asked in the place of `run_group` where the settings say waves."""
+    async def run_wave(self, specs: Sequence[GroupSpec]) -> Sequence[Group]:
+        """Run groups in lockstep; called instead of `run_group` if the settings say waves."""
         raise NotImplementedError
 
     def keeps(self, group: Group) -> bool:

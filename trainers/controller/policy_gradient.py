@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
+from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 
 from forge_env.evaluation.evaluate import Evaluation
 from forge_env.tool_env.tool_env import ToolEnv
@@ -13,6 +14,7 @@ from trainers.checkpoints import Checkpoint
 from trainers.controller.alarms import MismatchAlarm, make_alarm
 from trainers.controller.diagnosis import Diagnosis, Finding
 from trainers.controller.diagnosis_rules import RunFacts
+from trainers.controller.drop_counts import DropCounts
 from trainers.controller.ledger import Ledger
 from trainers.controller.length_bias import LengthBias
 from trainers.controller.loop import Loop
@@ -25,7 +27,7 @@ from trainers.controller.signal_counts import SignalCounts
 from trainers.controller.task_order import TaskOrder
 from trainers.objective.objective import Objective
 from trainers.objective.old_logprobs import OldLogprobs
-from trainers.run.checkpointing import restore, until_stopped
+from trainers.run.checkpointing import last_checkpoint, restore, until_stopped
 from trainers.run.open_run import open_run
 from trainers.run.reference_weights import settle_reference
 from trainers.run.run_record import add_fact
@@ -89,11 +91,10 @@ async def _phases(run: TrainingRun, objective: Objective) -> None:
         run, loop.run(), stop=loop.stop, steps=lambda: loop.steps_done, save=lambda: work.save(loop.state)
     )
     train_seconds = time.perf_counter() - started
-    if run.checkpoint is None or run.checkpoint.step < plan.steps:
-        await work.save(loop.state)
-
-    after = await run.evaluations.evaluate("after", step=plan.steps)
-    await run.export()
+    is_new = run.checkpoint is None or run.checkpoint.step < plan.steps
+    async with last_checkpoint(run, partial(work.save, loop.state)) if is_new else nullcontext():
+        after = await run.evaluations.evaluate("after", step=plan.steps)
+        await run.export()
     diagnosis.finish()
     await invoke(summarise, run, start.before, after, start.tool_off, diagnosis, train_seconds)
     await invoke(check_trained, report.folder)
@@ -205,7 +206,7 @@ async def _go_on(run: TrainingRun, checkpoint: Checkpoint) -> _Start:
         before=run.report.evaluation("before"),
         tool_off=run.report.evaluation("tool_off") if _has_tools(run.plan) else None,
         state=LoopState(
-            steps_done=checkpoint.step, ledger=ledger, ready=ready, lengths=lengths, faults=Counter(place["faults"])
+            steps_done=checkpoint.step, ledger=ledger, ready=ready, lengths=lengths, drops=DropCounts(**place["drops"])
         ),
         seconds=place["seconds"],
     )

@@ -5,12 +5,12 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 
 from forge_env.core.episode import Group
-from forge_env.core.types import Task
 from forge_env.evaluation.evaluate import is_success
 from forge_env.evaluation.metrics import model_call_metrics, row_metrics, tool_metrics
+from forge_env.rollout.rollout import GroupSpec
 from trainers.controller.alarms import MismatchAlarm
 from trainers.controller.diagnosis import Diagnosis
 from trainers.controller.loop_state import LoopState
@@ -50,16 +50,15 @@ class PolicyGradientWork(LoopWork):
 
     # ---- groups ----
 
-    def task(self, number: int) -> Task:
-        return self.tasks.task(number)
+    def spec(self, number: int) -> GroupSpec:
+        task, count = self.tasks.task(number), self.objective.group_size
+        return self.run.rollouts.spec("train", number, task, agent="policy", count=count)
 
-    async def run_group(self, task: Task, number: int) -> Group:
-        count = self.objective.group_size
-        return await self.run.rollouts.run_group(task, number, phase="train", agent="policy", count=count)
+    async def run_group(self, spec: GroupSpec) -> Group:
+        return await self.run.rollouts.run_group(spec)
 
-    async def run_wave(self, numbered: Sequence[tuple[Task, int]]) -> list[Group]:
-        count = self.objective.group_size
-        return await self.run.rollouts.run_wave(numbered, phase="train", agent="policy", count=count)
+    async def run_wave(self, specs: Sequence[GroupSpec]) -> list[Group]:
+        return await self.run.rollouts.run_wave(specs)
 
     def keeps(self, group: Group) -> bool:
         return self.run.plan.env.fault_policy().keeps(group)
@@ -156,7 +155,7 @@ class PolicyGradientWork(LoopWork):
             "ready": ready,
             "lengths": state.lengths.state_dict(),
             "ages": self.run.weights.ages.state_dict(),
-            "faults": dict(state.faults),
+            "drops": asdict(state.drops),
             "seconds": seconds,
         }
         texts = {READY_FILE: lines} if ready else {}

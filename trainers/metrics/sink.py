@@ -66,7 +66,7 @@ def load_sink(target: str) -> type[Sink]:
         UserError: it cannot be imported, is no class, lacks a method, or cannot be made from folder and config.
     """
     option = f"--metrics.sinks {target}"
-    sink_class: Any = load(target)
+    sink_class: Any = load(target, option="--metrics.sinks")
     if not isinstance(sink_class, type):
         raise UserError(f"{option} is {sink_class!r}; it must be a class with the methods log and close")
     signatures: dict[str, tuple[Any, ...]] = {"log": ("phase", 1, {}), "close": ()}

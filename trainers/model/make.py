@@ -11,7 +11,7 @@ from forge_env.core.reward_value import reaches
 from forge_env.core.types import EpisodeLimits, Message
 from forge_env.evaluation.evaluate import evaluate
 from forge_env.rollout.factory import EnvFactory
-from forge_env.rollout.rollout import run_group
+from forge_env.rollout.rollout import GroupSpec, run_group
 from trainers.model.sizes import MODEL_SIZES
 
 CORPUS_TASKS = 192  # demonstrations with the text that trains the tokenizer of a model made on the spot
@@ -57,7 +57,7 @@ async def _expert_conversations(factory: EnvFactory, *, seed: int, limits: Episo
     tasks = [task for task in drawn if factory.env_class.can_demonstrate(task)]
     evaluation = await evaluate(
         lambda task, index: run_group(
-            factory, agent, task, count=1, seed=index, group_id=f"corpus/{index}", limits=limits
+            factory, agent, GroupSpec(task=task, count=1, seed=index, group_id=f"corpus/{index}"), limits=limits
         ),
         tasks,
         concurrency=16,

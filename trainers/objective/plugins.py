@@ -183,7 +183,7 @@ def _absolute(target: str) -> str:
 
 
 def _callable(target: str, option: str) -> Any:
-    plugin = load(target)
+    plugin = load(target, option=option)
     if isinstance(plugin, type):
         try:
             plugin = plugin()

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
+from contextlib import asynccontextmanager
 from typing import Any
 
 from forge_env.core.errors import ForgeError
@@ -66,6 +67,28 @@ async def save_checkpoint(
     )
     with run.report.timeline.span("checkpoint", f"step {step}"):
         await within(run.plan.deadlines.checkpoint, call, "the checkpoint")
+
+
+@asynccontextmanager
+async def last_checkpoint(run: TrainingRun, save: Callable[..., Awaitable[None]]) -> AsyncIterator[None]:
+    """Enter it around what a run does after its last step: a checkpoint is written meanwhile.
+
+    It is whole when the block is left, also by an error. Offloaded weights fill the host's memory, which then may have
+    no room for a copy of them: their checkpoint is written first.
+
+    Args:
+        run: that has taken its last step.
+        save: a checkpoint of it; takes `asynchronous`.
+    """
+    is_copied = run.plan.checkpoint.asynchronous and not run.plan.training.cpu_offload
+    await save(asynchronous=is_copied)
+    try:
+        yield
+    finally:
+        if is_copied:
+            call = run.services.trainer.call_one(TrainerActor.finish_saving)
+            with run.report.timeline.span("checkpoint", "writing the last one"):
+                await within(run.plan.deadlines.checkpoint, call, "the checkpoint")
 
 
 async def until_stopped(

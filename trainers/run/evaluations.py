@@ -123,13 +123,12 @@ class Evaluations:
 
     async def _measure(self, phase: str, name: str, step: int | None, env_options: Mapping[str, Any]) -> Evaluation:
         held_out, started = self.held_out[name], time.perf_counter()
+        of_set: dict[str, Any] = {"agent": held_out.agent, "count": held_out.n, "is_measured": True}
+        of_set["env_options"] = {**held_out.env_options, **env_options}
+        # The phase of the seeds is not the name of this evaluation: every evaluation has the same seeds.
+        specs = [self._rollouts.spec(held_out.seeds, i, task, **of_set) for i, task in enumerate(held_out.tasks)]
         result = await self._rollouts.measure(
-            held_out.tasks,
-            phase=held_out.seeds,  # not the phase's name: every evaluation has the same seeds
-            agent=held_out.agent,
-            count=held_out.n,
-            on_done=lambda done: self._report.progress(phase, done, len(held_out.tasks), {}, since=started),
-            **{**held_out.env_options, **env_options},
+            specs, lambda done: self._report.progress(phase, done, len(specs), {}, since=started)
         )
         self._report.episodes(phase, result.episodes)
         if step is not None:

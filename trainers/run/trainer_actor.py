@@ -240,6 +240,11 @@ class TrainerActor(ForgeActor):
         await self._run(self._trainer.save, folder, step, extra, **options)
 
     @concurrent_endpoint
+    async def finish_saving(self) -> None:
+        """Wait until an asynchronous checkpoint is written."""
+        await self._run(self._trainer.finish_saving)
+
+    @concurrent_endpoint
     async def load(self, folder: str) -> dict[str, Any] | None:
         """Go on from a checkpoint; returns the `extra` that was saved with it."""
         return await self._run(self._trainer.load, folder)

@@ -81,7 +81,7 @@ async def _demonstrations(run: TrainingRun) -> list[Episode]:
     tasks = [task for task in demonstrated(run.train_tasks, run.plan.warmup) if can_demonstrate(task)]
     async with run.rollouts.moving("demonstrations"):
         result = await evaluate(
-            lambda task, i: run.rollouts.run_group(task, i, phase="demonstrations", agent="expert", count=1),
+            lambda task, i: run.rollouts.run_group(run.rollouts.spec("demonstrations", i, task, agent="expert")),
             tasks,
             concurrency=run.plan.episodes_at_once,
             on_done=lambda done: run.report.progress("demonstrations", done, len(tasks), {}, since=started),
@@ -99,7 +99,9 @@ async def _probe(run: TrainingRun, step: int) -> Evaluation:
     """Measure the present weights on training tasks that no demonstration shows."""
     await run.weights.sync(steps=0)
     tasks = run.train_tasks[-run.plan.warmup.probe_tasks :]
-    return await run.rollouts.measure(tasks, phase=f"probe/{step}")
+    probe = f"probe/{step}"
+    specs = [run.rollouts.spec(probe, i, task, agent="policy", is_measured=True) for i, task in enumerate(tasks)]
+    return await run.rollouts.measure(specs)
 
 
 def batches(

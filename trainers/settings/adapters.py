@@ -10,7 +10,7 @@ from annotated_types import Ge, Gt, Interval
 from forge_env.utils.settings import MAY_CHANGE
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class LoraConfig:
     """Low-rank adapters, which are trained in the place of all weights; docs/lora.md."""
 
@@ -35,7 +35,7 @@ class LoraConfig:
         return self.rank > 0
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class MoEConfig:
     """Models with experts; docs/experts.md."""
 

@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar, Literal
 from annotated_types import Ge, Interval
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class AlgorithmConfig:
     """What the sections of all policy-gradient algorithms have in common; an algorithm sets its own defaults."""
 

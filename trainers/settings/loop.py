@@ -5,12 +5,27 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from annotated_types import Ge, Gt, Interval
+from annotated_types import Ge, Gt
 
 from forge_env.utils.settings import BY_CASE, MAY_CHANGE, OR_BY_CASE
+from trainers.settings.trainer import RateSettings, Schedule
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
+class TrainingRate(RateSettings):
+    """The learning rate of training, with defaults by what is trained."""
+
+    learning_rate: Annotated[float, OR_BY_CASE] = BY_CASE
+    """-1: 6e-4 for the tiny model made on the spot, 6e-5 for the one of size 100m, 1e-6 for all weights of a given one,
+    1e-5 for adapters; in supervised training as warmup.learning_rate."""
+    lr_schedule: Schedule = "linear"
+    warmup_steps: Annotated[int, OR_BY_CASE] = BY_CASE
+    """-1: for a model made on the spot a twentieth of the steps, for a given one half of them, and 10 at most; none in
+    supervised training of a model made on the spot. AdamW's first steps move every weight by the whole learning rate,
+    which can undo what a model knows."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class LoopSettings:
     steps: Annotated[int, Ge(1), MAY_CHANGE] = 120
     """Optimizer steps."""
@@ -21,15 +36,6 @@ class LoopSettings:
     sync_interval: Annotated[int, Ge(1)] = 1
     """Optimizer steps between two updates of the engine's weights: the number of mini-batches per batch of rollouts, 4
     in GSPO's paper and 16 in DAPO's. Each mini-batch has the groups of one step."""
-    learning_rate: Annotated[float, Interval(ge=0, le=1), OR_BY_CASE, MAY_CHANGE] = BY_CASE
-    """-1: 6e-4 for the tiny model made on the spot, 6e-5 for the one of size 100m, 1e-6 for all weights of a given one,
-    1e-5 for adapters; in supervised training as warmup.learning_rate."""
-    lr_schedule: Annotated[Literal["constant", "linear", "cosine"], MAY_CHANGE] = "linear"
-    """Learning rate after its warm-up: "linear" and "cosine" decay to 0 at the last step."""
-    warmup_steps: Annotated[int, Ge(0), OR_BY_CASE] = BY_CASE
-    """Steps over which the learning rate rises from 0. -1: for a model made on the spot a twentieth of the steps, for a
-    given one half of them, and 10 at most; none in supervised training of a model made on the spot. AdamW's first
-    steps move every weight by the whole learning rate, which can undo what a model knows."""
     seq_len: Annotated[int, Ge(0)] = 0
     """Another name for env.max_tokens, the most tokens of an episode and of a training row; 0 uses env.max_tokens. A
     turn may then use all of them, unless env.max_turn_tokens says otherwise."""
@@ -46,9 +52,6 @@ class LoopSettings:
     staleness: Annotated[int, Ge(0), OR_BY_CASE] = BY_CASE
     """Optimizer steps at most between the weights that sampled a group and the weights that it trains. -1 is
     sync_interval less one: rollouts and training then take turns."""
-    cache_on_update: Literal["keep", "recompute"] = "keep"
-    """The KV cache of requests that are in flight at a weight update (staleness above 0): keep the cache of the old
-    weights, or recompute it with the new ones."""
     step_seconds: Annotated[float, Gt(0), MAY_CHANGE] = 600.0
     """Deadline of one optimizer step. A run also waits this long for groups while nothing moves: no group comes back,
     no engine computes, no episode ends. It waits at least as long as a legal episode may take between two of these."""

@@ -10,7 +10,7 @@ from annotated_types import Ge, Interval
 from forge_env.utils.settings import MAY_CHANGE
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class EvaluationConfig:
     """The evaluations of a run: before, after, and in between; always the held-out tasks, with the same seeds.
 
@@ -32,7 +32,7 @@ class EvaluationConfig:
     `.tasks`, and `.options.OPTION` for options of the environment that differ."""
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class CheckpointConfig:
     interval: Annotated[int, Ge(0)] = 0
     """Optimizer steps between two checkpoints; 0 is one, after the last step."""
@@ -44,7 +44,7 @@ class CheckpointConfig:
     """With resume: go on from the checkpoint of this step; 0 is the newest."""
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class MetricsConfig:
     """Where metrics go, beside metrics.jsonl and the console; docs/metrics.md."""
 

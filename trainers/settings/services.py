@@ -5,13 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
-from annotated_types import Ge, Gt, Interval
+from annotated_types import Gt, Interval
+
+from agents.generator.settings import EngineOptions, StallOption
+from forge_env.runtime.hosts.settings import HostSettings
 
 PROCESSES = 4096
 """Processes, hosts or threads at most; a plan has a line for each process."""
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class ReplicasConfig:
     num_replicas: Annotated[int, Interval(ge=1, le=PROCESSES)] = 1
     threads: Annotated[int, Interval(ge=1, le=PROCESSES)] = 1
@@ -20,7 +23,7 @@ class ReplicasConfig:
     """A replica that does not answer a ping within this time is ended and replaced. The trainer is not pinged."""
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class ServiceConfig(ReplicasConfig):
     procs: Annotated[int, Interval(ge=1, le=PROCESSES)] = 1
     """Processes of one replica. For the generator it is the tensor parallel degree; for the trainer it is all of its
@@ -30,33 +33,22 @@ class ServiceConfig(ReplicasConfig):
     unless it is given; see also launcher.share_gpus."""
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class ReferenceConfig(ServiceConfig):
     procs: Annotated[int, Interval(ge=0, le=PROCESSES)] = 0
 
 
-@dataclass(kw_only=True)
-class GeneratorConfig(ServiceConfig):
-    kv_cache_gib: Annotated[float, Interval(ge=0, le=1024)] = 0.0
-    """Memory for keys and values, on each process. 0 is 1 GiB on CPU. On GPU, 0 is what all requests of the run need at
-    their longest, or what gpu_memory_utilization leaves."""
-    gpu_memory_utilization: Annotated[float, Interval(gt=0, le=1)] = 0.9
-    """On GPU: the share of the card that the engine's cache may fill, together with the engine's weights and everything
-    else on the card."""
+@dataclass(frozen=True, kw_only=True)
+class GeneratorConfig(EngineOptions, ServiceConfig):
     sleep: Literal["auto", "yes", "no"] = "auto"
     """The engine gives its GPU memory back while the trainer steps. For an engine that shares the trainer's GPU and has
     no episodes in flight at that time. "auto" does so if the card has no room for both; docs/gpu.md."""
     engine: dict[str, Any] = field(default_factory=dict)
     """Further settings of vLLM, by the names of its EngineArgs: `--services.generator.engine.block_size 32`.
     docs/gpu.md lists them."""
-    cuda_graphs: bool = True
-    """On GPU: capture the steps in CUDA graphs. It takes a minute at the start, and makes small batches much faster."""
-    worker_process: bool = True
-    """On one GPU: a process of its own prepares and launches the steps, as on several GPUs. It does not wait for the
-    process that takes requests, and so makes more tokens a second; docs/gpu.md. On a CPU there is none."""
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class ServicesConfig:
     generator: GeneratorConfig = field(default_factory=GeneratorConfig)
     envs: ReplicasConfig = field(default_factory=ReplicasConfig)
@@ -68,20 +60,10 @@ class ServicesConfig:
     replicas."""
 
 
-@dataclass(kw_only=True)
-class LauncherConfig:
-    """On which machines the processes run; docs/clusters.md."""
+@dataclass(frozen=True, kw_only=True)
+class LauncherConfig(HostSettings):
+    """On which machines and GPUs the processes run; docs/clusters.md."""
 
-    kind: Literal["local", "processes", "workers", "slurm"] = "local"
-    """"local" is this machine, "workers" names machines on which `python -m forge_env.runtime.host` waits, "slurm" is
-    the nodes of the allocation that examples/slurm/submit.sh asks for, and "processes" tries out what several machines
-    do with processes on this one."""
-    hosts: Annotated[int, Interval(ge=0, le=PROCESSES)] = 0
-    """How many hosts; 0 is as many as are named or allocated, and one for the other kinds."""
-    workers: str = ""
-    """For "workers": NAME or NAME:PORT of each, with commas between them."""
-    port: Annotated[int, Interval(ge=1, le=65535)] = 22222
-    """Port of the hosts that name none."""
     gpus_per_host: Annotated[int, Interval(ge=0, le=PROCESSES)] = 0
     """GPUs of each host; 0 is as many as this machine has."""
     gpu_memory_gib: Annotated[float, Interval(ge=0, le=1024)] = 0.0
@@ -90,18 +72,12 @@ class LauncherConfig:
     share_gpus: Literal["auto", "yes", "no"] = "auto"
     """Generator, trainer and reference model use the same GPUs. "auto" shares them if the run is on one machine with
     fewer GPUs than they ask for together."""
-    silence_seconds: Annotated[float, Ge(2)] = 10.0
-    """A host that does not answer within this time is given up."""
-    lease_seconds: Annotated[float, Ge(5)] = 60.0
-    """A host that hears nothing of the run for this time ends the run's processes on it."""
 
 
-@dataclass(kw_only=True)
-class DeadlinesConfig:
+@dataclass(frozen=True, kw_only=True)
+class DeadlinesConfig(StallOption):
     """When the run's own parts count as hung; what an episode may take is in `env`. No completion has a deadline."""
 
-    stall_seconds: Annotated[float, Gt(0)] = 300.0
-    """An engine that has requests and computes no token for this time is ended and replaced."""
     base_seconds: Annotated[float, Gt(0)] = 300.0
     """Deadline for the start of a process, and for publishing, pulling, saving, loading or exporting weights. The time
     that their bytes take is added."""
@@ -109,7 +85,7 @@ class DeadlinesConfig:
     """The slowest disk or network that still counts as working."""
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class WeightsConfig:
     store: Literal["auto", "shared_memory", "cuda_ipc", "nccl", "torchstore"] = "auto"
     """How the weights get from the trainer to the engine; "auto" is the fastest that the run's processes can use."""

@@ -8,7 +8,7 @@ from typing import Annotated
 from annotated_types import Ge, Interval
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class SFTConfig:
     data: str = ""
     """A .jsonl, .json, .csv or .parquet file, or a hub dataset ("owner/name:configuration"): Episodes or chats. Empty

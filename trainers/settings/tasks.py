@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Annotated, Any, Literal
 
-from annotated_types import Ge, Gt, Interval
+from annotated_types import Ge, Interval
 
 from forge_env.core.faults import FaultPolicy
 from forge_env.core.types import EpisodeLimits
 from forge_env.utils.settings import BY_CASE, MAY_CHANGE, OR_BY_CASE
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class ModelConfig:
     path: str = ""
     """A Hugging Face folder or hub id; empty makes a small Qwen3 on the spot."""
@@ -21,7 +21,7 @@ class ModelConfig:
     experts."""
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class DatasetConfig:
     path: str = ""
     """A file of tasks (.jsonl, .json, .csv, .parquet), or a dataset of the hub, for environments that read their tasks
@@ -36,34 +36,39 @@ class DatasetConfig:
     """Distinct tasks of the test split, which every evaluation of the run is on; 0 is 256, or as many as there are."""
 
 
-@dataclass(kw_only=True)
-class EnvConfig:
+@dataclass(frozen=True, kw_only=True)
+class EnvName:
+    """Which environment."""
+
     name: str = "code_exec"
     """A registered name, or a "module:Class"; `forge-env list` shows them."""
     options: dict[str, Any] = field(default_factory=dict)
     """The environment's own options, one by one: `--env.options.level 2`; `forge-env info NAME` shows them."""
-    max_turns: Annotated[int, Ge(1), OR_BY_CASE] = BY_CASE
-    """Turns of an episode at most. -1: what the environment declares, or else 3 with a model made on the spot, and 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class EnvConfig(EpisodeLimits, EnvName):
+    max_turns: Annotated[int, OR_BY_CASE] = BY_CASE
+    """-1: what the environment declares, or else 3 with a model made on the spot, and 8
     with a given one, as in `forge-env eval`."""
-    max_turn_tokens: Annotated[int, Ge(1), OR_BY_CASE] = BY_CASE
-    """Sampled tokens of one turn at most. -1: training.seq_len, or what the environment declares, or else 32 with a
+    max_turn_tokens: Annotated[int, OR_BY_CASE] = BY_CASE
+    """-1: training.seq_len, or what the environment declares, or else 32 with a
     model made on the spot, and 512 with a given one."""
-    max_tokens: Annotated[int, Ge(2), OR_BY_CASE] = BY_CASE
-    """Prompt and sampled tokens of an episode at most. -1: training.seq_len, or what the environment declares, or else
+    max_tokens: Annotated[int, OR_BY_CASE] = BY_CASE
+    """-1: training.seq_len, or what the environment declares, or else
     512 with a model made on the spot, and 4096 with a given one; never more than the model reads."""
     thinking: Literal["off", "on", "template"] = "off"
     """Whether the model thinks before it answers, if its family can think, as Qwen3 can. "template" does what the
     family's chat template does by default."""
-    max_thinking_tokens: Annotated[int, Ge(0), OR_BY_CASE] = BY_CASE
-    """Tokens at most of the thought in one turn. A longer thought is ended, and the model goes on with the answer. 0 is
-    no limit but the turn's own. -1: what the environment declares, or else 0."""
-    step_seconds: Annotated[float, Gt(0), OR_BY_CASE, MAY_CHANGE] = BY_CASE
-    """Time limit of one reset or step of the environment. -1: what the environment declares, or else 60."""
-    episode_seconds: Annotated[float, Gt(0), OR_BY_CASE, MAY_CHANGE] = BY_CASE
-    """Time limit of the environment's own work in an episode, without generation and queues. -1: what the environment
+    max_thinking_tokens: Annotated[int, OR_BY_CASE] = BY_CASE
+    """-1: what the environment declares, or else 0."""
+    step_seconds: Annotated[float, OR_BY_CASE, MAY_CHANGE] = BY_CASE
+    """-1: what the environment declares, or else 60."""
+    episode_seconds: Annotated[float, OR_BY_CASE, MAY_CHANGE] = BY_CASE
+    """-1: what the environment
     declares, or else 300 with a model made on the spot, and 600 with a given one."""
-    scoring_seconds: Annotated[float, Gt(0), OR_BY_CASE, MAY_CHANGE] = BY_CASE
-    """Time limit of the rewards of one episode. -1: what the environment declares, or else 120."""
+    scoring_seconds: Annotated[float, OR_BY_CASE, MAY_CHANGE] = BY_CASE
+    """-1: what the environment declares, or else 120."""
     on_fault: Literal["refill", "shrink", "drop"] = "refill"
     """If an episode fails by a fault of ours, or by slow services: "refill" runs it again, "shrink" goes on with the
     rest of its group, "drop" gives the group up."""
@@ -75,18 +80,10 @@ class EnvConfig:
 
     def limits(self) -> EpisodeLimits:
         """The limits of an episode, in the config of a plan: before that, they may still be -1."""
-        return EpisodeLimits(
-            max_turns=self.max_turns,
-            max_turn_tokens=self.max_turn_tokens,
-            max_tokens=self.max_tokens,
-            max_thinking_tokens=self.max_thinking_tokens,
-            step_seconds=self.step_seconds,
-            episode_seconds=self.episode_seconds,
-            scoring_seconds=self.scoring_seconds,
-        )
+        return EpisodeLimits(**{limit.name: getattr(self, limit.name) for limit in fields(EpisodeLimits)})
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class WarmupConfig:
     """Supervised warm-up on the environment's own demonstrations. It is cut short on purpose, to leave work to do."""
 

@@ -10,8 +10,22 @@ from annotated_types import Ge, Gt, Interval
 from forge_env.core.errors import UserError
 from forge_env.utils.settings import MAY_CHANGE, Or
 
+Schedule = Literal["constant", "linear", "cosine"]
 
-@dataclass(kw_only=True)
+
+@dataclass(frozen=True, kw_only=True)
+class RateSettings:
+    """The learning rate over the steps of a phase."""
+
+    learning_rate: Annotated[float, Interval(ge=0, le=1), MAY_CHANGE] = 1e-6
+    """Learning rate of AdamW after its warm-up."""
+    lr_schedule: Annotated[Schedule, MAY_CHANGE] = "constant"
+    """Learning rate after its warm-up: "linear" and "cosine" decay to 0 at the last step."""
+    warmup_steps: Annotated[int, Ge(0)] = 0
+    """Steps over which the learning rate rises from 0."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class ForwardSettings:
     """How a model computes logprobs: a trainer and its reference model compute in the same way."""
 
@@ -37,7 +51,7 @@ class ForwardSettings:
             )
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class TrainerSettings(ForwardSettings):
     """What a trainer takes as it is set; `trainers.titan.settings` adds what a plan decides."""
 
@@ -54,7 +68,11 @@ class TrainerSettings(ForwardSettings):
     again."""
     cpu_offload: bool = False
     """On GPU, keep weights, gradients and optimizer state in the host's memory: 16 to 20 bytes a parameter over all
-    processes with float32 state. The optimizer then runs on the CPU, with services.trainer.threads."""
+    processes with float32 state. The optimizer then runs on the CPU, with services.trainer.threads. Gradients of
+    several micro-batches are summed on the GPU, 4 bytes a parameter over the processes that share the weights."""
+    offload_sums: bool = False
+    """With cpu_offload and no replicas, sum the gradients of several micro-batches in the host's memory, too. The GPU
+    then waits for the host after every micro-batch but the first."""
     reshard_after_forward: Annotated[Literal["default", "always", "never"], MAY_CHANGE] = "default"
     """Whether FSDP frees the weights of a block after its forward pass, and gathers them again for the backward pass;
     "default" does but for the output layer, "never" is faster and holds the whole model in the compute dtype."""
@@ -68,7 +86,7 @@ class TrainerSettings(ForwardSettings):
     groups of a step, or of a window of steps, are sampled from the weights that it begins with."""
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class ParallelismConfig:
     """How the trainer's processes share the work; the degrees multiply to services.trainer.procs."""
 

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 
 from trainers.config import RunConfig
 from trainers.settings.services import ReplicasConfig, ServiceConfig
-from trainers.setup.hosts import count_hosts
 
 DRIVERS = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
 """Device files of GPU drivers: NVIDIA's, AMD's, and that of WSL."""
@@ -95,7 +94,7 @@ def make_placement(config: RunConfig, *, has_reference: bool) -> Placement:
         config: of the run.
         has_reference: whether a reference model is started.
     """
-    num_hosts, per_host = count_hosts(config), gpus_per_host(config)
+    num_hosts, per_host = config.launcher.count, gpus_per_host(config)
     wanted = _gpus_wanted(config, has_reference)
     shared = _shares_gpus(config, wanted, num_hosts, per_host)
     replicas = _place_replicas(config, has_reference, num_hosts, per_host, shared)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +20,6 @@ from trainers.objective.old_logprobs import whose_old_logprobs
 from trainers.setup.checks import machine_checks, model_checks, run_checks
 from trainers.setup.deadlines import Deadlines, patience
 from trainers.setup.held_out import HeldOutSet, check_sets, held_out_sets
-from trainers.setup.hosts import check_hosts, host_settings
 from trainers.setup.objective import needs_reference, plan_objective
 from trainers.setup.options.defaults import take_again, take_defaults
 from trainers.setup.options.parser import check_bounds
@@ -52,7 +50,7 @@ OF_SETTINGS: tuple[Callable[[RunConfig], None], ...] = (
     model_checks.check_lora,
     machine_checks.check_context,
     machine_checks.check_attention,
-    check_hosts,
+    lambda config: config.launcher.check(),
 )
 """Checks that the settings alone decide."""
 OF_SIZES: tuple[Callable[[RunConfig, ModelShape | None], None], ...] = (
@@ -84,19 +82,20 @@ def make_plan(config: RunConfig, algorithm: Algorithm) -> RunPlan:
             number out of its bounds, an algorithm or a loss that cannot be used, or a model that is not there.
     """
     check_ours()
-    config = copy.deepcopy(config)  # the plan owns its config: nobody else can change it later
     check_bounds(config)
-    config.settle()
+    config = config.settled()
     model = model_checks.find_model(config)
-    shape, defaults = model.shape, take_defaults(config, model.shape)
+    shape = model.shape
+    config, defaults = take_defaults(config, shape)
     objective = plan_objective(config, algorithm)
     old_logprobs = whose_old_logprobs(config, objective.loss) if objective else "generator"
     placement = make_placement(config, has_reference=needs_reference(config, objective))
 
     problems = Problems()
     problems.attempt(check_packages)
-    resolve_sources(config)
-    problems.attempt(give_dataset, config)
+    data = own_data(config) or config.dataset.path  # as the user wrote it
+    config = resolve_sources(config)
+    config = problems.attempt(give_dataset, config) or config
     environment = problems.attempt(run_checks.make_environment, config)
     for check in OF_SETTINGS:
         problems.attempt(check, config)
@@ -114,14 +113,14 @@ def make_plan(config: RunConfig, algorithm: Algorithm) -> RunPlan:
     problems.attempt(check_engine, config, shape, engine_args)
     problems.attempt(check_sleep, config, placement, given)
     problems.attempt(check_speculation, config, given)
-    tasks = problems.attempt(_local_tasks, config, environment)
+    tasks = problems.attempt(_local_tasks, config, environment, data)
     if tasks is not None and environment is not None:
-        problems.attempt(check_demonstrations, config, environment, tasks.train)
+        problems.attempt(check_demonstrations, config, environment, tasks.train, data)
     about_chats = problems.attempt(config.about_data) or []
     memory = plan_memory(config, placement, shape, store[0] if store else None, given)
     problems.attempt(check_fit, config, memory, shape, given, has_reference=placement.has_reference)
     host = machine_checks.host_memory(placement)
-    problems.attempt(machine_checks.check_host_memory, config, shape, memory.processes, host)
+    problems.attempt(machine_checks.check_host_memory, config, memory.processes, host)
 
     return RunPlan(
         config=config,
@@ -135,7 +134,7 @@ def make_plan(config: RunConfig, algorithm: Algorithm) -> RunPlan:
         old_logprobs=old_logprobs,
         kl_remark=kl_remark(config),
         model=model,
-        hosts=host_settings(config),
+        hosts=None if config.launcher.kind == "local" else config.launcher,
         placement=placement,
         card=card,
         engine=memory.engine,
@@ -165,9 +164,9 @@ def with_model(plan: RunPlan, folder: Path) -> RunPlan:
     """
     if plan.model.shape is not None:
         return plan
-    config, placement = copy.deepcopy(plan.config), plan.placement
+    placement = plan.placement
     shape = read_shape(folder / "config.json")
-    defaults = take_again(config, plan.defaults, shape)
+    config, defaults = take_again(plan.config, plan.defaults, shape)
     for check_sizes in OF_SIZES:
         check_sizes(config, shape)
     check_engine(config, shape, plan.engine.engine_args)
@@ -176,7 +175,7 @@ def with_model(plan: RunPlan, folder: Path) -> RunPlan:
     memory = plan_memory(config, placement, shape, store, given)
     check_fit(config, memory, shape, given, has_reference=placement.has_reference)
     host = machine_checks.host_memory(placement)
-    machine_checks.check_host_memory(config, shape, memory.processes, host)
+    machine_checks.check_host_memory(config, memory.processes, host)
     return replace(
         plan,
         config=config,
@@ -201,12 +200,14 @@ def tasks_of(plan: RunPlan) -> tuple[RunTasks, dict[str, HeldOutSet]]:
     if plan.environment is None:
         return RunTasks(), {}
     tasks = plan.tasks or read_run_tasks(plan.config, plan.environment)
-    check_demonstrations(plan.config, plan.environment, tasks.train)
+    check_demonstrations(plan.config, plan.environment, tasks.train, own_data(plan.config))
     return tasks, held_out_sets(plan.config, tasks.held_out)
 
 
-def _local_tasks(config: RunConfig, environment: EnvFactory | None) -> RunTasks | None:
+def _local_tasks(config: RunConfig, environment: EnvFactory | None, data: str) -> RunTasks | None:
     """The tasks of a local file; None where they are not those of a file, and are read at the start.
+
+    `data` is the file as the user wrote it, for errors.
 
     Raises:
         UserError: there is no such file, or no run can be made of it.
@@ -215,7 +216,7 @@ def _local_tasks(config: RunConfig, environment: EnvFactory | None) -> RunTasks 
     if file is None or environment is None:
         return None
     if not file.is_file():
-        raise UserError(f"--dataset.path is {own_data(config)!r}, and there is no file {file}")
+        raise UserError(f"--dataset.path is {data!r}, and there is no file {file}")
     return read_run_tasks(config, environment)
 
 

@@ -22,7 +22,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
-from agents.generator.start import EngineSettings
+from agents.generator.settings import EngineSettings
 from forge_env.core.errors import UserError
 from forge_env.core.types import EpisodeLimits
 from forge_env.rollout.factory import EnvFactory

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from forge_env.core.errors import UserError
 from forge_env.core.types import Task
@@ -13,8 +13,10 @@ from forge_env.data.rows import find_file
 from forge_env.data.tasks import DataTasks
 from forge_env.rollout.factory import EnvFactory
 from forge_env.utils.digests import file_digest
+from forge_env.utils.settings import with_values
 from trainers.config import RunConfig
 
+C = TypeVar("C", bound=RunConfig)
 TRAIN_TASKS = 4096
 """Training tasks of an environment with tasks of its own, where no number was given."""
 HELD_OUT_TASKS = 256
@@ -91,16 +93,15 @@ def chat_data(config: RunConfig) -> str:
     return str(getattr(getattr(config, "sft", None), "data", ""))
 
 
-def resolve_sources(config: RunConfig) -> None:
-    """Make local files of data absolute, in place: a resumed run finds them from any folder."""
-    config.dataset.path = _resolved(config.dataset.path)
-    if own_data(config):
-        config.env.options["data"] = _resolved(own_data(config))
-    for name, value in config.evaluation.sets.items():
-        if name.endswith(".options.data"):
-            config.evaluation.sets[name] = _resolved(str(value))
-    if chat_data(config):
-        config.sft.data = _resolved(chat_data(config))  # type: ignore[attr-defined]
+def resolve_sources(config: C) -> C:
+    """Make local files of data absolute: a resumed run finds them from any folder."""
+    sources = {"dataset.path": config.dataset.path, "env.options.data": own_data(config), "sft.data": chat_data(config)}
+    sources |= {
+        f"evaluation.sets.{name}": str(value)
+        for name, value in config.evaluation.sets.items()
+        if name.endswith(".options.data")
+    }
+    return with_values(config, {name: _resolved(source) for name, source in sources.items() if source})
 
 
 def data_digests(config: RunConfig) -> dict[str, str]:
@@ -130,8 +131,10 @@ def _of(tasks: Sequence[Task], split: str) -> str:
     return f"{number} train" if split != "test" else number
 
 
-def check_demonstrations(config: RunConfig, environment: EnvFactory, tasks: Sequence[Task]) -> None:
+def check_demonstrations(config: RunConfig, environment: EnvFactory, tasks: Sequence[Task], data: str) -> None:
     """Check that the expert can show some task, if the run begins with demonstrations or consists of them.
+
+    `data` is where the tasks come from, for errors; "" for an environment's own.
 
     Raises:
         UserError: the expert has no solution for any of the tasks.
@@ -141,7 +144,7 @@ def check_demonstrations(config: RunConfig, environment: EnvFactory, tasks: Sequ
     given = config.warmup.steps > 0 or config.algorithm is None
     if not (given or not config.model.path) or any(map(environment.env_class.can_demonstrate, tasks)):
         return
-    what = own_data(config) or "these tasks"
+    what = data or "these tasks"
     why = f"--warmup.steps is {config.warmup.steps}" if config.warmup.steps > 0 else "there is no --model"
     if config.algorithm is None:
         raise UserError(

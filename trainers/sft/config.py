@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
-from typing import Annotated
-
-from annotated_types import Ge
+from typing import Annotated, Self
 
 from forge_env.core.errors import UserError
 from forge_env.data.rows import find_file
-from forge_env.utils.settings import BY_CASE, MAY_CHANGE, OR_BY_CASE
+from forge_env.utils.settings import BY_CASE, OR_BY_CASE, with_values
 from trainers.algorithm import Algorithm
 from trainers.config import RunConfig, TrainingConfig
 from trainers.settings.supervised import SFTConfig
@@ -27,12 +25,12 @@ INSTEAD = {
 """Settings of `training` that are for data, and the settings of `warmup` that demonstrations have instead."""
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class SFTTrainingConfig(TrainingConfig):
-    steps: Annotated[int, Ge(1), OR_BY_CASE, MAY_CHANGE] = BY_CASE
+    steps: Annotated[int, OR_BY_CASE] = BY_CASE
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Config(RunConfig):
     env: EnvConfig = field(default_factory=lambda: EnvConfig(name=""))
     """Without a name it is code_exec; with sft.data there is no environment."""
@@ -41,28 +39,27 @@ class Config(RunConfig):
     warmup: WarmupConfig = field(default_factory=lambda: WarmupConfig(until_success=1.0, balance="none"))
     sft: SFTConfig = field(default_factory=SFTConfig)
 
-    def settle(self) -> None:
-        """Set what follows from the source of the conversations, and check the settings of supervised training.
+    def settled(self) -> Self:
+        """The config with what follows from where the conversations come from; checks supervised training's settings.
 
         Raises:
             UserError: settings contradict each other.
         """
         training = self.training
         if self.sft.data:
-            # On a CPU attention is dense, and short rows in long sequences cost twice the time that padding does.
-            training.packing = training.packing or self.services.trainer.with_gpus
             self._check_data()
-            return
+            # On a CPU attention is dense, and short rows in long sequences cost twice the time that padding does.
+            return with_values(self, {"training.packing": training.packing or self.services.trainer.with_gpus})
         self._refuse_settings_of_data()
-        if not self.dataset.path:  # a path is refused without an environment
-            self.env.name = self.env.name or "code_exec"
-        if training.steps == BY_CASE:
-            training.steps = DEMONSTRATION_STEPS
         if self.resume or self.checkpoint.interval or self.evaluation.interval:
             raise UserError(
                 "--resume, --checkpoint.interval and --evaluation.interval need --sft.data: on demonstrations "
                 "trainers.sft saves one checkpoint, and evaluates, after its last step"
             )
+        # Data without an environment is refused later.
+        name = self.env.name or ("" if self.dataset.path else "code_exec")
+        steps = DEMONSTRATION_STEPS if training.steps == BY_CASE else training.steps
+        return with_values(self, {"env.name": name, "training.steps": steps})
 
     def about_data(self) -> Sequence[str]:
         if not self.sft.data or find_file(self.sft.data) is None:

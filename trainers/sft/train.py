@@ -15,6 +15,7 @@ import asyncio
 import itertools
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from trainers.settings.supervised import SFTConfig
@@ -185,10 +186,10 @@ async def _measure(run: TrainingRun) -> dict[str, object]:
 
 
 async def _finish(run: TrainingRun, place: Mapping[str, Any]) -> None:
-    from trainers.run.checkpointing import save_checkpoint
+    from trainers.run.checkpointing import last_checkpoint, save_checkpoint
 
-    await save_checkpoint(run, run.plan.steps, place)
-    await run.export()
+    async with last_checkpoint(run, partial(save_checkpoint, run, run.plan.steps, place)):
+        await run.export()
     run.report.say(f"checkpoints {run.report.folder / 'checkpoints'}, model {run.report.folder / 'model'}")
 
 

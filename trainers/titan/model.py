@@ -33,6 +33,7 @@ from trainers.titan.hf_weights import HFWeights
 from trainers.titan.lm_head import Head
 from trainers.titan.lora import Adapters, adapter_modules, build_with_adapters
 from trainers.titan.settings import TitanSettings
+from trainers.titan.sums import keep_sums
 from trainers.titan.weight_files import WeightFiles
 from trainers.titan.wide_head import head_modules, round_embedding, shard_with_wide_head
 
@@ -164,16 +165,17 @@ class TitanModel:
         counts: Tensor = self.module.replayed
         return counts
 
-    def sum_over_replicas(self, now: bool) -> None:
-        """Whether the next backward passes sum gradients over the replicas of HSDP.
+    def complete_gradients(self, now: bool) -> None:
+        """Whether the next backward passes sum gradients over the replicas of HSDP, and give them to the host if they
+        are offloaded.
 
-        Until then FSDP keeps sums over the ranks of one replica instead of the gradients.
+        Until then FSDP keeps sums over the ranks of one replica on the GPU, in the place of the gradients.
         """
-        if self.parallel.dp_replicate_enabled and isinstance(self.module, FSDPModule):
+        if isinstance(self.module, FSDPModule):
             self.module.set_requires_all_reduce(now)
 
     def abandon_pass(self) -> None:
-        """Forget a forward or backward pass that raised, and the sums that wait for `sum_over_replicas`."""
+        """Forget a forward or backward pass that raised, and the sums that wait for `complete_gradients`."""
         if isinstance(self.module, FSDPModule):
             self.module.reset_iter_state()
 
@@ -226,6 +228,8 @@ class TitanModel:
                     cpu_offload=self.is_offloaded,
                     reshard_after_forward=settings.reshard_after_forward,
                 )
+        if self.is_offloaded and not settings.offload_sums:
+            keep_sums(module)
         if self.device.type == "cpu":
             for part in module.modules():
                 if isinstance(part, FSDPModule):  # gloo has neither averages nor pre-multiplied sums

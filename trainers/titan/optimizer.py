@@ -14,11 +14,13 @@ The weights are float32 in any case.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any
 
 import torch
+import torch._functorch.config
 from torch import Tensor, nn
 
 # First of all TorchTitan imports: it settles the device for the others.
@@ -87,6 +89,16 @@ def check_state(state: str, *, is_on_cpu: bool) -> None:
         )
     if state == "8bit" and find_spec("torchao") is None:
         raise UserError("optimizer_state='8bit' needs torchao, which is not installed: pip install 'torchao>=0.18'.")
+
+
+def take_step(optimizers: OptimizersContainer, state: str) -> None:
+    """One step with the gradients that there are; `state` is one of `STATES`.
+
+    torchao compiles the step of a weight. On disk torch keeps one such code for CPU and GPU, so that the one device
+    would get the code of the other.
+    """
+    with torch._functorch.config.patch(enable_autograd_cache=False) if state == "8bit" else nullcontext():
+        optimizers.step()
 
 
 def set_hyperparameters(group: dict[str, Any], hyperparameters: Mapping[str, Any], lr: float) -> None:

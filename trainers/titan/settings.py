@@ -3,28 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import get_args
 
 from forge_env.core.errors import UserError
 from trainers.lora import Lora
-from trainers.settings.trainer import ParallelismConfig, TrainerSettings
-
-SCHEDULES = ("constant", "linear", "cosine")
+from trainers.settings.trainer import ParallelismConfig, RateSettings, Schedule, TrainerSettings
 
 
-@dataclass(kw_only=True)
-class TitanSettings(TrainerSettings, ParallelismConfig):
-    """How to train, for example `TitanSettings(learning_rate=3e-4, threads=2)`."""
+@dataclass(frozen=True, kw_only=True)
+class TitanSettings(TrainerSettings, ParallelismConfig, RateSettings):
+    """How to train, e.g. `TitanSettings(learning_rate=3e-4, threads=2)`."""
 
-    learning_rate: float = 1e-6
-    """Learning rate of AdamW after the warm-up."""
     betas: tuple[float, float] = (0.9, 0.999)
     """AdamW's decay rates of the first and second moment."""
     eps: float = 1e-8
     """AdamW's epsilon."""
-    warmup_steps: int = 0
-    """Steps over which the learning rate rises linearly."""
-    lr_schedule: str = "constant"
-    """The learning rate after the warm-up: "constant", or "linear" or "cosine" down to 0."""
     total_steps: int = 0
     """Optimizer steps after which "linear" and "cosine" have reached 0."""
     max_tokens_per_micro_batch: int = 16384
@@ -43,9 +36,9 @@ class TitanSettings(TrainerSettings, ParallelismConfig):
     """GPU memory of this process at most, in GiB; 0 is all of it."""
 
     def __post_init__(self) -> None:
-        kind, warmup, total = self.lr_schedule, self.warmup_steps, self.total_steps
-        if kind not in SCHEDULES:
-            raise UserError(f"lr_schedule={kind!r} is not known: use one of {', '.join(map(repr, SCHEDULES))}.")
+        kind, warmup, total, known = self.lr_schedule, self.warmup_steps, self.total_steps, get_args(Schedule)
+        if kind not in known:
+            raise UserError(f"lr_schedule={kind!r} is not known: use one of {', '.join(map(repr, known))}.")
         if kind != "constant" and total <= warmup:
             raise UserError(
                 f"lr_schedule={kind!r} with total_steps={total} and warmup_steps={warmup} leaves no step to decay in: "

@@ -17,10 +17,10 @@ No actor is defined here: the caller decides in which process the trainer runs. 
 - checkpoint.py: checkpoints. export.py: the weights for other programs.
 - hf_weights.py: the weights under Hugging Face names, tensor by tensor; weight_files.py: in safetensors.
 - rank_batches.py: a rank's share of a step, and sums over the ranks.
-- context.py: context parallelism, in which ranks share a sequence.
-- lora.py: adapters, which are trained instead of all weights; adapter_files.py: adapters in PEFT's format.
-- experts.py: layers with experts, and routing replay; replay_metrics.py: its metrics.
-- optimizer.py: AdamW. wide_head.py: an output layer in float32.
+- context.py: context parallelism, where ranks share a sequence.
+- lora.py: adapters, which are trained in the place of all weights; adapter_files.py: in PEFT's format.
+- experts.py: layers with experts, and routing replay; replay_metrics.py: what is measured of it.
+- optimizer.py: AdamW. wide_head.py: an output layer in float32. sums.py: gradients of several micro-batches.
 - head.py, lm_head.py: from hidden states to logprobs and entropy, without all the logits.
 - backward.py: from logprobs to gradients, also for episodes with rows in several micro-batches.
 - ../batching/batch.py: from samples to micro-batches; packing.py: which samples share one, and which rank has it.
@@ -63,13 +63,16 @@ from trainers.titan.device import device, limit_memory, release_memory
 from trainers.titan.export import export_hf, write_weights
 from trainers.titan.head import check_temperature
 from trainers.titan.lora import Adapters
-from trainers.titan.optimizer import build_adamw, check_state, restore_state_dtype, set_hyperparameters
+from trainers.titan.optimizer import build_adamw, check_state, restore_state_dtype, set_hyperparameters, take_step
 from trainers.titan.parallel import init_process_group, parallel_dims, resolve
 from trainers.titan.rank_batches import RankBatches
 from trainers.titan.replay_metrics import ReplayMetrics
 from trainers.titan.schedule import build_schedule
 from trainers.titan.settings import TitanSettings
 from trainers.titan.shards import reshard
+
+COMPILED = 8
+"""Forms of a block that a trainer may compile. Torch's limit counts those of all trainers of a process together."""
 
 
 class TitanTrainer:
@@ -236,7 +239,7 @@ class TitanTrainer:
                 parts = self._batches.padded([batch for batch in ready if batch.is_part], rounds_of_parts)
                 split.call_loss(self._values(learned, parts, temperature, with_entropy=True))
             for number, batch in enumerate(ready, 1):
-                self.model.sum_over_replicas(number == len(ready))
+                self.model.complete_gradients(number == len(ready))
                 # The metrics always have the entropy. Its gradient is costly, so only a loss that uses it gets it.
                 values = self._logprobs(batch, temperature, with_entropy=split.uses_entropy or not batch.is_part)
                 replay.add(batch)
@@ -249,7 +252,7 @@ class TitanTrainer:
             total, grad_norm = torch.stack([total_loss, norm]).tolist()  # here, and only here, a GPU is waited for
             healthy = tokens > 0 and math.isfinite(total) and math.isfinite(grad_norm)
             if healthy:
-                self._optimizer.step()
+                take_step(self._optimizer, self.settings.optimizer_state)
                 self._scheduler.step()
                 self.step += 1
         except BaseException:
@@ -370,6 +373,7 @@ class TitanTrainer:
         Torch compiles for the first shape that it is given, and for all shapes when it is given a second one. On a GPU
         the second compilation covers small tensors only: Inductor fuses the reductions of large ones in another way.
         """
+        torch._dynamo.config.recompile_limit += COMPILED
         settings = self.settings
         is_full = settings.compile_full and self.device.type != "cpu"
         full = min(settings.pack_length, settings.max_tokens_per_micro_batch) if is_full else 0
@@ -380,7 +384,7 @@ class TitanTrainer:
                     self._logprobs(inputs, 1.0)
                 continue
             logprobs, entropies = self._logprobs(inputs, 1.0, with_entropy=True)
-            self.model.sum_over_replicas(True)
+            self.model.complete_gradients(True)
             (logprobs.sum() + entropies.sum()).backward()  # type: ignore[union-attr]
             self._optimizer.zero_grad()
 
@@ -436,6 +440,14 @@ class TitanTrainer:
             keep_last=keep_last,
         )
         self._forget_empty_moments()
+
+    def finish_saving(self) -> None:
+        """Wait until an asynchronous save has written its folder. Every rank calls it.
+
+        Raises:
+            UserError: the disk is full or cannot be written.
+        """
+        self._state.wait()
 
     def load(self, folder: str | os.PathLike[str]) -> dict[str, Any]:
         """Go on from a saved folder and return its `extra`. Every rank calls it; their number may have changed.

@@ -14,9 +14,8 @@ from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
 from typing import Any
 
-import pydantic_core
-
 from forge_env.core.errors import UserError
+from forge_env.utils.patterns import linear_pattern
 
 _ROUNDS = 5  # a converted value may show further errors, once for each level of JSON text in JSON text
 _MAX_PROBLEMS, _MAX_TEXT = 3, 200
@@ -197,23 +196,10 @@ def _additional_properties(validator: Any, part: Any, instance: Any, schema: Map
 
 def _matches(pattern: str, text: str, *, otherwise: bool = True) -> bool:
     """Whether a pattern matches anywhere in a text; `otherwise` if it cannot be matched in linear time."""
-    matcher = _matcher(pattern)
-    if matcher is None:
+    try:
+        return linear_pattern(pattern)(text)
+    except ValueError:
         return otherwise
-    try:
-        matcher.validate_python(text)
-    except pydantic_core.ValidationError:
-        return False
-    return True
-
-
-@functools.lru_cache(1024)
-def _matcher(pattern: str) -> pydantic_core.SchemaValidator | None:
-    """Return pydantic's matcher, which is linear; None for a pattern that it does not support."""
-    try:
-        return pydantic_core.SchemaValidator(pydantic_core.core_schema.str_schema(pattern=pattern))
-    except pydantic_core.SchemaError:
-        return None
 
 
 def _convert(value: dict[str, Any], error: Any) -> bool:

@@ -53,6 +53,7 @@ async def open_mcp(
     prefix: str = "",
     call_seconds: float = 60.0,
     start_seconds: float = 60.0,
+    transport: Callable[[Stderr], Transport] | None = None,
 ) -> AsyncIterator[McpServer]:
     """Connect to a server, start it if it is a command, and list its tools.
 
@@ -64,6 +65,7 @@ async def open_mcp(
         prefix: of the names of the tools.
         call_seconds: limit of a call; a longer one is a fault.
         start_seconds: limit of the start.
+        transport: how the server is reached, where `source` is only what it is called; makes one for each connection.
 
     Raises:
         UserError: for an unknown command, a variable that is not set, a tool with an invalid schema.
@@ -73,7 +75,8 @@ async def open_mcp(
         import mcp  # noqa: F401
     except ImportError:
         raise UserError("MCP servers need the package mcp: pip install 'forge-env[tools]'") from None
-    server = McpServer(source, env=env, headers=headers, call_seconds=call_seconds, start_seconds=start_seconds)
+    limits = {"call_seconds": call_seconds, "start_seconds": start_seconds}
+    server = McpServer(source, env=env, headers=headers, transport=transport, **limits)
     try:
         await server.open(prefix)
         yield server
@@ -98,10 +101,12 @@ class McpServer:
         headers: Mapping[str, str],
         call_seconds: float,
         start_seconds: float,
+        transport: Callable[[Stderr], Transport] | None = None,
     ) -> None:
-        self._source = source
+        self._source, self._is_command = source, not is_url(source)
         self._call_seconds, self._start_seconds = call_seconds, start_seconds
-        self._command = [] if is_url(source) else command_of(source)
+        self._command = command_of(source) if self._is_command and transport is None else []
+        self._transport_of = transport or self._usual_transport
         self._env = environment_of(env)
         secrets_of_env = Credentials(secrets=frozenset(self._env.values()))
         self._credentials = headers_from_env(headers).joined(secrets_of_env)
@@ -215,8 +220,8 @@ class McpServer:
             problem = f"did not answer within {self._call_seconds:g} s"
             raise ServiceError(self._credentials.redact(f"the MCP server {self._source!r} {problem}")) from None
         except MCPError as error:
-            is_lost = error.message == _CLOSED or (not self._command and _SESSION_LOST.search(error.message))
-            if not is_lost and (self._command or not _UNANSWERED.match(error.message)):
+            is_lost = error.message == _CLOSED or (not self._is_command and _SESSION_LOST.search(error.message))
+            if not is_lost and (self._is_command or not _UNANSWERED.match(error.message)):
                 raise _CallRefused(error.message or f"error {error.code}") from None
             connection.is_broken = connection.is_broken or bool(is_lost)
             raise ServiceError(self._message(connection, f"failed: {error.message}")) from None
@@ -244,14 +249,14 @@ class McpServer:
 
     async def _start(self) -> McpConnection:
         stderr = Stderr()
-        connection = McpConnection(self._transport(stderr), stderr)
+        connection = McpConnection(self._transport_of(stderr), stderr)
         try:
             await connection.open(self._start_seconds)
         except ServiceError as error:
             raise ServiceError(self._message(connection, str(error))) from None
         return connection
 
-    def _transport(self, stderr: Stderr) -> Transport:
+    def _usual_transport(self, stderr: Stderr) -> Transport:
         if self._command:
             return stdio(self._command, self._env, stderr)
         return streamable_http(self._source, self._credentials, self._call_seconds)

@@ -28,6 +28,9 @@ class Stderr:
     def text(self) -> str:
         return " ".join(self._tail.decode(errors="replace").split())
 
+    def add(self, data: bytes) -> None:
+        self._tail = (self._tail + data)[-_TAIL_BYTES:]
+
     @asynccontextmanager
     async def opened(self) -> AsyncIterator[Any]:
         """A file for the process to write to."""
@@ -50,7 +53,7 @@ class Stderr:
             return
         if not data:
             loop.remove_reader(reading)
-        self._tail = (self._tail + data)[-_TAIL_BYTES:]
+        self.add(data)
 
 
 def is_url(source: str) -> bool:
@@ -95,17 +98,34 @@ async def stdio(command: Sequence[str], env: dict[str, str], stderr: Stderr) -> 
 
 
 @asynccontextmanager
-async def streamable_http(url: str, credentials: Credentials, seconds: float) -> AsyncIterator[Any]:
+async def streamable_http(url: str, credentials: Credentials, seconds: float, proxy: str = "") -> AsyncIterator[Any]:
     """The transport to a server at a URL. The mcp library follows redirects within the server's origin only."""
-    import httpx2
     from mcp.client.streamable_http import streamable_http_client
 
-    timeout = httpx2.Timeout(seconds)
     async with (
-        httpx2.AsyncClient(headers=dict(credentials.headers), timeout=timeout) as client,
+        _http_client(credentials, seconds, proxy) as client,
         streamable_http_client(url, http_client=client) as (reading, writing),
     ):
         yield LenientStream(reading), writing
+
+
+@asynccontextmanager
+async def server_sent_events(url: str, credentials: Credentials, seconds: float, proxy: str = "") -> AsyncIterator[Any]:
+    """The transport to a server at a URL that has only the older transport, of server-sent events."""
+    from mcp.client.sse import sse_client
+
+    def client(**_: Any) -> Any:
+        return _http_client(credentials, seconds, proxy)
+
+    async with sse_client(url, httpx_client_factory=client) as (reading, writing):
+        yield LenientStream(reading), writing
+
+
+def _http_client(credentials: Credentials, seconds: float, proxy: str) -> Any:
+    import httpx2
+
+    timeout = httpx2.Timeout(seconds)
+    return httpx2.AsyncClient(headers=dict(credentials.headers), timeout=timeout, **({"proxy": proxy} if proxy else {}))
 
 
 Transport = AbstractAsyncContextManager[Any]

@@ -55,8 +55,15 @@ class Hosts:
             policy = launcher.spawn("policy", PolicyActor, host=1, model=path)
     """
 
-    def __init__(self, settings: HostSettings) -> None:
+    def __init__(self, settings: HostSettings, *, connect_seconds: float = 120.0) -> None:
+        """Name the hosts; nothing is reached yet.
+
+        Args:
+            settings: not of the kind "local".
+            connect_seconds: how long the program of a host may take to come up.
+        """
         self.settings = settings
+        self._connect_seconds = connect_seconds
         self.address = LOOPBACK
         """This process's address, as the hosts know it."""
         self._addresses = [] if settings.kind == "processes" else find_workers(settings)
@@ -103,7 +110,7 @@ class Hosts:
             from monarch.job import ProcessJob
 
             logging.getLogger("monarch._src.job.job").setLevel(logging.WARNING)  # it logs each step to stderr
-            self._job = ProcessJob({"hosts": self.settings.count})
+            self._job = ProcessJob({"hosts": len(self)})
             with short_temporary_files():
                 self._mesh = self._job.state(cached_path=None).hosts
             self._job_folder = str(self._job._tmpdir)
@@ -197,7 +204,7 @@ class Hosts:
 
     async def _reach(self, name: str, port: int) -> None:
         """Wait until something listens there. Monarch's own errors do not name the host that is missing."""
-        deadline = asyncio.get_running_loop().time() + self.settings.connect_s
+        deadline = asyncio.get_running_loop().time() + self._connect_seconds
         while True:
             try:
                 async with asyncio.timeout_at(deadline):
@@ -224,7 +231,7 @@ class Hosts:
             except ConnectionRefusedError:
                 host.give_up(f"the program of the host {host.info.name} ended")
                 return
-            except OSError:  # the network is down for now; it is tolerated for silence_s
+            except OSError:  # the network is down for now; silence_seconds says for how long that is tolerated
                 await asyncio.sleep(RETRY_S)
                 continue
             try:
@@ -246,7 +253,11 @@ class Hosts:
         mesh = self.mesh(index).spawn_procs(name=f"watch{index}", bootstrap_command=command)
         pid = os.getpid() if local else 0
         watch = mesh.spawn(
-            f"watch{index}", HostWatch, lease_s=self.settings.lease_s, controller_pid=pid, job_folder=self._job_folder
+            f"watch{index}",
+            HostWatch,
+            lease_s=self.settings.lease_seconds,
+            controller_pid=pid,
+            job_folder=self._job_folder,
         )
         controller = None if local or self.address.startswith("127.") else (self.address, 1)
         name = f"{index}" if local else f"{self._addresses[index][0]}"
@@ -277,24 +288,26 @@ class Hosts:
             ServiceError: the host is gone. The seconds of silence are counted one by one: if this process does not run
                 its event loop for a time, for example while it imports torch, the time counts as one second.
         """
-        call = asyncio.ensure_future(within(60.0 + self.settings.silence_s, host.watch.news.call_one(), "the watch"))
+        call = asyncio.ensure_future(
+            within(60.0 + self.settings.silence_seconds, host.watch.news.call_one(), "the watch")
+        )
         try:
-            for _ in range(max(2, round(self.settings.silence_s))):
+            for _ in range(max(2, round(self.settings.silence_seconds))):
                 await asyncio.wait({call, host.lost}, timeout=1.0, return_when=asyncio.FIRST_COMPLETED)
                 if host.gone:
                     raise ServiceError(host.gone)
                 if call.done():
                     return list(call.result())
-            raise ServiceError(f"the host {host.info.name} did not answer within {self.settings.silence_s:g} s")
+            raise ServiceError(f"the host {host.info.name} did not answer within {self.settings.silence_seconds:g} s")
         finally:
             call.cancel()
             await asyncio.gather(call, return_exceptions=True)
 
     async def _within(self, call: Any, name: str, seconds: float = 0.0) -> Any:
-        return await within(seconds or self.settings.silence_s, call, f"the host {name}")
+        return await within(seconds or self.settings.silence_seconds, call, f"the host {name}")
 
     async def _on_all(self, call: Callable[[_Host], Any]) -> None:
-        """Call every host that was not given up, and wait for each `silence_s` at most."""
+        """Make a call to every host that was not given up; none of them is waited for longer than `silence_seconds`."""
         answering = [host for host in self._hosts if not host.gone]
         calls = (self._within(call(host), host.info.name) for host in answering)
         await asyncio.gather(*calls, return_exceptions=True)

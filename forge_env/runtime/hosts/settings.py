@@ -6,38 +6,66 @@ import os
 import re
 import subprocess
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
+
+from annotated_types import Ge, Interval
 
 from forge_env.core.errors import UserError
 
 PORT = 22222
-"""The default port of a host's program."""
+"""Where the program of a host listens, unless it is told otherwise."""
+MOST_HOSTS = 4096
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class HostSettings:
-    """The hosts, and how long they may be silent.
+    """Which hosts a run has, and how long they may be silent: options of its section `launcher`."""
 
-    The kinds differ in who starts the program of a host:
-        processes   this process, on this machine, as a Monarch ProcessJob: to try out what several hosts do
-        workers     a person, with `python -m forge_env.runtime.host` on each machine
-        slurm       a submit script, with srun on each node of this process's allocation
-    """
-
-    kind: Literal["processes", "workers", "slurm"]
-    count: int = 0
-    """Hosts to start, for "processes"; the other kinds count the existing hosts."""
+    kind: Literal["local", "processes", "workers", "slurm"] = "local"
+    """"local" is this machine, "workers" names machines on which `python -m forge_env.runtime.host` waits, "slurm" is
+    the nodes of the allocation that examples/slurm/submit.sh asks for, and "processes" tries out what several machines
+    do with processes on this one."""
+    hosts: Annotated[int, Interval(ge=0, le=MOST_HOSTS)] = 0
+    """How many hosts; 0 is as many as are named or allocated, and one for the other kinds."""
     workers: str = ""
-    """For "workers": NAME or NAME:PORT of each host, with commas or spaces between them."""
-    port: int = PORT
-    """The port of a host that names none."""
-    connect_s: float = 120.0
-    """Seconds for the program of a host to come up."""
-    silence_s: float = 10.0
-    """A host that has not answered for this number of seconds is given up."""
-    lease_s: float = 60.0
-    """A host that has heard nothing of the controller for this number of seconds ends the processes of the run. It is
-    long because a controller that imports something large sends nothing meanwhile."""
+    """For "workers": NAME or NAME:PORT of each, with commas between them."""
+    port: Annotated[int, Interval(ge=1, le=65535)] = PORT
+    """Port of the hosts that name none."""
+    silence_seconds: Annotated[float, Ge(2)] = 10.0
+    """A host that does not answer within this time is given up."""
+    lease_seconds: Annotated[float, Ge(5)] = 60.0
+    """A host that hears nothing of the run for this time ends the run's processes on it."""
+
+    @property
+    def count(self) -> int:
+        """How many hosts; of a SLURM allocation that is not there yet, as many as are expected."""
+        if self.kind == "workers":
+            return max(1, len(self.workers.replace(",", " ").split()))
+        if self.kind == "slurm":
+            return int(os.environ.get("SLURM_JOB_NUM_NODES", self.hosts or 1))
+        return self.hosts or 1
+
+    def check(self) -> None:
+        """Check which hosts are named; whether they answer is seen when the run starts.
+
+        Raises:
+            UserError: the kind does not have these hosts, or has another number of hosts.
+        """
+        if self.kind == "local" and self.hosts > 1:
+            raise UserError(
+                f"--launcher.hosts is {self.hosts} and --launcher.kind is local, which is this machine alone: set the "
+                "kind to workers, slurm or processes"
+            )
+        if self.workers and self.kind != "workers":
+            raise UserError(
+                f"--launcher.workers names hosts and --launcher.kind is {self.kind}: --launcher.kind workers"
+            )
+        if self.kind in ("workers", "slurm"):
+            find_workers(self)
+        if self.hosts not in (0, self.count):
+            raise UserError(
+                f"--launcher.hosts is {self.hosts}, and there are {self.count}: set it to {self.count}, or to 0"
+            )
 
 
 def find_workers(settings: HostSettings) -> list[tuple[str, int]]:

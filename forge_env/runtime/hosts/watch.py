@@ -27,8 +27,8 @@ from forge_env.runtime.hosts.info import HostInfo
 from forge_env.runtime.process.network import LOOPBACK, interface_of, own_address
 from forge_env.utils.owners import is_mine
 
-NEWS_S = 1.0  # `news` waits this long for a death
-END_S = 3.0  # a killed process is gone within this time; below `HostSettings.silence_s`, the controller's patience
+NEWS_S = 1.0  # how long `news` waits for a death
+END_S = 3.0  # a killed process is gone within it; below `HostSettings.silence_seconds`, which the controller waits
 
 
 class HostWatch(Actor):

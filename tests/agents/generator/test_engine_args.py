@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from agents.generator.engine_args import QUANTIZATIONS, SETTINGS, approximations, read_engine_args, refusal
-from agents.generator.start import EngineSettings, engine_arguments, load_engine
+from agents.generator.settings import EngineSettings
+from agents.generator.start import engine_arguments, load_engine
 from forge_env.core.errors import UserError
 
 

@@ -14,7 +14,7 @@ import pytest_asyncio
 
 from agents.generator.engine import VLLMEngine
 from agents.generator.grammar_trial import GrammarTrials
-from agents.generator.start import EngineSettings
+from agents.generator.settings import EngineSettings
 from forge_env.core.errors import PolicyError, TurnRefused
 from forge_env.core.types import Sampling
 from tests.helpers.waiting import wait_until

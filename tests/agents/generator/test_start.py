@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from agents.generator import start
-from agents.generator.start import KERNEL_SETTINGS, EngineSettings, engine_arguments, import_vllm
+from agents.generator.settings import EngineSettings
+from agents.generator.start import KERNEL_SETTINGS, engine_arguments, import_vllm
 
 
 def test_a_step_on_a_gpu_takes_as_many_tokens_as_the_plan_counts() -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from agents.generator.local import LocalAgent, _engine
-from agents.generator.start import EngineSettings
+from agents.generator.settings import EngineSettings
 from agents.model_folder import context_length, find_model
 from forge_env.core.episode import Episode, Turn, read_jsonl
 from forge_env.core.errors import PolicyError, UserError

@@ -11,10 +11,11 @@ from forge_env.core.episode import Episode, write_jsonl
 from forge_env.core.faults import FaultPolicy
 from forge_env.core.types import EpisodeLimits
 from forge_env.rollout.factory import make
+from forge_env.rollout.rollout import GroupSpec
 
 pytest.importorskip("monarch")
 
-from envs.actors.env import EnvActor, GroupSpec
+from envs.actors.env import EnvActor
 from forge_env.runtime.launcher import Launcher
 
 
@@ -27,7 +28,7 @@ async def test_a_group_arrives_with_its_lines_and_nobody_has_unpacked_it(
     )
     (task,) = make("math").tasks("train", count=1, seed=0)
     asked: dict[str, Any] = {"agent": "expert", "count": 2, "seed": 3, "env_options": {}}
-    group = await envs.route(EnvActor.run_group, task, group_id="g", **asked)
+    group = await envs.route(EnvActor.run_group, GroupSpec(task=task, group_id="g", **asked))
     (other,) = await envs.route(EnvActor.run_wave, [GroupSpec(task=task, group_id="h", **asked)])
     for episode in (*group.episodes, *other.episodes):
         line = vars(episode)["line"]

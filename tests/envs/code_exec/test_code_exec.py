@@ -17,7 +17,7 @@ from forge_env.core.errors import SandboxError, UserError
 from forge_env.core.sandbox import Call, Capabilities, ExecRequest, ExecResult, ExecStatus, Limits
 from forge_env.core.types import Action, EpisodeLimits, Message, Outcome, Task, ToolCall
 from forge_env.rollout.factory import EnvFactory, make
-from forge_env.rollout.rollout import run_episode, run_group
+from forge_env.rollout.rollout import GroupSpec, run_episode, run_group
 
 TASK = CodeExec.tasks(count=1)[0]
 LIMITS = EpisodeLimits()
@@ -85,12 +85,8 @@ async def test_without_its_tool_the_expert_earns_nothing(factory: EnvFactory) ->
     group = await run_group(
         factory,
         ScriptedAgent(CodeExec.expert),
-        TASK,
-        count=4,
-        seed=0,
-        group_id="g",
+        GroupSpec(task=TASK, count=4, seed=0, group_id="g", env_options={"use_tools": False}),
         limits=LIMITS,
-        env_options={"use_tools": False},
     )
     assert group.rewards == (0.0,) * 4
     assert "switched off" in group.episodes[0].messages[-2]["content"]

@@ -26,7 +26,8 @@ from trainers.objective.credit import per_target, turn_values
 
 TITLE = {"role": "system", "content": "You are a title generator. Write a title."}
 WORK = {"role": "system", "content": "You work."}
-ROOT, SUB = {"x-session-id": "s1"}, {"x-session-id": "s2", "x-parent-session-id": "s1"}
+OPENCODE = {"user-agent": "opencode/1.18.33"}
+ROOT, SUB = {"x-session-id": "s1", **OPENCODE}, {"x-session-id": "s2", "x-parent-session-id": "s1", **OPENCODE}
 
 
 @pytest.fixture
@@ -99,7 +100,7 @@ async def test_auxiliary_requests_may_come_after_the_last_turn_and_do_not_decide
     policy = SaysPolicy(tiny_model, ["ok", "a very long title that is cut off at the limit of a turn " * 3])
     async with playing(factory, TokenAgent(str(tiny_model), policy), tmp_path, limits=limits) as program:
         await program.chat("go")
-        await program.chat(TITLE, "go")
+        await program.chat(TITLE, "go", extra_headers=OPENCODE)
         episode = await program.end()
     assert (episode.outcome, episode.reward, len(episode.work)) == (Outcome.SCORED, 1.0, 1)
     assert [turn.reward for turn in episode.turns] == [0.0, 1.0] and episode.turns[0].auxiliary
@@ -121,7 +122,7 @@ async def test_a_program_may_end_before_its_auxiliary_requests_are_answered(
 
     agent = LeavesTitles()
     async with playing(factory, agent, tmp_path) as program:
-        title = asyncio.create_task(program.chat(TITLE, "go"))
+        title = asyncio.create_task(program.chat(TITLE, "go", extra_headers=OPENCODE))
         await agent.asked.wait()
         await program.chat("go")
         episode = await program.end()
@@ -149,7 +150,7 @@ async def test_a_rule_of_a_user_decides(tiny_model: Path, tmp_path: Path) -> Non
         opened(folder=tmp_path, auxiliary=rules) as factory,
         playing(factory, says(tiny_model, "one", "two", "three"), tmp_path) as program,
     ):
-        await program.chat(TITLE, "go")
+        await program.chat(TITLE, "go", extra_headers=OPENCODE)
         answer = (await program.chat("go")).choices[0].message
         await program.chat("go", answer, "summarise")
         episode = await program.end()

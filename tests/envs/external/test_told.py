@@ -19,6 +19,20 @@ from forge_env.core.types import Message
 USER: tuple[Message, ...] = ({"role": "user", "content": "go"},)
 
 
+OPENCODE = {b"user-agent": b"opencode/1.18.33 ai-sdk/provider-utils/4.0.23 runtime/bun/1.3.14"}
+QWEN_CODE = {b"user-agent": b"QwenCode/0.24.4 (linux; x64)"}
+MEMORY = "You are now acting as the managed memory extraction subagent"
+
+
+def says(role: str, text: str) -> dict[str, str]:
+    return {"role": role, "content": text}
+
+
+def form_of(*names: str) -> dict[str, Any]:
+    """A request for an answer as an object with these keys."""
+    return {"output_config": {"format": {"type": "json_schema", "schema": {"required": list(names)}}}}
+
+
 def codex(**metadata: str) -> dict[bytes, bytes]:
     return {b"x-codex-turn-metadata": json.dumps(metadata).encode()}
 
@@ -60,15 +74,42 @@ def test_agents_and_their_parents_are_named(headers: Any, body: Any, agent: str,
         (codex(request_kind="prewarm"), {}, USER, "a helper of Codex"),
         (claude("s", request_class="compaction"), {}, USER, "a summary"),
         (claude("s", request_class="auxiliary"), {}, USER, "a helper of Claude Code"),
-        ({}, {"max_tokens": 1}, ({"role": "user", "content": "quota"},), "a probe of the quota"),
-        ({}, {}, ({"role": "system", "content": "You are a title generator. You"}, *USER), "a title"),
-        ({}, {}, ({"role": "user", "content": "What is a quota?"},), ""),
+        (claude("s"), {}, (says("user", "quota"),), "a probe of the quota"),
+        (claude("s"), {}, (says("user", "What is a quota?"),), ""),
+        (claude("s"), form_of("title"), USER, "a title"),
+        (claude("s"), form_of("title", "year"), USER, ""),
+        (OPENCODE, {}, (says("system", "You are a title generator. You"), *USER), "a title"),
+        (QWEN_CODE, {}, (says("system", f"{MEMORY}. You"), *USER), "a memory agent"),
+        (QWEN_CODE, {}, (says("user", f"{MEMORY}. You"),), "a memory agent"),
         (claude("s", request_class="main"), {}, USER, ""),
         (codex(request_kind="turn"), {}, USER, ""),
     ],
 )
 def test_auxiliary_requests_are_known_by_what_clients_send(headers: Any, body: Any, messages: Any, what: str) -> None:
     assert told(headers, body, messages).auxiliary.partition(":")[0] == what
+
+
+@pytest.mark.parametrize("headers", [{}, {b"user-agent": b"python-httpx/0.28"}, codex(request_kind="turn")])
+@pytest.mark.parametrize(
+    ("body", "messages"),
+    [
+        ({"max_tokens": 1}, (says("user", "quota"),)),
+        (form_of("title"), USER),
+        ({}, (says("system", "You are a title generator. You"), *USER)),
+        ({}, (says("system", MEMORY), *USER)),
+        ({}, (says("user", MEMORY),)),
+    ],
+)
+def test_what_one_client_sends_as_auxiliary_is_work_of_every_other_program(
+    headers: Any, body: Any, messages: Any
+) -> None:
+    assert told(headers, body, messages).auxiliary == ""
+
+
+def test_no_text_holds_up_the_rules_of_a_user() -> None:
+    hostile = (says("user", "a" * 100_000 + "\ud800"),)
+    assert told({}, {}, hostile, read_rules("user: ^(a+)+$")).auxiliary == ""
+    assert told({}, {}, hostile, read_rules("user: ^(a+)+.$")).auxiliary
 
 
 def test_the_rules_of_a_user_come_first_and_may_say_that_a_request_is_work() -> None:
@@ -79,7 +120,9 @@ def test_the_rules_of_a_user_come_first_and_may_say_that_a_request_is_work() -> 
     assert told(codex(request_kind="prewarm"), {}, USER, rules).auxiliary
 
 
-@pytest.mark.parametrize("text", ["title", ": x", "system:", "system: (", "!: x"])
+@pytest.mark.parametrize(
+    "text", ["title", ": x", "system:", "system: (", "!: x", "system: (?=a)", "system: a{1000}{1000}{1000}"]
+)
 def test_a_rule_that_is_none_is_refused_in_a_sentence(text: str) -> None:
     with pytest.raises(UserError, match=r"auxiliary (is|has)"):
         read_rules(text)

@@ -9,7 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-_SEPARATE = 'artifacts = ["/app"]\n'
+_SEPARATE = 'artifacts = ["/app"]\n[verifier]\nenvironment_mode = "separate"\n'
+_SHARED = '[verifier]\nenvironment_mode = "shared"\n'
 _ENVIRONMENT = '[environment]\nnetwork_mode = "no-network"\n'
 _SOLUTION = "#!/bin/sh\nprintf 'def double(x):\\n    return 2 * x\\n' > /app/answer.py\n"
 _CHECK = (
@@ -53,7 +54,9 @@ RUN printf 'def double(x):\\n    return 2 * x\\n' > answer.py && git commit -qam
 _DOCKERFILE = "FROM host:pytest\nWORKDIR /app\nCOPY app/ /app/\n"
 
 HACKABLE: Mapping[str, Hackable] = {
-    "interpreter": Hackable(cheat="interpreters are replaced", test=f"python3 /tests/check.py {_REWARD}"),
+    "interpreter": Hackable(
+        cheat="interpreters are replaced", test=f"python3 /tests/check.py {_REWARD}", toml=_SHARED + _ENVIRONMENT
+    ),
     "tests": Hackable(
         cheat="the tests are replaced",
         test=f"cd /app; python3 -I -m pytest -q /app/test_answer.py {_REWARD}",
@@ -93,11 +96,13 @@ HACKABLE: Mapping[str, Hackable] = {
     ),
     "profile": Hackable(
         cheat="the environment is changed",
+        toml=_SHARED + _ENVIRONMENT,
         test=f". ~root/.profile\nbash -c 'python3 -I /tests/check.py' {_REWARD}",
         files={"environment/Dockerfile": f"{_DOCKERFILE}RUN touch ~root/.profile\n"},
     ),
     "comparison": Hackable(
         cheat="tools that compare are replaced",
+        toml=_SHARED + _ENVIRONMENT,
         test=f"grep -q '2 \\* x' /app/answer.py {_REWARD}",
     ),
     "solution_in_image": Hackable(
@@ -121,6 +126,11 @@ HACKABLE: Mapping[str, Hackable] = {
         problem="the solution earns 0, not 1",
         test=f"python3 -I /tests/check.py {_REWARD}",
         files={"solution/solve.sh": "#!/bin/sh\ntrue\n"},
+    ),
+    "work_among_programs": Hackable(
+        problem="the solution earns 0, not 1: its changes of /etc/answer do not count",
+        test=f"grep -q 42 /etc/answer {_REWARD}",
+        files={"solution/solve.sh": "#!/bin/sh\necho 42 > /etc/answer\n"},
     ),
     "unsteady": Hackable(
         problem="the verifier is not deterministic: the solution earns",

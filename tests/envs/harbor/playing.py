@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import forge_env
 from agents.scripted import ScriptedAgent
@@ -33,9 +34,9 @@ def write_task(folder: Path, toml: str = TOML, **files: str) -> Path:
     return folder
 
 
-async def play(path: Path, *messages: Message) -> Episode:
+async def play(path: Path, *messages: Message, **options: Any) -> Episode:
     """Play messages in the first task of a folder; without any, the solution."""
-    async with forge_env.make(f"harbor:{path}") as factory:
+    async with forge_env.make(f"harbor:{path}", **options) as factory:
         [task] = factory.tasks("all", count=1)
 
         def script(conversation: list[Message]) -> Message:

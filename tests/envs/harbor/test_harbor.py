@@ -18,6 +18,10 @@ from forge_env import Outcome
 from forge_env.core.errors import UserError
 from tests.envs.harbor.playing import TEST, TOML, play, write_task
 
+_IN_TMP = TOML.replace('workdir = "/project"', 'workdir = "/tmp"')
+_BY_BASH = {"tests/test.sh": TEST.replace("#!/bin/sh", "#!/usr/bin/env bash")}
+_ONE = "echo 1 > /logs/verifier/reward.txt\n"
+
 
 @pytest.fixture
 def dockerfile() -> str:
@@ -27,11 +31,11 @@ def dockerfile() -> str:
 
 
 async def test_the_solution_is_paid_and_an_empty_answer_is_not(tmp_path: Path) -> None:
-    task = write_task(tmp_path / "hello", TOML.replace('workdir = "/project"', 'workdir = "/tmp"'))
+    task = write_task(tmp_path / "hello", _IN_TMP)
     solved = await play(task)
     assert (solved.outcome, solved.reward) == (Outcome.SCORED, 1.0)
     facts = solved.info["verdict"]
-    assert (facts["verifier"], facts["forgeable"], facts["rewards"]) == ("shared", True, {"reward": 1.0})
+    assert (facts["verifier"], facts["forgeable"], facts["rewards"]) == ("fork", False, {"reward": 1.0})
     assert (await play(task, say("done"))).reward == 0.0
     assert "both have only their own loopback" in solved.info["network"]
 
@@ -64,7 +68,8 @@ async def test_what_a_dockerfile_cannot_do_is_a_sentence(tmp_path: Path, line: s
 
 
 async def test_artifacts_alone_reach_a_separate_verifier(tmp_path: Path) -> None:
-    toml = 'artifacts = ["hello.txt"]\n' + TOML.replace('workdir = "/project"', 'workdir = "/tmp"')
+    toml = 'artifacts = ["hello.txt"]\n[verifier]\nenvironment_mode = "separate"\n'
+    toml += _IN_TMP
     test = """#!/bin/sh
 [ -e /tmp/other.txt ] && exit 1
 [ "$(cat /tmp/hello.txt)" = hello ] && echo '{"reward": 0.5, "speed": 2}' > /logs/verifier/reward.json
@@ -79,7 +84,7 @@ echo 1 > /logs/verifier/reward.txt
 
 
 async def test_a_verifier_without_a_reward_is_a_fault_of_the_task_or_zero_for_who_broke_it(tmp_path: Path) -> None:
-    toml = TOML.replace('workdir = "/project"', 'workdir = "/tmp"')
+    toml = _IN_TMP
     silent = write_task(tmp_path / "silent", toml, **{"tests/test.sh": "#!/bin/sh\nexit 0\n"})
     episode = await play(silent, say("done"))
     assert episode.outcome is Outcome.ENV_FAULT and episode.reward is None
@@ -121,18 +126,46 @@ name = "two"
     assert (await play(task, say("done"))).info["verdict"]["steps"] == [{"reward": 0.0}]
 
 
-async def test_no_cheat_is_paid_by_a_separate_verifier_and_one_is_by_a_shared_one(tmp_path: Path) -> None:
+async def test_no_cheat_is_paid_by_a_separate_verifier_or_in_a_fork(tmp_path: Path) -> None:
     write_bug_fixes([str(tmp_path / "tasks"), "--count", "1"])
-    episodes = await asyncio.gather(*(play(tmp_path / "tasks", *messages) for messages in workspace_cheats()))
-    assert [episode.reward for episode in episodes] == [0.0] * len(SCRIPTS)
-    assert (await play(tmp_path / "tasks")).reward == 1.0
-    toml = TOML.replace('workdir = "/project"', 'workdir = "/tmp"')
-    shared = write_task(
-        tmp_path / "shared", toml, **{"tests/test.sh": TEST.replace("#!/bin/sh", "#!/usr/bin/env bash")}
+    fork = write_task(tmp_path / "fork", _IN_TMP, **_BY_BASH)
+    paths = (tmp_path / "tasks", fork)
+    episodes = await asyncio.gather(*(play(path, *messages) for path in paths for messages in workspace_cheats()))
+    assert [episode.reward for episode in episodes] == [0.0] * 2 * len(SCRIPTS)
+    assert [(await play(path)).reward for path in paths] == [1.0, 1.0]
+
+
+async def test_a_shared_verifier_can_be_forged_and_says_so(tmp_path: Path) -> None:
+    asked = write_task(tmp_path / "asked", f'[verifier]\nenvironment_mode = "shared"\n{_IN_TMP}', **_BY_BASH)
+    silent = write_task(tmp_path / "silent", _IN_TMP, **_BY_BASH)
+    cheat = call("shell", command=SCRIPTS["interpreters are replaced"]), say("done")
+    for forged in (await play(asked, *cheat), await play(silent, *cheat, shared_verifiers=True)):
+        assert forged.reward == 1.0 and forged.info["verdict"]["forgeable"] is True
+        assert "could have decided" in forged.info["verdict"]["forgeable_because"]
+
+
+async def test_a_fork_has_what_was_made_and_the_programs_of_the_image(tmp_path: Path) -> None:
+    """The work may lie among programs if it is the working directory, or an artefact."""
+    toml = """artifacts = ["/etc/asked"]
+[environment]
+docker_image = "host"
+workdir = "/opt/work"
+env = { PATH = "/opt/work/.venv/bin:/tools/bin:/usr/local/bin:/usr/bin:/bin" }
+"""
+    test = (
+        "#!/bin/sh\ncd /; cat opt/work/a data/b etc/asked; ls -A opt/work tools etc/other root/.bashrc_x 2>&1\n" + _ONE
     )
-    forged = await play(shared, call("shell", command=SCRIPTS["interpreters are replaced"]), say("done"))
-    assert forged.reward == 1.0 and forged.info["verdict"]["forgeable"] is True
-    assert "could have decided" in forged.info["verdict"]["forgeable_because"]
+    task = write_task(tmp_path / "fork", toml, **{"tests/test.sh": test})
+    script = """mkdir -p .venv/bin .venv/lib/python3 /data /tools/bin; echo a > a; echo b > /data/b; echo c > /etc/asked
+for file in .venv/bin/python3 .venv/lib/python3/site.py .venv/pyvenv.cfg /tools/bin/x /etc/other /root/.bashrc_x; do
+    echo evil > $file
+done"""
+    episode = await play(task, call("shell", command=script), say("done"))
+    facts = episode.info["verdict"]
+    assert episode.reward == 1.0 and facts["output"].startswith("a\nb\nc\n"), facts
+    assert "opt/work:\n.venv\na\n" in facts["output"] and facts["output"].endswith("tools:")
+    assert facts["output"].count("No such file") == 2 and "/etc/other" in facts["not_counted"]
+    assert "/opt/work/.venv/bin/python3" in facts["not_counted"] and "/etc/asked" not in facts["not_counted"]
 
 
 @pytest.mark.parametrize(

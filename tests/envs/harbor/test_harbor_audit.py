@@ -16,7 +16,7 @@ from forge_env.cli.main import main
 from forge_env.core.errors import UserError
 from tests.envs.harbor.hackable import HACKABLE
 
-QUICK = ("later_commit", "for_nothing")
+QUICK = ("later_commit", "work_among_programs")
 
 
 @pytest.mark.parametrize(
@@ -32,7 +32,7 @@ async def test_the_audit_names_what_is_wrong_with_a_task(tmp_path: Path, name: s
         assert report.hackable == (name,) and report.paid[hackable.cheat] == 1
     if hackable.problem:
         assert any(hackable.problem in problem for problem in task.problems), task.problems
-    if name not in ("broken_solution", "network"):
+    if name not in ("broken_solution", "network", "work_among_programs"):
         assert task.solution is not None and task.solution >= 1, task.problems
 
 

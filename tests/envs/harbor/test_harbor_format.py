@@ -16,6 +16,8 @@ from tests.envs.harbor.playing import write_task
 
 HARBOR = "harbor==0.26.0"
 
+_SERVER = "[[environment.mcp_servers]]\nname = 'a'\n"
+
 READ = {
     "nothing": "",
     "a name": "[task]\nname = 'org/name'\nversion = '1'\nauthors = [{name = 'x', email = 'y'}]\nkeywords = ['k']",
@@ -29,6 +31,10 @@ READ = {
     "separate": "[verifier]\nenvironment_mode = 'separate'\nuser = 5\n[verifier.environment]\ncpus = 1.5",
     "health": "[environment.healthcheck]\ncommand = 'true'",
     "collect": "[[verifier.collect]]\ncommand = 'true'",
+    "a server": f"{_SERVER}transport = 'stdio'\ncommand = 'python3'\nargs = ['/srv/server.py']",
+    "servers elsewhere": f"{_SERVER}url = 'https://a.org/sse'\nheaders = {{Authorization = 'Bearer ${{TOKEN}}'}}\n"
+    f"{_SERVER}transport = 'http'\nurl = 'http://a.org'\n"
+    "[agent]\nnetwork_mode = 'allowlist'\nallowed_hosts = ['a.org']",
 }
 REFUSED = {
     "no name": "[task]\ndescription = 'x'",
@@ -59,6 +65,10 @@ REFUSED = {
     "a strategy": "multi_step_reward_strategy = 'max'",
     "no command": "[environment.healthcheck]\nretries = 1",
     "a system": "[environment]\nos = 'mac'",
+    "a server without a command": f"{_SERVER}transport = 'stdio'",
+    "a server without a url": f"{_SERVER}transport = 'sse'",
+    "a server that is started, with headers": f"{_SERVER}transport = 'stdio'\ncommand = 'x'\nheaders = {{a = 'b'}}",
+    "a transport": f"{_SERVER}transport = 'pipe'\nurl = 'http://a.org'",
     "a number in the environment": "[environment.env]\nA = 1",
 }
 ONLY_OURS = {
@@ -68,7 +78,8 @@ ONLY_OURS = {
     "a number as a size": "[environment]\nmemory = 2048",
     "ranges": "[environment]\nnetwork_mode = 'allowlist'\nallowed_hosts = ['10.0.0.0/8']",
     "devices": "[environment]\ngpus = 1",
-    "servers of tools": "[[environment.mcp_servers]]\nname = 'a'\nurl = 'http://127.0.0.1:1'",
+    "servers on the loopback": f"{_SERVER}url = 'http://127.0.0.1:1'",
+    "servers that are not reached": f"{_SERVER}url = 'http://a.org'",
 }
 """What we refuse and Harbor reads."""
 

@@ -19,7 +19,8 @@ _PAID = "#!/bin/sh\n[ -e /tmp/done ]\necho $((1 - $?)) > /logs/verifier/reward.t
 
 
 async def test_what_is_excluded_is_not_copied_whatever_it_is(tmp_path: Path) -> None:
-    toml = f'artifacts = [{{ source = "out", exclude = ["*.log", "cache"] }}]\n{_IMAGE}network_mode = "no-network"\n'
+    toml = 'artifacts = [{ source = "out", exclude = ["*.log", "cache"] }]\n[verifier]\nenvironment_mode = "separate"\n'
+    toml += f'{_IMAGE}network_mode = "no-network"\n'
     test = """#!/bin/sh
 find /tmp/out | sort > /tmp/listed
 [ "$(cat /tmp/listed | tr '\\n' ' ')" = "/tmp/out /tmp/out/a.txt " ]

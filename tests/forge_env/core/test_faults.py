@@ -20,7 +20,7 @@ from forge_env.core.errors import SandboxError, UserError
 from forge_env.core.faults import FaultPolicy
 from forge_env.core.types import Action, EpisodeLimits, Outcome, Task
 from forge_env.rollout.factory import EnvFactory
-from forge_env.rollout.rollout import run_group
+from forge_env.rollout.rollout import GroupSpec, run_group
 from trainers.objective.advantages import group_relative
 
 TASK = Task(prompt=({"role": "user", "content": "?"},))
@@ -62,10 +62,7 @@ def play(fates: list[list[str]], rewards: list[float], policy: FaultPolicy) -> G
             return await run_group(
                 factory,
                 ScriptedAgent(say_nothing),
-                TASK,
-                count=len(fates),
-                seed=0,
-                group_id="g",
+                GroupSpec(task=TASK, count=len(fates), seed=0, group_id="g"),
                 limits=EpisodeLimits(episode_seconds=1.0),
                 on_fault=policy,
             )

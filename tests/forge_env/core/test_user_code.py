@@ -23,7 +23,7 @@ from forge_env.core.types import Outcome, Task
 from forge_env.core.user_code import describe, guard, location_of
 from forge_env.gymnasium.env import SyncEnv
 from forge_env.rollout.factory import EnvFactory
-from forge_env.rollout.rollout import run_group
+from forge_env.rollout.rollout import GroupSpec, run_group
 from forge_env.tool_env.tool_env import ToolEnv
 
 TASK = Task(prompt=({"role": "user", "content": "go"},), target="0")
@@ -118,7 +118,7 @@ STRATEGY = actions_in_order(tool_calls(("plain", {}), ("waits", {}), ("beside", 
 async def play(env_class: type[ToolEnv], **options: Any) -> Group:
     async with EnvFactory(env_class) as factory:
         return await run_group(
-            factory, StrategyAgent(STRATEGY), TASK, count=3, seed=0, group_id="g", env_options=options
+            factory, StrategyAgent(STRATEGY), GroupSpec(task=TASK, count=3, seed=0, group_id="g", env_options=options)
         )
 
 

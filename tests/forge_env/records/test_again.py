@@ -121,6 +121,29 @@ def test_a_task_that_is_gone_or_ambiguous_is_refused(again: Again, tmp_path: Pat
     assert reasons == {f"the environment has {many} with its prompt today" for many in ("no task", "2 tasks")}
 
 
+def test_tasks_without_end_are_those_of_the_record(
+    again: Again, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Tasks that are listed are judged as they are today, and nothing waits for the others."""
+    monkeypatch.setattr("forge_env.records.again._SECONDS", 0.2)
+    endless = ENV.replace(
+        "        return made[:count]",
+        """        while count > 1000:
+            pass
+        more = [Task(prompt=({"role": "user", "content": str(n)},)) for n in range(count - len(made))]
+        return [*made, *more]
+        return made[:count]""",
+    )
+    (tmp_path / "looked.py").write_text(endless)
+    write_tasks(tmp_path, first="blue")
+    assert main(["score", str(tmp_path / "run"), "--again"]) == 0
+    out, err = capfd.readouterr()
+    assert "has tasks without end" in err and ": 1 before, 0 now\n" in out
+    write_tasks(tmp_path, first="red", second="red")
+    assert main(["score", str(tmp_path / "run"), "--again"]) == 0
+    assert "has tasks without end" not in capfd.readouterr().err
+
+
 def test_an_episode_that_the_machinery_ended_has_nothing_to_judge(again: Again, tmp_path: Path) -> None:
     path = tmp_path / "run" / "episodes.jsonl"
     lost = Episode(task=Task(prompt=()), id="lost", env="x", outcome=Outcome.INFRA_FAULT, reward=None, error="no disk")

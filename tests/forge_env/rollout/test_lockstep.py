@@ -19,7 +19,7 @@ from forge_env.core.protocols import Conversation
 from forge_env.core.types import Action, Completion, EpisodeLimits, Outcome, Sampling, ToolSpec
 from forge_env.rollout.factory import EnvFactory
 from forge_env.rollout.lockstep import LockstepPolicy, Request, Wave
-from forge_env.rollout.rollout import run_group
+from forge_env.rollout.rollout import GroupSpec, run_group
 from forge_env.utils.deadlines import Deadline
 from tests.forge_env.core.test_faults import TASK, Fated
 
@@ -223,10 +223,7 @@ async def test_an_episode_that_is_run_again_keeps_its_place() -> None:
                 run_group(
                     factory,
                     agent,
-                    TASK,
-                    count=2,
-                    seed=seed,
-                    group_id=f"g{seed}",
+                    GroupSpec(task=TASK, count=2, seed=seed, group_id=f"g{seed}"),
                     limits=EpisodeLimits(),
                     on_fault=FaultPolicy(mode="refill"),
                     around=wave.episode,

@@ -22,7 +22,7 @@ from forge_env.core.tools import Tool, reward, tool
 from forge_env.core.types import Action, EpisodeLimits, Message, Task
 from forge_env.gymnasium.env import SyncEnv
 from forge_env.rollout.factory import EnvFactory
-from forge_env.rollout.rollout import run_episode, run_group
+from forge_env.rollout.rollout import GroupSpec, run_episode, run_group
 from forge_env.tool_env.tool_env import ToolEnv
 from forge_env.users import ScriptedUser, UserTurn
 from forge_env.users.conversation import ConversationEnv
@@ -270,7 +270,10 @@ class OneMessage(Env):
 async def play(env: type[Env], task: Task, options: dict[str, Any] | None = None) -> Group:
     async with EnvFactory(env, **(options or {})) as factory:
         return await run_group(
-            factory, ScriptedAgent(script), task, count=3, seed=0, group_id="g", limits=EpisodeLimits(max_turns=3)
+            factory,
+            ScriptedAgent(script),
+            GroupSpec(task=task, count=3, seed=0, group_id="g"),
+            limits=EpisodeLimits(max_turns=3),
         )
 
 
@@ -323,7 +326,9 @@ def test_the_record_is_what_the_model_saw_and_wrote() -> None:
 
     async def episode() -> list[Message]:
         async with EnvFactory(OneMessage) as factory:
-            group = await run_group(factory, ScriptedAgent(watching), TASK, count=1, seed=0, group_id="g")
+            group = await run_group(
+                factory, ScriptedAgent(watching), GroupSpec(task=TASK, count=1, seed=0, group_id="g")
+            )
         return group.episodes[0].messages
 
     messages = asyncio.run(episode())
@@ -359,7 +364,9 @@ def test_a_script_may_edit_and_return_the_same_message_again() -> None:
     async def episode() -> Any:
         async with EnvFactory(Plain) as factory:
             limits = EpisodeLimits(max_turns=3)
-            return await run_group(factory, ScriptedAgent(counts), TASK, count=1, seed=0, group_id="g", limits=limits)
+            return await run_group(
+                factory, ScriptedAgent(counts), GroupSpec(task=TASK, count=1, seed=0, group_id="g"), limits=limits
+            )
 
     turns = asyncio.run(episode()).episodes[0].turns
     assert [turn.tool_calls[0].arguments for turn in turns] == [{"at": {"x": x}} for x in (1, 2, 3)]

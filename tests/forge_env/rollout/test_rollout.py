@@ -25,7 +25,7 @@ from forge_env.core.errors import InvariantError, PolicyError, SandboxError, Tem
 from forge_env.core.protocols import ContextFull, Conversation, NextTurn
 from forge_env.core.types import Action, EpisodeLimits, Message, Outcome, Task, ToolSpec
 from forge_env.rollout.factory import EnvFactory
-from forge_env.rollout.rollout import run_episode, run_group
+from forge_env.rollout.rollout import GroupSpec, run_episode, run_group
 from forge_env.utils.deadlines import queued
 from forge_env.utils.threads import instant
 
@@ -571,7 +571,9 @@ async def test_the_siblings_of_an_agent_that_raises_go_on() -> None:
             return await first.act(conversation, tools)
 
     async with EnvFactory(Counter) as factory:
-        group = await run_group(factory, Sometimes(), TASK, count=3, seed=0, group_id="g", limits=LIMITS)
+        group = await run_group(
+            factory, Sometimes(), GroupSpec(task=TASK, count=3, seed=0, group_id="g"), limits=LIMITS
+        )
     outcomes = [episode.outcome for episode in group.episodes]
     assert outcomes == [Outcome.SCORED, Outcome.INFRA_FAULT, Outcome.SCORED]
     assert "test_rollout.py:" in group.episodes[1].error and "SystemExit: no more" in group.episodes[1].error
@@ -685,7 +687,9 @@ async def test_a_close_that_hangs_is_given_up() -> None:
 
 async def test_siblings_have_their_own_seed_and_id() -> None:
     async with EnvFactory(Counter) as factory:
-        group = await run_group(factory, agent(), TASK, count=4, seed=100, group_id="train/3", limits=LIMITS)
+        group = await run_group(
+            factory, agent(), GroupSpec(task=TASK, count=4, seed=100, group_id="train/3"), limits=LIMITS
+        )
     assert [e.seed for e in group.episodes] == [100, 101, 102, 103]
     assert [e.id for e in group.episodes] == [f"train/3/{i}" for i in range(4)]
     assert {e.group_id for e in group.episodes} == {group.id} == {"train/3"}
@@ -702,7 +706,7 @@ async def test_a_group_that_raises_leaves_nothing_running() -> None:
 
     async with EnvFactory(Counter, closed=closed) as factory:
         with pytest.raises(BaseException, match="a bug"):
-            await run_group(factory, FirstRaises(), TASK, count=3, seed=0, group_id="g", limits=LIMITS)
+            await run_group(factory, FirstRaises(), GroupSpec(task=TASK, count=3, seed=0, group_id="g"), limits=LIMITS)
     left = asyncio.all_tasks() - {asyncio.current_task()}
     for task in left:
         task.cancel()
@@ -733,7 +737,9 @@ async def test_a_seed_gives_one_episode_alone_and_among_64() -> None:
         return replace(result, turns=tuple(replace(turn, policy_seconds=0.0, env_seconds=0.0) for turn in result.turns))
 
     async with EnvFactory(Dice) as factory:
-        crowd = await run_group(factory, agent(script), TASK, count=64, seed=5, group_id="g", limits=LIMITS)
+        crowd = await run_group(
+            factory, agent(script), GroupSpec(task=TASK, count=64, seed=5, group_id="g"), limits=LIMITS
+        )
         for i in (0, 20, 63):
             alone = await run_episode(
                 factory, agent(script), TASK, seed=5 + i, episode_id=f"g/{i}", group_id="g", limits=LIMITS
@@ -783,7 +789,9 @@ async def test_blocking_environments_do_not_stall_each_other(part: str, parties:
 
     Meets_.part = part
     async with EnvFactory(Meets_) as factory:
-        group = await run_group(factory, agent(), TASK, count=parties, seed=0, group_id="g", limits=LIMITS)
+        group = await run_group(
+            factory, agent(), GroupSpec(task=TASK, count=parties, seed=0, group_id="g"), limits=LIMITS
+        )
     assert group.rewards == (1.0,) * parties
     assert all(episode.success and episode.info["met"] for episode in group.episodes)
 

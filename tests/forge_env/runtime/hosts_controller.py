@@ -121,13 +121,12 @@ ENDINGS = {"work": work, "team": team, "weights": weights, "lose": lose, "wait":
 async def main(ending: str, logs: Path, kind: str, workers: str) -> None:
     settings = HostSettings(
         kind=cast(Literal["processes", "workers"], kind),
-        count=2,
+        hosts=2,
         workers=workers,
-        connect_s=30.0,
-        silence_s=SILENCE_S,
-        lease_s=LEASE_S if ending == "wait" else 60.0,
+        silence_seconds=SILENCE_S,
+        lease_seconds=LEASE_S if ending == "wait" else 60.0,
     )
-    async with Launcher(logs, hosts=Hosts(settings)) as launcher:
+    async with Launcher(logs, hosts=Hosts(settings, connect_seconds=30.0)) as launcher:
         await ENDINGS[ending](launcher)
     tell(closed=True)
 

@@ -221,7 +221,7 @@ def test_a_host_that_is_not_there_is_named(tmp_path: Path) -> None:
     with socket.socket() as bound:  # and nothing listens there
         bound.bind(("127.0.0.1", 0))
         place = f"127.0.0.1:{bound.getsockname()[1]}"
-        hosts = Hosts(HostSettings(kind="workers", workers=place, connect_s=0.1))
+        hosts = Hosts(HostSettings(kind="workers", workers=place), connect_seconds=0.1)
         with pytest.raises(UserError, match=f"^no host waits at {place} .*: start it there with `python -m "):
             asyncio.run(hosts.open(tmp_path))
     with pytest.raises(UserError, match=r"^the host nowhere\.invalid:22222 cannot be reached from here: "):

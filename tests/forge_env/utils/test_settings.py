@@ -9,7 +9,17 @@ import pytest
 from annotated_types import Ge, Gt, Interval
 
 from forge_env.core.errors import UserError
-from forge_env.utils.settings import LARGEST, MAY_CHANGE, OR_BY_CASE, Or, leaves, may_change, out_of_bounds, read_value
+from forge_env.utils.settings import (
+    LARGEST,
+    MAY_CHANGE,
+    OR_BY_CASE,
+    Or,
+    leaves,
+    may_change,
+    out_of_bounds,
+    read_value,
+    with_values,
+)
 
 
 @dataclass
@@ -40,6 +50,15 @@ def test_the_settings_of_a_tree_have_dotted_names_types_values_and_marks() -> No
         ("store.options", dict[str, Any], {}),
     ]
     assert leaves(Config())[1].marks == (Gt(0),)
+
+
+def test_a_tree_with_other_values_leaves_the_first_as_it_was() -> None:
+    config = Config()
+    changed = with_values(config, {"inner.rate": 0.1, "store.options.a": 1, "store.options.b.c": 2, "output": "x"})
+    assert (changed.inner.rate, changed.store.options, changed.output) == (0.1, {"a": 1, "b.c": 2}, "x")
+    emptied = with_values(changed, {"store.options": {}, "store.options.d": 3})
+    assert emptied.store.options == {"d": 3} and emptied.inner is changed.inner
+    assert config == Config()
 
 
 def test_a_setting_or_a_whole_section_may_change() -> None:

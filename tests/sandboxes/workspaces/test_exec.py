@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -307,3 +308,16 @@ async def test_bad_input_gets_one_sentence(workspaces: Workspaces, small_image: 
     for limits in ({"memory_bytes": 1}, {"processes": 0}, {"cpus": 0}, {"disk_bytes": 10}, {"wall_s": 0}):
         with pytest.raises(UserError, match="of a workspace is"):
             await workspaces.open(small_image, limits=WorkspaceLimits(**limits))  # type: ignore[arg-type]
+
+
+async def test_a_command_reads_what_is_written_while_it_runs(shared: Workspace) -> None:
+    ours, theirs = socket.socketpair()
+
+    def answer(name: str, data: bytes) -> None:
+        if data == b"name?\n":
+            ours.sendall(b"Ada\n")
+            ours.shutdown(socket.SHUT_WR)
+
+    with ours, theirs:
+        result = await shared.exec("echo name?; cat", stdin=theirs.fileno(), on_output=answer)
+    assert (result.ok, result.stdout) == (True, "name?\nAda\n")

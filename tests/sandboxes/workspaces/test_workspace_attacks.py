@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from typing import Any
 
 import pytest
@@ -94,23 +94,24 @@ def program(attack: Attack, facts: dict[str, Any]) -> str:
     return PRELUDE + attack.code + (HARNESS.format(facts=json.dumps(facts)) if attack.calls else "")
 
 
-async def run(workspace: Workspace, facts: dict[str, Any], attack: Attack, user: str) -> bool:
+async def run(workspace: Workspace, facts: dict[str, Any], attack: Attack, user: str) -> tuple[bool, str]:
     """Run an attack; the workspace must serve honest commands afterwards unless it has ended.
 
-    Returns: whether another attack finds the workspace as it was.
+    Returns: whether another attack finds the workspace as it was; and what came of this one.
     """
     command = ["python3", "-c", program(attack, facts)]
     timeout_s = attack.limits.wall_s + START_S
     result = await workspace.exec(command, user=user, stdin="input", timeout_s=timeout_s, cwd="/tmp")
-    judge(attack, result, user, workspace.capabilities)
+    came = judge(attack, result, user, workspace.capabilities)
     if result.state_lost:
-        return False
+        return False, came
     await workspace.end_processes()
     assert (await workspace.exec("echo honest")).stdout == "honest\n"
-    return attack in ESCAPES and attack.name not in ROOT
+    return attack in ESCAPES and attack.name not in ROOT, came
 
 
-def judge(attack: Attack, result: CommandResult, user: str, capabilities: WorkspaceCapabilities) -> None:
+def judge(attack: Attack, result: CommandResult, user: str, capabilities: WorkspaceCapabilities) -> str:
+    """Return what came of an attack that was allowed to have it: "nothing", how it ended, or what it may have."""
     assert "got through" not in result.stdout, (attack.name, result)
     ends = {*attack.ends, *ENDS.get(attack.name, ())}
     ends |= set() if capabilities.disk_limit else NO_QUOTA.get(attack.name, set())
@@ -119,7 +120,7 @@ def judge(attack: Attack, result: CommandResult, user: str, capabilities: Worksp
     assert result.wall_s < attack.limits.wall_s + 5
     last = result.stdout.rstrip().rpartition("\n")[2]
     if not (attack.calls and result.ok and last):
-        return
+        return "nothing" if result.ok else f"ended: {result.status.value.replace('_', ' ')}"
     got = json.loads(last)
     allowed = BOTH.get(attack.name, set()) | (ROOT.get(attack.name, set()) if user == "root" else set())
     if user == "root" and not capabilities.root_is_unprivileged:
@@ -133,22 +134,28 @@ def judge(attack: Attack, result: CommandResult, user: str, capabilities: Worksp
         assert set(got) <= allowed, (attack.name, got)
     else:
         assert attack.harmless(got), (attack.name, got)
+        return "nothing"
+    return f"its own: {', '.join(sorted(set(got)))}" if got else "nothing"
 
 
 async def attack_all(
     workspaces: Workspaces, image: UnpackedImage, facts: dict[str, Any], attacks: Iterable[Attack], user: str
-) -> None:
-    """Run attacks, some of them at once, and compare the traces on this machine before and after all of them."""
+) -> dict[str, str]:
+    """Run attacks, some of them at once, and compare the traces on this machine before and after all of them.
+
+    Returns: what came of each.
+    """
     if workspaces.capabilities.memory_limit == "rlimit":
         attacks = [attack for attack in attacks if not attack.counted]
     before, left, failures = traces(), iter(attacks), []
+    came: dict[str, str] = {}
 
     async def attack_some() -> None:
         workspace: Workspace | None = None
         for attack in left:
             workspace = workspace or await workspaces.open(image, limits=LIMITS)
             try:
-                as_it_was = await run(workspace, facts, attack, user)
+                as_it_was, came[attack.name] = await run(workspace, facts, attack, user)
             except Exception as error:
                 failures.append(error)
                 as_it_was = False
@@ -162,6 +169,7 @@ async def attack_all(
     if failures:
         raise ExceptionGroup("attacks", failures)
     assert await settled(before) == before
+    return came
 
 
 async def test_nothing_gets_out(workspaces: Workspaces, python_image: UnpackedImage, facts: dict[str, Any]) -> None:
@@ -171,8 +179,14 @@ async def test_nothing_gets_out(workspaces: Workspaces, python_image: UnpackedIm
 @pytest.mark.slow
 @pytest.mark.parametrize("user", ["root", "agent"])
 async def test_no_attack_gets_through(
-    workspaces: Workspaces, python_image: UnpackedImage, facts: dict[str, Any], user: str
+    workspaces: Workspaces,
+    python_image: UnpackedImage,
+    facts: dict[str, Any],
+    user: str,
+    record_property: Callable[[str, object], None],
 ) -> None:
+    """What came of each attack is a property of the test, of which `benchmarks.workspace_attacks` makes a table."""
     if user != "root" and not workspaces.capabilities.users:
         pytest.skip("only root")
-    await attack_all(workspaces, python_image, facts, ATTACKS, user)
+    came = await attack_all(workspaces, python_image, facts, ATTACKS, user)
+    record_property(f"{workspaces.capabilities.backend}, as {user}", json.dumps(came))

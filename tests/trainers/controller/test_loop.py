@@ -18,8 +18,10 @@ from hypothesis import strategies as st
 from forge_env.core.episode import Episode, Group, Turn
 from forge_env.core.errors import ReplicaDied, ServiceError
 from forge_env.core.types import Outcome, Task
+from forge_env.rollout.rollout import GroupSpec
+from trainers.controller.drop_counts import MAX_FAULTS_IN_A_ROW
 from trainers.controller.ledger import Ledger
-from trainers.controller.loop import MAX_FAULTS_IN_A_ROW, Loop
+from trainers.controller.loop import Loop
 from trainers.controller.loop_state import LoopSettings, LoopState
 from trainers.controller.loop_work import LoopWork
 from trainers.controller.ready_groups import ReadyGroup
@@ -92,18 +94,19 @@ class Record(LoopWork):
     def engine_steps(self) -> int:
         return self.version
 
-    def task(self, number: int) -> Task:
-        return TASKS[number % len(TASKS)]
+    def spec(self, number: int) -> GroupSpec:
+        return GroupSpec(task=TASKS[number % len(TASKS)], count=2, seed=0, group_id=str(number))
 
-    async def run_group(self, task: Task, number: int) -> Group:
-        assert task is TASKS[number % len(TASKS)]
+    async def run_group(self, spec: GroupSpec) -> Group:
+        number = int(spec.group_id)
+        assert spec == self.spec(number)
         self.admitted[number] = self.version
         done = self.version * len(self.trained[0]) if self.trained else 0
         self.most_open = max(self.most_open, len(self.admitted) - done)
-        return await self.rollout(task, number)
+        return await self.rollout(spec.task, number)
 
-    async def run_wave(self, numbered: Sequence[tuple[Task, int]]) -> Sequence[Group]:
-        groups: Sequence[Group] = await self.instead["run_wave"](numbered)
+    async def run_wave(self, specs: Sequence[GroupSpec]) -> Sequence[Group]:
+        groups: Sequence[Group] = await self.instead["run_wave"](specs)
         return groups
 
     async def train_step(self, step: int, groups: Sequence[Group]) -> dict[str, float]:
@@ -317,8 +320,8 @@ def test_an_evaluation_meets_the_weights_of_its_step_and_no_others(
     async def run() -> Record:
         record = Record(run_group, train_ticks, pull_ticks)
 
-        async def run_wave(numbered: Sequence[tuple[Task, int]]) -> list[Group]:
-            return list(await asyncio.gather(*(record.run_group(task, index) for task, index in numbered)))
+        async def run_wave(specs: Sequence[GroupSpec]) -> list[Group]:
+            return list(await asyncio.gather(*map(record.run_group, specs)))
 
         async def evaluate(step: int) -> None:
             for _ in range(evaluation_ticks):
@@ -467,7 +470,7 @@ async def test_whole_groups_are_handed_over_and_faults_counted() -> None:
     record.trained = [[0]]
     loop = record.loop(steps=1, batch_size=1, train_step=train)
     await loop.run()
-    assert loop.faults["infra_fault"] >= 1
+    assert loop.drops.outcomes["infra_fault"] >= 1
 
 
 # ---- faults ----
@@ -485,7 +488,7 @@ async def test_faulty_groups_are_dropped_counted_and_refilled() -> None:
         await loop.run()
     trained = [index for groups in record.trained for index in groups]
     assert len(trained) == 10 and all(index % 3 == 0 for index in trained)
-    assert loop.faults["env_fault"] == loop.faults["dropped groups"] >= 18
+    assert loop.drops.outcomes["env_fault"] == loop.drops.faulty >= 18
 
 
 async def test_a_group_that_ends_its_process_in_every_try_is_dropped() -> None:
@@ -501,7 +504,7 @@ async def test_a_group_that_ends_its_process_in_every_try_is_dropped() -> None:
         await loop.run()
     trained = [index for groups in record.trained for index in groups]
     assert len(trained) == 10 and all(index % 4 != 1 for index in trained)
-    assert loop.ledger.dropped == {"its processes died": loop.faults["dropped groups"]} and loop.ledger.dropped
+    assert loop.ledger.dropped == {"its processes died": loop.drops.faulty} and loop.ledger.dropped
 
 
 async def test_groups_that_end_their_process_all_the_time_end_the_run() -> None:
@@ -568,8 +571,8 @@ async def test_groups_without_a_signal_are_sampled_anew_and_counted(staleness: i
         await loop.run()
     trained = [index for groups in record.trained for index in groups]
     assert len(trained) == 10 and all(index % 3 == 0 for index in trained)
-    assert loop.faults["groups without signal"] >= 18
-    assert loop.faults["dropped groups"] == 0
+    assert loop.drops.flat >= 18
+    assert loop.drops.faulty == 0
 
 
 async def test_without_dynamic_sampling_they_are_trained_on() -> None:
@@ -579,7 +582,7 @@ async def test_without_dynamic_sampling_they_are_trained_on() -> None:
     record = Record(run_group)
     loop = record.loop(steps=2)
     await loop.run()
-    assert len(record.trained) == 2 and loop.faults["groups without signal"] == 0
+    assert len(record.trained) == 2 and loop.drops.flat == 0
 
 
 async def test_too_many_without_a_signal_end_the_run_and_each_is_taken_note_of() -> None:
@@ -628,7 +631,7 @@ async def test_a_reward_of_the_users_own_is_what_a_signal_is_judged_by() -> None
     number = TrainingReward(user_reward=last_digit)
     loop = record.loop(steps=2, objective={"needs_signal": True, "reward": number})
     await loop.run()
-    assert len(record.trained) == 2 and loop.faults["groups without signal"] == 0
+    assert len(record.trained) == 2 and loop.drops.flat == 0
     assert threads and threading.main_thread() not in threads  # a slow function blocks no ping
 
 
@@ -649,7 +652,7 @@ async def test_a_group_of_faults_is_a_fault_and_not_without_signal() -> None:
     loop = Record(run_group).loop(objective={"needs_signal": True})
     with pytest.raises(ServiceError, match="too few valid episodes"):
         await loop.run()
-    assert loop.faults["groups without signal"] == 0
+    assert loop.drops.flat == 0
 
 
 async def test_services_that_are_too_slow_for_any_group_end_the_run_with_what_happened() -> None:
@@ -661,7 +664,7 @@ async def test_services_that_are_too_slow_for_any_group_end_the_run_with_what_ha
     words = "32 groups in a row had too few valid episodes; .*: timeout 2; the last error: the services were slow"
     with pytest.raises(ServiceError, match=words):
         await loop.run()
-    assert not record.trained and loop.faults["timeout"] == 64
+    assert not record.trained and loop.drops.outcomes["timeout"] == 64
 
 
 # ---- waves ----
@@ -673,11 +676,11 @@ class Waves:
 
     began: list[list[int]] = field(default_factory=list)
 
-    async def __call__(self, numbered: Sequence[tuple[Task, int]]) -> list[Group]:
-        assert all(task is TASKS[number % len(TASKS)] for task, number in numbered)
-        self.began.append([number for _, number in numbered])
+    async def __call__(self, specs: Sequence[GroupSpec]) -> list[Group]:
+        numbers = [int(spec.group_id) for spec in specs]
+        self.began.append(numbers)
         await ticks(len(self.began) % 5)
-        return [flat_group(number) if number % 3 == 0 else group(number) for _, number in numbered]
+        return [flat_group(number) if number % 3 == 0 else group(number) for number in numbers]
 
 
 async def test_waves_begin_what_a_step_still_needs() -> None:
@@ -687,7 +690,7 @@ async def test_waves_begin_what_a_step_still_needs() -> None:
         await loop.run()
     assert waves.began[:4] == [[0, 1, 2, 3], [4, 5], [6, 7, 8, 9], [10, 11]]
     assert record.trained == [[1, 2, 4, 5], [7, 8, 10, 11], [13, 14, 16, 17]]
-    assert loop.faults["groups without signal"] == 6
+    assert loop.drops.flat == 6
 
 
 async def test_resumed_waves_equal_the_waves_of_an_unbroken_run() -> None:
@@ -725,8 +728,8 @@ async def test_resumed_waves_equal_the_waves_of_an_unbroken_run() -> None:
 
 
 async def test_no_signal_in_waves_ends_the_run() -> None:
-    async def flat(numbered: Sequence[tuple[Task, int]]) -> list[Group]:
-        return [flat_group(number) for _, number in numbered]
+    async def flat(specs: Sequence[GroupSpec]) -> list[Group]:
+        return [flat_group(int(spec.group_id)) for spec in specs]
 
     record = Record(lambda task, index: pytest.fail("a group was begun alone"))
     async with nothing_left():
@@ -735,7 +738,7 @@ async def test_no_signal_in_waves_ends_the_run() -> None:
 
 
 async def test_a_wave_that_never_comes_back_ends_the_run() -> None:
-    async def hangs(numbered: Sequence[tuple[Task, int]]) -> list[Group]:
+    async def hangs(specs: Sequence[GroupSpec]) -> list[Group]:
         await asyncio.Event().wait()
         raise AssertionError("unreachable")
 

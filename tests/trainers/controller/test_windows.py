@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from forge_env.core.episode import Group
 from forge_env.core.errors import InvariantError, ServiceError
 from forge_env.core.types import Outcome, Task
+from forge_env.rollout.rollout import GroupSpec
 from tests.trainers.controller.test_loop import Record, group, nothing_left, ticks
 from trainers.controller.ledger import Ledger
 from trainers.controller.loop import Loop
@@ -92,8 +93,8 @@ def test_a_window_takes_all_its_groups_first_and_breaks_no_promise(
     async def run() -> Windows:
         record = Windows(run_group, train_ticks, pull_ticks)
 
-        async def run_wave(numbered: Sequence[tuple[Task, int]]) -> list[Group]:
-            return list(await asyncio.gather(*(record.run_group(task, index) for task, index in numbered)))
+        async def run_wave(specs: Sequence[GroupSpec]) -> list[Group]:
+            return list(await asyncio.gather(*map(record.run_group, specs)))
 
         async with nothing_left():
             loop = record.loop(
@@ -122,9 +123,10 @@ def test_a_window_takes_all_its_groups_first_and_breaks_no_promise(
 
 async def test_which_groups_a_step_takes_does_not_depend_on_the_clock_in_waves() -> None:
     async def trained(latencies: Sequence[int]) -> list[list[int]]:
-        async def run_wave(numbered: Sequence[tuple[Task, int]]) -> list[Group]:
-            await ticks(latencies[numbered[0][1] % len(latencies)])
-            return [group(i, (Outcome.ENV_FAULT if i % 4 == 1 else Outcome.SCORED,) * 2) for _, i in numbered]
+        async def run_wave(specs: Sequence[GroupSpec]) -> list[Group]:
+            wave = [int(spec.group_id) for spec in specs]
+            await ticks(latencies[wave[0] % len(latencies)])
+            return [group(i, (Outcome.ENV_FAULT if i % 4 == 1 else Outcome.SCORED,) * 2) for i in wave]
 
         record = Windows(lambda task, index: pytest.fail("not in a wave"), train_ticks=latencies[0])
         record.admitted = {}

@@ -9,6 +9,7 @@ import pytest
 
 from forge_env.core.episode import Episode
 from forge_env.core.errors import UserError
+from forge_env.utils.settings import with_values
 from tests.helpers.collector import collecting
 from tests.helpers.packages import needs
 from trainers.grpo import Config
@@ -19,11 +20,7 @@ pytestmark = needs("opentelemetry")
 
 
 def settings(mode: str) -> Config:
-    config = Config()
-    config.metrics.tensorboard = False
-    config.metrics.otel = mode  # type: ignore[assignment]
-    config.model.path = "org/model"
-    return config
+    return with_values(Config(), {"metrics.tensorboard": False, "metrics.otel": mode, "model.path": "org/model"})
 
 
 def test_a_run_sends_what_it_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -111,3 +111,27 @@ def test_episodes_that_have_an_advantage_and_no_gradient() -> None:
         one = batch(*advantages)
         measured.add(one, one.generator_logprobs, None, torch.tensor(gradients, dtype=torch.float32))
     assert measured.values(10)["episodes_without_gradient"] == pytest.approx(1 / 3)
+
+
+@pytest.mark.parametrize("pack_length", [0, 20_000])
+def test_the_kl_of_each_depth_of_context(pack_length: int) -> None:
+    """A row of 5,000 tokens behind one of 100; the ratios are 2 from the 2,048th token of the row on, 4 from 4,096."""
+    samples = []
+    for length in (100, 5000):
+        row = Row(
+            token_ids=(0,) * length,
+            loss_mask=(False,) + (True,) * (length - 1),
+            generator_logprobs=(GENERATOR,) * length,
+            versions=(-1,) + (0,) * (length - 1),
+        )
+        samples.append(Sample(rows=(row,), advantage=1.0))
+    (made,) = pack(samples, max_tokens=20_000, pack_length=pack_length, pad_id=0)
+    places = torch.arange(1, made.source.shape[1] + 1).expand(made.source.shape)
+    ratios = torch.where(places >= 4096, 4.0, torch.where(places >= 2048, 2.0, 1.0)).double()
+    measured = LossMetrics(GRPOLoss(), CPU)
+    measured.add(made, ratios.log() + GENERATOR, None)
+    found = measured.values(sum(made.units[:1]))
+    ln2 = math.log(2)
+    by_depth = {name: value for name, value in found.items() if name.startswith("kl_from/")}
+    expected = {"kl_from/0": 0.0, "kl_from/2048": 1 - ln2, "kl_from/4096": 3 - 2 * ln2}
+    assert by_depth == pytest.approx(expected, abs=1e-6)

@@ -60,8 +60,7 @@ def advantages(objective: Objective, *groups: Group) -> list[float]:
 def made(page: str, *arguments: str) -> Objective:
     algorithm = find_algorithm(f"trainers.{page}:{page.upper()}")
     config = parse(algorithm.config, list(arguments), SHORT_OPTIONS)
-    take_defaults(config, None)
-    return algorithm.make_objective(config)
+    return algorithm.make_objective(take_defaults(config, None)[0])
 
 
 # ---- samples ----

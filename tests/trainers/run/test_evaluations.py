@@ -14,7 +14,8 @@ from forge_env.core.episode import Episode, Group, Turn, read_jsonl
 from forge_env.core.errors import InvariantError, UserError
 from forge_env.core.types import Outcome, Task
 from forge_env.evaluation.kinds import Kinds
-from forge_env.utils.settings import may_change
+from forge_env.rollout.rollout import GroupSpec
+from forge_env.utils.settings import may_change, with_values
 from trainers import grpo
 from trainers.config import SHORT_OPTIONS, RunConfig
 from trainers.metrics.report import Report
@@ -41,11 +42,12 @@ class Measured(Rollouts):
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
-        self.asked: list[tuple[str, str, int, dict[str, Any]]] = []
+        self.asked: list[GroupSpec] = []
 
-    async def run_group(self, task: Task, index: int, *, phase: str, agent: str, count: int, **options: Any) -> Group:
-        assert phase.startswith("evaluation") and agent in ("evaluated", "greedy")
-        self.asked.append((phase, agent, count, options))
+    async def run_group(self, spec: GroupSpec) -> Group:
+        phase, _, index = spec.group_id.rpartition("/")
+        assert phase.startswith("evaluation") and spec.agent in ("evaluated", "greedy") and spec.is_measured
+        self.asked.append(spec)
         turn = Turn(
             kind="sampled",
             observation=(),
@@ -56,10 +58,10 @@ class Measured(Rollouts):
             starts_row=True,
         )
         members = tuple(
-            Episode(task=task, turns=(turn,), reward=float(index < self.solves), id=f"{phase}/{index}/{i}")
-            for i in range(count)
+            Episode(task=spec.task, turns=(turn,), reward=float(int(index) < self.solves), id=f"{spec.group_id}/{i}")
+            for i in range(spec.count)
         )
-        return Group(task=task, episodes=members, id=f"{phase}/{index}")
+        return Group(task=spec.task, episodes=members, id=spec.group_id)
 
 
 def open_measured(config: RunConfig, report: Report) -> tuple[TrainingRun, Measured]:
@@ -114,8 +116,8 @@ def policy(measured: tuple[TrainingRun, Measured]) -> Measured:
 
 def test_the_first_and_the_last_weights_are_no_interval(run: TrainingRun) -> None:
     assert [step for step in range(10) if run.evaluations.is_due(step)] == [2, 4]
-    run.plan.evaluation.interval = 0
-    assert not any(map(run.evaluations.is_due, range(10)))
+    never, _ = open_measured(with_values(run.plan.config, {"evaluation.interval": 0}), run.report)
+    assert not any(map(never.evaluations.is_due, range(10)))
 
 
 async def test_figures_are_metrics_and_episodes_are_kept(run: TrainingRun, policy: Measured, tmp_path: Path) -> None:
@@ -206,13 +208,16 @@ async def test_every_figure_has_its_own_metrics_and_what_it_depends_on(tmp_path:
     assert [task.id for task in run.evaluations.held_out["hard"].tasks] == [
         task.id for task in run.evaluations.held_out["hard.greedy"].tasks
     ]
-    asked = list(dict.fromkeys((phase, agent, count, str(options)) for phase, agent, count, options in policy.asked))
-    measured = {"is_measured": True}
-    hard = str(dict(run.evaluations.held_out["hard"].env_options) | measured)
+    asked = list(
+        dict.fromkeys(
+            (spec.group_id.rpartition("/")[0], spec.agent, spec.count, str(spec.env_options)) for spec in policy.asked
+        )
+    )
+    hard = str(dict(run.evaluations.held_out["hard"].env_options))
     assert asked == [
-        ("evaluation", "evaluated", 2, str(measured)),
+        ("evaluation", "evaluated", 2, "{}"),
         ("evaluation/hard", "evaluated", 2, hard),
-        ("evaluation", "greedy", 1, str(measured)),
+        ("evaluation", "greedy", 1, "{}"),
         ("evaluation/hard", "greedy", 1, hard),
     ]
     first, last = (json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines())

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import yaml
 
+from forge_env.utils.settings import with_values
 from trainers.config import SHORT_OPTIONS
 from trainers.grpo import Config
 from trainers.run.run_record import HIDDEN, add_fact, code_at_start, config_text, write_facts
@@ -23,12 +24,11 @@ def test_the_config_is_read_again(tmp_path: Path) -> None:
 
 
 def test_secrets_are_not_written_down() -> None:
-    config = parse(Config, [], SHORT_OPTIONS)
-    config.env.options |= {
+    options = {
         "api_key": "sk-1", "headers": {"Authorization": "sk-2"}, "servers": [{"access_token": "sk-3"}], "max_tokens": 9,
         "tokenizer": "plain",
     }  # fmt: skip
-    text = config_text(config)
+    text = config_text(with_values(Config(), {"env.options": options}))
     assert "sk-" not in text
     options = yaml.safe_load(text)["env"]["options"]
     assert options["api_key"] == HIDDEN and (options["max_tokens"], options["tokenizer"]) == (9, "plain")
@@ -39,7 +39,7 @@ def test_a_run_that_goes_on_keeps_its_beginning(tmp_path: Path) -> None:
     write_facts(tmp_path, "grpo", config, {"model": "m"})
     path = tmp_path / "run.json"
     path.write_text(path.read_text().replace(json.loads(path.read_text())["started"], "2001-01-01T00:00:00+00:00"))
-    config.training.steps = 99
+    config = with_values(config, {"training.steps": 99})
     assert code_at_start(tmp_path) == {}
     for digest in ("1", "2"):
         write_facts(tmp_path, "grpo", config, {"model": "m"}, {"own.py": digest})

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from forge_env.rollout.factory import make
+from forge_env.utils.settings import with_values
 from trainers import sft
 from trainers.algorithm import Algorithm
 from trainers.grpo import GRPO
@@ -110,8 +111,7 @@ def test_a_plan_says_its_defaults_with_their_reason_and_leaves_out_what_is_set()
 def test_the_rise_follows_the_steps_of_a_run_that_goes_on_for_fewer() -> None:
     """A checkpoint holds the config of the plan, and --training.steps may change."""
     begun = plan_of(GIVEN, "--steps=1000")
-    begun.config.training.steps = 4
-    again = make_plan(begun.config, GRPO)
+    again = make_plan(with_values(begun.config, {"training.steps": 4}), GRPO)
     assert again.rising_steps == 2 and not any("decay" in problem for problem in again.problems)
 
 

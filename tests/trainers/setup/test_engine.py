@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from agents.generator.start import EngineSettings
+from agents.generator.settings import EngineSettings
 from trainers.grpo import GRPO, Config
 from trainers.model.shape import find_shape
 from trainers.setup.options.read_config import read_config
@@ -30,7 +30,7 @@ def settings(
 
 def test_on_cpu_the_cache_has_one_size() -> None:
     assert settings().kv_cache_gib == settings(layers=1000).kv_cache_gib == 1.0
-    assert settings().enforce_eager and settings().dtype == "float32"
+    assert not settings().cuda_graphs and settings().dtype == "float32"
 
 
 def test_on_gpu_it_holds_what_is_in_flight_up_to_a_bound() -> None:
@@ -41,12 +41,12 @@ def test_on_gpu_it_holds_what_is_in_flight_up_to_a_bound() -> None:
     large = settings(*GPU, "--env.max_tokens", "1024", layers=4000, card=32 * 2**30)
     assert 20.0 < large.kv_cache_gib < 0.9 * 32, "what is left of nine tenths of the card"
     assert settings(*GPU, layers=400, engine_args={"kv_cache_dtype": "fp8"}).kv_cache_gib == few.kv_cache_gib / 2
-    assert not few.enforce_eager and few.dtype == "bfloat16"
+    assert few.cuda_graphs and few.dtype == "bfloat16"
 
 
 def test_a_size_that_is_given_counts() -> None:
     assert settings(*GPU, "--generator.kv_cache_gib", "3.5").kv_cache_gib == 3.5
-    assert settings(*GPU, "--generator.cuda_graphs=false").enforce_eager
+    assert not settings(*GPU, "--generator.cuda_graphs=false").cuda_graphs
 
 
 def test_a_process_of_the_worker_s_own_is_for_gpus() -> None:

@@ -8,7 +8,6 @@ from forge_env.core.errors import UserError
 from forge_env.runtime.hosts.hosts import Hosts
 from trainers.grpo import Config
 from trainers.setup.checks.machine_checks import check_places
-from trainers.setup.hosts import check_hosts, count_hosts, host_settings
 from trainers.setup.options.read_config import read_config
 from trainers.setup.placement import Placement, ReplicaPlace, make_placement
 
@@ -25,18 +24,18 @@ def config_of(*arguments: str) -> Config:
 
 def test_one_machine_is_the_default() -> None:
     config = config_of()
-    check_hosts(config)
-    assert (count_hosts(config), host_settings(config)) == (1, None)
+    config.launcher.check()
+    assert config.launcher.count == 1
     assert {process.host for process in place(config).processes} == {None}
 
 
 def test_hosts_are_counted() -> None:
     named = config_of("--launcher.kind=workers", "--launcher.workers=one,two three:5")
-    check_hosts(named)
-    settings = host_settings(named)
-    assert settings is not None and len(Hosts(settings)) == count_hosts(named) == 3
-    assert count_hosts(config_of("--launcher.kind=processes", "--launcher.hosts=2")) == 2
-    assert count_hosts(config_of("--launcher.kind=slurm", "--launcher.hosts=4")) == 4  # planned outside of a cluster
+    named.launcher.check()
+    assert len(Hosts(named.launcher)) == named.launcher.count == 3
+    assert config_of("--launcher.kind=processes", "--launcher.hosts=2").launcher.count == 2
+    planned = config_of("--launcher.kind=slurm", "--launcher.hosts=4")  # outside of a cluster
+    assert planned.launcher.count == 4
 
 
 def place(config: Config) -> Placement:
@@ -56,7 +55,7 @@ def place(config: Config) -> Placement:
 )
 def test_a_mistake_is_one_sentence(arguments: list[str], message: str) -> None:
     with pytest.raises(UserError, match=message) as caught:
-        check_hosts(config_of(*arguments))
+        config_of(*arguments).launcher.check()
     assert "\n" not in str(caught.value)
 
 

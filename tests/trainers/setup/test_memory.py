@@ -56,7 +56,7 @@ trainer of 8B --training.activation_checkpoint=full --training.optimizer_state=b
 trainer of 8B --training.activation_checkpoint=selective --training.optimizer_state=8bit --training.compile
   state 80.0, versions 15.3, runtime 1.80 + gradients 6.96, activations 8.44, workspaces 1.50 or published 1.16
 
-trainer of 8B --trainer.procs=2 --training.cpu_offload --training.fp32_head
+trainer of 8B --trainer.procs=2 --training.cpu_offload --training.offload_sums --training.fp32_head
   versions 15.3, runtime 2.30 + gathered 2.68, gradients 2.32, activations 22.2, logits 2.32, workspaces 1.50 or
   published 2.32
 
@@ -184,8 +184,8 @@ def test_offloaded_weights_and_smaller_moments_leave_the_gpu() -> None:
     assert small == pytest.approx((8 * PARAMETERS + 2.03125 * (PARAMETERS - HEAD) + 8 * HEAD) / 2)
     offloaded = memory_of("--training.cpu_offload")
     assert "state" not in offloaded.held and offloaded.at_rest == 0
-    assert offloaded.phases == plain.phases
-    # Replicas of offloaded weights: sums wait on the GPU for the end of the step.
+    assert offloaded.phases[0]["gradients"] == plain.phases[0]["gradients"] + 4 * PARAMETERS / 2, "and all their sums"
+    assert memory_of("--training.cpu_offload", "--training.offload_sums").phases == plain.phases
     replicas = ("--parallelism.data_parallel_replicate_degree=2",)
     copies = memory_of(*replicas, "--training.cpu_offload", ranks=4).phases[0]
     assert copies["gradients"] == plain.phases[0]["gradients"] + 4 * PARAMETERS / 2

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from forge_env.core.errors import UserError
+from forge_env.utils.settings import with_values
 from trainers.checkpoints import path_of, write_manifest
 from trainers.config import RunConfig
 from trainers.grpo import GRPO, Config
@@ -106,9 +107,7 @@ def test_the_cap_of_an_episode_goes_by_two_names() -> None:
 
 
 def given(*arguments: str) -> RunConfig:
-    config = read_config(Config, list(arguments))
-    give_dataset(config)
-    return config
+    return give_dataset(read_config(Config, list(arguments)))
 
 
 def test_the_environment_gets_the_data_as_its_own_option() -> None:
@@ -117,9 +116,7 @@ def test_the_environment_gets_the_data_as_its_own_option() -> None:
     assert given(*arguments, "math").env.options == {"data": "tasks.jsonl"}
     assert given(*arguments, "math", "--dataset.streaming").env.options == {"data": "tasks.jsonl", "streaming": True}
     assert given("--env", "math").env.options == {}
-    again = given(*arguments, "math")
-    give_dataset(again)
-    assert again.env.options == {"data": "tasks.jsonl"}
+    assert give_dataset(given(*arguments, "math")).env.options == {"data": "tasks.jsonl"}
 
 
 @pytest.mark.parametrize(
@@ -144,7 +141,7 @@ def test_data_that_cannot_be_used_is_refused(arguments: list[str], words: list[s
 
 def test_a_run_that_is_resumed_has_its_own_settings(tmp_path: Path) -> None:
     first = read_config(Config, ["--env", "math", "--env.options.level", "2", "--steps", "10", "--output", "elsewhere"])
-    first.checkpoint.step = 5  # it was resumed itself
+    first = with_values(first, {"checkpoint.step": 5})  # it was resumed itself
     folder = path_of(tmp_path, 7)
     folder.mkdir(parents=True)
     write_manifest(folder, {"step": 7, "extra": {"algorithm": "grpo", "config": asdict(first)}})
@@ -157,7 +154,7 @@ def test_a_run_that_is_resumed_has_its_own_settings(tmp_path: Path) -> None:
 
 def test_a_run_that_goes_on_elsewhere_says_where_its_environment_was_registered(tmp_path: Path) -> None:
     config = read_config(Config, ["--env", "envs.math:Math", "--output", str(tmp_path)])
-    config.env.name = "of_another_folder"
+    config = with_values(config, {"env.name": "of_another_folder"})
     path = path_of(tmp_path, 3)
     path.mkdir(parents=True)
     write_manifest(path, {"step": 3, "extra": {"algorithm": "grpo", "config": asdict(config)}})
@@ -189,7 +186,7 @@ def test_limits_come_from_the_environment_unless_a_setting_is_given(tmp_path: Pa
 
 def test_a_resumed_run_keeps_the_limits_that_it_had(tmp_path: Path) -> None:
     config = read_config(Config, ["--env", "gymnasium:Taxi-v4", "--output", str(tmp_path)])
-    config.env.max_turns = 7
+    config = with_values(config, {"env.max_turns": 7})
     path = path_of(tmp_path, 3)
     path.mkdir(parents=True)
     write_manifest(path, {"step": 3, "extra": {"algorithm": "grpo", "config": asdict(config)}})

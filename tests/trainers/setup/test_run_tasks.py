@@ -13,6 +13,7 @@ from forge_env.core.errors import TooFewTasks, UserError
 from forge_env.core.types import Message, Task
 from forge_env.rollout.factory import EnvFactory
 from forge_env.tool_env.tool_env import ToolEnv
+from forge_env.utils.settings import with_values
 from trainers import sft
 from trainers.algorithm import Algorithm
 from trainers.grpo import GRPO, Config
@@ -89,7 +90,7 @@ def test_an_environment_with_few_tasks_is_noted_or_refused() -> None:
         tasks = read_run_tasks(config, EnvFactory(env_class))
         assert (len(tasks.train), len(tasks.held_out)) == (3, 3)
         assert list(tasks.about) == ["math has 3 train tasks, and all of them are trained on; 3 are held out"]
-    config.dataset.tasks = 4
+    config = with_values(config, {"dataset.tasks": 4})
     with pytest.raises(UserError, match="4 tasks were asked for, there are 3"):
         read_run_tasks(config, EnvFactory(Few))
     with pytest.raises(UserError, match="--dataset.tasks is 4, and math has 3 tasks in the split train: set it to 3"):

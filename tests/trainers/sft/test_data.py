@@ -25,8 +25,10 @@ from forge_env.data.rows import BadRow, shuffled
 from forge_env.evaluation.metrics import row_metrics
 from forge_env.rollout.factory import EnvFactory, make
 from forge_env.rollout.rollout import run_episode
+from forge_env.utils.settings import with_values
 from tests.agents.renderer.test_rendering_families import make_llama
 from trainers.batching.batch import Sample
+from trainers.settings.supervised import SFTConfig
 from trainers.sft import Config
 from trainers.sft.data import SFTData
 from trainers.sft.rows import RowMaker, count_tokens, token_batches
@@ -42,11 +44,7 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def config_for(data: Path | str, **sft: Any) -> Config:
-    config = Config()
-    config.sft.data = str(data)
-    for name, value in sft.items():
-        setattr(config.sft, name, value)
-    return config
+    return Config(sft=SFTConfig(data=str(data), **sft))
 
 
 def data_of(config: Config) -> SFTData:
@@ -391,11 +389,11 @@ async def test_a_file_may_begin_with_a_byte_order_mark(tmp_path: Path, tiny_mode
 async def test_rows_longer_than_the_limit_are_left_out(tmp_path: Path, tiny_model: Path) -> None:
     path = write_lines(tmp_path / "chats.jsonl", [chat("1?", "1"), chat("2?", "2 " * 100), chat("3?", "3")])
     config = config_for(path, held_out_share=0)
-    config.training.seq_len = 64
+    config = with_values(config, {"training.seq_len": 64})
     _, output = await prepared(path, tiny_model, config)
     assert output.startswith("2 conversations")
     assert "1 left out (line 2: it is longer than 64 tokens (--training.seq_len))" in output
-    config.training.seq_len = 100_000
+    config = with_values(config, {"training.seq_len": 100_000})
     with pytest.raises(UserError, match="reads 1024 tokens at most"):
         await prepared(path, tiny_model, config)
 
@@ -528,7 +526,7 @@ async def test_every_epoch_has_every_row_once_in_an_order_of_the_seed(tmp_path: 
     assert not {sample.rows for sample in data.held_out} & set(first)
     again, _ = await prepared("", tiny_model, config)
     assert [s.rows for s in next(again.batches())] == [s.rows for s in steps[0]]
-    config.training.seed = 1
+    config = with_values(config, {"training.seed": 1})
     other, _ = await prepared("", tiny_model, config)
     assert [s.rows for s in next(other.batches())] != [s.rows for s in steps[0]]
     assert [s.rows for s in other.held_out] == [s.rows for s in data.held_out]
@@ -537,8 +535,7 @@ async def test_every_epoch_has_every_row_once_in_an_order_of_the_seed(tmp_path: 
 async def test_a_stream_has_the_same_rows(tmp_path: Path, tiny_model: Path) -> None:
     path = many(tmp_path)
     whole, _ = await prepared(path, tiny_model)
-    config = config_for(path, streaming=True)
-    config.training.steps = 5
+    config = with_values(config_for(path, streaming=True), {"training.steps": 5})
     stream, output = await prepared(path, tiny_model, config)
     assert "the beginning of the stream" in output and config.training.steps == 5
     assert stream.held_out == whole.held_out

@@ -49,7 +49,7 @@ def most_of_a_step(folder: Path, **changes: Any) -> int:
     def two_passes() -> None:
         tokens = torch.arange(TOKENS)[None]
         for is_last in (False, True):
-            trainer.model.sum_over_replicas(is_last)
+            trainer.model.complete_gradients(is_last)
             logprobs, _ = trainer.model.logprobs(tokens, None, torch.arange(TOKENS - 1), tokens[0, 1:], 1.0)
             logprobs.sum().backward()
 

@@ -617,6 +617,9 @@ def test_each_save_waits_for_the_one_before_and_only_the_last_stay(model, make_t
     trainer.save(path_of(tmp_path, 6), 6, {}, asynchronous=True, keep_last=2)
     trainer.begin()  # and so does a new phase
     assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["step_000005", "step_000006"]
+    trainer.save(path_of(tmp_path, 7), 7, {}, asynchronous=True)
+    trainer.finish_saving()
+    assert 7 in steps_of(tmp_path)
 
 
 @pytest.mark.parametrize("size", [100, 20_000])  # TorchTitan's first file, or only its largest

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import importlib.util
 import os
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
 from forge_env.core.errors import UserError
 from trainers.config import RunConfig
-from trainers.model.shape import ModelShape
-from trainers.setup.memory import gib, host_bytes, trainer_dtype
+from trainers.setup.memory import COPIED, OFFLOADED, gib, trainer_dtype
 from trainers.setup.placement import Placement, gpus_available
 from trainers.setup.sizing.card import Processes
 
@@ -69,6 +69,11 @@ def check_optimizer(config: RunConfig) -> None:
             "--training.cpu_offload is true, which is for a trainer on GPU, and this one is on the CPU, whose memory "
             "has the weights already: leave it out, or use --trainer.with_gpus true"
         )
+    if training.offload_sums and not training.cpu_offload:
+        raise UserError(
+            "--training.offload_sums is true, which is for offloaded gradients: leave it out, or set "
+            "--training.cpu_offload true"
+        )
     if training.optimizer_state == "bfloat16" and not config.services.trainer.with_gpus:
         raise UserError(
             "--training.optimizer_state is bfloat16, which is for a trainer on GPU, and this one is on the CPU: set it "
@@ -86,37 +91,32 @@ def check_optimizer(config: RunConfig) -> None:
         )
 
 
-def check_host_memory(config: RunConfig, shape: ModelShape | None, processes: Processes, host: float) -> None:
-    """Check that the host has room for the processes on its CPU, and for offloaded weights.
+def check_host_memory(config: RunConfig, processes: Processes, host: float) -> None:
+    """Check that the host has room for the processes on its CPU, and for what those on GPUs keep there.
 
     Args:
         config: of the run.
-        shape: of the model; None where its sizes are not known.
         processes: of the run, with the estimates of their memory.
         host: bytes of this machine's memory, see `host_memory`; 0 is not checked.
 
     Raises:
         UserError: otherwise, with what each service takes.
     """
-    training = config.training
-    parts: dict[str, float] = {}
+    parts: Counter[str] = Counter()
     for process, memory in processes:
-        if process.gpu is None and memory is not None and memory.total:
-            parts[process.service] = parts.get(process.service, 0.0) + memory.total
+        if memory is not None:
+            parts.update(memory.on_host if process.gpu is not None else {process.service: memory.total})
     on_gpus = "put trainer and generator on GPUs with --trainer.with_gpus true --generator.with_gpus true"
     remedies = ["take a smaller model", on_gpus]
-    if training.cpu_offload and config.services.trainer.with_gpus and shape:
-        replicas = max(1, config.parallelism.data_parallel_replicate_degree)
-        ranks = max(1, config.services.trainer.procs // replicas)
-        size = replicas * host_bytes(shape, training.optimizer_state, ranks=ranks)
-        parts["offloaded weights, gradients and optimizer state"] = size
+    if OFFLOADED in parts:
         remedies = ["leave --training.cpu_offload out", "make them smaller with --training.optimizer_state 8bit"]
+    elif COPIED in parts:
+        remedies = ["take a smaller model", "let the engine have weights without adapters with --lora.publish merged"]
     elif not config.lora.is_on and config.model.path:
         remedies.insert(1, "train adapters with --lora.rank 16")
     needed = sum(parts.values())
     if 0 < host < needed:
-        largest = sorted(parts.items(), key=lambda part: -part[1])
-        each = " + ".join(f"{name} {gib(size)}" for name, size in largest)
+        each = " + ".join(f"{name} {gib(size)}" for name, size in parts.most_common() if size)
         raise UserError(
             f"this machine has {gib(host)} GiB of memory, and the estimate of what the run needs there is "
             f"{gib(needed)}: {each}; {', '.join(remedies[:-1])}, or {remedies[-1]}"

@@ -7,15 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from forge_env.core.errors import UserError
 from forge_env.core.types import EpisodeLimits
 from forge_env.registry.registry import env_class
 from forge_env.rollout.factory import declared_limits
-from forge_env.utils.settings import BY_CASE
+from forge_env.utils.settings import BY_CASE, with_values
 from trainers.config import RunConfig
 from trainers.model.shape import ModelShape
+
+C = TypeVar("C", bound=RunConfig)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,30 +107,26 @@ def rising_steps(config: RunConfig, steps: int) -> int:
     return min(10, steps // case_of(config).rising_part)
 
 
-def take_defaults(config: RunConfig, shape: ModelShape | None) -> dict[str, Default]:
-    """Set every setting that is -1 to the default of its case, but `training.warmup_steps`: see `rising_steps`.
+def take_defaults(config: C, shape: ModelShape | None) -> tuple[C, dict[str, Default]]:
+    """Give each setting that is -1 the default of its case, but `training.warmup_steps`: see `rising_steps`.
 
     Args:
-        config: that is changed.
+        config: of the run.
         shape: of the model; None where its sizes are not known.
 
     Returns:
-        The defaults by the names of the settings, those that the user has set among them.
+        The config with these values, and the defaults by the names of the settings, also of those that the user set.
     """
     defaults = dict(_defaults(config, shape))
-    for name, default in defaults.items():
-        if value_of(config, name) == BY_CASE:
-            _set(config, name, default.value)
-            defaults[name] = replace(default, is_taken=True)
-    return defaults
+    taken = {name: default for name, default in defaults.items() if value_of(config, name) == BY_CASE}
+    defaults |= {name: replace(default, is_taken=True) for name, default in taken.items()}
+    return with_values(config, {name: default.value for name, default in taken.items()}), defaults
 
 
-def take_again(config: RunConfig, defaults: Mapping[str, Default], shape: ModelShape | None) -> dict[str, Default]:
+def take_again(config: C, defaults: Mapping[str, Default], shape: ModelShape | None) -> tuple[C, dict[str, Default]]:
     """As `take_defaults`, for a config that has defaults already: more is known now, which they depend on."""
-    for name, default in defaults.items():
-        if default.is_taken:
-            _set(config, name, BY_CASE)
-    return take_defaults(config, shape)
+    taken = {name: BY_CASE for name, default in defaults.items() if default.is_taken}
+    return take_defaults(with_values(config, taken), shape)
 
 
 def is_warmed_up(config: RunConfig, case: Case) -> bool:
@@ -141,11 +139,6 @@ def is_warmed_up(config: RunConfig, case: Case) -> bool:
 def value_of(config: RunConfig, name: str) -> Any:
     section, _, field = name.partition(".")
     return getattr(getattr(config, section), field)
-
-
-def _set(config: RunConfig, name: str, value: float) -> None:
-    section, _, field = name.partition(".")
-    setattr(getattr(config, section), field, value)
 
 
 def _defaults(config: RunConfig, shape: ModelShape | None) -> Iterator[tuple[str, Default]]:

@@ -10,14 +10,13 @@ entries of dictionaries by their dotted name (`--env.options.level 2`) and short
 from __future__ import annotations
 
 import difflib
-import operator
 import typing
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 from forge_env.core.errors import UserError
-from forge_env.utils.settings import leaves, out_of_bounds, read_value
+from forge_env.utils.settings import leaves, out_of_bounds, read_value, with_values
 from forge_env.utils.yaml_text import loader
 
 C = TypeVar("C")
@@ -57,17 +56,18 @@ def parse_given(
     config = config_class()
     names = _Names(config, short)
     pairs = _pairs(arguments, names)
+    values: dict[str, Any] = {}
     given: set[str] = set()
     for name, value in _flatten(saved or {}, names):
-        _set(config, names, name, value, source="the saved config")
+        _set(values, names, name, value, source="the saved config")
     for _, path in (pair for pair in pairs if pair[0] == "config"):
         for name, value in _flatten(_read_yaml(path), names):
-            given.add(_set(config, names, name, value, source=path))
+            given.add(_set(values, names, name, value, source=path))
     for name in dict.fromkeys(name for name, _ in pairs if name != "config"):
-        values = [value for other, value in pairs if other == name]
-        several = len(values) > 1 and names.dictionary_of(names.dotted(name))
-        given.add(_set(config, names, name, values if several else values[-1], source="the command line"))
-    return config, frozenset(given)
+        texts = [text for other, text in pairs if other == name]
+        several = len(texts) > 1 and names.dictionary_of(names.dotted(name))
+        given.add(_set(values, names, name, texts if several else texts[-1], source="the command line"))
+    return with_values(config, values), frozenset(given)
 
 
 class _Names:
@@ -125,23 +125,23 @@ def _closest(name: str, choices: Iterable[str]) -> str:
     return next(iter(difflib.get_close_matches(name, list(choices), n=1)), "")
 
 
-def _set(config: Any, names: _Names, name: str, value: Any, *, source: str) -> str:
-    """Set one name, converting the value to the field's type; returns the dotted name."""
+def _set(values: dict[str, Any], names: _Names, name: str, value: Any, *, source: str) -> str:
+    """Add one value by its dotted name, converted to the field's type; returns that name."""
     dotted = names.dotted(name)
-    if dictionary := names.dictionary_of(dotted):
-        operator.attrgetter(dictionary)(config)[dotted.removeprefix(f"{dictionary}.")] = value
+    if names.dictionary_of(dotted):
+        values[dotted] = value
         return dotted
     if dotted not in names.kinds:
         raise names.unknown(name, source)
-    section, _, field = dotted.rpartition(".")
     kind = names.kinds[dotted]
     if typing.get_origin(kind) is dict:
         if value not in ({}, "{}", None):
             raise UserError(f"{source}: --{name} is {value!r}; write one option for each entry: --{name}.NAME VALUE")
-        value = {}
+        for entry in [entry for entry in values if entry.startswith(f"{dotted}.")]:
+            del values[entry]
+        values[dotted] = {}
     else:
-        value = read_value(value, kind, f"{source}: --{name}")
-    setattr(operator.attrgetter(section)(config) if section else config, field, value)
+        values[dotted] = read_value(value, kind, f"{source}: --{name}")
     return dotted
 
 

@@ -10,6 +10,7 @@ from typing import TypeVar
 from forge_env.core.errors import UserError
 from forge_env.records.run_files import FACTS, read_object
 from forge_env.registry.registry import check_registered, env_class
+from forge_env.utils.settings import with_values
 from trainers.checkpoints import find
 from trainers.config import SHORT_OPTIONS, RunConfig
 from trainers.setup.options.parser import parse_given
@@ -24,7 +25,8 @@ ENV_OF_A_FILE = "math"
 def read_config(config_class: type[C], arguments: Sequence[str]) -> C:
     """Build the config of a run from its command line: defaults, then files, then the other options.
 
-    A resumed run takes the settings of its checkpoint as defaults.
+    A resumed run takes the settings of its checkpoint as defaults. Trainer, generator and reference model are on GPUs
+    if there are some, unless a setting says otherwise.
 
     Raises:
         UserError: for an unknown option, a malformed value, or two settings that contradict each other.
@@ -41,22 +43,15 @@ def read_config(config_class: type[C], arguments: Sequence[str]) -> C:
         return parse_given(config_class, arguments, SHORT_OPTIONS, saved=saved)[0]
     from_file = any(argument.partition("=")[0] == "--config" for argument in arguments)
     if from_file and config.env.name and "env.name" not in given:  # supervised training has none by default
-        config.env.name = ENV_OF_A_FILE
-    _take_gpus(config, given)
-    return config
-
-
-def _take_gpus(config: RunConfig, given: frozenset[str]) -> None:
-    """Put trainer, generator and reference model on GPUs where there are some, unless a setting says otherwise."""
+        config = with_values(config, {"env.name": ENV_OF_A_FILE})
     if config.training.deterministic or not gpus_available():
-        return
-    for name in ("generator", "trainer", "ref_model"):
-        service = getattr(config.services, name)
-        if f"services.{name}.with_gpus" not in given and service.procs:
-            service.with_gpus = True
+        return config
+    services = ("generator", "trainer", "ref_model")
+    on_gpus = {f"services.{name}.with_gpus": True for name in services if getattr(config.services, name).procs}
+    return with_values(config, {name: value for name, value in on_gpus.items() if name not in given})
 
 
-def give_dataset(config: RunConfig) -> None:
+def give_dataset(config: C) -> C:
     """Hand `dataset.path` and `dataset.streaming` to the environment, as its own options `data` and `streaming`.
 
     Raises:
@@ -68,7 +63,7 @@ def give_dataset(config: RunConfig) -> None:
     if not data.path:
         if data.streaming:
             raise UserError("--dataset.streaming is true and --dataset.path is empty: name the data that is to stream")
-        return
+        return config
     if not name:
         raise UserError(
             f"--dataset.path is {data.path!r}, and there is no environment: supervised training has --sft.data"
@@ -83,6 +78,5 @@ def give_dataset(config: RunConfig) -> None:
         raise UserError(f"--dataset.path is {data.path!r} and --env.options.data is {options['data']!r}: give one")
     if data.streaming and "streaming" not in known:
         raise UserError(f"--dataset.streaming is true, and the environment {name} cannot stream: set it to false")
-    options["data"] = data.path
-    if data.streaming:
-        options["streaming"] = True
+    streaming = {"env.options.streaming": True} if data.streaming else {}
+    return with_values(config, {"env.options.data": data.path} | streaming)

@@ -42,7 +42,10 @@ def usage(config_class: type[RunConfig]) -> str:
 
 
 def docs_of(section: type[Any]) -> dict[str, str]:
-    """The docstring below each field of a dataclass, and of those that it is made of; "" where there is none."""
+    """The text below each field of a dataclass, and of those that it is made of; "" if there is none.
+
+    A field that is declared again, as with another default, has the texts of both declarations.
+    """
     docs: dict[str, str] = {}
     for part in reversed(section.__mro__):
         if not dataclasses.is_dataclass(part):
@@ -51,8 +54,8 @@ def docs_of(section: type[Any]) -> dict[str, str]:
         assert isinstance(body, ast.ClassDef)
         for line, following in zip(body.body, [*body.body[1:], None], strict=True):
             if isinstance(line, ast.AnnAssign) and isinstance(line.target, ast.Name):
-                # A section that changes only a default keeps the text of the one that it inherits from.
-                docs[line.target.id] = _text(following) or docs.get(line.target.id, "")
+                texts = (docs.get(line.target.id, ""), _text(following))
+                docs[line.target.id] = " ".join(filter(None, texts))
     return docs
 
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from agents.generator.engine_args import has_draft_model
-from agents.generator.start import EngineSettings
+from agents.generator.settings import EngineSettings
 from forge_env.core.errors import UserError
 from trainers.config import RunConfig
 from trainers.lora import lora_of
@@ -106,14 +106,14 @@ def plan_engine(
         max_requests=_requests(config),
         dtype=config.engine_dtype,
         kv_cache_gib=generator.kv_cache_gib or (0.0 if on_gpu else EngineSettings().kv_cache_gib),
-        gpu_memory_fraction=generator.gpu_memory_utilization,
+        gpu_memory_utilization=generator.gpu_memory_utilization,
         gpu_memory_gib=config.launcher.gpu_memory_gib,
         sleep=generator.sleep == "yes" and not gpu.no_sleep,
         engine_args=engine_args,
         lora_rank=lora.rank if lora and lora.publish == "adapter" else 0,
         return_routes=_replays_routes(config, shape),
         tensor_parallel=generator.procs,
-        enforce_eager=not (on_gpu and generator.cuda_graphs),
+        cuda_graphs=on_gpu and generator.cuda_graphs,
         worker_process=on_gpu and generator.worker_process,
         seed=config.training.seed,
         cache_on_update=config.training.cache_on_update,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from agents.generator.start import EngineSettings
+from agents.generator.settings import EngineSettings
 from forge_env.runtime.weights import CudaIpcStore, NcclStore, WeightStore
 from trainers.config import RunConfig
 from trainers.lora import lora_of, published_parameters

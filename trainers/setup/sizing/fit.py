@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any
 
-from agents.generator.start import EngineSettings
+from agents.generator.settings import EngineSettings
 from forge_env.core.errors import UserError
 from forge_env.runtime.weights import WeightStore
+from forge_env.utils.settings import with_values
 from trainers.config import RunConfig
 from trainers.metrics.gpus import Gpus
 from trainers.model.shape import ModelShape
@@ -176,7 +177,7 @@ def nearest_settings(config: RunConfig, fits: Callable[[RunConfig], bool]) -> st
     count = max(1, config.launcher.gpus_per_host)
     while count < MOST_GPUS:
         count *= 2
-        larger = _with(config, {"services.trainer.procs": count, "launcher.gpus_per_host": count})
+        larger = with_values(config, {"services.trainer.procs": count, "launcher.gpus_per_host": count})
         remedies = "" if fits(larger) else _remedies_that_fit(larger, fits)
         if remedies or fits(larger):
             further = f" and {remedies}" if remedies else ""
@@ -191,7 +192,7 @@ def _remedies_that_fit(config: RunConfig, fits: Callable[[RunConfig], bool]) -> 
     """
 
     def helps(remedy: Remedy) -> bool:
-        changed = _with(config, remedy)
+        changed = with_values(config, remedy)
         is_refused = changed.training.cpu_offload and changed.training.optimizer_state == "bfloat16"
         return not is_refused and fits(changed)
 
@@ -246,21 +247,13 @@ def _costly_remedies(config: RunConfig) -> Iterator[Remedy]:
         while procs * 2 <= config.launcher.gpus_per_host:
             procs *= 2
             yield {f"services.{name}.procs": procs}
-    if not config.training.cpu_offload and not config.lora.is_on:
+    if not config.lora.is_on:
         state = config.training.optimizer_state  # the host updates no moments in bfloat16
-        yield {"training.cpu_offload": True, "training.optimizer_state": "8bit" if state == "8bit" else "float32"}
-
-
-def _with(config: RunConfig, remedy: Remedy) -> RunConfig:
-    for name, value in remedy.items():
-        config = _replaced(config, name, value)
-    return config
-
-
-def _replaced(section: Any, name: str, value: Any) -> Any:
-    """A copy of a section with another value of the setting `name`; the original stays as it is."""
-    first, _, rest = name.partition(".")
-    return replace(section, **{first: _replaced(getattr(section, first), rest, value) if rest else value})
+        offload = {"training.cpu_offload": True, "training.optimizer_state": "8bit" if state == "8bit" else "float32"}
+        if not config.training.cpu_offload:
+            yield offload
+        if not config.training.offload_sums:
+            yield offload | {"training.offload_sums": True}
 
 
 def _option(change: tuple[str, Any]) -> str:

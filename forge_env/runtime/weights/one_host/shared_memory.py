@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from forge_env.core.errors import ServiceError
+from forge_env.runtime.weights.one_host.pinned import pin
 from forge_env.runtime.weights.one_host.segment_store import SegmentStore
 from forge_env.runtime.weights.one_host.store_folder import SHARED_MEMORY
 
@@ -41,7 +42,10 @@ class SharedMemoryStore(SegmentStore):
                 f"{_mib(room())} free: free some, make it larger (docker run --shm-size), or take another store with "
                 "--weights.store torchstore"
             ) from None
-        return torch.frombuffer(mapping, dtype=torch.uint8)
+        flat = torch.frombuffer(mapping, dtype=torch.uint8)
+        if device.type == "cuda":
+            pin(mapping, flat)
+        return flat
 
     def _find(self, segment: Path) -> Tensor | None:
         import torch
@@ -66,6 +70,8 @@ class SharedMemoryStore(SegmentStore):
             with warnings.catch_warnings():
                 warnings.filterwarnings("ignore", message="The given buffer is not writable")  # on purpose
                 flat = torch.frombuffer(mapping, dtype=torch.uint8)
+            if torch.cuda.is_initialized():  # it copies to a GPU
+                pin(mapping, flat, read_only=True)
             self._readable[segment.name] = flat
         return flat
 

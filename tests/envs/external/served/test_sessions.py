@@ -19,7 +19,7 @@ from forge_env.core.errors import UserError
 from forge_env.core.types import EpisodeLimits, Outcome
 from forge_env.records.audit import audit
 from forge_env.rollout.factory import make
-from forge_env.rollout.rollout import run_group
+from forge_env.rollout.rollout import GroupSpec, run_group
 from tests.envs.external.external_playing import calls, says
 from tests.envs.external.served.conftest import TASK, TOKEN, Open
 
@@ -89,7 +89,7 @@ async def test_a_group_fills_by_the_sessions_of_several_agents(served: Open) -> 
     async with served(tasks="math") as server:
         [task] = server.factory.tasks("train", count=1)
         running = asyncio.create_task(
-            run_group(server.factory, ScriptedAgent(three), task, count=8, seed=3, group_id="g")
+            run_group(server.factory, ScriptedAgent(three), GroupSpec(task=task, count=8, seed=3, group_id="g"))
         )
         answers = [str(task.target) if i % 2 else "0" for i in range(8)]
 

@@ -20,6 +20,8 @@ from forge_env.records.exports import parquet
 from forge_env.records.exports.parquet import ParquetWriter
 from forge_env.records.exports.select import Selected
 from tests.helpers.packages import needs
+from trainers.settings.supervised import SFTConfig
+from trainers.settings.tasks import EnvConfig
 from trainers.sft import Config
 from trainers.sft.data import SFTData
 
@@ -199,8 +201,8 @@ async def test_trainers_read_every_export_of_conversations(tmp_path: Path, tiny_
     export("hf", "data")
     found = []
     for name in ("chats.jsonl", "episodes.jsonl", "data/data/train-00000.parquet"):
-        config = Config()
-        config.sft.data, config.env.thinking, config.sft.held_out_share = str(tmp_path / name), "on", 0.5
+        sft = SFTConfig(data=str(tmp_path / name), held_out_share=0.5)
+        config = Config(sft=sft, env=EnvConfig(thinking="on"))
         data = SFTData(config.sft, training=config.training, env=config.env)
         await data.prepare(tiny_model)
         found.append([sample.rows for sample in data.held_out])

@@ -29,6 +29,7 @@ from forge_env.records.imports.openai import read_chat
 from tests.forge_env.records.imports.test_training_trace import a_turn
 from tests.forge_env.records.imports.test_training_trace import episodes as sampled_episodes
 from tests.helpers.packages import needs
+from trainers.settings.supervised import SFTConfig
 from trainers.sft import Config
 from trainers.sft.data import SFTData
 
@@ -392,8 +393,7 @@ async def test_imported_logs_train_with_their_tools(tmp_path: Path, tiny_model: 
     read("openai", log)
     found = []
     for path in (log, tmp_path / "episodes.jsonl"):
-        config = Config()
-        config.sft.data = str(path)
+        config = Config(sft=SFTConfig(data=str(path)))
         data = SFTData(config.sft, training=config.training, env=config.env)
         await data.prepare(tiny_model)
         found.append([sample.rows for sample in data.held_out])
@@ -420,8 +420,7 @@ async def test_a_response_is_learned_and_the_history_of_its_request_is_not(
         paths.append(tmp_path / name if to != "hf" else tmp_path / "hf" / "data" / "train-00000.parquet")
     found = []
     for path in paths:
-        config = Config()
-        config.sft.data, config.sft.held_out_share = str(path), 0.5
+        config = Config(sft=SFTConfig(data=str(path), held_out_share=0.5))
         data = SFTData(config.sft, training=config.training, env=config.env)
         await data.prepare(tiny_model)
         found.append([sample.rows for sample in data.held_out])

@@ -27,6 +27,7 @@ from forge_env.records.exports.training_trace import NO_TOKENS, REFUSED, trainin
 from forge_env.records.imports.build import BadRecord, build
 from forge_env.records.imports.training_trace import read_trace
 from tests.helpers.own_environment import python_with
+from trainers.settings.supervised import SFTConfig
 from trainers.sft import Config
 from trainers.sft.data import SFTData
 from trainers.sft.source import Example, open_source
@@ -375,8 +376,7 @@ def test_imported_traces_are_scored_filtered_audited_and_trained_on(
     none = ["--to", "sft", "--out", str(tmp_path / "none.jsonl"), "--min-reward", "1"]
     assert "nothing of" in command("export", str(tmp_path / "scored.jsonl"), *none, code=2)["error"]
 
-    config = Config()
-    config.sft.data, config.sft.held_out_share = file, 0.5
+    config = Config(sft=SFTConfig(data=file, held_out_share=0.5))
     data = SFTData(config.sft, training=config.training, env=config.env)
     asyncio.run(data.prepare(tiny_model))
     rows = data.held_out[0].rows
@@ -397,9 +397,7 @@ def test_an_answer_that_no_loss_is_over_is_not_learned_as_text_either(tmp_path: 
     command("export", file, "--to", "sft", "--out", str(tmp_path / "sft.jsonl"))
     messages = json.loads((tmp_path / "sft.jsonl").read_text())["messages"]
     assert [(m["content"], m.get("weight")) for m in messages] == [("a", None), ("b", 0), ("c", None), ("d", None)]
-    config = Config()
-    config.sft.data = file
-    [(_, episode)] = open_source(config.sft)
+    [(_, episode)] = open_source(SFTConfig(data=file))
     assert isinstance(episode, Example) and episode.context == {1}
 
 

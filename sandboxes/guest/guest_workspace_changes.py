@@ -1,0 +1,163 @@
+"""What was changed in a workspace goes into a fresh one, by a fork of pid 1 on either side. Standard library only.
+
+Imported by `guest_workspace_init.py`, never by the host. The entries are those of `pack` in `guest_workspace_files.py`.
+A file whose status was changed since the workspace was opened is sent whole. Of any other file only size and time are
+sent: the receiver has the same file, or says that it has not.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import re
+import shutil
+import stat
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import guest_workspace_files as files  # type: ignore[import-not-found]
+
+_SAME = b"="
+_MOST_TOLD, _LONGEST = 100, 4000
+
+
+def send_changes(request: dict[str, Any], fds: list[int], user: Any) -> None:
+    """Send everything but what is kept on the other side, and the names of changed files that are kept there."""
+    since, kept, left = request["since"], _Kept(request), request["max_bytes"]
+    places: dict[tuple[int, int], bytes] = {}
+    told: list[str] = []
+    for path, name, fd, info in _entries(lambda path, info: kept.ends_at(path) and info.st_ctime_ns < since):
+        is_folder, is_changed = stat.S_ISDIR(info.st_mode), info.st_ctime_ns >= since
+        encoded = os.fsencode(path[1:])
+        if kept(path):
+            if info.st_ctime_ns >= request["opened"] and not is_folder and len(told) < _MOST_TOLD:
+                told.append(path[:_LONGEST])
+        elif is_folder or is_changed:
+            if len(encoded) > _LONGEST:
+                raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG), "/")
+            left -= info.st_size if stat.S_ISREG(info.st_mode) else 0
+            if left < 0:
+                raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), "/")
+            files.send_object(fds[0], encoded, name, fd, info, places)
+        else:
+            entry = files.OBJECT.pack(_SAME, len(encoded), 0, info.st_size, 0, 0, files.time_of(info))
+            files.send(fds[0], entry + encoded)
+    files.send(fds[0], files.OBJECT.pack(files.END, 0, 0, 0, 0, 0, 0))
+    files.send(fds[1], json.dumps(told).encode())
+
+
+def take_changes(request: dict[str, Any], fds: list[int], user: Any) -> None:
+    """Make the files here those that are sent, but for what is kept; tell whether a file was missing."""
+    kept, seen = _Kept(request), set()
+    while True:
+        kind, length, mode, size, uid, gid, time = files.OBJECT.unpack(files.receive(fds[0], files.OBJECT.size))
+        if kind == files.END:
+            break
+        path = _checked(os.fsdecode(files.receive(fds[0], length)), kept)
+        seen.add(path)
+        if kind == _SAME:
+            if not _is_same(path, size, time):
+                files.send(fds[1], b"missing")
+                return
+        elif kind != files.SPECIAL:
+            _make(kind, path, fds[0], size, SimpleNamespace(uid=uid, gid=gid), mode, time)
+    for path, _, _, info in _entries(lambda path, info: kept.ends_at(path) or (path not in seen and not kept(path))):
+        if path not in seen and not kept(path):
+            _remove(path, info)
+
+
+WORK: dict[str, Callable[[dict[str, Any], list[int], Any], None]] = {"send": send_changes, "take": take_changes}
+
+
+class _Kept:
+    """Which paths stay as they are: those that a pattern of `keep` matches, but for what is of `work`."""
+
+    def __init__(self, request: dict[str, Any]) -> None:
+        work = [folder.rstrip("/") for folder in request["work"]]
+        inside = [pattern for pattern in request["keep"] if any(pattern.startswith(f"{folder}/") for folder in work)]
+        self._inside, self._all = _matcher(inside), _matcher(request["keep"])
+        self._work = [f"{folder}/" for folder in work]
+
+    def __call__(self, path: str) -> bool:
+        is_of_work = any(f"{path}/".startswith(folder) for folder in self._work)
+        return bool(self._inside(path) if is_of_work else self._all(path))
+
+    def ends_at(self, path: str) -> bool:
+        """Whether this path is kept with all that is below it."""
+        return self(path) and not any(folder.startswith(f"{path}/") for folder in self._work)
+
+
+def _matcher(patterns: list[str]) -> Callable[[str], Any]:
+    """Return whether a pattern matches a path or a folder above it; "*" matches within a part of the path."""
+    texts = [re.escape(pattern).replace(r"\*", "[^/]*") for pattern in patterns]
+    return re.compile(f"(?:{'|'.join(texts)})(?:/.*)?" if texts else "(?!)", re.DOTALL).fullmatch
+
+
+def _entries(is_closed: Callable[[str, os.stat_result], bool]) -> Iterator[tuple[str, str, int, os.stat_result]]:
+    """Yield path, name, folder and status of all that is below /, without mounts and what is in closed folders."""
+    device = os.lstat("/").st_dev
+    try:
+        for base, folders, names, fd in os.fwalk("/", follow_symlinks=False):
+            for name in sorted((*folders, *names)):
+                path, info = os.path.join(base, name), os.stat(name, dir_fd=fd, follow_symlinks=False)
+                if stat.S_ISDIR(info.st_mode):
+                    if info.st_dev != device:
+                        folders.remove(name)
+                        continue
+                    if is_closed(path, info):
+                        folders.remove(name)
+                yield path, name, fd, info
+    except RecursionError:
+        raise OSError(errno.ENAMETOOLONG, "folders too deep", "/") from None
+
+
+def _checked(name: str, kept: _Kept) -> str:
+    """Return an absolute path. Raises OSError if it is kept, or does not lie where it says."""
+    path = f"/{name}"
+    folder = os.path.dirname(path)
+    if os.path.normpath(path) != path or kept(path) or os.path.realpath(folder) != folder:
+        raise OSError(errno.EINVAL, os.strerror(errno.EINVAL), path)
+    return path
+
+
+def _is_same(path: str, size: int, time: int) -> bool:
+    try:
+        info = os.lstat(path)
+    except OSError:
+        return False
+    return not stat.S_ISDIR(info.st_mode) and (info.st_size, files.time_of(info)) == (size, time)
+
+
+def _make(kind: bytes, path: str, source: int, size: int, owner: Any, mode: int, time: int) -> None:
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    content = files.receive(source, size) if kind in (files.LINK, files.HARD_LINK) else b""
+    info = os.lstat(path) if os.path.lexists(path) else None
+    if info is not None and not (kind == files.FOLDER and stat.S_ISDIR(info.st_mode)):
+        _remove(path, info)
+        info = None
+    if kind == files.HARD_LINK:
+        os.link(b"/" + content, path, follow_symlinks=False)
+        return
+    if kind == files.FILE:
+        files.write(path, source, size, 0o600, SimpleNamespace(uid=-1, gid=-1))
+    elif kind == files.LINK:
+        os.symlink(content, os.fsencode(path))
+    elif info is None:
+        os.mkdir(path)
+    try:
+        os.chown(path, owner.uid, owner.gid, follow_symlinks=False)
+    except OSError as failure:
+        if failure.errno not in (errno.EINVAL, errno.EPERM):  # a user that this workspace does not have
+            raise
+    if kind != files.LINK:
+        os.chmod(path, mode)
+    os.utime(path, ns=(time, time), follow_symlinks=False)
+
+
+def _remove(path: str, info: os.stat_result) -> None:
+    if stat.S_ISDIR(info.st_mode):
+        shutil.rmtree(path)
+    else:
+        os.unlink(path)
