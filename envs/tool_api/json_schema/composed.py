@@ -38,7 +38,7 @@ class Composition:
 
         Args:
             schema: any; one that is not composed is returned itself.
-            pointer: the pointer with which other schemas refer to it, if any does.
+            pointer: other schemas refer to it by this pointer, if any does.
 
         Raises:
             UserError: for more than _MAX_PARTS parts.
