@@ -269,8 +269,8 @@ def _explained(folder: Path) -> Iterator[None]:
             shutil.rmtree(partial_of(folder), ignore_errors=True)
         if full or isinstance(cause, OSError):
             why = full or getattr(cause, "strerror", "") or cause
-            kept = checkpoints.steps_of(folder.parent.parent)
-            remedy = f"go on from step {max(kept)} with --resume" if kept else "start again: there is none before it"
+            steps = checkpoints.steps_of(folder.parent.parent)
+            remedy = f"go on from step {max(steps)} with --resume" if steps else "start again: there is none before it"
             raise UserError(f"the checkpoint {folder} cannot be written: {why}; mend that, and {remedy}") from error
         raise ServiceError(f"the checkpoint {folder} was not written: {type(cause).__name__}: {cause}") from error
 

@@ -716,7 +716,7 @@ async def test_waves_begin_what_a_step_still_needs() -> None:
     assert loop.drops.flat == 6
 
 
-async def test_waves_that_go_on_are_those_of_a_run_that_was_never_stopped() -> None:
+async def test_resumed_waves_equal_the_waves_of_an_unbroken_run() -> None:
     """Wherever the checkpoint falls: before a wave, in it, or between two of them."""
 
     async def record(late: int, **place: Any) -> tuple[Waves, Record, list[tuple[dict[str, Any], list[ReadyGroup]]]]:
@@ -821,7 +821,7 @@ class Bug(Exception):
     ids=["ServiceError", "Bug"],
 )
 @pytest.mark.parametrize("where", ["run_group", "train_step", "publish_weights", "pull_weights", "prove_weights"])
-async def test_what_breaks_surfaces_as_itself(where: str, error: Exception) -> None:
+async def test_an_error_of_the_loop_is_raised_unchanged(where: str, error: Exception) -> None:
     async def breaks(*_: Any) -> Any:
         await ticks(3)
         raise error

@@ -46,7 +46,7 @@ def test_they_come_back_as_they_were(tmp_path: Path) -> None:
     assert unpack(places, tmp_path) == groups
 
 
-def test_none_need_no_file(tmp_path: Path) -> None:
+def test_without_ready_groups_there_is_no_file(tmp_path: Path) -> None:
     assert pack([]) == ([], []) and unpack([], tmp_path) == []
 
 

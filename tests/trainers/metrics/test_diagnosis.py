@@ -254,7 +254,7 @@ def _recorded(path: Path) -> Iterator[list[float]]:
     return curves(json.loads(path.read_text()))
 
 
-def test_groups_are_counted_by_what_their_episodes_had_and_by_kind() -> None:
+def test_groups_are_counted_by_outcome_and_by_kind() -> None:
     counts = SignalCounts(Kinds(names=("add",)))
 
     def group(kind: str, *rewards: float) -> Group:

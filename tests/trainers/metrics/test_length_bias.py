@@ -8,7 +8,7 @@ from tests.trainers.controller.test_ready_groups import make_group
 from trainers.metrics.length_bias import LengthBias
 
 
-def test_the_bias_is_that_of_the_groups_trained_on() -> None:
+def test_the_bias_counts_the_groups_that_are_trained_on() -> None:
     lengths = LengthBias()
     assert lengths.bias == 1.0
     short, long = make_group(1, 1), make_group(2, 3)  # 2 and 6 tokens

@@ -126,7 +126,7 @@ def make_batch(seed: int, ranks: int = 2) -> tuple[list[dict[str, Tensor]], list
 
 
 @pytest.mark.parametrize("loss", [GRPOLoss(), MyLoss()], ids=["grpo", "four arguments"])
-async def test_ten_steps_are_those_of_one_process(team: Team, alone: TitanTrainer, loss: Any) -> None:
+async def test_ten_steps_equal_the_steps_of_one_process(team: Team, alone: TitanTrainer, loss: Any) -> None:
     await team.restart()
     for seed in range(10):
         samples = make_batch(seed)[2]

@@ -156,7 +156,7 @@ async def test_every_kind_of_task_has_its_success(run: Run, policy: Measured, tm
     assert f"by kind of task: {run.kinds.text(before)}" in lines
 
 
-async def test_other_weights_than_those_of_the_step_are_a_bug(run: Run, policy: Measured) -> None:
+async def test_an_evaluation_with_weights_of_another_step_raises(run: Run, policy: Measured) -> None:
     policy.sampled_by = 1
     with pytest.raises(InvariantError, match=r"version 0 was to be evaluated, and \[1\] were"):
         await run.evaluations.evaluate_step(2)

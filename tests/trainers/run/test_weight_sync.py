@@ -159,7 +159,7 @@ async def test_a_new_engine_is_given_the_newest_version(tmp_path: Path) -> None:
     assert pulled == [0, 1]
 
 
-async def test_a_new_engine_waits_where_the_store_has_made_room_for_the_next_version(tmp_path: Path) -> None:
+async def test_a_new_engine_waits_if_the_store_has_dropped_its_version(tmp_path: Path) -> None:
     weights, trainer, _ = made(tmp_path)
     pulled: list[int] = []
 
@@ -231,7 +231,7 @@ async def test_engines_that_do_not_sleep_are_left_alone(tmp_path: Path) -> None:
     assert engines.asked == ["pull"] and ("release_memory",) not in trainer.asked and not weights.are_asleep
 
 
-async def test_a_new_engine_goes_to_sleep_where_the_others_sleep(tmp_path: Path) -> None:
+async def test_a_new_engine_goes_to_sleep_if_the_others_sleep(tmp_path: Path) -> None:
     weights, *_ = made(tmp_path, sleeps=True)
 
     async def pull(version: int) -> None:

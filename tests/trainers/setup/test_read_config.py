@@ -145,7 +145,7 @@ def test_a_run_that_goes_on_elsewhere_says_where_its_environment_was_registered(
         read_config(Config, ["--output", str(tmp_path), "--resume"])
 
 
-def test_limits_are_those_of_the_environment_unless_a_setting_says_otherwise(tmp_path: Path) -> None:
+def test_limits_come_from_the_environment_unless_a_setting_is_given(tmp_path: Path) -> None:
     taxi = ["--env", "gymnasium:Taxi-v4"]
     env = settled(*taxi).env
     assert (env.max_turns, env.max_turn_tokens, env.max_tokens) == (200, 32, 512)

@@ -38,7 +38,7 @@ def bytes_of(*tensors: torch.Tensor) -> int:
     ("family", "tied"),
     [("qwen3", False), ("qwen3", True), ("llama-3", False), ("qwen2.5", True), ("qwen3-moe", False)],
 )
-def test_weights_gradients_moments_and_what_is_published(tmp_path: Path, family: str, tied: bool) -> None:
+def test_bytes_of_weights_gradients_moments_and_published_tensors(tmp_path: Path, family: str, tied: bool) -> None:
     sizes = SIZES if family.startswith("qwen3") else {name: size for name, size in SIZES.items() if name != "head_dim"}
     folder = make_folder(tmp_path / family, family, tied=tied, **sizes)
     shape, trainer = read_shape(folder / "config.json"), TitanTrainer(folder, SETTINGS)
@@ -81,7 +81,7 @@ def test_frozen_weights_and_adapters(tmp_path: Path, family: str, compute: str) 
 
 @pytest.mark.parametrize("family", ["qwen3", "qwen3-moe"])
 @pytest.mark.parametrize(("mode", "most"), [("none", 1.3), ("full", 1.05)])
-def test_what_is_kept_for_the_backward_pass(tmp_path: Path, family: str, mode: str, most: float) -> None:
+def test_activations_kept_for_the_backward_pass(tmp_path: Path, family: str, mode: str, most: float) -> None:
     """A CPU keeps some of it twice, by other kernels than those that the formula counts; never less."""
     sizes = SIZES | {"max_position_embeddings": 1024, "num_hidden_layers": 6}
     folder = make_folder(tmp_path / "model", family, tied=False, **sizes)
@@ -142,7 +142,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     ],
     ids=str,
 )
-def test_what_fsdp_holds_in_one_process(models: dict[str, Path], model: str, changes: dict[str, Any]) -> None:
+def test_memory_that_fsdp_holds_in_one_process(models: dict[str, Path], model: str, changes: dict[str, Any]) -> None:
     expected, _ = estimate(models[model], 1, **changes)
     assert measured_bytes.most_of_a_step(models[model], **changes) == pytest.approx(expected, rel=0.03)
 
@@ -157,7 +157,9 @@ def of_four(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("case", measured_bytes.OF_FOUR)
 @pytest.mark.parametrize("model", measured_bytes.MODELS)
-def test_what_fsdp_holds_in_one_of_four(of_four: Path, models: dict[str, Path], model: str, case: str) -> None:
+def test_memory_that_fsdp_holds_in_one_of_four_processes(
+    of_four: Path, models: dict[str, Path], model: str, case: str
+) -> None:
     """On a CPU the gradients of a matrix are copied once more on their way into the buffer; a GPU has a kernel."""
     changes = measured_bytes.OF_FOUR[case]
     expected, copy = estimate(models[model], 4, **changes)

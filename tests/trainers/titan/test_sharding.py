@@ -156,7 +156,7 @@ def test_an_fp32_head_trains_and_resumes_bitwise(models: Path, make: Make, tmp_p
     assert other.train_step(make_samples(seed=2), GRPOLoss()) | {"seconds": 0} == expected | {"seconds": 0}
 
 
-def test_where_all_is_float32_and_on_the_host_an_fp32_head_and_offload_change_nothing(models: Path, make: Make) -> None:
+def test_on_cpu_in_float32_an_fp32_head_and_offload_change_nothing(models: Path, make: Make) -> None:
     samples = make_samples()
     steps = [
         make(models / "untied", **changes).train_step(samples, GRPOLoss()) | {"seconds": 0}
