@@ -1,4 +1,4 @@
-"""LengthBias: compares the length of the groups trained on with that of all finished groups."""
+"""LengthBias: compares the length of the groups trained on with the length of all finished groups."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from forge_env.core.episode import Episode, read_jsonl, write_jsonl
 from forge_env.core.errors import ForgeError, UserError, first_error
@@ -59,7 +59,7 @@ class Report:
         self._spans = open_spans(config, self.warn) if config else None
         self._sampler: Sampler | None = None
 
-    def __enter__(self) -> Report:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:

@@ -378,8 +378,8 @@ class TitanTrainer:
             shape = *batch.tokens.shape, len(self.model.module.layers), experts.active
             routes = batch.tokens.new_full(shape, -1, dtype=torch.int16)
         logprobs, entropies = self.model.logprobs(*inputs, temperature, with_entropy=with_entropy, routes=routes)
-        whole = self.model.context.whole
-        return whole(logprobs, batch), None if entropies is None else whole(entropies, batch)
+        combine = self.model.context.combine
+        return combine(logprobs, batch), None if entropies is None else combine(entropies, batch)
 
     def _compile(self, multiple: int) -> None:
         """Compile the blocks for sequences of any length, before the first step.
