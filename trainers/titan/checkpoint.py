@@ -40,8 +40,7 @@ from trainers.titan.lora import is_adapter
 from trainers.titan.whole_folder import barrier, begin_folder, is_first, partial_of, take_place
 
 # TorchTitan's manager names a checkpoint by its step, and of a step 0 it restores only the weights. So the step is in
-# the
-# manifest, and the manager is always given this one.
+# the manifest, and the manager is always given this one.
 MANAGER_STEP = 1
 STATE = "state"  # the folder of TorchTitan's files within a checkpoint
 

@@ -185,8 +185,7 @@ def _sums(logits: Tensor, temperature: float, dtype: torch.dtype, with_entropy: 
 
 
 # On a GPU the passes over a chunk cost more than its matrix products, so each of the two passes is one kernel there.
-# The
-# formulas above run on a CPU, pass by pass and in place; the kernels are tested against them.
+# The formulas above run on a CPU, pass by pass and in place; the kernels are tested against them.
 
 
 def _has_kernels(logits: Tensor) -> bool:
