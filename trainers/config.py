@@ -1,4 +1,4 @@
-"""The settings of a training run, put together from the sections in trainers/settings/.
+"""The settings of a training run, put together from sections, the classes that the parts of a run take.
 
 Every field is an option by its dotted name: `--training.learning_rate 1e-4`. The field states everything about the
 option: its type with its bounds, its default, whether it may change when a run goes on (`MAY_CHANGE`; on a section, for

@@ -36,6 +36,13 @@ class DatasetConfig:
     held_out: Annotated[int, Ge(0)] = 0
     """Distinct tasks of the test split, which every evaluation of the run is on; 0 is 256, or as many as there are."""
 
+    def check(self) -> None:
+        """Raise UserError for a split that is held out, or for streaming without data."""
+        if self.split == "test":
+            raise UserError("--dataset.split is 'test', which is held out for the evaluation: train on another split")
+        if self.streaming and not self.path:
+            raise UserError("--dataset.streaming is true and --dataset.path is empty: name the data that is to stream")
+
 
 @dataclass(frozen=True, kw_only=True)
 class EnvName:

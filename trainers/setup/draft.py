@@ -7,7 +7,7 @@ with other settings is another draft: `replace(draft, config=changed)`.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from functools import cached_property
 from typing import Any, Literal
 
@@ -53,50 +53,25 @@ class Draft:
     engine_args: Mapping[str, Any] = field(default_factory=dict)
     """Of vLLM, from `services.generator.engine`."""
 
-    # ---- the sections that a run reads ----
+    # The sections that a run reads, and two settings beside them.
+    training: TrainingConfig = field(init=False)
+    env: EnvConfig = field(init=False)
+    warmup: WarmupConfig = field(init=False)
+    services: ServicesConfig = field(init=False)
+    evaluation: EvaluationConfig = field(init=False)
+    checkpoint: CheckpointConfig = field(init=False)
+    metrics: MetricsConfig = field(init=False)
+    sft: SFTConfig | None = field(init=False)
+    """None for a policy-gradient run."""
+    output: str = field(init=False)
+    """The folder that the user names; "" for a new one."""
+    resume: bool = field(init=False)
+    """Whether the run goes on from a checkpoint in `output`."""
 
-    @property
-    def training(self) -> TrainingConfig:
-        return self.config.training
-
-    @property
-    def env(self) -> EnvConfig:
-        return self.config.env
-
-    @property
-    def warmup(self) -> WarmupConfig:
-        return self.config.warmup
-
-    @property
-    def services(self) -> ServicesConfig:
-        return self.config.services
-
-    @property
-    def evaluation(self) -> EvaluationConfig:
-        return self.config.evaluation
-
-    @property
-    def checkpoint(self) -> CheckpointConfig:
-        return self.config.checkpoint
-
-    @property
-    def metrics(self) -> MetricsConfig:
-        return self.config.metrics
-
-    @property
-    def sft(self) -> SFTConfig | None:
-        """The section of supervised training; None for a policy-gradient run."""
-        return getattr(self.config, "sft", None)
-
-    @property
-    def output(self) -> str:
-        """The folder that the user names; "" for a new one."""
-        return self.config.output
-
-    @property
-    def resume(self) -> bool:
-        """Whether the run goes on from a checkpoint in `output`."""
-        return self.config.resume
+    def __post_init__(self) -> None:
+        for section in fields(Draft):
+            if not section.init:
+                object.__setattr__(self, section.name, getattr(self.config, section.name, None))
 
     @property
     def record(self) -> dict[str, Any]:

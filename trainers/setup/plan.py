@@ -171,7 +171,7 @@ def _draft(config: RunConfig, algorithm: Algorithm) -> Draft:
 
 
 def _parts(draft: Draft) -> dict[str, Any]:
-    return {field.name: getattr(draft, field.name) for field in fields(draft)}
+    return {field.name: getattr(draft, field.name) for field in fields(draft) if field.init}
 
 
 def _local_tasks(config: RunConfig, environment: EnvFactory | None, source: str) -> RunTasks | None:

@@ -84,7 +84,7 @@ def size_cache(
 def plan_engine(draft: Draft, gpu: SharedGpu) -> tuple[EngineSettings, str]:
     """The settings of the engine of a run, and a sentence on its cache and its sleep; "" if there is none to say.
 
-    `gpu` is the engine's; it is ignored for an engine on a CPU.
+    `gpu` is ignored for an engine on a CPU.
     """
     config, shape, lora, generator = draft.config, draft.shape, draft.lora, draft.services.generator
     on_gpu = generator.with_gpus

@@ -39,7 +39,7 @@ class MemoryPlan:
 
 
 def plan_memory(draft: Draft, store: WeightStore | None) -> MemoryPlan:
-    """Size the engine by the needs of the other processes on its GPU, and estimate the memory of all."""
+    """Estimate the memory of all processes, and give the engine what the others on its GPU leave."""
     memory: dict[Process, Memory | None] = {
         process: Memory() if process.service == "generator" else estimate_memory(draft, process, None, store)
         for process in draft.placement.processes
