@@ -35,7 +35,7 @@ RATCHET = {
     8: """docs/sessions.md envs/harbor envs/reasoning envs/suites envs/suites/humaneval envs/swe
         forge_env/evaluation forge_env/telemetry""",
     9: """docs/foreign.md docs/metrics.md docs/records.md envs/external envs/processes envs/tool_api
-        envs/tool_api/json_schema trainers/setup/checks envs/verifiers trainers/controller trainers/run""",
+        envs/tool_api/json_schema trainers/setup/checks envs/verifiers""",
     10: """envs/openenv forge_env/serve trainers/setup""",
     11: """envs/external/dialects envs/gymnasium_text""",
     12: """envs/suites/bfcl""",

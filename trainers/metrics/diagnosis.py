@@ -35,7 +35,7 @@ class Finding:
 
 
 class Diagnosis:
-    """A sink that looks for what keeps a run from learning.
+    """A sink that looks for reasons why a run does not learn.
 
     Args:
         facts: of the run.
@@ -75,7 +75,7 @@ class Diagnosis:
         self._look(self._history.last_step + 1)
 
     def finish(self) -> None:
-        """The training is done: look for what only a whole run shows."""
+        """The training is done: look for reasons that only a whole run shows."""
         self._history.is_done = True
         self._look(self._history.last_step)
 
