@@ -40,7 +40,7 @@ class Loop:
         learner: chooses the tasks, takes optimizer steps on groups, and records them.
         weights: moves weights from the trainer to the engines.
         settings: how the loop goes.
-        state: where it resumes; the loop owns it from now on.
+        state: from a checkpoint; the loop owns it from now on.
     """
 
     def __init__(
@@ -108,8 +108,8 @@ class Loop:
             raise first_error(errors) from None
 
     def stop(self) -> None:
-        """Let `run` return after the optimizer step in progress, or after the last one of its window: then `state` is
-        that of a checkpoint."""
+        """Let `run` return after the optimizer step in progress, or after the last step of its window. A checkpoint
+        can then keep `state`."""
         self._is_stopping = True
         self._news.set()
         if self._evaluation is not None:
@@ -172,7 +172,7 @@ class Loop:
         return self.drops.metrics | {"groups_open": float(self._schedule.open), "length_bias": self.lengths.bias}
 
     def _window_size(self) -> int:
-        """Steps whose groups are taken together: those until the next update of the engines."""
+        """Number of steps that take their groups together: until the next update of the engines."""
         if not self.settings.in_windows:
             return 1
         interval = self.settings.sync_interval
@@ -189,7 +189,7 @@ class Loop:
         """Publish the weights of a step; the engines pull them while the next steps go on, if staleness allows it.
 
         Returns:
-            The metrics of this update and, where it was in the background, of the pull and the proof before it.
+            The metrics of this update and, if the last one was in the background, of its pull and its proof.
         """
         metrics = await self._pulled() | await self._proved()
         metrics |= await self.weights.publish(step)
@@ -259,7 +259,7 @@ class Loop:
         self._news.set()
 
     async def _task_rewards(self, group: Group) -> list[float]:
-        """The rewards by which dynamic sampling judges a group; empty without it. User code runs in a thread."""
+        """The rewards for dynamic sampling, which judges a group; empty without it. User code runs in a thread."""
         objective = self.learner.objective
         if not objective.needs_signal or not self.learner.keeps(group):
             return []

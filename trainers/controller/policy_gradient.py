@@ -132,7 +132,7 @@ def _say_approximations(run: Run) -> None:
 
 
 def _diagnosis(run: Run, objective: Objective, alarm: MismatchAlarm) -> Diagnosis:
-    """Looks for what keeps the run from learning; says it, and keeps it in run.json."""
+    """Looks for reasons not to learn; says them, and keeps them in run.json."""
     plan, training = run.plan, run.plan.training
     facts = RunFacts(
         algorithm=plan.algorithm,

@@ -100,7 +100,7 @@ def check_trained(folder: Path) -> None:
 
 
 def _rate(evaluation: Evaluation | None) -> float | None:
-    """The success rate, or None where nothing could be measured: JSON has no NaN."""
+    """The success rate, or None if nothing could be measured: JSON has no NaN."""
     return _number(evaluation.success_rate) if evaluation is not None else None
 
 

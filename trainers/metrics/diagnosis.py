@@ -35,7 +35,7 @@ class Finding:
 
 
 class Diagnosis:
-    """A sink that looks for the reasons why a run does not learn.
+    """A sink that looks for reasons why a run does not learn.
 
     Args:
         facts: of the run.
@@ -75,7 +75,7 @@ class Diagnosis:
         self._look(self._history.last_step + 1)
 
     def finish(self) -> None:
-        """The training is done: look for the problems that only a full run shows."""
+        """The training is done: look for reasons that only a whole run shows."""
         self._history.is_done = True
         self._look(self._history.last_step)
 

@@ -1,4 +1,4 @@
-"""LengthBias: compares the length of the groups trained on with the length of all finished groups."""
+"""LengthBias: the groups trained on against all finished groups, by their length."""
 
 from __future__ import annotations
 

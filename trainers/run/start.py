@@ -33,7 +33,7 @@ async def start_parts(plan: RunPlan, launcher: Launcher, model: str, record: Run
         record: told of each phase of the start, and of every update of the weights.
 
     Raises:
-        UserError: for what an actor finds wrong with the model or the environment.
+        UserError: an actor finds a mistake in the model or the environment.
         ServiceError: when a process dies, or does not start in time.
     """
     seconds, store, starts = plan.deadlines.weights, plan.store, dict[str, Awaitable[Any]]()

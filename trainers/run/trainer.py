@@ -66,7 +66,7 @@ class Trainer:
         )
 
     async def begin_warmup(self) -> None:
-        """Begin the warm-up, whose learning rate rises and then stays."""
+        """Begin the warm-up: its learning rate rises and then stays."""
         warmup = self._plan.warmup
         await self.ranks.deadline(self._plan.deadlines.base, "the trainer").call_one(
             TrainerActor.begin, learning_rate=warmup.learning_rate, warmup_steps=warmup.learning_rate_warmup
@@ -162,7 +162,7 @@ class Trainer:
             self._record.say(f"the reference model, on {place} and frozen, is {origin}")
 
     async def _settle_model(self, is_resumed: bool) -> str:
-        """Give a reference model of its own the warmed-up weights; returns where they come from."""
+        """Give a reference model of its own the warmed-up weights; returns their origin, as words."""
         assert self.reference is not None
         seconds, what = self._plan.deadlines.weights, "read from"
         if not self._kept.exists():  # else the run is resumed, and its policy is no longer the one that it started from

@@ -55,7 +55,7 @@ def spawn_trainer(
         procs: ranks, which is the product of the settings' degrees of data, tensor and context parallelism.
         loss: of `train_step`; see `TrainerActor.set_loss`.
         store: where `publish` puts the weights.
-        store_dtype: of the published weights: that of the engines that fetch them.
+        store_dtype: of the published weights; the engines must use the same.
         environ: of every process; CUDA_VISIBLE_DEVICES names the GPUs of all of them on one host, one for each.
         num_hosts: the first hosts of the launcher's, which share the processes.
         imports: a target in a file of the user's, which every process imports: it defines the class of the loss.
@@ -77,7 +77,7 @@ def spawn_trainer(
 
 
 def allocator() -> dict[str, str]:
-    """Environment by which torch's allocator lets its GPU memory grow in place, unless the user has set it up.
+    """Environment that lets the GPU memory of torch's allocator grow in place, unless the user has set it.
 
     Micro-batches are of different lengths. Without this, blocks of the one length are of no use for the next: a GPU of
     which a run came to hold 51 GiB then had less than 29 in use.

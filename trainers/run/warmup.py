@@ -32,7 +32,7 @@ async def warm_up(
     Stops early, at a probe that succeeds often enough.
 
     Args:
-        run: whose model learns.
+        run: its model learns.
         steps: at most.
         around: entered for every step.
     """

@@ -1,6 +1,6 @@
 """WeightSync: which weights the trainer has published, and which the engines generate from.
 
-The life of one update, of a run whose engines have the weights of 6 optimizer steps as version 3:
+The life of one update. The engines have the weights of 6 optimizer steps, as version 3:
 
     weights.make_room()             # where engines sleep while the trainer works, they do until the next pull
     weights.changed()               # after steps 7 and 8: the trainer is ahead of version 3
@@ -9,7 +9,7 @@ The life of one update, of a run whose engines have the weights of 6 optimizer s
     await weights.prove()           # every engine answers a fixed prompt as the trainer does with version 4
     weights.engine_steps            # 8: from now on groups are sampled from the weights of 8 optimizer steps
 
-A version is the number of an update, and every token is stamped with that of the weights that sampled it. An engine
+A version is the number of an update, and every token is stamped with the version that sampled it. An engine
 keeps the number that it was told here, because it does the stamping; nothing else counts versions.
 """
 
@@ -73,7 +73,7 @@ class WeightSync:
     _published_steps: int = field(default=0, init=False)
     _sleep_seconds: float = field(default=0.0, init=False)  # of falling asleep the last time
     _scoring: asyncio.Task[None] | None = field(default=None, init=False)  # the trainer's last score
-    _is_ahead: bool = field(default=True, init=False)  # the trainer of what it published last
+    _is_ahead: bool = field(default=True, init=False)  # whether the trainer has newer weights than it published
     _committed: asyncio.Event = field(default_factory=asyncio.Event, init=False)
 
     def __post_init__(self) -> None:
@@ -87,7 +87,7 @@ class WeightSync:
 
     @property
     def of_trainer(self) -> int:
-        """The version that the trainer's weights have, or are going to be published as: that of a checkpoint."""
+        """The version that the trainer's weights have, or are going to be published as; a checkpoint keeps it."""
         return self.published + self._is_ahead
 
     def changed(self) -> None:
@@ -122,7 +122,7 @@ class WeightSync:
         self._sleep_seconds = time.perf_counter() - started
 
     async def publish(self, steps: int) -> dict[str, float]:
-        """Publish the trainer's weights after so many optimizer steps as the next version.
+        """Publish the trainer's weights as the next version; `steps` is the number of optimizer steps behind them.
 
         Returns:
             seconds/publish. The next step may then change the trainer's weights, and `pull` does the rest.
@@ -185,9 +185,9 @@ class WeightSync:
         return values | {"seconds/proof": time.perf_counter() - started}
 
     async def sync(self, steps: int) -> dict[str, float]:
-        """Publish, pull and prove the trainer's weights after so many optimizer steps, unless the engines have them.
+        """Publish, pull and prove the trainer's weights, unless the engines have them.
 
-        Engines that sleep wake by the weights that they had, where there are no newer ones.
+        If nothing newer was published, sleeping engines wake with the last version.
         """
         if self.is_synced and not self.are_asleep:
             return {}
@@ -195,7 +195,7 @@ class WeightSync:
         return published | await self.pull() | await self.prove()
 
     async def catch_up(self, engine: Spawned) -> None:
-        """Give a new engine the weights that the others have, and put it to sleep where they sleep. It scores the fixed
+        """Give a new engine the weights that the others have, and put it to sleep if they sleep. It scores the fixed
         prompt before and after.
 
         A store that keeps one version has none between two updates: then the next one is waited for. Nothing is awaited
@@ -224,9 +224,9 @@ class WeightSync:
         return self.ages.of(episodes)
 
     def _score(self, version: int) -> None:
-        """Let the trainer score the fixed prompt with the weights of a version; those of -1 are the folder's.
+        """Let the trainer score the fixed prompt with the weights of a version; -1 is the model's folder.
 
-        The message leaves at once, and so before that of the next step, whose weights are others.
+        The message leaves at once, before the next step changes the weights.
         """
         trainer = self.trainer.deadline(self.seconds, SCORE)
         call = trainer.call_one(TrainerActor.score, self.delivery.prompt, of_folder=version < 0)
