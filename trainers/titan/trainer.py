@@ -141,6 +141,7 @@ class TitanTrainer:
             except BaseException:
                 self._destroy_group()
                 raise
+        self.release_memory()  # of gradients that were compiled for: an engine may be starting on the same GPU
 
     def begin(
         self,
