@@ -101,20 +101,27 @@ def _matcher(patterns: list[str]) -> Callable[[str], Any]:
 
 def _entries(is_closed: Callable[[str, os.stat_result], bool]) -> Iterator[tuple[str, str, int, os.stat_result]]:
     """Yield path, name, folder and status of all that is below /, without mounts and what is in closed folders."""
-    device = os.lstat("/").st_dev
+    device, mounts = os.lstat("/").st_dev, _mounts()
     try:
         for base, folders, names, fd in os.fwalk("/", follow_symlinks=False):
             for name in sorted((*folders, *names)):
                 path, info = os.path.join(base, name), os.stat(name, dir_fd=fd, follow_symlinks=False)
-                if stat.S_ISDIR(info.st_mode):
-                    if info.st_dev != device:
-                        folders.remove(name)
-                        continue
-                    if is_closed(path, info):
-                        folders.remove(name)
+                is_folder = stat.S_ISDIR(info.st_mode)
+                is_mount = path in mounts or (is_folder and info.st_dev != device)
+                if is_folder and (is_mount or is_closed(path, info)):
+                    folders.remove(name)
+                if is_mount:
+                    continue
                 yield path, name, fd, info
     except RecursionError:
         raise OSError(errno.ENAMETOOLONG, "folders too deep", "/") from None
+
+
+def _mounts() -> set[str]:
+    """Paths at which something is mounted. With Docker these are files, such as /etc/hosts: nobody can replace them."""
+    with open("/proc/self/mountinfo", "rb") as file:
+        places = [line.split()[4] for line in file]
+    return {os.fsdecode(re.sub(rb"\\([0-7]{3})", lambda code: bytes([int(code[1], 8)]), place)) for place in places}
 
 
 def _checked(name: str, kept: _Kept) -> str:
