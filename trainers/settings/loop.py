@@ -64,6 +64,11 @@ class LoopSettings:
     if both compute in float32, and else 0.1."""
 
     @property
+    def most_behind(self) -> int:
+        """`staleness`, with -1 resolved."""
+        return self.staleness if self.staleness >= 0 else self.sync_interval - 1
+
+    @property
     def groups_per_step(self) -> int:
         """Groups of one optimizer step."""
         return self.batch_size * self.gradient_accumulation_steps

@@ -115,7 +115,7 @@ def trainer_memory(config: RunConfig, shape: ModelShape, *, versions: float = 0.
     """
     training, (shard, tensor, replicas) = config.training, _ranks(config)
     ranks = shard * tensor
-    lora, compute, published = _lora(config, shape), _trainer_bytes(config), BYTES[config.engine_dtype]
+    lora, compute, published = _lora(config, shape), _trainer_bytes(config), BYTES[config.services.generator.dtype]
     is_offloaded = training.cpu_offload and config.services.trainer.with_gpus
     moments = step_moments(config, shape)
     if ranks * replicas == 1 and compute == FLOAT32 and not is_offloaded:  # without FSDP
@@ -148,7 +148,7 @@ def trainer_memory(config: RunConfig, shape: ModelShape, *, versions: float = 0.
 
 
 def _lora(config: RunConfig, shape: ModelShape) -> Lora | None:
-    return config.lora.resolve(config.engine_dtype, shape)
+    return config.lora.resolve(config.services.generator.dtype, shape)
 
 
 def _trainer_bytes(config: RunConfig) -> int:
@@ -320,7 +320,7 @@ def engine_memory(
     of the host: 20.9 GiB for the shape of an 8B model, of which 21.4 GiB were measured.
     """
     generator, lora = config.services.generator, _lora(config, shape)
-    tensor, compute = generator.procs, BYTES[config.engine_dtype]
+    tensor, compute = generator.procs, BYTES[config.services.generator.dtype]
     adapter = adapter_bytes(shape, lora, compute=compute, tensor=tensor) if lora and engine.lora_rank else 0.0
     buffers, asleep, copied = 0.0, None, 0.0
     if generator.with_gpus:

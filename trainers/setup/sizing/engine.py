@@ -91,7 +91,7 @@ def plan_engine(draft: Draft, gpu: SharedGpu) -> tuple[EngineSettings, str]:
     settings = EngineSettings(
         max_model_len=config.env.max_tokens,
         max_requests=requests_at_once(draft),
-        dtype=config.engine_dtype,
+        dtype=config.services.generator.dtype,
         kv_cache_gib=generator.kv_cache_gib or (0.0 if on_gpu else EngineSettings().kv_cache_gib),
         gpu_memory_utilization=generator.gpu_memory_utilization,
         gpu_memory_gib=config.launcher.gpu_memory_gib,
@@ -128,7 +128,7 @@ def cannot_sleep_reason(draft: Draft) -> str:
 
 def cache_of_one(draft: Draft, shape: ModelShape) -> float:
     """Bytes of keys and values of one request of full length, on one process of the engine."""
-    size = BYTES[draft.config.engine_dtype]
+    size = BYTES[draft.services.generator.dtype]
     if str(draft.engine_args.get("kv_cache_dtype", "auto")).startswith("fp8"):
         size = 1
     token = 2 * shape.num_hidden_layers * shape.key_value_size * size

@@ -19,7 +19,7 @@ products, and memory that torch's allocator cannot reuse. Measured on an H200 wi
 
 def snapshot_bytes(draft: Draft, shape: ModelShape) -> int:
     """Bytes of one snapshot of the published weights, which are in the engine's dtype."""
-    return BYTES[draft.config.engine_dtype] * published_parameters(draft.lora, shape)
+    return BYTES[draft.services.generator.dtype] * published_parameters(draft.lora, shape)
 
 
 def find_store(draft: Draft) -> tuple[WeightStore, str] | None:
