@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 from annotated_types import Ge, Gt, Interval
 
@@ -11,6 +12,7 @@ from forge_env.core.errors import UserError
 from forge_env.utils.settings import MAY_CHANGE, Or
 
 Schedule = Literal["constant", "linear", "cosine"]
+OptimizerState = Literal["float32", "bfloat16", "8bit"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +64,7 @@ class TrainerSettings(ForwardSettings):
     seed: Annotated[int, Ge(0)] = 0
     weight_decay: Annotated[float, Ge(0), MAY_CHANGE] = 0.0
     max_grad_norm: Annotated[float, Gt(0), MAY_CHANGE] = 1.0
-    optimizer_state: Literal["float32", "bfloat16", "8bit"] = "float32"
+    optimizer_state: OptimizerState = "float32"
     """Precision of AdamW's two moments: 8, 4 or 2 bytes a parameter. "bfloat16" needs a trainer on GPU without
     cpu_offload, "8bit" the package torchao."""
     activation_checkpoint: Annotated[Literal["none", "selective", "full"], MAY_CHANGE] = "none"
@@ -88,6 +90,36 @@ class TrainerSettings(ForwardSettings):
     deterministic: bool = False
     """A run on CPU repeats bit by bit, also if it is killed and resumed. Turns are in lockstep, which costs time. All
     groups of a step, or of a window of steps, are sampled from the weights that it begins with."""
+
+    def check(self) -> None:
+        """Raise UserError if settings of the trainer contradict each other."""
+        if self.offload_sums and not self.cpu_offload:
+            raise UserError(
+                "--training.offload_sums is true, which is for offloaded gradients: leave it out, or set "
+                "--training.cpu_offload true"
+            )
+
+    def check_state(self, *, is_on_gpu: bool) -> None:
+        """Raise UserError if the moments of AdamW cannot be kept in `optimizer_state`."""
+        state = self.optimizer_state
+        if state not in (known := get_args(OptimizerState)):
+            raise UserError(f"--training.optimizer_state is {state!r}; it must be one of: {', '.join(known)}")
+        if state == "bfloat16" and not is_on_gpu:
+            raise UserError(
+                "--training.optimizer_state is bfloat16, which is for a trainer on GPU, and this one is on the CPU: "
+                "set it to float32 or 8bit"
+            )
+        if state == "bfloat16" and self.cpu_offload:
+            raise UserError(
+                "--training.optimizer_state is bfloat16 and --training.cpu_offload is true, by which the optimizer "
+                "runs on the CPU, where there is none with such a state: set it to float32 or 8bit, or leave "
+                "cpu_offload out"
+            )
+        if state == "8bit" and importlib.util.find_spec("torchao") is None:
+            raise UserError(
+                "--training.optimizer_state is 8bit and torchao is not installed: it comes with the extra of that "
+                "name, or by pip install 'torchao>=0.18'"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -63,7 +63,7 @@ from trainers.titan.device import device, limit_memory, release_memory
 from trainers.titan.export import export_hf, write_weights
 from trainers.titan.head import check_temperature
 from trainers.titan.lora import Adapters
-from trainers.titan.optimizer import build_adamw, check_state, restore_state_dtype, set_hyperparameters, take_step
+from trainers.titan.optimizer import build_adamw, restore_state_dtype, set_hyperparameters, take_step
 from trainers.titan.parallel import init_process_group, parallel_dims, resolve
 from trainers.titan.rank_batches import RankBatches
 from trainers.titan.replay_metrics import ReplayMetrics
@@ -110,7 +110,7 @@ class TitanTrainer:
             )
             dtype, attention = resolve(settings.dtype, settings.attention, context)
             check_trainer(settings.lora, settings.optimizer_state, cpu_offload=settings.cpu_offload)
-            check_state(settings.optimizer_state, is_on_cpu=device().type == "cpu" or settings.cpu_offload)
+            settings.check_state(is_on_gpu=device().type != "cpu")
             torch.manual_seed(settings.seed)
             self.model = TitanModel(
                 Path(model_path),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 from collections import Counter
 from collections.abc import Iterator
@@ -47,26 +46,7 @@ def check_optimizer(draft: Draft) -> None:
             "--training.cpu_offload is true, which is for a trainer on GPU, and this one is on the CPU, whose memory "
             "has the weights already: leave it out, or use --trainer.with_gpus true"
         )
-    if training.offload_sums and not training.cpu_offload:
-        raise UserError(
-            "--training.offload_sums is true, which is for offloaded gradients: leave it out, or set "
-            "--training.cpu_offload true"
-        )
-    if training.optimizer_state == "bfloat16" and not with_gpus:
-        raise UserError(
-            "--training.optimizer_state is bfloat16, which is for a trainer on GPU, and this one is on the CPU: set it "
-            "to float32 or 8bit"
-        )
-    if training.optimizer_state == "bfloat16" and training.cpu_offload:
-        raise UserError(
-            "--training.optimizer_state is bfloat16 and --training.cpu_offload is true, by which the optimizer runs on "
-            "the CPU, where there is none with such a state: set it to float32 or 8bit, or leave cpu_offload out"
-        )
-    if training.optimizer_state == "8bit" and importlib.util.find_spec("torchao") is None:
-        raise UserError(
-            "--training.optimizer_state is 8bit and torchao is not installed: it comes with the extra of that name, or "
-            "by pip install 'torchao>=0.18'"
-        )
+    training.check_state(is_on_gpu=with_gpus)
 
 
 def check_host_memory(draft: Draft, processes: Processes, host: float | None = None) -> None:
