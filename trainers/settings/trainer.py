@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 from dataclasses import dataclass
-from typing import Annotated, Literal, get_args
+from typing import Annotated, Literal
 
 from annotated_types import Ge, Gt, Interval
 
@@ -12,7 +12,6 @@ from forge_env.core.errors import UserError
 from forge_env.utils.settings import MAY_CHANGE, Or
 
 Schedule = Literal["constant", "linear", "cosine"]
-OptimizerState = Literal["float32", "bfloat16", "8bit"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +63,7 @@ class TrainerSettings(ForwardSettings):
     seed: Annotated[int, Ge(0)] = 0
     weight_decay: Annotated[float, Ge(0), MAY_CHANGE] = 0.0
     max_grad_norm: Annotated[float, Gt(0), MAY_CHANGE] = 1.0
-    optimizer_state: OptimizerState = "float32"
+    optimizer_state: Literal["float32", "bfloat16", "8bit"] = "float32"
     """Precision of AdamW's two moments: 8, 4 or 2 bytes a parameter. "bfloat16" needs a trainer on GPU without
     cpu_offload, "8bit" the package torchao."""
     activation_checkpoint: Annotated[Literal["none", "selective", "full"], MAY_CHANGE] = "none"
@@ -91,6 +90,35 @@ class TrainerSettings(ForwardSettings):
     """A run on CPU repeats bit by bit, also if it is killed and resumed. Turns are in lockstep, which costs time. All
     groups of a step, or of a window of steps, are sampled from the weights that it begins with."""
 
+    def choose_attention(self, *, is_on_gpu: bool, context: int) -> str:
+        """The attention kernel: `attention`, or the default on this device.
+
+        Args:
+            is_on_gpu: whether the trainer is on GPUs.
+            context: the degree of context parallelism.
+
+        Raises:
+            UserError: the trainer cannot use the kernel that is asked for.
+        """
+        dtype, wanted = self.dtype_on(is_on_gpu), f"--training.attention is {self.attention}"
+        if not self.attention:
+            return "sdpa" if not is_on_gpu else "varlen" if dtype == "bfloat16" and context == 1 else "flex"
+        if not is_on_gpu and self.attention != "sdpa":
+            raise UserError(
+                f"{wanted}, which is for a trainer on GPU, and this one is on the CPU: set it to sdpa, or leave it out"
+            )
+        if self.attention == "varlen" and context > 1:
+            raise UserError(
+                f"{wanted}, which cannot share a row between processes, and --parallelism.context_parallel_degree is "
+                f"{context}: set it to flex, or leave it out"
+            )
+        if self.attention == "varlen" and dtype == "float32":
+            raise UserError(
+                f"{wanted}, which computes in bfloat16, and --training.dtype is float32: set --training.attention to "
+                "flex, or leave it out"
+            )
+        return self.attention
+
     def check(self) -> None:
         """Raise UserError if settings of the trainer contradict each other."""
         if self.offload_sums and not self.cpu_offload:
@@ -102,8 +130,6 @@ class TrainerSettings(ForwardSettings):
     def check_state(self, *, is_on_gpu: bool) -> None:
         """Raise UserError if the moments of AdamW cannot be kept in `optimizer_state`."""
         state = self.optimizer_state
-        if state not in (known := get_args(OptimizerState)):
-            raise UserError(f"--training.optimizer_state is {state!r}; it must be one of: {', '.join(known)}")
         if state == "bfloat16" and not is_on_gpu:
             raise UserError(
                 "--training.optimizer_state is bfloat16, which is for a trainer on GPU, and this one is on the CPU: "

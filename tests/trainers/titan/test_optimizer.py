@@ -26,7 +26,6 @@ needs_torchao = pytest.mark.skipif(find_spec("torchao") is None, reason="torchao
 @pytest.mark.parametrize(
     ("settings", "is_on_gpu", "match"),
     [
-        ({"optimizer_state": "16bit"}, True, "'16bit'; it must be one of: float32, bfloat16, 8bit"),
         ({"optimizer_state": "bfloat16"}, False, "this one is on the CPU: set it to float32 or 8bit"),
         ({"optimizer_state": "bfloat16", "cpu_offload": True}, True, "the optimizer runs on the CPU"),
     ],

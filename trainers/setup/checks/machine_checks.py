@@ -118,30 +118,16 @@ def check_context(draft: Draft) -> None:
 
 
 def check_attention(draft: Draft) -> None:
-    """Check that the trainer can use the attention that was asked for; by default it takes one that it can."""
-    training, degree = draft.training, draft.config.parallelism.context_parallel_degree
-    wanted = f"--training.attention is {training.attention}"
-    if not draft.services.trainer.with_gpus:
-        if training.attention not in ("", "sdpa"):
-            raise UserError(
-                f"{wanted}, which is for a trainer on GPU, and this one is on the CPU: set it to sdpa, or leave it out"
-            )
-    elif training.attention == "varlen":
-        if degree > 1:
-            raise UserError(
-                f"{wanted}, which cannot share a row between processes, and --parallelism.context_parallel_degree is "
-                f"{degree}: set it to flex, or leave it out"
-            )
-        if training.dtype_on(True) == "float32":
-            raise UserError(
-                f"{wanted}, which computes in bfloat16, and --training.dtype is float32: set "
-                "--training.attention to flex, or leave it out"
-            )
-    elif training.attention == "sdpa" and (training.packing or degree > 1):
+    """Check that the trainer can use the attention that is asked for, and that the plan has room for its mask."""
+    training, with_gpus = draft.training, draft.services.trainer.with_gpus
+    degree = draft.config.parallelism.context_parallel_degree
+    training.choose_attention(is_on_gpu=with_gpus, context=degree)
+    if with_gpus and training.attention == "sdpa" and (training.packing or degree > 1):
         cause = "training.packing is true" if training.packing else f"parallelism.context_parallel_degree is {degree}"
         raise UserError(
-            f"{wanted} and --{cause}: for rows that share a sequence, or are shared, sdpa builds a mask of tokens x "
-            "tokens, which the plan of the GPU's memory has no room for: set it to flex, or leave it out"
+            f"--training.attention is sdpa and --{cause}: for rows that share a sequence, or are shared, sdpa builds a "
+            "mask of tokens x tokens, which the plan of the GPU's memory has no room for: set it to flex, or leave it "
+            "out"
         )
 
 
