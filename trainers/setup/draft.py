@@ -131,6 +131,12 @@ class Draft:
         """The sizes of the model; None if they are not known yet."""
         return self.model.shape
 
+    @property
+    def sizes(self) -> ModelShape:
+        """The sizes of the model, for estimates, which are made only if they are known."""
+        assert self.shape is not None
+        return self.shape
+
     @cached_property
     def lora(self) -> Lora | None:
         """The adapters that are trained; None if all weights are."""
