@@ -16,7 +16,7 @@ from agents.generator.settings import UpdateOption
 from forge_env.utils.settings import MAY_CHANGE
 from trainers.lora import LoraConfig
 from trainers.settings.algorithm import AlgorithmConfig
-from trainers.settings.loop import LoopSettings, TrainingRate
+from trainers.settings.loop import LoopOptions, TrainingRate
 from trainers.settings.record import CheckpointConfig, EvaluationConfig, MetricsConfig
 from trainers.settings.services import DeadlinesConfig, LauncherConfig, ServicesConfig, WeightsConfig
 from trainers.settings.tasks import DatasetConfig, EnvConfig, ModelConfig, WarmupConfig
@@ -43,7 +43,7 @@ SHORT_OPTIONS = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainingConfig(TrainerSettings, UpdateOption, TrainingRate, LoopSettings):
+class TrainingConfig(TrainerSettings, UpdateOption, TrainingRate, LoopOptions):
     """The loop and the trainer."""
 
 

@@ -26,7 +26,7 @@ class TrainingRate(RateSettings):
 
 
 @dataclass(frozen=True, kw_only=True)
-class LoopSettings:
+class LoopOptions:
     steps: Annotated[int, Ge(1), MAY_CHANGE] = 120
     """Optimizer steps."""
     batch_size: Annotated[int, Ge(1)] = 12
