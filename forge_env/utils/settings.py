@@ -213,6 +213,17 @@ def read_value(value: Any, kind: Any, where: str) -> Any:
         raise UserError(f"{where} is {value!r}{reason}") from None
 
 
+def check_choices(config: Any) -> None:
+    """Check that each setting of a tree of dataclasses that has choices is one of them; a parser has read them so.
+
+    Raises:
+        UserError: for the first one that is not.
+    """
+    for setting in leaves(config):
+        if typing.get_origin(setting.kind) is typing.Literal and setting.value not in typing.get_args(setting.kind):
+            raise UserError(f"{setting.name} is {setting.value!r}; it must be {_in_words(setting.kind)}")
+
+
 def shown(choice: str) -> str:
     """A choice of a setting, in words of help and of errors."""
     return choice or '""'

@@ -76,7 +76,7 @@ def test_the_algorithms_section_reaches_its_objective() -> None:
 
 def test_the_algorithms_section_is_found_by_its_name() -> None:
     assert (Config().algorithm_name, Config().algorithm) == ("grpo", Config().grpo)
-    assert (RunConfig().algorithm_name, RunConfig().algorithm, RunConfig().temperature) == ("", None, 1.0)
+    assert (RunConfig().algorithm_name, RunConfig().algorithm) == ("", None)
 
 
 def test_a_name_that_a_file_sets_twice_is_refused_with_its_line(tmp_path: Path) -> None:

@@ -102,12 +102,12 @@ class Draft:
     @property
     def temperature(self) -> float:
         """The sampling temperature of training; all logprobs are taken at it."""
-        return self.config.temperature
+        return self.config.algorithm.temperature if self.config.algorithm else 1.0
 
     @cached_property
     def old_logprobs(self) -> Literal["generator", "trainer"]:
         """Whose logprobs are the denominator of the importance ratio."""
-        return whose_old_logprobs(self.config, self.objective.loss) if self.objective else "generator"
+        return whose_old_logprobs(self.config, self.objective.loss, self.precision) if self.objective else "generator"
 
     @property
     def window(self) -> int:
@@ -117,7 +117,7 @@ class Draft:
     @property
     def staleness(self) -> int:
         """Optimizer steps between the weights that sampled a group and the weights that it trains, at most."""
-        return self.config.staleness
+        return self.training.most_behind
 
     @property
     def kl_remark(self) -> str:
@@ -131,10 +131,16 @@ class Draft:
         """The sizes of the model; None if they are not known yet."""
         return self.model.shape
 
+    @property
+    def sizes(self) -> ModelShape:
+        """The sizes of the model, for estimates, which are made only if they are known."""
+        assert self.shape is not None
+        return self.shape
+
     @cached_property
     def lora(self) -> Lora | None:
         """The adapters that are trained; None if all weights are."""
-        return self.config.lora.resolve(self.config.engine_dtype, self.shape)
+        return self.config.lora.resolve(self.services.generator.dtype, self.shape)
 
     @property
     def replays_routes(self) -> bool:
@@ -165,7 +171,8 @@ class Draft:
     @property
     def precision(self) -> Literal["float32", "bfloat16"]:
         """The coarser of what the trainer and the engine compute in."""
-        return self.config.precision
+        both = {self.trainer_dtype, self.services.generator.dtype}
+        return "bfloat16" if "bfloat16" in both else "float32"
 
     # ---- processes ----
 

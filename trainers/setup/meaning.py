@@ -132,7 +132,7 @@ def about_replay(plan: RunPlan) -> str:
 
 def _publishing(plan: RunPlan) -> str:
     """How adapters reach the engine, and why so."""
-    dtype = plan.config.engine_dtype
+    dtype = plan.services.generator.dtype
     choice, reason = plan.config.lora.choose_publish(dtype, plan.shape)
     if choice == "merged":
         return f"merged in float32 for the engine, and cast to its {dtype}: {reason}"
@@ -186,7 +186,7 @@ def _about_precision(plan: RunPlan) -> str:
     dtype = plan.trainer_dtype
     head = ", output layer in float32" if plan.training.head_dtype(dtype) != dtype else ""
     weights = "float32 adapters and frozen weights in its dtype" if plan.lora else "float32 weights"
-    return f"trainer {dtype} over {weights}{head}, engine {plan.config.engine_dtype}"
+    return f"trainer {dtype} over {weights}{head}, engine {plan.services.generator.dtype}"
 
 
 def _about_model(model: FoundModel) -> str:

@@ -23,7 +23,7 @@ from trainers.setup.options.parser import check_bounds
 from trainers.setup.options.read_config import give_dataset
 from trainers.setup.packages import check_ours, check_packages, missing_packages
 from trainers.setup.run_plan import RunPlan
-from trainers.setup.run_tasks import RunTasks, check_demonstrations, own_data, read_run_tasks, resolve_sources
+from trainers.setup.run_tasks import RunTasks, own_data, read_run_tasks, resolve_sources
 from trainers.setup.sizing.estimates import find_store
 from trainers.setup.sizing.fit import check_fit, plan_memory
 
@@ -98,7 +98,7 @@ def make_plan(config: RunConfig, algorithm: Algorithm) -> RunPlan:
     problems.attempt_all(OF_ENGINE, draft)
     tasks = problems.attempt(_local_tasks, draft.config, environment, source)
     if tasks is not None and environment is not None:
-        problems.attempt(check_demonstrations, draft.config, environment, tasks.train, source)
+        problems.attempt(run_checks.check_demonstrations, draft.config, environment, tasks.train, source)
     about_chats = problems.attempt(draft.config.about_data) or []
     memory = plan_memory(draft, store[0] if store else None)
     problems.attempt(check_fit, draft, memory)
@@ -159,7 +159,7 @@ def tasks_of(plan: RunPlan) -> tuple[RunTasks, dict[str, HeldOutSet]]:
     if plan.environment is None:
         return RunTasks(), {}
     tasks = plan.tasks or read_run_tasks(plan.config, plan.environment)
-    check_demonstrations(plan.config, plan.environment, tasks.train, own_data(plan.config))
+    run_checks.check_demonstrations(plan.config, plan.environment, tasks.train, own_data(plan.config))
     return tasks, held_out_sets(plan.config, tasks.held_out)
 
 

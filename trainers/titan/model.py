@@ -6,7 +6,7 @@ the weights. families.py has the architectures; hf_weights.py loads the weights 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +39,6 @@ from trainers.titan.wide_head import head_modules, round_embedding, shard_with_w
 
 # TorchTitan's settings of activation checkpointing.
 ACTIVATION_CHECKPOINTS = {"none": None, "selective": SelectiveAC.Config(), "full": FullAC.Config()}
-RESHARDS = ("default", "always", "never")
 
 
 class TitanModel:
@@ -180,8 +179,6 @@ class TitanModel:
             self.module.reset_iter_state()
 
     def _build(self, settings: TitanSettings, dtype: str, weights: str) -> Decoder:
-        _check_known("activation_checkpoint", settings.activation_checkpoint, ACTIVATION_CHECKPOINTS)
-        _check_known("reshard_after_forward", settings.reshard_after_forward, RESHARDS)
         parallelism = ParallelismConfig(
             data_parallel_replicate_degree=self.parallel.dp_replicate,
             data_parallel_shard_degree=self.parallel.dp_shard,
@@ -266,11 +263,6 @@ class TitanModel:
         if self.attention == "sdpa":
             return None if positions is None else document_mask(positions)
         return self.module.get_attention_masks(_positions(tokens) if positions is None else positions)
-
-
-def _check_known(name: str, value: str, known: Collection[str]) -> None:
-    if value not in known:
-        raise UserError(f"{name}={value!r} is not known: use one of {', '.join(map(repr, known))}.")
 
 
 def _cast_weights(module: nn.Module, dtype: torch.dtype, but: Sequence[nn.Module]) -> None:

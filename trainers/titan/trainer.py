@@ -63,8 +63,8 @@ from trainers.titan.device import device, limit_memory, release_memory
 from trainers.titan.export import export_hf, write_weights
 from trainers.titan.head import check_temperature
 from trainers.titan.lora import Adapters
-from trainers.titan.optimizer import build_adamw, check_state, restore_state_dtype, set_hyperparameters, take_step
-from trainers.titan.parallel import init_process_group, parallel_dims, resolve
+from trainers.titan.optimizer import build_adamw, restore_state_dtype, set_hyperparameters, take_step
+from trainers.titan.parallel import init_process_group, parallel_dims
 from trainers.titan.rank_batches import RankBatches, StepWork
 from trainers.titan.replay_metrics import ReplayMetrics
 from trainers.titan.schedule import build_schedule
@@ -108,9 +108,11 @@ class TitanTrainer:
                 settings.data_parallel_replicate_degree,
                 settings.expert_parallel_degree,
             )
-            dtype, attention = resolve(settings.dtype, settings.attention, context)
+            is_on_gpu = device().type != "cpu"
+            dtype = settings.dtype_on(is_on_gpu)
+            attention = settings.choose_attention(is_on_gpu=is_on_gpu, context=context)
             check_trainer(settings.lora, settings.optimizer_state, cpu_offload=settings.cpu_offload)
-            check_state(settings.optimizer_state, is_on_cpu=device().type == "cpu" or settings.cpu_offload)
+            settings.check_state(is_on_gpu=is_on_gpu)
             torch.manual_seed(settings.seed)
             self.model = TitanModel(
                 Path(model_path),

@@ -41,7 +41,7 @@ def test_a_guides_file_loads_as_it_stands() -> None:
     assert (training.dtype, training.sync_interval) == ("bfloat16", 1)
     assert (config.env.max_tokens, config.env.max_turn_tokens) == (2048, 2048)
     assert (config.grpo.n_samples, config.grpo.clip_low, config.grpo.clip_high) == (8, 0.2, 0.28)
-    assert (config.grpo.beta, config.temperature) == (0.1, 1.0)
+    assert (config.grpo.beta, config.grpo.temperature) == (0.1, 1.0)
     services, parallel = config.services, config.parallelism
     assert (services.generator.procs, services.trainer.procs, services.ref_model.procs) == (1, 2, 1)
     assert services.generator.with_gpus and services.trainer.with_gpus and services.ref_model.with_gpus

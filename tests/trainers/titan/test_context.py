@@ -23,7 +23,7 @@ from trainers.losses import GRPOLoss, GSPOLoss
 from trainers.titan.attention import document_mask
 from trainers.titan.context import Context, LocalBatch, head_tail, multiple_of_lengths
 from trainers.titan.model import TitanModel
-from trainers.titan.parallel import init_process_group, parallel_dims, resolve
+from trainers.titan.parallel import init_process_group, parallel_dims
 from trainers.titan.settings import TitanSettings
 from trainers.titan.trainer import TitanTrainer
 
@@ -117,7 +117,7 @@ def test_lengths_are_multiples_that_all_ranks_can_share():
 
 def test_attention_that_cannot_share_a_sequence_is_refused():
     with pytest.raises(UserError, match="varlen"):
-        resolve("bfloat16", "varlen", cp=2)
+        TitanSettings(attention="varlen").choose_attention(is_on_gpu=True, context=2)
 
 
 # -- several ranks -----------------------------------------------------------------------------------------------

@@ -27,7 +27,7 @@ def check_engine(draft: Draft) -> None:
             "--services.generator.engine.enable_prefix_caching is false, and vLLM 0.32 returns the experts that it "
             "chose, which the trainer replays, with its prefix cache only: leave it out, or set --moe.replay off"
         )
-    one = cache_of_one(draft, shape) if shape else 0.0
+    one = cache_of_one(draft) if shape else 0.0
     if 0 < generator.kv_cache_gib * GIB < one:
         raise UserError(
             f"--services.generator.kv_cache_gib is {generator.kv_cache_gib:g}, and one request of --env.max_tokens, "

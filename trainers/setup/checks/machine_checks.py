@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 from collections import Counter
 from collections.abc import Iterator
@@ -47,26 +46,7 @@ def check_optimizer(draft: Draft) -> None:
             "--training.cpu_offload is true, which is for a trainer on GPU, and this one is on the CPU, whose memory "
             "has the weights already: leave it out, or use --trainer.with_gpus true"
         )
-    if training.offload_sums and not training.cpu_offload:
-        raise UserError(
-            "--training.offload_sums is true, which is for offloaded gradients: leave it out, or set "
-            "--training.cpu_offload true"
-        )
-    if training.optimizer_state == "bfloat16" and not with_gpus:
-        raise UserError(
-            "--training.optimizer_state is bfloat16, which is for a trainer on GPU, and this one is on the CPU: set it "
-            "to float32 or 8bit"
-        )
-    if training.optimizer_state == "bfloat16" and training.cpu_offload:
-        raise UserError(
-            "--training.optimizer_state is bfloat16 and --training.cpu_offload is true, by which the optimizer runs on "
-            "the CPU, where there is none with such a state: set it to float32 or 8bit, or leave cpu_offload out"
-        )
-    if training.optimizer_state == "8bit" and importlib.util.find_spec("torchao") is None:
-        raise UserError(
-            "--training.optimizer_state is 8bit and torchao is not installed: it comes with the extra of that name, or "
-            "by pip install 'torchao>=0.18'"
-        )
+    training.check_state(is_on_gpu=with_gpus)
 
 
 def check_host_memory(draft: Draft, processes: Processes, host: float | None = None) -> None:
@@ -138,30 +118,16 @@ def check_context(draft: Draft) -> None:
 
 
 def check_attention(draft: Draft) -> None:
-    """Check that the trainer can use the attention that was asked for; by default it takes one that it can."""
-    training, degree = draft.training, draft.config.parallelism.context_parallel_degree
-    wanted = f"--training.attention is {training.attention}"
-    if not draft.services.trainer.with_gpus:
-        if training.attention not in ("", "sdpa"):
-            raise UserError(
-                f"{wanted}, which is for a trainer on GPU, and this one is on the CPU: set it to sdpa, or leave it out"
-            )
-    elif training.attention == "varlen":
-        if degree > 1:
-            raise UserError(
-                f"{wanted}, which cannot share a row between processes, and --parallelism.context_parallel_degree is "
-                f"{degree}: set it to flex, or leave it out"
-            )
-        if training.dtype_on(True) == "float32":
-            raise UserError(
-                f"{wanted}, which computes in bfloat16, and --training.dtype is float32: set "
-                "--training.attention to flex, or leave it out"
-            )
-    elif training.attention == "sdpa" and (training.packing or degree > 1):
+    """Check that the trainer can use the attention that is asked for, and that the plan has room for its mask."""
+    training, with_gpus = draft.training, draft.services.trainer.with_gpus
+    degree = draft.config.parallelism.context_parallel_degree
+    training.choose_attention(is_on_gpu=with_gpus, context=degree)
+    if with_gpus and training.attention == "sdpa" and (training.packing or degree > 1):
         cause = "training.packing is true" if training.packing else f"parallelism.context_parallel_degree is {degree}"
         raise UserError(
-            f"{wanted} and --{cause}: for rows that share a sequence, or are shared, sdpa builds a mask of tokens x "
-            "tokens, which the plan of the GPU's memory has no room for: set it to flex, or leave it out"
+            f"--training.attention is sdpa and --{cause}: for rows that share a sequence, or are shared, sdpa builds a "
+            "mask of tokens x tokens, which the plan of the GPU's memory has no room for: set it to flex, or leave it "
+            "out"
         )
 
 

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import importlib.util
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 from forge_env.core.env import Env
 from forge_env.core.errors import UserError
+from forge_env.core.types import Task
 from forge_env.registry.registry import env_class
 from forge_env.rollout.factory import EnvFactory, make
 from forge_env.telemetry.sender import check_otel
 from trainers.config import RunConfig
 from trainers.metrics.sink import load_sink
 from trainers.setup.draft import Draft
+from trainers.setup.run_tasks import chat_data
 
 
 def make_environment(config: RunConfig) -> EnvFactory | None:
@@ -48,6 +51,33 @@ def _check_expert(config: RunConfig, environment: type[Env]) -> None:
             f"the environment {config.env.name} has no expert, whose demonstrations the warm-up and the tiny model are "
             f"made from, and {why}: train a --model that can do some of it already, with --warmup.steps 0"
         )
+
+
+def check_demonstrations(config: RunConfig, environment: EnvFactory, tasks: Sequence[Task], data: str) -> None:
+    """Check that the expert can show some task, if the run begins with demonstrations or consists of them.
+
+    `data` is where the tasks come from, for errors; "" for an environment's own.
+
+    Raises:
+        UserError: the expert has no solution for any of the tasks.
+    """
+    if chat_data(config):
+        return
+    given = config.warmup.steps > 0 or config.algorithm is None
+    if not (given or not config.model.path) or any(map(environment.env_class.can_demonstrate, tasks)):
+        return
+    what = data or "these tasks"
+    why = f"--warmup.steps is {config.warmup.steps}" if config.warmup.steps > 0 else "there is no --model"
+    if config.algorithm is None:
+        raise UserError(
+            f"the expert of {config.env.name} has no solutions for the tasks of {what}, so there is nothing to learn "
+            "from: give demonstrations of your own as --sft.data"
+        )
+    raise UserError(
+        f"the expert of {config.env.name} has no solutions for the tasks of {what}, whose demonstrations the warm-up "
+        f"and the tiny model are made from, and {why}: give a --model that can do some of it already, with "
+        "--warmup.steps 0; python -m trainers.sft --sft.data makes one of demonstrations of your own"
+    )
 
 
 def check_plugins(draft: Draft) -> None:

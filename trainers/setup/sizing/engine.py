@@ -15,7 +15,6 @@ from dataclasses import dataclass, replace
 
 from agents.generator.engine_args import has_draft_model
 from agents.generator.settings import EngineSettings
-from trainers.model.shape import ModelShape
 from trainers.settings.services import GeneratorConfig
 from trainers.setup.draft import Draft
 from trainers.setup.memory import BYTES, GIB, engine_memory, gib
@@ -91,7 +90,7 @@ def plan_engine(draft: Draft, gpu: SharedGpu) -> tuple[EngineSettings, str]:
     settings = EngineSettings(
         max_model_len=config.env.max_tokens,
         max_requests=requests_at_once(draft),
-        dtype=config.engine_dtype,
+        dtype=config.services.generator.dtype,
         kv_cache_gib=generator.kv_cache_gib or (0.0 if on_gpu else EngineSettings().kv_cache_gib),
         gpu_memory_utilization=generator.gpu_memory_utilization,
         gpu_memory_gib=config.launcher.gpu_memory_gib,
@@ -110,9 +109,9 @@ def plan_engine(draft: Draft, gpu: SharedGpu) -> tuple[EngineSettings, str]:
     if shape is None or not on_gpu:
         return settings, "the engine sleeps while the trainer steps" if settings.sleep else ""
     chosen = generator.kv_cache_gib * GIB
-    one = cache_of_one(draft, shape)
+    one = cache_of_one(draft)
     needed = chosen or max(1.1 * settings.max_requests * one, LEAST_CACHE_GIB * GIB)
-    least, held = chosen or min(LEAST_REQUESTS * one, needed), engine_memory(config, shape, settings, cache=0.0).total
+    least, held = chosen or min(LEAST_REQUESTS * one, needed), engine_memory(draft, settings, cache=0.0).total
     cache, sleeps, why = size_cache(generator, gpu, needed=needed, least=least, engine=held)
     return replace(settings, kv_cache_gib=cache / GIB, sleep=sleeps), why
 
@@ -126,12 +125,12 @@ def cannot_sleep_reason(draft: Draft) -> str:
     return ""
 
 
-def cache_of_one(draft: Draft, shape: ModelShape) -> float:
+def cache_of_one(draft: Draft) -> float:
     """Bytes of keys and values of one request of full length, on one process of the engine."""
-    size = BYTES[draft.config.engine_dtype]
+    size = BYTES[draft.services.generator.dtype]
     if str(draft.engine_args.get("kv_cache_dtype", "auto")).startswith("fp8"):
         size = 1
-    token = 2 * shape.num_hidden_layers * shape.key_value_size * size
+    token = 2 * draft.sizes.num_hidden_layers * draft.sizes.key_value_size * size
     return token * draft.env.max_tokens / max(1, draft.services.generator.procs)
 
 
