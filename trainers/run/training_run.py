@@ -14,7 +14,6 @@ from forge_env.core.types import Task
 from forge_env.evaluation.kinds import Kinds
 from forge_env.runtime.calls.answers import within
 from trainers.batching.batch import Sample
-from trainers.batching.packed_samples import PackedSamples
 from trainers.checkpoints import Checkpoint
 from trainers.metrics.report import Report
 from trainers.metrics.system import SystemMetrics
@@ -95,14 +94,12 @@ class TrainingRun:
     ) -> dict[str, float]:
         """One optimizer step; returns its metrics. `old_is_present` says that the old logprobs are the present ones,
         and `compare_replay` that it is also measured without routing replay."""
-        packed = await PackedSamples.of(samples)
         await self.weights.make_room()
         self.weights.changed()
         options = self.plan.temperature, old_is_present, compare_replay
-        call = self.services.trainer.call_one(TrainerActor.step, packed, loss, *options)
+        call = self.services.trainer.call_one(TrainerActor.step, samples, loss, *options)
         with self.report.timeline.span("trainer", "optimizer step", samples=len(samples)):
             metrics = await within(self.plan.training.step_seconds, call, STEP)
-        await packed.free()
         self.tokens_trained += int(metrics.get("tokens", 0))
         return metrics
 
@@ -124,11 +121,9 @@ class TrainingRun:
 
     async def _trainers_logprobs(self, endpoint: Any, samples: Sequence[Sample], what: str) -> list[np.ndarray]:
         """What an endpoint of the trainer gives, per sample; `what` it is, for the timeline."""
-        packed = await PackedSamples.of(samples)
-        call = self.services.trainer.call_one(endpoint, packed, self.plan.temperature)
+        call = self.services.trainer.call_one(endpoint, samples, self.plan.temperature)
         with self.report.timeline.span("trainer", what, samples=len(samples)):
             logprobs: list[np.ndarray] = await within(self.plan.training.step_seconds, call, STEP)
-        await packed.free()
         return logprobs
 
     async def export(self) -> None:

@@ -153,13 +153,12 @@ async def _evaluate(run: TrainingRun, step: int) -> None:
 async def held_out_loss(run: TrainingRun, samples: Sequence[Sample]) -> float | None:
     """The mean negative log-likelihood of the assistant's tokens of these samples; None without samples."""
     from forge_env.runtime.calls.answers import within
-    from trainers.batching.packed_samples import PackedSamples
     from trainers.run.trainer_actor import TrainerActor
 
     if not samples:
         return None
     await run.weights.make_room()
-    call = run.services.trainer.call_one(TrainerActor.logprobs, await PackedSamples.of(samples), 1.0)
+    call = run.services.trainer.call_one(TrainerActor.logprobs, samples, 1.0)
     logprobs = await within(run.plan.training.step_seconds, call, "the trainer")
     values = list(itertools.chain.from_iterable(of_sample.tolist() for of_sample in logprobs))
     return -sum(values) / len(values)
