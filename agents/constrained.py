@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from agents.renderer.rendering import Renderer
-from agents.thought_budget import Ask, joined
+from agents.thought_budget import Ask
 from forge_env.core.errors import TurnRefused
-from forge_env.core.types import Completion, Sampling
+from forge_env.core.turn import Completion
+from forge_env.core.types import Sampling
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +31,7 @@ class ConstrainedTurn:
 
     async def sample(
         self, prompt: Sequence[int], sampling: Sampling, *, thinks: bool
-    ) -> tuple[Completion, list[tuple[int, ...]]]:
+    ) -> tuple[Completion, list[np.ndarray]]:
         """The completion of the full turn, and the prompt of each request as the engine reports it.
 
         Args:
@@ -43,14 +46,15 @@ class ConstrainedTurn:
         if first is None:
             answer = await self._answer(prompt, sampling, 1 if thinks else 0)
             return answer, [answer.prompt_ids]
-        is_ended = first.token_ids[-1] == self.renderer.end_thought
+        sampled = first.token_ids.tolist()
+        is_ended = sampled[-1] == self.renderer.end_thought
         inserted = self.renderer.after_thought if is_ended else self.renderer.close_thought
-        begun = (*first.token_ids, *inserted)
+        begun = (*sampled, *inserted)
         room = sampling.max_tokens - len(begun)
         if room < 1 or not (is_ended or self.budget):
             return replace(first, finish_reason="length"), [first.prompt_ids]
         rest = await self._answer((*prompt, *begun), replace(sampling, max_tokens=room), 1)
-        return joined(first, inserted, rest), [first.prompt_ids, rest.prompt_ids]
+        return first.then(inserted, rest), [first.prompt_ids, rest.prompt_ids]
 
     async def _thought(self, prompt: Sequence[int], sampling: Sampling) -> Completion | None:
         """Sample a thought with its end, or a thought that a limit has cut; None if the model has not thought."""
@@ -58,7 +62,7 @@ class ConstrainedTurn:
         room = min(sampling.max_tokens, self.budget or sampling.max_tokens)
         stops = (*sampling.stop_token_ids, end)
         first = await self.ask(prompt, replace(sampling, grammar="", stop=(), max_tokens=room, stop_token_ids=stops), 0)
-        ids = first.token_ids
+        ids = first.token_ids.tolist()
         is_whole = ids[-1] == end and self.renderer.is_in_thought(ids[:-1])
         is_cut = first.finish_reason == "length" and self.renderer.is_in_thought(ids)
         return first if is_whole or is_cut else None

@@ -6,13 +6,16 @@ import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
+import numpy as np
+
 from agents.answer_form import check_answer
 from agents.renderer.dialects import from_openai
-from forge_env.core.episode import Turn
 from forge_env.core.errors import PolicyError, UserError
 from forge_env.core.own_copies import own_copy
 from forge_env.core.protocols import ANSWER_SECONDS, Conversation
-from forge_env.core.types import Action, Completion, Message, Sampling, ToolSpec
+from forge_env.core.tokens import IDS, array_of
+from forge_env.core.turn import Completion, Turn
+from forge_env.core.types import Action, Message, Sampling, ToolSpec
 from forge_env.registry.registry import env_class, load
 from forge_env.utils.threads import invoker
 
@@ -143,8 +146,8 @@ class ScriptedAgent:
             observation=conversation.observation,
             message=message,
             tool_calls=calls,
-            prompt_ids=tuple(prompt[old:]),
-            token_ids=tuple(self._renderer.write(message)),
+            prompt_ids=array_of(prompt[old:], IDS),
+            token_ids=array_of(self._renderer.write(message), IDS),
             starts_row=starts_row,
             constraint=label,
         )
@@ -251,9 +254,9 @@ class ScriptedPolicy:
         token_ids = tuple(self._script(prompt_ids))[: sampling.max_tokens]
         stopped = token_ids[-1] in sampling.stop_token_ids
         return Completion(
-            prompt_ids=tuple(prompt_ids),
-            token_ids=token_ids,
-            logprobs=(0.0,) * len(token_ids),
+            prompt_ids=array_of(prompt_ids, IDS),
+            token_ids=array_of(token_ids, IDS),
+            logprobs=np.zeros(len(token_ids)),
             versions=((self.version, len(token_ids)),),
             finish_reason="stop" if stopped else "length",
         )

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from forge_env.core.turn import first_versions
-from forge_env.core.types import Completion
+from forge_env.core.turn import Completion
 
 
 def truncate_at_stop(completion: Completion, stop: Sequence[str], decode: Callable[[Sequence[int]], str]) -> Completion:
@@ -15,7 +14,7 @@ def truncate_at_stop(completion: Completion, stop: Sequence[str], decode: Callab
     The decision to stop depends only on the tokens before it. So the remaining tokens were sampled as if generation had
     ended there, and their logprobs stay valid.
     """
-    ids = completion.token_ids
+    ids = completion.token_ids.tolist()
 
     def stops(count: int) -> bool:
         text = decode(ids[:count])
@@ -27,11 +26,4 @@ def truncate_at_stop(completion: Completion, stop: Sequence[str], decode: Callab
     while low < high:
         middle = (low + high) // 2
         low, high = (low, middle) if stops(middle) else (middle + 1, high)
-    return replace(
-        completion,
-        token_ids=ids[:low],
-        logprobs=completion.generator_logprobs[:low],
-        versions=first_versions(completion.versions, low),
-        finish_reason="stop",
-        constrained=max(0, completion.constrained - len(ids) + low),
-    )
+    return replace(completion.first(low), finish_reason="stop")

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 
-from forge_env.core.episode import digest
-from forge_env.core.errors import InvariantError
-from forge_env.core.types import NOT_SAMPLED, Completion, Sampling
+import numpy as np
+
+from forge_env.core.turn import Completion, digest
+from forge_env.core.types import NOT_SAMPLED, Sampling
 
 Ask = Callable[[Sequence[int], Sampling, int], Awaitable[Completion]]
 """Samples a completion of a prompt; the number is the request's place in its turn, 0 or 1."""
@@ -21,7 +22,7 @@ async def sample_within(
     budget: int,
     close: Sequence[int],
     is_in_thought: Callable[[Sequence[int]], bool],
-) -> tuple[Completion, list[tuple[int, ...]]]:
+) -> tuple[Completion, list[np.ndarray]]:
     """Sample a turn with a thought of at most `budget` tokens.
 
     The first request ends at the budget. If the turn is not complete by then, a second request continues it: after the
@@ -46,33 +47,14 @@ async def sample_within(
     first = await ask(prompt, replace(sampling, max_tokens=budget) if has_room else sampling, 0)
     if not has_room or first.finish_reason != "length" or len(first.token_ids) < budget:
         return first, [first.prompt_ids]
-    inserted = tuple(close) if is_in_thought(first.token_ids) else ()
-    begun = (*first.token_ids, *inserted)
+    sampled = first.token_ids.tolist()
+    inserted = tuple(close) if is_in_thought(sampled) else ()
+    begun = (*sampled, *inserted)
     rest = await ask((*prompt, *begun), replace(sampling, max_tokens=sampling.max_tokens - len(begun)), 1)
-    return joined(first, inserted, rest), [first.prompt_ids, rest.prompt_ids]
+    return first.then(inserted, rest), [first.prompt_ids, rest.prompt_ids]
 
 
-def joined(first: Completion, inserted: Sequence[int], rest: Completion) -> Completion:
-    """Join the completions of two requests of a turn, with the tokens that were inserted between them.
-
-    Raises:
-        InvariantError: the engine has seen another prompt than the tokens so far.
-    """
-    begun = (*first.token_ids, *inserted)
-    if rest.prompt_ids != (*first.prompt_ids, *begun):
-        raise InvariantError("what the engine saw of a turn's second request is not the turn so far")
-    known = len(first.prompt_ids) + len(first.token_ids) - 1
-    return replace(
-        rest,
-        prompt_ids=first.prompt_ids,
-        token_ids=(*begun, *rest.token_ids),
-        logprobs=(*first.logprobs, *(0.0 for _ in inserted), *rest.logprobs),
-        versions=(*first.versions, *([(NOT_SAMPLED, len(inserted))] if inserted else []), *rest.versions),
-        routes=(*first.routes, *(routes.within(known, routes.end) for routes in rest.routes)),
-    )
-
-
-def context_digest(seen: Sequence[Sequence[int]], versions: Sequence[tuple[int, int]]) -> str:
+def context_digest(seen: Sequence[np.ndarray], versions: Sequence[tuple[int, int]]) -> str:
     """The `Turn.context_digest` of a turn.
 
     Args:

@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+import numpy as np
+
 from agents.constrained import ConstrainedTurn
 from agents.renderer.families import Thinking
 from agents.renderer.rendering import Renderer
 from agents.stop_strings import truncate_at_stop
 from agents.thought_budget import context_digest, sample_within
-from forge_env.core.episode import Turn
 from forge_env.core.protocols import ANSWER_SECONDS, ContextFull, Conversation, NextTurn, Policy, PromptCounted
-from forge_env.core.types import NOT_SAMPLED, Action, Completion, Message, Sampling, TokenLogprob, ToolSpec
+from forge_env.core.tokens import IDS, array_of
+from forge_env.core.turn import Completion, Turn
+from forge_env.core.types import NOT_SAMPLED, Action, Message, Sampling, TokenLogprob, ToolSpec
 
 _DEFAULT_TURN = NextTurn()
 
@@ -79,18 +82,18 @@ class TokenAgent:
         completion, seen = await self._sample(conversation, asked, prompt, room, grammar)
         if asked.stop:
             completion = truncate_at_stop(completion, asked.stop, self.renderer.decode)
-        action = self.renderer.read(completion.token_ids, completion.finish_reason)
+        sampled = completion.token_ids.tolist()
+        action = self.renderer.read(sampled, completion.finish_reason)
         # Of the earlier turns' tokens only the last one was not an input yet. The last one of this turn is not one
         # either.
-        first, end = max(0, old - 1), len(prompt) + len(completion.token_ids) - 1
+        first, end = max(0, old - 1), len(prompt) + len(sampled) - 1
         turn = Turn(
             kind="sampled",
             observation=observation,
             message=action.message,
             tool_calls=action.tool_calls,
-            prompt_ids=tuple(prompt[old:]),
-            token_ids=self.renderer.share(completion.token_ids),
-            logprobs=completion.generator_logprobs,
+            prompt_ids=array_of(prompt[old:], IDS),
+            **completion.sampled,
             versions=completion.versions,
             starts_row=starts_row,
             context_digest=context_digest(seen, completion.versions),
@@ -100,10 +103,10 @@ class TokenAgent:
             constrained=completion.constrained,
         )
         if conversation.asked is not None:
-            usage = {"prompt_tokens": len(prompt), "completion_tokens": len(completion.token_ids)}
+            usage = {"prompt_tokens": len(prompt), "completion_tokens": len(sampled)}
             action = replace(action, usage=usage)
         if asked.prompt is not None:
-            text = self.renderer.plain_text(completion.token_ids)
+            text = self.renderer.plain_text(sampled)
             action = replace(action, message={"role": "assistant", "content": text}, tool_calls=())
         if asked.logprobs:
             action = replace(action, logprobs=self._logprobs(turn))
@@ -112,16 +115,17 @@ class TokenAgent:
     def _logprobs(self, turn: Turn) -> tuple[TokenLogprob, ...]:
         """The logprobs of the sampled tokens of a turn, without the token that ended it."""
         versions = [version for version, count in turn.versions for _ in range(count)]
+        token_ids = turn.token_ids.tolist()
         sampled = [
             TokenLogprob(self.renderer.token_bytes(token), logprob)
-            for token, logprob, version in zip(turn.token_ids, turn.generator_logprobs, versions, strict=True)
+            for token, logprob, version in zip(token_ids, turn.logprobs.tolist(), versions, strict=True)
             if version != NOT_SAMPLED
         ]
-        return tuple(sampled[:-1] if turn.token_ids[-1] in self.renderer.stop_token_ids else sampled)
+        return tuple(sampled[:-1] if token_ids[-1] in self.renderer.stop_token_ids else sampled)
 
     async def _sample(
         self, conversation: Conversation, asked: NextTurn, prompt: Sequence[int], room: int, grammar: str
-    ) -> tuple[Completion, list[tuple[int, ...]]]:
+    ) -> tuple[Completion, list[np.ndarray]]:
         """Sample the tokens of one turn; returns them, and the prompt of each request as the engine reports it."""
         turn, seed, session = len(conversation.turns), conversation.seed, conversation.request_id
         request_id = f"{session}/{turn}"

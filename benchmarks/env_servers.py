@@ -41,7 +41,8 @@ from benchmarks.rollouts import LIMITS, PAIRS, TASKS, TURNS, PreparedPolicy, scr
 from envs.actors.env import EnvActor
 from forge_env.core.episode import Group
 from forge_env.core.faults import SHRINK
-from forge_env.core.types import Completion, EpisodeLimits, Message, Sampling
+from forge_env.core.turn import Completion
+from forge_env.core.types import EpisodeLimits, Message, Sampling
 from forge_env.rollout.factory import make
 from forge_env.rollout.rollout import GroupSpec
 from forge_env.runtime.launcher import Launcher

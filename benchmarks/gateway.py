@@ -34,13 +34,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from agents.scripted import ScriptedAgent
 from agents.token_agent import TokenAgent
 from benchmarks.machine import describe
 from forge_env.core.env import Env
 from forge_env.core.episode import Episode
 from forge_env.core.protocols import Agent
-from forge_env.core.types import Action, Completion, EpisodeLimits, Message, Sampling, Task, ToolSpec
+from forge_env.core.tokens import IDS, array_of
+from forge_env.core.turn import Completion
+from forge_env.core.types import Action, EpisodeLimits, Message, Sampling, Task, ToolSpec
 from forge_env.rollout.factory import EnvFactory, make
 from forge_env.rollout.rollout import run_episode
 from forge_env.utils.gc_settings import relax_garbage_collector
@@ -164,7 +168,7 @@ class TimedPolicy:
     """Calls the tool, after `seconds`, however many ask at once."""
 
     def __init__(self, model: str, seconds: float = 0.0) -> None:
-        self._tokens = tuple(TokenAgent(model, self).renderer.write(CALL))
+        self._tokens = array_of(TokenAgent(model, self).renderer.write(CALL), IDS)
         self._seconds = seconds
 
     async def generate(
@@ -174,9 +178,9 @@ class TimedPolicy:
             await asyncio.sleep(self._seconds)
         count = len(self._tokens)
         return Completion(
-            prompt_ids=tuple(prompt_ids),
+            prompt_ids=array_of(prompt_ids, IDS),
             token_ids=self._tokens,
-            logprobs=tuple(-0.001 * i for i in range(count)),
+            logprobs=-0.001 * np.arange(count),
             versions=((0, count),),
         )
 

@@ -6,16 +6,15 @@ Nothing is imported here that the processes of a real run would not import: the 
 from __future__ import annotations
 
 import asyncio
-import hashlib
-from array import array
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from forge_env.core.env import Env
-from forge_env.core.episode import Episode, Turn
+from forge_env.core.episode import Episode, Turn, digest
 from forge_env.core.protocols import Conversation
+from forge_env.core.tokens import IDS, join_arrays
 from forge_env.core.types import Action, Message, Task, ToolSpec, ToolUse
 from forge_env.runtime.actor import ForgeActor, concurrent_endpoint
 
@@ -65,18 +64,17 @@ class LongAgent:
         ids = rng.integers(0, VOCABULARY, self._added + self._sampled, dtype=np.int32)
         logprobs = -rng.standard_exponential(self._sampled, dtype=np.float32)  # as an engine's are
         message: Message = {"role": "assistant", "content": self._text}
-        before = [token for turn in conversation.turns for token in (*turn.prompt_ids, *turn.token_ids)]
-        context = array("i", before).tobytes() + ids[: self._added].tobytes()
+        before = [ids for turn in conversation.turns for ids in (turn.prompt_ids, turn.token_ids)]
         turn = Turn(
             kind="sampled",
             observation=conversation.observation,
             message=message,
-            prompt_ids=tuple(ids[: self._added].tolist()),
-            token_ids=tuple(ids[self._added :].tolist()),
-            logprobs=tuple(logprobs.tolist()),
+            prompt_ids=ids[: self._added],
+            token_ids=ids[self._added :],
+            logprobs=logprobs,
             versions=((0, self._sampled),),
             starts_row=not number,
-            context_digest=hashlib.blake2b(context, digest_size=8).hexdigest(),
+            context_digest=digest(join_arrays(IDS, *before, ids[: self._added])),
         )
         return turn, Action(message=message)
 
@@ -105,7 +103,7 @@ class ReadingTrainer(ForgeActor):
 
 def own_reward(episode: Episode) -> float:
     """A reward function of the user's own that reads every token, and takes its time."""
-    return sum(token % 2 for turn in episode.turns for token in turn.token_ids) / episode.num_sampled
+    return sum(int((turn.token_ids % 2).sum()) for turn in episode.turns) / episode.num_sampled
 
 
 def _zeros(samples: Sequence[Any]) -> list[np.ndarray]:

@@ -39,13 +39,17 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from agents.scripted import ScriptedAgent
 from agents.token_agent import TokenAgent
 from benchmarks.machine import describe
 from forge_env.core.env import Env, StepResult
 from forge_env.core.protocols import Agent
+from forge_env.core.tokens import IDS, array_of
 from forge_env.core.tools import reward, tool
-from forge_env.core.types import Action, Completion, EpisodeLimits, Message, Sampling, Task
+from forge_env.core.turn import Completion
+from forge_env.core.types import Action, EpisodeLimits, Message, Sampling, Task
 from forge_env.rollout.factory import EnvFactory, make
 from forge_env.rollout.rollout import run_episode
 from forge_env.tool_env.tool_env import ToolEnv
@@ -134,8 +138,8 @@ class PreparedPolicy:
 
     def __init__(self, model: str, seconds: float = 0.0) -> None:
         renderer = TokenAgent(model, self).renderer
-        self._turns = [[tuple(renderer.write(message)) for message in turns] for _, turns in PAIRS]
-        self._logprobs = array("d", [-0.001 * i for i in range(LIMITS.max_turn_tokens)])
+        self._turns = [[array_of(renderer.write(message), IDS) for message in turns] for _, turns in PAIRS]
+        self._logprobs = -0.001 * np.arange(LIMITS.max_turn_tokens)
         self._seconds = seconds
 
     async def generate(
@@ -145,9 +149,9 @@ class PreparedPolicy:
             await asyncio.sleep(self._seconds)
         token_ids = self._turns[int(session.partition("/")[0]) % TASKS][int(request_id.rpartition("/")[2])]
         return Completion(
-            prompt_ids=tuple(prompt_ids),
+            prompt_ids=array_of(prompt_ids, IDS),
             token_ids=token_ids,
-            logprobs=tuple(self._logprobs[: len(token_ids)]),  # objects of its own, as an engine's are
+            logprobs=self._logprobs[: len(token_ids)],  # an array of its own, as an engine's is
             versions=((0, len(token_ids)),),
         )
 

@@ -28,7 +28,8 @@ from benchmarks.gpu.learning import graphics
 from benchmarks.machine import describe
 from envs.math import Math
 from forge_env.core.episode import Row
-from forge_env.core.types import Completion, Message, Sampling
+from forge_env.core.turn import Completion
+from forge_env.core.types import Message, Sampling
 from forge_env.rollout.lockstep import Request
 from trainers.batching.batch import Sample
 from trainers.losses import SFTLoss
@@ -63,10 +64,10 @@ async def sample(model: Path, *, eager: bool) -> list[Completion]:
 def row_of(completion: Completion, *, routes: bool) -> Row:
     prompt, sampled = len(completion.prompt_ids), len(completion.token_ids)
     return Row(
-        token_ids=(*completion.prompt_ids, *completion.token_ids),
-        loss_mask=(False,) * prompt + (True,) * sampled,
-        generator_logprobs=(0.0,) * prompt + completion.logprobs,
-        versions=(-1,) * prompt + (0,) * sampled,
+        token_ids=np.concatenate([completion.prompt_ids, completion.token_ids]),
+        loss_mask=np.arange(prompt + sampled) >= prompt,
+        generator_logprobs=np.concatenate([np.zeros(prompt), completion.logprobs]),
+        versions=np.repeat([-1, 0], [prompt, sampled]),
         routes=completion.routes if routes else (),
     )
 
@@ -79,7 +80,7 @@ def compare(model: Path, dtype: str, completions: list[Completion]) -> dict[str,
             dtype=dtype, learning_rate=0.0, optimizer_state="bfloat16" if torch.cuda.is_available() else "float32"
         ),
     )
-    engine = np.array([value for completion in completions for value in completion.logprobs])
+    engine = np.concatenate([completion.logprobs for completion in completions])
     result: dict[str, Any] = {}
     try:
         for name, routes in (("without", False), ("replay", True)):

@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from forge_env.core.faults import FaultPolicy
     from forge_env.core.protocols import Agent, Conversation, NextTurn, Policy
     from forge_env.core.tools import Tool, ToolOptions, reward, tool
+    from forge_env.core.turn import Completion
     from forge_env.core.types import (
         Action,
-        Completion,
         EpisodeLimits,
         Message,
         Outcome,
@@ -47,7 +47,8 @@ _MODULES = {
     "forge_env.rollout.rollout": "GroupSpec run_episode run_group",
     "forge_env.tool_env.tool_env": "ToolEnv",
     "forge_env.core.tools": "Tool ToolOptions reward tool",
-    "forge_env.core.types": "Action Completion EpisodeLimits Message Outcome Sampling Task ToolCall ToolSpec ToolUse",
+    "forge_env.core.turn": "Completion",
+    "forge_env.core.types": "Action EpisodeLimits Message Outcome Sampling Task ToolCall ToolSpec ToolUse",
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names.split()}
 

@@ -19,7 +19,9 @@ from agents.generator.requests import Batch, Command, SampleRequest
 from agents.generator.settings import EngineSettings
 from agents.generator.stats import EngineStats
 from forge_env.core.errors import PolicyError
-from forge_env.core.types import Completion, Sampling
+from forge_env.core.tokens import Ids, as_list
+from forge_env.core.turn import Completion
+from forge_env.core.types import Sampling
 from forge_env.rollout.lockstep import Request
 
 if TYPE_CHECKING:
@@ -80,7 +82,7 @@ class VLLMEngine:
 
     async def generate(
         self,
-        prompt_ids: Sequence[int],
+        prompt_ids: Ids,
         sampling: Sampling,
         request_id: str,
         adapter: str = "",
@@ -239,10 +241,8 @@ class VLLMEngine:
             self._abort_all([request])
             raise
 
-    def _request(
-        self, prompt_ids: Sequence[int], sampling: Sampling, request_id: str, adapter: str = ""
-    ) -> SampleRequest:
-        return SampleRequest(request_id, list(prompt_ids), sampling, self._answers.future(), adapter)
+    def _request(self, prompt_ids: Ids, sampling: Sampling, request_id: str, adapter: str = "") -> SampleRequest:
+        return SampleRequest(request_id, as_list(prompt_ids), sampling, self._answers.future(), adapter)
 
     async def _command(self, run: Callable[[], Any]) -> Any:
         self._check_running()

@@ -14,10 +14,10 @@ from agents.generator.engine import VLLMEngine
 from agents.generator.settings import EngineSettings
 from agents.model_folder import context_length, find_model, split_adapter
 from agents.token_agent import TokenAgent
-from forge_env.core.episode import Turn
 from forge_env.core.errors import PolicyError, UserError
 from forge_env.core.protocols import Agent, Conversation
-from forge_env.core.types import Action, Completion, Sampling, ToolSpec
+from forge_env.core.turn import Completion, Turn
+from forge_env.core.types import Action, Sampling, ToolSpec
 from forge_env.utils.deadlines import queued
 
 if TYPE_CHECKING:

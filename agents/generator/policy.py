@@ -16,7 +16,9 @@ from agents.generator.stats import EngineStats
 from agents.renderer.rendering import Renderer
 from forge_env.core.errors import PolicyError, ReplicaBroken, UserError
 from forge_env.core.protocols import Conversation
-from forge_env.core.types import Completion, Sampling
+from forge_env.core.tokens import IDS, Ids, array_of
+from forge_env.core.turn import Completion
+from forge_env.core.types import Sampling
 from forge_env.rollout.lockstep import Request
 from forge_env.runtime.actor import ForgeActor, concurrent_endpoint, long_endpoint
 from forge_env.runtime.calls.client import ServiceClient
@@ -71,7 +73,7 @@ class PolicyActor(ForgeActor):
     @long_endpoint
     async def generate(
         self,
-        prompt: str | Sequence[int],
+        prompt: str | Ids,
         sampling: Sampling | None = None,
         request_id: str = "",
     ) -> Completion:
@@ -193,7 +195,7 @@ class ActorPolicy:
         self, prompt_ids: Sequence[int], sampling: Sampling, *, request_id: str, session: str
     ) -> Completion:
         service = self._service.session(session)
-        return await service.route(PolicyActor.generate, tuple(prompt_ids), sampling, request_id)
+        return await service.route(PolicyActor.generate, array_of(prompt_ids, IDS), sampling, request_id)
 
     async def generate_batch(self, requests: Sequence[Request]) -> list[Completion | Exception]:
         return await self._service.route(PolicyActor.generate_batch, tuple(requests))

@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from agents.generator.lora_slot import version_of
 from forge_env.core.routes import Routes
-from forge_env.core.types import Completion, Sampling
+from forge_env.core.tokens import FLOATS, IDS, array_of
+from forge_env.core.turn import Completion
+from forge_env.core.types import Sampling
 
 if TYPE_CHECKING:
     from vllm import SamplingParams
@@ -66,7 +68,7 @@ def vllm_sampling(sampling: Sampling) -> SamplingParams:
         top_p=sampling.top_p,
         max_tokens=sampling.max_tokens,
         seed=sampling.seed,
-        stop_token_ids=list(sampling.stop_token_ids),
+        stop_token_ids=list(map(int, sampling.stop_token_ids)),  # a token of an array is an integer of NumPy
         ignore_eos=True,  # only the renderer's stop tokens end a turn
         logprobs=0,
         stop=list(sampling.stop),
@@ -96,14 +98,14 @@ def completion_of(output: Any, adapter: str = "", routes: Any = None, *, grammar
     answer = output.outputs[0]
     spans = [(version_of(span.version, adapter), span.end - span.start) for span in answer.weight_versions or ()]
     by_version = itertools.groupby(spans, key=operator.itemgetter(0))  # another adapter's version may have changed
-    token_ids = tuple(answer.token_ids)
+    steps = zip(answer.logprobs, answer.token_ids, strict=True)
     routes = answer.routed_experts if routes is None else routes
     return Completion(
-        prompt_ids=tuple(output.prompt_token_ids),
-        token_ids=token_ids,
-        logprobs=tuple(step[token].logprob for step, token in zip(answer.logprobs, token_ids, strict=True)),
+        prompt_ids=array_of(output.prompt_token_ids, IDS),
+        token_ids=array_of(answer.token_ids, IDS),
+        logprobs=array_of([step[token].logprob for step, token in steps], FLOATS),
         versions=tuple((version, sum(count for _, count in group)) for version, group in by_version),
         finish_reason=answer.finish_reason,
         routes=() if routes is None else (Routes.of(0, routes),),
-        constrained=len(token_ids) if grammar else 0,
+        constrained=len(answer.token_ids) if grammar else 0,
     )

@@ -36,6 +36,7 @@ from agents.renderer.tokenizer import FastTokenizer, chat_template
 from forge_env.core.constraint import Constraint
 from forge_env.core.errors import TemplateError, UserError
 from forge_env.core.protocols import Conversation
+from forge_env.core.tokens import Ids, as_list
 from forge_env.core.types import Action, Message, ToolCall, ToolSpec
 
 
@@ -83,7 +84,7 @@ class Renderer:
         tools, text_of_tools = self._defused_tools(tools)
         if row:
             new = self._defused(conversation.observation)
-            bridged = self._bridge(row, conversation.turns[-1].token_ids, new, tools)
+            bridged = self._bridge(row, conversation.turns[-1].token_ids.tolist(), new, tools)
             if bridged is not None:
                 return bridged, len(row), False
         if not conversation.turns:
@@ -140,15 +141,11 @@ class Renderer:
         answer = self._tokenizer.encode(full[len(prompt) :])
         return answer[: next(i for i, t in enumerate(answer) if t in self.stop_token_ids) + 1]
 
-    def share(self, token_ids: Sequence[int]) -> tuple[int, ...]:
-        """Sampled ids as the int objects that the tokenizer shares."""
-        return self._tokenizer.share(token_ids)
-
     def encode(self, text: str) -> list[int]:
         """Tokens of a text; special tokens in it are recognised."""
         return self._tokenizer.encode(text)
 
-    def decode(self, token_ids: Sequence[int]) -> str:
+    def decode(self, token_ids: Ids) -> str:
         """Text of tokens, with special tokens."""
         return self._tokenizer.decode(token_ids)
 
@@ -183,17 +180,18 @@ class Renderer:
             return False
         return not self.decode(token_ids[: list(token_ids).index(self._think)]).strip()
 
-    def read(self, token_ids: Sequence[int], finish_reason: str) -> Action:
+    def read(self, token_ids: Ids, finish_reason: str) -> Action:
         """Parse sampled tokens into an action. No sampled text raises.
 
         A thought becomes `reasoning_content`, and a call in it is no call. A call ends a thought that has no end of its
         own, unless a limit has cut the thought off.
         """
+        token_ids = as_list(token_ids)
         if self.thinks and finish_reason == "length" and self.is_in_thought(token_ids):
             return self._cut_thought(token_ids)
         try:
             # Without the prompt: it matters only if it opens the reasoning, and no supported template opens it.
-            parsed = self._renderer.parse_response(list(token_ids))
+            parsed = self._renderer.parse_response(token_ids)
         except (ValueError, RecursionError, TypeError, KeyError) as error:  # JSON too deep, numbers too long
             return self._unreadable(token_ids, finish_reason, error)
         content = parsed.content or ""
@@ -275,7 +273,7 @@ class Renderer:
         return [self._defuse(item) for item in value] if isinstance(value, (list, tuple)) else value
 
     def _bridge(
-        self, row: list[int], sampled: Sequence[int], new: list[Message], tools: Sequence[ToolSpec]
+        self, row: list[int], sampled: list[int], new: list[Message], tools: Sequence[ToolSpec]
     ) -> list[int] | None:
         """Continue a row with new messages; None if the template would rewrite the row."""
         role = new[0]["role"] if new else ""
@@ -284,9 +282,7 @@ class Renderer:
         is_plain = sampled[-1] == self.stop_token_ids[0] and self._think not in sampled
         if parts is not None and is_plain and all(message["role"] == role for message in new):
             return row + parts.fill(self._tokenizer, [message["content"] for message in new])
-        bridged = self._renderer.bridge_to_next_turn(
-            row[: -len(sampled)], list(sampled), new, tools=list(tools) or None
-        )
+        bridged = self._renderer.bridge_to_next_turn(row[: -len(sampled)], sampled, new, tools=list(tools) or None)
         if bridged is None or bridged.token_ids[: len(row)] != row:
             return None
         return row + self._as_served(bridged.token_ids[len(row) :])
@@ -365,8 +361,8 @@ def _last_row(conversation: Conversation) -> list[int]:
     for turn in conversation.turns:
         if turn.starts_row:
             row = []
-        row += turn.prompt_ids
-        row += turn.token_ids
+        row += turn.prompt_ids.tolist()
+        row += turn.token_ids.tolist()
     return row
 
 

@@ -17,6 +17,7 @@ from agents.renderer.rendering import Renderer
 from agents.renderer.tokenizer import chat_template
 from forge_env.core.episode import Turn
 from forge_env.core.protocols import Conversation
+from forge_env.core.tokens import IDS, array_of
 from forge_env.core.types import Message, ToolSpec
 
 TEMPLATE, GENERATION = "chat_template.jinja", "generation_config.json"
@@ -53,8 +54,8 @@ def trial(renderer: Renderer, prompt: Sequence[Message] = (), tools: Sequence[To
             kind="tokens",
             observation=conversation.observation,
             message=answer,
-            prompt_ids=tuple(ids[old:]),
-            token_ids=tuple(renderer.write(answer)),
+            prompt_ids=array_of(ids[old:], IDS),
+            token_ids=array_of(renderer.write(answer), IDS),
             starts_row=starts_row,
         )
         conversation.turns.append(turn)
@@ -68,9 +69,9 @@ def prompts(turns: Sequence[Turn]) -> Iterator[tuple[list[Message], list[int]]]:
     row: list[int] = []
     for turn in turns:
         messages += turn.observation
-        row = [*([] if turn.starts_row else row), *turn.prompt_ids]
+        row = [*([] if turn.starts_row else row), *turn.prompt_ids.tolist()]
         yield messages.copy(), row
-        row = [*row, *turn.token_ids]
+        row = [*row, *turn.token_ids.tolist()]
         messages.append(turn.message)
 
 

@@ -10,6 +10,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from forge_env.core.errors import UserError
+from forge_env.core.tokens import Ids, as_list
 
 SHORT, CACHED = 32, 4096  # characters, texts: templates tokenise the same few words with every message
 
@@ -32,8 +33,6 @@ class FastTokenizer:
         self.name_or_path = str(folder)
         self._tokenizer = Tokenizer.from_file(str(path))
         self._short: dict[str, list[int]] = {}
-        # One shared int object per id: separate objects would be most of the memory of episodes.
-        self._ids = list(range(1 + max(self._tokenizer.get_vocab().values(), default=-1)))
         config = Path(folder) / "tokenizer_config.json"
         eos = json.loads(config.read_text()).get("eos_token") if config.is_file() else None
         eos = eos.get("content") if isinstance(eos, dict) else eos
@@ -50,17 +49,11 @@ class FastTokenizer:
         return ids.copy()
 
     def _encode(self, text: str) -> list[int]:
-        return list(map(self._ids.__getitem__, self._tokenizer.encode(text, add_special_tokens=False).ids))
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
+        return ids
 
-    def share(self, token_ids: Sequence[int]) -> tuple[int, ...]:
-        """The same ids as shared int objects; ids outside the vocabulary stay unchanged."""
-        shared, size = self._ids, len(self._ids)
-        if token_ids and min(token_ids) >= 0 and max(token_ids) < size:
-            return tuple(map(shared.__getitem__, token_ids))
-        return tuple([shared[i] if 0 <= i < size else i for i in token_ids])
-
-    def decode(self, token_ids: int | Sequence[int], *_: Any, **__: Any) -> str:
-        ids = [token_ids] if isinstance(token_ids, int) else list(token_ids)
+    def decode(self, token_ids: int | Ids, *_: Any, **__: Any) -> str:
+        ids = [token_ids] if isinstance(token_ids, int) else as_list(token_ids)
         return self._tokenizer.decode(ids, skip_special_tokens=False)
 
     def convert_tokens_to_ids(self, tokens: str | Sequence[str]) -> Any:

@@ -34,7 +34,8 @@ from agents.generator.settings import EngineSettings
 from benchmarks.gpu.learning import graphics
 from benchmarks.gpu.models import VOCABULARY, make_random_model, make_tokenizer
 from benchmarks.machine import describe
-from forge_env.core.types import Completion, Sampling
+from forge_env.core.turn import Completion
+from forge_env.core.types import Sampling
 from forge_env.rollout.lockstep import Request
 from forge_env.runtime.weights import CudaIpcStore, SharedMemoryStore
 from trainers.lora import TARGETS, target_sizes

@@ -118,7 +118,7 @@ async def through_actors(
     for episode in (episode for each in groups for episode in each.episodes):
         assert episode.outcome.is_valid, episode.error
         assert len(episode.rows) == 1, "a later prompt did not go on from the one before"
-        turns.append([[turn.prompt_ids, len(turn.token_ids)] for turn in episode.turns])
+        turns.append([[turn.prompt_ids.tolist(), len(turn.token_ids)] for turn in episode.turns])
         tokens += episode.num_sampled
     found = {
         "tokens": tokens,

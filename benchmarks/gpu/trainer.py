@@ -137,7 +137,7 @@ def measure(folder: Path, given: argparse.Namespace, which: str) -> dict[str, An
         hf = trainer.model.hf_config
         parameters = sum(value.numel() for value in trainer.model.module.parameters())
         shape, rows = read_shape(folder / "config.json"), rows_of(given, hf["vocab_size"])
-        sampled = sum(sum(row.loss_mask) for row in rows) if which == "rl" else size
+        sampled = sum(int(row.loss_mask.sum()) for row in rows) if which == "rl" else size
         adapters = settings.lora.parameters(shape) if settings.lora else 0
         flops = step_flops(shape, [len(row.token_ids) for row in rows], sampled, adapters=adapters)
         return found | {
@@ -160,7 +160,7 @@ def make_step(trainer: TitanTrainer, given: argparse.Namespace, which: str) -> C
     lm_head = trainer.model.module.get_submodule("lm_head")
     lm_head.forward = trainer.model._head._linear
     rows, shape = rows_of(given, vocabulary), (given.sequences, given.length)
-    tokens = torch.tensor([token for row in rows for token in row.token_ids], device="cuda").view(shape)
+    tokens = torch.tensor([token for row in rows for token in row.token_ids.tolist()], device="cuda").view(shape)
     positions = torch.cat([torch.arange(len(row.token_ids), device="cuda") for row in rows]).view(shape)
     loss_of = torch.compile(cross_entropy_loss)
     return lambda: plain_step(trainer, loss_of, tokens, positions)

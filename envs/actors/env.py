@@ -10,8 +10,8 @@ from typing import Any
 from forge_env.core.episode import Episode, Group
 from forge_env.core.errors import first_error
 from forge_env.core.faults import FaultPolicy
-from forge_env.core.packed import MOST_NUMBERS
 from forge_env.core.protocols import Agent
+from forge_env.core.tokens import MOST_NUMBERS
 from forge_env.core.types import EpisodeLimits
 from forge_env.registry.registry import load
 from forge_env.rollout.factory import make
@@ -110,7 +110,7 @@ class EnvActor(ForgeActor):
         loop for 5 ms at a time, which is more than such a line takes.
         """
         for episode in episodes:
-            if sum(turn.num_prompt + turn.num_tokens for turn in episode.turns) <= MOST_NUMBERS:
+            if sum(len(turn.prompt_ids) + len(turn.token_ids) for turn in episode.turns) <= MOST_NUMBERS:
                 episode.line  # noqa: B018  makes it
                 await asyncio.sleep(0)
             else:

@@ -17,11 +17,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from forge_env.core.errors import UserError
 from forge_env.core.lineage import Lineage
-from forge_env.core.packed import json_list
 from forge_env.core.routes import Routes
-from forge_env.core.turn import TOKEN_FIELDS, Row, Turn, TurnKind, broken, digest, join, require
+from forge_env.core.tokens import FLOATS, IDS, Ids, array_of, json_list
+from forge_env.core.turn import Row, Turn, TurnKind, broken, digest, join, require
 from forge_env.core.types import NOT_SAMPLED, Message, Outcome, Task, ToolCall, ToolUse
 
 __all__ = ["Episode", "Group", "Row", "Turn", "TurnKind", "digest", "read_jsonl", "write_jsonl"]
@@ -70,21 +72,22 @@ class Episode:
     tokens counts as a row."""
     schema_version: int = SCHEMA_VERSION
     # The short form; ignored if `turns` is given.
-    prompt_ids: InitVar[Sequence[int] | None] = None
-    response_ids: InitVar[Sequence[int] | None] = None
-    logprobs: InitVar[Sequence[float] | None] = None
+    prompt_ids: InitVar[Ids | None] = None
+    response_ids: InitVar[Ids | None] = None
+    logprobs: InitVar[Sequence[float] | np.ndarray | None] = None
 
     def __post_init__(
         self,
         # With defaults, because a dataclass that inherits from this one does not pass the short form.
-        prompt_ids: Sequence[int] | None = None,  # noqa: RUF033
-        response_ids: Sequence[int] | None = None,  # noqa: RUF033
-        logprobs: Sequence[float] | None = None,  # noqa: RUF033
+        prompt_ids: Ids | None = None,  # noqa: RUF033
+        response_ids: Ids | None = None,  # noqa: RUF033
+        logprobs: Sequence[float] | np.ndarray | None = None,  # noqa: RUF033
     ) -> None:
         if response_ids is not None and not self.turns:
-            self._set(turns=(_single_turn(prompt_ids or (), response_ids, logprobs),))
+            prompt = () if prompt_ids is None else prompt_ids
+            self._set(turns=(_single_turn(prompt, response_ids, logprobs),))
             if self.task is None:
-                self._set(task=Task(prompt=(), id=digest(prompt_ids or ())))
+                self._set(task=Task(prompt=(), id=digest(prompt)))
             if not self.id:
                 self._set(id=f"{self.task.id}/{uuid.uuid4().hex}")
         require(self.task is not None, "an episode has a task, or a prompt and a response")
@@ -108,7 +111,7 @@ class Episode:
         for name, value in values.items():
             object.__setattr__(self, name, value)
 
-    def with_logprobs(self, logprobs: Sequence[float], version: int = 0) -> Episode:
+    def with_logprobs(self, logprobs: Sequence[float] | np.ndarray, version: int = 0) -> Episode:
         """Return a single-turn episode with the logprobs of its sampled tokens, so that it can be trained on.
 
         Args:
@@ -119,7 +122,9 @@ class Episode:
             InvariantError: for several turns, or another number of logprobs.
         """
         require(len(self.turns) == 1, "logprobs are added to an episode of a single turn")
-        turn = replace(self.turns[0], kind="sampled", logprobs=tuple(logprobs), versions=((version, len(logprobs)),))
+        turn = replace(
+            self.turns[0], kind="sampled", logprobs=array_of(logprobs, FLOATS), versions=((version, len(logprobs)),)
+        )
         return replace(self, turns=(turn,))
 
     @cached_property
@@ -150,11 +155,6 @@ class Episode:
     def __getstate__(self) -> dict[str, Any]:
         """Pickle the fields, and the line if it was made; the rows are derived again when they are needed."""
         return {key: value for key, value in self.__dict__.items() if key != "rows"}
-
-    def forget_unpacked(self) -> None:
-        """Free what reading the tokens of turns and rows has made, see `Turn.forget_unpacked`."""
-        for holder in (*self.turns, *vars(self).get("rows", ())):
-            holder.forget_unpacked()
 
     @property
     def messages(self) -> list[Message]:
@@ -294,18 +294,18 @@ def read_jsonl(path: Path) -> Iterator[Episode]:
                 raise UserError(f"{path}:{number}: {error}") from None
 
 
-def _single_turn(prompt_ids: Sequence[int], response_ids: Sequence[int], logprobs: Sequence[float] | None) -> Turn:
+def _single_turn(prompt_ids: Ids, response_ids: Ids, logprobs: Sequence[float] | np.ndarray | None) -> Turn:
     turn = Turn(
         kind="tokens",
         observation=(),
         message={"role": "assistant", "content": ""},
-        prompt_ids=tuple(prompt_ids),
-        token_ids=tuple(response_ids),
+        prompt_ids=array_of(prompt_ids, IDS, "prompt_ids"),
+        token_ids=array_of(response_ids, IDS, "response_ids"),
         starts_row=True,
     )
     if logprobs is None:
         return turn
-    return replace(turn, kind="sampled", logprobs=tuple(logprobs), versions=((0, len(logprobs)),))
+    return replace(turn, kind="sampled", logprobs=array_of(logprobs, FLOATS), versions=((0, len(logprobs)),))
 
 
 def _json(value: Any) -> str:
@@ -324,7 +324,7 @@ _ONLY_IF_SET = ("routes", "auxiliary", "constraint", "constrained")  # in a line
 def _turn_json(turn: Turn) -> str:
     values = ((f.name, getattr(turn, f.name)) for f in fields(turn))
     texts = [
-        f'"{name}": {json_list(value) if name in TOKEN_FIELDS else _json(value)}'
+        f'"{name}": {json_list(value) if name in Turn.ARRAYS else _json(value)}'
         for name, value in values
         if name not in _ONLY_IF_SET or (name != "routes" and value)
     ]
@@ -334,7 +334,7 @@ def _turn_json(turn: Turn) -> str:
 
 
 def _turn_from(item: dict[str, Any]) -> Turn:
-    tuples = {key: tuple(item[key]) for key in ("observation", "prompt_ids", "token_ids", "logprobs")}
+    tuples = {key: tuple(item[key]) for key in ("observation", *Turn.ARRAYS)}
     calls = tuple(ToolCall(**call) for call in item["tool_calls"])
     spans = tuple((version, count) for version, count in item["versions"])
     uses = tuple(ToolUse(**use) for use in item["tool_uses"])

@@ -8,7 +8,8 @@ from typing import NamedTuple, Protocol
 
 from forge_env.core.constraint import Constraint
 from forge_env.core.episode import Turn
-from forge_env.core.types import Action, Completion, Message, Sampling, ToolSpec
+from forge_env.core.turn import Completion
+from forge_env.core.types import Action, Message, Sampling, ToolSpec
 
 ANSWER_SECONDS = 1800.0
 """Default time limit of an agent's answer."""

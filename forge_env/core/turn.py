@@ -1,58 +1,113 @@
-"""Turn and Row: the tokens of an episode, as the agent records them and as a trainer reads them."""
+"""Completion, Turn and Row: the tokens of an episode, as a policy gives, an agent records and a trainer reads them."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+import numpy as np
 
 from forge_env.core.errors import InvariantError
-from forge_env.core.packed import ROW_KINDS, PackedRow, PackedTurn, join_turns, pack, unpack
+from forge_env.core.tokens import FLOATS, IDS, MASK, Ids, TokenRecord, array_of, join_arrays
 from forge_env.core.types import NOT_SAMPLED, Message, ToolCall, ToolUse
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from forge_env.core.routes import Routes
 
 TurnKind = Literal["text", "tokens", "sampled"]
-TOKEN_FIELDS = ("prompt_ids", "token_ids", "logprobs")
+SAMPLED: Mapping[str, np.dtype] = {"token_ids": IDS, "logprobs": FLOATS}
+"""What an engine reports of each token that it samples: fields of a Completion and of the Turn that it becomes."""
+NO_IDS, NO_FLOATS = array_of((), IDS), array_of((), FLOATS)
+_NO_VERSION = NOT_SAMPLED.to_bytes(4, "little", signed=True)
+_NO_TOKENS = "a text turn has no tokens"
+_NEEDS_TOKENS = "a turn holds at least one token that the model wrote"
 
 
-def digest(token_ids: Sequence[int]) -> str:
+def digest(token_ids: Ids) -> str:
     """Hash of a token sequence, as kept with each turn: 64 bits of blake2b over little-endian 32-bit ids."""
-    return hashlib.blake2b(pack(token_ids, "i"), digest_size=8).hexdigest()
+    return hashlib.blake2b(array_of(token_ids, IDS, "token_ids").data, digest_size=8).hexdigest()
 
 
-class _Packable:
-    """Has a place for numbers that arrived packed, see `forge_env.core.packed`."""
+@dataclass(slots=True, kw_only=True, eq=False)
+class Completion(TokenRecord):
+    """What a policy sampled for one prompt, token-exact. Nothing changes it once it is made.
 
-    __slots__ = ("_packed",)
-    _packed_fields: ClassVar[tuple[str, ...]] = ()
-    """Fields whose numbers are packed."""
+    Example: ``Completion(prompt_ids=(5, 9), token_ids=(7, 2), logprobs=(-0.1, -0.7), versions=((3, 2),))``
+    """
 
-    def forget_unpacked(self) -> None:
-        """Free the Python objects of numbers that arrived packed; reading a field makes them again.
+    ARRAYS: ClassVar[Mapping[str, np.dtype]] = {"prompt_ids": IDS, **SAMPLED}
 
-        A number is an object of its own: whoever has millions made also frees them, in the same thread.
+    prompt_ids: np.ndarray
+    """int32: the ids that the engine says it saw."""
+    token_ids: np.ndarray
+    """int32: the ids that were sampled."""
+    logprobs: np.ndarray
+    """float64, of each sampled token at the sampling temperature; `generator_logprobs` from here to the loss."""
+    versions: tuple[tuple[int, int], ...]
+    """Spans (weight version, number of tokens) that cover `token_ids` in order; the version of tokens that were
+    inserted is NOT_SAMPLED, and their logprob 0."""
+    text: str = ""
+    finish_reason: str = "stop"
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    routes: tuple[Routes, ...] = ()
+    """Experts of a mixture-of-experts model that the engine chose for the tokens of `prompt_ids` and `token_ids`, all
+    but the last one, which was no input; empty where the engine does not return them."""
+    constrained: int = 0
+    """Number of tokens, the last of `token_ids`, that were sampled under `Sampling.grammar`. Their logprobs are those
+    of the tokens that the grammar allowed."""
+
+    @property
+    def sampled(self) -> dict[str, Any]:
+        """The fields that a Turn has, too: those of SAMPLED."""
+        return {name: getattr(self, name) for name in SAMPLED}
+
+    def first(self, count: int) -> Completion:
+        """Return the completion that ends after `count` of its tokens."""
+        cut: dict[str, Any] = {name: values[:count] for name, values in self.sampled.items()}
+        left_out = len(self.token_ids) - count
+        versions = first_versions(self.versions, count)
+        return replace(self, **cut, versions=versions, constrained=max(0, self.constrained - left_out))
+
+    def then(self, inserted: Sequence[int], rest: Completion) -> Completion:
+        """Return the completion of a turn that had two requests.
+
+        Args:
+            inserted: tokens that nobody sampled, between the two completions.
+            rest: the completion of the second request.
+
+        Raises:
+            InvariantError: when the engine has seen another prompt there than the tokens so far.
         """
-        if _arrived(self) is None:
-            return
-        for name in self._packed_fields:
-            with suppress(AttributeError):  # it has not been read
-                object.__delattr__(self, name)
+        added: dict[str, Any] = {"token_ids": array_of(inserted, IDS, "inserted")}
+        seen = join_arrays(IDS, self.prompt_ids, self.token_ids, added["token_ids"])
+        if not np.array_equal(seen, rest.prompt_ids):
+            raise InvariantError("what the engine saw of a turn's second request is not the turn so far")
+        zeros = bytes(len(inserted) * FLOATS.itemsize)
+        joined: dict[str, Any] = {
+            name: join_arrays(kind, getattr(self, name), added.get(name, zeros), getattr(rest, name))
+            for name, kind in SAMPLED.items()
+        }
+        spans = ((NOT_SAMPLED, len(inserted)),) if len(inserted) else ()
+        known = len(self.prompt_ids) + len(self.token_ids) - 1
+        return replace(
+            rest,
+            prompt_ids=self.prompt_ids,
+            **joined,
+            versions=(*self.versions, *spans, *rest.versions),
+            routes=(*self.routes, *(routes.within(known, routes.end) for routes in rest.routes)),
+        )
 
 
-@dataclass(slots=True, kw_only=True)
-class Turn(_Packable):
+@dataclass(slots=True, kw_only=True, eq=False)
+class Turn(TokenRecord):
     """One answer of the model, and the messages that the environment added before it.
 
     The agent creates it, and the rollout loop sets the result of the step once (`reward`, `tool_uses`, the seconds);
     nothing else changes a turn. It is not frozen, because freezing costs as much time as a step of a simple
-    environment. In a message its tokens are packed, and stay so where it arrives until they are read.
+    environment.
 
     kind "text" has messages only (an external endpoint), "tokens" has ids without logprobs (an expert's demonstration),
     "sampled" has ids, logprobs and weight versions. Only sampled turns enter reinforcement learning.
@@ -62,18 +117,19 @@ class Turn(_Packable):
     versions=((0, 2),), starts_row=True, context_digest=digest((1, 8, 3)))``
     """
 
-    _packed_fields: ClassVar[tuple[str, ...]] = TOKEN_FIELDS
+    ARRAYS: ClassVar[Mapping[str, np.dtype]] = {"prompt_ids": IDS, **SAMPLED}
 
     kind: TurnKind
     observation: tuple[Message, ...]
     """Messages that the environment added before this turn."""
     message: Message
     tool_calls: tuple[ToolCall, ...] = ()
-    prompt_ids: tuple[int, ...] = ()
-    """Ids of the tokens since the end of the last turn; the whole prompt at the start of a row."""
-    token_ids: tuple[int, ...] = ()
-    logprobs: tuple[float, ...] = ()
-    """Of each sampled token, as the engine reported it; `generator_logprobs` from here to the loss."""
+    prompt_ids: np.ndarray = field(default_factory=lambda: NO_IDS)
+    """int32: ids of the tokens since the end of the last turn; the whole prompt at the start of a row."""
+    token_ids: np.ndarray = field(default_factory=lambda: NO_IDS)
+    """int32: ids that the model wrote."""
+    logprobs: np.ndarray = field(default_factory=lambda: NO_FLOATS)
+    """float64, of each sampled token, as the engine reported it; `generator_logprobs` from here to the loss."""
     versions: tuple[tuple[int, int], ...] = ()
     """Spans (weight version, number of tokens) that cover `token_ids`; the version of tokens that the agent inserted,
     to end a thought for example, is NOT_SAMPLED, and their logprob 0."""
@@ -104,201 +160,108 @@ class Turn(_Packable):
     that the grammar allowed; a trainer does not know the grammar, so no loss is over them."""
 
     def __post_init__(self) -> None:
-        # A slot without a value would raise at every look. mypy does not see the slot of the parent.
-        self._packed = None  # type: ignore[misc]
+        if self.token_ids is NO_IDS and self.prompt_ids is NO_IDS and self.logprobs is NO_FLOATS:
+            require(self.kind == "text", _NEEDS_TOKENS)
+            require(not self.versions, _NO_TOKENS)
+            return
+        TokenRecord.__post_init__(self)
+        sampled = len(self.token_ids)
         if self.kind == "text":
-            require(
-                not (self.prompt_ids or self.token_ids or self.logprobs or self.versions), "a text turn has no tokens"
-            )
+            require(not (sampled or len(self.prompt_ids) or len(self.logprobs) or self.versions), _NO_TOKENS)
             return
-        require(bool(self.token_ids), "a turn holds at least one token that the model wrote")
+        require(sampled > 0, _NEEDS_TOKENS)
         if self.constrained:
-            require(0 < self.constrained <= len(self.token_ids), "constrained tokens are tokens of the turn")
+            require(0 < self.constrained <= sampled, "constrained tokens are tokens of the turn")
         if self.kind == "tokens":
-            require(not self.logprobs and not self.versions, "a demonstration has no logprobs and no versions")
+            require(not len(self.logprobs) and not self.versions, "a demonstration has no logprobs and no versions")
             return
-        require(len(self.logprobs) == len(self.token_ids), "one logprob per sampled token")
-        if len(self.versions) == 1 and self.versions[0][1] == len(self.token_ids):
+        require(len(self.logprobs) == sampled, "one logprob per sampled token")
+        if len(self.versions) == 1 and self.versions[0][1] == sampled:
             return  # the usual case: one version sampled all tokens
         counts = [n for _, n in self.versions]
-        require(sum(counts) == len(self.token_ids), "version spans cover the sampled tokens")
+        require(sum(counts) == sampled, "version spans cover the sampled tokens")
         require(min(counts, default=1) > 0, "a version span is never empty")
-
-    @property
-    def generator_logprobs(self) -> tuple[float, ...]:
-        """The logprobs of `token_ids` under the policy that sampled them; empty where there are none."""
-        return self.logprobs
-
-    @property
-    def packed(self) -> PackedTurn:
-        """The tokens as bytes."""
-        if (arrived := _arrived(self)) is not None:
-            return arrived
-        ids = pack(self.prompt_ids, "i") + pack(self.token_ids, "i")
-        return PackedTurn(ids, len(self.prompt_ids), pack(self.logprobs, "d"))
-
-    @property
-    def num_prompt(self) -> int:
-        """Number of `prompt_ids`; counting them unpacks nothing."""
-        arrived = _arrived(self)
-        return len(self.prompt_ids) if arrived is None else arrived.num_prompt
-
-    @property
-    def num_tokens(self) -> int:
-        """Number of `token_ids`; counting them unpacks nothing."""
-        arrived = _arrived(self)
-        return len(self.token_ids) if arrived is None else len(arrived.ids) // 4 - arrived.num_prompt
 
     @property
     def num_written(self) -> int:
         """Number of `token_ids` that the model sampled, or the expert wrote: all but those that were inserted."""
-        return self.num_tokens - sum(n for version, n in self.versions if version == NOT_SAMPLED)
+        return len(self.token_ids) - sum(n for version, n in self.versions if version == NOT_SAMPLED)
 
     @property
     def num_trained(self) -> int:
         """Number of `token_ids` that a loss is over: those written, and not under a grammar; 0 in an auxiliary turn."""
         return 0 if self.auxiliary else self.num_written - self.constrained
 
-    def __getstate__(self) -> tuple[tuple[Any, ...], PackedTurn]:
-        return tuple(getattr(self, name) for name in _OTHER_FIELDS), self.packed
 
-    def __setstate__(self, state: tuple[tuple[Any, ...], PackedTurn]) -> None:
-        values, packed = state
-        object.__setattr__(self, "_packed", packed)
-        for name, value in zip(_OTHER_FIELDS, values, strict=True):
-            setattr(self, name, value)
-
-    if not TYPE_CHECKING:
-
-        def __getattr__(self, name: str) -> tuple[Any, ...]:
-            """Unpack a field that has not been read since the turn arrived."""
-            arrived = _arrived(self) if name in TOKEN_FIELDS else None
-            if arrived is None:
-                raise AttributeError(name)
-            end = 4 * arrived.num_prompt
-            packed, kind = {
-                "prompt_ids": (arrived.ids[:end], "i"),
-                "token_ids": (arrived.ids[end:], "i"),
-                "logprobs": (arrived.logprobs, "d"),
-            }[name]
-            value = unpack(packed, kind)
-            setattr(self, name, value)
-            return value
-
-
-_OTHER_FIELDS = tuple(f.name for f in fields(Turn) if f.name not in TOKEN_FIELDS)
-
-
-class RowArrays(NamedTuple):
-    """The fields of a `Row` as NumPy arrays, which cannot be written to."""
-
-    token_ids: np.ndarray
-    """int32"""
-    loss_mask: np.ndarray
-    """bool"""
-    generator_logprobs: np.ndarray
-    """float64"""
-    versions: np.ndarray
-    """int32"""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Row(_Packable):
-    """One contiguous training sequence of an Episode; its first four fields have one entry per token.
-
-    They are tuples. A row of an Episode makes them when they are read; `arrays` makes no Python objects at all.
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Row(TokenRecord):
+    """One contiguous training sequence of an Episode; its first four fields are arrays with one entry per token.
 
     Example: ``Row(token_ids=(1, 8, 3, 9, 2), loss_mask=(False, False, False, True, True),
     generator_logprobs=(0.0, 0.0, 0.0, -0.2, -0.1), versions=(-1, -1, -1, 0, 0))``
     """
 
-    _packed_fields: ClassVar[tuple[str, ...]] = tuple(ROW_KINDS)
+    ARRAYS: ClassVar[Mapping[str, np.dtype]] = {
+        "token_ids": IDS,
+        "loss_mask": MASK,
+        "generator_logprobs": FLOATS,
+        "versions": IDS,
+    }
 
-    token_ids: tuple[int, ...]
-    loss_mask: tuple[bool, ...]
-    """True exactly on the tokens that the model sampled freely (or the expert wrote): not on those that an agent
+    token_ids: np.ndarray
+    """int32."""
+    loss_mask: np.ndarray
+    """bool, True exactly on the tokens that the model sampled freely (or the expert wrote): not on those that an agent
     inserted, not on those that were sampled under a grammar, and not on those of auxiliary turns."""
-    generator_logprobs: tuple[float, ...]
-    """The logprob of the policy that sampled, where the mask is true and there is one, else 0."""
-    versions: tuple[int, ...]
-    """Weight version of each token where the mask is true, -1 elsewhere."""
+    generator_logprobs: np.ndarray
+    """float64: the logprob of the policy that sampled, where the mask is true and there is one, else 0."""
+    versions: np.ndarray
+    """int32: weight version of each token where the mask is true, -1 elsewhere."""
     routes: tuple[Routes, ...] = ()
     """Experts that the engine chose for the row's tokens; where two of them have a token, the first one counts."""
 
-    @property
-    def num_tokens(self) -> int:
-        """Number of `token_ids`; counting them unpacks nothing."""
-        arrived = _arrived(self)
-        return len(self.token_ids) if arrived is None else len(arrived.token_ids) // 4
-
-    @property
-    def packed(self) -> PackedRow:
-        """The four fields as bytes."""
-        arrived: PackedRow | None = _arrived(self)
-        return arrived or PackedRow(*(pack(getattr(self, name), kind) for name, kind in ROW_KINDS.items()))
-
-    @property
-    def arrays(self) -> RowArrays:
-        """The four fields as NumPy arrays."""
-        import numpy as np
-
-        found = zip(self.packed, (np.int32, np.bool_, np.float64, np.int32), strict=True)
-        return RowArrays(*(np.frombuffer(data, dtype=dtype) for data, dtype in found))
-
-    def __getstate__(self) -> tuple[PackedRow, tuple[Routes, ...]]:
-        return self.packed, self.routes
-
-    def __setstate__(self, state: tuple[PackedRow, tuple[Routes, ...]]) -> None:
-        packed, routes = state
-        object.__setattr__(self, "_packed", packed)
-        object.__setattr__(self, "routes", routes)
-
-    if not TYPE_CHECKING:
-
-        def __getattr__(self, name: str) -> tuple[Any, ...]:
-            """Unpack a field that has not been read yet."""
-            arrived = _arrived(self) if name in ROW_KINDS else None
-            if arrived is None:
-                raise AttributeError(name)
-            value = unpack(getattr(arrived, name), ROW_KINDS[name])
-            object.__setattr__(self, name, value)
-            return value
-
-
-def _arrived(holder: Any) -> Any:
-    """The numbers of a turn or a row that are packed; None for one that was made of Python objects."""
-    try:
-        return object.__getattribute__(holder, "_packed")
-    except AttributeError:
-        return None
-
 
 def join(turns: Sequence[Turn]) -> Row:
+    """Join the turns of a row.
+
+    Raises:
+        InvariantError: when the engine saw another prompt than the turns before.
+    """
     row_hash = hashlib.blake2b(digest_size=8)  # incremental: a new `digest` at every turn would be quadratic
-    packed = [turn.packed for turn in turns]
-    for turn, (ids, num_prompt, _) in zip(turns, packed, strict=True):
-        row_hash.update(ids[: 4 * num_prompt])
-        at = num_prompt
+    # Bytes are joined four times as fast as short arrays are.
+    ids: list[Any] = []
+    masks: list[bytes] = []
+    logprobs: list[Any] = []
+    versions: list[bytes] = []
+    for turn in turns:
+        prompt, tokens = len(turn.prompt_ids), len(turn.token_ids)
+        row_hash.update(turn.prompt_ids.data)
+        end = 0
         for start, seen in _requests(turn):
-            row_hash.update(ids[4 * at : 4 * (num_prompt + start)])
-            is_same = row_hash.hexdigest() == seen
-            require(is_same, "what the engine saw is the concatenation of the row")
-            at = num_prompt + start
-        row_hash.update(ids[4 * at :])
-    row = object.__new__(Row)
-    joined = join_turns([_free(tokens, turn) for tokens, turn in zip(packed, turns, strict=True)])
-    row.__setstate__((joined, tuple(routes for turn in turns for routes in turn.routes)))
-    return row
-
-
-def _free(packed: PackedTurn, turn: Turn) -> tuple[PackedTurn, Sequence[tuple[int, int]]]:
-    """The tokens and versions of a turn as its row has them: tokens without a loss as if nobody had sampled them."""
-    count = turn.num_tokens if turn.auxiliary else turn.constrained
-    if not count:
-        return packed, turn.versions
-    logprobs = packed.logprobs and packed.logprobs[: -8 * count] + bytes(8 * count)
-    spans = first_versions(turn.versions, turn.num_tokens - count)
-    return packed._replace(logprobs=logprobs), (*spans, (NOT_SAMPLED, count))
+            if start:
+                row_hash.update(turn.token_ids[end:start].data)
+            require(row_hash.hexdigest() == seen, "what the engine saw is the concatenation of the row")
+            end = start
+        row_hash.update(turn.token_ids[end:].data)
+        ids += (turn.prompt_ids, turn.token_ids)
+        spans, learned = turn.versions, tokens
+        if turn.auxiliary or turn.constrained:  # tokens without a loss are in a row as if nobody had sampled them
+            learned = 0 if turn.auxiliary else tokens - turn.constrained
+            spans = (*first_versions(spans, learned), (NOT_SAMPLED, tokens - learned))
+        masks.append(bytes(prompt))
+        masks += [bytes([version != NOT_SAMPLED]) * count for version, count in spans] or [b"\1" * tokens]
+        logprobs += (bytes(8 * prompt), turn.logprobs[:learned], bytes(8 * (tokens - min(learned, len(turn.logprobs)))))
+        versions.append(_NO_VERSION * prompt)
+        versions += [version.to_bytes(4, "little", signed=True) * count for version, count in spans] or [
+            _NO_VERSION * tokens
+        ]
+    return Row(
+        token_ids=join_arrays(IDS, *ids),
+        loss_mask=join_arrays(MASK, *masks),
+        generator_logprobs=join_arrays(FLOATS, *logprobs),
+        versions=join_arrays(IDS, *versions),
+        routes=tuple([routes for turn in turns for routes in turn.routes]),
+    )
 
 
 def first_versions(versions: Sequence[tuple[int, int]], count: int) -> tuple[tuple[int, int], ...]:

@@ -1,4 +1,4 @@
-"""The basic data types of forge_env: messages, tools, tasks, completions, outcomes.
+"""The basic data types of forge_env: messages, tools, tasks, outcomes.
 
 Messages and tool specs are plain dictionaries in the shape of OpenAI's chat API. The other types are
 frozen dataclasses, or a `record`.
@@ -12,7 +12,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import (
-    TYPE_CHECKING,
     Annotated,
     Any,
     Literal,
@@ -25,9 +24,6 @@ from typing import (
 )
 
 from annotated_types import Ge, Gt
-
-if TYPE_CHECKING:
-    from forge_env.core.routes import Routes
 
 T = TypeVar("T")
 
@@ -236,34 +232,3 @@ class Sampling:
     grammar: str = ""
     """A structural tag of XGrammar, as JSON, that the sampled tokens must match; "" is none. A policy that has applied
     it says so in `Completion.constrained`."""
-
-
-@record
-class Completion:
-    """What a policy sampled for one prompt, token-exact.
-
-    Example: ``Completion(prompt_ids=(5, 9), token_ids=(7, 2), logprobs=(-0.1, -0.7), versions=((3, 2),))``
-    """
-
-    prompt_ids: tuple[int, ...]
-    """The ids that the engine says it saw."""
-    token_ids: tuple[int, ...]
-    logprobs: tuple[float, ...]
-    """Of each sampled token, at the sampling temperature; `generator_logprobs` from here to the loss."""
-    versions: tuple[tuple[int, int], ...]
-    """Spans (weight version, number of tokens) that cover `token_ids` in order; the version of tokens that were
-    inserted is NOT_SAMPLED, and their logprob 0."""
-    text: str = ""
-    finish_reason: str = "stop"
-    metadata: Mapping[str, Any] = field(default_factory=dict)
-    routes: tuple[Routes, ...] = ()
-    """Experts of a mixture-of-experts model that the engine chose for the tokens of `prompt_ids` and `token_ids`, all
-    but the last one, which was no input; empty where the engine does not return them."""
-    constrained: int = 0
-    """Number of tokens, the last of `token_ids`, that were sampled under `Sampling.grammar`. Their logprobs are those
-    of the tokens that the grammar allowed."""
-
-    @property
-    def generator_logprobs(self) -> tuple[float, ...]:
-        """The logprobs of `token_ids` under the policy that sampled them."""
-        return self.logprobs

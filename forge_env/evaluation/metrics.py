@@ -143,7 +143,7 @@ def row_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
     """
     turns = [turn for episode in episodes for turn in episode.work if turn.kind != "text"]
     auxiliary = sum(bool(turn.auxiliary) for episode in episodes for turn in episode.turns)
-    tokens = sum(turn.num_prompt + turn.num_tokens for turn in turns)  # counting them unpacks nothing
+    tokens = sum(len(turn.prompt_ids) + len(turn.token_ids) for turn in turns)
     repeated = sum(episode.info.get("repeated_tokens", 0) for episode in episodes)
     constrained = sum(turn.constrained for turn in turns)
     return {

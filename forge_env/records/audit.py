@@ -19,6 +19,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from forge_env.core.episode import Episode, Turn
 from forge_env.core.errors import ForgeError, UserError
 from forge_env.core.types import NOT_SAMPLED, Message, Outcome
@@ -122,8 +124,7 @@ def _check(line: str, seen: set[str], result: Audit, decode: Decoder | None, *, 
 
 
 def _check_turn(turn: Turn, *, is_imported: bool) -> Iterator[str]:
-    ids = (*turn.prompt_ids, *turn.token_ids)
-    if not all(isinstance(token, int) and token >= 0 for token in ids):
+    if (turn.prompt_ids < 0).any() or (turn.token_ids < 0).any():
         yield "a token id is no whole number from 0 on"
     if not all(call.id for call in turn.tool_calls):
         yield "a call has no id, which its result would name"
@@ -133,7 +134,7 @@ def _check_turn(turn: Turn, *, is_imported: bool) -> Iterator[str]:
         yield "a call in its message has no id"
     if not turn.context_digest:
         yield "there is no digest of what the engine saw"
-    if not all(math.isfinite(p) and p <= 1e-4 for p in turn.generator_logprobs):
+    if not (np.isfinite(turn.logprobs) & (turn.logprobs <= 1e-4)).all():
         yield "a logprob is no finite number up to 0"
     versions = [version for version, _ in turn.versions]
     sampled = [version for version in versions if version != NOT_SAMPLED]

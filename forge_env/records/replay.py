@@ -217,7 +217,7 @@ def _observation(conversation: Conversation, turn: Turn) -> tuple[Message, ...]:
     if isinstance(asked.prompt, str):
         same, text = asked.prompt.endswith(old), asked.prompt
     else:
-        same, text = asked.prompt[-len(turn.prompt_ids) :] == turn.prompt_ids, str(asked.prompt)
+        same, text = list(asked.prompt[-len(turn.prompt_ids) :]) == turn.prompt_ids.tolist(), str(asked.prompt)
     return turn.observation if same else ({"role": "user", "content": text},)
 
 

@@ -16,16 +16,20 @@ from contextvars import ContextVar, Token
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
+import numpy as np
+
 from forge_env.core.errors import InvariantError
 from forge_env.core.protocols import ANSWER_SECONDS, Policy
-from forge_env.core.types import Completion, Sampling
+from forge_env.core.tokens import IDS, array_of
+from forge_env.core.turn import Completion
+from forge_env.core.types import Sampling
 from forge_env.utils.deadlines import queued
 
 
 class Request(NamedTuple):
     """The arguments of one completion."""
 
-    prompt_ids: tuple[int, ...]
+    prompt_ids: np.ndarray
     sampling: Sampling
     request_id: str
 
@@ -51,7 +55,7 @@ class LockstepPolicy:
         wave = _wave.get()
         if wave is None:
             return await self._policy.generate(prompt_ids, sampling, request_id=request_id, session=session)
-        return await wave.generate(self._policy, Request(tuple(prompt_ids), sampling, request_id))
+        return await wave.generate(self._policy, Request(array_of(prompt_ids, IDS), sampling, request_id))
 
 
 @dataclass(eq=False, slots=True)

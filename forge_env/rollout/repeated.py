@@ -20,8 +20,8 @@ def repeated_tokens(turns: Sequence[Turn]) -> int:
     for turn in turns:
         if turn.starts_row or not rows:
             rows.append(array("i"))
-        rows[-1].extend(turn.prompt_ids)
-        rows[-1].extend(turn.token_ids)
+        rows[-1].frombytes(turn.prompt_ids.tobytes())
+        rows[-1].frombytes(turn.token_ids.tobytes())
     return sum(_longest_prefix(rows[:i], row) for i, row in enumerate(rows))
 
 

@@ -209,8 +209,8 @@ def _usage(episode: Episode, number: int) -> tuple[int, int] | None:
             return None
         return int(usage["prompt_tokens"]), int(usage["completion_tokens"])
     first = next(i for i in range(number, -1, -1) if episode.turns[i].starts_row)
-    before = sum(t.num_prompt + t.num_tokens for t in episode.turns[first:number])
-    return before + turn.num_prompt, turn.num_tokens
+    before = sum(len(t.prompt_ids) + len(t.token_ids) for t in episode.turns[first:number])
+    return before + len(turn.prompt_ids), len(turn.token_ids)
 
 
 def _message(message: Message) -> dict[str, Any]:

@@ -17,7 +17,8 @@ from forge_env.core.constraint import Constraint
 from forge_env.core.episode import Episode, Turn
 from forge_env.core.errors import PolicyError, TurnRefused
 from forge_env.core.protocols import Conversation, NextTurn
-from forge_env.core.types import Completion, Sampling, ToolSpec
+from forge_env.core.turn import Completion
+from forge_env.core.types import Sampling, ToolSpec
 from tests.agents.test_thought_budget import CLOSE, TASK, Writer
 
 FORM = Constraint(schema=json.dumps({"type": "object", "required": ["pens"]}))

@@ -40,7 +40,7 @@ async def test_with_a_model_turns_are_demonstrations(tiny_model: Path) -> None:
     assert [turn.kind for turn in result.turns] == ["tokens", "tokens"]
     assert not result.is_trainable
     [row] = result.rows
-    assert row.generator_logprobs == (0.0,) * len(row.token_ids)
+    assert tuple(row.generator_logprobs) == (0.0,) * len(row.token_ids)
     assert set(row.versions) == {-1}
     decode = FastTokenizer(tiny_model).decode
     assert decode(row.token_ids) + "\n" == Renderer(tiny_model).text(result.messages, Math().tools)
@@ -168,11 +168,11 @@ async def test_a_scripted_policy_keeps_to_its_room_and_says_how_it_ended() -> No
     policy = ScriptedPolicy(lambda prompt: [*prompt, 2], version=4)
     sampling = Sampling(max_tokens=3, stop_token_ids=(2,))
     done = await policy.generate([7, 8], sampling, request_id="r", session="s")
-    assert (done.prompt_ids, done.token_ids, done.versions, done.finish_reason) == (
-        (7, 8),
-        (7, 8, 2),
+    assert (done.prompt_ids.tolist(), done.token_ids.tolist(), done.versions, done.finish_reason) == (
+        [7, 8],
+        [7, 8, 2],
         ((4, 3),),
         "stop",
     )
     cut = await policy.generate([7, 8, 9, 9], sampling, request_id="r", session="s")
-    assert (cut.token_ids, cut.logprobs, cut.finish_reason) == ((7, 8, 9), (0.0,) * 3, "length")
+    assert (cut.token_ids.tolist(), cut.logprobs.tolist(), cut.finish_reason) == ([7, 8, 9], [0.0] * 3, "length")

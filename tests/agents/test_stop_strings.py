@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agents.stop_strings import truncate_at_stop
-from forge_env.core.types import Completion
+from forge_env.core.turn import Completion
 
 PIECES = ["a", "b", "ab", "ba", "c ", "\n"]
 
@@ -33,7 +33,7 @@ def test_the_completion_ends_at_the_first_stop(ids: tuple[int, ...], stop: list[
         return
     assert any(text in decode(ids[:count]) for text in stop)
     assert not any(text in decode(ids[: count - 1]) for text in stop)
-    assert (cut.token_ids, cut.logprobs, cut.prompt_ids) == (ids[:count], logprobs[:count], (7,))
+    assert (*cut.token_ids,) == ids[:count] and (*cut.logprobs,) == logprobs[:count] and cut.prompt_ids.tolist() == [7]
     assert cut.finish_reason == "stop"
     each_version = [version for version, length in spans for _ in range(length)]
     assert [version for version, length in cut.versions for _ in range(length)] == each_version[:count]

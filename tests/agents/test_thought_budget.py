@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import pickle
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import pairwise, takewhile
@@ -22,8 +21,8 @@ from forge_env.core.env import Env
 from forge_env.core.episode import Episode, Turn, digest
 from forge_env.core.errors import InvariantError
 from forge_env.core.protocols import Conversation, NextTurn
-from forge_env.core.turn import TOKEN_FIELDS
-from forge_env.core.types import Action, Completion, EpisodeLimits, Sampling
+from forge_env.core.turn import Completion
+from forge_env.core.types import Action, EpisodeLimits, Sampling
 from forge_env.evaluation.metrics import row_metrics
 from forge_env.records.audit import audit
 from forge_env.rollout.factory import EnvFactory
@@ -76,7 +75,7 @@ async def test_a_thought_that_reaches_the_budget_is_ended(tiny_model: Path, rend
 
     assert list(turn.token_ids) == [*sampled, *close, *end]
     assert turn.versions == ((0, 12), (-1, len(close)), (1, len(end)))
-    assert turn.logprobs[12:13] == (0.0,) and turn.logprobs[12 + len(close)] == -2.0
+    assert tuple(turn.logprobs[12:13]) == (0.0,) and turn.logprobs[12 + len(close)] == -2.0
     (prompt, first, name), (later, second, other) = policy.asked
     assert later == (*prompt, *sampled, *close), "the second prompt holds the thought and its end"
     assert (first.max_tokens, second.max_tokens) == (12, 60 - 12 - len(close))
@@ -281,7 +280,7 @@ async def test_each_question_begins_a_row_without_earlier_thoughts(tiny_model: P
     assert targets == [renderer.encode(text) for text in texts]
     assert episode.is_trainable and Episode.from_json(episode.to_json()) == episode
 
-    whole = [row.token_ids for row in episode.rows]
+    whole = [tuple(row.token_ids) for row in episode.rows]
     same = [
         sum(1 for _ in takewhile(lambda ids: ids[0] == ids[1], zip(*pair, strict=False))) for pair in pairwise(whole)
     ]
@@ -297,13 +296,3 @@ async def test_one_row_repeats_nothing(tiny_model: Path, renderer: Renderer) -> 
     assert "repeated_tokens" not in episode.info
     assert row_metrics([episode]) == {"rollout/rows_per_episode": 1.0, "rollout/repeated_tokens": 0.0}
     assert row_metrics([]) == {"rollout/rows_per_episode": 0.0, "rollout/repeated_tokens": 0.0}
-
-
-def test_rows_are_counted_without_unpacking_the_tokens_of_episodes_that_arrived() -> None:
-    sent = Episode(task=TASK, prompt_ids=(1, 8, 3), response_ids=(9, 2), logprobs=(-0.2, -0.1), reward=1.0)
-    arrived = pickle.loads(pickle.dumps(sent))
-    assert row_metrics([arrived]) == row_metrics([sent])
-    for name in TOKEN_FIELDS:
-        with pytest.raises(AttributeError):
-            object.__getattribute__(arrived.turns[0], name)
-    assert arrived.turns[0].token_ids == sent.turns[0].token_ids

@@ -18,7 +18,8 @@ from envs.math import Math
 from forge_env.core.episode import Episode, digest
 from forge_env.core.errors import InvariantError, PolicyError
 from forge_env.core.protocols import ContextFull, Conversation
-from forge_env.core.types import Completion, EpisodeLimits, Message, Outcome, Sampling
+from forge_env.core.turn import Completion
+from forge_env.core.types import EpisodeLimits, Message, Outcome, Sampling
 from forge_env.rollout.factory import EnvFactory
 from forge_env.rollout.rollout import run_episode
 
@@ -62,7 +63,7 @@ async def test_an_episode_is_token_exact(tiny_model: Path) -> None:
     assert [m["content"] for m in result.messages if m["role"] == "tool"] == ["2"]
     [row] = result.rows
     (first, *_), (second, *_) = policy.asked
-    assert row.token_ids == (*second, *answer)
+    assert tuple(row.token_ids) == (*second, *answer)
     assert second[: len(first) + len(call)] == (*first, *call)
     written = [i for i, mask in enumerate(row.loss_mask) if mask]
     assert written == [*range(len(first), len(first) + len(call)), *range(len(second), len(row.token_ids))]
@@ -106,7 +107,7 @@ def test_an_episode_of_any_sampled_ids_has_valid_digests(tiny_model: Path, data:
     for turn, (prompt, *_) in zip(result.turns, policy.asked, strict=True):
         seen = [*([] if turn.starts_row else seen), *turn.prompt_ids]
         assert tuple(seen) == prompt
-        seen += turn.token_ids
+        seen += turn.token_ids.tolist()
 
 
 async def test_the_answer_is_given_what_room_is_left(tiny_model: Path) -> None:

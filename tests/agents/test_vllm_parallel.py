@@ -23,7 +23,8 @@ from agents.generator.engine import VLLMEngine
 from agents.generator.policy import PolicyActor
 from agents.generator.settings import EngineSettings
 from forge_env.core.errors import PolicyError
-from forge_env.core.types import Completion, Sampling
+from forge_env.core.turn import Completion
+from forge_env.core.types import Sampling
 from forge_env.runtime.launcher import Launcher
 from forge_env.runtime.weights import SharedMemoryStore
 
@@ -78,8 +79,8 @@ async def test_worker_processes_answer_like_one_process_for_every_version(
     await two.close()
     for ours, theirs in zip(found, expected, strict=True):
         for mine, other in zip(ours, theirs, strict=True):
-            assert mine.token_ids == other.token_ids and mine.versions == other.versions
-            assert mine.logprobs == pytest.approx(other.logprobs, abs=1e-4)
+            assert tuple(mine.token_ids) == tuple(other.token_ids) and mine.versions == other.versions
+            assert mine.logprobs.tolist() == pytest.approx(other.logprobs.tolist(), abs=1e-4)
     assert {version for completion in found[1] for version, _ in completion.versions} == {7}
     assert found[0] != found[1]
     assert seconds.pop("wake") == 0.0  # it was awake

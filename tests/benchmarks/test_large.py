@@ -16,7 +16,8 @@ from benchmarks.gpu.flops import step_flops
 from benchmarks.gpu.models import make_random_model
 from benchmarks.gpu.runs import memory_of, mismatch_of, plan_of, seconds_of
 from forge_env.core.episode import Episode
-from forge_env.core.types import Completion, EpisodeLimits, Sampling
+from forge_env.core.turn import Completion
+from forge_env.core.types import EpisodeLimits, Sampling
 from forge_env.rollout.factory import EnvFactory
 from forge_env.rollout.rollout import run_episode
 from trainers.model.shape import ModelShape, read_shape

@@ -16,7 +16,8 @@ from safetensors.torch import load_file
 from agents.generator.engine import VLLMEngine
 from agents.generator.settings import EngineSettings
 from forge_env.core.episode import Episode, Row
-from forge_env.core.types import Completion, Sampling
+from forge_env.core.turn import Completion
+from forge_env.core.types import Sampling
 
 pytestmark = [
     pytest.mark.gpu,
@@ -142,7 +143,7 @@ async def _sample(engine: VLLMEngine, *, count: int, tokens: int) -> list[Comple
 async def _greedy(engine: VLLMEngine) -> list[tuple[int, ...]]:
     greedy = Sampling(max_tokens=32, temperature=0.0)
     calls = [engine.generate([i + 1, 50, 60, *range(70, 90)], greedy, f"greedy/{i}") for i in range(4)]
-    return [completion.token_ids for completion in await asyncio.gather(*calls)]
+    return [tuple(completion.token_ids) for completion in await asyncio.gather(*calls)]
 
 
 def _row(completion: Completion) -> Row:

@@ -25,7 +25,8 @@ from agents.generator.settings import EngineSettings
 from agents.generator.start import CPU_BLOCK_TOKENS, _register_architecture
 from forge_env.core.episode import Episode, Row
 from forge_env.core.errors import PolicyError, ServiceError
-from forge_env.core.types import Completion, Sampling
+from forge_env.core.turn import Completion
+from forge_env.core.types import Sampling
 from forge_env.rollout.lockstep import Request
 from trainers.run.delivery import Delivery
 
@@ -127,7 +128,7 @@ async def test_updates_that_the_engine_does_not_load_stop_a_run(
 async def test_what_the_engine_returns_is_what_it_saw(engine: VLLMEngine) -> None:
     prompt = [5, 9, 200, 31]
     completion = await engine.generate(prompt, Sampling(max_tokens=8, seed=1), "echo")
-    assert completion.prompt_ids == tuple(prompt)
+    assert tuple(completion.prompt_ids) == tuple(prompt)
     assert len(completion.logprobs) == len(completion.token_ids) == 8
     assert completion.finish_reason == "length"
     assert completion.versions == ((engine.version, 8),)
@@ -137,7 +138,7 @@ async def test_a_stop_token_ends_the_answer_and_is_part_of_it(engine: VLLMEngine
     free = await engine.generate([5, 9, 200], Sampling(max_tokens=16, seed=3), "free")
     stop = free.token_ids[5]
     stopped = await engine.generate([5, 9, 200], Sampling(max_tokens=16, seed=3, stop_token_ids=(stop,)), "stopped")
-    assert stopped.token_ids == free.token_ids[: free.token_ids.index(stop) + 1]
+    assert tuple(stopped.token_ids) == tuple(free.token_ids[: free.token_ids.tolist().index(stop) + 1])
     assert stopped.finish_reason == "stop"
 
 
@@ -146,7 +147,7 @@ async def test_of_next_to_no_probability_only_the_likeliest_token_is_left(engine
     greedy = await engine.generate([5, 9, 200], Sampling(max_tokens=8, temperature=0.0), "greedy")
     cut = await engine.generate([5, 9, 200], Sampling(max_tokens=8, seed=3, top_p=1e-6), "cut")
     free = await engine.generate([5, 9, 200], Sampling(max_tokens=8, seed=3), "free")
-    assert cut.token_ids == greedy.token_ids != free.token_ids
+    assert tuple(cut.token_ids) == tuple(greedy.token_ids) != tuple(free.token_ids)
 
 
 async def test_same_seed_same_answer_alone_and_among_others(engine: VLLMEngine) -> None:
@@ -156,7 +157,7 @@ async def test_same_seed_same_answer_alone_and_among_others(engine: VLLMEngine) 
         for i in range(24)
     ]
     together = await asyncio.gather(*crowd)
-    assert together[6].token_ids == alone.token_ids
+    assert tuple(together[6].token_ids) == tuple(alone.token_ids)
 
 
 async def test_a_batch_gives_the_same_bits_whatever_the_engine_did_before(engine: VLLMEngine) -> None:
@@ -193,7 +194,7 @@ async def test_a_request_of_a_batch_is_refused_alone(engine: VLLMEngine) -> None
 async def test_a_prompt_that_is_too_long_is_refused_and_the_engine_lives_on(engine: VLLMEngine) -> None:
     with pytest.raises(PolicyError, match="refused"):
         await engine.generate([3] * 1000, Sampling(max_tokens=8), "too-long")
-    assert (await engine.generate([3], Sampling(max_tokens=2), "next")).token_ids
+    assert len((await engine.generate([3], Sampling(max_tokens=2), "next")).token_ids) == 2
 
 
 @pytest.mark.parametrize("token", [-1, 10**6])
@@ -215,7 +216,7 @@ async def test_a_second_request_of_an_id_takes_the_place_of_the_first(engine: VL
     beside = asyncio.create_task(engine.generate([8, 9], sampling, "beside"))
     with pytest.raises(PolicyError, match="another request came with the same id 'same'"):
         await old
-    assert (await new).token_ids == alone.token_ids
+    assert tuple((await new).token_ids) == tuple(alone.token_ids)
     assert len((await beside).token_ids) == 40
 
 
@@ -306,7 +307,7 @@ async def test_after_a_swap_greedy_output_is_that_of_a_fresh_engine(
     (_, first), (_, rest) = completion.versions
     so_far = (*completion.prompt_ids, *completion.token_ids[:first])
     again = await engine.generate(so_far, Sampling(max_tokens=rest, temperature=0.0), "again")
-    assert again.token_ids == completion.token_ids[first:]
+    assert tuple(again.token_ids) == tuple(completion.token_ids[first:])
     assert max(abs(a - b) for a, b in zip(again.logprobs, completion.logprobs[first:], strict=True)) < 1e-4
 
 
@@ -331,7 +332,7 @@ async def test_a_sleeping_engine_computes_nothing_and_wakes_by_weights(engine: V
     assert sum(count for _, count in completion.versions) == len(completion.token_ids) == 200
     assert isinstance(of_batch, Completion) and of_batch.versions == ((old + 1, 2),)
     alone = await engine.generate([1, 2], Sampling(max_tokens=200, temperature=0.0), "alone")
-    assert alone.token_ids == completion.token_ids
+    assert tuple(alone.token_ids) == tuple(completion.token_ids)
     assert max(abs(a - b) for a, b in zip(alone.logprobs, completion.logprobs, strict=True)) < 1e-4
 
 
@@ -455,7 +456,7 @@ async def test_an_output_layer_that_is_the_embedding_takes_new_weights_over(mode
     expected = trainer.logprobs([Sample(rows=(_row(each),), advantage=0.0) for each in completions])
     trainer.close()
     for completion, values in zip(completions, expected, strict=True):
-        assert completion.logprobs == pytest.approx(values, abs=1e-4)
+        assert completion.logprobs.tolist() == pytest.approx(values, abs=1e-4)
 
 
 async def _sample(engine: VLLMEngine, *, count: int, tokens: int, temperature: float) -> list[Completion]:
@@ -474,7 +475,7 @@ async def _greedy(engine: VLLMEngine) -> list[Sequence[int]]:
         engine.generate(p, Sampling(max_tokens=24, temperature=0.0), f"greedy/{engine.version}/{random.random()}")
         for p in prompts
     ]
-    return [completion.token_ids for completion in await asyncio.gather(*calls)]
+    return [tuple(completion.token_ids) for completion in await asyncio.gather(*calls)]
 
 
 def _row(completion: Completion) -> Row:

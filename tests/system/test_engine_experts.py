@@ -23,7 +23,8 @@ from envs.math import Math
 from forge_env.core.env import Env
 from forge_env.core.episode import Episode
 from forge_env.core.errors import UserError
-from forge_env.core.types import Completion, EpisodeLimits, Message, Sampling, Task
+from forge_env.core.turn import Completion
+from forge_env.core.types import EpisodeLimits, Message, Sampling, Task
 from forge_env.rollout.factory import EnvFactory
 from forge_env.rollout.lockstep import Request
 from forge_env.rollout.rollout import run_episode
@@ -74,7 +75,7 @@ async def complete(engine: VLLMEngine) -> list[Completion]:
 
 
 def bits(completions: list[Completion]) -> Said:
-    return [(completion.token_ids, completion.logprobs) for completion in completions]
+    return [(completion.token_ids.tolist(), completion.logprobs.tolist()) for completion in completions]
 
 
 async def test_new_weights_arrive_bit_by_bit_over_several_swaps(engine: VLLMEngine, trainer: TitanTrainer) -> None:
@@ -176,7 +177,7 @@ async def test_the_row_of_an_episode_has_routes_of_every_input(routed: VLLMEngin
     (row,) = episode.rows
     assert len(episode.turns) == 3, episode.error
     covered = [position for routes in row.routes for position in range(routes.start, routes.end)]
-    assert covered == list(range(row.num_tokens - 1))
+    assert covered == list(range(len(row.token_ids) - 1))
     again = pickle.loads(pickle.dumps(episode))
     assert again.rows[0].routes == row.routes == Episode.from_json(episode.to_json()).rows[0].routes
 

@@ -26,7 +26,8 @@ from agents.generator.settings import EngineSettings
 from agents.generator.start import load_engine
 from forge_env.core.episode import Row, read_jsonl
 from forge_env.core.errors import PolicyError, ServiceError
-from forge_env.core.types import Completion, EpisodeLimits, Sampling
+from forge_env.core.turn import Completion
+from forge_env.core.types import EpisodeLimits, Sampling
 from forge_env.evaluation.plan import EvalPlan
 from forge_env.evaluation.run import run_evaluation
 from trainers.batching.batch import Sample
@@ -308,6 +309,6 @@ def row_of(completion: Completion) -> Row:
     return Row(
         token_ids=(*completion.prompt_ids, *completion.token_ids),
         loss_mask=(False,) * prompt + (True,) * sampled,
-        generator_logprobs=(0.0,) * prompt + completion.logprobs,
+        generator_logprobs=(*(0.0,) * prompt, *completion.logprobs),
         versions=(-1,) * prompt + (0,) * sampled,
     )

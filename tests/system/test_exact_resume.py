@@ -41,7 +41,7 @@ def tokens(run: Path, phase: str) -> list[tuple[Any, ...]]:
     """Every token of every episode, with its logprob to the last bit."""
 
     def of(episode: Episode) -> tuple[Any, ...]:
-        turns = [(turn.prompt_ids, turn.token_ids, turn.logprobs, turn.versions) for turn in episode.turns]
+        turns = [(*(getattr(turn, name).tolist() for name in turn.ARRAYS), turn.versions) for turn in episode.turns]
         return episode.id, episode.reward, turns
 
     return [of(episode) for episode in read_jsonl(run / "episodes" / f"{phase}.jsonl")]

@@ -17,38 +17,46 @@ N sampled targets of the micro-batch, K experts that compute a token in a layer.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from forge_env.core.errors import InvariantError
+from forge_env.core.tokens import FLOATS, SINGLES, TokenRecord, array_of
 from trainers.batching.packing import DEFAULT_CROSSOVER, Layout, plan_packed, plan_padded, round_up
 from trainers.batching.routes import routes_shape, write_routes
 
 if TYPE_CHECKING:
     from forge_env.core.episode import Row
 
-Numbers: TypeAlias = Sequence[float] | np.ndarray
-"""One for each sampled target of an episode, in row order. A run makes arrays: Python floats are objects, and no other
-thread of the process runs while millions of them are freed or unpickled."""
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sample:
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Sample(TokenRecord):
     """One episode as the trainer sees it, e.g. `Sample(rows=(row,), advantage=0.5)`."""
+
+    ARRAYS: ClassVar[Mapping[str, np.dtype]] = {
+        "advantage": FLOATS,
+        "reference_logprobs": SINGLES,
+        "old_logprobs": SINGLES,
+    }
 
     rows: tuple[Row, ...]
     """The episode's training rows, in order."""
-    advantage: float | Numbers = 0.0
-    """The episode's advantage, the same for every token; or one per sampled target."""
-    reference_logprobs: Numbers | None = None
-    """The reference model's logprobs, one per sampled target, as `TitanTrainer.logprobs` returns them."""
-    old_logprobs: Numbers | None = None
-    """The trainer's own logprobs of the weights before the step, or before the first step of a window, likewise."""
+    advantage: float | np.ndarray = 0.0
+    """The episode's advantage, the same for every token; or one per sampled target, in row order: float64."""
+    reference_logprobs: np.ndarray | None = None
+    """float32: the reference model's logprobs, one per sampled target, as `TitanTrainer.logprobs` returns them."""
+    old_logprobs: np.ndarray | None = None
+    """float32: the trainer's own logprobs of the weights before the step, or before the first step of a window."""
+
+    def __post_init__(self) -> None:
+        for name, kind in self.ARRAYS.items():
+            if _is_per_target(values := getattr(self, name)):
+                object.__setattr__(self, name, array_of(values, kind, name))
 
     @property
     def has_advantage(self) -> bool:
@@ -59,7 +67,7 @@ class Sample:
     def units(self) -> tuple[int, int]:
         """Valid tokens, and 1 if it has any: its part of the `units` of a `MicroBatch`."""
         tokens = 0
-        for row in (row.arrays for row in self.rows):
+        for row in self.rows:
             is_valid = row.loss_mask & np.isfinite(row.generator_logprobs)
             tokens += int(np.count_nonzero(is_valid[1:]))
         return tokens, int(tokens > 0)
@@ -67,7 +75,7 @@ class Sample:
     @property
     def num_targets(self) -> int:
         """How many sampled targets it has, in all of its rows."""
-        return sum(int(np.count_nonzero(row.arrays.loss_mask[1:])) for row in self.rows)
+        return sum(int(np.count_nonzero(row.loss_mask[1:])) for row in self.rows)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -276,7 +284,7 @@ def batches_to_compile(multiple: int, *, sequences: int, full: int = 0) -> list[
 def _lengths(index: int, sample: Sample) -> tuple[list[int], list[int]]:
     """Of each row, how many inputs the model has to read, those up to the last sampled token; and its targets."""
     lengths, counts = [], []
-    for number, row in enumerate(row.arrays for row in sample.rows):
+    for number, row in enumerate(sample.rows):
         if not len(row.token_ids) == len(row.loss_mask) == len(row.generator_logprobs):
             lengths_differ = "has token_ids, loss_mask and generator_logprobs of different lengths"
             raise InvariantError(f"row {number} of sample {index} {lengths_differ}")
@@ -312,12 +320,12 @@ def _build(reads: Sequence[_Read], layout: Layout, format_: _Format) -> MicroBat
         start = 0
         for sample, row_number in sequence:
             lengths = reads[sample].lengths
-            row, n = reads[sample].sample.rows[row_number].arrays, lengths[row_number]
+            row, n = reads[sample].sample.rows[row_number], lengths[row_number]
             inputs = number, slice(start, start + n)  # of (B, L)
             tokens[inputs] = row.token_ids[:n]
             positions[inputs] = np.arange(n)
             if routes is not None:
-                holes += write_routes(reads[sample].sample.rows[row_number], routes[inputs])
+                holes += write_routes(row, routes[inputs])
             first = sum(lengths[before] for before in rows_of[sample] if before < row_number)
             outputs = episode_of[sample], slice(first, first + n)  # of (E, T)
             source[outputs] = np.arange(n) + (number * L + start)
@@ -380,7 +388,7 @@ def _here(read: _Read, name: str, chosen: np.ndarray) -> Any:
     return np.asarray(values, dtype=np.float32)[chosen] if _is_per_target(values) else values
 
 
-def _is_per_target(values: float | Numbers | None) -> bool:
+def _is_per_target(values: Any) -> bool:
     """Whether there is one value for each sampled target: neither one for all of them, nor none."""
     return isinstance(values, Sequence | np.ndarray)
 

@@ -11,9 +11,11 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from forge_env.core.episode import Episode, Group
 from forge_env.utils.threads import invoke
-from trainers.batching.batch import Numbers, Sample
+from trainers.batching.batch import Sample
 from trainers.objective.advantages import has_signal
 from trainers.objective.objective import Objective
 from trainers.objective.old_logprobs import Logprobs, rows_of
@@ -28,7 +30,7 @@ class SampleMaker:
     """The reference model; needed where the objective's `kl_reference` is "model"."""
 
     async def __call__(
-        self, groups: Sequence[Group], old_logprobs: Sequence[Numbers | None] | None = None
+        self, groups: Sequence[Group], old_logprobs: Sequence[np.ndarray | None] | None = None
     ) -> tuple[list[Sample], list[list[float]], dict[str, float]]:
         """Return the samples of a step, the training rewards of its groups, and metrics.
 
@@ -55,7 +57,7 @@ class SampleMaker:
             metrics["kl_penalty"] = await invoke(self._mean_penalty, episodes, references)
         return samples, rewards, metrics
 
-    def _mean_penalty(self, episodes: Sequence[Episode], references: Sequence[Numbers]) -> float:
+    def _mean_penalty(self, episodes: Sequence[Episode], references: Sequence[np.ndarray]) -> float:
         by_turn = self.objective.reward.kl_by_turn
         penalties = [sum(by_turn(*pair)) for pair in zip(episodes, references, strict=True)]
         return sum(penalties) / max(len(penalties), 1)

@@ -11,11 +11,12 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Self
 
+import numpy as np
+
 from forge_env.core.episode import Episode, read_jsonl, write_jsonl
 from forge_env.core.errors import ForgeError, UserError, first_error
 from forge_env.evaluation.evaluate import Evaluation
 from forge_env.report.page import write_page
-from trainers.batching.batch import Numbers
 from trainers.metrics.console import RunConsole
 from trainers.metrics.json_lines import JsonLines
 from trainers.metrics.open import open_sinks, open_spans
@@ -196,7 +197,7 @@ class Report:
             for episode in listed:
                 self._spans.add(episode, phase)
 
-    def trained(self, step: int, advantages: Iterable[tuple[Episode, float | Numbers]]) -> None:
+    def trained(self, step: int, advantages: Iterable[tuple[Episode, float | np.ndarray]]) -> None:
         """Record the episodes of an optimizer step and their advantages; see `trainers.metrics.trained`."""
         self._record.write(self._trained.write, step, list(advantages))
 

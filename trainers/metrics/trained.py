@@ -11,8 +11,9 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
+import numpy as np
+
 from forge_env.core.episode import Episode
-from trainers.batching.batch import Numbers
 from trainers.objective.credit import turn_values
 
 
@@ -22,7 +23,7 @@ class Trained:
     def __init__(self, path: Path) -> None:
         self._file = path.open("a", encoding="utf-8")
 
-    def write(self, step: int, advantages: Iterable[tuple[Episode, float | Numbers]]) -> None:
+    def write(self, step: int, advantages: Iterable[tuple[Episode, float | np.ndarray]]) -> None:
         """Write one step: for each episode its advantage, or the advantages of its sampled targets in row order."""
         for episode, values in advantages:
             by_turn = turn_values(values, episode)

@@ -15,7 +15,6 @@ from typing import Literal
 import numpy as np
 
 from forge_env.core.episode import Episode
-from trainers.batching.batch import Numbers
 
 Credit = Literal["episode", "turn"]
 
@@ -26,14 +25,15 @@ def turn_targets(episode: Episode) -> list[int]:
     Counts freely sampled tokens. Skips inserted and constrained tokens, and a row's first token, which has no context.
     """
     return [
-        turn.num_trained - (turn.starts_row and not turn.num_prompt and bool(turn.num_tokens)) for turn in episode.work
+        turn.num_trained - (turn.starts_row and len(turn.prompt_ids) == 0 < len(turn.token_ids))
+        for turn in episode.work
     ]
 
 
 def target_logprobs(episode: Episode) -> np.ndarray:
     """The generator's logprobs of the sampled targets, in row order: float64."""
-    rows = [row.arrays for row in episode.rows]
-    return np.concatenate([np.zeros(0), *(row.generator_logprobs[1:][row.loss_mask[1:]] for row in rows)])
+    sampled = (row.generator_logprobs[1:][row.loss_mask[1:]] for row in episode.rows)
+    return np.concatenate([np.zeros(0), *sampled])
 
 
 def returns_to_go(reward: float, step_rewards: Sequence[float]) -> list[float]:
@@ -81,13 +81,13 @@ def per_target(values: Sequence[float], episode: Episode) -> np.ndarray:
     return np.repeat(np.asarray(values, dtype=np.float64), turn_targets(episode))
 
 
-def by_turn(values: Numbers, episode: Episode) -> Iterator[Numbers]:
+def by_turn(values: np.ndarray, episode: Episode) -> Iterator[np.ndarray]:
     """Cut values of the sampled targets, in row order, into one array for each turn of the work."""
     ends = itertools.accumulate(turn_targets(episode), initial=0)
     return (values[start:end] for start, end in itertools.pairwise(ends))
 
 
-def turn_values(values: float | Numbers, episode: Episode) -> list[float]:
+def turn_values(values: float | np.ndarray, episode: Episode) -> list[float]:
     """One value for each turn: the value that all turns share, or the value of its targets. A turn without targets has
     0."""
     if isinstance(values, int | float):

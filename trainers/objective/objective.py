@@ -11,9 +11,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
+import numpy as np
+
 from forge_env.core.episode import Episode, Group
 from forge_env.core.errors import UserError
-from trainers.batching.batch import Numbers, Sample
+from trainers.batching.batch import Sample
 from trainers.objective.advantages import BASELINES, Baseline, make_advantages
 from trainers.objective.credit import Credit, per_target, returns_to_go, target_logprobs, turn_advantages
 from trainers.objective.reward import KLPenalty, TrainingReward
@@ -55,8 +57,8 @@ class Objective:
     def samples(
         self,
         groups: Sequence[Group],
-        reference_logprobs: Sequence[Numbers] | None = None,
-        old_logprobs: Sequence[Numbers | None] | None = None,
+        reference_logprobs: Sequence[np.ndarray] | None = None,
+        old_logprobs: Sequence[np.ndarray | None] | None = None,
         rewards: Sequence[Sequence[float]] | None = None,
     ) -> list[Sample]:
         """Turn the groups of a step into samples. Faults have no reward, and take no part in a baseline.
@@ -79,7 +81,7 @@ class Objective:
         penalties = [self.reward.kl_by_turn(*pair) for pair in zip(episodes, references, strict=True)]
         by_group = self.rewards(groups) if rewards is None else rewards
         scale = self.scale([reward for of_group in by_group for reward in of_group]) if self.scale else 1.0
-        advantages: list[float | Numbers] = []
+        advantages: list[float | np.ndarray] = []
         for group, of_group in zip(groups, by_group, strict=True):
             members = slice(len(advantages), len(advantages) + len(group.valid))
             advantages += self._credit(group.valid, of_group, penalties[members], scale)
@@ -109,7 +111,7 @@ class Objective:
 
     def _credit(
         self, episodes: Sequence[Episode], rewards: Sequence[float], penalties: Sequence[Sequence[float]], scale: float
-    ) -> list[float | Numbers]:
+    ) -> list[float | np.ndarray]:
         """The advantages of one group's valid episodes, from their rewards and the KL penalty of each turn."""
         step_rewards = [[turn.reward for turn in episode.work] for episode in episodes]
         totals = [sum(penalty) for penalty in penalties]
@@ -144,7 +146,9 @@ class Objective:
             )
         return advantages
 
-    def _references(self, episodes: Sequence[Episode], given: Sequence[Numbers] | None) -> Sequence[Numbers | None]:
+    def _references(
+        self, episodes: Sequence[Episode], given: Sequence[np.ndarray] | None
+    ) -> Sequence[np.ndarray | None]:
         if self.kl_reference == "model":
             assert given is not None and len(given) == len(episodes), (
                 "logprobs of the reference model, for each episode"

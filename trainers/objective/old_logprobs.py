@@ -19,16 +19,18 @@ from dataclasses import dataclass, field
 from itertools import compress
 from typing import Literal
 
+import numpy as np
+
 from forge_env.core.episode import Episode, Group
 from forge_env.utils.threads import invoke
-from trainers.batching.batch import Numbers, Sample
+from trainers.batching.batch import Sample
 from trainers.config import RunConfig
 from trainers.objective.loss_call import Loss, LossCall
 from trainers.objective.objective import Objective
 
-Logprobs = Callable[[Sequence[Sample]], Awaitable[Sequence[Numbers]]]
+Logprobs = Callable[[Sequence[Sample]], Awaitable[Sequence[np.ndarray]]]
 """Makes the logprobs of the samples' sampled targets, in row order; called with the samples of `rows_of`."""
-Frozen = list[Numbers | None]
+Frozen = list[np.ndarray | None]
 """The old logprobs of a step's samples, in order; None for a sample that the step does not compute."""
 
 

@@ -25,7 +25,6 @@ import numpy as np
 
 from forge_env.core.episode import Episode
 from forge_env.core.own_copies import own_episode
-from trainers.batching.batch import Numbers
 from trainers.objective.credit import by_turn, target_logprobs
 from trainers.objective.loss_terms import MAX_K3, MAX_LOG_RATIO
 
@@ -42,7 +41,7 @@ class KLPenalty:
     beta: float
     kind: Literal["k1", "k2", "k3"] = "k1"
 
-    def by_turn(self, episode: Episode, reference_logprobs: Numbers) -> list[float]:
+    def by_turn(self, episode: Episode, reference_logprobs: np.ndarray) -> list[float]:
         """The penalty of each turn's tokens.
 
         Args:
@@ -79,17 +78,14 @@ class TrainingReward:
         assert episode.reward is not None, "a valid episode has a reward"
         if self.user_reward is None:
             return episode.reward
-        try:
-            return self.user_reward(own_episode(episode))
-        finally:
-            episode.forget_unpacked()  # in the thread that called the function, and not on the event loop
+        return self.user_reward(own_episode(episode))
 
     def __call__(self, episode: Episode) -> float:
         """Steps 1 and 2: the number that advantages are taken of."""
         reward = self.of_task(episode)
         return reward if self.addition is None else reward + self.addition(episode)
 
-    def kl_by_turn(self, episode: Episode, reference_logprobs: Numbers | None) -> list[float]:
+    def kl_by_turn(self, episode: Episode, reference_logprobs: np.ndarray | None) -> list[float]:
         """Step 3: the penalty of each turn's tokens; zeros without a penalty or a reference model."""
         if self.kl_penalty is None or reference_logprobs is None:
             return [0.0] * len(episode.work)

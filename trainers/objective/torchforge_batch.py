@@ -18,10 +18,13 @@ import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 from torch import Tensor, nn
 
 from forge_env.core.episode import Row
 from forge_env.core.errors import UserError
+from forge_env.core.tokens import FLOATS, IDS, MASK, array_of
+from forge_env.core.types import NOT_SAMPLED
 from trainers.batching.batch import Sample
 from trainers.objective.loss_call import Loss
 
@@ -122,18 +125,19 @@ class _RankBatch:
         generator = None if self.generator is None else self.generator.tolist()
         samples = []
         for index, mask in enumerate(self.mask.tolist()):
+            known = generator[index] if generator else [0.0] * self.width
             row = Row(
-                token_ids=tuple(tokens[index]),
-                loss_mask=(False,) * request + tuple(mask),
-                generator_logprobs=(0.0,) * request + tuple(generator[index] if generator else (0.0,) * self.width),
-                versions=(-1,) * (request + self.width),
+                token_ids=array_of(tokens[index], IDS),
+                loss_mask=array_of([False] * request + mask, MASK),
+                generator_logprobs=array_of([0.0] * request + known, FLOATS),
+                versions=np.full(request + self.width, NOT_SAMPLED, dtype=IDS),
             )
             one = len(advantages[index]) == 1
             samples.append(
                 Sample(
                     rows=(row,),
-                    advantage=advantages[index][0] if one else _where(advantages[index], mask),
-                    reference_logprobs=_where(reference[index], mask) if reference else None,
+                    advantage=advantages[index][0] if one else np.compress(mask, advantages[index]),
+                    reference_logprobs=np.compress(mask, reference[index]) if reference else None,
                 )
             )
         return samples
@@ -160,7 +164,3 @@ def _key(part: Dict, where: str, key: str) -> Any:
 
 def _given(target: Any) -> bool:
     return isinstance(target, Mapping) and target.get(GENERATOR) is not None
-
-
-def _where(values: Sequence[float], mask: Sequence[bool]) -> tuple[float, ...]:
-    return tuple(value for value, counts in zip(values, mask, strict=True) if counts)

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING
 from forge_env.core.errors import InvariantError
 from forge_env.runtime.calls.handle import ServiceHandle
 from trainers.batching.batch import Sample
-from trainers.batching.packed_samples import PackedSamples
 from trainers.batching.packing import DEFAULT_CROSSOVER, flops_crossover, row_cost
 from trainers.batching.shares import even_shares
 from trainers.model.shape import ModelShape
@@ -62,12 +61,10 @@ async def ask_reference(
         shape: of the model, where its sizes are known.
     """
     crossover = flops_crossover(dataclasses.asdict(shape)) if shape else DEFAULT_CROSSOVER
-    costs = [sum(row_cost(row.num_tokens, crossover) for row in sample.rows) for sample in samples]
+    costs = [sum(row_cost(len(row.token_ids), crossover) for row in sample.rows) for sample in samples]
 
     async def ask(share: list[int]) -> list[np.ndarray]:
-        packed = await PackedSamples.of([samples[index] for index in share])
-        found = await service.route(ReferenceActor.logprobs, packed, temperature)
-        await packed.free()
+        found = await service.route(ReferenceActor.logprobs, [samples[index] for index in share], temperature)
         if found is None or len(found) != len(share):
             raise InvariantError(f"the reference model gave no logprobs for {len(share)} samples")
         return found

@@ -14,7 +14,6 @@ from forge_env.runtime.launcher import Spawned
 from forge_env.runtime.process.ranks import AllRanks
 from forge_env.runtime.service import Service
 from trainers.batching.batch import Sample
-from trainers.batching.packed_samples import PackedSamples
 from trainers.run.reference import KEPT_AS, ReferenceActor, ask_reference
 from trainers.run.run_record import RunRecord
 from trainers.run.trainer_actor import TrainerActor
@@ -76,19 +75,17 @@ class Trainer:
         self, samples: Sequence[Sample], loss: Loss, *, old_is_present: bool = False, compare_replay: bool = False
     ) -> dict[str, float]:
         """Take one optimizer step, see `TitanTrainer.train_step`; returns its metrics."""
-        packed = await PackedSamples.of(samples)
         await self._weights.make_room()
         self._weights.changed()
         with self._record.timeline.span("trainer", "optimizer step", samples=len(samples)):
             metrics = await self.ranks.deadline(self._plan.training.step_seconds, STEP).call_one(
                 TrainerActor.step,
-                packed,
+                samples,
                 loss,
                 temperature=self._plan.temperature,
                 old_is_present=old_is_present,
                 compare_replay=compare_replay,
             )
-        await packed.free()
         self.tokens_trained += int(metrics.get("tokens", 0))
         return metrics
 
@@ -111,11 +108,9 @@ class Trainer:
         self, endpoint: Endpoint[TrainerActor, ..., list[np.ndarray] | None], samples: Sequence[Sample], what: str
     ) -> list[np.ndarray]:
         await self._weights.make_room()
-        packed = await PackedSamples.of(samples)
         ranks = self.ranks.deadline(self._plan.training.step_seconds, STEP)
         with self._record.timeline.span("trainer", what, samples=len(samples)):
-            logprobs = await ranks.call_one(endpoint, packed, self._plan.temperature)
-        await packed.free()
+            logprobs = await ranks.call_one(endpoint, samples, self._plan.temperature)
         return logprobs
 
     async def export(self) -> None:

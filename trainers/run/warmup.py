@@ -123,7 +123,7 @@ def batches(
     rng, draws = random.Random(seed), random.Random(f"lengths/{seed}")
     by_length: dict[int, list[Episode]] = {}
     for episode in episodes:
-        length = sum(turn.num_prompt + turn.num_tokens for turn in episode.turns) if balance == "length" else 0
+        length = sum(len(turn.prompt_ids) + len(turn.token_ids) for turn in episode.turns) if balance == "length" else 0
         by_length.setdefault(length, []).append(episode)
     orders = [_again_and_again(members, rng) for members in by_length.values()]
     weights = [min(len(members), size) for members in by_length.values()]

@@ -109,7 +109,7 @@ class SFTData:
         if not self._samples:
             raise UserError(self._nothing_left())
         self._conversations = len(self._samples)
-        learned = sum(sum(row.loss_mask) for sample in self._samples for row in sample.rows)
+        learned = sum(int(row.loss_mask.sum()) for sample in self._samples for row in sample.rows)
         size = sum(map(count_tokens, self._samples))
         seen = "the beginning of the stream" if sft.streaming else "all of it"
         say(f"{len(self._samples):,} conversations of {size:,} tokens, {learned:,} of them learned ({seen} was read)")

@@ -12,6 +12,7 @@ from agents.renderer.tokenizer import FastTokenizer
 from forge_env.core.episode import Episode, Row, Turn
 from forge_env.core.errors import UserError
 from forge_env.core.protocols import Conversation
+from forge_env.core.tokens import IDS, array_of
 from forge_env.core.types import Message, Outcome, Task, ToolSpec
 from forge_env.data.rows import BadRow
 from trainers.batching.batch import Sample
@@ -49,7 +50,7 @@ class RowMaker:
             conversation.observation = tuple(pending)
             turn = self._turn(conversation, message, tools)
             # Constrained tokens of a turn have no loss, because the model did not choose them.
-            conversation.turns.append(replace(turn, constrained=turn.num_tokens) if place in context else turn)
+            conversation.turns.append(replace(turn, constrained=len(turn.token_ids)) if place in context else turn)
             pending = []
         task = Task(prompt=(), id="sft")
         return Episode(task=task, turns=tuple(conversation.turns), outcome=Outcome.SCORED, reward=0.0, id="sft").rows
@@ -66,14 +67,14 @@ class RowMaker:
             kind="tokens",
             observation=conversation.observation,
             message=message,
-            prompt_ids=tuple(prompt[old:]),
-            token_ids=tuple(written),
+            prompt_ids=array_of(prompt[old:], IDS),
+            token_ids=array_of(written, IDS),
             starts_row=starts_row,
         )
 
     def has_written(self, rows: Sequence[Row], messages: Sequence[Message]) -> bool:
         """Whether these rows are of this model's tokenizer: they decode to what the assistant said."""
-        ids = [token for row in rows for token in row.token_ids]
+        ids = [token for row in rows for token in row.token_ids.tolist()]
         if max(ids, default=0) >= len(self._tokenizer):
             return False
         text = self._tokenizer.decode(ids)

@@ -72,7 +72,7 @@ class RankBatches:
 
     def check_rows(self, samples: Sequence[Sample]) -> None:
         """Check that the model can read every row."""
-        rows = [row.arrays.token_ids for sample in samples for row in sample.rows]
+        rows = [row.token_ids for sample in samples for row in sample.rows]
         longest = max(map(len, rows), default=0)
         if longest > self._model.max_length:
             raise UserError(

@@ -51,6 +51,8 @@ from torchtitan.distributed import utils as titan_dist
 
 from forge_env.core.episode import Row
 from forge_env.core.errors import UserError
+from forge_env.core.tokens import IDS, array_of
+from forge_env.core.types import NOT_SAMPLED
 from trainers.batching.batch import MicroBatch, Sample, batches_to_compile, by_sample
 from trainers.lora import check_trainer
 from trainers.objective.loss_call import Loss, LossCall
@@ -319,10 +321,10 @@ class TitanTrainer:
         """
         length = len(token_ids)
         row = Row(
-            token_ids=tuple(token_ids),
-            loss_mask=(False,) + (True,) * (length - 1),
-            generator_logprobs=(0.0,) * length,
-            versions=(-1,) * length,
+            token_ids=array_of(token_ids, IDS),
+            loss_mask=np.arange(length) > 0,
+            generator_logprobs=np.zeros(length),
+            versions=np.full(length, NOT_SAMPLED, dtype=IDS),
         )
         adapters = self.model.adapters
         with adapters.off() if adapters is not None and of_folder else nullcontext():

@@ -124,14 +124,14 @@ def _metrics(turn: Turn, context: list[int], tokens: bool) -> dict[str, Any]:
     if turn.kind == "text":
         counts = {name: turn.usage.get(name) for name in ("prompt_tokens", "completion_tokens")} if turn.usage else {}
         return {name: int(count) for name, count in counts.items() if count is not None}
-    context += turn.prompt_ids
-    metrics: dict[str, Any] = {"prompt_tokens": len(context), "completion_tokens": turn.num_tokens}
+    context += turn.prompt_ids.tolist()
+    metrics: dict[str, Any] = {"prompt_tokens": len(context), "completion_tokens": len(turn.token_ids)}
     if tokens:
-        metrics |= {"prompt_token_ids": list(context), "completion_token_ids": list(turn.token_ids)}
+        metrics |= {"prompt_token_ids": list(context), "completion_token_ids": turn.token_ids.tolist()}
         if turn.kind == "sampled":
-            metrics["logprobs"] = list(turn.logprobs)
+            metrics["logprobs"] = turn.logprobs.tolist()
         metrics |= _extra(token_facts(turn))
-    context += turn.token_ids
+    context += turn.token_ids.tolist()
     return metrics
 
 

@@ -165,10 +165,10 @@ def _row(selected: Selected, model: str | None, tools: Sequence[Any], tokens: bo
         "sampled_tokens": episode.num_sampled,
     }
     if tokens:
-        row["token_ids"] = [list(r.token_ids) for r in episode.rows]
-        row["loss_mask"] = [list(r.loss_mask) for r in episode.rows]
-        row["logprobs"] = [list(r.generator_logprobs) for r in episode.rows]
-        row["versions"] = [list(r.versions) for r in episode.rows]
+        row["token_ids"] = [r.token_ids.tolist() for r in episode.rows]
+        row["loss_mask"] = [r.loss_mask.tolist() for r in episode.rows]
+        row["logprobs"] = [r.generator_logprobs.tolist() for r in episode.rows]
+        row["versions"] = [r.versions.tolist() for r in episode.rows]
     return row
 
 

@@ -8,10 +8,11 @@ Source: `openenv.core.harness.training` and `openenv.core.harness.capture.valida
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
+
+import numpy as np
 
 from forge_env.core.episode import Episode, Turn
 from forge_env.core.lineage import Lineage
@@ -47,8 +48,8 @@ def training_trace(selected: Selected, *, model: str | None, tools: Sequence[Any
     turns = []
     for number, (turn, (messages, answer)) in enumerate(zip(episode.turns, requests, strict=True)):
         row, end = (next(rows), 0) if turn.starts_row else (row, end)
-        start = end + turn.num_prompt
-        end = start + turn.num_tokens
+        start = end + len(turn.prompt_ids)
+        end = start + len(turn.token_ids)
         kept = _kept(turn)
         if not number:
             kept["episode"] = _header(selected)
@@ -56,10 +57,10 @@ def training_trace(selected: Selected, *, model: str | None, tools: Sequence[Any
         turns.append(
             {
                 "node_id": node_ids[number],
-                "prompt_token_ids": list(row.token_ids[:start]),
-                "completion_token_ids": list(turn.token_ids),
-                "per_token_logps": [min(float(logprob), 0.0) for logprob in turn.logprobs],
-                "loss_mask": [0] * start + [int(is_learned) for is_learned in row.loss_mask[start:end]],
+                "prompt_token_ids": row.token_ids[:start].tolist(),
+                "completion_token_ids": turn.token_ids.tolist(),
+                "per_token_logps": [min(logprob, 0.0) for logprob in turn.logprobs.tolist()],
+                "loss_mask": [0] * start + row.loss_mask[start:end].astype(int).tolist(),
                 "request": {"messages": messages, **({"tools": list(tools)} if tools else {})},
                 "response": {
                     "choices": [{"message": answer.message, "finish_reason": turn.finish_reason}],
@@ -92,8 +93,8 @@ def _kept(turn: Turn) -> dict[str, Any]:
         kept["auxiliary"] = turn.auxiliary
     if turn.usage:
         kept["usage"] = dict(turn.usage)
-    if any(logprob > 0 for logprob in turn.logprobs):  # a rounding of the engine, which OpenEnv refuses
-        kept["logprobs"] = list(turn.logprobs)
+    if (turn.logprobs > 0).any():  # a rounding of the engine, which OpenEnv refuses
+        kept["logprobs"] = turn.logprobs.tolist()
     return kept
 
 
@@ -111,8 +112,8 @@ def _header(selected: Selected) -> dict[str, Any]:
 def _is_taken(episode: Episode) -> bool:
     """Whether OpenEnv's validation takes the tokens of an episode."""
     return all(
-        (turn.num_prompt or not turn.starts_row)
-        and min((*turn.prompt_ids, *turn.token_ids)) >= 0
-        and all(map(math.isfinite, turn.logprobs))
+        (len(turn.prompt_ids) or not turn.starts_row)
+        and not ((turn.prompt_ids < 0).any() or (turn.token_ids < 0).any())
+        and np.isfinite(turn.logprobs).all()
         for turn in episode.turns
     )

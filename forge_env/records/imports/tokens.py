@@ -39,8 +39,8 @@ class Rows:
         self._row = [*prompt, *tokens]
         return {
             "starts_row": starts,
-            "prompt_ids": tuple(prompt[0 if starts else known :]),
-            "token_ids": tuple(tokens),
+            "prompt_ids": prompt[0 if starts else known :],
+            "token_ids": tokens,
         }
 
 

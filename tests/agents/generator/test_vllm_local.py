@@ -109,7 +109,7 @@ def test_a_deterministic_evaluation_repeats_in_another_process(tiny_model: Path,
         assert done.stdout.count("\n") == 1 and json.loads(done.stdout)["episodes"] == 6
         runs.append({e.id: tokens(e) for e in read_jsonl(tmp_path / name / "episodes.jsonl")})
     assert runs[0] == runs[1] and len(runs[0]) == 6
-    assert any(len(turns) > 0 and turns[0].logprobs for turns in runs[0].values())
+    assert any(len(turns) > 0 and len(turns[0].logprobs) for turns in runs[0].values())
     for command in (["audit", "one"], ["replay", "one", "1"]):
         assert forge_env(command, tmp_path).returncode == 0
 

@@ -97,7 +97,7 @@ def test_prompts_equal_the_librarys(
         )
         bridged = row and theirs[thinks].bridge_to_next_turn(
             row[: -len(conversation.turns[-1].token_ids)],
-            list(conversation.turns[-1].token_ids),
+            conversation.turns[-1].token_ids.tolist(),
             list(conversation.observation),
             tools=list(tools) or None,
         )

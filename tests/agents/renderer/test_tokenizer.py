@@ -53,13 +53,6 @@ def test_special_tokens_and_size_agree(both: tuple[FastTokenizer, Any]) -> None:
     assert ours.convert_tokens_to_ids("no such token") is None
 
 
-def test_shared_ids_are_the_same_numbers_inside_the_vocabulary_and_outside(both: tuple[FastTokenizer, Any]) -> None:
-    tokenizer, _ = both
-    for ids in ([], [0, 3], [0, -1, 3], [3, 10**9], [-1], [len(tokenizer) - 1]):
-        assert tokenizer.share(ids) == tuple(ids)
-    assert tokenizer.share([300])[0] is tokenizer.share([int("300")])[0]
-
-
 def test_a_folder_without_tokenizer_is_named(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=f"{tmp_path.name} holds no tokenizer.json"):
         FastTokenizer(tmp_path)

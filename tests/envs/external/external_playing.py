@@ -20,7 +20,8 @@ from agents.scripted import ScriptedPolicy
 from agents.token_agent import TokenAgent
 from forge_env.core.episode import Episode
 from forge_env.core.protocols import Agent
-from forge_env.core.types import Completion, EpisodeLimits, Message, Sampling, Task
+from forge_env.core.turn import Completion
+from forge_env.core.types import EpisodeLimits, Message, Sampling, Task
 from forge_env.rollout.factory import EnvFactory, make
 from forge_env.rollout.rollout import run_episode
 

@@ -111,7 +111,7 @@ async def test_logprobs_are_those_of_the_record(tiny_model: Path, tmp_path: Path
         include: Any = ["message.output_text.logprobs"]
         response: Any = await program.client.responses.create(model="m", input="hi", include=include)
         episode = await program.end()
-    recorded = [list(turn.logprobs[:-1]) for turn in episode.turns]  # without the token that ended it
+    recorded = [turn.logprobs[:-1].tolist() for turn in episode.turns]  # without the token that ended it
     assert [token.logprob for token in chat.choices[0].logprobs.content] == recorded[0]
     assert [token.logprob for token in response.output[0].content[0].logprobs] == recorded[1]
 

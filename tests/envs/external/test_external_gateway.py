@@ -73,7 +73,7 @@ async def test_a_conversation_with_a_tool_is_one_row_of_exact_tokens(
     (prompt, _, _), (longer, _, _) = agent._policy.asked  # type: ignore[attr-defined]
     said = episode.turns[0].token_ids
     assert longer[: len(prompt) + len(said)] == (*prompt, *said), "bridged onto what was sampled"
-    assert row.token_ids == (*longer, *episode.turns[1].token_ids)
+    assert tuple(row.token_ids) == (*longer, *episode.turns[1].token_ids)
     assert "# Tools" in Renderer(tiny_model).decode(prompt), "the program's tools are in the prompt"
     usage = second.usage
     assert (usage.prompt_tokens, usage.completion_tokens) == (len(longer), len(episode.turns[1].token_ids))
@@ -215,7 +215,7 @@ async def test_two_conversations_in_turns_leave_two_whole_rows(
     ids = [request_id for _, _, request_id in asked]
     assert ids == ["e0/0", "e0/context1/0", "e0/1", "e0/context1/1", "e0/2"]
     assert len({sampling.seed for _, sampling, _ in asked}) == 5
-    assert episode.rows[1].token_ids[: len(asked[4][0])] == asked[4][0]
+    assert tuple(episode.rows[1].token_ids[: len(asked[4][0])]) == asked[4][0]
     check(episode, tiny_model, tmp_path)
 
 

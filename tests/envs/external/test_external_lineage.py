@@ -15,7 +15,8 @@ from agents.token_agent import TokenAgent
 from forge_env.core.episode import Turn
 from forge_env.core.lineage import Lineage
 from forge_env.core.protocols import Conversation
-from forge_env.core.types import Action, Completion, Outcome, Sampling, ToolSpec
+from forge_env.core.turn import Completion
+from forge_env.core.types import Action, Outcome, Sampling, ToolSpec
 from forge_env.evaluation.metrics import row_metrics
 from forge_env.rollout.factory import EnvFactory
 from tests.envs.external.external_playing import LIMITS, SaysPolicy, calls, opened, playing, says
@@ -90,7 +91,7 @@ async def test_a_title_and_a_sub_agent_are_rows_of_a_tree_and_no_loss_is_over_th
     sample = Sample(rows=episode.rows, advantage=per_target([1.0, 2.0, 3.0, 4.0], episode))
     assert turn_values(sample.advantage, episode) == [0.0, 1.0, 2.0, 3.0, 4.0]
     [batch] = pack([sample], max_tokens=10_000, pack_length=0, pad_id=0)
-    assert len(batch.tokens) == 2 and batch.units[0] == sum(turn.num_tokens for turn in episode.work)
+    assert len(batch.tokens) == 2 and batch.units[0] == sum(len(turn.token_ids) for turn in episode.work)
 
 
 async def test_auxiliary_requests_may_come_after_the_last_turn_and_do_not_decide_how_it_ends(

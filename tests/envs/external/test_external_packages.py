@@ -45,7 +45,7 @@ async def test_openai_agents_runs_as_it_is_and_leaves_exact_tokens(
     assert "site-packages/agents/__init__.py" in episode.info["program"]["stdout"]
     assert len(episode.rows) == 1, "its second run goes on with the messages of the first"
     asked = [prompt for prompt, _, _ in agent._policy.asked]  # type: ignore[attr-defined]
-    assert episode.rows[0].token_ids == (*asked[-1], *episode.turns[-1].token_ids)
+    assert tuple(episode.rows[0].token_ids) == (*asked[-1], *episode.turns[-1].token_ids)
     assert [m["content"] for m in episode.messages if m["role"] == "tool"] == ["42", "43"]
     assert [m["content"] for m in episode.messages if m["role"] == "system"] == ["Add with the tool."]
     file = tmp_path / "episodes.jsonl"

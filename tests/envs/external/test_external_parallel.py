@@ -20,7 +20,8 @@ from agents.token_agent import TokenAgent
 from forge_env.core.episode import Episode, Turn, write_jsonl
 from forge_env.core.errors import PolicyError
 from forge_env.core.protocols import Agent, ContextFull, Conversation
-from forge_env.core.types import Action, Completion, EpisodeLimits, Outcome, Sampling, ToolSpec
+from forge_env.core.turn import Completion
+from forge_env.core.types import Action, EpisodeLimits, Outcome, Sampling, ToolSpec
 from forge_env.evaluation.metrics import row_metrics
 from forge_env.records.audit import audit
 from forge_env.records.replay import replay

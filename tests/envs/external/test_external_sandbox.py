@@ -67,7 +67,8 @@ async def test_the_record_is_the_one_of_a_program_outside(home: Path, tiny_model
         episode = await play(home, "works", agent=agent, sandbox=sandbox)
         assert (episode.outcome, episode.reward) == (Outcome.SCORED, 0.5), episode.error
         [row] = episode.rows
-        recorded.append((row.token_ids, [turn.token_ids for turn in episode.turns], episode.turns[1].observation))
+        ids = [turn.token_ids.tolist() for turn in episode.turns]
+        recorded.append((row.token_ids.tolist(), ids, episode.turns[1].observation))
     assert recorded[0] == recorded[1]
     assert recorded[0][2][0]["content"] == "3", "the answer of the tool"
 

@@ -138,7 +138,7 @@ def check_rows(episode: Episode) -> None:
     masks = [sum(row.loss_mask) for row in episode.rows]
     assert sum(masks) == sum(turn.num_trained for turn in episode.turns) == sum(len(turn.token_ids) for turn in free)
     for row in episode.rows:
-        values = row.arrays
+        values = row
         assert not values.generator_logprobs[~values.loss_mask].any()
         assert (values.versions[~values.loss_mask] == -1).all()
 
@@ -149,7 +149,7 @@ def check_trainer(model: Path, episode: Episode) -> None:
     try:
         sample = Sample(rows=episode.rows, advantage=1.0)
         [own] = trainer.logprobs([sample])
-        engine = np.concatenate([row.arrays.generator_logprobs[row.arrays.loss_mask] for row in episode.rows])
+        engine = np.concatenate([row.generator_logprobs[row.loss_mask] for row in episode.rows])
         assert len(own) == len(engine) > 0
         np.testing.assert_allclose(own, engine, atol=1e-4)
         metrics = trainer.train_step([sample], GRPOLoss())

@@ -83,7 +83,7 @@ async def test_tools_of_a_shared_server_and_exact_tokens(python: str, tiny_model
     assert episode.info["verifiers"]["metrics"] == {"calls": 2.0}
     assert len(episode.rows) == 1, "a conversation that only grows is one row"
     asked = [prompt for prompt, _, _ in agent._policy.asked]  # type: ignore[attr-defined]
-    assert episode.rows[0].token_ids == (*asked[-1], *episode.turns[-1].token_ids)
+    assert tuple(episode.rows[0].token_ids) == (*asked[-1], *episode.turns[-1].token_ids)
     write_jsonl(tmp_path / "episodes.jsonl", [episode])
     assert audit(tmp_path / "episodes.jsonl", open_decoder(tiny_model)).problems == []
 

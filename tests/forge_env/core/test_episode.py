@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from forge_env.core.episode import Episode, Group, Row, Turn, digest, read_jsonl, write_jsonl
 from forge_env.core.errors import InvariantError, UserError
 from forge_env.core.lineage import Lineage
-from forge_env.core.packed import MOST_NUMBERS
+from forge_env.core.tokens import MOST_NUMBERS
 from forge_env.core.types import Outcome, Task, ToolCall
 
 few = settings(max_examples=25, deadline=None)
@@ -185,12 +185,13 @@ def test_rows_are_the_concatenation_of_the_turns(result: Episode) -> None:
     assert len(result.rows) == (numbers[-1] if numbers else 0)
     for number, row in enumerate(result.rows, 1):
         mine = [turn for turn, n in zip(turns, numbers, strict=True) if n == number]
-        assert list(row.token_ids) == [i for turn in mine for i in turn.prompt_ids + turn.token_ids]
+        assert list(row.token_ids) == [i for turn in mine for i in (*turn.prompt_ids, *turn.token_ids)]
         assert len(row.token_ids) == len(row.loss_mask) == len(row.generator_logprobs) == len(row.versions)
         written = [i for i, m in zip(row.token_ids, row.loss_mask, strict=True) if m]
         assert written == [i for turn in mine for i in turn.token_ids]
         logprobs = [p for p, m in zip(row.generator_logprobs, row.loss_mask, strict=True) if m]
-        assert logprobs == [p for turn in mine for p in turn.logprobs or (0.0,) * len(turn.token_ids)]
+        of_turns = [turn.logprobs.tolist() or [0.0] * len(turn.token_ids) for turn in mine]
+        assert logprobs == [p for logprobs in of_turns for p in logprobs]
         assert all(
             p == 0 and v == -1
             for p, v, m in zip(row.generator_logprobs, row.versions, row.loss_mask, strict=True)
@@ -261,7 +262,7 @@ def test_what_the_short_form_is_given_is_no_attribute() -> None:
     short = Episode(prompt_ids=(1, 2), response_ids=(3,), logprobs=(-0.5,), reward=1.0)
     for name in ("prompt_ids", "response_ids", "logprobs"):
         assert not hasattr(Episode, name) and not hasattr(short, name)
-    assert short.turns[0].prompt_ids == (1, 2) and short.turns[0].token_ids == (3,)
+    assert short.turns[0].prompt_ids.tolist() == [1, 2] and short.turns[0].token_ids.tolist() == [3]
     assert replace(short, reward=0.5).turns == short.turns
 
 
@@ -310,6 +311,8 @@ def test_a_line_is_what_the_json_module_makes_of_all_fields(result: Episode) -> 
 def without_routes(episode: Episode) -> dict[str, Any]:
     """All fields; where a turn has no routes, no constraint and is not auxiliary its line does not name them."""
     values = asdict(episode)
+    for turn in values["turns"]:
+        turn.update({name: turn[name].tolist() for name in Turn.ARRAYS})
     optional = ("routes", "auxiliary", "constraint", "constrained")
     assert not any([turn.pop(name) for name in optional] != [(), "", "", 0] for turn in values["turns"])
     return values
@@ -349,8 +352,8 @@ def test_pickle_is_lossless_and_leaves_the_rows_at_home(result: Episode) -> None
 def test_a_file_with_another_prompt_token_is_refused(result: Episode) -> None:
     turn = result.turns[-1]
     old, new = (
-        f'"prompt_ids": {list(turn.prompt_ids)}',
-        f'"prompt_ids": {[turn.prompt_ids[0] + 1, *turn.prompt_ids[1:]]}',
+        f'"prompt_ids": {turn.prompt_ids.tolist()}',
+        f'"prompt_ids": {[int(turn.prompt_ids[0]) + 1, *turn.prompt_ids[1:].tolist()]}',
     )
     head, _, rest = result.to_json().rpartition(old)
     with pytest.raises(InvariantError, match="what the engine saw"):
@@ -467,8 +470,8 @@ def test_the_short_form_of_a_single_turn() -> None:
     short = Episode(prompt_ids=(5, 9), response_ids=(7, 2), logprobs=(-0.1, -0.7), reward=1.0)
     assert short.is_trainable and short.outcome is Outcome.SCORED
     (row,) = short.rows
-    assert (row.token_ids, row.loss_mask) == ((5, 9, 7, 2), (False, False, True, True))
-    assert row.generator_logprobs == (0.0, 0.0, -0.1, -0.7)
+    assert (row.token_ids.tolist(), row.loss_mask.tolist()) == ([5, 9, 7, 2], [False, False, True, True])
+    assert row.generator_logprobs.tolist() == [0.0, 0.0, -0.1, -0.7]
     again = Episode.from_json(short.to_json())
     assert again == short and pickle.loads(pickle.dumps(short)) == short
     sibling = Episode(prompt_ids=(5, 9), response_ids=(3,), reward=0.0)
@@ -479,7 +482,9 @@ def test_without_logprobs_it_is_trained_on_once_it_has_some() -> None:
     bare = Episode(prompt_ids=[5], response_ids=[7, 2], reward=0.5)
     assert not bare.is_trainable
     ready = bare.with_logprobs([-0.3, -0.4], version=4)
-    assert ready.is_trainable and ready.versions == (4,) and ready.rows[0].generator_logprobs == (0.0, -0.3, -0.4)
+    assert (
+        ready.is_trainable and ready.versions == (4,) and ready.rows[0].generator_logprobs.tolist() == [0.0, -0.3, -0.4]
+    )
     with pytest.raises(InvariantError, match="one logprob per sampled token"):
         bare.with_logprobs([-0.3])
     with pytest.raises(InvariantError, match="an episode has a task, or a prompt and a response"):

@@ -16,7 +16,8 @@ from forge_env.core.episode import Turn
 from forge_env.core.errors import InvariantError, PolicyError
 from forge_env.core.faults import FaultPolicy
 from forge_env.core.protocols import Conversation
-from forge_env.core.types import Action, Completion, EpisodeLimits, Outcome, Sampling, ToolSpec
+from forge_env.core.turn import Completion
+from forge_env.core.types import Action, EpisodeLimits, Outcome, Sampling, ToolSpec
 from forge_env.rollout.factory import EnvFactory
 from forge_env.rollout.lockstep import LockstepPolicy, Request, Wave
 from forge_env.rollout.rollout import GroupSpec, run_group

@@ -15,7 +15,8 @@ REPOSITORY = Path(__file__).resolve().parents[3]
 CALLS = """
 from agents.generator.policy import PolicyActor
 from envs.actors.env import EnvActor
-from forge_env.core.types import Completion, Sampling
+from forge_env.core.turn import Completion
+from forge_env.core.types import Sampling
 from forge_env.runtime.calls.client import ServiceClient
 from forge_env.runtime.launcher import Spawned
 from forge_env.runtime.process.ranks import AllRanks

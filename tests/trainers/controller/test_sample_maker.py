@@ -47,8 +47,8 @@ async def halves(samples: Sequence[Sample]) -> list[list[float]]:
 async def test_each_sample_gets_its_own_logprobs() -> None:
     make = SampleMaker(objective=made(kl_reference="model"), reference=tokens)
     samples, rewards, metrics = await make(GROUPS, await halves([Sample(rows=e.rows) for g in GROUPS for e in g.valid]))
-    assert [s.reference_logprobs for s in samples] == [[-1, -1], [-2], [-3, -3, -3], [-4, -5]]
-    assert [s.old_logprobs for s in samples] == [[-0.5, -0.5], [-1], [-1.5] * 3, [-2, -2.5]]
+    assert [s.reference_logprobs.tolist() for s in samples] == [[-1, -1], [-2], [-3, -3, -3], [-4, -5]]
+    assert [s.old_logprobs.tolist() for s in samples] == [[-0.5, -0.5], [-1], [-1.5] * 3, [-2, -2.5]]
     assert [s.advantage for s in samples] == [0.5, -0.5, -0.5, 0.5]
     assert rewards == [[1.0, 0.0], [0.0, 1.0]] and set(metrics) == {*REWARD_METRICS, "seconds/reference"}
 
@@ -60,8 +60,8 @@ async def test_skipped_episodes_keep_their_part_in_the_penalty() -> None:
     await old.begin_window([[], GROUPS])
     assert old.take() is None
     samples, _, metrics = await SampleMaker(objective=objective, reference=tokens)(GROUPS, old.take())
-    assert [s.old_logprobs for s in samples] == [[-0.5, -0.5], [-1.5] * 3, [-2, -2.5]]
-    assert [s.reference_logprobs for s in samples] == [[-1, -1], [-3, -3, -3], [-4, -5]]
+    assert [s.old_logprobs.tolist() for s in samples] == [[-0.5, -0.5], [-1.5] * 3, [-2, -2.5]]
+    assert [s.reference_logprobs.tolist() for s in samples] == [[-1, -1], [-3, -3, -3], [-4, -5]]
     # Rewards less penalties: 1 and -0.5; -3 and -2.5.
     assert [s.advantage for s in samples] == [0.75, -0.25, 0.25]
     assert metrics["kl_penalty"] == (0 + 0.5 + 3 + 3.5) / 4
@@ -133,8 +133,9 @@ async def test_old_logprobs_are_computed_only_for_samples_with_an_advantage(loss
     await old.begin_window([GROUPS, [flat, *GROUPS]])
     assert seen == asked and old.take() is None
     samples, *_ = await SampleMaker(objective=objective)([flat, *GROUPS], old.take())
-    assert [s.old_logprobs for s in samples][2:] == [[-0.5, -0.5], [-1], [-1.5] * 3, [-2, -2.5]]
-    assert [s.old_logprobs for s in samples[:2]] == ([None] * 2 if len(asked) == 5 else [[-3.5], [-4.0]])
+    assert [s.old_logprobs.tolist() for s in samples[2:]] == [[-0.5, -0.5], [-1], [-1.5] * 3, [-2, -2.5]]
+    flat_ones = [s.old_logprobs and s.old_logprobs.tolist() for s in samples[:2]]
+    assert flat_ones == ([None] * 2 if len(asked) == 5 else [[-3.5], [-4.0]])
 
 
 async def test_nobody_is_asked_for_the_old_logprobs_of_a_step_without_any_advantage() -> None:

@@ -90,7 +90,7 @@ def test_several_ranks_give_a_dict_each_and_their_rows_follow_one_another() -> N
     }
     samples = read([*inputs, short], [*targets, target], ranks=2)
     assert samples[:2] == read(inputs, targets)
-    assert samples[2].rows[0].token_ids == (7, 3) and samples[2].reference_logprobs is None
+    assert tuple(samples[2].rows[0].token_ids) == (7, 3) and samples[2].reference_logprobs is None
 
 
 @pytest.mark.parametrize(

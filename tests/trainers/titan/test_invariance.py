@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, given, note, settings
@@ -260,7 +261,7 @@ def without_broken(sample: Sample) -> Sample:
     changed = {}
     for field in ("advantage", "reference_logprobs", "old_logprobs"):
         value = getattr(sample, field)
-        if isinstance(value, tuple):
+        if isinstance(value, np.ndarray):
             changed[field] = tuple(v for v, fine in zip(value, finite, strict=True) if fine)
     kept = tuple(
         replace(

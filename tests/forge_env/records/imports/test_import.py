@@ -174,8 +174,8 @@ def test_atif_of_others_brings_its_tokens_in_rows(tmp_path: Path, read: Command)
     steps = [step(2, [1, 2], [3, 4], [-0.5, 0]), step(3, [1, 2, 3, 4, 5], [6], [-1]), step(4, [1, 7], [8], [-2])]
     result = read("atif", write(tmp_path / "log.jsonl", harbor(*steps)))
     (episode,) = result["read"]
-    assert [row.token_ids for row in episode.rows] == [(1, 2, 3, 4, 5, 6), (1, 7, 8)]
-    assert [row.generator_logprobs for row in episode.rows] == [(0, 0, -0.5, 0, 0, -1), (0, 0, -2)]
+    assert [tuple(row.token_ids) for row in episode.rows] == [(1, 2, 3, 4, 5, 6), (1, 7, 8)]
+    assert [tuple(row.generator_logprobs) for row in episode.rows] == [(0, 0, -0.5, 0, 0, -1), (0, 0, -2)]
     assert episode.is_trainable and "which weights sampled" in result["said"], result["said"]
 
 

@@ -175,7 +175,7 @@ def test_a_trace_comes_back_as_it_was(episode: Episode) -> None:
     trace = json.loads(json.dumps(trace_of(episode)))
     back = build(read_trace(trace), None, "x")
     assert back.rows == episode.rows
-    assert [turn.logprobs for turn in back.turns] == [turn.logprobs for turn in episode.turns]
+    assert [tuple(turn.logprobs) for turn in back.turns] == [tuple(turn.logprobs) for turn in episode.turns]
     assert back.info["imported"] == {"from": "OpenEnv TrainingTrace v1", "tools": [TOOL], "model": "m"}
     assert replace(back, info=episode.info) == episode
     assert trace_of(replace(back, info=episode.info)) == trace_of(episode)
@@ -207,7 +207,7 @@ def test_a_trace_says_which_call_a_row_comes_from_and_masks_auxiliary_ones() -> 
     assert [(row.turn, row.parent, row.agent, row.kind) for row in back.lineage] == [
         (0, None, "main", ""), (1, 0, "t", "imported"),
     ]  # fmt: skip
-    assert [row.loss_mask for row in back.rows] == [(False, False, True, True), (False,) * 4]
+    assert [tuple(row.loss_mask) for row in back.rows] == [(False, False, True, True), (False,) * 4]
 
 
 def test_a_trace_has_whole_prompts_and_masks() -> None:
@@ -256,9 +256,9 @@ def test_calls_that_append_are_one_row_and_others_begin_one() -> None:
         a_call([1, 2, 3, 4, 5], [6], [1], "a", "b", "c", "d"),
         a_call([9, 9], [8], [1], "summary", "e", node_id="another"),
     )
-    assert [row.token_ids for row in episode.rows] == [(1, 2, 3, 4, 5, 6), (9, 9, 8)]
+    assert [tuple(row.token_ids) for row in episode.rows] == [(1, 2, 3, 4, 5, 6), (9, 9, 8)]
     assert [[m["content"] for m in turn.observation] for turn in episode.turns] == [["a"], ["c"], ["summary"]]
-    assert [row.versions for row in episode.rows] == [(-1, -1, 0, 0, -1, 0), (-1, -1, 0)]
+    assert [tuple(row.versions) for row in episode.rows] == [(-1, -1, 0, 0, -1, 0), (-1, -1, 0)]
     assert episode.reward == episode.turns[-1].reward == 1.0
 
 
@@ -279,8 +279,8 @@ def test_any_mask_is_that_of_the_row(first: list[int], second: list[int]) -> Non
         a_call([1, 2], tokens, first, "a", "b"), a_call(prompt, [5] * len(second), second, "a", "b", "c", "d")
     )
     (row,) = episode.rows
-    assert row.loss_mask == tuple(map(bool, [0, 0, *first, 0, *second]))
-    assert row.generator_logprobs == tuple(-0.5 * bit for bit in [0, 0, *first, 0, *second])
+    assert tuple(row.loss_mask) == tuple(map(bool, [0, 0, *first, 0, *second]))
+    assert tuple(row.generator_logprobs) == tuple(-0.5 * bit for bit in [0, 0, *first, 0, *second])
 
 
 def test_a_call_without_a_sampled_token_is_history(tmp_path: Path, command: Command) -> None:
@@ -380,7 +380,7 @@ def test_imported_traces_are_scored_filtered_audited_and_trained_on(
     data = SFTData(config.sft, training=config.training, env=config.env)
     asyncio.run(data.prepare(tiny_model))
     rows = data.held_out[0].rows
-    assert [row.token_ids for row in rows] == [row.token_ids for row in next(read_jsonl(Path(file))).rows]
+    assert [tuple(row.token_ids) for row in rows] == [tuple(row.token_ids) for row in next(read_jsonl(Path(file))).rows]
     assert sum(map(sum, (row.loss_mask for row in rows))) == sum(calls[1]["loss_mask"])
 
     broken = json.loads(Path(file).read_text().splitlines()[0])
