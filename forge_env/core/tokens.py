@@ -61,7 +61,7 @@ def array_of(values: Any, kind: np.dtype, name: str = "tokens") -> np.ndarray:
     return array if packed is kind else array_of(array, kind)
 
 
-def _is_made(values: Any, kind: np.dtype, array: type = np.ndarray) -> bool:
+def _is_made(values: Any, kind: np.dtype, array: Any = np.ndarray) -> bool:
     """Whether values are an array of `array_of`; what every turn asks several times."""
     if type(values) is not array or values.dtype is not kind:
         return False
@@ -74,9 +74,19 @@ def join_arrays(kind: np.dtype, *parts: Any) -> np.ndarray:
     return np.frombuffer(b"".join(parts), kind)
 
 
+def bytes_of(array: np.ndarray) -> bytes:
+    """The bytes of an array of `array_of`, without a copy."""
+    data: Any = array.base
+    assert type(data) is bytes
+    return data
+
+
 def as_list(values: Ids) -> list[int]:
     """Return ids as Python's own integers, which tokenizers and engines want."""
     return values.tolist() if isinstance(values, np.ndarray) else list(values)
+
+
+NO_IDS, NO_FLOATS = array_of((), IDS), array_of((), FLOATS)
 
 
 class TokenRecord:
@@ -105,8 +115,8 @@ class TokenRecord:
 
     def __reduce__(self) -> tuple[Any, ...]:
         cls: Any = type(self)
-        values = ((name, getattr(self, name)) for name in _names(cls))
-        return _restored, (cls, [_as_bytes(value) if name in cls.ARRAYS else value for name, value in values])
+        values = [getattr(self, name) for name in _names(cls)]
+        return _restored, (cls, [bytes_of(value) if type(value) is np.ndarray else value for value in values])
 
 
 @functools.cache
@@ -118,10 +128,6 @@ def _is_equal(one: Any, other: Any) -> bool:
     if isinstance(one, np.ndarray) or isinstance(other, np.ndarray):
         return type(one) is type(other) and np.array_equal(one, other, equal_nan=one.dtype.kind == "f")
     return bool(one == other)
-
-
-def _as_bytes(value: Any) -> Any:
-    return value.base if type(value) is np.ndarray else value
 
 
 def _restored(cls: Any, values: Sequence[Any]) -> TokenRecord:
