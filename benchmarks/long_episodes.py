@@ -86,9 +86,7 @@ class ReadingTrainer(ForgeActor):
         super().__init__(**base)
 
     @concurrent_endpoint
-    async def step(
-        self, samples: Sequence[Any], loss: Any, temperature: float, old_is_present: bool = False
-    ) -> dict[str, float]:
+    async def step(self, samples: Sequence[Any], loss: Any, **options: Any) -> dict[str, float]:
         """Return the number of tokens and of episodes, as the metrics of a step."""
         tokens = await asyncio.to_thread(_count, samples)
         return {"loss": 0.0, "skipped": 0.0, "tokens": float(tokens), "episodes": float(len(samples))}

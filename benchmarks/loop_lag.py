@@ -37,6 +37,7 @@ from typing import Any
 
 import numpy as np
 
+from agents.generator.policy import PolicyActor
 from benchmarks.long_episodes import CHARACTERS, LongEnv, ReadingTrainer
 from benchmarks.machine import describe
 from envs.actors.env import EnvActor
@@ -51,21 +52,19 @@ from forge_env.utils.gc_settings import shorten_collections
 from trainers import grpo
 from trainers.config import SHORT_OPTIONS
 from trainers.controller.alarms import make_alarm
-from trainers.controller.diagnosis import Diagnosis
-from trainers.controller.diagnosis_rules import RunFacts
+from trainers.controller.learner import Learner
 from trainers.controller.loop import Loop
 from trainers.controller.loop_state import LoopSettings
-from trainers.controller.policy_gradient_work import PolicyGradientWork
 from trainers.controller.sample_maker import SampleMaker
-from trainers.controller.signal_counts import SignalCounts
-from trainers.controller.task_order import TaskOrder
-from trainers.metrics.report import Report
+from trainers.metrics.diagnosis import Diagnosis
+from trainers.metrics.diagnosis_rules import RunFacts
 from trainers.run.delivery import Delivery
 from trainers.run.evaluations import Evaluations
 from trainers.run.rollouts import Rollouts
-from trainers.run.services import Services
-from trainers.run.startup import Startup
-from trainers.run.training_run import TrainingRun
+from trainers.run.run import Run
+from trainers.run.run_record import RunRecord
+from trainers.run.trainer import Trainer
+from trainers.run.weight_ages import WeightAges
 from trainers.run.weight_sync import WeightSync
 from trainers.setup.options.parser import parse
 from trainers.setup.plan import make_plan
@@ -120,40 +119,48 @@ def _figures(lags: Sequence[tuple[float, float]]) -> dict[str, float]:
 
 
 @dataclass(kw_only=True)
-class Work(PolicyGradientWork):
-    """The work of a run whose engines have every weight at once; it tells the probe which part is under way."""
+class Weights(WeightSync):
+    """The weights of engines that have every version at once."""
+
+    async def publish(self, steps: int) -> dict[str, float]:
+        self._published_steps = steps
+        return {}
+
+    async def pull(self) -> dict[str, float]:
+        self.engine_steps = self._published_steps
+        return {}
+
+    async def prove(self) -> dict[str, float]:
+        return {}
+
+
+@dataclass(kw_only=True)
+class ProbedRollouts(Rollouts):
+    """Rollouts that tell the probe when they begin a group."""
 
     probe: Probe
-    steps: int = 0
-
-    @property
-    def engine_steps(self) -> int:
-        return self.steps
 
     async def progress(self) -> object:
         return object()
+
+    async def run_group(self, spec: GroupSpec) -> Group:
+        self.probe.part = "rollouts"
+        return await super().run_group(spec)
+
+
+@dataclass(kw_only=True)
+class ProbedLearner(Learner):
+    """A learner that tells the probe which part is under way."""
+
+    probe: Probe
 
     async def train_step(self, step: int, groups: Sequence[Group]) -> dict[str, float]:
         self.probe.part = "samples and the trainer's call"
         return await super().train_step(step, groups)
 
-    async def publish_weights(self, step: int) -> dict[str, float]:
-        return {}
-
-    async def pull_weights(self, step: int) -> dict[str, float]:
-        self.steps = step
-        return {}
-
-    async def prove_weights(self, step: int) -> dict[str, float]:
-        return {}
-
     def record_step(self, step: int, groups: Sequence[Group], metrics: dict[str, float]) -> None:
         self.probe.part = "records"
         super().record_step(step, groups, metrics)
-
-    async def run_group(self, spec: GroupSpec) -> Group:
-        self.probe.part = "rollouts"
-        return await super().run_group(spec)
 
 
 async def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
@@ -166,10 +173,10 @@ async def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     groups = options.episodes // SIBLINGS
     arguments = ["--env", "benchmarks.long_episodes:LongEnv", "--grpo.n_samples", str(SIBLINGS)]
     config = parse(grpo.Config, [*arguments, "--steps", str(options.steps), *options.options], SHORT_OPTIONS)
-    plan, startup, probe = make_plan(config, grpo.GRPO), Startup(), Probe()
+    plan, probe = make_plan(config, grpo.GRPO), Probe()
     sampled = options.tokens // TURNS - ADDED
     agent = {"added": ADDED, "sampled": sampled, "seconds": options.seconds}
-    with Report(folder, plan.record) as report:
+    with RunRecord(folder, plan.record) as record:
         async with Launcher(folder / "logs") as launcher:
             envs = Service(
                 actor_class=EnvActor,
@@ -186,57 +193,50 @@ async def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
             )
             trainer: Any = AllRanks(launcher.spawn("trainer", ReadingTrainer))
             await asyncio.gather(envs.start(), launcher.start("trainer"))
-            nothing: Any = None
-            weights = WeightSync(
+            engines = Service(actor_class=PolicyActor, arguments={}, name="generator", launcher=launcher)  # not started
+            weights = Weights(
                 trainer=trainer,
-                policy=nothing,
-                engine_ready=nothing,
-                seconds=60.0,
-                staleness=0,
-                startup=startup,
-                timeline=report.timeline,
+                engines=engines,
+                engine_ready=asyncio.create_task(asyncio.sleep(0)),
+                record=record,
                 delivery=Delivery(),
+                ages=WeightAges(staleness=0),
+                seconds=60.0,
             )
             weights.published = weights.in_engines = 0
-            services = Services(
-                trainer=trainer, policy=nothing, envs=envs, weights=weights, engine_ready=nothing, guard=nothing
+            record.startup.end()  # its first step asks no service how it did
+            rollouts = ProbedRollouts(
+                plan=plan, envs=envs, engines=engines, weights=weights, record=record, probe=probe
             )
-            startup.end()  # its first step asks no service how it did
-            rollouts = Rollouts(plan, report, services)
-            run = TrainingRun(
+            run = Run(
                 plan=plan,
-                report=report,
-                startup=startup,
-                services=services,
                 rollouts=rollouts,
-                evaluations=Evaluations(plan, report, rollouts, weights, {}),
+                trainer=Trainer(plan, trainer, weights, record),
+                weights=weights,
+                record=record,
+                evaluations=Evaluations(rollouts=rollouts, held_out={}),
+                launcher=launcher,
                 train_tasks=LongEnv.tasks(count=2 * groups * options.steps),
                 checkpoint=None,
-                pids=launcher.pids,
-                results={},
             )
             assert plan.objective is not None
-            work = Work(
+            learner = ProbedLearner(
                 run=run,
                 objective=plan.objective,
-                tasks=TaskOrder(tasks=run.train_tasks, seed=0),
-                alarm=make_alarm(plan, report.say),
+                alarm=make_alarm(plan, record.say),
                 diagnosis=Diagnosis(RunFacts()),
-                signal=SignalCounts(),
-                make_samples=SampleMaker(
-                    objective=plan.objective,
-                    reference=run.old_logprobs if plan.objective.kl_reference == "model" else None,
-                ),
                 started=time.perf_counter(),
                 probe=probe,
             )
+            if plan.objective.kl_reference == "model":  # there is no reference model here: the trainer does its work
+                learner.make_samples = SampleMaker(objective=plan.objective, reference=run.trainer.logprobs)
             settings = LoopSettings(steps=options.steps, batch_size=groups, staleness=plan.staleness)
             pids = [pid for name, numbers in launcher.pids().items() if name.startswith("envs") for pid in numbers]
             before = time.thread_time(), time.process_time(), sum(map(cpu_of, pids)), time.perf_counter()
             watching = asyncio.create_task(probe.watch())
             shorten_collections()  # as open_run does
             gc.callbacks.append(probe.collected)
-            await Loop(work, plan.objective, settings).run()
+            await Loop(rollouts, learner, weights, settings).run()
             after = time.thread_time(), time.process_time(), sum(map(cpu_of, pids)), time.perf_counter()
             watching.cancel()
             gc.callbacks.remove(probe.collected)

@@ -2,12 +2,7 @@
 
     .ci/docker-engine python -m benchmarks.workspace_attacks [--out FILE]      # with a Docker engine, both backends
 
-It runs tests/sandboxes/workspaces/test_workspace_attacks.py. "Nothing": nothing got through. "Its own": the attack
-changes or sees only what belongs to its workspace, see the tables BOTH and ROOT of the test. "Ended": it was ended by a
-limit.
-
-No attack is run here without the ring. Where an attack has a control that harms nothing, it is a test of its own, in
-tests/sandboxes/test_attacks.py; the others would need a machine that can be thrown away.
+It runs tests/sandboxes/workspaces/test_workspace_attacks.py. No attack is run here without the ring.
 """
 
 from __future__ import annotations
@@ -20,14 +15,21 @@ import tempfile
 from pathlib import Path
 from xml.etree import ElementTree
 
+from benchmarks.machine import describe
 from tests.sandboxes.test_attacks import ATTACKS
 
+NOTE = """- nothing: nothing got through; ended: by the limit that is named, or by a signal;
+- its own: the attack changes or sees only what belongs to its workspace: BOTH and ROOT of `test_workspace_attacks.py`;
+- control: whether the attack was shown to work where nothing stops it. "A test": its control harms nothing, and is a
+  test of `tests/sandboxes/test_attacks.py`. "Not run": without the ring it would act on the machine that it is run on,
+  so the control needs a machine that can be thrown away, and there was none.
+"""
 TEST = "tests/sandboxes/workspaces/test_workspace_attacks.py::test_no_attack_gets_through"
 
 
 def run_test(report: Path) -> tuple[dict[str, dict[str, str]], list[str]]:
     """Return what came of each attack by backend and user, and what was skipped."""
-    options = ["-q", "-n", "0", "-m", "slow or not slow", f"--junitxml={report}"]
+    options = ["-q", "-n", "0", "-m", "slow or not slow", f"--junitxml={report}", "-o", "junit_family=xunit1"]
     code = subprocess.run([sys.executable, "-m", "pytest", *options, TEST], check=False).returncode
     if code:
         raise SystemExit(f"the test failed with exit code {code}: there is no table of attacks that got through")
@@ -45,7 +47,7 @@ def table(came: dict[str, dict[str, str]]) -> str:
     columns = sorted(came, key=lambda name: (not name.startswith("namespace"), not name.endswith("root")))
     lines = ["| attack | control | " + " | ".join(columns) + " |", "|---" * (len(columns) + 2) + "|"]
     for attack in ATTACKS:
-        control = "a test" if attack.control else "not run: it needs a machine that can be thrown away"
+        control = "a test" if attack.control else "not run"
         cells = [came[column].get(attack.name, "not run: no control group") for column in columns]
         lines.append(" | ".join([f"| {attack.name}", control, *cells]) + " |")
     return "\n".join(lines)
@@ -57,7 +59,7 @@ def main() -> None:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         came, skipped = run_test(Path(folder, "report.xml"))
-    text = table(came) + "".join(f"\n\nSkipped: {reason}" for reason in skipped) + "\n"
+    text = "\n\n".join([describe()["system"], table(came), NOTE, *(f"Skipped: {reason}" for reason in skipped)])
     print(text)
     if options.out:
         options.out.write_text(text)

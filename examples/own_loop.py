@@ -10,6 +10,7 @@ from pathlib import Path
 
 from agents.generator.policy import PolicyActor
 from agents.generator.settings import EngineSettings
+from envs.actors.replay_buffer import ReplayBuffer
 from envs.actors.reward import RewardActor
 from envs.actors.task_source import TaskSource
 from forge_env import make
@@ -17,7 +18,6 @@ from forge_env.core.episode import Episode
 from forge_env.core.types import EpisodeLimits, Sampling
 from forge_env.runtime.launcher import Launcher
 from trainers.model.make import make_model
-from trainers.run.replay_buffer import ReplayBuffer
 
 BATCH = 8
 

@@ -99,7 +99,7 @@ async def open_workspace(
 ) -> AsyncIterator[Workspace]:
     """Open one workspace, and a backend for it; both are closed at the end of the block.
 
-    The start of the backend takes longer than that of a workspace: for many of them, use `open_workspaces`. Arguments
+    Starting the backend takes longer than starting a workspace: for many workspaces, use `open_workspaces`. Arguments
     and exceptions as for `open_workspaces` and `Workspaces.open`.
     """
     async with open_workspaces(backend, **settings) as workspaces:

@@ -38,10 +38,10 @@ ROOMS = {
         gymnasium_text reasoning textarena suites verifiers openenv ors actors""",
     "envs.suites": "catalogue process expert selection bfcl agentdojo humaneval",
     "envs.tool_api": "http json_schema mcp openapi shop tool_names answers call_tasks sources tasks services env",
-    "trainers": """settings config batching objective algorithm checkpoints model lora metrics titan setup run
+    "trainers": """settings model lora config batching objective algorithm checkpoints metrics titan setup run
         controller train grpo dapo gspo sapo cispo reinforce losses sft""",
-    "trainers.setup": """packages signals objective placement options deadlines run_tasks held_out titan_settings
-        memory weight_store sizing checks run_plan plan meaning dry_run entry""",
+    "trainers.setup": """packages signals placement options deadlines run_tasks held_out titan_settings draft
+        memory sizing checks run_plan plan meaning dry_run entry""",
     "trainers.setup.sizing": "estimates card engine fit",
 }
 APART = {"grpo", "dapo", "gspo", "sapo", "cispo", "reinforce", "sft"}  # algorithms do not import each other

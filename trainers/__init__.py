@@ -8,9 +8,14 @@ from trainers.metrics.heartbeat import announce, trainer_of
 # While Python looks for the module of `python -m`, argv is ["-m"]; another program may import this package at that
 # time.
 if sys.argv[:1] == ["-m"] and trainer_of(sys.orig_argv):
-    if importlib.util.find_spec("torch") is None:  # the gym half
-        from trainers.setup.packages import missing
+    from forge_env.core.errors import UserError
+    from trainers.setup.packages import check_ours, missing
 
-        print(f"error: {missing('torch')}", file=sys.stderr)
+    try:
+        check_ours()  # before anything of them is imported
+        if importlib.util.find_spec("torch") is None:  # the gym half
+            raise UserError(missing("torch"))
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
     announce(sys.orig_argv)  # torch takes seconds to import

@@ -1,4 +1,4 @@
-"""The settings of a training run, put together from the sections in trainers/settings/.
+"""The settings of a training run, put together from sections, the classes that the parts of a run take.
 
 Every field is an option by its dotted name: `--training.learning_rate 1e-4`. The field states everything about the
 option: its type with its bounds, its default, whether it may change when a run goes on (`MAY_CHANGE`; on a section, for
@@ -10,17 +10,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
-from typing import Annotated, Literal, Self
+from typing import Annotated, Self
 
 from agents.generator.settings import UpdateOption
 from forge_env.utils.settings import MAY_CHANGE
-from trainers.settings.adapters import LoraConfig, MoEConfig
+from trainers.lora import LoraConfig
 from trainers.settings.algorithm import AlgorithmConfig
-from trainers.settings.loop import LoopSettings, TrainingRate
+from trainers.settings.loop import LoopOptions, TrainingRate
 from trainers.settings.record import CheckpointConfig, EvaluationConfig, MetricsConfig
 from trainers.settings.services import DeadlinesConfig, LauncherConfig, ServicesConfig, WeightsConfig
 from trainers.settings.tasks import DatasetConfig, EnvConfig, ModelConfig, WarmupConfig
-from trainers.settings.trainer import ParallelismConfig, TrainerSettings
+from trainers.settings.trainer import MoEConfig, ParallelismConfig, TrainerSettings
 
 SHORT_OPTIONS = {
     "env": "env.name",
@@ -43,7 +43,7 @@ SHORT_OPTIONS = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainingConfig(TrainerSettings, UpdateOption, TrainingRate, LoopSettings):
+class TrainingConfig(TrainerSettings, UpdateOption, TrainingRate, LoopOptions):
     """The loop and the trainer."""
 
 
@@ -90,23 +90,6 @@ class RunConfig:
         return ()
 
     @property
-    def staleness(self) -> int:
-        """Optimizer steps at most between the weights that sampled a group and the weights that train on it."""
-        return self.training.staleness if self.training.staleness >= 0 else self.training.sync_interval - 1
-
-    @property
-    def precision(self) -> Literal["float32", "bfloat16"]:
-        """The coarser one of the two dtypes, in which the trainer and the engine compute."""
-        dtype, services = self.training.dtype, self.services
-        coarse = dtype == "bfloat16" or services.generator.with_gpus or (dtype == "auto" and services.trainer.with_gpus)
-        return "bfloat16" if coarse else "float32"
-
-    @property
-    def engine_dtype(self) -> Literal["float32", "bfloat16"]:
-        """The dtype in which the engine computes, and in which weights are published."""
-        return "bfloat16" if self.services.generator.with_gpus else "float32"
-
-    @property
     def algorithm(self) -> AlgorithmConfig | None:
         """The section of the policy-gradient algorithm; None for supervised training."""
         return getattr(self, self.algorithm_name) if self.algorithm_name else None
@@ -116,8 +99,3 @@ class RunConfig:
         """The name of that section, such as "grpo"; "" for supervised training."""
         names = (setting.name for setting in fields(self))
         return next((name for name in names if isinstance(getattr(self, name), AlgorithmConfig)), "")
-
-    @property
-    def temperature(self) -> float:
-        """The sampling temperature."""
-        return self.algorithm.temperature if self.algorithm else 1.0

@@ -8,21 +8,101 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+
+from annotated_types import Gt, Interval
 
 from agents.generator.adapter_folder import read_config
 from agents.generator.lora_slot import RANKS, TARGETS
 from forge_env.core.errors import UserError
-from trainers.config import RunConfig
+from forge_env.utils.settings import MAY_CHANGE
 from trainers.model.shape import ModelShape
-from trainers.settings.adapters import LoraConfig
 
 ALL = "all-linear"
 """The name for all of `TARGETS`."""
 IN_ATTENTION, IN_MLP = TARGETS[:4], TARGETS[4:]
 """In a model with experts the matrices of `IN_MLP` are no single matrices."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoraConfig:
+    """Low-rank adapters, which are trained in the place of all weights; docs/lora.md."""
+
+    rank: Annotated[int, Interval(ge=0, le=1024)] = 0
+    """Rows of the adapters' small matrices; 0 trains all weights, without adapters."""
+    alpha: Annotated[float, Gt(0)] = 32.0
+    """What an adapter computes is multiplied by alpha / rank."""
+    targets: list[str] = field(default_factory=lambda: ["all-linear"])
+    """The matrices that get an adapter: all-linear, or any of q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj and
+    down_proj, with commas between them."""
+    publish: Annotated[Literal["auto", "merged", "adapter"], MAY_CHANGE] = "auto"
+    """"merged": the engine gets weights that are summed with the adapter in float32. "adapter": it gets the adapter
+    alone, and computes it beside the weights that it started with. "auto" is merged for an engine in float32 and for a
+    model with experts. Otherwise it is adapter: rounding to bfloat16 would lose small updates of merged weights."""
+    adapter: str = ""
+    """An adapter to start from, in PEFT's format: a folder with adapter_config.json. Its rank, alpha and targets must
+    be the ones set here. The KL penalty is then against it."""
+
+    def resolve(self, engine_dtype: str, shape: ModelShape | None = None) -> Lora | None:
+        """The adapters that are asked for, if `check` is content; None for training all weights.
+
+        Args:
+            engine_dtype: what the engine computes in, "float32" or "bfloat16".
+            shape: of the model; None if it is not known yet. What the engine gets depends on it.
+        """
+        if not self.is_on:
+            return None
+        return Lora(
+            rank=self.rank,
+            alpha=float(self.alpha),
+            targets=tuple(name for name in TARGETS if name in self.targets) or TARGETS,
+            adapter=str(Path(self.adapter).expanduser().resolve()) if self.adapter else "",
+            publish=self.choose_publish(engine_dtype, shape)[0],
+        )
+
+    def choose_publish(
+        self, engine_dtype: str, shape: ModelShape | None = None
+    ) -> tuple[Literal["merged", "adapter"], str]:
+        """What the engine gets, "merged" weights or the "adapter" alone, and why that was chosen; see `resolve`."""
+        if self.publish != "auto":
+            return self.publish, "as --lora.publish says"
+        if engine_dtype == "float32":
+            return "merged", "an engine in float32 has merged weights without rounding, and is the fastest with them"
+        if shape is not None and shape.num_experts:
+            return "merged", "the model has experts, and their kernels differ in an engine that holds adapters"
+        if self.rank > RANKS[-1]:
+            return "merged", f"the engine takes adapters of rank up to {RANKS[-1]}"
+        return "adapter", f"an engine in {engine_dtype} would round small updates of merged weights away"
+
+    def check(self) -> None:
+        """Check the names of the targets, the adapter to start from, and what the engine takes.
+
+        Raises:
+            UserError: for an unknown target, an adapter folder that does not fit the other settings, or a rank that
+                the engine does not take.
+        """
+        if list(self.targets) != [ALL]:
+            _check_targets(self.targets)
+        lora = self.resolve("float32")
+        if lora is None and self.adapter:
+            raise UserError(
+                f"--lora.adapter is {self.adapter} and --lora.rank is 0, which trains all weights: set --lora.rank to "
+                "the adapter's rank, which its adapter_config.json names r"
+            )
+        if lora is not None and lora.adapter:
+            check_adapter(Path(lora.adapter), lora)
+        if self.publish == "adapter" and not 1 <= self.rank <= RANKS[-1]:
+            raise UserError(
+                f"--lora.publish is adapter and --lora.rank is {self.rank}: the engine takes adapters of rank 1 to "
+                f"{RANKS[-1]}: set the rank to that, or --lora.publish to merged"
+            )
+
+    @property
+    def is_on(self) -> bool:
+        """Whether adapters are trained, and not all weights."""
+        return self.rank > 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,63 +136,6 @@ def target_sizes(shape: ModelShape) -> dict[str, tuple[int, int]]:
     """The inputs and outputs of each target's matrix."""
     h, q, k, m = shape.hidden_size, shape.query_size, shape.key_value_size, shape.intermediate_size
     return dict(zip(TARGETS, [(h, q), (h, k), (h, k), (q, h), (h, m), (h, m), (m, h)], strict=True))
-
-
-def lora_of(config: RunConfig, shape: ModelShape | None = None) -> Lora | None:
-    """The adapters that a config asks for, checked by `check_config`; None if all weights are trained.
-
-    Give the `shape` of the model if it is known: the engine gets adapters or merged weights depending on it.
-    """
-    section = config.lora
-    if not section.is_on:
-        return None
-    return Lora(
-        rank=section.rank,
-        alpha=float(section.alpha),
-        targets=tuple(name for name in TARGETS if name in section.targets) or TARGETS,
-        adapter=str(Path(section.adapter).expanduser().resolve()) if section.adapter else "",
-        publish=choose_publish(section, config.engine_dtype, shape)[0],
-    )
-
-
-def choose_publish(
-    config: LoraConfig, engine_dtype: str, shape: ModelShape | None = None
-) -> tuple[Literal["merged", "adapter"], str]:
-    """What the engine gets, "merged" weights or the "adapter" alone, and the reason.
-
-    Args:
-        config: the section.
-        engine_dtype: the dtype in which the engine computes, "float32" or "bfloat16".
-        shape: of the model; None if it is not known yet.
-    """
-    if config.publish != "auto":
-        return config.publish, "as --lora.publish says"
-    if engine_dtype == "float32":
-        return "merged", "an engine in float32 has merged weights without rounding, and is the fastest with them"
-    if shape is not None and shape.num_experts:
-        return "merged", "the model has experts, and their kernels differ in an engine that holds adapters"
-    if config.rank > RANKS[-1]:
-        return "merged", f"the engine takes adapters of rank up to {RANKS[-1]}"
-    return "adapter", f"an engine in {engine_dtype} would round small updates of merged weights away"
-
-
-def check_config(config: RunConfig) -> None:
-    """Check the names of the targets, and the adapter to start from.
-
-    Raises:
-        UserError: a target is unknown, or an adapter folder does not fit the other settings.
-    """
-    section = config.lora
-    if list(section.targets) != [ALL]:
-        _check_targets(section.targets)
-    lora = lora_of(config)
-    if lora is None and section.adapter:
-        raise UserError(
-            f"--lora.adapter is {section.adapter} and --lora.rank is 0, which trains all weights: set "
-            "--lora.rank to the adapter's rank, which its adapter_config.json names r"
-        )
-    if lora is not None and lora.adapter:
-        check_adapter(Path(lora.adapter), lora)
 
 
 def _check_targets(names: Sequence[str]) -> None:

@@ -88,9 +88,9 @@ def refusal(error: Exception, args: Mapping[str, Any]) -> UserError | None:
         error: of vLLM. It names the setting, or its value.
         args: the result of `read_engine_args`.
     """
-    whole = _letters(str(error))
-    blamed = next((name for name in args if _letters(name) in whole), "") or next(
-        (name for name, value in args.items() if isinstance(value, str) and _letters(value) in whole), ""
+    message = _letters(str(error))
+    blamed = next((name for name in args if _letters(name) in message), "") or next(
+        (name for name, value in args.items() if isinstance(value, str) and _letters(value) in message), ""
     )
     if not blamed:
         return None

@@ -77,9 +77,9 @@ class ModelServer:
 
     def _model(self) -> tuple[Path, str]:
         """The folder of the model, and the adapter if the run is an adapter."""
-        given = Path(self.run).expanduser()
-        model = given / "model"
-        if (given / CONFIG).is_file() and not (model / "config.json").is_file():
+        path = Path(self.run).expanduser()
+        model = path / "model"
+        if (path / CONFIG).is_file() and not (model / "config.json").is_file():
             raise UserError(f"{self.run} holds no model/ folder, which a training run writes when it ends")
         base, own = split_adapter(str(model) if model.is_dir() else self.run)
         return find_model(base, option="serve"), own

@@ -171,8 +171,8 @@ class PolicyActor(ForgeActor):
         """Relay weights that only this process can fetch to the engine's workers; returns the seconds of waking."""
         self._relayed += 1  # the relay publishes every number once, and a version may be pulled twice
         await relay.commit(await asyncio.to_thread(relay.take, self._relayed, WeightStream.of(state_dict)))
-        found = await self._engine.pull_weights(version, relay, stored_as=self._relayed, seconds=seconds)
-        return found["wake"]
+        seconds_of = await self._engine.pull_weights(version, relay, stored_as=self._relayed, seconds=seconds)
+        return seconds_of["wake"]
 
 
 class ActorPolicy:

@@ -99,8 +99,7 @@ def engine_arguments(settings: EngineSettings, *, on_gpu: bool, gpu_bytes: int =
         "max_model_len": settings.max_model_len,
         "max_num_seqs": settings.max_requests,
         # An `LLMEngine` outside of vLLM's own `LLM` gets 2,048 by default: long prompts would take eight times the
-        # steps.
-        # On a CPU this default stays.
+        # steps. On a CPU this default stays.
         "max_num_batched_tokens": settings.step_tokens if on_gpu else None,
         "gpu_memory_utilization": fraction,
         "kv_cache_memory_bytes": cache,
@@ -112,8 +111,7 @@ def engine_arguments(settings: EngineSettings, *, on_gpu: bool, gpu_bytes: int =
         "moe_backend": "triton" if on_gpu else "auto",
         "enable_prefix_caching": True,
         # The prefix cache finds full blocks only. Many prompts are shorter than vLLM's 128 tokens on a CPU, and 32 is
-        # the
-        # smallest block that its attention kernel runs at full speed with.
+        # the smallest block that its attention kernel runs at full speed with.
         "block_size": None if on_gpu else CPU_BLOCK_TOKENS,
         # Chunked prefill breaks seeded requests on CPU: vLLM rewinds an offset that CPU generators do not have.
         "enable_chunked_prefill": on_gpu,

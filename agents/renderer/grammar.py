@@ -41,8 +41,8 @@ def grammar_of(
     choices = [_call(functions[name], calls, token_id) for name in constraint.tools]
     if constraint.schema:
         choices.append(_json(json.loads(constraint.schema)))
-    whole = choices[0] if len(choices) == 1 else {"type": "or", "elements": choices}
-    return json.dumps({"type": "structural_tag", "format": whole})
+    answer = choices[0] if len(choices) == 1 else {"type": "or", "elements": choices}
+    return json.dumps({"type": "structural_tag", "format": answer})
 
 
 def _call(function: FunctionSpec, calls: Calls, token_id: Callable[[str], int | None]) -> _Format:

@@ -299,10 +299,10 @@ class Renderer:
         def render(contents: Sequence[str]) -> list[int] | None:
             new: list[Any] = [{"role": role, "content": content} for content in contents]
             bridged = self._renderer.bridge_to_next_turn(before, sampled, new)
-            whole = [*before, *sampled]
-            if bridged is None or bridged.token_ids[: len(whole)] != whole:
+            row = [*before, *sampled]
+            if bridged is None or bridged.token_ids[: len(row)] != row:
                 return None
-            return self._as_served(bridged.token_ids[len(whole) :])
+            return self._as_served(bridged.token_ids[len(row) :])
 
         return learn_template_parts(self._tokenizer, render, most=3)
 

@@ -128,11 +128,11 @@ def texts_of_export(model: Path, thinking: Thinking, *, temperature: float) -> t
 def _first_difference(renderer: Renderer, render: Render) -> str:
     for messages, ids in prompts(trial(renderer)):
         try:
-            found = difference(renderer, ids, render(messages))
+            first = difference(renderer, ids, render(messages))
         except Exception as error:  # a template can raise anything
-            found = f"the chat template raised {type(error).__name__}: {error}"
-        if found:
-            return found
+            first = f"the chat template raised {type(error).__name__}: {error}"
+        if first:
+            return first
     return ""
 
 
@@ -147,8 +147,8 @@ def with_template(tokenizer: Any, template: str, tools: Sequence[ToolSpec] = _TO
 
     def render(messages: Sequence[Message]) -> list[int]:
         options = {"tools": list(tools) or None, "add_generation_prompt": True, "return_dict": False}
-        given = [as_rendered(message) for message in messages]
-        return list(tokenizer.apply_chat_template(given, chat_template=template, **options))
+        rendered = [as_rendered(message) for message in messages]
+        return list(tokenizer.apply_chat_template(rendered, chat_template=template, **options))
 
     return render
 
@@ -181,6 +181,6 @@ def _generation_config(model: Path, stop_token_ids: Sequence[int], temperature: 
     """The model's own settings of generation, with the sampling and the ends of a turn of the training."""
     file = model / GENERATION
     saved = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
-    kept = {name: value for name, value in saved.items() if name not in _SAMPLING}
+    other_settings = {name: value for name, value in saved.items() if name not in _SAMPLING}
     sampling = {"do_sample": True, "temperature": temperature, "top_p": 1.0, "top_k": 0}  # 0 is all tokens
-    return json.dumps({**kept, **sampling, "eos_token_id": list(stop_token_ids)}, indent=2) + "\n"
+    return json.dumps({**other_settings, **sampling, "eos_token_id": list(stop_token_ids)}, indent=2) + "\n"

@@ -28,8 +28,8 @@ from sandboxes.images.host_image import host_image
 _FOLDER = "/repo"
 _MAX_SOURCE = 2**18
 _GRADE_SECONDS = 20.0
-# The first descriptor is saved before anything of the model's is imported, so that what that prints is no part of the
-# result. It could write to the descriptor itself: it would be values that it computed, as those of its functions are.
+# The first descriptor is saved before anything of the model's is imported. So the result has nothing that it prints. It
+# could still write to the descriptor itself: values that it computed, like the results of its functions.
 _RUNNER = """
 import importlib, json, os, sys
 out = os.dup(1)
@@ -189,6 +189,6 @@ def _mend(question: str, shown: str) -> Message:
 
 
 def _forgery(task: Task) -> str:
-    """Return a script whose modules write to every descriptor of the process that grades, and end it with 0."""
+    """A script with modules that write to every descriptor of the grading process, and end it with 0."""
     paths = " ".join(task.target["sources"])
     return f"cat > /tmp/forgery.py <<'END'\n{_FORGERY}END\nfor path in {paths}; do cp /tmp/forgery.py $path; done"

@@ -27,7 +27,7 @@ class Layout(NamedTuple):
     """Everything that a repository is made of. Equal layouts make equal repositories."""
 
     name: str
-    """Of the package, or of the module where there is no package."""
+    """Of the package, or of the module if there is no package."""
     functions: tuple[Function, ...]
     faulty: int
     """Index of the function with the fault."""

@@ -8,7 +8,7 @@
 | 3 | a package of five modules and a report, their tests | that a test of the report fails |
 
 Held-out tasks of level 0 have numbers that their functions do not have in training, so that a small model can learn
-what carries over. Those of the other levels have faults that are not in training, or combinations of functions.
+what carries over. Held-out tasks of the other levels have new faults, or new combinations of functions.
 """
 
 from __future__ import annotations

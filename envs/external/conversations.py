@@ -97,8 +97,8 @@ class ProgramConversations:
 
         A request continues the longest conversation that it begins with and adds to, if the tools are the same and the
         model is not answering another request of it; of several one of the same agent. Any other request begins a new
-        conversation. Auxiliary requests have conversations of their own, so that the work goes on where it was. The
-        numbers of conversations depend on the order of the requests alone, not on when they are answered.
+        conversation. Auxiliary requests have conversations of their own, so they do not interrupt the work. The numbers
+        of conversations depend on the order of the requests alone, not on when they are answered.
         """
         contents = [content_of(message) for message in request.messages]
         if request.prompt is not None:
@@ -141,7 +141,7 @@ class ProgramConversations:
         return max(candidates, key=lambda item: len(item.text), default=None) or self._new(request)
 
     def _idle(self, request: ProgramRequest) -> list[ProgramConversation]:
-        """The conversations that a request may continue, by what its client says. A sub-agent continues its own ones
+        """The conversations that a request may continue, as its client tells. A sub-agent continues its own ones
         only: it may begin with all that its caller knows."""
         told = request.told
         return [

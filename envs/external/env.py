@@ -74,7 +74,7 @@ class External(ConcurrentEnv):
         data: str = "",
         image: str = "",
     ) -> Sequence[Task]:
-        """Return numbered tasks, those of a file, or those of another environment.
+        """Numbered tasks, the tasks of a file, or the tasks of another environment.
 
         Args:
             split: "train" or "test"; of `data` also "all".
@@ -82,7 +82,7 @@ class External(ConcurrentEnv):
             seed: which ones, and in which order.
             command: the program, see `envs.external.setup.open_setup`; that it exists is checked here.
             tasks: the name of an environment, which then scores the program's answer as well.
-            data: a file of JSON lines, each with a "prompt", and a "target" and "metadata" where there are any.
+            data: a file of JSON lines, each with a "prompt", and optionally a "target" and "metadata".
             image: see `open_setup`.
 
         Raises:
@@ -165,7 +165,7 @@ class External(ConcurrentEnv):
         self._note_answered()
 
     async def refused(self, context: int, reason: str) -> None:
-        """Refuse a request whose answer the agent cannot give in the form that it asks for."""
+        """Refuse a request if the agent cannot give an answer in the form that it asks for."""
         assert self._session is not None
         pending, conversation = self._asked.pop(context)
         self._conversations.refused(conversation)
@@ -267,7 +267,7 @@ class External(ConcurrentEnv):
         return EnvError(why)
 
     def _tell(self, **summary: Any) -> None:
-        """Tell the player how the episode ends, where it asks for that."""
+        """Tell the player how the episode ends, if it asks for that."""
 
     def _close_session(self, session: ProgramSession) -> None:
         self.setup.gateway.close(session)

@@ -36,7 +36,7 @@ KEEP_ALIVE_SECONDS = 10.0
 MAX_TOOLS = 8
 """Lists of tools that are kept, since programs send the same ones in every request."""
 REMEMBERED = 1024
-"""Sessions that are still known after their end, where that was asked for."""
+"""Sessions that are still known after their end, if this was asked for."""
 _KEEP_ALIVE = {"type": "http.response.body", "body": b": the answer is being sampled\n\n", "more_body": True}
 _DISCONNECT_ROUNDS = 4  # rounds of the event loop until a closed connection is known to a task that waits for it
 
@@ -366,6 +366,6 @@ def _listener(host: str) -> socket.socket:
 
 
 def _new_protocol(server: Any) -> asyncio.Protocol:
-    """Return the protocol of a new connection, counted among those of a server of uvicorn."""
+    """The protocol of a new connection, counted with the other connections of a server of uvicorn."""
     make = server.config.http_protocol_class
     return make(config=server.config, server_state=server.server_state, app_state=server.lifespan.state)

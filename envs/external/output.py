@@ -18,7 +18,7 @@ class ProgramOutput:
 
     def __init__(self) -> None:
         self.exit_code: int | None = None
-        """128 and more for a signal; None while it runs, and where it was ended."""
+        """128 and more for a signal; None while it runs, and if it was ended."""
         self._tails = {"stdout": bytearray(), "stderr": bytearray()}
 
     def note(self, name: str, data: bytes) -> None:
@@ -36,7 +36,7 @@ class ProgramOutput:
         return how_it_ended(code)
 
     def facts(self) -> dict[str, Any]:
-        """Return the last SHOWN characters of both streams, and the exit code where it ended by itself."""
+        """The last SHOWN characters of both streams, and the exit code if it ended by itself."""
         facts: dict[str, Any] = {name: self.tail(name)[-SHOWN:] for name in ("stdout", "stderr")}
         return facts if self.exit_code is None else {**facts, "exit_code": self.exit_code}
 

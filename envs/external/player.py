@@ -9,7 +9,7 @@ from envs.external.scoring import Result
 
 
 class Player(Protocol):
-    """What asks the model during an episode, and whose work is scored."""
+    """Asks the model during an episode; its work is scored."""
 
     kind: str
     """The key of its facts in the info of the Episode."""

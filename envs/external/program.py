@@ -1,4 +1,4 @@
-"""The program of one episode: a process with its own folder, whose output is kept up to a bound."""
+"""The program of one episode: a process with its own folder. Its output is kept up to a bound."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def command_of(text: str, *, is_inside: bool = False) -> list[str]:
     """Split a command line.
 
     Args:
-        is_inside: whether it runs in a workspace, whose programs are not looked up.
+        is_inside: whether it runs in a workspace; programs are not looked up there.
 
     Raises:
         UserError: when there is none, or no such program.
@@ -77,9 +77,9 @@ class Program(ProgramOutput):
 
         Args:
             folder: for its files; `close` removes it.
-            variables: environment variables beside those of this process.
+            variables: environment variables in addition to this process's.
             stdin: the file that it reads.
-            sandbox_port: run it in a sandbox, whose network has one listener, at this port.
+            sandbox_port: run it in a sandbox; the sandbox's network has one listener, at this port.
 
         Raises:
             EnvError: it cannot be put into a sandbox.
@@ -153,7 +153,7 @@ class Program(ProgramOutput):
 
 
 def shown_to(command: Sequence[str], cwd: str) -> list[str]:
-    """Return the folders that a program in a sandbox can read beside those of the system.
+    """The folders that a program in a sandbox can read, in addition to the system's.
 
     Raises:
         UserError: for a folder that holds too much, or cannot be read.
@@ -178,7 +178,7 @@ async def _read(stream: asyncio.StreamReader, note: Callable[[bytes], None]) -> 
 def _environment(variables: Mapping[str, str]) -> dict[str, str]:
     """Return the variables of this process and of the program, without those that show our packages to its interpreter.
 
-    Our packages are named agents and envs, as are those of several agent frameworks.
+    Our packages are named agents and envs, like the packages of several agent frameworks.
     """
     kept = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME")}
     return {**kept, **variables}

@@ -24,7 +24,7 @@ class PlayerRecord:
 
     @property
     def silence(self) -> str:
-        """A clause about a player none of whose requests reached the model."""
+        """A clause about a player that sent no request to the model."""
         return "was answered nothing" if self._session.refusals.counts else "asked the model nothing"
 
     def info(self) -> dict[str, Any]:

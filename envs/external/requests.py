@@ -29,7 +29,7 @@ class RequestRefused(Exception):
 
     @property
     def reason(self) -> str:
-        """The name by which refusals are counted: the code, else the parameter without its index, else the status."""
+        """The name of a refusal for counting: the code, else the parameter without its index, else the status."""
         return self.code or (self.param or "").partition("[")[0] or f"HTTP {self.status}"
 
 

@@ -28,7 +28,7 @@ class Rooms:
     files: Path | None
     """A folder of this machine that is copied to FILES in every workspace."""
     factory: EnvFactory | None = None
-    """The environment of the tasks, whose workspaces they are."""
+    """The environment of the tasks, which owns the workspaces."""
     workspaces: Workspaces | None = None
     image: UnpackedImage | None = None
 
@@ -54,7 +54,7 @@ def is_inside(tasks: str, image: str) -> bool:
 
 
 def task_factory(tasks: str, *, data: str, image: str) -> EnvFactory:
-    """Return the environment of the tasks, with those of the options that it has.
+    """The environment of the tasks, with the options that it has.
 
     Raises:
         UserError: there is no such environment, or it does not have an option that is set.

@@ -81,7 +81,7 @@ def _nearest(earlier: Sequence[ProgramConversation], contents: Sequence[Content]
 
 
 def _adds_to_first(history: Sequence[Content], contents: Sequence[Content]) -> bool:
-    """Whether the first message after the system prompt is that of a conversation with more text at its end."""
+    """Whether the first message after the system prompt is a known conversation's, with more text at its end."""
     was, now = (next((item for item in items if item[0] != "system"), None) for items in (history, contents))
     return was is not None and now is not None and _adds_to(was, now)
 
@@ -163,7 +163,7 @@ def _of_tools(was: Sequence[ToolSpec], now: Sequence[ToolSpec]) -> RowBegan | No
 
 
 def _of_messages(history: Sequence[Content], contents: Sequence[Content]) -> RowBegan:
-    """Compare the messages of a request with those of a conversation that has the same system prompt."""
+    """Compare the messages of a request with a conversation that has the same system prompt."""
     same = _common(history, contents)
     old, new = history[same:], contents[same:]
     if not new:

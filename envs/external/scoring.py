@@ -91,8 +91,8 @@ class Scorer:
     """Gives the reward of a program's work.
 
     Args:
-        part: a reward function; it is used where there is one.
-        env: the opened environment of the tasks; it is used where there is no function.
+        part: a reward function; it is used if there is one.
+        env: the opened environment of the tasks; it is used if there is no function.
         reward_range: the least and the largest reward that the program may give itself.
         giver: the name of that reward in the Episode.
     """
@@ -139,7 +139,7 @@ class Scorer:
 async def _score_in(
     factory: EnvFactory, task: Task, answer: str, *, seed: int, limits: EpisodeLimits
 ) -> tuple[float, dict[str, float]]:
-    """Run an episode of the environment whose only action is the answer."""
+    """Run an episode of the environment with the answer as its only action."""
     env = await factory.construct(seconds=limits.step_seconds)
     try:
         await invoke(env.reset, seed=seed, options={"task": task, "limits": limits})

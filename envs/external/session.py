@@ -45,7 +45,7 @@ class PendingRequest:
 
 def _refuse(pending: PendingRequest, refusal: RequestRefused) -> None:
     pending.reply.set_exception(refusal)
-    pending.reply.exception()  # so that asyncio does not report it where no connection waits
+    pending.reply.exception()  # so that asyncio does not report it if no connection waits
 
 
 class Refusals:
@@ -65,7 +65,7 @@ class Refusals:
         return [f"{count} x HTTP {self._first[r].status}: {self._first[r]!s:.300}" for r, count in self.counts.items()]
 
     def __str__(self) -> str:
-        """A clause for the middle of a sentence; empty where nothing was refused."""
+        """A clause for the middle of a sentence; empty if nothing was refused."""
         total = self.counts.total()
         sentences = self.sentences
         more = [f"and for {len(sentences) - SHOWN} reasons more"] * (len(sentences) > SHOWN)
@@ -166,7 +166,7 @@ class ProgramSession:
         """Refuse the requests that wait and all later ones.
 
         Args:
-            why: the message of the refusals. That of the first call stays.
+            why: the message of the refusals. The first call's message stays.
             code: the same as a short name, for programs.
         """
         if why and not self._closed:

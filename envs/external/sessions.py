@@ -32,7 +32,7 @@ from forge_env.utils.deadlines import queued
 
 
 class Sessions(External):
-    """Agents elsewhere, each of which takes an episode, asks its model, and finishes it."""
+    """Agents that run elsewhere. Each takes an episode, asks its model, and finishes it."""
 
     shared: ClassVar = {"setup": "envs.external.sessions:open_served"}
     time_spent_by: TimeSpentBy = "service"
@@ -143,11 +143,11 @@ async def open_served(
             "file.py:function".
         reward_range: the least and the largest reward that an agent may give itself, "0,100" for example.
         token_file: the file that holds the token which agents need; else the variable FORGE_ENV_TOKEN has it.
-        public_url: the URL under which agents reach this server, for example that of a proxy with TLS; else the address
+        public_url: the URL under which agents reach this server, for example a proxy's with TLS; else the address
             that they have called.
         take_seconds: how long an episode waits for an agent that takes it; then it is a fault.
         max_request_bytes: the size limit of a request.
-        auxiliary: rules by which requests are no part of the work, see `envs.external.told.read_rules`.
+        auxiliary: rules that tell which requests are no part of the work, see `envs.external.told.read_rules`.
 
     Raises:
         UserError: for an address where nobody can listen, no token, a reward that is not there, no range, or a rule

@@ -72,20 +72,20 @@ async def open_setup(
     Args:
         command: the program and its arguments, split as a shell does; {prompt} in it is the text of the task's prompt.
         tasks: the environment that the tasks come from, which then scores the program's answer. If it has workspaces,
-            the program runs in that of its task, and what it leaves there is scored.
+            the program runs in the workspace of its task, and what it leaves there is scored.
         reward: a function that scores it, as `forge_env.tool_env.rubric` says; "module:function" or "file.py:function".
         host: the address of this machine where the gateway listens. Any other than 127.0.0.1 opens it to the network
             behind that address, without encryption: a token alone then keeps others out.
         cwd: the folder that the program starts in; this process's own by default.
         on_failure: "fault" when a program that ends with another exit code than 0 has no reward, "score" when its
             answer is scored all the same; the reward that it gives itself is 0 then.
-        sandbox: "namespaces" puts the program where it sees its own files and the gateway only; without, it is trusted.
+        sandbox: with "namespaces" the program sees its own files and the gateway only; without, it is trusted.
         reward_range: the least and the largest reward that the program may give itself, "0,100" for example.
-        data: the file of the tasks; of `tasks` where that is an environment with such an option.
-        image: the image of a workspace that the program runs in, where it reaches the gateway only: host,
+        data: the file of the tasks; of `tasks` if that is an environment with such an option.
+        image: the image of a workspace that the program runs in, which reaches the gateway only: host,
             host:PACKAGES, or what `sandboxes.images.resolve.find_image` finds.
         files: a folder of this machine that is copied to /agent in the workspace.
-        auxiliary: rules by which requests are no part of the work, see `envs.external.told.read_rules`.
+        auxiliary: rules that tell which requests are no part of the work, see `envs.external.told.read_rules`.
 
     Raises:
         UserError: for a command or a reward that is not there, an address that is not this machine's, no range, or a

@@ -57,7 +57,7 @@ def described(task: Task, metadata: Mapping[str, Any], seed: int) -> str:
 
 
 def variables_of(setup: ProgramSetup, session: ProgramSession, folder: PurePath, seed: int) -> dict[str, str]:
-    """Return the environment variables of a program whose files are in a folder."""
+    """The environment variables of a program with its files in a folder."""
     base_url = setup.gateway.base_url
     not_proxied = ",".join(filter(None, [os.environ.get("NO_PROXY"), "127.0.0.1", "localhost", setup.host]))
     return {

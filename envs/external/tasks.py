@@ -1,4 +1,4 @@
-"""The tasks of external: numbers, rows of a file, or those of another environment."""
+"""The tasks of external: numbers, rows of a file, or another environment's tasks."""
 
 from __future__ import annotations
 

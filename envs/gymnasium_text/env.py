@@ -38,12 +38,12 @@ SYSTEM_PROMPT = "You act in an environment, one action per turn. End every answe
 _ESCAPE = re.compile(r"\x1b\[([\d;]*)m")
 _RESET = ("", "0")
 _RESERVED = frozenset({"rewards", "tools", "outcome", "next"})
-"""Names in a step's info that forge_env uses; those of Gymnasium's environments get a prefix."""
+"""Names in a step's info that forge_env uses; the same names of Gymnasium's environments get a prefix."""
 _COLOURS = ("black", "red", "green", "yellow", "blue", "magenta", "cyan", "white")
 
 
 class GymnasiumText(Env):
-    """Base of what `from_gymnasium` returns. One task is one seed of the Gymnasium environment.
+    """Base of the classes of `from_gymnasium`. One task is one seed of the Gymnasium environment.
 
     An action that cannot be read or is not allowed does not change the environment: the next message says what is
     allowed, and the reward of the turn is minus `penalty`.
@@ -51,7 +51,7 @@ class GymnasiumText(Env):
 
     make_gymnasium: ClassVar[Callable[..., gymnasium.Env[Any, Any]]]
     max_steps: ClassVar[int | None] = None
-    """Gymnasium's limit; None where there is none, or where it is known only when the environment is made."""
+    """Gymnasium's limit; None if there is none, or if it is known only when the environment is made."""
     id: ClassVar[str]
     system_prompt: ClassVar[str] = SYSTEM_PROMPT
     describe: ClassVar[str | Callable[[gymnasium.Env[Any, Any]], str]] = ""
@@ -88,14 +88,14 @@ class GymnasiumText(Env):
         return {} if cls.max_steps is None else {"max_turns": cls.max_steps}
 
     def success(self, reward: float) -> bool:
-        """Compare with Gymnasium's `reward_threshold`, scaled as the rewards, where there is one."""
+        """Compare with Gymnasium's `reward_threshold`, scaled as the rewards, if there is one."""
         if self._threshold is None:
             return super().success(reward)
         return reaches(reward, self._threshold * self._scale)
 
     @classmethod
     def tasks(cls, split: str = "train", *, count: int, seed: int = 0) -> Sequence[Task]:
-        """Return one task for each seed of the environment; seeds of "train" are even, those of "test" odd."""
+        """One task for each seed of the environment; seeds of "train" are even, seeds of "test" odd."""
         if split not in ("train", "test"):
             raise UserError(f"there is no split {split!r}; the splits are train and test")
         rng = random.Random(f"{split}/{seed}")

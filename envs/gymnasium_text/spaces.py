@@ -102,7 +102,7 @@ def _last_choice(text: str, first: int, names: Sequence[str]) -> np.int64:
 
 
 def _last_list(text: str, *, is_scalar: bool) -> Any:
-    """Return the last JSON list of a text, or its last number where one number is enough."""
+    """The last JSON list of a text, or its last number if one number is enough."""
     decoder = json.JSONDecoder()
     end = text.rfind("]")
     for start in [match.start() for match in re.finditer(r"\[", text[: end + 1])][-64:]:
@@ -190,5 +190,5 @@ def _characters(space: spaces.Text) -> str:
 
 
 def _bound(values: np.ndarray[Any, Any]) -> str:
-    """One number where all bounds are equal."""
+    """One number if all bounds are equal."""
     return _listed(values.flat[0]) if values.size and (values == values.flat[0]).all() else _listed(values)

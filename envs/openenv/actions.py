@@ -40,7 +40,7 @@ class ActionTool:
         """Return the action of a call.
 
         Raises:
-            ValueError: with what is wrong with the arguments.
+            ValueError: names the mistake in the arguments.
         """
         checked = self.check(arguments)
         return {"type": "call_tool", "tool_name": self.mcp_name, "arguments": checked} if self.is_mcp else checked

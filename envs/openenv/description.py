@@ -41,7 +41,7 @@ def base_url(url: str) -> str:
     """Return the base URL of a server, as http or https.
 
     Raises:
-        UserError: for what is no such URL.
+        UserError: it is no such URL.
     """
     scheme, _, rest = url.partition("://")
     http = f"{scheme.replace('ws', 'http', 1) if scheme in ('ws', 'wss') else scheme}://{rest}".rstrip("/")
@@ -116,7 +116,7 @@ class HttpApi:
         )
 
     def splits(self) -> list[Split]:
-        """Return the splits of the tasks that the server lists; none where it lists no tasks."""
+        """The splits of the tasks that the server lists; none if it lists no tasks."""
         names = self._get("/list_environments", optional=True)
         result: list[Split] = []
         for env in names if isinstance(names, list) else ():

@@ -33,7 +33,7 @@ _OVER = "Error: the episode is over."
 
 
 class OpenEnv(Env):
-    """Base of what `resolve` returns: one session at a server an episode."""
+    """Base of the classes of `resolve`: one session at a server an episode."""
 
     made_of: ClassVar[Sequence[str]] = ("envs.openenv",)
     source: ClassVar[str]
@@ -66,7 +66,7 @@ class OpenEnv(Env):
             split: "train" or "test".
             count: how many.
             seed: which ones, and in which order.
-            tasks: "server" for those that the server lists, "seeds" for a seed each, "auto" for the first where it
+            tasks: "server" for the tasks that the server lists, "seeds" for a seed each, "auto" for the server's if it
                 lists any.
             token_env: the environment variable with the token that the server asks for, if it does.
 

@@ -1,4 +1,4 @@
-"""Environments whose actions are assistant messages and whose observations are messages, as forge-env serve has them.
+"""Environments with assistant messages as actions and messages as observations, as forge-env serve has them.
 
 The conversation comes as it is there, with the tools in OpenAI's form, and the last observation says how the episode
 has ended.
@@ -41,7 +41,7 @@ def messages_of(observed: Observed, url: str) -> tuple[Message, ...]:
 
 
 def tools_of(observed: Observed, known: Sequence[ToolSpec]) -> Sequence[ToolSpec]:
-    """Return the tools, which an observation holds where they have changed."""
+    """The tools, which an observation contains if they have changed."""
     return list(observed.observation.get("tool_specs", known))
 
 
@@ -61,6 +61,6 @@ def info_of(observed: Observed) -> dict[str, Any]:
 
 
 def success_of(observed: Observed) -> bool | None:
-    """Return the environment's verdict on the episode; None where it has not said it."""
+    """The environment's verdict on the episode; None if it has not said it."""
     verdict = observed.metadata.get("success") if observed.done else None
     return verdict if isinstance(verdict, bool) else None

@@ -1,4 +1,4 @@
-"""The OpenEnv server that the episodes of a process use: opens their sessions, and waits where all are taken."""
+"""The OpenEnv server that the episodes of a process use: opens their sessions, and waits if all are taken."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Server:
     """Opens sessions at one server. Belongs to one event loop.
 
     Args:
-        source: its URL, or the image whose container is started, again if it has ended.
+        source: its URL, or the image of a container, which is started, again if it has ended.
         headers: of every request.
         actions: see `envs.openenv.actions.make_actions`.
         port: of the server in a container.

@@ -38,7 +38,7 @@ class Observed:
 
 
 class Session:
-    """A session. `Session.connect` opens one; a session whose request was cancelled can only be closed."""
+    """A session. `Session.connect` opens one; if a request was cancelled, its session can only be closed."""
 
     def __init__(self, url: str, socket: Any) -> None:
         self._url = url
@@ -90,7 +90,7 @@ class Session:
         return self._observed(await self._request("step", action, "observation"))
 
     async def tools(self) -> list[dict[str, Any]] | None:
-        """Return the MCP tools of the environment; None where it has none."""
+        """The MCP tools of the environment; None if it has none."""
         request = {"jsonrpc": "2.0", "id": 1, "method": "tools/list", "params": {}}
         answer = await self._request("mcp", request, "mcp")
         result = answer.get("result")

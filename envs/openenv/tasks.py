@@ -20,7 +20,7 @@ _KINDS = {"train": ("train",), "test": ("test", "validation")}
 
 
 def seed_tasks(name: str, split: str, *, count: int, seed: int) -> list[Task]:
-    """Return one task for each seed; seeds of "train" are even, those of "test" odd."""
+    """One task for each seed; seeds of "train" are even, seeds of "test" odd."""
     rng = random.Random(f"{split}/{seed}")
     seeds: dict[int, None] = {}
     while len(seeds) < count:

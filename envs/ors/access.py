@@ -35,7 +35,7 @@ class Access:
         return {"User-Agent": "forge-env", "Accept-Encoding": "identity", **self.credentials.headers}
 
     def refusal(self, what: str, response: httpx.Response) -> ForgeError:
-        """Return the error of a response whose status is no success."""
+        """The error of a response with a status that is no success."""
         reason = f"{self.url} answered {what} with {response.status_code}: {self.words(_detail(response))}"
         if response.status_code in (401, 403):
             return UserError(

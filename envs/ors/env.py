@@ -1,6 +1,6 @@
 """ors:URL: an environment of a server of the Open Reward Standard; each tool of it is a tool here.
 
-An episode is a session of the server. Its reward is the sum of what the outputs of its tools hold, and it ends with the
+An episode is a session of the server. Its reward is the sum of the rewards in its tools' outputs, and it ends with the
 output that says so.
 """
 
@@ -32,9 +32,9 @@ _NO_ARGUMENTS: Mapping[str, Any] = {"type": "object", "properties": {}}
 
 
 class Ors(Env):
-    """Base of what `resolve` returns.
+    """Base of the classes of `resolve`.
 
-    A turn without a call of a tool goes to the environment's terminal tool where it has one; otherwise it ends the
+    A turn without a call of a tool goes to the environment's terminal tool if it has one; otherwise it ends the
     episode, which keeps what it has earned.
     """
 
@@ -53,7 +53,7 @@ class Ors(Env):
 
         Args:
             api_key_env: the environment variable with the API key; the default may be unset.
-            secrets: names of environment variables whose values the environment gets under the same names.
+            secrets: names of environment variables; the environment gets their values under the same names.
             start_seconds: how long the environment may set itself up.
             call_seconds: time limit of one call of a tool.
             ping_seconds: pause between two pings, which keep the session alive.
@@ -129,7 +129,7 @@ class Ors(Env):
         self._earned, self._is_finished, self._metadata = 0.0, False, []
         session = self._session = Session(self._access, name, **self._seconds)
         await session.open(task.metadata["task_spec"], self._secrets)
-        listed = await session.optional(f"/{name}/task_tools")  # with those of this task
+        listed = await session.optional(f"/{name}/task_tools")  # with this task's own
         if listed is None:
             listed = await session.request("GET", f"/{name}/tools")
         self._read_tools(listed)

@@ -104,7 +104,7 @@ class Session:
             raise refused.error from None
 
     async def call(self, tool: str, arguments: Mapping[str, Any]) -> CallResult:
-        """Call a tool. A call whose connection is lost is resumed by its id; without one it is not repeated.
+        """Call a tool. If its connection is lost, the call is resumed by its id; without an id it is not repeated.
 
         Raises:
             EnvError: when the tool raised.

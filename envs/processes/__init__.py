@@ -1,4 +1,4 @@
-"""Processes that environments start, none of which outlives its owner.
+"""Processes that environments start. None of them outlives its owner.
 
 `guard` runs any program and kills what it leaves. `helper` asks a Python library in a confined process, where `worker`
 runs it.

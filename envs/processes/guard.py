@@ -24,7 +24,7 @@ _WAITED = {signal.SIGTERM, signal.SIGINT, signal.SIGCHLD}
 
 
 def guarded(command: Sequence[str], *, folder: str | os.PathLike[str] = "") -> list[str]:
-    """Return the command line that runs a command under a guard whose owner is this process.
+    """The command line that runs a command under a guard; this process is the guard's owner.
 
     Args:
         folder: removed when this process dies; none when empty.

@@ -34,7 +34,7 @@ class HelperProcess:
     Args:
         library_file: what the process runs, see `envs.processes.worker`.
         name: of the process, in messages.
-        environment: variables beside those of this process.
+        environment: variables in addition to this process's.
         python: the interpreter, of Python 3.11 or newer; by default this process's.
     """
 
@@ -75,7 +75,7 @@ class HelperProcess:
         """Send a request, and return its response; "error" in it is what the library raised.
 
         Args:
-            seconds: for the response, and for the rest of a request whose thread gave up.
+            seconds: for the response, and for the rest of a request if its thread gave up.
 
         Raises:
             UserError: see `check_installed`.
@@ -140,11 +140,11 @@ class HelperProcess:
 
     def _respond(self, request: Mapping[str, object], deadline: float) -> dict[str, Any]:
         if self._process is not None and (self._process.poll() is not None or self._is_sending):
-            self._stop()  # it ended while idle, or holds a part of a request whose thread was interrupted
+            self._stop()  # it ended while idle, or has a part of a request of an interrupted thread
         if self._process is None:
             self._start()
         if self._is_answering:
-            self._read(deadline)  # the response of a request whose thread was interrupted
+            self._read(deadline)  # the response for an interrupted thread
         self._send(request)
         return self._read(deadline)
 

@@ -7,7 +7,7 @@ output. A library file is a Python file with
     open_library(run_forked)    imports what it needs; returns a function from a request to a response, JSON objects
 
 Text of models decides how long a library works and what it does. So the process gives up its rights before it reads any
-such text, and the library handles each text in `run_forked`, whose time and memory the kernel limits. With "try" as a
+such text, and the library handles each text in `run_forked`; the kernel limits its time and memory. With "try" as a
 second argument the script confines itself, prints what that denies, and ends. Standard library only.
 """
 

@@ -1,6 +1,6 @@
 """reasoning_gym:NAME: each dataset of reasoning-gym is an environment of one turn.
 
-The options of an environment are those of its dataset's configuration, and `partial_credit`.
+The options of an environment are the fields of its dataset's configuration, and `partial_credit`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ TEST_SHARE = 5
 """One question in five is held out, chosen by a hash of its text."""
 
 _BLOCK = 50
-"""Entries taken of one dataset seed: those of even index, so that datasets of seeds of the other parity share none."""
+"""Entries taken of one dataset seed: entries of even index, so datasets with seeds of the other parity share none."""
 _MAX_FRUITLESS = 4
 """Consecutive dataset seeds without a new task after which there are no more."""
 _MAX_GOLD = 100_000
@@ -41,7 +41,7 @@ _gold: OrderedDict[str, str] = OrderedDict()
 
 
 class ReasoningGym(Env):
-    """Base of what `resolve` returns. The answer is scored by the dataset itself, from 0 to 1.
+    """Base of the classes of `resolve`. The answer is scored by the dataset itself, from 0 to 1.
 
     An answer that the scorer cannot read scores 0, and partial credit is at most 0.1. An entry is made again from the
     metadata of its task: the name of the dataset, its configuration, its seed and the index. An entry becomes no task
@@ -253,7 +253,7 @@ def _datasets() -> dict[str, list[str]]:
 
 
 def _tasks_of(fields: list[str]) -> Callable[..., list[Task]]:
-    """Return a `tasks` whose keyword arguments are the fields of a configuration."""
+    """A `tasks` with the fields of a configuration as keyword arguments."""
 
     def tasks(cls: type[ReasoningGym], split: str = "train", *, count: int, seed: int = 0, **config: Any) -> list[Task]:
         """Return `count` tasks of a split, under a configuration of the dataset."""

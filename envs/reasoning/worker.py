@@ -102,7 +102,7 @@ class Library:
         return self._entries[key]
 
     def _sound_entries(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Make entries; leave out those whose gold answer does not get full marks, or where a wrong one gets them.
+        """Make entries; leave out an entry if its gold answer does not get full marks, or a wrong answer gets them.
 
         Some entries of reasoning-gym are unsound: an integral that is its own answer, a scorer that compares by bool().
         Wrong answers that got full marks are returned as "paid".
@@ -170,7 +170,7 @@ def _keep(table: OrderedDict[Any, Any], key: Any, value: Any, size: int = _CACHE
 
 
 def _seed_globals(key: str) -> None:
-    """Seed the global generators, from which some datasets draw."""
+    """Seed the global generators, which some datasets draw from."""
     random.seed(key)
     importlib.import_module("numpy").random.seed(random.getrandbits(32))
 
@@ -257,7 +257,7 @@ def _is_probability(answer: str, entry: dict[str, Any]) -> float:
 
 
 def _is_one_number(answer: str, entry: dict[str, Any]) -> float:
-    """Return 1 for a text whose only number is the right one; it may have words and units."""
+    """Return 1 for a text with the right number as its only one; it may have words and units."""
     numbers = re.findall(r"-?(?:\d[\d,]*\.?\d*|\.\d+)", answer)
     if len(numbers) != 1 or re.search(r"\d\s*[-+*/^e]|[-+*/^]\s*\d", answer.replace(numbers[0], "0", 1)):
         return 0.0
@@ -333,7 +333,7 @@ _FORMS = {
     "quantum_lock": re.compile(r"[ABC](?:[^\w]*[ABC])*", re.IGNORECASE),
     "sokoban": re.compile(r"[LRUD](?:[^\w]*[LRUD])*", re.IGNORECASE),
 }
-"""Form of an answer, for datasets whose scorer extracts moves from any text."""
+"""Form of an answer, for datasets with a scorer that extracts moves from any text."""
 _REPLACED_SCORERS: dict[str, Callable[[str, dict[str, Any]], float]] = {
     "coin_flip": _is_probability,
     "countdown": _uses_numbers,

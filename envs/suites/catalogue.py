@@ -74,7 +74,7 @@ SUITES = {
 
 
 def installed(name: str, python: str = "") -> Installed:
-    """Return where a suite is installed: in a given interpreter, in that of this process, or where `install` puts it.
+    """The place of a suite: a given interpreter, this process's, or the one that `install` makes.
 
     Raises:
         UserError: when it is not, with the command that installs it.
@@ -94,7 +94,7 @@ def installed(name: str, python: str = "") -> Installed:
 
 
 def overview() -> list[dict[str, str]]:
-    """Return name, package and interpreter of each suite; the interpreter is "" where it is not installed."""
+    """Name, package and interpreter of each suite; the interpreter is "" if it is not installed."""
     rows = []
     for name, suite in sorted(SUITES.items()):
         try:
@@ -142,7 +142,7 @@ def _python_of(folder: Path) -> Path:
 
 
 def install(name: str) -> Installed:
-    """Make the environment of a suite in the user's cache, with uv where there is one, else with venv and pip.
+    """Make the environment of a suite in the user's cache, with uv if there is one, else with venv and pip.
 
     Raises:
         UserError: for an unknown suite, or when a command fails, with its last words.

@@ -38,5 +38,5 @@ def expert_of(suite: str, messages: Sequence[Message]) -> Message:
 
 
 def prompt_key(messages: Sequence[Mapping[str, Any]]) -> str:
-    """Return a text that is the same for the same messages, without those of the system."""
+    """A text that is the same for the same messages; system messages are left out."""
     return json.dumps([[m["role"], m["content"]] for m in messages if m["role"] != "system"])

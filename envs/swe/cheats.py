@@ -46,7 +46,7 @@ os._exit(0)
 
 
 def named_cheats_of(instance: Instance) -> Mapping[str, Sequence[Message]]:
-    """Return each cheat by what it does, as messages: a script, then the end."""
+    """Each cheat under a name that says what it does, as messages: a script, then the end."""
     tests = " ".join(sorted({shlex.quote(test.partition("::")[0]) for test in instance.fail_to_pass}))
     every = "$(git ls-files '*.py')"
     scripts = {

@@ -34,7 +34,7 @@ _PREPARED = {"snapshot", "base_commit", "workdir", "setup", "memory_mb", "disk_m
 
 
 class Swe(PreparedEnv):
-    """Base of what `resolve` returns: solve a problem in a repository. Reward 1 when the task's tests pass."""
+    """Base of the classes of `resolve`: solve a problem in a repository. Reward 1 when the task's tests pass."""
 
     made_of: ClassVar[Sequence[str]] = ("envs.swe", "sandboxes.images.dockerfile")
     command_seconds = 120.0
@@ -65,7 +65,7 @@ class Swe(PreparedEnv):
 
     @classmethod
     def limits(cls) -> Mapping[str, float]:
-        """An hour to work, and an hour for tests that are run a second time where they give no report."""
+        """An hour to work, and an hour for tests that are run a second time if they give no report."""
         return {"max_turns": 100, "step_seconds": 660.0, "episode_seconds": 3600.0, "scoring_seconds": 7500.0}
 
     @classmethod

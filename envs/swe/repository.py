@@ -1,4 +1,4 @@
-"""Prepares the repository of a task in a workspace: the files at the base commit, and nothing of what came after it.
+"""Prepares the repository of a task in a workspace: the files at the base commit, and nothing that came after it.
 
 The snapshot is untrusted, so that git and tar read it only inside of a workspace. The result has one branch; commits
 that are no ancestors of the base commit, among them the solution, are not in it.
@@ -61,7 +61,7 @@ git reflog expire --expire=now --all
 rm -rf .git/FETCH_HEAD .git/ORIG_HEAD .git/hooks
 git gc -q --prune=now
 """
-# An archive with one folder at its top, as those of code hosts are, is that folder.
+# If an archive has one folder at its top, as archives of code hosts do, this folder is taken.
 _UNPACK = """set -e
 mkdir "$1.d"
 tar -xf "$1" -C "$1.d" --no-same-owner
@@ -143,7 +143,7 @@ async def _check_out(workspace: Workspace, instance: Instance) -> None:
 
 
 def _has_history(folder: Path) -> bool:
-    """Whether a folder is a git repository. Raises UserError for one whose history is elsewhere."""
+    """Whether a folder is a git repository. Raises UserError if its history is elsewhere."""
     if (folder / ".git").is_file():
         raise UserError(f"the history of {folder} is in another folder: name that repository, or a git bundle of it")
     return (folder / ".git").is_dir() or ((folder / "HEAD").is_file() and (folder / "objects").is_dir())

@@ -67,7 +67,7 @@ class Outcome:
 
 
 async def collect_patch(workspace: Workspace, instance: Instance) -> Submission:
-    """Return what has changed in the workspace of an agent whose processes have ended; ignored files are left out."""
+    """The changes in the workspace of an agent after its processes have ended; ignored files are left out."""
     place = "/tmp/.forge-env-patch"
     result = await _git(workspace, instance, ["sh", "-c", _DIFF, "sh", place])
     if not result.ok:

@@ -31,7 +31,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_./-]{0,99}")
 
 
 class TextArena(Env):
-    """Base of what `resolve` returns. One task is one seed of the game.
+    """Base of the classes of `resolve`. One task is one seed of the game.
 
     The reward is the one that the game gives the agent's seat at its end: 1 for a win, -1 for a loss or after too many
     invalid moves, 0 for a draw in most games. `info["textarena"]` has the game's reason.
@@ -90,7 +90,7 @@ class TextArena(Env):
         players: int = 0,
         game_options: str | Mapping[str, Any] = "{}",
     ) -> Sequence[Task]:
-        """Return one task for each seed of the game; seeds of "train" are even, those of "test" odd.
+        """One task for each seed of the game; seeds of "train" are even, seeds of "test" odd.
 
         Raises:
             UserError: for an unknown split or game, a game that cannot be played, and a wrong option.

@@ -43,7 +43,7 @@ def open_library(run_forked: RunForked) -> Callable[[Request], Request]:
     with contextlib.suppress(ImportError):
         import numpy  # noqa: F401  # before its generator is saved for the first time
     with contextlib.suppress(ImportError):
-        # Games try to fetch word lists, for which this process has no network and no place.
+        # Games try to fetch word lists. This process has no network and no place for them.
         nltk: Any = importlib.import_module("nltk")
         nltk.download = lambda *args, **kwargs: False
     return Library(run_forked).answer
@@ -199,7 +199,7 @@ class Game:
         return [move for move in dict.fromkeys(found) if move not in roles]
 
     def _like(self, move: str) -> str:
-        """Return a move of the same form: other numbers, and other letters where they stand alone."""
+        """A move of the same form: other numbers, and other letters if they stand alone."""
         numbers = re.sub(r"\d+", lambda match: str(self._moves.randrange(max(10, 2 * int(match[0][:3])))), move)
         return re.sub(r"(?<![A-Za-z])[A-Ha-h](?![A-Za-z])", self._other_letter, numbers)
 

@@ -1,4 +1,4 @@
-"""Tasks for any functions: call one with these arguments, and answer with what it returns.
+"""Tasks for any functions: call one with these arguments, and answer with its result.
 
 The target is what the tool returned for the arguments when the task was made. So the same call of a tool must always
 give the same result.
@@ -27,8 +27,8 @@ SECONDS = 300.0  # limit for making all tasks
 _PROMPT = "Call {name} with {arguments} and answer with what it returns."
 _QUESTION = re.compile(r"Call (\S+) with (\{.*\}) and answer with what it returns\.", re.DOTALL)
 _MAX_RESULT = 500  # characters of a result that a model is asked to repeat
-_NUM_REPEATED = 3  # tasks of each tool whose call is made twice, to compare the results
-_MAX_FAILURES = 10  # of a tool; more where it has succeeded more often
+_NUM_REPEATED = 3  # tasks of each tool that make the call twice, to compare the results
+_MAX_FAILURES = 10  # of a tool; more if it has succeeded more often
 
 
 def call_tasks(tools: Mapping[str, Tool], split: str, *, count: int, seed: int, level: int) -> list[Task]:

@@ -1,11 +1,11 @@
-"""tool_api: tools over real APIs. By default those of a small shop, whose final state is the score.
+"""tool_api: tools over real APIs. By default the tools of a small shop; the shop's final state is the score.
 
     make("tool_api", level=2)                                        the shop
     make("tool_api", tools=["add"])                                  a registered function: calls of it are the tasks
     make("tool_api", tools=["openapi:https://api.example.com/openapi.json"], data="tasks.jsonl")
     make("tool_api", tools=["mcp:python -m my_server", "file.py:fn"], data="tasks.jsonl", reward="file.py:grade")
 
-The options are those of `envs.tool_api.services.open_services`.
+The options are the arguments of `envs.tool_api.services.open_services`.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ class ToolApi(ToolEnv):
     def state(self) -> float:
         """1 when all of the shop is as it should be at the end.
 
-        Where nothing was to be changed, a tool must have shown the order in question: an agent that never looked at it
+        If nothing was to be changed, a tool must have shown the order in question: an agent that never looked at it
         earns nothing.
         """
         shop = self.services.shop

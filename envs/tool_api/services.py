@@ -68,7 +68,7 @@ class Services:
     """The user's reward, in place of the comparison of the final answer."""
 
     def tools(self, token: str = "") -> dict[str, Tool]:
-        """Return all tools, those of the shop for a session."""
+        """All tools, including the shop's for a session."""
         return {**(self.shop.tools(token) if self.shop else {}), **self.sources.episode_tools()}
 
 
@@ -93,7 +93,7 @@ async def open_services(
     Args:
         tools: "shop", and what `envs.tool_api.sources` says: registered names, functions in files, openapi: and mcp:.
         level: of the shop's tasks; it decides which operations of the shop are tools.
-        operations: of the shop, in place of those of the level; * in a name stands for any text.
+        operations: of the shop, instead of the level's; * in a name stands for any text.
         data: a file of tasks; see `envs.data_tasks.data_tasks`.
         reward: "module:function" or "file.py:function" that scores the tasks of `data`; see
             `forge_env.tool_env.rubric`.

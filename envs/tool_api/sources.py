@@ -4,13 +4,13 @@
     path/to/file.py:fn    package.module:fn           a function, or a class of tools
     openapi:https://api.example.com/openapi.json      every operation of a document, from a URL or a file;
     openapi:shop.yaml#https://shop.example.com        behind #, the base URL of its service: for a document without one,
-                                                      and for a file whose service is sent credentials
+                                                      and for a file with a service that gets credentials
     mcp:python -m my_server                           the tools of an MCP server that is started
     mcp:https://example.com/mcp                       the tools of an MCP server that runs
 
 Credentials are values of environment variables. They are written as HOST/HEADER=VARIABLE, for example
 ``api.example.com/Authorization=Bearer ${API_TOKEN}``. A security scheme of the document may
-replace the header. HOST is that of the service, with its port where that is not the usual one.
+replace the header. HOST is the service's, with its port unless it is the usual one.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ async def open_sources(
         cassette: file of recorded answers; see `envs.tool_api.http.cassette`. MCP servers are not recorded.
         cassette_mode: "auto", "replay" or "record".
         base_url: of the service of the only openapi: source; with several, it stands behind the # of each.
-        taken: names of further tools. A tool whose name is taken, by one of these or of an earlier source, is renamed,
+        taken: names of further tools. If one of these, or of an earlier source, has a tool's name, the tool is renamed,
             see `envs.tool_api.tool_names`.
 
     Raises:
@@ -222,7 +222,7 @@ def _with_base_url(sources: Sequence[str], base_url: str) -> list[str]:
 
 
 def _hosts(url: str) -> list[str]:
-    """Return the ways to write the host of a URL: with its port, and also without it where that is the usual one."""
+    """The ways to write the host of a URL: with its port, and also without it if the port is the usual one."""
     try:
         parts = urlsplit(url)
         host, port = parts.hostname or "", parts.port

@@ -38,9 +38,9 @@ _NEEDED: Mapping[str, Sequence[str]] = {
     "settle": ("get_order", "get_shop", "cancel_order", "refund_order"),
     "buy_if": ("search_products", "restock_product", "find_customer", "create_order"),
 }
-"""Kind of shop task -> the operations with which it can be solved."""
+"""Kind of shop task -> the operations that can solve it."""
 _SHORT = ("cancel", "restock")
-"""The kinds of level 1 whose episodes are short."""
+"""The kinds of level 1 with short episodes."""
 
 
 def make_tasks(

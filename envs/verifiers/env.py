@@ -36,7 +36,7 @@ _STOPPED_BY = {"max_turns": "max_turns", "max_total_tokens": "max_tokens"}
 
 
 class Verifiers(External):
-    """Base of what `resolve` returns: one rollout of verifiers an episode."""
+    """Base of the classes of `resolve`: one rollout of verifiers an episode."""
 
     made_of: ClassVar[Sequence[str]] = ("envs.verifiers", "envs.external")
     time_spent_by: TimeSpentBy = "service"
@@ -107,7 +107,7 @@ class Verifiers(External):
     def limits(  # type: ignore[override]
         cls, *, python: str = "", config: str = "", harness: str = "", runtime: str = ""
     ) -> Mapping[str, float]:
-        """The turns that the environment allows, where it has a limit."""
+        """The turns that the environment allows, if it has a limit."""
         settings = make_settings(cls.id, python=python, config=config, harness=harness, runtime=runtime)
         max_turns = describe(settings, MOST_TASKS)["max_turns"]
         return {} if max_turns is None else {"max_turns": max_turns}

@@ -106,7 +106,7 @@ def describe(settings: Settings, most: int) -> Mapping[str, Any]:
 
 
 def read_line(line: bytes, settings: Settings, stderr: str) -> Mapping[str, Any]:
-    """Parse the line by which the worker begins.
+    """Parse the first line of the worker.
 
     Raises:
         UserError: when the worker refused the settings, or its interpreter has no verifiers.
@@ -130,7 +130,7 @@ def read_line(line: bytes, settings: Settings, stderr: str) -> Mapping[str, Any]
 
 
 def environment() -> dict[str, str]:
-    """The variables of a worker: those of this process, without those that show our packages to its interpreter."""
+    """The variables of a worker: this process's, without the variables that show our packages to its interpreter."""
     own = {"PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "PYTHONSAFEPATH"}
     return {**{name: value for name, value in os.environ.items() if name not in own}, "PYTHONUNBUFFERED": "1"}
 

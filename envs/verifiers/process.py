@@ -112,7 +112,7 @@ class Rollout:
         return self.exit_code
 
     def raise_failure(self) -> None:
-        """Raise the reason of one that has failed: that of the environment, or that of its process."""
+        """Raise the reason of a failure: the environment's, or its process's."""
         if self.result_data.get("died"):
             raise ServiceError(str(self.result_data["failed"]))
         if "failed" in self.result_data:
@@ -122,7 +122,7 @@ class Rollout:
         return how_it_ended(code)
 
     def result(self, last_words: str) -> Result:
-        """Return the model's last message; the reward is that of verifiers, see `Verifiers`."""
+        """The model's last message; the reward comes from verifiers, see `Verifiers`."""
         return Result(answer=last_words)
 
     def facts(self) -> dict[str, Any]:

@@ -105,7 +105,7 @@ def _add_chat_harness() -> None:
 
 
 def _resolved(vf: Any, loaders: Any, settings: dict[str, Any]) -> Any:
-    """Return the environment's configuration: its own, that of the user, and then our defaults."""
+    """The environment's configuration: its own, then the user's, and then our defaults."""
     raw: dict[str, Any] = json.loads(json.dumps(settings["config"]))
     raw["taskset"] = {**raw.get("taskset", {}), "id": settings["id"]}
     fields = loaders.env_config_type(settings["id"], raw.get("id", "")).model_fields
@@ -154,7 +154,7 @@ def _check_harness(vf: Any, config: Any, role: str, settings: dict[str, Any]) ->
 
 
 def _keep_rollouts_in(folder: str | None) -> None:
-    """Let rollouts have their folders where they are removed even if this process is killed."""
+    """Let rollouts have their folders in a place that is cleared even if this process is killed."""
     from verifiers.v1.runtimes import subprocess
 
     if folder and hasattr(subprocess, "CACHE_DIR"):

@@ -72,7 +72,7 @@ class WorkspaceEnv(ToolEnv):
         """Read what the agent made, for `grade`; its processes have ended. Nothing else of the workspace is kept."""
 
     async def grade(self, collected: Any, answer: str) -> tuple[float, Mapping[str, Any]]:
-        """Return the reward of what was collected, and facts for `Episode.info`.
+        """The reward of the collected files, and facts for `Episode.info`.
 
         Open a fresh workspace with `open_fresh`. `collected` is None if the agent opened no workspace.
         """

@@ -28,7 +28,7 @@ class Bases:
     """Prepared images by their keys. From `open_bases`.
 
     Args:
-        most_idle: of the bases that nobody uses, so many are kept, those that were used last.
+        most_idle: number of unused bases that are kept, the last used ones.
     """
 
     def __init__(self, workspaces: Workspaces, *, most_idle: int = MOST_IDLE) -> None:

@@ -125,10 +125,10 @@ for folder in $(find . -maxdepth 3 -name .git); do (
 
 
 def named_cheats(submitted: Sequence[str] = ()) -> Mapping[str, Sequence[Message]]:
-    """Return each cheat by what it does, as messages: the script, then the end.
+    """Each cheat under a name that says what it does, as messages: the script, then the end.
 
     Args:
-        submitted: paths of what the task asks for; absolute, or relative to the folder of the shell.
+        submitted: paths that the task asks for; absolute, or relative to the folder of the shell.
     """
     paths = f"SUBMITTED={shlex.quote(' '.join(submitted))}\n"
     return {name: [call("shell", command=paths + script), say("done")] for name, script in SCRIPTS.items()}

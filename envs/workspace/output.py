@@ -84,7 +84,7 @@ def numbered(text: str, path: str, start: int, count: int) -> str:
 
 
 def matches(text: str, most: int) -> str:
-    """Return lines that match, at most so many, and say what was left out of them.
+    """Lines that match, up to a number, and a note on what was left out of them.
 
     >>> matches("a:1:x\nb:2:y\n", 1)
     'a:1:x\n[more lines match: these are the first 1]'

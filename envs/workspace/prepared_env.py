@@ -1,4 +1,4 @@
-"""PreparedEnv: the environments whose tasks begin from a file system that is prepared once in a process."""
+"""PreparedEnv: environments with tasks that begin from a file system, which is prepared once in a process."""
 
 from __future__ import annotations
 

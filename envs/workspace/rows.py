@@ -24,7 +24,7 @@ class Row(BaseModel):
     verifier: str = Field(min_length=1)
     """A command line of /bin/sh; exit code 0 is a reward of 1, any other 0. Its standard input is the final answer."""
     image: str = ""
-    """As `sandboxes.images.resolve.find_image` takes it; by default that of the option `image`."""
+    """In the form of `sandboxes.images.resolve.find_image`; by default the option `image`."""
     workdir: str = "/workspace"
     files: dict[str, str] = Field(default_factory=dict)
     """Path -> text, there from the beginning."""

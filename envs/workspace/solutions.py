@@ -1,6 +1,7 @@
-"""The solutions of tasks whose expert cannot find them by the conversation: `reset` notes them, `expert` plays them.
+"""Solutions of tasks that an expert cannot find by the conversation: `reset` notes them, `expert` plays them.
 
-An expert is given the conversation only. It plays in the process of its environment, whose `reset` has seen the task.
+An expert is given the conversation only. It plays in the process of its environment, and `reset` has seen the task
+there.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from forge_env.core.errors import UserError
 from forge_env.core.types import Message, Task
 
 _MOST = 4096
-"""Questions whose solutions are kept."""
+"""Number of questions with a kept solution."""
 _SOLUTIONS: OrderedDict[str, dict[str, Sequence[Message]]] = OrderedDict()
 """By the question, and by the task: several tasks may ask the same."""
 

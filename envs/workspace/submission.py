@@ -40,7 +40,7 @@ class Copies:
 
 
 async def copy_out(workspace: Workspace, wanted: Sequence[Wanted], *, skip: bool = False) -> Copies:
-    """Copy files and folders out of a workspace whose processes have ended; what is not there is left out.
+    """Copy files and folders out of a workspace after its processes have ended; what is not there is left out.
 
     Args:
         skip: leave out links and special files; otherwise they are a problem.
@@ -99,7 +99,7 @@ async def put_texts(workspace: Workspace, files: Mapping[str, str], *, user: str
 
 
 async def copy_in(workspace: Workspace, copies: Copies) -> None:
-    """Put copies where they were, in another workspace; other files there stay."""
+    """Put copies back to their places, in another workspace; other files there stay."""
     for path, copy in copies.by_path.items():
         if copy.is_dir():
             await workspace.put_tree(copy, path)

@@ -6,7 +6,7 @@ Example::
     for row in report.rows:
         print(row.name, row.ok, row.detail)
 
-Of an environment whose tasks are files of others, `run_audit` audits the tasks.
+If the tasks of an environment are files of others, `run_audit` audits the tasks.
 """
 
 from forge_env.check.audit import run_audit

@@ -19,7 +19,7 @@ class TaskReport:
     paid: tuple[str, ...]
     """The cheats that earned more than an empty answer."""
     needs_network: bool | None
-    """Whether the verifier needs a network; None where that cannot be told."""
+    """Whether the verifier needs a network; None if this cannot be told."""
     is_deterministic: bool
     """Whether two runs gave the solution the same reward, and an empty answer as well."""
     verifier_seconds: float

@@ -13,11 +13,11 @@ from forge_env.evaluation.evaluate import is_success
 
 CONSTANTS = ("0", "1", "-1", "nan", "inf", "true", "false", "yes", "no", "None", "A", "[]", "{}", "()", "E/E", "?")
 MAX_MEAN_REWARD = 0.5
-"""A constant whose mean reward reaches this fails the check, even if it never succeeds."""
+"""A constant with this mean reward or more fails the check, even if it never succeeds."""
 
 
 async def constant_answers(context: CheckContext) -> str:
-    """No constant succeeds on a task whose answer it is not, nor has a high mean reward on such tasks."""
+    """No constant succeeds on a task that has another answer, nor has a high mean reward on such tasks."""
     for constant in CONSTANTS:
         rewards = []
         for task in context.tasks:

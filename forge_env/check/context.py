@@ -1,4 +1,4 @@
-"""What every check is given, and the two exceptions by which a check reports that it failed or does not apply."""
+"""The input of every check, and the two exceptions with which a check reports that it failed or does not apply."""
 
 from __future__ import annotations
 

@@ -73,7 +73,8 @@ async def call_env(part: str, function: Callable[..., Any], *args: Any, **kwargs
 
 
 async def _within_step_limit(part: str, call: Coroutine[Any, Any, T]) -> T:
-    """Await a call in this very task, as the rollout loop does: some libraries close only where they were opened."""
+    """Await a call in this very task, as the rollout loop does: some libraries must close in the task that opened
+    them."""
     try:
         async with asyncio.timeout(LIMITS.step_seconds):
             return await call

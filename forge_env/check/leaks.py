@@ -60,7 +60,7 @@ async def _play_round(context: CheckContext) -> None:
 
 
 class FailingAgent:
-    """An agent whose policy fails after one turn: for the environment, the episode just ends."""
+    """An agent with a policy that fails after one turn: for the environment, the episode just ends."""
 
     async def act(self, conversation: Conversation, tools: Sequence[ToolSpec]) -> tuple[Turn, Action]:
         if conversation.turns:

@@ -19,7 +19,7 @@ class CheckRow:
     ok: bool | None
     """None when it was skipped or not finished; `detail` gives the reason."""
     detail: str
-    """One sentence; for a failure, with what to change."""
+    """One sentence; for a failure, with the remedy."""
     seconds: float = 0.0
     unfinished: bool = False
     """Whether the budget ended it, or a check that it needs, before it had a result; `ok` is None then."""

@@ -34,7 +34,7 @@ class Resources:
         """Take a snapshot.
 
         Args:
-            folder: where this process keeps temporary files. Its path, in the environment of other processes, tells
+            folder: this process's folder for temporary files. Its path, in the environment of other processes, tells
                 which of them this process has started.
         """
         gc.collect()  # an object without references is no leak, even if it has not been collected yet

@@ -1,4 +1,4 @@
-"""Checks the shape of what `reset` and `step` return, and of tool specs.
+"""Checks the shape of the results of `reset` and `step`, and of tool specs.
 
 Each function returns one sentence about the first problem, or "".
 """

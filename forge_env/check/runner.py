@@ -1,4 +1,4 @@
-"""Runs the checks in order, each with a share of the time budget; a check whose requirement failed is skipped."""
+"""Runs the checks in order, each with a share of the time budget; a check is skipped if its requirement failed."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Check:
     needs: str = CONTRACT
     """A check that must pass; otherwise this one is skipped."""
     uses: str = ""
-    """A check whose results make this one stricter, whether it passes or not."""
+    """A check with results that make this one stricter, whether it passes or not."""
 
 
 # The latencies are measured early, before other checks can disturb them.
@@ -92,7 +92,7 @@ async def run_checks(
         seed: of the tasks and the episodes.
         tasks: maximum number of tasks to check.
         only: names of the checks to run, with those that they need; all by default.
-        seconds: time budget. Each check has a share of what remains; one that exceeds it is reported as not checked.
+        seconds: time budget. Each check has a share of the rest; a check that exceeds it is reported as not checked.
         progress: called with the name of each check as it begins.
         on_episode: called after each episode with the number of episodes so far.
 
@@ -237,7 +237,7 @@ class _Runner:
 async def _catch_exits(work: Coroutine[Any, Any, T]) -> T:
     """Await a check; turn SystemExit and the like into an Exception.
 
-    This happens in the task where it is raised, because asyncio would let it end the whole command.
+    This happens in the task that raises it, because asyncio would let it end the full command.
     """
     try:
         return await work

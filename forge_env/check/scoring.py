@@ -109,7 +109,8 @@ async def gold(context: CheckContext) -> str:
 
 
 async def _refusal(context: CheckContext, task: Task) -> str:
-    """Return why the expert solves no such tasks: it raises a UserError for those of a user's file, for example."""
+    """The reason why the expert solves no such tasks: for example, it raises a UserError for the tasks of a user's
+    file."""
     assert context.expert is not None
     conversation = Conversation(request_id="check", seed=context.seed, observation=task.prompt)
     try:

@@ -67,7 +67,7 @@ def describe_target(
         name: `name`, or the default name of the target.
         kind: "env" or "tools".
         description: the first line of its docstring.
-        file, line: where it is defined.
+        file, line: the place of its definition.
         tools: name, description, parameters (JSON schema) and options of each tool.
         options: of an environment: name, type and default of each.
         notes: what the model is not told of the tools.

@@ -177,7 +177,7 @@ def _prices(prompt: float | None, completion: float | None) -> Prices | None:
 
 
 def _limits(agent: str, env: str, options: dict[str, Any], given: dict[str, Any]) -> EpisodeLimits:
-    """Return the usual limits of an agent in an environment, overridden by those of the command line."""
+    """The usual limits of an agent in an environment; limits of the command line come first."""
     from forge_env.evaluation.plan import limits_of
     from forge_env.rollout.factory import make
 

@@ -31,7 +31,7 @@ def info(
     import_timeout: Annotated[float, typer.Option(help="Time limit of the import, in seconds.")] = 60.0,
     as_json: Json = False,
 ) -> None:
-    """Show what a name stands for: its tools, its options, and where it is defined."""
+    """Show what a name stands for: its tools, its options, and the place of its definition."""
     from forge_env.cli.describe_in_child import describe_in_child
     from forge_env.registry.registry import find, resolve
 

@@ -30,7 +30,7 @@ def replay(
     keep_going: Annotated[bool, typer.Option("--keep-going", help="Take all turns, even after a difference.")] = False,
     as_json: Json = False,
 ) -> int:
-    """Run a recorded episode again with the recorded turns, and show where it differs.
+    """Run a recorded episode again with the recorded turns, and show the first difference.
 
     Exits with 0 when it is the same, and with 1 when it is not.
     """

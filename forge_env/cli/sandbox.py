@@ -143,7 +143,7 @@ def _read_files(paths: list[str]) -> dict[str, bytes]:
 
 
 def size_in_bytes(text: str, option: str) -> int:
-    """Read a size such as 256M. Raises UserError for what is none, and for less than 16M."""
+    """Read a size such as 256M. Raises UserError if it is none, or less than 16M."""
     match = re.fullmatch(r"(\d+)([KMG]?)(?:i?B)?", text.strip(), re.IGNORECASE)
     size = int(match[1]) * _UNITS[match[2].upper()] if match else 0
     if size < 2**24:

@@ -31,8 +31,8 @@ def shell(
 ) -> int:
     """Open a workspace from an image, with the shell that an agent has: commands in, output as it comes.
 
-    A command gets no standard input and no terminal. Ctrl-C ends the command, `exit` or Ctrl-D the workspace. What is
-    piped in runs as one script. The exit code is that of the last command.
+    A command gets no standard input and no terminal. Ctrl-C ends the command, `exit` or Ctrl-D the workspace. Piped
+    input runs as one script. The exit code is the last command's.
     """
     from forge_env.utils.targets import load
 

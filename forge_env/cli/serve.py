@@ -25,8 +25,8 @@ SERVERS = {
     "openenv": "forge_env.serve.openenv:serve_openenv",
     "mcp": "forge_env.serve.mcp:serve_mcp",
 }
-"""Protocol -> "module:function", a coroutine function of (environment, options, settings, announce); all but that of
-http also take `PlayOptions`, since their clients play episodes that run here."""
+"""Protocol -> "module:function", a coroutine function of (environment, options, settings, announce). All but http's
+also take `PlayOptions`, since their clients play episodes that run here."""
 
 _TOKEN = "Token that every request needs; else FORGE_ENV_TOKEN, or one that is made and printed."
 _LIMIT = "With --agent, openenv or mcp: limit of an episode, such as max_turns=16; may be repeated."
@@ -148,7 +148,7 @@ def _serve_run(
 def _play_options(
     protocol: str, split: str, tasks: int, seed: int, limit: Sequence[str], out: Path | None
 ) -> PlayOptions | None:
-    """Return what the episodes of clients need; None for http, whose clients play them at their side."""
+    """The needs of the clients' episodes; None for http, because its clients play them at their side."""
     from forge_env.cli.serve_agent import parse_limits
     from forge_env.serve.desk import PlayOptions
 

@@ -1,4 +1,4 @@
-"""`forge-env serve --agent`: a model's API for agents elsewhere, whose sessions are recorded."""
+"""`forge-env serve --agent`: a model's API for agents elsewhere. Their sessions are recorded."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def parse_limits(texts: Sequence[str], *, for_env: bool = False) -> dict[str, An
 
     Args:
         texts: the pairs.
-        for_env: whether an environment is served, whose steps have a limit of their own.
+        for_env: whether an environment is served; its steps have a limit of their own.
 
     Raises:
         UserError: for an unknown limit, or a value that is no such number.

@@ -52,7 +52,7 @@ class Data:
     """None for a dataset of the hub."""
     split: str
     is_divided: bool
-    """Whether the rows are those of the split already; else they are those of all splits."""
+    """Whether the rows are the split's already; otherwise they are the rows of all splits."""
     streaming: bool = False
     exact: bool = False
 
@@ -111,7 +111,7 @@ def find_file(source: str, split: str = "train") -> Path | None:
 
 
 def shuffled(items: Iterable[T], rng: random.Random, *, buffer: int) -> Iterator[T]:
-    """Yield the items in a random order, of which at most `buffer` are held at once."""
+    """Yield the items in a random order; at most `buffer` of them are held at once."""
     held: list[T] = []
     for item in items:
         if len(held) < buffer:

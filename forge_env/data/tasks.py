@@ -23,7 +23,7 @@ class RowCount:
     tasks: Mapping[str, int] = field(default_factory=dict)
     """Tasks by split, as far as they were read."""
     is_complete: bool = True
-    """False for a stream, of which no more was read than was needed."""
+    """False for a stream that was read only as far as needed."""
 
     def __str__(self) -> str:
         rows = f"{self.rows:,} row{'s' * (self.rows != 1)}" + (" read" if not self.is_complete else "")

@@ -58,7 +58,7 @@ def read_json(path: Path, *, exact: bool = False) -> Iterator[Row]:
 
 
 def read_csv(path: Path, *, exact: bool = False) -> Iterator[Row]:
-    """Yield the rows of a CSV file, whose first line names the columns. Every cell is text.
+    """Yield the rows of a CSV file. Its first line names the columns. Every cell is text.
 
     Raises:
         UserError: the file cannot be read, is no text in UTF-8, or names a column twice.
@@ -143,7 +143,7 @@ def _decoder(exact: bool) -> json.JSONDecoder:
 
 
 def _object(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-    """An object, each of whose names is there once: of two values none is known to be the one that is meant."""
+    """An object with each name once: if a name has two values, nobody knows which one is meant."""
     found = dict(pairs)
     if len(found) < len(pairs):
         names = [name for name, _ in pairs]
@@ -153,7 +153,7 @@ def _object(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _entries(text: str, at: int, path: Path, exact: bool) -> Iterator[Row]:
-    """Yield the entries of a JSON list whose first one begins at a position."""
+    """Yield the entries of a JSON list; its first entry begins at a position."""
     decoder, plain = _decoder(exact), json.JSONDecoder()
     number, at = 0, _after_space(text, at)
     if text.startswith("]", at):

@@ -33,11 +33,11 @@ class Comparison:
     paired: Paired
     """Statistics of the second run minus the first."""
     p_value: float
-    """That of `paired`; of a kind of task it is corrected for the number of kinds (Holm)."""
+    """The p-value of `paired`; for a kind of task it is corrected for the number of kinds (Holm)."""
     unpaired: tuple[int, int]
     """Number of episodes of each run that the other one lacks."""
     other_seeds: int
-    """Number of pairs with different seeds, whose difference is partly random."""
+    """Number of pairs with different seeds; their difference is partly random."""
     envs: tuple[str, str]
     """Name of the environment of each run."""
     kind: str = ""

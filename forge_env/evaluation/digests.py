@@ -29,7 +29,7 @@ ENDPOINT_NOT_COVERED = "what the endpoint serves under the model's name"
 
 
 def depends_on(agent: str, factory: EnvFactory, tasks: Sequence[Task], *, adapter: str = "") -> dict[str, Any]:
-    """Return the digests of what an evaluation measures, by part, and a list of what they do not cover.
+    """The digests of everything that an evaluation depends on, by part, and a list of what they do not cover.
 
     Args:
         agent: name of the agent, as on the command line.
@@ -78,7 +78,7 @@ def environment_digests(factory: EnvFactory) -> dict[str, str]:
 
 
 def changed(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """Return the parts that have changed, each with the names of what has changed in it.
+    """The parts that have changed, each with the names of its changed entries.
 
     >>> changed({"agent": {"a.py": "1", "b.py": "2"}}, {"agent": {"a.py": "1", "b.py": "3"}})
     ['the agent (b.py)']
@@ -101,7 +101,7 @@ def _listed(names: Sequence[str], limit: int = 3) -> str:
 
 
 def _modules(env_class: type[Env]) -> Iterator[str]:
-    """Yield the modules of a class, of its bases, of its shared resources, and those of `made_of`."""
+    """Yield the modules of a class, of its bases, of its shared resources, and the modules in `made_of`."""
     yield from (base.__module__ for base in env_class.__mro__ if base is not object)
     yield from (split_target(target)[0] for target in env_class.shared.values())
     yield from env_class.made_of

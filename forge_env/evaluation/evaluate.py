@@ -119,7 +119,7 @@ class Evaluation:
         return self._share(pass_hat_k, k)
 
     def change_since(self, before: Evaluation) -> Paired | None:
-        """Compare the success with that of an earlier evaluation, on the tasks that both have; None without any."""
+        """Compare the success with an earlier evaluation, on the tasks that both have; None without any."""
         tasks = [task for task in before.by_task if task in self.by_task]
         if not tasks:
             return None

@@ -1,6 +1,6 @@
 """The folder of an offline evaluation. A run can be killed at any point and resumed.
 
-    plan.json        the settings, and digests of what they name; written before the first episode
+    plan.json        the settings, and digests of the files that they name; written before the first episode
     episodes.jsonl   one Episode per line, in the order of their ends: those with a reward, and TIMEOUTs
     faults.jsonl     the episodes that ended by a fault: {"class": ..., "error": ..., "episode": {...}}
     eval.json        settings and figures, written when all attempts have been made
@@ -175,7 +175,7 @@ class EvalFolder:
 def extended_from(path: Path, tasks: int) -> list[int]:
     """Return the numbers of tasks that earlier commands had, each with fewer than the next, if a folder has results.
 
-    The last one is that of the folder's plan, where it is below `tasks`.
+    The last one is in the folder's plan, if it is below `tasks`.
 
     Raises:
         UserError: when the plan cannot be read.

@@ -27,7 +27,7 @@ SIGNIFICANT = 0.05
 """A change of success with a lower p-value is more than chance."""
 
 NOT_SHOWN = "no change shown"
-"""The verdict on a kind whose change may be chance: more tasks may show one."""
+"""The verdict on a kind with a change that may be chance: more tasks may show one."""
 
 _FIGURES = ("success", "success_low", "success_high", "reward", "episodes")
 
@@ -39,7 +39,7 @@ class Kinds:
     names: tuple[str, ...] = ()
     """Sorted; empty if no task has a kind."""
     left_out: int = 0
-    """Number of further kinds: their figures are those of `OTHER_KINDS`, all together."""
+    """Number of further kinds: `OTHER_KINDS` has their figures, all together."""
 
     @classmethod
     def of(cls, tasks: Iterable[Task]) -> Kinds:
@@ -116,7 +116,8 @@ class KindChange:
     before: Evaluation
     after: Evaluation
     p_value: float | None = None
-    """Of the change on the same tasks, corrected for the number of kinds (Holm); None is that of this kind alone."""
+    """Of the change on the same tasks, corrected for the number of kinds (Holm); None is the p-value of this kind
+    alone."""
 
     @cached_property
     def paired(self) -> Paired | None:

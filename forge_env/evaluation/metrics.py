@@ -62,7 +62,7 @@ def tool_figures(episodes: Iterable[Episode]) -> dict[str, ToolFigures]:
 
 
 def faulted_tool(episode: Episode) -> str:
-    """Return the tool whose call ended an episode by a fault; "" if none did."""
+    """The tool that ended an episode with a fault of its call; "" if none did."""
     if episode.outcome not in (Outcome.ENV_FAULT, Outcome.INFRA_FAULT):
         return ""
     match = _TOOL_FAULT.match(episode.error)
@@ -136,9 +136,9 @@ def row_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
     """Return figures of rows, as flat metrics.
 
     rollout/rows_per_episode is the mean number of rows; rollout/repeated_tokens the share of the tokens of all rows
-    that repeats the beginning of an earlier row, and so is computed again; rollout/row_began/KIND, where there are any,
-    the mean number of rows that began for that reason; rollout/constrained_tokens, where there are any, the share of
-    the tokens that were written under a grammar. Auxiliary turns do not count for these, and where there are any
+    that repeats the beginning of an earlier row, and so is computed again; rollout/row_began/KIND, if there are any,
+    the mean number of rows that began for that reason; rollout/constrained_tokens, if there are any, the share of the
+    tokens that were written under a grammar. Auxiliary turns do not count for these. If there are any,
     rollout/auxiliary_turns is the mean number of them.
     """
     turns = [turn for episode in episodes for turn in episode.work if turn.kind != "text"]

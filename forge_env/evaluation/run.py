@@ -65,7 +65,44 @@ async def run_evaluation(
     earlier = extended_from(path, plan.tasks)
     tasks = draw_tasks(factory, plan, earlier, at_most=at_most)
     attempts = all_attempts(tasks, plan.n)
-    settings = AgentSettings(
+    settings = _agent_settings(plan, concurrency, requests_per_minute, api_key_env)
+    whole = plan.to_dict(factory, tasks, earlier)
+    extends = before_extension(whole, tasks[: earlier[-1]]) if earlier else None
+    with EvalFolder(path, whole, extends) as folder:
+        progress(len(attempts), None)
+        recorded = {Attempt.of(episode): episode for episode in folder.episodes()}
+        for episode in recorded.values():
+            progress(len(attempts), episode)
+        missing = {attempt: task for attempt, task in attempts.items() if attempt not in recorded}
+
+        def ended(episode: Episode) -> None:
+            if spans is not None:
+                spans.add(episode)
+            progress(len(attempts), episode)
+
+        if missing:
+            async with factory, open_agent(plan.agent, settings) as agent:
+                folder.begin()
+                if found := await _rendered_otherwise(plan, factory, agent, tasks[0], like):
+                    warn(found)
+                await _AttemptRunner(plan, factory, agent, folder, ended).run_all(missing, concurrency)
+        folder.begin()
+        result = summarise(plan, attempts, folder.episodes(), folder.faults(), prices)
+        folder.finish({**folder.plan, **result})
+    return {
+        **result,
+        "episodes_run": len(missing),
+        "episodes_read": len(recorded),
+        "dropped_faults": folder.dropped_faults,
+        **({"extended_from": earlier} if earlier else {}),
+        **({"rows": str(tasks.rows)} if isinstance(tasks, DataTasks) and tasks.rows.left_out.total else {}),
+    }
+
+
+def _agent_settings(
+    plan: EvalPlan, concurrency: int, requests_per_minute: float | None, api_key_env: str
+) -> AgentSettings:
+    return AgentSettings(
         env=plan.env,
         temperature=plan.temperature,
         top_p=plan.top_p,
@@ -80,42 +117,14 @@ async def run_evaluation(
         idle_seconds=plan.idle_seconds,
         seed=plan.seed,
     )
-    episodes_run = 0
-    whole = plan.to_dict(factory, tasks, earlier)
-    extends = before_extension(whole, tasks[: earlier[-1]]) if earlier else None
-    with EvalFolder(path, whole, extends) as folder:
-        progress(len(attempts), None)
-        recorded = {Attempt.of(episode): episode for episode in folder.episodes()}
-        for episode in recorded.values():
-            progress(len(attempts), episode)
-        missing = {attempt: task for attempt, task in attempts.items() if attempt not in recorded}
-        if missing:
-            async with factory, open_agent(plan.agent, settings) as agent:
-                folder.begin()
-                if split_agent(plan.agent)[0] == "openai":
-                    found = await load(COMPARE)(agent, tasks[0].prompt, factory.make().tools, like=like)
-                    if found:
-                        warn(found)
 
-                def ended(episode: Episode) -> None:
-                    if spans is not None:
-                        spans.add(episode)
-                    progress(len(attempts), episode)
 
-                runner = _AttemptRunner(plan, factory, agent, folder, ended)
-                await runner.run_all(missing, concurrency)
-            episodes_run = len(missing)
-        folder.begin()
-        result = summarise(plan, attempts, folder.episodes(), folder.faults(), prices)
-        folder.finish({**folder.plan, **result})
-    return {
-        **result,
-        "episodes_run": episodes_run,
-        "episodes_read": len(recorded),
-        "dropped_faults": folder.dropped_faults,
-        **({"extended_from": earlier} if earlier else {}),
-        **({"rows": str(tasks.rows)} if isinstance(tasks, DataTasks) and tasks.rows.left_out.total else {}),
-    }
+async def _rendered_otherwise(plan: EvalPlan, factory: EnvFactory, agent: Agent, task: Task, like: str) -> str:
+    """How an endpoint renders a prompt otherwise than the training run did; "" if it does not, or is no endpoint."""
+    if split_agent(plan.agent)[0] != "openai":
+        return ""
+    found: str = await load(COMPARE)(agent, task.prompt, factory.make().tools, like=like)
+    return found
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -187,7 +187,7 @@ def _tools(episodes: Sequence[Episode], faulted: Sequence[Episode]) -> dict[str,
 
 
 def _warnings(tools: Mapping[str, Any]) -> list[str]:
-    """Return warnings about tools that never worked, and tools whose faults have removed episodes from the score."""
+    """Warnings about tools that never worked, and about tools with faults that have removed episodes from the score."""
     warnings: list[str] = []
     for name, tool in tools.items():
         calls = tool["calls"] + tool["faults"]

@@ -5,7 +5,7 @@ that no engine returns, rewards that do not add up, duplicate ids, calls without
 engine reported, and, if the model is available, whether a turn's tokens decode to its message.
 
 The record says what a turn is. The message of a sampled turn was read from its tokens, so it is exactly what they
-decode to. That of a demonstration (kind "tokens") is what an expert returned, and its tokens were written from it: its
+decode to. The message of a demonstration (kind "tokens") comes from an expert, and its tokens were written from it: its
 calls may have no ids, and arguments that are objects. What was called is in the turn's `tool_calls`. Another program
 gives ids and spaces of its own to the calls of a sampled turn, so an imported one is compared like a demonstration.
 """
@@ -36,7 +36,7 @@ OF_ENGINES = frozenset({"before", "train", "evaluation", "after", "tool_off"})
 
 @dataclass(slots=True, kw_only=True)
 class Audit:
-    """Counts of what was checked, and the problems."""
+    """Counts of the checks, and the problems."""
 
     episodes: int = 0
     turns: int = 0

@@ -80,7 +80,7 @@ async def replay(recorded: Episode, settings: RunSettings, *, keep_going: bool =
 
     Args:
         recorded: the episode.
-        settings: of its run; if they name no environment, that of the episode is used.
+        settings: of its run; if they name no environment, the episode's is used.
         keep_going: take all turns, even after an observation differs.
 
     Raises:
@@ -125,7 +125,7 @@ class Replayer:
     """An agent that takes the turns of a recorded episode.
 
     Tokens, logprobs and digests stay as recorded. An environment may have several conversations with the model; the
-    record holds the turns of one conversation after those of another, whatever their order in time. Each conversation
+    record holds the turns of one conversation after another's, whatever their order in time. Each conversation
     continues after its last turn, and a new one begins with the first turn whose observation fits. Without
     `keep_going` it stops at the first observation that differs.
     """
@@ -145,9 +145,9 @@ class Replayer:
         """Take the next recorded turn.
 
         Raises:
-            ContextFull: where the recorded prompt left no room, and after the last turn of a truncated episode.
-            TurnRefused: where the environment asks for another form of answer than that of the recorded turn.
-            PolicyError: where there is no turn to take.
+            ContextFull: the recorded prompt left no room, or it is after the last turn of a truncated episode.
+            TurnRefused: the environment asks for another form of answer than the recorded turn has.
+            PolicyError: there is no turn to take.
         """
         number = self._next(conversation)
         if self._was_full(conversation, number):

@@ -38,7 +38,7 @@ class Rescored:
 
 
 def load_reward(target: str) -> RewardPart:
-    """Import a reward function, or a class whose instances are reward functions.
+    """Import a reward function, or a class of reward functions.
 
     Raises:
         UserError: when it cannot be imported, or does not take the arguments of `forge_env.tool_env.rubric`.
@@ -62,7 +62,7 @@ def has_answer(episode: Episode) -> bool:
 async def rescore(episodes: Iterable[Episode], part: RewardPart, *, seconds: float = 120.0) -> AsyncIterator[Rescored]:
     """Score episodes again, in order; `seconds` is the time limit of one.
 
-    The reward of the last turn changes with that of the episode, so that the turns still add up.
+    The reward of the last turn changes with the episode's, so that the turns still add up.
     """
     remaining = iter(episodes)
     while batch := list(islice(remaining, BATCH_SIZE)):

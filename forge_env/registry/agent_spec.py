@@ -43,7 +43,7 @@ class AgentSettings:
     """Whether a model thinks before it answers: "off", "on" or "template". None is off of a local model; an endpoint is
     then not asked for either."""
     adapter: str = ""
-    """A folder in PEFT's format, whose adapter a local model computes with; "" is none."""
+    """The folder in PEFT's format of an adapter for a local model; "" is none."""
     max_tokens: int = 4096
     """Context length: tokens of a row, prompt and answers together."""
     concurrency: int = 16

@@ -62,7 +62,7 @@ FAMILIES: dict[str, str] = {
     "textarena": "envs.textarena.env:resolve",
     "verifiers": "envs.verifiers.env:resolve",
 }
-"""Prefixes of names such as "gymnasium:FrozenLake-v1": a function makes the class from what follows the colon."""
+"""Prefixes of names such as "gymnasium:FrozenLake-v1": a function makes the class from the text after the colon."""
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,63}")
 _KINDS: dict[Kind | None, str] = {
@@ -252,7 +252,7 @@ def check_registered(name: str, recorded: object) -> None:
         recorded: its `registration` when the run began, as the run's folder has it.
 
     Raises:
-        UserError: for an unknown name, with the place where it was registered.
+        UserError: the name is unknown; names the place of its registration.
     """
     if not isinstance(recorded, Mapping) or not {"target", "file"} <= recorded.keys():
         return

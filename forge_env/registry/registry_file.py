@@ -55,7 +55,7 @@ class Entry:
     file: Path | None = None
     """The registry file that holds it, if any."""
     folder: Path | None = None
-    """The project's folder, from which modules can be imported, if any."""
+    """The project's folder, for imports of its modules, if there is one."""
 
 
 class RegistryFile:

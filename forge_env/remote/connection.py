@@ -28,7 +28,7 @@ _VERSION = wire.HEADER.encode()
 
 
 class Connections:
-    """The connections of one event loop; those of sessions that have ended serve the next ones.
+    """The connections of one event loop; connections of ended sessions serve the next ones.
 
     Args:
         retry_seconds: how long a call is tried again after its connection was lost, before the server is.

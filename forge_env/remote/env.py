@@ -1,7 +1,7 @@
 """`forge_env.make("http://host:port")`: an environment that a server runs, on the contract of every environment.
 
-The time that a call takes is measured where it runs, and spent from the limits of the episode here. The way there and
-back is not: no limit of the episode runs while a connection is waited for, which has limits of its own.
+The duration of a call is measured at the server, and spent from the limits of the episode here. The way there and back
+is not: no limit of the episode runs during the wait for a connection, which has limits of its own.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def _cheats_of(server: ServerAddress) -> Any:
 
 
 class RemoteEnv(Env):
-    """Base of what `remote_class` returns; one instance is one session at a time."""
+    """Base of the classes of `remote_class`; one instance is one session at a time."""
 
     shared: ClassVar = {"connections": "forge_env.remote.connection:open_connections"}
     server: ClassVar[ServerAddress]

@@ -11,7 +11,7 @@ from forge_env.report.svg_chart import Chart, Dot, Line, running_mean
 
 STEP = "optimizer step"
 ONLY_IF_CHANGING = ("learning_rate", "kl_penalty", "groups_open", "length_bias", "staleness_mean")
-"""Metrics that are drawn only where they change."""
+"""Metrics that are drawn only if they change."""
 TIME_UNITS = ((7200.0, 3600.0, "hours"), (600.0, 60.0, "minutes"), (0.0, 1.0, "seconds"))
 """Units of a time axis: from how many seconds, seconds of the unit, name."""
 MISMATCH = "mean_abs_logprob_difference"

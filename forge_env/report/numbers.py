@@ -57,7 +57,7 @@ def ticks(low: float, high: float, count: int = 4) -> list[float]:
 
 
 def tick_text(value: float, largest: float, unit: str = "") -> str:
-    """Format a round value of an axis whose largest value is given; very small and large ones get an exponent.
+    """Format a round value of an axis with a given largest value; very small and large ones get an exponent.
 
     >>> tick_text(0.2, 1.0), tick_text(2000.0, 4000.0), tick_text(25000.0, 50000.0), tick_text(2e-6, 4e-6)
     ('0.2', '2,000', '25k', '2e-06')

@@ -1,6 +1,6 @@
 """The report of a training run: one HTML file that needs no network and no script.
 
-Every text of a model, a task, a tool or a setting is escaped where it is inserted. Should that ever fail, the page's
+Every text of a model, a task, a tool or a setting is escaped when it is inserted. Should that ever fail, the page's
 policy still forbids the browser to run or to fetch anything.
 """
 
@@ -29,7 +29,7 @@ def write_page(folder: Path) -> Path:
     """Write the report of a run from its folder, and replace an older one; returns its path.
 
     Raises:
-        UserError: when the folder is not that of a training run.
+        UserError: the folder is not a training run's.
     """
     path = folder / NAME
     replace_file(path, render_page(read_run(folder)))
@@ -85,7 +85,7 @@ def _why_incomplete(run: RunData) -> str:
 
 
 def _sections(run: RunData) -> str:
-    charts = chart_sections(run)  # that of learning comes first, and its reward curve
+    charts = chart_sections(run)  # learning comes first, with its reward curve
     sections = [
         ("What may keep it from learning", tables.findings(run)),
         ("Warnings", tables.warnings(run)),

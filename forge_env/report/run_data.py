@@ -29,7 +29,7 @@ class RunData:
 
     folder: Path
     facts: Values
-    """run.json; {} where it is missing."""
+    """run.json; {} if it is missing."""
     summary: Values | None
     """summary.json; None for a run that is not complete."""
     config: str
@@ -51,11 +51,11 @@ class RunData:
         return self.summary is not None
 
     def fact(self, name: str) -> Any:
-        """A value of summary.json, or else of run.json; None where neither has it."""
+        """A value of summary.json, or else of run.json; None if neither has it."""
         return (self.summary or {}).get(name, self.facts.get(name))
 
     def series(self, phase: str, name: str) -> list[tuple[float, float]]:
-        """(step, value) of a metric, where it is a number."""
+        """(step, value) of a metric, if it is a number."""
         return [
             (record["step"], float(record[name]))
             for record in self.phases.get(phase, ())
@@ -63,7 +63,7 @@ class RunData:
         ]
 
     def metric_names(self, phase: str, pattern: str) -> list[str]:
-        """The metrics of a phase whose names match, in the order in which they appear."""
+        """The metrics of a phase with names that match, in the order in which they appear."""
         names = dict.fromkeys(name for record in self.phases.get(phase, ()) for name in record)
         return [name for name in names if re.fullmatch(pattern, name)]
 
@@ -76,7 +76,7 @@ class RunData:
         return Kinds(names=tuple(map(str, known.get("names") or ())), left_out=int(known.get("left_out") or 0))
 
     def tools(self) -> dict[str, ToolFigures]:
-        """The tool calls of the training, or of the evaluations where there was no training."""
+        """The tool calls of the training, or of the evaluations if there was no training."""
         return tool_figures(self.trained or self._evaluated)
 
     def outcomes(self) -> Counter[str]:
@@ -104,7 +104,7 @@ def read_run(folder: Path, *, max_bytes: int = MAX_BYTES) -> RunData:
         max_bytes: that are read of the end of each file of episodes.
 
     Raises:
-        UserError: when the folder is not that of a training run.
+            UserError: the folder is not a training run's.
     """
     if not (folder / "metrics.jsonl").is_file():
         raise UserError(f"{folder} is not the folder of a training run: it has no metrics.jsonl")

@@ -27,7 +27,7 @@ _ROLES = ("user", "assistant", "tool")
 
 
 def sample_episodes(run: RunData) -> str:
-    """A few tasks with the first episode of each; "" where there was no evaluation before or after training."""
+    """A few tasks with the first episode of each; "" if there was no evaluation before or after training."""
     before, after = (_first_episodes(run, name) for name in ("before", "after"))
     has_both = bool(before and after)
     tasks = _choose_tasks(before, after) if has_both else list(after or before)[:MAX_TASKS]

@@ -68,7 +68,7 @@ class Chart:
     marks: Sequence[float] = ()
     """Values of x that get a thin vertical line."""
     x_from: float | None = None
-    """A value that the x axis includes; None is only those of the points."""
+    """A value that the x axis includes; None includes only the points' values."""
 
     @property
     def is_empty(self) -> bool:
@@ -173,7 +173,7 @@ class _Shape:
 
 
 def running_mean(points: Points, window: int) -> list[tuple[float, float]]:
-    """The mean of each value and of those before it, `window` values in all; not finite where one of them is not."""
+    """The mean of each value and the values before it, `window` in all; not finite if one of them is not."""
     values = [y for _, y in points]
     means = []
     for i, (x, _) in enumerate(points):

@@ -115,7 +115,7 @@ def _median(values: Sequence[float]) -> float:
 
 
 def evaluations(run: RunData) -> str:
-    """Every evaluation with its interval, and the difference on the same tasks; "" where there is none."""
+    """Every evaluation with its interval, and the difference on the same tasks; "" if there is none."""
     rows = [
         _evaluation_row(_evaluation_title(run, name), evaluation)
         for name, evaluation in sorted(run.evaluations.items(), key=lambda item: _evaluation_position(item[0]))
@@ -200,7 +200,7 @@ def _difference(run: RunData) -> str:
 
 
 def startup(run: RunData) -> str:
-    """The phases from the command to the first optimizer step, side by side; "" where they are not known."""
+    """The phases from the command to the first optimizer step, side by side; "" if they are not known."""
     phases = run.fact("startup")
     total = phases.get("first_step") if isinstance(phases, dict) else None
     if not isinstance(total, int | float) or not total > 0:
@@ -216,7 +216,7 @@ def startup(run: RunData) -> str:
 
 
 def tools(run: RunData) -> str:
-    """The slowest tools first; "" where none was called."""
+    """The slowest tools first; "" if none was called."""
     figures = sorted(run.tools().items(), key=lambda item: -item[1].quantile(0.95))
     rows = [
         [
@@ -242,7 +242,7 @@ def _call_seconds(seconds: float) -> str:
 
 
 def faults(run: RunData) -> str:
-    """The number of episodes of each outcome, with errors; then the counts of what was dropped or repeated."""
+    """The number of episodes of each outcome, with errors; then the counts of dropped and repeated groups."""
     outcomes, errors = run.outcomes(), run.errors()
     for name, of_outcome in errors.items():
         outcomes[name] = max(outcomes[name], of_outcome.total())  # errors counts the evaluations too
@@ -267,7 +267,7 @@ def _error_list(errors: Counter[str] | None) -> str:
 
 
 def findings(run: RunData) -> str:
-    """What the run has found that may keep it from learning, see trainers/controller/diagnosis.py; "" for nothing."""
+    """What the run has found that may keep it from learning, see trainers/metrics/diagnosis.py; "" for nothing."""
     found = run.fact("findings")
     items = []
     for finding in found if isinstance(found, list) else ():
@@ -282,7 +282,7 @@ def findings(run: RunData) -> str:
 
 
 def warnings(run: RunData) -> str:
-    """The last warnings of the run and the error that ended it; "" where there are none."""
+    """The last warnings of the run and the error that ended it; "" if there are none."""
     lines = [line for line in run.console if line.get("kind") in ("warning", "error")]
     items = [
         f"<li><span class=when>{duration(float(line.get('time') or 0.0))}</span> "

@@ -41,7 +41,7 @@ async def play_concurrently(run: EpisodeRun, env: ConcurrentEnv, task: Task, see
 
 
 class _TooManyOthers(Exception):
-    """The environment keeps asking for what the agent cannot answer, or for auxiliary turns."""
+    """The environment keeps asking for turns that the agent cannot give, or for auxiliary ones."""
 
 
 class _ConcurrentTurns:

@@ -41,8 +41,8 @@ class Conversations:
 
     @property
     def turns(self) -> tuple[Turn, ...]:
-        """All turns, grouped by conversation so that rows stay contiguous. Auxiliary ones come first, and those of the
-        conversation that was asked last come last."""
+        """All turns, grouped by conversation so that rows stay contiguous. Auxiliary ones come first, and the turns of
+        the conversation that was asked last come last."""
         if len(self._by_number) == 1:
             return tuple(self.current.turns)
         return tuple(turn for _, conversation in self._in_order() for turn in conversation.turns)

@@ -17,7 +17,7 @@ from forge_env.utils.threads import invoke
 STOP_SECONDS = 0.5
 """For a call that was told to stop."""
 UNSTOPPED_CLOSE_SECONDS = 5.0
-"""Time limit of `close` where a tool runs on: it may wait for what that tool holds, for example a connection."""
+"""Time limit of `close` if a tool runs on: it may wait for something that the tool holds, for example a connection."""
 
 
 class EnvTimeout(EnvError):
@@ -73,7 +73,7 @@ async def success_of(env: Env, reward: float, seconds: float) -> bool:
 
     Raises:
         EnvTimeout: after `seconds`.
-        EnvError: for whatever it raises, and for what is neither True nor False.
+        EnvError: the call raises, or returns neither True nor False.
     """
     if _is_default(env, "success"):
         return env.success(reward)
@@ -87,7 +87,7 @@ async def final_info_of(env: Env, seconds: float) -> Mapping[str, Any]:
 
     Raises:
         EnvTimeout: after `seconds`.
-        EnvError: for whatever it raises, and for what is no mapping.
+        EnvError: the call raises, or does not return a mapping.
     """
     if _is_default(env, "final_info"):
         return {}

@@ -32,7 +32,7 @@ T = TypeVar("T")
 End = tuple[Outcome, str]
 """Outcome of an episode, and what ended it, see `Episode.ended_by`."""
 MAX_FULL_PROMPTS = 1000
-"""Ends an episode whose environment keeps asking prompts that leave no room for an answer, or auxiliary ones."""
+"""Ends an episode if its environment keeps asking prompts that leave no room for an answer, or auxiliary ones."""
 
 
 class LimitReached(Exception):
@@ -60,7 +60,7 @@ class EpisodeRun:
         """The agent's `act`."""
         self.step: Callable[..., Awaitable[Any]]
         self.makes_copies = False
-        """Whether the environment makes the copies of what it shares with the record."""
+        """Whether the environment copies the values that it shares with the record."""
         self.rewards: dict[str, float] = {}
         self.reward = 0.0
         """Reward that was given before the first turn; any other reward belongs to a turn."""
@@ -131,7 +131,7 @@ class EpisodeRun:
         return self.apply(step)
 
     def note_full_prompt(self) -> None:
-        """Record that a prompt left no room for an answer, after so many turns."""
+        """Record that a prompt left no room for an answer, after this number of turns."""
         self.info.setdefault("full_contexts", []).append(len(self.conversations.turns))
 
     def full_limit(self, conversation: Conversation) -> str:
@@ -162,8 +162,8 @@ class EpisodeRun:
 
         Raises:
             ContextFull, PromptCounted, ForgeError: as the agent raises them.
-            TurnRefused: also for what an agent of its class is not asked.
-            PolicyError: for whatever else it raises or returns, SystemExit included, with file and line.
+            TurnRefused: also for a request that agents of its class do not take.
+            PolicyError: it raises or returns anything else, SystemExit included; with file and line.
         """
         if conversation.asked is not None:
             self._check_agent(conversation.asked)

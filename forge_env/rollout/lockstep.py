@@ -43,7 +43,7 @@ class BatchPolicy(Policy, Protocol):
 
 
 class LockstepPolicy:
-    """Within a wave it batches requests with those of the other episodes; elsewhere it passes them on."""
+    """Within a wave it batches requests with the other episodes'; elsewhere it passes them on."""
 
     def __init__(self, policy: BatchPolicy) -> None:
         self._policy = policy
@@ -64,7 +64,7 @@ class _PendingRequest:
 
     request: Request
     episode: object
-    """Of which it is; the turns of an episode may run at once."""
+    """The episode of the request; an episode may have several turns at once."""
     sent: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
     answer: asyncio.Future[Completion] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 

@@ -25,7 +25,7 @@ def option_parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
 
 
 def option_types(function: Callable[..., Any]) -> dict[str, Any]:
-    """Return the type of each option of a function by its name; Any where it has none."""
+    """The type of each option of a function by its name; Any if it has none."""
     try:
         hints = typing.get_type_hints(inspect.unwrap(function))
     except (NameError, TypeError):
@@ -39,7 +39,7 @@ def required_options(function: Callable[..., Any]) -> list[str]:
 
 
 def select_options(function: Callable[..., Any], options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return those of `options` that are parameters of a function."""
+    """The entries of `options` that are parameters of a function."""
     names = {parameter.name for parameter in option_parameters(function)}
     return {name: value for name, value in options.items() if name in names}
 

@@ -26,7 +26,7 @@ def repeated_tokens(turns: Sequence[Turn]) -> int:
 
 
 def _longest_prefix(earlier: Sequence[array[int]], row: array[int]) -> int:
-    """The number of leading items that a row shares with the one of `earlier` that has the most in common with it."""
+    """The number of leading items that a row shares with the row of `earlier` that is most similar."""
     most = 0
     for other in earlier:
         if other[: most + 1] == row[: most + 1]:

@@ -141,8 +141,8 @@ class Launcher:
             raise UserError(
                 f"there is an actor named {name!r} already: each actor of a launcher needs a name of its own"
             )
-        here = os.getcwd() if self.hosts else ""  # a process on this machine finds what is here by itself
-        path = os.pathsep.join(filter(None, [str(_REPOSITORY), os.environ.get("PYTHONPATH", ""), here]))
+        folder = os.getcwd() if self.hosts else ""  # processes on this machine have this folder anyway
+        path = os.pathsep.join(filter(None, [str(_REPOSITORY), os.environ.get("PYTHONPATH", ""), folder]))
         caller = f"{name}_{next(_numbers)}"
         settings = {"PYTHONPATH": path, "TMPDIR": self._temp, CALLER: caller, **(environ or {})}
         hosts, per_host = self.hosts, procs // num_hosts

@@ -1,6 +1,6 @@
-"""An episode whose agent is a client elsewhere: `run_episode` plays it here, and waits for the client's messages.
+"""An episode with a remote client as its agent: `run_episode` plays it here, and waits for the client's messages.
 
-So the limits, the faults and the record are those of any other episode.
+So it has the limits, the faults and the record of any other episode.
 """
 
 from __future__ import annotations
@@ -156,7 +156,7 @@ class ClientEpisode:
             EpisodeFault: when the episode ends without a reward.
         """
         async with self._lock:
-            await self._settled()  # a step whose client has given up waiting may still run
+            await self._settled()  # a step may still run after its client has given up waiting
             if self.has_ended:
                 raise EpisodeOver(f"the episode {self.id} is over, and takes no further message")
             self.steps += 1

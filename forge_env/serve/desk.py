@@ -45,14 +45,14 @@ class PlayOptions:
     seed: int = 0
     """Of the tasks."""
     limits: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    """Limits of an episode that differ from those of the environment, by the names of `EpisodeLimits`."""
+    """Limits of an episode that differ from the environment's, by the names of `EpisodeLimits`."""
     out: Path | None = None
     """Folder of the records; None records nothing."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Chosen:
-    """The task of an episode, where it comes from, and the seed of the episode."""
+    """The task of an episode, its source, and the seed of the episode."""
 
     split: str
     index: int
@@ -182,7 +182,7 @@ class Desk:
 async def open_desk(
     factory: EnvFactory, protocol: str, settings: ServeSettings, options: PlayOptions
 ) -> AsyncIterator[Desk]:
-    """Open the desk of a server whose factory is open. At the end, open episodes are ended and recorded as faults.
+    """Open the desk of a server with an open factory. At the end, open episodes are ended and recorded as faults.
 
     Raises:
         UserError: for wrong options, a split without tasks, or a folder with other content.
@@ -211,7 +211,7 @@ def _limits(factory: EnvFactory, options: PlayOptions) -> EpisodeLimits:
 
 
 def _folder(path: Path, factory: EnvFactory, protocol: str, options: PlayOptions, tasks: list[Task]) -> EvalFolder:
-    """Return the folder of the records, whose plan says what they depend on."""
+    """The folder of the records. Its plan has everything that they depend on."""
     plan = {
         "version": PLAN_VERSION,
         "env": factory.name,

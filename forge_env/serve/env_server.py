@@ -26,9 +26,9 @@ from forge_env.utils.digests import value_digest
 from forge_env.utils.threads import invoke
 
 CLOSE_SECONDS = 30.0
-"""Time limit for closing an instance whose client is gone."""
+"""Time limit for closing an instance after its client is gone."""
 KEPT_ANSWERS = 4096
-"""Sessions that have ended whose last answer is kept, for a client that asks again because it did not arrive."""
+"""Number of ended sessions with a stored last answer, for a client that asks again because it did not arrive."""
 _SESSION_ID = re.compile(r"[0-9a-f]{32}")
 logger = logging.getLogger(__name__)
 
@@ -45,7 +45,7 @@ async def serve_env(
         announce: called with the URL once the server listens.
 
     Raises:
-        UserError: for an unknown environment or option, one whose turns run at once, and a wrong address.
+        UserError: an environment or option is unknown, several turns of it run at once, or an address is wrong.
     """
     factory = make_served(env, options)
     async with factory, open_app(factory, settings) as app, serve_app(app, settings) as url:
@@ -57,7 +57,7 @@ def make_served(env: str, options: Mapping[str, Any]) -> EnvFactory:
     """Return the factory of an environment that a server can serve.
 
     Raises:
-        UserError: for an unknown environment or option, and one whose turns run at once.
+        UserError: an environment or option is unknown, or several turns of it run at once.
     """
     if issubclass(env_class(env), ConcurrentEnv):
         raise UserError(
@@ -69,7 +69,7 @@ def make_served(env: str, options: Mapping[str, Any]) -> EnvFactory:
 
 @asynccontextmanager
 async def open_app(factory: EnvFactory, settings: ServeSettings) -> AsyncIterator[EnvApp]:
-    """Open the ASGI app of an environment whose factory is open; at the end all its sessions are closed."""
+    """Open the ASGI app of an environment with an open factory; at the end all its sessions are closed."""
     app = EnvApp(factory, settings)
     sweeper = asyncio.create_task(app.end_idle())
     try:

@@ -56,7 +56,7 @@ async def run_server(app: App, listener: socket.socket, **settings: Any) -> Asyn
 
     Args:
         app: an ASGI app.
-        listener: where it is served.
+        listener: the socket that serves it.
         **settings: further ones of uvicorn's Config.
 
     Raises:

@@ -28,7 +28,7 @@ from forge_env.serve.tool_face import action_of, free_name, names_of, text_of, t
 PATH = "/mcp"
 START = "start_task"
 KEPT = 4096
-"""Sessions whose end is remembered, so that they do not begin a second episode."""
+"""Number of ended sessions that are remembered, so that they do not begin a second episode."""
 _START_TEXT = "Begin the task of this session, and read it. Call this first, and once."
 _START_SCHEMA = {
     "type": "object",
@@ -58,7 +58,7 @@ async def serve_mcp(
         play: of the episodes.
 
     Raises:
-        UserError: for an unknown environment or option, one whose turns run at once, and a wrong address.
+        UserError: an environment or option is unknown, several turns of it run at once, or an address is wrong.
         InfraError: when an episode cannot be recorded.
     """
     factory = make_served(env, options)
@@ -69,7 +69,7 @@ async def serve_mcp(
 
 @asynccontextmanager
 async def open_app(factory: EnvFactory, settings: ServeSettings, play: PlayOptions) -> AsyncIterator[McpApp]:
-    """Open the ASGI app of an environment whose factory is open; at the end all its sessions are ended.
+    """Open the ASGI app of an environment with an open factory; at the end all its sessions are ended.
 
     Raises:
         UserError: when the package mcp is not installed.
@@ -108,7 +108,7 @@ class Sessions:
         self._desk = desk
         self._episodes: OrderedDict[str, ClientEpisode] = OrderedDict()
         self._tools: dict[str, Sequence[ToolSpec]] = {}
-        """Of a session whose tools are others than those of any."""
+        """Of a session with tools that differ from the common ones."""
 
     async def list_tools(self, context: Any, params: Any) -> Any:
         """Answer "tools/list"."""

@@ -61,7 +61,7 @@ async def serve_openenv(
         play: of the episodes.
 
     Raises:
-        UserError: for an unknown environment or option, one whose turns run at once, and a wrong address.
+        UserError: an environment or option is unknown, several turns of it run at once, or an address is wrong.
         InfraError: when an episode cannot be recorded.
     """
     factory = make_served(env, options)
@@ -72,7 +72,7 @@ async def serve_openenv(
 
 @asynccontextmanager
 async def open_app(factory: Any, settings: ServeSettings, play: PlayOptions) -> AsyncIterator[OpenEnvApp]:
-    """Open the ASGI app of an environment whose factory is open; at the end all its sessions are ended."""
+    """Open the ASGI app of an environment with an open factory; at the end all its sessions are ended."""
     async with open_desk(factory, "openenv", settings, play) as desk:
         app = OpenEnvApp(desk)
         sweeper = asyncio.create_task(app.end_idle())

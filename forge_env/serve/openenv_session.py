@@ -80,7 +80,7 @@ class OpenEnvSession:
 
     @property
     def tools(self) -> Sequence[ToolSpec]:
-        """The tools of the episode; before it, those of any."""
+        """The tools of the episode; before it, the common ones."""
         return self._desk.tools if self._episode is None else self._tools
 
     async def reset(self, data: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""One episode on a server: an instance of the environment, whose numbered calls run one after another."""
+"""One episode on a server: an instance of the environment. Its numbered calls run one after another."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Session:
 
     Args:
         factory: of the environment, open.
-        max_seconds: time limit of a call for which the client sets none.
+        max_seconds: time limit of a call if the client sets none.
     """
 
     def __init__(self, factory: EnvFactory, *, max_seconds: float) -> None:

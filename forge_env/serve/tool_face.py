@@ -21,7 +21,7 @@ def names_of(tools: Sequence[ToolSpec]) -> list[str]:
 
 
 def free_name(name: str, taken: Collection[str]) -> str:
-    """Return the name of a tool of the server beside those of the environment: "answer", else "task_answer".
+    """The name of a tool of the server beside the environment's: "answer", else "task_answer".
 
     >>> free_name("answer", ["price"]), free_name("answer", ["answer"])
     ('answer', 'task_answer')

@@ -1,1 +1,1 @@
-"""Episodes as OpenTelemetry spans, sent only where that is asked for."""
+"""Episodes as OpenTelemetry spans, sent only if that is asked for."""

@@ -36,7 +36,7 @@ def check_otel(mode: str, option: str) -> None:
 
     Args:
         mode: one of `MODES`.
-        option: its name, for what is said.
+        option: its name, for messages.
 
     Raises:
         UserError: for another mode, missing packages, or a protocol that is not OTLP over HTTP.
@@ -84,7 +84,7 @@ class SpanSender:
         self._collector = ""
         self._is_failing = self._is_closed = self._has_warned = False
         self.added = self.sent = 0
-        """Episodes, and those of them that the collector has taken."""
+        """The number of episodes, and of the episodes that the collector has taken."""
         self._thread = threading.Thread(target=self._run, name="opentelemetry", daemon=True)
         self._thread.start()
 
@@ -138,7 +138,7 @@ class SpanSender:
             self._warn(f"{type(error).__name__}: {' '.join(str(error).split())}"[:300])
 
     def _open(self) -> tuple[Any, Any, list[Any]]:
-        """Make the exporter, and a tracer whose ended spans are in the list."""
+        """Make the exporter, and a tracer that puts its ended spans into the list."""
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
         from opentelemetry.sdk.resources import SERVICE_NAME, Resource
         from opentelemetry.sdk.trace import SpanProcessor, TracerProvider

@@ -29,7 +29,7 @@ from forge_env.records.exports.run_facts import model_at
 CONVENTIONS = "1.41.0"
 SCHEMA_URL = f"https://opentelemetry.io/schemas/{CONVENTIONS}"
 _FINISH = {"tool_calls": "tool_call"}
-"""Finish reasons whose name in the conventions is another one."""
+"""Finish reasons that have another name in the conventions."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

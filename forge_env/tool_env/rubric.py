@@ -66,7 +66,7 @@ def numbered(parts: Sequence[RewardPart], taken: Collection[str] = ()) -> list[R
     """Return parts with names of their own, as `f`, `f_2`, `f_3`: the breakdown has one value for each part.
 
     Args:
-        parts: whose names may be the same, as of two lambdas.
+        parts: their names may be the same, as for two lambdas.
         taken: names that are no part's.
     """
     names = {*taken, *(part.name for part in parts)}

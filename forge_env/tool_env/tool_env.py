@@ -1,4 +1,4 @@
-"""ToolEnv: an environment whose `@tool` methods are its tools and whose `@reward` methods score the final answer.
+"""ToolEnv: an environment with `@tool` methods as its tools and `@reward` methods that score the final answer.
 
 Example::
 
@@ -111,7 +111,7 @@ class ToolEnv(Env):
         self._messages_read += own_messages(messages) if self._makes_copies else messages
 
     def set_tools(self, extra: Mapping[str, Tool], *, without: Collection[str] = ()) -> None:
-        """Set the tools of this instance: those of its class except `without`, and `extra`.
+        """Set the tools of this instance: its class's except `without`, and `extra`.
 
         For use in a constructor or in `reset`.
         """

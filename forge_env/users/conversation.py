@@ -26,12 +26,12 @@ from forge_env.users.user import User, UserTurn
 from forge_env.utils.threads import invoke
 
 MAX_TURNS = 20
-"""Turns of the agent in a conversation, where neither the environment nor the caller sets another limit."""
+"""Turns of the agent in a conversation, if neither the environment nor the caller sets another limit."""
 
 
 class ConversationEnv(ToolEnv):
-    """A `ToolEnv` whose agent talks with a user. A message without tool calls goes to the user; his answer is the next
-    observation. Tools may be called between two answers, and the user does not see them.
+    """A `ToolEnv` with an agent that talks with a user. A message without tool calls goes to the user; his answer is
+    the next observation. Tools may be called between two answers, and the user does not see them.
 
     If the first messages do not end with one of the user's, the user begins. The episode ends when the user is done. At
     the limit of turns it is truncated. In both cases the reward functions score the conversation; their `response` is

@@ -39,8 +39,8 @@ class LLMUser:
     are the user's of this model. It sees no system message of the agent, no tool call or result, and no reasoning.
 
     Args:
-        agent_or_model: the name of a model, or an agent whose endpoint plays the user at the agent's temperature (it
-            stays the caller's to close).
+        agent_or_model: the name of a model, or an agent with the endpoint that plays the user, at the agent's
+            temperature (the caller still closes it).
         base_url: endpoint of the named model, OpenAI's by default; unused with an agent, as all of the next six.
         api_key_env: the environment variable with its API key; "" for an endpoint that takes none.
         temperature: of sampling; None leaves it to the endpoint.
@@ -50,7 +50,7 @@ class LLMUser:
         prices: of a million tokens; the cost is then recorded.
         persona: who the user is, what he knows and wants: a text in which {NAME} stands for `task.metadata[NAME]`, or a
             function of the task.
-        end: the text by which the model ends the conversation; what follows it is dropped. In the agent's messages it
+        end: the text with which the model ends the conversation; text after it is dropped. In the agent's messages it
             is left out, so that the agent cannot put it into the user's mouth.
         max_turns: the user ends the conversation with his message of this number.
         timeout: seconds for one answer of the model, with retries.

@@ -27,8 +27,8 @@ class ScriptedUser:
 
     Args:
         script: the user's lines, each an answer to one message of the agent; the user is done when none is left. Or a
-            function, plain or async, whose parameters name its arguments: `messages`, the conversation, and `task`. It
-            returns a text, a UserTurn, or None when the user is done.
+            function, plain or async, with parameters named after its arguments: `messages`, the conversation, and
+            `task`. It returns a text, a UserTurn, or None when the user is done.
         until: a function with the same arguments; when it returns true, the user is done and says nothing more.
 
     Raises:

@@ -58,7 +58,7 @@ def visible(messages: Sequence[Message]) -> Iterator[Message]:
 
 
 def without_thoughts(text: str) -> str:
-    """Remove the parts of a text between <think> and </think>, either of which may be missing.
+    """Remove the parts of a text between <think> and </think>; either mark may be missing.
 
     >>> without_thoughts("<think>He is angry.</think>I am sorry.")
     'I am sorry.'

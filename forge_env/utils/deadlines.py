@@ -93,7 +93,7 @@ class Deadline:
         outer = self._outer = _innermost.get()
         place = self._place
         if place is None:
-            # The enclosing deadline may be that of a parent task.
+            # The enclosing deadline may be a parent task's.
             is_same_task = outer is not None and outer._place.task is asyncio.current_task()
             place = self._place = outer._place if is_same_task else Place()
         self._cancelling = place.task.cancelling()
@@ -153,7 +153,7 @@ class _Timer:
         self.at = _NEVER
         """When it fires: not after the earliest deadline. The one that it was set for may have ended since."""
         self.deadlines: set[Deadline] = set()
-        """Those of work that is running."""
+        """The deadlines of running work."""
 
     def move(self, at: float) -> None:
         if self._handle is not None:

@@ -165,7 +165,7 @@ def _imported_names(tree: ast.AST, package: tuple[str, ...]) -> Iterator[tuple[s
 
 
 def _files(root: Path, name: tuple[str, ...]) -> Iterator[Path]:
-    """Yield the files below a folder that the import of a module runs: its own, and those of its packages."""
+    """Yield the files below a folder that the import of a module runs: its own, and its packages'."""
     if name[:1] == (_FORGE_ENV,) or "*" in name:
         return
     for end in range(1, len(name) + 1):

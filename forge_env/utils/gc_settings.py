@@ -20,7 +20,7 @@ def shorten_collections() -> None:
 
     With the defaults, one collection of a process that has imported torch takes 0.4 s. A long tuple is scanned once, by
     the first collection after it was made, so few of them may come together. A collection of everything is rare, and
-    what it is for, cycles that have lived long, hardly comes up.
+    its purpose, cycles that have lived long, hardly comes up.
     """
     _exclude_what_there_is()
     gc.set_threshold(50, 400, 1000)

@@ -98,6 +98,21 @@ def with_values(config: T, values: Mapping[str, Any]) -> T:
     return dataclasses.replace(config, **changes)  # type: ignore[type-var]
 
 
+@typing.runtime_checkable
+class Checked(typing.Protocol):
+    """A section that checks its settings together; bounds of one setting are marks of its field."""
+
+    def check(self) -> None:
+        """Raise UserError if they contradict each other."""
+        ...
+
+
+def checked_sections(config: Any) -> list[Checked]:
+    """The sections of a tree of dataclasses that check themselves, in the order of their fields."""
+    sections = (getattr(config, field.name) for field in dataclasses.fields(config))
+    return [section for section in sections if dataclasses.is_dataclass(section) and isinstance(section, Checked)]
+
+
 def may_change(config: Any, prefix: str = "") -> list[str]:
     """List the settings and sections that are marked with `MAY_CHANGE`."""
     names: list[str] = []
@@ -196,6 +211,17 @@ def read_value(value: Any, kind: Any, where: str) -> Any:
         allowed = ", ".join(filter(None, [_in_words(plain), _range(*_bounds(marks))]))
         reason = f"; it must be {allowed}" if allowed else f": {_first(error)}"
         raise UserError(f"{where} is {value!r}{reason}") from None
+
+
+def check_choices(config: Any) -> None:
+    """Check that each setting of a tree of dataclasses that has choices is one of them; a parser has read them so.
+
+    Raises:
+        UserError: for the first one that is not.
+    """
+    for setting in leaves(config):
+        if typing.get_origin(setting.kind) is typing.Literal and setting.value not in typing.get_args(setting.kind):
+            raise UserError(f"{setting.name} is {setting.value!r}; it must be {_in_words(setting.kind)}")
 
 
 def shown(choice: str) -> str:

@@ -157,9 +157,9 @@ def student(freedom: int) -> float:
 def paired(first: Sequence[float], second: Sequence[float], *, attempts: tuple[int, int] | None = None) -> Paired:
     """Compare two runs on the same tasks, with values in the same order.
 
-    The interval is `clustered_mean` of the differences: the difficulty that a task has for both cancels out. That of
-    shares is `share_difference`. The p-value is that of the sign-flip test (Fisher 1935): exact for few differing
-    tasks, else from fixed random flips.
+    The interval is `clustered_mean` of the differences: the difficulty that a task has for both cancels out. For shares
+    it is `share_difference`. The p-value is the sign-flip test's (Fisher 1935): exact for few differing tasks, else
+    from fixed random flips.
 
     Args:
         first: one value for each task.
@@ -181,8 +181,8 @@ def share_difference(first: Sequence[float], second: Sequence[float], attempts: 
 
     Newcombe's interval for paired proportions (1998, "Improved confidence intervals for the difference between binomial
     proportions based on paired data", method 10): the distances from both shares to the ends of their own intervals,
-    here those of `clustered_share`, are combined as correlated errors. The covariance of the tasks is taken half a task
-    nearer to 0 if it is positive, so that equal runs have an interval, too.
+    here the intervals of `clustered_share`, are combined as correlated errors. The covariance of the tasks is taken
+    half a task nearer to 0 if it is positive, so that equal runs have an interval, too.
 
     >>> difference = share_difference([1.0] * 5 + [0.0] * 5, [0.0] * 10, (10, 10))
     >>> round(difference.low, 3), round(difference.high, 3)

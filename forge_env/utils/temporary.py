@@ -1,4 +1,4 @@
-"""Where this process and its children keep temporary files."""
+"""The folder for temporary files of this process and its children."""
 
 from __future__ import annotations
 

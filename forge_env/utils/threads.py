@@ -24,7 +24,7 @@ _GIVEN_UP = "__forge_given_up__"
 
 
 class GivenUpCall(Protocol):
-    """A call in a thread whose caller was cancelled."""
+    """A call in a thread after its caller was cancelled."""
 
     @property
     def is_running(self) -> bool:

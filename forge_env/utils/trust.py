@@ -15,7 +15,7 @@ FAST_SECONDS = 0.0001
 SLOW_SECONDS = 0.001
 """A longer call ends the trust."""
 LONG_TRUST = 100
-"""A trust of so many times the trial's length was no mistake: one slow call then makes the trial no longer."""
+"""If a trust of this many times the trial's length was no mistake, one slow call makes the trial no longer."""
 
 
 class Trust:
@@ -34,7 +34,7 @@ class Trust:
         return self._fast_calls >= self._trial_calls
 
     def note(self, seconds: float) -> None:
-        """Take note of a call that took so many seconds."""
+        """Take note of a call and its seconds."""
         if seconds <= (SLOW_SECONDS if self else FAST_SECONDS):
             self._fast_calls += 1
         else:

@@ -1,7 +1,7 @@
 """Calls in worker threads, which can be given up, and the threads that make them.
 
 `concurrent.futures` and anyio do not serve for two reasons. At the end of the process they wait for their threads, so
-that a tool that sleeps for an hour keeps the process alive. A call whose caller was cancelled runs to its end.
+that a tool that sleeps for an hour keeps the process alive. If its caller was cancelled, a call runs to its end.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ IDLE_SECONDS = 10.0
 
 
 class GivenUp(BaseException):
-    """Raised inside a call whose caller was cancelled. Not an Exception, so that a tool's handlers do not catch it."""
+    """Raised inside a call after its caller was cancelled. Not an Exception, so that a tool's handlers do not catch
+    it."""
 
 
 class Call:

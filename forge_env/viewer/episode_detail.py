@@ -27,7 +27,7 @@ def read_detail(run: StoredRun, db: sqlite3.Connection, key: str, model: Path | 
         run: the run of the episode.
         db: the index of the run.
         key: "PHASE/OFFSET", as the lists give it.
-        model: folder with the tokenizer; None where there is none.
+        model: folder with the tokenizer; None if there is none.
 
     Raises:
         UserError: when there is no such episode, or its file is gone or has changed.
@@ -50,7 +50,7 @@ def read_detail(run: StoredRun, db: sqlite3.Connection, key: str, model: Path | 
 
 
 def group_advantage(reward: float | None, rewards: Sequence[float]) -> float | None:
-    """(reward - mean) / standard deviation within the group; 0 where all rewards are equal, None without a reward."""
+    """(reward - mean) / standard deviation within the group; 0 if all rewards are equal, None without a reward."""
     if reward is None or not rewards:
         return None
     return 0.0 if are_same(rewards) else (reward - statistics.fmean(rewards)) / statistics.pstdev(rewards)

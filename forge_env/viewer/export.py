@@ -25,8 +25,8 @@ MAX_METRICS = 60
 def export(library: Library, path: Path, *, episodes: int) -> tuple[int, int]:
     """Write the viewer into one file; returns how many episodes it holds, and how many there are.
 
-    Where there are more than `episodes`, each run has an equal share of them: first some of its faults, then whole
-    groups from each phase in turn, those with the widest spread of rewards first.
+    If there are more than `episodes`, each run has an equal share of them: first some of its faults, then complete
+    groups from each phase in turn, groups with the widest spread of rewards first.
 
     Raises:
         UserError: when the file cannot be written, or `episodes` is below 1.

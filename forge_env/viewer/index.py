@@ -1,6 +1,6 @@
 """The index of a run: a SQLite file beside the run that follows its files, also while they are being written.
 
-A file of episodes is only ever appended to, or cut back when a run is resumed, so reading continues where it stopped.
+A file of episodes is only ever appended to, or cut back when a run is resumed, so reading continues at its last place.
 The bytes before that place show whether the file is still the same one. If it is not, its rows are deleted and it is
 read from the start. The index can be deleted at any time.
 """
@@ -39,7 +39,7 @@ PRAGMA user_version = {VERSION};
 # files.done: bytes that are indexed; files.seen: size and time of the last look; files.tail: hash of the bytes before
 # done; files.bad: lines that cannot be read.
 _OFFSET_BITS = 44
-"""The number of an episode is that of its file and its offset: files are shorter than 16 TiB."""
+"""The number of an episode consists of its file and its offset: files are shorter than 16 TiB."""
 _EVALUATION = re.compile(r"evaluation_(\d{1,15})")
 
 
@@ -47,7 +47,7 @@ class EpisodeIndex:
     """The index of one run. One thread at a time may call `update`; any thread may call `reading`.
 
     Args:
-        run: whose files are indexed.
+        run: its files are indexed.
         path: of the SQLite file; its folder exists.
     """
 

@@ -20,7 +20,7 @@ class Library:
     Args:
         path: a run, a folder of runs, or a file of episodes.
         model: folder of the tokenizer; None is the model of each run.
-        follow_seconds: between two looks for what is new in the files.
+        follow_seconds: between two looks for news in the files.
 
     Raises:
         UserError: when there is no run.

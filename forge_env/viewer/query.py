@@ -102,7 +102,7 @@ def condition_of(params: Mapping[str, str]) -> Condition:
 
 
 def list_episodes(db: sqlite3.Connection, condition: Condition, order: str, offset: int, limit: int) -> dict[str, Any]:
-    """A page of episodes: {"total": all that match, "rows": those of the page}.
+    """A page of episodes: {"total": all that match, "rows": the page's}.
 
     Raises:
         UserError: when the order is unknown.
@@ -198,7 +198,7 @@ def list_entry(row: sqlite3.Row) -> dict[str, Any]:
 
 
 def _member_entry(row: sqlite3.Row) -> dict[str, Any]:
-    """What is shown of an episode among those of its group."""
+    """The fields of an episode that are shown among its group's."""
     return {"key": episode_key(row)} | {name: row[name] for name in ("id", "reward", "outcome", "success")}
 
 

@@ -53,7 +53,7 @@ class StoredRun:
         return files
 
     def read_json(self, name: str) -> dict[str, Any]:
-        """A small JSON document of the run; {} where it is missing or unreadable."""
+        """A small JSON document of the run; {} if it is missing or unreadable."""
         try:
             data = json.loads(self.read_text(name) or "{}")
         except (ValueError, RecursionError):
@@ -61,7 +61,7 @@ class StoredRun:
         return data if isinstance(data, dict) else {}
 
     def settings(self) -> dict[str, str]:
-        """The settings of the run by their names, such as "env.max_turns"; {} where it records none."""
+        """The settings of the run by their names, such as "env.max_turns"; {} if it records none."""
         if self.kind == "evaluation":
             plan = self.read_json(PLAN)
             return dict(_flat({name: value for name, value in plan.items() if name not in NO_SETTINGS}))
@@ -73,7 +73,7 @@ class StoredRun:
             return {}
 
     def read_text(self, name: str) -> str:
-        """A small text document of the run; "" where it is missing or unreadable."""
+        """A small text document of the run; "" if it is missing or unreadable."""
         if self.kind == "file":
             return ""
         try:

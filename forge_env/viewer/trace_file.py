@@ -9,7 +9,7 @@ from forge_env.viewer.file_follower import FileFollower
 from forge_env.viewer.lenient_json import encodable, parse_json
 
 MAX_SPANS = 4000
-"""Spans of one answer. Where there are more, the shortest are left out and counted."""
+"""Spans of one answer. If there are more, the shortest are left out and counted."""
 MAX_SPANS_KEPT = 1_000_000
 
 Lane = tuple[int, int]
@@ -38,7 +38,7 @@ class TraceFile(FileFollower):
         self._spans: list[Span] = []
 
     def read_spans(self, window_start: float | None, window_end: float | None) -> dict[str, Any]:
-        """The spans that touch a window, in seconds from the first span; the longest, where there are too many."""
+        """The spans that touch a window, in seconds from the first span; the longest, if there are too many."""
         with self._lock:
             if not self._spans:
                 return {"lanes": [], "spans": [], "end": 0, "total": 0, "left_out": 0}

@@ -30,7 +30,7 @@ class ViewedRun:
         number: of the run in its library.
         run: the files.
         model: folder of the tokenizer; None is the run's own model.
-        temporary: folder for the index where none can be written beside the run.
+        temporary: folder for the index if none can be written beside the run.
     """
 
     def __init__(self, number: int, run: StoredRun, model: Path | None, temporary: Path) -> None:
@@ -40,7 +40,7 @@ class ViewedRun:
         self.trace = TraceFile(run.path / "trace.json")
         self.console = ConsoleFiles(run)
         self.index_error = ""
-        """Why the index could not be updated; "" where it could."""
+        """The reason why the index could not be updated; "" if it could."""
         self._given_model = model
         self._temporary = temporary
         self._lock = threading.Lock()
@@ -57,7 +57,7 @@ class ViewedRun:
         return self._given_model or (model_of(self.run.path) if self.run.kind != "file" else None)
 
     def open(self, wake: threading.Event | None = None) -> None:
-        """Open the index, and make it where it is missing.
+        """Open the index, and make it if it is missing.
 
         Args:
             wake: set when an index was opened, so that the follower updates it at once.
@@ -107,7 +107,7 @@ class ViewedRun:
         return search
 
     def seconds_since_change(self) -> float | None:
-        """Seconds since a file of the run was last written; None where there is no file."""
+        """Seconds since a file of the run was last written; None if there is no file."""
         newest = 0.0
         for path in [self.run.path / "metrics.jsonl", *(file.path for file in self.run.files())]:
             try:
@@ -140,7 +140,7 @@ class ViewedRun:
 
 
 def _open_index(run: StoredRun, temporary: Path) -> EpisodeIndex:
-    """The index beside the run, or in a temporary folder where that cannot be written."""
+    """The index beside the run, or in a temporary folder if that cannot be written."""
     folders = [] if run.kind == "file" else [run.path / ".view"]
     for folder in [*folders, temporary]:
         try:

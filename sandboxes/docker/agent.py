@@ -1,8 +1,8 @@
 """Serves one sandbox inside a container, over the container's standard input and output.
 
 Run as `python3 -P -s -m sandboxes.docker.agent namespace|plain [proved]`. One container serves one snippet or one
-session at a time, whose isolation from this agent is the namespace backend's (or, where the engine forbids namespaces,
-that of `plain.py`). It ends, and with it the container, when its standard input does: when its owner is gone.
+session at a time. The namespace backend isolates it from this agent (or `plain.py`, if the engine forbids namespaces).
+It ends, and with it the container, when its standard input does: when its owner is gone.
 """
 
 from __future__ import annotations

@@ -106,7 +106,7 @@ class DockerSandbox:
             container = await self._pool.take(request.limits)
             begin = time.monotonic()
             try:
-                # The agent retries a snippet whose zygote died before the snippet started.
+                # If a zygote died before its snippet started, the agent retries the snippet.
                 within_s = 2 * request.limits.wall_s
                 result = await ask_for_result(container, message, request.limits, body=files, within_s=within_s)
             except SandboxError as error:
@@ -120,7 +120,7 @@ class DockerSandbox:
     async def open_session(
         self, *, setup: str = "", limits: Limits = DEFAULT_LIMITS, echo: bool = False
     ) -> DockerSession:
-        """Open a session, whose directory is /tmp.
+        """Open a session. Its directory is /tmp.
 
         Raises:
             SandboxError: the set-up raised, `max_sessions` are open, the engine failed, or the sandbox is closed.

@@ -23,7 +23,7 @@ _MACHINE, _PID, _START = f"{LABEL}.machine", f"{LABEL}.pid", f"{LABEL}.start-tim
 _STALE_S = 600.0
 """Age after which a container that does not run is abandoned: its owner starts it within seconds."""
 _TRIES, _AGAIN_S = 100, 0.02  # to remove a container that ends by itself meanwhile
-_IMAGE_TRIES, _IMAGE_AGAIN_S = 50, 0.1  # to remove an image of which a container ends meanwhile
+_IMAGE_TRIES, _IMAGE_AGAIN_S = 50, 0.1  # to remove an image while one of its containers ends
 
 
 def labels() -> dict[str, str]:
@@ -51,8 +51,8 @@ async def reap_images(engine: Engine) -> None:
 async def remove_images(engine: Engine, images: list[str]) -> None:
     """Remove images, and not those that they are based on. What something still needs after seconds is left.
 
-    The engine refuses an image of which a container is being removed, or which another image is based on: those are
-    tried again after the others. Raises SandboxError.
+    The engine refuses to remove an image while one of its containers is being removed, or if another image is based on
+    it. Such images are tried again after the others. Raises SandboxError.
     """
     for _ in range(_IMAGE_TRIES):
         refused = []

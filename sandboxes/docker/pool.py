@@ -84,7 +84,7 @@ class Pool:
         """Prefer a container with this memory limit, since changing it takes a call of the engine; then the last
         used."""
         for container in tuple(self._idle):
-            # Without namespaces, the snippet's files are in the container's /tmp, whose size is fixed.
+            # Without namespaces, the snippet's files are in the container's /tmp, which has a fixed size.
             if not container.alive or not (self._recipe.namespaces or container.tmp_bytes == limits.tmp_bytes):
                 self._idle.remove(container)
                 self._close_soon(container)

@@ -29,7 +29,7 @@ def seccomp_profile(machine: str, *, namespaces: bool) -> str:
     allowed = _FOR_INPUT | (_FOR_NAMESPACES if namespaces else set())
     rules: list[dict[str, Any]] = [
         _refuse(sorted(denied_calls(machine).keys() - allowed), errno.EPERM),
-        # glibc falls back to clone, whose flags a filter can inspect.
+        # glibc falls back to clone, and a filter can inspect its flags.
         _refuse(["clone3"], errno.ENOSYS),
         _refuse(["socket", "socketpair"], errno.EAFNOSUPPORT, {"value": 10, "op": "SCMP_CMP_GT"}),
     ]

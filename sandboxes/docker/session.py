@@ -1,4 +1,4 @@
-"""A session of the docker sandbox: one container at a time, whose state lasts from cell to cell."""
+"""A session of the docker sandbox: one container at a time. Its state lasts from cell to cell."""
 
 from __future__ import annotations
 

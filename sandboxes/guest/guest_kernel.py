@@ -43,7 +43,7 @@ _USUAL_STACK = 8 * 2**20
 
 PACKAGES = "/packages"
 INSIDE_ID = 61000
-"""User id of a program whose starter has no user ids to assign."""
+"""User id of a program if its starter has no user ids to assign."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -159,7 +159,7 @@ def limit_resources(limits: dict[str, int]) -> None:
     """Set the resource limits.
 
     If a control group counts the memory ("memory_is_counted"), the limit of a process serves only to raise MemoryError.
-    It then excludes libraries and reserved address space, of which threads and BLAS take much.
+    It then excludes libraries and reserved address space, which threads and BLAS take much of.
     """
     counted = limits.get("memory_is_counted")
     for kind, value in (

@@ -28,7 +28,7 @@ _BODY_PREFIX = struct.Struct("<Q")  # zygote.py packs it
 MAX_VALUE_BYTES = 64 * 2**10
 _SNIPPET, _SETUP = "<snippet>", "<setup>"
 HIDDEN_FILES = {__file__, _SETUP}
-"""Files whose frames tracebacks leave out."""
+"""Files with frames that tracebacks leave out."""
 _PLAIN = (bool, int, float, str, type(None))
 
 

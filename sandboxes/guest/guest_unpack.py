@@ -44,7 +44,7 @@ _MAX_DEPTH, _MAX_PATH = 200, 2048
 _MAX_ID, _MAX_TIME = 2**31 - 1, 2**33
 _CHOWN, _DAC_OVERRIDE, _FOWNER, _FSETID = 0, 1, 3, 4
 _PADDING, _HEADERS = 2**24, 2**11
-"""Bytes of a stream beside those of its files: behind its end, and for each file."""
+"""Bytes of a stream in addition to its files': behind its end, and for each file."""
 
 
 def main() -> None:

@@ -30,7 +30,7 @@ class Failed(Exception):
 
 
 class Input:
-    """Standard input as a file, with what was read of it already."""
+    """Standard input as a file, with the bytes that were read already."""
 
     def __init__(self, first: bytes) -> None:
         self.first = first
@@ -186,7 +186,7 @@ def explained(failure: Exception) -> dict[str, Any]:
             return {"no_room": True}
         place = failure.filename if isinstance(failure.filename, str) else ""
         return {"refused": printable(f"{place!r} cannot be made ({failure.strerror or failure})")}
-    # Also of zstd, whose exceptions are its own.
+    # Also of zstd, which has its own exceptions.
     return {"unsound": printable(f"it is no sound archive ({failure or type(failure).__name__})")}
 
 

@@ -162,7 +162,7 @@ class Server:
                 os.close(fd)
 
     def open(self, order: dict[str, Any], fds: list[int]) -> None:
-        """Start a workspace, whose order comes later: its socket, and the files for joining its control groups."""
+        """Start a workspace. Its order comes later: its socket, and the files for joining its control groups."""
         user_namespace, first_id = self.family(order["family"]) if self.privileged else (None, 0)
         kernel.unshare(kernel.NEWPID)
         try:
@@ -318,7 +318,7 @@ def _user_namespace(first_id: int) -> int:
 
 
 def _remove_group(parent: int, name: str) -> None:
-    """Remove a control group and those below it. One whose last process has just ended can be busy for a while."""
+    """Remove a control group and the groups below it. It can be busy for a while after its last process has ended."""
     deadline = time.monotonic() + _REMOVE_S
     while not _is_removed(parent, name) and time.monotonic() < deadline:
         time.sleep(0.005)

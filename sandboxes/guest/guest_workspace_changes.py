@@ -8,6 +8,7 @@ sent: the receiver has the same file, or says that it has not.
 from __future__ import annotations
 
 import errno
+import functools
 import json
 import os
 import re
@@ -62,7 +63,10 @@ def take_changes(request: dict[str, Any], fds: list[int], user: Any) -> None:
                 files.send(fds[1], b"missing")
                 return
         elif kind != files.SPECIAL:
-            _make(kind, path, fds[0], size, SimpleNamespace(uid=uid, gid=gid), mode, time)
+            content = files.receive(fds[0], size) if kind in (files.LINK, files.HARD_LINK) else b""
+            if kind == files.HARD_LINK:
+                content = os.fsencode(_checked(os.fsdecode(content), kept))
+            _make(kind, path, content, fds[0], size, SimpleNamespace(uid=uid, gid=gid), mode, time)
     for path, _, _, info in _entries(lambda path, info: kept.ends_at(path) or (path not in seen and not kept(path))):
         if path not in seen and not kept(path):
             _remove(path, info)
@@ -97,29 +101,41 @@ def _matcher(patterns: list[str]) -> Callable[[str], Any]:
 
 def _entries(is_closed: Callable[[str, os.stat_result], bool]) -> Iterator[tuple[str, str, int, os.stat_result]]:
     """Yield path, name, folder and status of all that is below /, without mounts and what is in closed folders."""
-    device = os.lstat("/").st_dev
+    device, mounts = os.lstat("/").st_dev, _mounts()
     try:
         for base, folders, names, fd in os.fwalk("/", follow_symlinks=False):
             for name in sorted((*folders, *names)):
                 path, info = os.path.join(base, name), os.stat(name, dir_fd=fd, follow_symlinks=False)
-                if stat.S_ISDIR(info.st_mode):
-                    if info.st_dev != device:
-                        folders.remove(name)
-                        continue
-                    if is_closed(path, info):
-                        folders.remove(name)
+                is_folder = stat.S_ISDIR(info.st_mode)
+                is_mount = path in mounts or (is_folder and info.st_dev != device)
+                if is_folder and (is_mount or is_closed(path, info)):
+                    folders.remove(name)
+                if is_mount:
+                    continue
                 yield path, name, fd, info
     except RecursionError:
         raise OSError(errno.ENAMETOOLONG, "folders too deep", "/") from None
 
 
+def _mounts() -> set[str]:
+    """Paths at which something is mounted. With Docker these are files, such as /etc/hosts: nobody can replace them."""
+    with open("/proc/self/mountinfo", "rb") as file:
+        places = [line.split()[4] for line in file]
+    return {os.fsdecode(re.sub(rb"\\([0-7]{3})", lambda code: bytes([int(code[1], 8)]), place)) for place in places}
+
+
 def _checked(name: str, kept: _Kept) -> str:
     """Return an absolute path. Raises OSError if it is kept, or does not lie where it says."""
     path = f"/{name}"
-    folder = os.path.dirname(path)
-    if os.path.normpath(path) != path or kept(path) or os.path.realpath(folder) != folder:
+    if os.path.normpath(path) != path or kept(path) or not _is_real(os.path.dirname(path)):
         raise OSError(errno.EINVAL, os.strerror(errno.EINVAL), path)
     return path
+
+
+@functools.lru_cache(maxsize=1)
+def _is_real(folder: str) -> bool:
+    """Whether no part of a path is a link. Entries of one folder follow each other, and nothing else changes files."""
+    return os.path.realpath(folder) == folder
 
 
 def _is_same(path: str, size: int, time: int) -> bool:
@@ -130,15 +146,15 @@ def _is_same(path: str, size: int, time: int) -> bool:
     return not stat.S_ISDIR(info.st_mode) and (info.st_size, files.time_of(info)) == (size, time)
 
 
-def _make(kind: bytes, path: str, source: int, size: int, owner: Any, mode: int, time: int) -> None:
+def _make(kind: bytes, path: str, content: bytes, source: int, size: int, owner: Any, mode: int, time: int) -> None:
+    """Make what an entry says. Args: content: of a link; that of a file comes from `source`."""
     os.makedirs(os.path.dirname(path), exist_ok=True)
-    content = files.receive(source, size) if kind in (files.LINK, files.HARD_LINK) else b""
     info = os.lstat(path) if os.path.lexists(path) else None
     if info is not None and not (kind == files.FOLDER and stat.S_ISDIR(info.st_mode)):
         _remove(path, info)
         info = None
     if kind == files.HARD_LINK:
-        os.link(b"/" + content, path, follow_symlinks=False)
+        os.link(content, os.fsencode(path), follow_symlinks=False)
         return
     if kind == files.FILE:
         files.write(path, source, size, 0o600, SimpleNamespace(uid=-1, gid=-1))

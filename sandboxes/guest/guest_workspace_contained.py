@@ -1,8 +1,8 @@
 """Pid 1 of a workspace in a container: it takes its order from the owner, gives up privileges, and serves.
 
 Run by path (`python -P -s -S guest_workspace_contained.py <socket>`), with nothing but the standard library importable.
-The engine has made the namespaces, the file system and the limits; what is missing is done here. Python and this file
-come from the owner's machine, not from the image, of which no code has run yet. The workspace ends with the owner: its
+The engine has made the namespaces, the file system and the limits; the rest is done here. Python and this file come
+from the owner's machine, not from the image; no code of the image has run yet. The workspace ends with the owner: its
 socket ends then.
 """
 

@@ -70,7 +70,7 @@ _DENIED = {
     },
 }  # fmt: skip
 
-# Allowed in a workspace whose memory a control group counts: databases share memory with their processes, and browsers
+# Allowed in a workspace if a control group counts its memory: databases share memory with their processes, and browsers
 # and build tools make memory files. Its ipc namespace is its own.
 _ALLOWED_IF_COUNTED = ("shmget", "semget", "msgget", "memfd_create")
 
@@ -118,8 +118,8 @@ _PRLIMIT = {"x86_64": 302, "aarch64": 261}
 _SOCKET = {"x86_64": 41, "aarch64": 198}
 _SOCKETPAIR = {"x86_64": 53, "aarch64": 199}
 
-# Calls whose flags reveal which pages of a file are cached, or evict them: shared files could carry messages between
-# runs.
+# Calls with flags that reveal which pages of a file are cached, or evict them: shared files could carry messages
+# between runs.
 _PREADV2, _PWRITEV2 = {"x86_64": 327, "aarch64": 286}, {"x86_64": 328, "aarch64": 287}
 _FADVISE64, _MADVISE = {"x86_64": 221, "aarch64": 223}, {"x86_64": 28, "aarch64": 233}
 _POSIX_FADV_DONTNEED, _MADV_PAGEOUT = 4, 21
@@ -142,7 +142,7 @@ def seccomp_filter(machine: str | None = None, *, reads_only: bool = False, coun
         machine: a name as from `platform.machine()`; this machine by default.
         reads_only: for a process without mount and network namespace: it may read files, but not change files, open
             sockets, run programs or signal other processes.
-        counted: for a workspace whose memory a control group counts: shared memory and memory files are allowed.
+        counted: whether a control group counts the workspace's memory: shared memory and memory files are then allowed.
     """
     machine = machine or platform.machine()
     program = [
@@ -153,7 +153,7 @@ def seccomp_filter(machine: str | None = None, *, reads_only: bool = False, coun
     if machine == "x86_64":
         program += _when(_IF_AT_LEAST, _X32_BIT, _KILL_PROCESS)
     program += _when(_IF_GREATER, _LAST_KNOWN_CALL, _ERRNO | errno.ENOSYS)
-    # glibc falls back to clone, whose flags a filter can inspect (clone3 passes them by pointer).
+    # glibc falls back to clone, and a filter can inspect its flags (clone3 passes them by pointer).
     program += _when(_IF_EQUAL, _CLONE3, _ERRNO | errno.ENOSYS)
     denied = denied_calls(machine)
     if counted:

@@ -77,7 +77,7 @@ class SlotGroup:
         )
 
     def allow_cpus(self, cpus: float) -> None:
-        """Let the group use so many CPUs at once; one by default. Without the cpu controller nothing changes."""
+        """Let the group use this number of CPUs at once; one by default. Without the cpu controller nothing changes."""
         raise NotImplementedError
 
     def close(self) -> None:

@@ -69,7 +69,7 @@ class Groups:
         return self._slots[number]
 
     def drop(self, number: int) -> None:
-        """Remove the group of a slot whose processes have ended."""
+        """Remove the group of a slot after its processes have ended."""
         slot = self._slots.pop(number, None)
         if slot is not None:
             slot.close()
@@ -162,7 +162,7 @@ def groups_of(pid: int) -> dict[str, Path]:
 
 
 def find_groups(mounts: str, membership: str) -> dict[str, Path]:
-    """Return those of `groups_of`. Args: as for `find_v2`, the membership of any process."""
+    """The groups of `groups_of`. Args: as for `find_v2`, the membership of any process."""
     paths: dict[str, PurePosixPath] = {}  # by controller; "" is version 2
     for line in membership.splitlines():
         _, controllers, path = line.split(":", 2)

@@ -1,7 +1,7 @@
 """The "subprocess" sandbox: plain child processes. It does NOT isolate: code in it can do whatever this user can.
 
 Use it for debugging, and for code that you would run by hand. It has the contract of the isolating backends, so an
-environment can be tried on a machine where none works. It must be named and explicitly allowed.
+environment can be tried on a machine that allows no isolating one. It must be named and explicitly allowed.
 
 Enforced: a fresh process and folder per run; the wall-clock limit; CPU time, address space and file size per process;
 capped output. Not enforced: the code can reach this user's files, processes, network and environment variables; the

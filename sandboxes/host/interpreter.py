@@ -249,7 +249,7 @@ class Interpreter:
             self.kill()
 
     def _receive(self) -> None:
-        """Read one frame; further data stays in the socket, whose size is limited."""
+        """Read one frame; further data stays in the socket, which has a limited size."""
         try:
             frame = self._control.recv(_MAX_FRAME)
         except BlockingIOError:

@@ -17,7 +17,7 @@ vulnerabilities of the kernel.
 
 bubblewrap is not used for the outer ring: the ring takes a few system calls (`guest_kernel.enter_minimal_root`).
 bubblewrap would take one more process and could not give snippets separate user ids. Started by root with --uid, it
-leaves the outer user root, whose files stay readable.
+leaves the outer user root, and root's files stay readable.
 """
 
 from __future__ import annotations
@@ -253,11 +253,11 @@ class NamespaceSandbox:
         for session in tuple(self._sessions):
             await session.close()
         if self._groups is not None:
-            async with self._starting:  # one after another, where it is closed twice
+            async with self._starting:  # one after another, if it is closed twice
                 await asyncio.to_thread(self._groups.close)  # it may wait for processes that have just ended
 
     def _group(self, slot: int) -> SlotGroup | None:
-        """Return the control group of a slot, None where there are none. Raises SandboxError."""
+        """The control group of a slot, None if there are none. Raises SandboxError."""
         if self._closed:
             raise SandboxError(f"the {self._backend} sandbox is closed")
         try:

@@ -1,4 +1,4 @@
-"""A session of the namespace sandbox: one interpreter at a time, whose state lasts from cell to cell."""
+"""A session of the namespace sandbox: one interpreter at a time. Its state lasts from cell to cell."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ class CappedPipe:
     Args:
         cap: bytes to keep; the rest is counted and discarded, so a flood costs no memory.
         on_flood: called once after more than `flood` bytes.
-        on_data: called with every chunk, also with what is discarded.
+        on_data: called with every chunk, also with discarded ones.
     """
 
     def __init__(

@@ -181,7 +181,7 @@ class WarmSlots(Generic[T]):
             and self._busy + len(self._idle) + len(self._starting) < wanted
             and len(self._starting) < self._at_once
         ):
-            # In a context of its own: the deadlines of the request that runs now are not those of the start.
+            # In a context of its own: the deadlines of the request that runs now do not hold for the start.
             self._starting.add(asyncio.create_task(self._start_one(), context=contextvars.Context()))
 
     async def _start_one(self) -> None:

@@ -105,7 +105,7 @@ def build_with_program(
         timeout_s: of the build.
 
     Raises:
-        UserError: the program is not here or failed, with what it said; as `add_image`.
+        UserError: the program is not here or failed, with its message; as `add_image`.
         SandboxError: as `add_image`.
     """
     reference = str(parse_reference(name))

@@ -52,8 +52,8 @@ def held(name: str, build: Callable[[Path], None]) -> Iterator[Path]:
     Two processes that build the same entry at once both build it, and one of the two results stays.
 
     Args:
-        build: called with a new, empty folder; when it raises, nothing stays behind. What a build leaves whose process
-            was killed is removed by the next one.
+        build: called with a new, empty folder; when it raises, nothing stays behind. If its process is killed, the next
+            build removes what it leaves.
 
     Raises:
         SandboxError: the cache cannot be written.
@@ -140,7 +140,7 @@ def remove(folder: Path) -> bool:
 
 
 def sweep(parent: Path) -> None:
-    """Remove what builds and removals have left whose process was killed."""
+    """Remove what killed builds and removals have left."""
     for partial in parent.glob(f"{_PARTIAL}*"):
         lock = _lock(partial, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if lock is not None:

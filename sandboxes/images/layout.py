@@ -180,7 +180,7 @@ class Archive:
 
 
 class _Headers(io.RawIOBase):
-    """An archive of which only headers are read: a header that would fill the memory is refused."""
+    """An archive from which only headers are read: a header that would fill the memory is refused."""
 
     def __init__(self, file: Any) -> None:
         self._file = file

@@ -152,7 +152,7 @@ def check_platform(config: Config, what: str) -> None:
 
 
 def keys_of(document: bytes) -> frozenset[str]:
-    """Return the fields of a document, which tell what it is; none for what is no JSON object."""
+    """The fields of a document, which tell its kind; none if it is no JSON object."""
     try:
         content = json.loads(document)
     except ValueError:

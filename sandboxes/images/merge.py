@@ -14,7 +14,7 @@ _WHITEOUT, _OPAQUE, _IMPLIED = ".wh.", ".wh..wh..opq", ".wh..wh.implied"  # as g
 
 
 def add_layer(layer: str, root: str) -> None:
-    """Put the files of a layer over those of a root file system, and take away what its whiteouts name.
+    """Put the files of a layer over a root file system's, and take away the files that its whiteouts name.
 
     Args:
         layer: as `guest_unpack.py` leaves it. It may be linked to, and must not be changed later.

@@ -1,7 +1,7 @@
 """Images in registries, by the client library python-dxf: over HTTPS, or plain HTTP for a registry on this machine.
 
-User names and passwords are those that `docker login` has left in config.json. A broken connection is resumed where it
-stopped. What comes is checked by digest, and unpacked while it comes.
+User names and passwords come from `docker login`, in config.json. A broken connection is resumed at its last byte.
+Every part is checked by digest, and unpacked while it comes.
 """
 
 from __future__ import annotations
@@ -239,7 +239,7 @@ class _Patience:
 
 @contextmanager
 def _errors(reference: Reference, what: str) -> Iterator[None]:
-    """Raises UserError for what another try does not mend."""
+    """Raises UserError for an error that another try does not mend."""
     try:
         yield
     except DXFUnauthorizedError:

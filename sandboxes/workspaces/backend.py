@@ -47,7 +47,7 @@ _MACHINES = {"amd64": "x86_64", "arm64": "aarch64", "arm64/v8": "aarch64"}
 class KeptFiles:
     """A `Snapshot`. Created by `BoxWorkspace.snapshot`.
 
-    Args: release: lets go of what the snapshot holds.
+    Args: release: lets go of the snapshot's resources.
     """
 
     def __init__(self, backend: BoxWorkspaces, origin: Origin, release: Callable[[], None]) -> None:

@@ -26,7 +26,7 @@ from sandboxes.workspaces.box import BoxEnd
 
 _START_S, _LOOK_S, _GONE_S = 60.0, 0.5, 30.0
 _OWN_MEMORY_BYTES = 32 * 2**20
-"""Memory of pid 1, beside that of the commands."""
+"""Memory of pid 1, in addition to the commands'."""
 _AT = "/dev/.forge-env"
 """Where the container has what comes from this machine. /dev is made by the engine: the image gets no trace of it."""
 _GUEST = Path(__file__).parents[1] / "guest"

@@ -37,7 +37,7 @@ async def open_namespace_workspaces(*, cgroups: bool = True, spares: int = _SPAR
 
     Args:
         cgroups: limit every workspace as a whole if the machine has control groups; otherwise each of its processes.
-        spares: workspaces whose processes and control groups are prepared ahead of demand, whatever their image.
+        spares: number of workspaces with processes and control groups that are prepared ahead of demand, for any image.
 
     Raises:
         UserError: `spares` is out of range.

@@ -78,7 +78,7 @@ class Pool:
 
 
 class _Pace:
-    """Lets `burst` pass at once, and then so many per second."""
+    """Lets `burst` pass at once, and then `per_s` per second."""
 
     def __init__(self, per_s: float, *, burst: int) -> None:
         self._step, self._burst = 1.0 / per_s, burst

@@ -63,7 +63,7 @@ async def test_a_thought_is_free_and_the_answer_is_not(tiny_model: Path, rendere
     assert sum(row.loss_mask) == len(thought)
 
 
-async def test_what_is_no_thought_is_dropped(tiny_model: Path, renderer: Renderer) -> None:
+async def test_a_completion_without_a_thought_is_dropped(tiny_model: Path, renderer: Renderer) -> None:
     policy = FormWriter(renderer, "so it is<|im_end|>", ANSWER)
     turn = await play(tiny_model, policy, max_turn_tokens=60)
     (prompt, _, _), (later, second, _) = policy.asked

@@ -21,7 +21,7 @@ tokens = st.lists(st.integers(0, len(PIECES) - 1), min_size=1, max_size=12).map(
 
 
 @given(ids=tokens, stop=st.lists(st.text("abc ", min_size=1, max_size=3), min_size=1, max_size=3), split=st.integers())
-def test_what_is_kept_is_the_shortest_that_holds_a_stop(ids: tuple[int, ...], stop: list[str], split: int) -> None:
+def test_the_completion_ends_at_the_first_stop(ids: tuple[int, ...], stop: list[str], split: int) -> None:
     first = split % len(ids)
     spans = tuple((version, count) for version, count in ((1, first), (2, len(ids) - first)) if count)
     logprobs = tuple(-float(i) for i in range(len(ids)))

@@ -96,7 +96,9 @@ ONE_REQUEST = {
 
 
 @pytest.mark.parametrize("case", ONE_REQUEST)
-async def test_one_request_is_enough_otherwise(tiny_model: Path, renderer: Renderer, case: str) -> None:
+async def test_one_request_is_enough_if_the_budget_ends_no_thought(
+    tiny_model: Path, renderer: Renderer, case: str
+) -> None:
     text, limits = ONE_REQUEST[case]
     prompt, *_ = next_prompt(renderer, Conversation(request_id="", observation=TASK.prompt), ())
     if "max_tokens" in limits:
@@ -265,7 +267,7 @@ class Doubts(Env):
         return ({"role": "user", "content": "Are you sure?"},), 1.0, self.turns == 3, False, {}
 
 
-async def test_rows_where_thoughts_are_dropped(tiny_model: Path, renderer: Renderer) -> None:
+async def test_each_question_begins_a_row_without_earlier_thoughts(tiny_model: Path, renderer: Renderer) -> None:
     """Each question begins a row without the thoughts before it; every sampled token is a target in exactly one row."""
     texts = [f"<think>\nlet me see {i}\n</think>\n\n{i}<|im_end|>" for i in range(3)]
     agent = TokenAgent(str(tiny_model), Writer(renderer, *texts), thinking="on")

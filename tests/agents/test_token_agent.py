@@ -75,7 +75,7 @@ async def test_an_episode_is_token_exact(tiny_model: Path) -> None:
     assert Episode.from_json(result.to_json()) == result
 
 
-async def test_what_the_policy_is_asked(tiny_model: Path) -> None:
+async def test_the_prompt_and_sampling_that_the_policy_gets(tiny_model: Path) -> None:
     call = Renderer(tiny_model).write(CALL)
 
     async def asked(seed: int) -> list[tuple[tuple[int, ...], Sampling, str, str]]:
@@ -96,7 +96,7 @@ async def test_what_the_policy_is_asked(tiny_model: Path) -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(data=st.data())
-def test_any_sampled_ids_leave_an_episode_whose_digests_hold(tiny_model: Path, data: st.DataObject) -> None:
+def test_an_episode_of_any_sampled_ids_has_valid_digests(tiny_model: Path, data: st.DataObject) -> None:
     renderer = Renderer(tiny_model)
     some = st.lists(st.integers(0, 500), min_size=1, max_size=6) | st.just(renderer.write(CALL))
     answers = data.draw(st.lists(some, min_size=4, max_size=4))

@@ -59,7 +59,7 @@ async def store(tiny_model: Path) -> AsyncIterator[SharedMemoryStore]:
 
 
 @pytest.mark.parametrize("settings", [SETTINGS, replace(SETTINGS, tensor_parallel=1, worker_process=True)], ids=[2, 1])
-async def test_processes_of_their_own_say_what_one_says_with_the_weights_of_any_version(
+async def test_worker_processes_answer_like_one_process_for_every_version(
     tiny_model: Path, store: SharedMemoryStore, settings: EngineSettings
 ) -> None:
     one = VLLMEngine(str(tiny_model), EngineSettings(max_model_len=256, max_requests=16))

@@ -360,7 +360,7 @@ def test_a_model_with_experts_replays_the_routes_of_its_engine(start) -> None:  
 def _check_sleep(output: Path) -> None:
     """The engine sleeps before each span of work of the trainer and of the reference model, and wakes by a pull."""
     trace = json.loads((output / "trace.json").read_text().strip().removesuffix(",") + "]")
-    names = ("sleep", "pull", "publish", "optimizer step", "old logprobs", "logprobs")
+    names = ("sleep", "pull", "publish", "optimizer step", "logprobs")
     spans = sorted((event for event in trace if event["name"] in names), key=lambda event: event["ts"])
     ends = {name: [event["ts"] + event["dur"] for event in spans if event["name"] == name] for name in names}
     work = [event for event in spans if event["name"] not in ("sleep", "pull")]

@@ -111,7 +111,7 @@ def test_a_variant_has_the_options_of_the_algorithm_that_it_is_made_of(file: Pat
         ("mine.py:ASKS", "the loss asks for 'colour'"),
     ],
 )
-def test_what_is_no_algorithm_is_one_sentence(
+def test_a_target_that_is_no_algorithm_is_refused_with_a_sentence(
     file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], target: str, words: str
 ) -> None:
     monkeypatch.chdir(file.parent)

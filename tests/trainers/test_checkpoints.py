@@ -52,7 +52,7 @@ def test_the_newest_is_found_by_number_and_not_by_name(tmp_path: Path) -> None:
     assert checkpoint.path == tmp_path / "checkpoints" / "step_000040" and checkpoint.extra["algorithm"] == "grpo"
 
 
-def test_what_is_not_complete_is_not_found(tmp_path: Path) -> None:
+def test_an_incomplete_checkpoint_is_not_found(tmp_path: Path) -> None:
     save(tmp_path, 20)
     for name in (".step_000040.partial", ".step_000020.old", "notes", "step_40", "step_000040.bak"):
         (tmp_path / "checkpoints" / name).mkdir()
@@ -152,7 +152,7 @@ def test_every_setting_that_differs_is_named(tmp_path: Path) -> None:
     assert str(error.value).count(" and was ") == 4
 
 
-def test_another_algorithm_and_too_few_steps_are_refused(tmp_path: Path) -> None:
+def test_another_algorithm_or_too_few_steps_are_refused(tmp_path: Path) -> None:
     save(tmp_path, 40)
     with pytest.raises(UserError, match="by grpo, and this is dapo: go on with python -m trainers.grpo"):
         check_fits(find(tmp_path), "dapo", Config())
@@ -184,7 +184,7 @@ def test_the_newest_stay_and_at_least_one(tmp_path_factory: pytest.TempPathFacto
     assert sorted(path.name for path in (run / "checkpoints").iterdir()) == [path_of(run, s).name for s in saved(run)]
 
 
-def test_going_back_removes_half_written_ones_and_those_of_the_course_not_taken(tmp_path: Path) -> None:
+def test_going_back_removes_half_written_and_later_checkpoints(tmp_path: Path) -> None:
     for step in (20, 40, 60):
         save(tmp_path, step)
     for name in (".step_000080.partial", ".step_000010.old"):
@@ -210,7 +210,7 @@ def test_a_folder_that_holds_a_run_is_refused_and_the_way_on_is_named(tmp_path: 
     assert claim_folder(str(tmp_path / "new")).is_dir()
 
 
-def test_what_cannot_be_resumed_is_said_before_anything_starts(tmp_path: Path) -> None:
+def test_a_run_that_cannot_be_resumed_is_refused_before_it_starts(tmp_path: Path) -> None:
     assert checkpoint_of(make_plan(Config(), GRPO)) is None
     config = config_with(resume=True, output=str(tmp_path), training__steps=40)
     with pytest.raises(UserError, match="holds no complete checkpoint"):

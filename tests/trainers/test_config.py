@@ -60,7 +60,7 @@ def test_short_options_reach_their_settings() -> None:
     assert (config.training.steps, config.training.seed, config.dataset.tasks) == (3, 4, 5)
 
 
-def test_limits_are_those_of_the_section() -> None:
+def test_limits_come_from_the_section() -> None:
     limits = EpisodeLimits(
         max_turns=1, max_turn_tokens=2, max_tokens=3, max_thinking_tokens=4, step_seconds=5.0, episode_seconds=6.0
     )
@@ -76,7 +76,7 @@ def test_the_algorithms_section_reaches_its_objective() -> None:
 
 def test_the_algorithms_section_is_found_by_its_name() -> None:
     assert (Config().algorithm_name, Config().algorithm) == ("grpo", Config().grpo)
-    assert (RunConfig().algorithm_name, RunConfig().algorithm, RunConfig().temperature) == ("", None, 1.0)
+    assert (RunConfig().algorithm_name, RunConfig().algorithm) == ("", None)
 
 
 def test_a_name_that_a_file_sets_twice_is_refused_with_its_line(tmp_path: Path) -> None:

@@ -20,10 +20,10 @@ KL_BOUND = {"float32": 1e-4, "bfloat16": 0.05}  # of k3, which a few tokens far 
 
 @dataclass(kw_only=True)
 class MismatchAlarm:
-    """Compares trainer and engine at every step whose tokens were all sampled from the weights that it starts from."""
+    """Compares trainer and engine at every step, if all its tokens were sampled from the weights before it."""
 
     dtype: str
-    """"float32" or "bfloat16": the coarser of what the trainer and the engine compute in."""
+    """"float32" or "bfloat16": the coarser dtype of trainer and engine."""
     say: Callable[[str], None]
     bound: float = 0.0
     """Of the mean |logprob difference|; 0 is by dtype, and then the KL estimate k3 has a bound too."""
@@ -35,7 +35,7 @@ class MismatchAlarm:
         """Check one step; returns 1.0 if trainer and engine differ by more than the bounds.
 
         The first step that can be checked is reported if it is within them. One that is not is a finding of
-        `trainers.controller.diagnosis`, which goes by the metric.
+        `trainers.metrics.diagnosis`, which goes by the metric.
 
         Args:
             metrics: of the trainer: mean_abs_logprob_difference, kl, ratio_min, ratio_max; a step that computed no
@@ -65,7 +65,7 @@ class MismatchAlarm:
 
 
 def make_alarm(plan: RunPlan, say: Callable[[str], None]) -> MismatchAlarm:
-    """The alarm of a run, with the bounds of what its trainer and its engine compute in."""
+    """The alarm of a run, with the bounds for the dtypes of its trainer and its engine."""
     return MismatchAlarm(
         dtype=plan.precision,
         say=say,

@@ -1,8 +1,9 @@
 """The loop: two coroutines, rollouts and training, and the bound on staleness between them.
 
-The loop decides when work is done, and its `LoopWork` does it. trainers/controller/schedule.py says which group may
-begin and which groups a step takes, so that no group trains weights that are more than S steps newer than those that
-sampled it; trainers/controller/ledger.py keeps account of every prompt.
+The loop decides when a group runs, when a step trains, and when the engines get its weights; `Rollouts`, `Learner` and
+`WeightSync` do it. trainers/controller/schedule.py says which group may begin and which groups a step takes, so that no
+group trains weights that are more than S steps newer than those that sampled it. trainers/controller/ledger.py keeps
+account of every prompt.
 """
 
 from __future__ import annotations
@@ -11,19 +12,22 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from forge_env.core.episode import Group
 from forge_env.core.errors import InvariantError, ReplicaDied, first_error
 from forge_env.utils.threads import invoke
 from trainers.controller.drop_counts import why_faulty
 from trainers.controller.loop_state import LoopSettings, LoopState
-from trainers.controller.loop_work import LoopWork
 from trainers.controller.ready_groups import ReadyGroup
 from trainers.controller.schedule import Schedule
 from trainers.objective.advantages import has_signal
-from trainers.objective.objective import Objective
 from trainers.setup.deadlines import while_moving
+
+if TYPE_CHECKING:  # tests run the loop without actors
+    from trainers.controller.learner import Learner
+    from trainers.run.rollouts import Rollouts
+    from trainers.run.weight_sync import WeightSync
 
 T = TypeVar("T")
 
@@ -32,17 +36,24 @@ class Loop:
     """One run of a policy-gradient algorithm.
 
     Args:
-        work: that runs groups, trains on them and updates the engines.
-        objective: which groups are trained on.
+        rollouts: runs groups.
+        learner: chooses the tasks, takes optimizer steps on groups, and records them.
+        weights: moves weights from the trainer to the engines.
         settings: how the loop goes.
-        state: where it resumes; the loop owns it from now on.
+        state: from a checkpoint; the loop owns it from now on.
     """
 
     def __init__(
-        self, work: LoopWork, objective: Objective, settings: LoopSettings, state: LoopState | None = None
+        self,
+        rollouts: Rollouts,
+        learner: Learner,
+        weights: WeightSync,
+        settings: LoopSettings,
+        state: LoopState | None = None,
     ) -> None:
         state = state or LoopState()
-        self.work, self.objective, self.settings = work, objective, settings
+        self.rollouts, self.learner, self.weights = rollouts, learner, weights
+        self.settings = settings
         self.steps_done, self.ledger = state.steps_done, state.ledger
         self.lengths, self.drops = state.lengths, state.drops
         self._schedule: Schedule[int] = Schedule(
@@ -63,23 +74,19 @@ class Loop:
 
     @property
     def is_in_window(self) -> bool:
-        """Whether groups were taken that no step has trained on: `ready_groups` does not have them."""
+        """Whether groups were taken that no step has trained on: `state` does not have them."""
         return bool(self._window)
-
-    @property
-    def ready_groups(self) -> list[ReadyGroup]:
-        """Groups that no step has taken yet, for a checkpoint; read it between two windows only."""
-        if self.is_in_window:
-            raise InvariantError(f"after step {self.steps_done}, groups are taken that no step has trained on")
-        return [ReadyGroup(number, self._schedule.deadline(number), group) for number, group in self._ready.items()]
 
     @property
     def state(self) -> LoopState:
         """The state for a checkpoint; read it between two windows only."""
+        if self.is_in_window:
+            raise InvariantError(f"after step {self.steps_done}, groups are taken that no step has trained on")
+        deadline = self._schedule.deadline
         return LoopState(
             steps_done=self.steps_done,
             ledger=self.ledger,
-            ready=self.ready_groups,
+            ready=[ReadyGroup(number, deadline(number), group) for number, group in self._ready.items()],
             lengths=self.lengths,
             drops=self.drops,
         )
@@ -95,25 +102,27 @@ class Loop:
         try:
             async with asyncio.TaskGroup() as tasks:
                 self._tasks = tasks
-                rollouts = tasks.create_task(self.rollouts())
-                tasks.create_task(self.training()).add_done_callback(lambda _: rollouts.cancel())
+                sampling = tasks.create_task(self.sampling())
+                tasks.create_task(self.training()).add_done_callback(lambda _: sampling.cancel())
         except* Exception as errors:
             raise first_error(errors) from None
 
     def stop(self) -> None:
-        """Let `run` return after the optimizer step in progress, or after the last one of its window: then `state` is
-        that of a checkpoint."""
+        """Let `run` return after the optimizer step in progress, or after the last step of its window. A checkpoint
+        can then keep `state`."""
         self._is_stopping = True
         self._news.set()
         if self._evaluation is not None:
             self._evaluation.reschedule(asyncio.get_running_loop().time())
 
-    async def rollouts(self) -> None:
+    async def sampling(self) -> None:
         """Begin a group whenever the schedule admits one; groups finish in any order."""
         prompts = self.ledger.prompts()
         async with asyncio.TaskGroup() as groups:
             while True:
-                await self._when(lambda: (not self._is_held and self._schedule.admits(self.work.engine_steps)) or None)
+                await self._when(
+                    lambda: (not self._is_held and self._schedule.admits(self.weights.engine_steps)) or None
+                )
                 if self.settings.in_waves:
                     await self._wave(prompts)
                 else:
@@ -133,12 +142,12 @@ class Loop:
             metrics = await self._begin_window() if is_first else {}
             numbers = self._window.popleft()
             groups = [self._ready.pop(number) for number in numbers]
-            metrics |= await self.work.train_step(step, groups)
+            metrics |= await self.learner.train_step(step, groups)
             for number, group in zip(numbers, groups, strict=True):
                 self.ledger.train(number)
                 self.lengths.trained(group)
             train_done = time.perf_counter()
-            is_evaluated = self.work.is_evaluated(step)
+            is_evaluated = self.learner.is_evaluated(step)
             # The batches of a wave repeat bit by bit only while the engine has no other requests.
             self._is_held = self.settings.in_waves and is_evaluated
             if step % self.settings.sync_interval == 0 or step == self.settings.steps:
@@ -149,13 +158,13 @@ class Loop:
                 "seconds/sync_stall": time.perf_counter() - train_done,
                 "seconds/step": time.perf_counter() - started,
             }
-            self.work.record_step(step, groups, metrics | self._counts | seconds)
+            self.learner.record_step(step, groups, metrics | self._counts | seconds)
             self.steps_done = step
             if is_evaluated and not self._is_stopping:
                 await self._evaluate(step)
             if self._is_stopping and not self.is_in_window:
                 return
-            await self.work.after_step(step, None if self.is_in_window else self.state)
+            await self.learner.after_step(step, None if self.is_in_window else self.state)
 
     @property
     def _counts(self) -> dict[str, float]:
@@ -163,7 +172,7 @@ class Loop:
         return self.drops.metrics | {"groups_open": float(self._schedule.open), "length_bias": self.lengths.bias}
 
     def _window_size(self) -> int:
-        """Steps whose groups are taken together: those until the next update of the engines."""
+        """Number of steps that take their groups together: until the next update of the engines."""
         if not self.settings.in_windows:
             return 1
         interval = self.settings.sync_interval
@@ -172,17 +181,19 @@ class Loop:
     async def _begin_window(self) -> dict[str, float]:
         if not self.settings.in_windows:
             return {}
-        return await self.work.begin_window([[self._ready[number] for number in numbers] for numbers in self._window])
+        return await self.learner.begin_window(
+            [[self._ready[number] for number in numbers] for numbers in self._window]
+        )
 
     async def _sync(self, step: int) -> dict[str, float]:
         """Publish the weights of a step; the engines pull them while the next steps go on, if staleness allows it.
 
         Returns:
-            The metrics of this update and, where it was in the background, of the pull and the proof before it.
+            The metrics of this update and, if the last one was in the background, of its pull and its proof.
         """
         metrics = await self._pulled() | await self._proved()
-        metrics |= await self.work.publish_weights(step)
-        self._pull = self._tasks.create_task(self._take_over(step))
+        metrics |= await self.weights.publish(step)
+        self._pull = self._tasks.create_task(self._take_over())
         is_last = step == self.settings.steps
         # Without staleness the next step needs the engines to have the new weights; so does the last evaluation.
         if self.settings.staleness == 0 or is_last:
@@ -197,7 +208,7 @@ class Loop:
             await self._pull  # its metrics are for the next update
         try:
             async with asyncio.timeout(None) as self._evaluation:
-                await self.work.evaluate(step)
+                await self.learner.evaluate(step)
         except TimeoutError:
             if not self._is_stopping:
                 raise
@@ -216,20 +227,20 @@ class Loop:
         proof, self._proof = self._proof, None
         return await proof if proof is not None else {}
 
-    async def _take_over(self, step: int) -> dict[str, float]:
-        metrics = await self.work.pull_weights(step)
-        self._proof = self._tasks.create_task(self.work.prove_weights(step))
+    async def _take_over(self) -> dict[str, float]:
+        metrics = await self.weights.pull()
+        self._proof = self._tasks.create_task(self.weights.prove())
         self._news.set()
         return metrics
 
     def _admit(self, prompts: Iterator[int]) -> int:
         number = next(prompts)
-        self._schedule.admit(number, self.work.engine_steps)
+        self._schedule.admit(number, self.weights.engine_steps)
         return number
 
     async def _rollout(self, number: int) -> None:
         try:
-            group = await self.work.run_group(self.work.spec(number))
+            group = await self.rollouts.run_group(self.learner.spec(number))
             self._settle(number, group, await self._task_rewards(group))
         except ReplicaDied as error:  # in every try: the next one might end the last process as well
             self._drop(number, "its processes died")
@@ -239,34 +250,35 @@ class Loop:
     async def _wave(self, prompts: Iterator[int]) -> None:
         """Begin all groups that may begin, and wait for all of them."""
         numbers = []
-        while self._schedule.admits(self.work.engine_steps):
+        while self._schedule.admits(self.weights.engine_steps):
             numbers.append(self._admit(prompts))
-        groups = await self.work.run_wave([self.work.spec(number) for number in numbers])
+        groups = await self.rollouts.run_wave([self.learner.spec(number) for number in numbers])
         rewards = [await self._task_rewards(group) for group in groups]
         for settled in zip(numbers, groups, rewards, strict=True):
             self._settle(*settled)
         self._news.set()
 
     async def _task_rewards(self, group: Group) -> list[float]:
-        """The rewards by which dynamic sampling judges a group; empty without it. User code runs in a thread."""
-        if not self.objective.needs_signal or not self.work.keeps(group):
+        """The rewards for dynamic sampling, which judges a group; empty without it. User code runs in a thread."""
+        objective = self.learner.objective
+        if not objective.needs_signal or not self.learner.keeps(group):
             return []
-        if self.objective.reward.user_reward is None:
-            return self.objective.task_rewards(group)
-        rewards: list[float] = await invoke(self.objective.task_rewards, group)
+        if objective.reward.user_reward is None:
+            return objective.task_rewards(group)
+        rewards: list[float] = await invoke(objective.task_rewards, group)
         return rewards
 
     def _settle(self, number: int, group: Group, task_rewards: Sequence[float]) -> None:
         """Decide whether a group will be trained on."""
         self._settled += 1
         self.drops.add_outcomes(group)
-        if not self.work.keeps(group):
+        if not self.learner.keeps(group):
             self._drop(number, "too few valid episodes")
             self.drops.drop_faulty(why_faulty(group))
-        elif self.objective.needs_signal and not has_signal(task_rewards):
+        elif self.learner.objective.needs_signal and not has_signal(task_rewards):
             self._drop(number, "no signal")
-            self.work.dropped(group, task_rewards)
-            self.drops.drop_flat(task_rewards[0], self.objective.signal_error)
+            self.learner.dropped(group, task_rewards)
+            self.drops.drop_flat(task_rewards[0], self.learner.objective.signal_error)
         else:
             self.drops.keep()
             self._ready[number] = group
@@ -285,7 +297,7 @@ class Loop:
         """
 
         async def moved() -> object:
-            return self._settled, await self.work.progress()
+            return self._settled, await self.rollouts.progress()
 
         def stuck() -> str:
             return f"no step, and nothing has moved for {self.settings.patience:g} s: {self._waiting_for()}"

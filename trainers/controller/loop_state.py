@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
 
 from trainers.controller.drop_counts import DropCounts
 from trainers.controller.ledger import Ledger
-from trainers.controller.length_bias import LengthBias
-from trainers.controller.ready_groups import ReadyGroup
+from trainers.controller.ready_groups import READY_FILE, ReadyGroup, pack, unpack
+from trainers.metrics.length_bias import LengthBias
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,3 +47,30 @@ class LoopState:
     """Groups that are ready, and that no step has taken."""
     lengths: LengthBias = field(default_factory=LengthBias)
     drops: DropCounts = field(default_factory=DropCounts)
+
+    def to_json(self) -> tuple[dict[str, Any], dict[str, list[bytes]]]:
+        """The state as JSON, and the lines of further files of the checkpoint."""
+        ready, lines = pack(self.ready)
+        place = {
+            "ledger": self.ledger.state_dict(),
+            "ready": ready,
+            "lengths": asdict(self.lengths),
+            "drops": asdict(self.drops),
+        }
+        return place, {READY_FILE: lines} if ready else {}
+
+    @classmethod
+    def of(cls, place: Mapping[str, Any], steps_done: int, checkpoint: Path) -> LoopState:
+        """Read a state back from a checkpoint.
+
+        Raises:
+            UserError: a file of the checkpoint does not hold its groups.
+        """
+        state = cls(
+            steps_done=steps_done,
+            ready=unpack(place["ready"], checkpoint),
+            lengths=LengthBias(**place["lengths"]),
+            drops=DropCounts(**place["drops"]),
+        )
+        state.ledger.load_state_dict(place["ledger"])
+        return state

@@ -8,13 +8,13 @@ from pathlib import Path
 from forge_env.core.errors import NothingTrained
 from forge_env.evaluation.evaluate import Evaluation
 from forge_env.evaluation.kinds import verdict_note
-from trainers.controller.diagnosis import Diagnosis
+from trainers.metrics.diagnosis import Diagnosis
 from trainers.run.evaluations import records_of
-from trainers.run.training_run import SAMPLES_SHOWN, TrainingRun
+from trainers.run.run import SAMPLES_SHOWN, Run
 
 
 def summarise(
-    run: TrainingRun,
+    run: Run,
     before: Evaluation,
     after: Evaluation,
     tool_off: Evaluation | None,
@@ -31,12 +31,12 @@ def summarise(
         diagnosis: of the whole run.
         train_seconds: of the training alone.
     """
-    report, algorithm = run.report, run.plan.algorithm
-    report.samples(f"the first {SAMPLES_SHOWN} held-out tasks before {algorithm}", before.episodes[:SAMPLES_SHOWN])
-    report.samples(f"the same tasks after {algorithm}", after.episodes[:SAMPLES_SHOWN])
-    step_seconds = sorted(point["seconds"] for point in report.curve)
-    rewards = [point["reward"] for point in report.curve]
-    trained_on = [point.get("training_reward", point["reward"]) for point in report.curve]
+    record, algorithm = run.record, run.plan.algorithm
+    record.samples(f"the first {SAMPLES_SHOWN} held-out tasks before {algorithm}", before.episodes[:SAMPLES_SHOWN])
+    record.samples(f"the same tasks after {algorithm}", after.episodes[:SAMPLES_SHOWN])
+    step_seconds = sorted(point["seconds"] for point in record.curve)
+    rewards = [point["reward"] for point in record.curve]
+    trained_on = [point.get("training_reward", point["reward"]) for point in record.curve]
     by_kind = run.kinds.changes(before, after)
     run.summarise(
         {
@@ -60,22 +60,22 @@ def summarise(
         }
     )
     title = f"{algorithm} on {run.plan.env.name}, seed {run.plan.training.seed}"
-    picture = report.draw_curve(title, before, after)
-    report.say(f"held-out success after {algorithm}: {after}")
+    picture = record.draw_curve(title, before, after)
+    record.say(f"held-out success after {algorithm}: {after}")
     off = "" if tool_off is None else f", and {tool_off.success_rate:.3f} with the tool switched off"
-    report.say(f"it was {before} before{off}")
+    record.say(f"it was {before} before{off}")
     for name, change in by_kind.items():
-        report.say(f"held-out success of {name}: {change}")
+        record.say(f"held-out success of {name}: {change}")
     if level := verdict_note(by_kind):
-        report.say(level)
+        record.say(level)
     for finding in diagnosis.findings:
         when = (
             f"steps {finding.step} to {finding.last_step}"
             if finding.last_step > finding.step
             else f"step {finding.step}"
         )
-        report.say(f"may have kept this run from learning, {when}: {finding}")
-    report.say(f"curve {picture}, checkpoints {report.folder / 'checkpoints'}, model {report.folder / 'model'}")
+        record.say(f"may have kept this run from learning, {when}: {finding}")
+    record.say(f"curve {picture}, checkpoints {record.folder / 'checkpoints'}, model {record.folder / 'model'}")
 
 
 def check_trained(folder: Path) -> None:
@@ -100,7 +100,7 @@ def check_trained(folder: Path) -> None:
 
 
 def _rate(evaluation: Evaluation | None) -> float | None:
-    """The success rate, or None where nothing could be measured: JSON has no NaN."""
+    """The success rate, or None if nothing could be measured: JSON has no NaN."""
     return _number(evaluation.success_rate) if evaluation is not None else None
 
 

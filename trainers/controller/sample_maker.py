@@ -36,7 +36,7 @@ class SampleMaker:
 
         Args:
             groups: of the step.
-            old_logprobs: of its samples, in order, where they were computed before; None for a sample that needs none.
+            old_logprobs: of its samples, in order, if they were computed before; None for a sample that needs none.
 
         Returns:
             The samples; the training reward of every valid episode by group; and as metrics training_reward and

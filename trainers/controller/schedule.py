@@ -6,8 +6,8 @@ v + S; that step is its deadline. Two rules keep this promise whatever the laten
 - A group is admitted only if the steps up to every deadline still have room for all open groups due by then.
 - A step takes ready groups, earliest deadline first, and waits for more until what it leaves behind has room too.
 
-So a quick group overtakes a slow one as long as the slow one has time left, and a straggler whose deadline is now makes
-the trainer wait. At most (S + 1) * batch_size groups are open, open meaning admitted and neither taken nor dropped.
+So a quick group overtakes a slow one as long as the slow one has time left. At the deadline of a straggler the trainer
+waits. At most (S + 1) * batch_size groups are open, open meaning admitted and neither taken nor dropped.
 
 Versions count optimizer steps: version v are the weights after v of them, and step t starts from version t.
 """

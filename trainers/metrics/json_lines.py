@@ -1,4 +1,4 @@
-"""metrics.jsonl: the run's own record of what it measured, one object per line.
+"""metrics.jsonl: the run's own record of its metrics, one object per line.
 
 Unlike the other sinks it is written at once and in the thread of the run: if it cannot be written, the run ends.
 """

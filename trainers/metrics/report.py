@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -60,7 +60,7 @@ class Report:
         self._spans = open_spans(config, self.warn) if config else None
         self._sampler: Sampler | None = None
 
-    def __enter__(self) -> Report:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:

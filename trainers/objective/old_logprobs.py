@@ -34,12 +34,12 @@ Frozen = list[np.ndarray | None]
 """The old logprobs of a step's samples, in order; None for a sample that the step does not compute."""
 
 
-def whose_old_logprobs(config: RunConfig, loss: Loss) -> Literal["generator", "trainer"]:
+def whose_old_logprobs(config: RunConfig, loss: Loss, precision: str) -> Literal["generator", "trainer"]:
     """The model that gives the denominator of the importance ratio: `training.old_logprobs`, with "auto" decided."""
     chosen, section = config.training.old_logprobs, config.algorithm
     if chosen != "auto":
         return chosen
-    if section is None or not section.clips_within_rounding or config.precision == "float32":
+    if section is None or not section.clips_within_rounding or precision == "float32":
         return "generator"
     return "trainer" if "old_logprobs" in LossCall(loss).names else "generator"
 

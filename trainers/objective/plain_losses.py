@@ -39,8 +39,8 @@ class SimpleGRPOLoss(PolicyLoss):
     ) -> Tensor:
         """Return the scalar loss; the tensors are as in `RatioLoss.forward`."""
         mask = valid_tokens(loss_mask, None)
-        kept = keep(logprobs, mask)
-        policy = -(kept - kept.detach()).exp() * per_token(advantages, mask)
+        valid_logprobs = keep(logprobs, mask)
+        policy = -(valid_logprobs - valid_logprobs.detach()).exp() * per_token(advantages, mask)
         return self._total(policy, mask, logprobs, reference_logprobs, entropy, normalizer)
 
 

@@ -8,11 +8,10 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from forge_env.core.errors import ForgeError
-from forge_env.runtime.calls.answers import within
 from forge_env.utils.threads import invoke
 from trainers.checkpoints import Checkpoint, clean, path_of, steps_of
+from trainers.run.run import Run
 from trainers.run.trainer_actor import TrainerActor
-from trainers.run.training_run import TrainingRun
 from trainers.setup.run_plan import RunPlan
 from trainers.setup.signals import was_signalled
 
@@ -28,7 +27,7 @@ def is_due(plan: RunPlan, step: int) -> bool:
 
 
 async def save_checkpoint(
-    run: TrainingRun,
+    run: Run,
     step: int,
     place: Mapping[str, Any],
     *,
@@ -38,7 +37,7 @@ async def save_checkpoint(
     """Save the trainer, and everything that the run needs to resume after `step`.
 
     Args:
-        run: whose trainer has taken `step` optimizer steps.
+        run: its trainer has taken `step` optimizer steps.
         step: optimizer steps that are done.
         place: state of the algorithm itself, as JSON; `restore` returns it.
         texts: further files of the checkpoint's folder: name -> lines.
@@ -50,27 +49,25 @@ async def save_checkpoint(
         "config": run.plan.record,
         "version": run.weights.of_trainer,
         "tokens_generated": run.rollouts.tokens_generated,
-        "tokens_trained": run.tokens_trained,
-        "results": run.results,
+        "tokens_trained": run.trainer.tokens_trained,
+        "results": run.record.results,
         "place": place,
     }
-    extra["report"] = await invoke(run.report.mark)  # it waits for the disk
-    folder = str(path_of(run.report.folder, step))
-    call = run.services.trainer.call_one(
-        TrainerActor.save,
-        folder,
-        step,
-        extra,
-        texts=dict(texts) if texts else None,
-        asynchronous=asynchronous,
-        keep_last=run.plan.checkpoint.keep_last,
-    )
-    with run.report.timeline.span("checkpoint", f"step {step}"):
-        await within(run.plan.deadlines.checkpoint, call, "the checkpoint")
+    extra["report"] = await invoke(run.record.mark)  # it waits for the disk
+    with run.record.timeline.span("checkpoint", f"step {step}"):
+        await run.trainer.ranks.deadline(run.plan.deadlines.checkpoint, "the checkpoint").call_one(
+            TrainerActor.save,
+            str(path_of(run.record.folder, step)),
+            step,
+            extra,
+            texts=texts,
+            asynchronous=asynchronous,
+            keep_last=run.plan.checkpoint.keep_last,
+        )
 
 
 @asynccontextmanager
-async def last_checkpoint(run: TrainingRun, save: Callable[..., Awaitable[None]]) -> AsyncIterator[None]:
+async def last_checkpoint(run: Run, save: Callable[..., Awaitable[None]]) -> AsyncIterator[None]:
     """Enter it around what a run does after its last step: a checkpoint is written meanwhile.
 
     It is whole when the block is left, also by an error. Offloaded weights fill the host's memory, which then may have
@@ -86,13 +83,13 @@ async def last_checkpoint(run: TrainingRun, save: Callable[..., Awaitable[None]]
         yield
     finally:
         if is_copied:
-            call = run.services.trainer.call_one(TrainerActor.finish_saving)
-            with run.report.timeline.span("checkpoint", "writing the last one"):
-                await within(run.plan.deadlines.checkpoint, call, "the checkpoint")
+            with run.record.timeline.span("checkpoint", "writing the last one"):
+                trainer = run.trainer.ranks.deadline(run.plan.deadlines.checkpoint, "the checkpoint")
+                await trainer.call_one(TrainerActor.finish_saving)
 
 
 async def until_stopped(
-    run: TrainingRun,
+    run: Run,
     training: Coroutine[Any, Any, None],
     *,
     stop: Callable[[], None],
@@ -106,7 +103,7 @@ async def until_stopped(
     Args:
         run: that trains.
         training: its optimizer steps.
-        stop: lets `training` return soon, at a place from which the run can go on.
+        stop: lets `training` return soon, at a step after which the run can be resumed.
         steps: how many are done.
         save: a checkpoint of them.
 
@@ -128,37 +125,37 @@ async def until_stopped(
 
 
 async def _keep(
-    run: TrainingRun, task: asyncio.Future[None], steps: Callable[[], int], save: Callable[[], Awaitable[None]]
+    run: Run, task: asyncio.Future[None], steps: Callable[[], int], save: Callable[[], Awaitable[None]]
 ) -> None:
     """Wait for a step in progress, and save it."""
-    report, seconds = run.report, run.plan.training.step_seconds + run.plan.deadlines.checkpoint
-    report.say(f"a step in progress is finished and a checkpoint is kept, within {seconds:.0f} s")
+    record, seconds = run.record, run.plan.training.step_seconds + run.plan.deadlines.checkpoint
+    record.say(f"a step in progress is finished and a checkpoint is kept, within {seconds:.0f} s")
     try:
         async with asyncio.timeout(seconds):
             await task
-            if steps() and steps() not in steps_of(report.folder):
+            if steps() and steps() not in steps_of(record.folder):
                 await save()
     except TimeoutError:
-        report.warn(f"warning: no checkpoint could be kept within {seconds:.0f} s")
+        record.warn(f"warning: no checkpoint could be kept within {seconds:.0f} s")
     except (ForgeError, OSError) as error:
-        report.warn(f"warning: no checkpoint could be kept: {error}")
+        record.warn(f"warning: no checkpoint could be kept: {error}")
 
 
-async def restore(run: TrainingRun, checkpoint: Checkpoint) -> Mapping[str, Any]:
+async def restore(run: Run, checkpoint: Checkpoint) -> Mapping[str, Any]:
     """Restore the trainer and the report from a checkpoint; returns its `place`.
 
     The next `WeightSync.sync` publishes the weights under the version that they had. The record is cut back only after
     the trainer has loaded: until then, another checkpoint could be chosen.
     """
     saved = checkpoint.extra
-    load = run.services.trainer.call_one(TrainerActor.load, str(checkpoint.path))
-    await within(run.plan.deadlines.checkpoint, load, "loading the checkpoint")
-    clean(run.report.folder, checkpoint.step)
-    run.report.go_back(saved["report"])
-    run.measure_system()
-    run.results |= saved["results"]
-    run.rollouts.tokens_generated, run.tokens_trained = saved["tokens_generated"], saved["tokens_trained"]
+    trainer = run.trainer.ranks.deadline(run.plan.deadlines.checkpoint, "loading the checkpoint")
+    await trainer.call_one(TrainerActor.load, str(checkpoint.path))
+    clean(run.record.folder, checkpoint.step)
+    run.record.go_back(saved["report"])
+    run.measure()
+    run.record.results |= saved["results"]
+    run.rollouts.tokens_generated, run.trainer.tokens_trained = saved["tokens_generated"], saved["tokens_trained"]
     run.weights.restore(saved["version"])
-    run.report.say(f"{run.plan.algorithm} goes on after step {checkpoint.step}, from {checkpoint.path}")
+    run.record.say(f"{run.plan.algorithm} goes on after step {checkpoint.step}, from {checkpoint.path}")
     place: Mapping[str, Any] = saved["place"]
     return place

@@ -1,12 +1,12 @@
 """Delivery: whether the engines generate from the weights that the trainer has published.
 
 After every update the trainer and each engine score one fixed prompt. What an engine scored at its start, and what the
-trainer scored of the same folder, is where both begin; after that, an engine must move as the trainer moves:
+trainer scored with the same folder, is the start of both. After it, an engine must move as the trainer moves:
 
     moved = trainer now - trainer at the newest update that this engine has proved, or at the start
     rest  = engine now - engine then - moved
 
-Moves add up until they can be told from rounding: the newest proved update stays where it is until then. An engine
+Moves add up until they are clearly larger than rounding: until then, the newest proved update stays the same. An engine
 that keeps older weights, or the model of the start, leaves the whole move as a rest. Medians over the tokens, so that
 a few tokens at which rounding is amplified, by a choice of other experts for example, decide nothing.
 """
@@ -27,11 +27,11 @@ from trainers.setup.run_plan import RunPlan
 PROMPT = tuple(3 + 7 * place % 61 for place in range(16))
 """Token ids that every vocabulary has."""
 UPDATES = 2
-"""Updates in a row after which a run stops whose engine has not moved."""
+"""If an engine has not moved for this many updates in a row, the run stops."""
 NOISE = {"float32": 1e-5, "bfloat16": 1e-2}
 """Of a logprob, at least: models that are peaked more than the first one round more."""
 CLEAR = 3.0
-"""A move is judged if the rest that would be too much of it is so many times the noise."""
+"""A move is judged if its largest allowed rest is at least this many times the noise."""
 MOST_MISSING = {True: 1 / 3, False: 3 / 4}
 """Of a move, by whether the engine's rounding is the trainer's. A coarser engine may lose half of a small update."""
 
@@ -112,7 +112,7 @@ class Delivery:
         return {metric: max(values) for metric, values in found.items() if values}
 
     def refuse(self) -> None:
-        """Stop a run whose engine has not moved for `UPDATES` updates.
+        """Stop the run if an engine has not moved for `UPDATES` updates.
 
         Raises:
             ServiceError: it names the engine, what was compared, and what to do.
@@ -136,7 +136,7 @@ class Delivery:
 
 
 def make_delivery(plan: RunPlan) -> Delivery:
-    """The comparison of a run, by what its trainer and its engines compute in."""
+    """The comparison of a run, for the dtypes of its trainer and its engines."""
     return Delivery(precision=plan.precision, is_exact=_is_exact(plan), context=plan.engine.max_model_len)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -12,42 +13,30 @@ from forge_env.core.errors import InvariantError
 from forge_env.evaluation.evaluate import Evaluation
 from forge_env.evaluation.kinds import Kinds
 from forge_env.utils.threads import invoke
-from trainers.metrics.report import Report
 from trainers.run.rollouts import Rollouts
-from trainers.run.weight_sync import WeightSync
+from trainers.run.run_record import RunRecord
 from trainers.setup.held_out import HeldOutSet, prefix_of
-from trainers.setup.run_plan import RunPlan
 
 
+@dataclass(kw_only=True)
 class Evaluations:
-    """Measures the held-out sets of a run, and reads earlier results from its metrics.
+    """Measures the held-out sets of a run, and reads earlier results from its metrics."""
 
-    Args:
-        plan: of the run.
-        report: where metrics and episodes are written.
-        rollouts: that run the episodes.
-        weights: whose versions the episodes are checked against.
-        held_out: the sets by name; "" is the headline.
-        kinds: of tasks, each of which has metrics of its own; by default none.
-    """
+    rollouts: Rollouts
+    held_out: Mapping[str, HeldOutSet]
+    """The sets by name; "" is the headline."""
+    kinds: Kinds = field(default_factory=Kinds)
+    """The kinds of task that have metrics of their own."""
 
-    def __init__(
-        self,
-        plan: RunPlan,
-        report: Report,
-        rollouts: Rollouts,
-        weights: WeightSync,
-        held_out: Mapping[str, HeldOutSet],
-        kinds: Kinds = Kinds(),  # noqa: B008 (frozen)
-    ) -> None:
-        self._plan, self._report, self._rollouts, self._weights = plan, report, rollouts, weights
-        self.held_out, self.kinds = held_out, kinds
+    @property
+    def record(self) -> RunRecord:
+        return self.rollouts.record
 
     async def evaluate(self, phase: str, *, step: int | None = None, **env_options: Any) -> Evaluation:
-        """Measure the policy on the held-out tasks. The seeds are those of every other evaluation of this run.
+        """Measure the policy on the held-out tasks. Every evaluation of a run has the same seeds.
 
         Args:
-            phase: under which the episodes are kept; those of further sets are under PHASE.NAME.
+            phase: name of the file of episodes; further sets have PHASE.NAME.
             step: optimizer steps behind the weights that the engines have; where given, all sets are measured, and
                 their results are metrics. Otherwise the headline alone is.
             env_options: for the environment, beside the run's.
@@ -65,9 +54,9 @@ class Evaluations:
                 result = await self._measure(f"{phase}.{name}", name, step, env_options)
                 metrics = self._metrics(result) | held_out.settings()
                 values |= {f"{prefix_of(name)}{key}": value for key, value in metrics.items()}
-                self._report.say(f"{phase}, {name}: held-out success {result}")
-        values |= {"version": self._weights.in_engines, "seconds/evaluation": time.perf_counter() - started}
-        self._report.metrics("evaluation", step, values)
+                self.record.say(f"{phase}, {name}: held-out success {result}")
+        values |= {"version": self.rollouts.weights.in_engines, "seconds/evaluation": time.perf_counter() - started}
+        self.record.metrics("evaluation", step, values)
         return headline
 
     async def evaluate_step(self, step: int) -> None:
@@ -75,23 +64,23 @@ class Evaluations:
         if step in await invoke(lambda: self.by_step):  # the file grows with the run
             return
         result = await self.evaluate(f"evaluation_{step:06d}", step=step)
-        self._report.say(f"held-out success after {step} steps: {result}")
+        self.record.say(f"held-out success after {step} steps: {result}")
         self.say_by_kind(result)
 
     def say_by_kind(self, result: Evaluation) -> None:
         """Print the success of each kind of task, if there are kinds."""
         if text := self.kinds.text(result):
-            self._report.say(f"by kind of task: {text}")
+            self.record.say(f"by kind of task: {text}")
 
     def is_due(self, step: int) -> bool:
         """Whether the weights of a step between the first and the last are evaluated."""
-        interval = self._plan.evaluation.interval
-        return bool(interval) and step % interval == 0 and 0 < step < self._plan.steps
+        interval = self.rollouts.plan.evaluation.interval
+        return bool(interval) and step % interval == 0 and 0 < step < self.rollouts.plan.steps
 
     @property
     def by_step(self) -> dict[int, dict[str, float]]:
         """The recorded metrics of every evaluation, by step."""
-        return {int(record["step"]): record for record in records_of(self._report.folder, "evaluation")}
+        return {int(record["step"]): record for record in records_of(self.record.folder, "evaluation")}
 
     def summary(self) -> dict[str, Any]:
         """For summary.json: the best step, and each set with its settings and its first and last success."""
@@ -126,18 +115,18 @@ class Evaluations:
         of_set: dict[str, Any] = {"agent": held_out.agent, "count": held_out.n, "is_measured": True}
         of_set["env_options"] = {**held_out.env_options, **env_options}
         # The phase of the seeds is not the name of this evaluation: every evaluation has the same seeds.
-        specs = [self._rollouts.spec(held_out.seeds, i, task, **of_set) for i, task in enumerate(held_out.tasks)]
-        result = await self._rollouts.measure(
-            specs, lambda done: self._report.progress(phase, done, len(specs), {}, since=started)
+        specs = [self.rollouts.spec(held_out.seeds, i, task, **of_set) for i, task in enumerate(held_out.tasks)]
+        result = await self.rollouts.measure(
+            specs, lambda done: self.record.progress(phase, done, len(specs), {}, since=started)
         )
-        self._report.episodes(phase, result.episodes)
+        self.record.episodes(phase, result.episodes)
         if step is not None:
             self._check_versions(result)
         return result
 
     def _check_versions(self, result: Evaluation) -> None:
         versions = {version for episode in result.valid for version in episode.versions}
-        expected = self._weights.in_engines
+        expected = self.rollouts.weights.in_engines
         if versions - {expected}:
             raise InvariantError(f"version {expected} was to be evaluated, and {sorted(versions)} were")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -22,16 +22,14 @@ from forge_env.runtime.launcher import Launcher
 from forge_env.utils.disks import full_disk
 from forge_env.utils.gc_settings import shorten_collections
 from trainers.checkpoints import Checkpoint, steps_of
-from trainers.metrics.report import Report
+from trainers.metrics.startup import Startup
 from trainers.model.make import count_parameters, make_model
 from trainers.model.shape import made_model
 from trainers.run.evaluations import Evaluations
-from trainers.run.rollouts import Rollouts
+from trainers.run.run import Run
 from trainers.run.run_folder import checkpoint_of, claim_folder, locked, new_folder
-from trainers.run.run_record import add_fact, check_data, code_at_start, write_facts
-from trainers.run.services import Services, start_services
-from trainers.run.startup import Startup
-from trainers.run.training_run import TrainingRun
+from trainers.run.run_record import RunRecord, check_data, code_at_start, write_facts
+from trainers.run.start import start_parts
 from trainers.setup.meaning import about_adapters, about_defaults, about_services, unusual_settings
 from trainers.setup.plan import tasks_of, with_model
 from trainers.setup.run_plan import RunPlan
@@ -54,7 +52,7 @@ class TrainingData(Protocol):
 
 
 @asynccontextmanager
-async def open_run(plan: RunPlan, data: TrainingData | None = None) -> AsyncIterator[TrainingRun]:
+async def open_run(plan: RunPlan, data: TrainingData | None = None) -> AsyncIterator[Run]:
     """Start the services of a run; ends them all, however the run ends.
 
     Args:
@@ -71,54 +69,54 @@ async def open_run(plan: RunPlan, data: TrainingData | None = None) -> AsyncIter
         async with AsyncExitStack() as stack:
             stack.enter_context(locked(folder))
             state.is_empty = checkpoint is None
-            report = stack.enter_context(Report(folder, plan.record, startup.command))
-            report.console.under_way = lambda: [*startup.under_way.items(), *report.timeline.under_way]
-            stack.enter_context(_with_what_is_kept(report, plan.command))
+            record = stack.enter_context(RunRecord(folder, plan.record, startup))
+            stack.enter_context(_with_what_is_kept(record, plan.command))
             if checkpoint:
-                report.check(checkpoint.extra["report"])
-            with startup.phase("tasks"):
+                record.check(checkpoint.extra["report"])
+            with record.phase("tasks"):
                 tasks, held_out = tasks_of(plan)
-                record = check_data(folder, plan.config)
-            report.say(
+                files = check_data(folder, plan.config)
+            record.say(
                 f"{plan.algorithm} on {plan.env.name or 'data'}, seed {plan.training.seed}; everything is written "
                 f"to {folder}"
             )
             for sentence in tasks.about:
-                report.say(sentence)
-            with startup.phase("model"):
-                model, parameters = await _prepare_model(plan, report, checkpoint, data)
+                record.say(sentence)
+            with record.phase("model"):
+                model, parameters = await _prepare_model(plan, record, checkpoint, data)
             plan = with_model(plan, model)
             check_thinking(model, plan.env.thinking)
-            results = {"command": plan.command, "model": str(model), "model_parameters": parameters}
-            _write_facts(plan, report, results)
-            add_fact(folder, "data", record | tasks.record)
-            kinds = _kinds(report, [*tasks.train, *(task for each in held_out.values() for task in each.tasks)])
+            record.results |= {"command": plan.command, "model": str(model), "model_parameters": parameters}
+            _write_facts(plan, record)
+            record.add_fact("data", files | tasks.record)
+            kinds = _kinds(record, [*tasks.train, *(task for each in held_out.values() for task in each.tasks)])
             if data is not None:
-                with startup.phase("data"):
-                    plan = plan.with_steps(await data.prepare(model, report.say))
-                    add_fact(folder, "data", record | data.record())
-            _say_defaults(plan, report)
-            launcher, services = await _start(plan, stack, startup, report, str(model))
-            results["setup_seconds"] = time.perf_counter() - report.started
-            _say_what_is_up(plan, report)
+                with record.phase("data"):
+                    plan = plan.with_steps(await data.prepare(model, record.say))
+                    record.add_fact("data", files | data.record())
+            _say_defaults(plan, record)
+            launcher = await _open_launcher(plan, stack, record)
+            trainer, rollouts = await start_parts(plan, launcher, str(model), record)
+            stack.push_async_callback(rollouts.weights.stop_waiting)
+            stack.callback(record.stop_measuring)
+            record.results["setup_seconds"] = time.perf_counter() - record.started
+            _say_what_is_up(plan, record)
             state.is_empty = False
-            rollouts = Rollouts(plan, report, services)
-            run = TrainingRun(
+            run = Run(
                 plan=plan,
-                report=report,
-                startup=startup,
-                services=services,
                 rollouts=rollouts,
-                evaluations=Evaluations(plan, report, rollouts, services.weights, held_out, kinds),
+                trainer=trainer,
+                weights=rollouts.weights,
+                record=record,
+                evaluations=Evaluations(rollouts=rollouts, held_out=held_out, kinds=kinds),
+                launcher=launcher,
                 train_tasks=tasks.train,
                 checkpoint=checkpoint,
-                pids=launcher.pids,
-                results=results,
             )
             if not checkpoint:  # a resumed run first cuts its record back, see `restore`
-                run.measure_system()
+                run.measure()
             shorten_collections()
-            stack.callback(setattr, report.console, "otherwise", "ending the processes of the run")
+            stack.callback(setattr, record.console, "otherwise", "ending the processes of the run")
             yield run
 
 
@@ -130,19 +128,19 @@ class _FolderState:
 
 
 @contextmanager
-def _with_what_is_kept(report: Report, command: str) -> Iterator[None]:
+def _with_what_is_kept(record: RunRecord, command: str) -> Iterator[None]:
     """Say of a run that is stopped what is kept of it. Its processes have ended by then."""
     try:
         yield
     except asyncio.CancelledError:
-        onward = _onward(report.folder, command)
-        nothing = f"stopped; no checkpoint is kept, and a new run needs another --output than {report.folder}"
-        report.say(f"stopped; a checkpoint is kept: {onward}" if onward else nothing)
+        onward = _onward(record.folder, command)
+        nothing = f"stopped; no checkpoint is kept, and a new run needs another --output than {record.folder}"
+        record.say(f"stopped; a checkpoint is kept: {onward}" if onward else nothing)
         raise
 
 
 def _onward(folder: Path, command: str) -> str:
-    """How to go on from the newest checkpoint of a run; "" where there is none."""
+    """The command that resumes from the newest checkpoint of a run; "" without a checkpoint."""
     saved = steps_of(folder)
     return f"go on from step {max(saved)} with python -m {command} --output {folder} --resume" if saved else ""
 
@@ -165,16 +163,16 @@ def _with_remedies(folder: _FolderState, command: str) -> Iterator[None]:
 
 
 async def _prepare_model(
-    plan: RunPlan, report: Report, checkpoint: Checkpoint | None, data: TrainingData | None
+    plan: RunPlan, record: RunRecord, checkpoint: Checkpoint | None, data: TrainingData | None
 ) -> tuple[Path, int]:
     """The folder of the model that the run begins with, and its number of parameters."""
     if plan.model.path:
         if plan.model.missing:  # what cannot be trained here is refused before its weights are downloaded
             with_model(plan, fetch_config(plan.model.path).parent)
         model = find_model(plan.model.path)
-        report.say(f"model {model}")
+        record.say(f"model {model}")
         return model, count_parameters(model)
-    model = report.folder / "initial_model"
+    model = record.folder / "initial_model"
     if checkpoint:
         return find_model(str(model)), count_parameters(model)
     if data is not None:
@@ -184,65 +182,60 @@ async def _prepare_model(
         parameters = await make_model(
             model, plan.environment, seed=plan.training.seed, limits=plan.limits, size=plan.model.size
         )
-    report.say(f"made {made_model(plan.model.size)} with {parameters:,} parameters")
+    record.say(f"made {made_model(plan.model.size)} with {parameters:,} parameters")
     return model, parameters
 
 
-def _write_facts(plan: RunPlan, report: Report, results: Mapping[str, Any]) -> None:
+def _write_facts(plan: RunPlan, record: RunRecord) -> None:
     """Write run.json and config.yaml; a resumed run warns if the environment's code has changed."""
     code = environment_digests(plan.environment) if plan.environment else {}
-    if before := code_at_start(report.folder):
+    if before := code_at_start(record.folder):
         for part in changed({"environment": before}, {"environment": code}):
-            report.warn(f"{part} has changed since this run began, and its earlier figures are of what it was")
-    write_facts(report.folder, plan.algorithm, plan.config, results, code)
+            record.warn(f"{part} has changed since this run began, and its earlier figures are of what it was")
+    write_facts(record.folder, plan.algorithm, plan.config, record.results, code)
 
 
-def _kinds(report: Report, tasks: Sequence[Task]) -> Kinds:
+def _kinds(record: RunRecord, tasks: Sequence[Task]) -> Kinds:
     """The kinds of the run's tasks, which run.json names for the report; warns of those without figures."""
     kinds = Kinds.of(tasks)
     if kinds.names:
-        add_fact(report.folder, "kinds", asdict(kinds))
+        record.add_fact("kinds", asdict(kinds))
     if kinds.note:
-        report.warn(kinds.note)
+        record.warn(kinds.note)
     return kinds
 
 
-async def _start(
-    plan: RunPlan, stack: AsyncExitStack, startup: Startup, report: Report, model: str
-) -> tuple[Launcher, Services]:
-    """Start the processes; the stack ends them."""
+async def _open_launcher(plan: RunPlan, stack: AsyncExitStack, record: RunRecord) -> Launcher:
+    """Open the launcher, which ends all processes; the store is closed after it."""
     assert plan.store is not None, "the sizes of the model are known by now"
     stack.push_async_callback(plan.store.close)
     hosts = Hosts(plan.hosts) if plan.hosts else None
-    with startup.phase("launcher"):
-        launcher = await stack.enter_async_context(Launcher(report.folder / "logs", say=report.warn, hosts=hosts))
+    with record.phase("launcher"):
+        launcher = await stack.enter_async_context(Launcher(record.folder / "logs", say=record.warn, hosts=hosts))
     for sentence in hosts.summary() if hosts else ():
-        report.say(sentence)
-    services = await start_services(plan, launcher, model, plan.store, startup, report.timeline)
-    stack.push_async_callback(services.stop_waiting)
-    stack.callback(report.stop_measuring)
-    return launcher, services
+        record.say(sentence)
+    return launcher
 
 
-def _say_defaults(plan: RunPlan, report: Report) -> None:
+def _say_defaults(plan: RunPlan, record: RunRecord) -> None:
     for text in about_defaults(plan):
-        report.say(f"defaults: {text}")
+        record.say(f"defaults: {text}")
     for text in unusual_settings(plan):
-        report.warn(text)
+        record.warn(text)
 
 
-def _say_what_is_up(plan: RunPlan, report: Report) -> None:
-    report.say(about_services(plan))
+def _say_what_is_up(plan: RunPlan, record: RunRecord) -> None:
+    record.say(about_services(plan))
     if plan.environment is None:
         return
-    report.say(plan.store_reason)
+    record.say(plan.store_reason)
     if plan.lora:
-        report.say(f"adapters: {about_adapters(plan)}")
+        record.say(f"adapters: {about_adapters(plan)}")
     if plan.about_engine:
-        report.say(plan.about_engine)
+        record.say(plan.about_engine)
     step_seconds = plan.training.step_seconds
     if plan.patience > step_seconds:
-        report.say(
+        record.say(
             f"groups are waited for while nothing moves for {plan.patience:g} s, not for training.step_seconds "
             f"({step_seconds:g}): a legal episode may take so long"
         )

@@ -9,64 +9,71 @@ resumed finds them again.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, TypeVar
+import dataclasses
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from forge_env.runtime.actor import ForgeActor, concurrent_endpoint
+from forge_env.core.errors import InvariantError
+from forge_env.runtime.calls.handle import ServiceHandle
+from trainers.batching.batch import Sample
+from trainers.batching.packing import DEFAULT_CROSSOVER, flops_crossover, row_cost
+from trainers.batching.shares import even_shares
+from trainers.model.shape import ModelShape
+from trainers.run.model_actor import ImportedLater, ModelActor, of_model
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from trainers.batching.batch import Sample
-    from trainers.titan.settings import TitanSettings
+    from trainers.titan.reference import TitanReference
+else:
+    TitanReference = ImportedLater("trainers.titan.reference:TitanReference")
 
-T = TypeVar("T")
 KEPT_AS = "reference.safetensors"
 
 
-class ReferenceActor(ForgeActor):
-    """Computes logprobs under weights that nobody trains.
-
-    In all endpoints the ranks wait for each other, so all of them are called, and the first one answers. The model
-    lives in one thread of its own, so that the actor answers while it computes.
-    """
+class ReferenceActor(ModelActor[TitanReference]):
+    """Computes logprobs under weights that nobody trains."""
 
     idempotent = frozenset({"logprobs"})
-
-    def __init__(self, *, model: str, settings: TitanSettings, **base: Any) -> None:
-        super().__init__(**base)
-        self._model = model
-        self._settings = settings
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="reference")
-        self._reference: Any = None
-
-    async def on_start(self) -> None:
-        self._reference = await self._run(_make_reference, self._model, self._settings)
-
-    async def on_finish(self) -> None:
-        # Of several ranks, one may wait for another for ever, and so would this. Their processes are ended next anyway.
-        if self._reference is not None and self._reference.world_size == 1:
-            await self._run(self._reference.close)
-        self._thread.shutdown(wait=False, cancel_futures=True)
-
-    @concurrent_endpoint
-    async def load(self, kept: str) -> None:
-        """Take the weights of a file that `TrainerActor.write_weights` wrote."""
-        await self._run(self._reference.load_file, kept)
-
-    @concurrent_endpoint
-    async def logprobs(self, samples: Sequence[Sample], temperature: float) -> list[np.ndarray] | None:
-        """Logprobs of the sampled targets, per sample, in batches."""
-        found = await self._run(self._reference.logprobs, samples, temperature)
-        return found if self.rank == 0 else None
-
-    async def _run(self, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._thread, lambda: function(*args, **kwargs))
+    serves = TitanReference
+    load = of_model(TitanReference.load_file)
+    logprobs = of_model(TitanReference.logprobs)
 
 
-def _make_reference(model: str, settings: TitanSettings) -> Any:
-    from trainers.titan.reference import TitanReference
+async def ask_reference(
+    service: ServiceHandle[ReferenceActor],
+    samples: Sequence[Sample],
+    temperature: float,
+    *,
+    replicas: int,
+    shape: ModelShape | None = None,
+) -> list[np.ndarray]:
+    """The reference model's logprobs of the sampled targets, per sample, in order.
 
-    return TitanReference(model, settings)
+    The samples are split by FLOPs into a share for each replica of the plan, also where one is down at the moment: what
+    a share is does not depend on that.
+
+    Args:
+        service: with its deadline.
+        samples: of one step.
+        temperature: which the tokens were sampled at.
+        replicas: of the reference model.
+        shape: of the model, where its sizes are known.
+    """
+    crossover = flops_crossover(dataclasses.asdict(shape)) if shape else DEFAULT_CROSSOVER
+    costs = [sum(row_cost(len(row.token_ids), crossover) for row in sample.rows) for sample in samples]
+
+    async def ask(share: list[int]) -> list[np.ndarray]:
+        found = await service.route(ReferenceActor.logprobs, [samples[index] for index in share], temperature)
+        if found is None or len(found) != len(share):
+            raise InvariantError(f"the reference model gave no logprobs for {len(share)} samples")
+        return found
+
+    shares = even_shares(costs, replicas)
+    answers = await asyncio.gather(*map(ask, shares))
+    by_sample = {
+        index: values
+        for share, answer in zip(shares, answers, strict=True)
+        for index, values in zip(share, answer, strict=True)
+    }
+    return [by_sample[index] for index in range(len(samples))]

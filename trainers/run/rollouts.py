@@ -5,27 +5,35 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, AbstractContextManager
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, suppress
+from dataclasses import dataclass, field
 from typing import Any
 
+from agents.generator.policy import PolicyActor
 from envs.actors.env import EnvActor
 from forge_env.core.episode import Group
+from forge_env.core.errors import ServiceError
 from forge_env.core.types import Task
 from forge_env.evaluation.evaluate import Evaluation, evaluate
 from forge_env.rollout.rollout import GroupSpec
-from trainers.metrics.report import Report
-from trainers.run.services import Services
+from forge_env.runtime.service import Service
+from trainers.run.run_record import RunRecord
+from trainers.run.weight_sync import WeightSync
 from trainers.setup.deadlines import while_moving
 from trainers.setup.run_plan import RunPlan
 
 
+@dataclass(kw_only=True)
 class Rollouts:
     """Runs groups, see `GroupSpec`."""
 
-    def __init__(self, plan: RunPlan, report: Report, services: Services) -> None:
-        self._plan, self._report, self._services = plan, report, services
-        self.tokens_generated = 0
-        self._sending = asyncio.Lock()
+    plan: RunPlan
+    envs: Service[EnvActor]
+    engines: Service[PolicyActor]
+    weights: WeightSync
+    record: RunRecord
+    tokens_generated: int = 0
+    _sending: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
 
     def spec(
         self,
@@ -43,7 +51,7 @@ class Rollouts:
             task=task,
             agent=agent,
             count=count,
-            seed=random.Random(f"{self._plan.training.seed}/{phase}/{index}").randrange(2**31),
+            seed=random.Random(f"{self.plan.training.seed}/{phase}/{index}").randrange(2**31),
             group_id=f"{phase}/{index}",
             env_options=env_options or {},
             is_measured=is_measured,
@@ -52,14 +60,14 @@ class Rollouts:
     async def run_group(self, spec: GroupSpec) -> Group:
         """Run one group. It has no deadline: the caller waits within `moving`, or in the loop."""
         with self._span([spec]):
-            group = await (await self._sent(lambda: self._services.envs.route(EnvActor.run_group, spec)))
+            group = await (await self._sent(lambda: self.envs.route(EnvActor.run_group, spec)))
         self._count([group])
         return group
 
     async def run_wave(self, specs: Sequence[GroupSpec]) -> list[Group]:
         """Run groups in lockstep, in one process."""
         with self._span(specs):
-            groups = await self._services.envs.route(EnvActor.run_wave, specs)
+            groups = await self.envs.route(EnvActor.run_wave, specs)
         self._count(groups)
         return groups
 
@@ -67,9 +75,9 @@ class Rollouts:
         self, specs: Sequence[GroupSpec], on_done: Callable[[int], None] = lambda done: None
     ) -> Evaluation:
         """Run groups, few at once, until all are done; `on_done` is called with the number of finished ones."""
-        at_once = self._plan.episodes_at_once
+        at_once = self.plan.episodes_at_once
         async with self.moving(_phase(specs[0])):
-            if not self._plan.training.deterministic:
+            if not self.plan.training.deterministic:
                 tasks = [spec.task for spec in specs]
                 return await evaluate(
                     lambda task, index: self.run_group(specs[index]), tasks, concurrency=at_once, on_done=on_done
@@ -82,9 +90,22 @@ class Rollouts:
 
     def moving(self, phase: str) -> AbstractAsyncContextManager[None]:
         """Enter it to wait for groups: it raises when there is no progress for `RunPlan.patience` seconds."""
-        seconds = self._plan.patience
+        seconds = self.plan.patience
         stuck = f"{phase}: nothing has moved for {seconds:g} s; the environments or the policy hang"
-        return while_moving(lambda: self._services.progress(), seconds=seconds, stuck=lambda: stuck)
+        return while_moving(lambda: self.progress(), seconds=seconds, stuck=lambda: stuck)
+
+    async def progress(self) -> object:
+        """A value that changes whenever engines or environments make progress.
+
+        A replica that is being started counts as progress: its start has a deadline of its own.
+        """
+        if self.engines.is_starting or self.envs.is_starting:
+            return object()
+        with suppress(ServiceError):  # a replica that does not answer makes no progress; its ping handles it
+            uses = await self.engines.deadline(10.0).fanout(PolicyActor.use)
+            ended = await self.envs.deadline(10.0).fanout(EnvActor.ended)
+            return len(self.engines.deaths), len(self.envs.deaths), [use.steps for use in uses], ended
+        return None
 
     async def _sent(self, call: Callable[[], Coroutine[Any, Any, Group]]) -> asyncio.Task[Group]:
         """Send the message of a call. Many groups that begin at once send one in each turn of the event loop."""
@@ -104,7 +125,7 @@ class Rollouts:
         first, last = (spec.group_id.rpartition("/")[2] for spec in (specs[0], specs[-1]))
         name = f"group {first}" if len(specs) == 1 else f"groups {first} to {last}"
         track = f"{_phase(specs[0]).partition('/')[0]} rollouts"
-        return self._report.timeline.span(track, name, version=self._services.weights.in_engines)
+        return self.record.timeline.span(track, name, version=self.weights.in_engines)
 
 
 def _phase(spec: GroupSpec) -> str:

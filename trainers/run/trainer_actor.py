@@ -13,29 +13,24 @@ A run gives whole episodes instead, and wants to know more than the loss: `step`
 
 from __future__ import annotations
 
-import asyncio
-import importlib
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from forge_env.core.errors import UserError
-from forge_env.runtime.actor import ForgeActor, concurrent_endpoint
+from forge_env.runtime.actor import concurrent_endpoint
 from forge_env.runtime.process.ranks import AllRanks
-from forge_env.utils.targets import load
+from trainers.run.model_actor import ImportedLater, ModelActor, of_model
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from forge_env.runtime.launcher import Launcher
     from forge_env.runtime.weights import WeightStore
-    from trainers.batching.batch import Sample
     from trainers.objective.loss_call import Loss
     from trainers.titan.settings import TitanSettings
-
-T = TypeVar("T")
+    from trainers.titan.trainer import TitanTrainer
+else:
+    TitanTrainer = ImportedLater("trainers.titan.trainer:TitanTrainer")
 
 
 def spawn_trainer(
@@ -50,7 +45,7 @@ def spawn_trainer(
     environ: Mapping[str, str] | None = None,
     num_hosts: int = 1,
     imports: str = "",
-) -> AllRanks:
+) -> AllRanks[TrainerActor]:
     """Spawn the trainer, named "trainer", on `procs` processes; returns the handle of all of them.
 
     Args:
@@ -60,20 +55,29 @@ def spawn_trainer(
         procs: ranks, which is the product of the settings' degrees of data, tensor and context parallelism.
         loss: of `train_step`; see `TrainerActor.set_loss`.
         store: where `publish` puts the weights.
-        store_dtype: of the published weights: that of the engines that fetch them.
+        store_dtype: of the published weights; the engines must use the same.
         environ: of every process; CUDA_VISIBLE_DEVICES names the GPUs of all of them on one host, one for each.
         num_hosts: the first hosts of the launcher's, which share the processes.
         imports: a target in a file of the user's, which every process imports: it defines the class of the loss.
     """
-    environ = allocator() | dict(environ or {})
-    where: dict[str, Any] = {"procs": procs, "environ": environ, "num_hosts": num_hosts}
-    options: dict[str, Any] = {"model": model, "settings": settings, "loss": loss}
-    options |= {"store": store, "store_dtype": store_dtype, "imports": imports}
-    return AllRanks(launcher.spawn("trainer", TrainerActor, **where, **options))
+    actor = launcher.spawn(
+        "trainer",
+        TrainerActor,
+        procs=procs,
+        environ=allocator() | dict(environ or {}),
+        num_hosts=num_hosts,
+        model=model,
+        settings=settings,
+        loss=loss,
+        store=store,
+        store_dtype=store_dtype,
+        imports=imports,
+    )
+    return AllRanks(actor)
 
 
 def allocator() -> dict[str, str]:
-    """Environment by which torch's allocator lets its GPU memory grow in place, unless the user has set it up.
+    """Environment that lets the GPU memory of torch's allocator grow in place, unless the user has set it.
 
     Micro-batches are of different lengths. Without this, blocks of the one length are of no use for the next: a GPU of
     which a run came to hold 51 GiB then had less than 29 in use.
@@ -85,77 +89,41 @@ def allocator() -> dict[str, str]:
     return {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
 
 
-class TrainerActor(ForgeActor):
-    """One rank of the trainer: steps the model and publishes its weights.
+class TrainerActor(ModelActor[TitanTrainer]):
+    """One rank of the trainer: steps the model and publishes its weights."""
 
-    In most endpoints the ranks wait for each other, so all of them are called with the same arguments, in the same
-    order: `AllRanks` does it. The first rank answers, and the others answer None. The model lives in one thread of its
-    own, so that the actor answers while it computes.
-    """
+    serves = TitanTrainer
+    begin = of_model(TitanTrainer.begin)
+    step = of_model(TitanTrainer.train_step)
+    logprobs = of_model(TitanTrainer.logprobs)
+    reference_logprobs = of_model(TitanTrainer.reference_logprobs)
+    score = of_model(TitanTrainer.score)
+    keep_reference = of_model(TitanTrainer.keep_reference)
+    release_memory = of_model(TitanTrainer.release_memory)
+    save = of_model(TitanTrainer.save)
+    finish_saving = of_model(TitanTrainer.finish_saving)
+    load = of_model(TitanTrainer.load)
+    export_hf = of_model(TitanTrainer.export_hf)
+    export_adapter = of_model(TitanTrainer.export_adapter)
+    write_weights = of_model(TitanTrainer.write_weights)
 
     def __init__(
         self,
         *,
-        model: str,
-        settings: TitanSettings,
         loss: Loss | None = None,
         store: WeightStore | None = None,
         store_dtype: str = "float32",
-        imports: str = "",
         **base: Any,
     ) -> None:
         super().__init__(**base)
-        self._model = model
-        self._settings = settings
-        self._loss = loss
-        self._store = store
-        self._store_dtype = store_dtype
-        self._imports = imports
+        self._loss, self._temperature = loss, 1.0
+        self._store, self._store_dtype = store, store_dtype
         self._taken: Any = None  # what `commit` commits
-        self._temperature = 1.0
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="trainer")
-        self._trainer: Any = None
 
     async def on_start(self) -> None:
         if self._store is not None:
             self._store.attach()
-        with self.phase("import"):
-            await self._in_thread(importlib.import_module, "trainers.titan.trainer")
-            if self._imports:
-                await self._in_thread(load, self._imports)
-        with self.phase("load"):
-            self._trainer = await self._in_thread(_make_trainer, self._model, self._settings)
-
-    async def on_finish(self) -> None:
-        # Of several ranks, one may wait for another for ever, and so would this. Their processes are ended next anyway.
-        if self._trainer is not None and self._trainer.parallel.world_size == 1:
-            await self._in_thread(self._trainer.close)
-        self._thread.shutdown(wait=False, cancel_futures=True)
-
-    @concurrent_endpoint
-    async def begin(self, **changes: Any) -> None:
-        """Begin a phase of training: a fresh optimizer and schedule on the present weights.
-
-        `TitanTrainer.begin` says what may change.
-        """
-        await self._run(self._trainer.begin, **changes)
-
-    @concurrent_endpoint
-    async def step(
-        self,
-        samples: Sequence[Sample],
-        loss: Loss,
-        temperature: float,
-        old_is_present: bool = False,
-        compare_replay: bool = False,
-    ) -> dict[str, float] | None:
-        """One optimizer step on whole episodes, see `TitanTrainer.train_step`; returns its metrics."""
-        options = {
-            "temperature": temperature,
-            "old_is_present": old_is_present,
-            "compare_replay": compare_replay,
-        }
-        return await self._run(self._trainer.train_step, samples, loss, **options)
+        await super().on_start()
 
     @concurrent_endpoint
     async def set_loss(self, loss: Loss, temperature: float = 1.0) -> None:
@@ -176,140 +144,58 @@ class TrainerActor(ForgeActor):
             UserError: the batch is not of that form (`trainers.objective.torchforge_batch` says it in full), or there
             is no loss.
         """
-        return await self._run(self._train_step, inputs, targets)
-
-    @concurrent_endpoint
-    async def logprobs(self, samples: Sequence[Sample], temperature: float) -> list[np.ndarray] | None:
-        """Logprobs of the sampled tokens under the present weights, per sample."""
-        return await self._run(self._trainer.logprobs, samples, temperature)
-
-    @concurrent_endpoint
-    async def reference_logprobs(self, samples: Sequence[Sample], temperature: float) -> list[np.ndarray] | None:
-        """Logprobs under the model that the adapters started from, see `TitanTrainer.reference_logprobs`."""
-        return await self._run(self._trainer.reference_logprobs, samples, temperature)
-
-    @concurrent_endpoint
-    async def score(self, token_ids: Sequence[int], of_folder: bool = False) -> np.ndarray | None:
-        """Logprobs of a row under the present weights, see `TitanTrainer.score`."""
-        return await self._run(self._trainer.score, token_ids, of_folder=of_folder)
-
-    @concurrent_endpoint
-    async def keep_reference(self, folder: str, is_written: bool) -> None:
-        """Make adapters those of `reference_logprobs`, see `TitanTrainer.keep_reference`."""
-        await self._run(self._trainer.keep_reference, folder, is_written=is_written)
+        return await self.in_thread(lambda: self._train_step(inputs, targets))
 
     @concurrent_endpoint
     async def publish(self, version: int) -> float | None:
         """Put the present weights into the store, `take` and `commit` in one; returns seconds."""
         started = time.perf_counter()
-        await self._take_weights(version)
-        await self._commit_weights()
-        return time.perf_counter() - started if self.rank == 0 else None
+        await self.in_thread(lambda: self._take(version))
+        await self._commit()
+        return self._since(started)
 
     @concurrent_endpoint
     async def take(self, version: int) -> float | None:
         """Copy the present weights for the store; returns seconds. The next step cannot change them any more."""
         started = time.perf_counter()
-        await self._take_weights(version)
-        return time.perf_counter() - started if self.rank == 0 else None
+        await self.in_thread(lambda: self._take(version))
+        return self._since(started)
 
     @concurrent_endpoint
     async def commit(self) -> float | None:
         """Let what was taken last be fetched, while steps go on; returns seconds."""
         started = time.perf_counter()
-        await self._commit_weights()
-        return time.perf_counter() - started if self.rank == 0 else None
-
-    @concurrent_endpoint
-    async def release_memory(self) -> None:
-        """Give GPU memory that no tensor uses back, for who shares the GPU."""
-        await self._run(self._trainer.release_memory)
-
-    @concurrent_endpoint
-    async def save(
-        self,
-        folder: str,
-        step: int,
-        extra: dict[str, Any],
-        texts: dict[str, Sequence[bytes]] | None = None,
-        asynchronous: bool = False,
-        keep_last: int = 0,
-    ) -> None:
-        """Write a checkpoint, see `TitanTrainer.save`."""
-        options = {"texts": texts, "asynchronous": asynchronous, "keep_last": keep_last}
-        await self._run(self._trainer.save, folder, step, extra, **options)
-
-    @concurrent_endpoint
-    async def finish_saving(self) -> None:
-        """Wait until an asynchronous checkpoint is written."""
-        await self._run(self._trainer.finish_saving)
-
-    @concurrent_endpoint
-    async def load(self, folder: str) -> dict[str, Any] | None:
-        """Go on from a checkpoint; returns the `extra` that was saved with it."""
-        return await self._run(self._trainer.load, folder)
-
-    @concurrent_endpoint
-    async def export_hf(self, folder: str, texts: dict[str, str]) -> None:
-        """Write the model as a Hugging Face folder, and files of text into it."""
-        await self._run(self._trainer.export_hf, folder, texts=texts)
-
-    @concurrent_endpoint
-    async def export_adapter(self, folder: str, base: str, texts: dict[str, str]) -> None:
-        """Write the adapters as a PEFT folder, and files of text into it."""
-        await self._run(self._trainer.export_adapter, folder, base=base, texts=texts)
-
-    @concurrent_endpoint
-    async def write_weights(self, path: str) -> None:
-        """Write the weights, exact, as one file, see `TitanTrainer.write_weights`."""
-        await self._run(self._trainer.write_weights, path)
+        await self._commit()
+        return self._since(started)
 
     def _train_step(self, inputs: Sequence[Mapping[str, Any]], targets: Sequence[Mapping[str, Any]]) -> float:
         from trainers.objective.torchforge_batch import loss_for, to_samples
 
         if self._loss is None:
             raise UserError("the trainer has no loss: give it one with set_loss(loss), or loss= where it is spawned")
-        trainer = self._trainer
+        trainer = self.model
         samples = to_samples(inputs, targets, ranks=trainer.data_ranks, vocabulary=trainer.model.config.vocab_size)
         metrics = trainer.train_step(samples, loss_for(self._loss, targets), temperature=self._temperature)
         return float(metrics["loss"])
 
-    async def _take_weights(self, version: int) -> None:
-        if self._store is None:
-            raise UserError("the trainer has no weight store: give it one with store= where it is spawned")
-        # Copied in the model's thread, where no step can change what is being copied.
-        self._taken = await self._in_thread(self._take, self._store, version)
-
-    def _take(self, store: WeightStore, version: int) -> Any:
+    def _take(self, version: int) -> None:
+        """Copy the weights in the model's thread, in which no step can change them meanwhile."""
         import torch
 
         from forge_env.runtime.weights import TensorLayout, WeightStream
 
-        model, dtype = self._trainer.model, getattr(torch, self._store_dtype)
-        published = model.published
+        if self._store is None:
+            raise UserError("the trainer has no weight store: give it one with store= where it is spawned")
+        published, dtype = self.model.model.published, getattr(torch, self._store_dtype)
         layout = TensorLayout.of(published.layout(dtype))
         with published.stream(dtype) as tensors:  # all ranks gather them, one at a time; the first one keeps them
-            return store.take(version, WeightStream(layout, model.device, tensors)) if self.rank == 0 else None
+            if self.rank == 0:
+                self._taken = self._store.take(version, WeightStream(layout, self.model.device, tensors))
 
-    async def _commit_weights(self) -> None:
+    async def _commit(self) -> None:
         taken, self._taken = self._taken, None
         if self._store is not None and taken is not None:
             await self._store.commit(taken)
 
-    async def _run(self, function: Callable[..., T], *args: Any, **kwargs: Any) -> T | None:
-        """Run in the model's thread; only the first rank keeps the result."""
-
-        def run() -> T | None:
-            result = function(*args, **kwargs)
-            return result if self.rank == 0 else None
-
-        return await self._in_thread(run)
-
-    async def _in_thread(self, function: Callable[..., T], *args: Any) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._thread, function, *args)
-
-
-def _make_trainer(model: str, settings: TitanSettings) -> Any:
-    from trainers.titan.trainer import TitanTrainer
-
-    return TitanTrainer(model, settings)
+    def _since(self, started: float) -> float | None:
+        return time.perf_counter() - started if self.rank == 0 else None

@@ -15,7 +15,7 @@ from forge_env.core.types import Task
 from forge_env.evaluation.evaluate import Evaluation, evaluate, is_success
 from trainers.batching.batch import Sample
 from trainers.objective.plain_losses import SFTLoss
-from trainers.run.training_run import TrainingRun
+from trainers.run.run import Run
 from trainers.settings.tasks import WarmupConfig
 
 
@@ -25,37 +25,37 @@ def tasks_after_warmup(warmup: WarmupConfig, tasks: Sequence[Task]) -> Sequence[
 
 
 async def warm_up(
-    run: TrainingRun, steps: int, *, around: Callable[[], AbstractAsyncContextManager[None]] = nullcontext
+    run: Run, steps: int, *, around: Callable[[], AbstractAsyncContextManager[None]] = nullcontext
 ) -> int:
     """Supervised steps on the expert's episodes, which teach the format of a tool call; returns their number.
 
     Stops early, at a probe that succeeds often enough.
 
     Args:
-        run: whose model learns.
+        run: its model learns.
         steps: at most.
         around: entered for every step.
     """
     warmup = run.plan.warmup
-    with run.startup.phase("demonstrations"):
+    with run.record.phase("demonstrations"):
         demonstrations = await _demonstrations(run)
     seed = run.plan.training.seed
     shown = batches(demonstrations, warmup.batch_size, seed=seed, balance=warmup.balance)
-    await run.begin_training(learning_rate=warmup.learning_rate, warmup_steps=warmup.learning_rate_warmup)
+    await run.trainer.begin_warmup()
     loss, success = SFTLoss(), 0.0
     names, now = ("loss", "success"), time.perf_counter()
-    run.report.follow("warmup", title="warm-up, at most", total=steps, names=names, since=now)
+    run.record.follow("warmup", title="warm-up, at most", total=steps, names=names, since=now)
     for step in range(1, steps + 1):
         async with around():
-            metrics = await run.train_step([Sample(rows=e.rows) for e in next(shown)], loss)
+            metrics = await run.trainer.step([Sample(rows=e.rows) for e in next(shown)], loss)
         if step % warmup.probe_every == 0 and step >= warmup.learning_rate_warmup and warmup.until_success < 1:
             probe = await _probe(run, step)
             success = probe.success_rate
             metrics |= {"success": success} | run.kinds.evaluation_metrics(probe)
-        run.report.metrics("warmup", step, metrics)
+        run.record.metrics("warmup", step, metrics)
         if reaches(success, warmup.until_success):
             break
-    run.report.say(f"warm-up of {step} steps: loss {metrics['loss']:.3f}, success on probe tasks {success:.3f}")
+    run.record.say(f"warm-up of {step} steps: loss {metrics['loss']:.3f}, success on probe tasks {success:.3f}")
     return step
 
 
@@ -73,7 +73,7 @@ def demonstrated(tasks: Sequence[Task], warmup: WarmupConfig) -> Sequence[Task]:
     return tasks[: max(1, len(tasks) - warmup.probe_tasks)][: warmup.demonstrations]
 
 
-async def _demonstrations(run: TrainingRun) -> list[Episode]:
+async def _demonstrations(run: Run) -> list[Episode]:
     """Let the environment's expert solve training tasks; keep full successes only."""
     started = time.perf_counter()
     assert run.plan.environment is not None, "demonstrations are an environment's"
@@ -84,9 +84,9 @@ async def _demonstrations(run: TrainingRun) -> list[Episode]:
             lambda task, i: run.rollouts.run_group(run.rollouts.spec("demonstrations", i, task, agent="expert")),
             tasks,
             concurrency=run.plan.episodes_at_once,
-            on_done=lambda done: run.report.progress("demonstrations", done, len(tasks), {}, since=started),
+            on_done=lambda done: run.record.progress("demonstrations", done, len(tasks), {}, since=started),
         )
-    run.report.episodes("demonstrations", result.episodes)
+    run.record.episodes("demonstrations", result.episodes)
     solved = [episode for episode in result.valid if is_success(episode)]
     if not solved:
         reason = next((f": {episode.error}" for episode in result.episodes if episode.error), "")
@@ -95,7 +95,7 @@ async def _demonstrations(run: TrainingRun) -> list[Episode]:
     return solved
 
 
-async def _probe(run: TrainingRun, step: int) -> Evaluation:
+async def _probe(run: Run, step: int) -> Evaluation:
     """Measure the present weights on training tasks that no demonstration shows."""
     await run.weights.sync(steps=0)
     tasks = run.train_tasks[-run.plan.warmup.probe_tasks :]

@@ -1,6 +1,6 @@
 """WeightSync: which weights the trainer has published, and which the engines generate from.
 
-The life of one update, of a run whose engines have the weights of 6 optimizer steps as version 3:
+The life of one update. The engines have the weights of 6 optimizer steps, as version 3:
 
     weights.make_room()             # where engines sleep while the trainer works, they do until the next pull
     weights.changed()               # after steps 7 and 8: the trainer is ahead of version 3
@@ -9,7 +9,7 @@ The life of one update, of a run whose engines have the weights of 6 optimizer s
     await weights.prove()           # every engine answers a fixed prompt as the trainer does with version 4
     weights.engine_steps            # 8: from now on groups are sampled from the weights of 8 optimizer steps
 
-A version is the number of an update, and every token is stamped with that of the weights that sampled it. An engine
+A version is the number of an update, and every token is stamped with the version that sampled it. An engine
 keeps the number that it was told here, because it does the stamping; nothing else counts versions.
 """
 
@@ -17,7 +17,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
 
 from agents.generator.policy import PolicyActor, Scored
 from forge_env.core.episode import Episode
@@ -26,12 +28,12 @@ from forge_env.runtime.calls.answers import unless_gone, within
 from forge_env.runtime.launcher import Spawned
 from forge_env.runtime.process.ranks import AllRanks
 from forge_env.runtime.service import Service
-from trainers.metrics.timeline import Timeline
 from trainers.run.delivery import Delivery
-from trainers.run.startup import Startup
+from trainers.run.run_record import RunRecord
 from trainers.run.trainer_actor import TrainerActor
 from trainers.run.weight_ages import WeightAges
 
+R = TypeVar("R")
 PUBLISH = "publishing the weights"
 RELEASE = "the trainer, which makes room for the engine,"
 SCORE = "the trainer, which scores a fixed prompt,"
@@ -39,54 +41,44 @@ SCORE_S = 10.0
 """An engine that is too busy to score the prompt for so long is judged at the next update."""
 
 
+@dataclass(kw_only=True)
 class WeightSync:
-    """The versions of a run's weights.
+    """The versions of a run's weights."""
 
-    Args:
-        trainer: the handle of all its ranks.
-        policy: the service of the engines.
-        engine_ready: done when the engines are up.
-        seconds: deadline of moving the weights once.
-        staleness: `training.staleness`, for the ages of weights.
-        startup: told how long the first update takes.
-        timeline: told of each update.
-        delivery: judges whether updates arrive.
-        sleeps: whether the engines sleep while the trainer steps.
-    """
+    trainer: AllRanks[TrainerActor]
+    engines: Service[PolicyActor]
+    engine_ready: asyncio.Task[None]
+    """Done when the engines are up."""
+    record: RunRecord
+    """Told how long each update takes."""
+    delivery: Delivery
+    """Judges whether updates arrive."""
+    ages: WeightAges
+    """Of the weights that a step trains on."""
+    seconds: float
+    """Deadline of moving the weights once."""
+    sleeps: bool = False
+    """Whether the engines sleep while the trainer steps."""
 
-    def __init__(
-        self,
-        *,
-        trainer: AllRanks[TrainerActor],
-        policy: Service[PolicyActor],
-        engine_ready: asyncio.Task[None],
-        seconds: float,
-        staleness: int,
-        startup: Startup,
-        timeline: Timeline,
-        delivery: Delivery,
-        sleeps: bool = False,
-    ) -> None:
-        self._trainer, self._policy, self._engine_ready = trainer, policy, engine_ready
-        self._seconds, self._startup, self._timeline = seconds, startup, timeline
-        self._delivery, self._sleeps = delivery, sleeps
-        self.are_asleep = False
-        """Whether the engines sleep, or are about to."""
-        self.published = -1
-        """The version that was published last."""
-        self.in_store = -1
-        """The newest version that can be fetched; a new engine is given it before it is put to use."""
-        self.in_engines = -1
-        """The version that every engine generates from."""
-        self.engine_steps = 0
-        """Optimizer steps behind the weights of every engine."""
-        self.ages = WeightAges(staleness=staleness)
-        self._published_steps = 0
-        self._sleep_seconds = 0.0  # of falling asleep the last time
-        self._scoring: asyncio.Task[None] | None = None  # the trainer's last score
-        self._is_ahead = True  # the trainer of what it published last
-        self._committed = asyncio.Event()  # not set while a version that was taken waits for its commit
-        self._committed.set()
+    are_asleep: bool = field(default=False, init=False)
+    """Whether the engines sleep, or are about to."""
+    published: int = field(default=-1, init=False)
+    """The version that was published last."""
+    in_store: int = field(default=-1, init=False)
+    """The newest version that can be fetched; a new engine is given it before it is put to use."""
+    in_engines: int = field(default=-1, init=False)
+    """The version that every engine generates from."""
+    engine_steps: int = field(default=0, init=False)
+    """Optimizer steps behind the weights of every engine."""
+    _published_steps: int = field(default=0, init=False)
+    _sleep_seconds: float = field(default=0.0, init=False)  # of falling asleep the last time
+    _scoring: asyncio.Task[None] | None = field(default=None, init=False)  # the trainer's last score
+    _is_ahead: bool = field(default=True, init=False)  # whether the trainer has newer weights than it published
+    _committed: asyncio.Event = field(default_factory=asyncio.Event, init=False)
+
+    def __post_init__(self) -> None:
+        self._committed.set()  # it is not while a version that was taken waits for its commit
+        self.engines.on_ready = self.catch_up
 
     @property
     def is_synced(self) -> bool:
@@ -95,7 +87,7 @@ class WeightSync:
 
     @property
     def of_trainer(self) -> int:
-        """The version that the trainer's weights have, or are going to be published as: that of a checkpoint."""
+        """The version that the trainer's weights have, or are going to be published as; a checkpoint keeps it."""
         return self.published + self._is_ahead
 
     def changed(self) -> None:
@@ -112,30 +104,35 @@ class WeightSync:
         self._score(-1)
         await self._trainer_has_scored()
 
+    async def stop_waiting(self) -> None:
+        """Cancel the wait for the engines, if the run ends before they are up."""
+        self.engine_ready.cancel()
+        await asyncio.gather(self.engine_ready, return_exceptions=True)
+
     async def make_room(self) -> None:
         """Put the engines to sleep before the trainer works, where the plan says so; the next pull wakes them."""
-        if not self._sleeps or self.are_asleep:
+        if not self.sleeps or self.are_asleep:
             return
-        with self._startup.phase("waiting for the engine"):
-            await self._engine_ready
+        with self.record.phase("waiting for the engine"):
+            await self.engine_ready
         self.are_asleep = True  # an engine that is replaced from now on is put to sleep by `catch_up`
         started = time.perf_counter()
-        with self._timeline.span("weights", "sleep"):
-            await self._policy.deadline(self._seconds).fanout(PolicyActor.sleep)
+        with self.record.timeline.span("weights", "sleep"):
+            await self.engines.deadline(self.seconds).fanout(PolicyActor.sleep)
         self._sleep_seconds = time.perf_counter() - started
 
     async def publish(self, steps: int) -> dict[str, float]:
-        """Publish the trainer's weights after so many optimizer steps as the next version.
+        """Publish the trainer's weights as the next version; `steps` is the number of optimizer steps behind them.
 
         Returns:
             seconds/publish. The next step may then change the trainer's weights, and `pull` does the rest.
         """
         await self.make_room()
         version = self.published + 1
-        span = self._timeline.span("weights", "publish", version=version)
+        span = self.record.timeline.span("weights", "publish", version=version)
         self._committed.clear()
-        with self._startup.phase("weights: publish"), span:
-            seconds = await within(self._seconds, self._trainer.call_one(TrainerActor.take, version), PUBLISH)
+        with self.record.phase("weights: publish"), span:
+            seconds = await self.trainer.deadline(self.seconds, PUBLISH).call_one(TrainerActor.take, version)
         self._score(version)
         self.published, self._published_steps, self._is_ahead = version, steps, False
         return {"seconds/publish": seconds}
@@ -148,21 +145,21 @@ class WeightSync:
             seconds/sleep, of falling asleep, seconds/release and seconds/wake.
         """
         version, steps = self.published, self._published_steps
-        span = self._timeline.span("weights", "commit", version=version)
-        with self._startup.phase("weights: commit"), span:
-            commit = await within(self._seconds, self._trainer.call_one(TrainerActor.commit), PUBLISH)
+        span = self.record.timeline.span("weights", "commit", version=version)
+        with self.record.phase("weights: commit"), span:
+            commit = await self.trainer.deadline(self.seconds, PUBLISH).call_one(TrainerActor.commit)
         self.in_store = version
         self._committed.set()
         slept: dict[str, float] = {}
         if self.are_asleep:
             started = time.perf_counter()
-            await within(self._seconds, self._trainer.call_one(TrainerActor.release_memory), RELEASE)
+            await self.trainer.deadline(self.seconds, RELEASE).call_one(TrainerActor.release_memory)
             slept = {"seconds/sleep": self._sleep_seconds, "seconds/release": time.perf_counter() - started}
             self.are_asleep = False
-        with self._startup.phase("waiting for the engine"):
-            await self._engine_ready
-        with self._startup.phase("weights: pull"), self._timeline.span("weights", "pull", version=version):
-            pulls = await self._policy.deadline(self._seconds).fanout(PolicyActor.pull, version, self._seconds)
+        with self.record.phase("waiting for the engine"):
+            await self.engine_ready
+        with self.record.phase("weights: pull"), self.record.timeline.span("weights", "pull", version=version):
+            pulls = await self.engines.deadline(self.seconds).fanout(PolicyActor.pull, version, self.seconds)
         self.in_engines, self.engine_steps = version, steps
         parts = ("fetch", "swap", "wake") if slept else ("fetch", "swap")
         slowest = {f"seconds/{part}": max((pull[part] for pull in pulls), default=0.0) for part in parts}
@@ -179,18 +176,18 @@ class WeightSync:
         Raises:
             ServiceError: an engine does not generate from the trainer's weights.
         """
-        started, version, prompt = time.perf_counter(), self.in_engines, self._delivery.prompt
-        with self._timeline.span("weights", "proof", version=version):
+        started, version, prompt = time.perf_counter(), self.in_engines, self.delivery.prompt
+        with self.record.timeline.span("weights", "proof", version=version):
             await self._trainer_has_scored()
-            scored = await self._policy.deadline(self._seconds).fanout(PolicyActor.score, prompt, SCORE_S)
-        values = self._delivery.check(version, scored)
-        self._delivery.refuse()
+            scored = await self.engines.deadline(self.seconds).fanout(PolicyActor.score, prompt, SCORE_S)
+        values = self.delivery.check(version, scored)
+        self.delivery.refuse()
         return values | {"seconds/proof": time.perf_counter() - started}
 
     async def sync(self, steps: int) -> dict[str, float]:
-        """Publish, pull and prove the trainer's weights after so many optimizer steps, unless the engines have them.
+        """Publish, pull and prove the trainer's weights, unless the engines have them.
 
-        Engines that sleep wake by the weights that they had, where there are no newer ones.
+        If nothing newer was published, sleeping engines wake with the last version.
         """
         if self.is_synced and not self.are_asleep:
             return {}
@@ -198,30 +195,28 @@ class WeightSync:
         return published | await self.pull() | await self.prove()
 
     async def catch_up(self, engine: Spawned) -> None:
-        """Give a new engine the weights that the others have, and put it to sleep where they sleep. It scores the fixed
+        """Give a new engine the weights that the others have, and put it to sleep if they sleep. It scores the fixed
         prompt before and after.
 
         A store that keeps one version has none between two updates: then the next one is waited for. Nothing is awaited
         after the last look at `in_store` and `are_asleep`.
         """
-        self._delivery.started(await self._scored_by(engine))
+        self.delivery.started(await self._scored_by(engine))
         version, is_asleep = -1, False
         while (version, is_asleep) != (self.in_store, self.are_asleep):
             version, is_asleep = self.in_store, self.are_asleep
             try:
                 if version >= 0:
-                    pull = engine.call_one(PolicyActor.pull, version, self._seconds)
-                    await unless_gone(within(self._seconds, pull, "the new engine"), engine.dead)
+                    await self._asked(engine, engine.call_one(PolicyActor.pull, version, self.seconds))
                     await self._trainer_has_scored()
-                    self._delivery.check(version, [await self._scored_by(engine)])
+                    self.delivery.check(version, [await self._scored_by(engine)])
                 if is_asleep:
-                    sleep = engine.call_one(PolicyActor.sleep)
-                    await unless_gone(within(self._seconds, sleep, "the new engine"), engine.dead)
+                    await self._asked(engine, engine.call_one(PolicyActor.sleep))
             except ServiceError:
                 # Otherwise there is a newer one, or will be in a moment, and this one may be forgotten.
                 if version == self.in_store and self._committed.is_set():
                     raise
-                await unless_gone(within(self._seconds, self._committed.wait(), PUBLISH), engine.dead)
+                await unless_gone(within(self.seconds, self._committed.wait(), PUBLISH), engine.dead)
 
     def ages_of(self, episodes: Sequence[Episode]) -> list[int]:
         """The staleness of episodes that the next optimizer step trains on, see `WeightAges.of`."""
@@ -229,14 +224,15 @@ class WeightSync:
         return self.ages.of(episodes)
 
     def _score(self, version: int) -> None:
-        """Let the trainer score the fixed prompt with the weights of a version; those of -1 are the folder's.
+        """Let the trainer score the fixed prompt with the weights of a version; -1 is the model's folder.
 
-        The message leaves at once, and so before that of the next step, whose weights are others.
+        The message leaves at once, before the next step changes the weights.
         """
-        call = self._trainer.call_one(TrainerActor.score, self._delivery.prompt, version < 0)
+        trainer = self.trainer.deadline(self.seconds, SCORE)
+        call = trainer.call_one(TrainerActor.score, self.delivery.prompt, of_folder=version < 0)
 
         async def score() -> None:
-            self._delivery.published(version, await within(self._seconds, call, SCORE))
+            self.delivery.published(version, await call)
 
         self._scoring = asyncio.create_task(score())
         self._scoring.add_done_callback(
@@ -248,5 +244,8 @@ class WeightSync:
             await asyncio.shield(self._scoring)
 
     async def _scored_by(self, engine: Spawned) -> Scored:
-        call = engine.call_one(PolicyActor.score, self._delivery.prompt, self._seconds)
-        return await unless_gone(within(self._seconds, call, "the new engine"), engine.dead)
+        return await self._asked(engine, engine.call_one(PolicyActor.score, self.delivery.prompt, self.seconds))
+
+    async def _asked(self, engine: Spawned, call: Awaitable[R]) -> R:
+        """The answer of a new engine, unless it dies or takes too long."""
+        return await unless_gone(within(self.seconds, call, "the new engine"), engine.dead)

@@ -26,7 +26,7 @@ class TrainingRate(RateSettings):
 
 
 @dataclass(frozen=True, kw_only=True)
-class LoopSettings:
+class LoopOptions:
     steps: Annotated[int, Ge(1), MAY_CHANGE] = 120
     """Optimizer steps."""
     batch_size: Annotated[int, Ge(1)] = 12
@@ -62,6 +62,11 @@ class LoopSettings:
     mismatch_alarm: Annotated[float, Ge(0), MAY_CHANGE] = 0.0
     """The run warns if the mean |logprob difference| of trainer and engine on the same weights is above this. 0 is 1e-4
     if both compute in float32, and else 0.1."""
+
+    @property
+    def most_behind(self) -> int:
+        """`staleness`, with -1 resolved."""
+        return self.staleness if self.staleness >= 0 else self.sync_interval - 1
 
     @property
     def groups_per_step(self) -> int:

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, Interval
 
+from forge_env.core.errors import UserError
 from forge_env.utils.settings import MAY_CHANGE
 
 
@@ -30,6 +31,14 @@ class EvaluationConfig:
     sets: dict[str, Any] = field(default_factory=dict)
     """Further held-out sets of the same environment. Each has a figure of its own: `--evaluation.sets.NAME.split`,
     `.tasks`, and `.options.OPTION` for options of the environment that differ."""
+
+    def check(self) -> None:
+        """Raise UserError for sampling that makes no sense."""
+        if self.temperature == 0 and self.n > 1:
+            raise UserError(
+                f"--evaluation.temperature is 0 and --evaluation.n is {self.n}: greedy attempts at a task are all the "
+                "same, so set --evaluation.n to 1"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)

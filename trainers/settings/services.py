@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 from annotated_types import Gt, Interval
 
 from agents.generator.settings import EngineOptions, StallOption
+from forge_env.core.errors import UserError
 from forge_env.runtime.hosts.settings import HostSettings
 
 PROCESSES = 4096
@@ -40,6 +41,11 @@ class ReferenceConfig(ServiceConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class GeneratorConfig(EngineOptions, ServiceConfig):
+    @property
+    def dtype(self) -> Literal["float32", "bfloat16"]:
+        """The dtype in which the engine computes, and in which weights are published."""
+        return "bfloat16" if self.with_gpus else "float32"
+
     sleep: Literal["auto", "yes", "no"] = "auto"
     """The engine gives its GPU memory back while the trainer steps. For an engine that shares the trainer's GPU and has
     no episodes in flight at that time. "auto" does so if the card has no room for both; docs/gpu.md."""
@@ -58,6 +64,28 @@ class ServicesConfig:
     """The frozen reference model of the KL penalty. It starts if beta is above 0, or if a loss of your own names
     ref_logprobs. Its weights are sharded over the processes of a replica, and the samples of a step are split over the
     replicas."""
+
+    def check(self) -> None:
+        """Check that each service can have the processes that are asked for.
+
+        Raises:
+            UserError: otherwise.
+        """
+        if self.trainer.num_replicas > 1:
+            raise UserError(
+                f"--services.trainer.num_replicas is {self.trainer.num_replicas}, and there is one trainer, whose "
+                "processes share the work: set it to 1, and --services.trainer.procs to the number of processes"
+            )
+        if self.generator.procs > 1 and not self.generator.with_gpus:
+            raise UserError(
+                f"--services.generator.procs is {self.generator.procs} and it has no GPUs: an engine on CPU is one "
+                "process; set it to 1, or --generator.with_gpus true"
+            )
+        if self.ref_model.with_gpus and self.ref_model.procs == 0:
+            raise UserError(
+                "--services.ref_model.with_gpus is true and --services.ref_model.procs is 0, which is no reference "
+                "model: --ref_model.procs 1"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, Interval
 
+from forge_env.core.errors import UserError
 from forge_env.core.faults import FaultPolicy
 from forge_env.core.types import EpisodeLimits
 from forge_env.utils.settings import BY_CASE, MAY_CHANGE, OR_BY_CASE
@@ -34,6 +35,13 @@ class DatasetConfig:
     """Distinct training tasks; 0 is all of a dataset, and of an environment's own tasks 4096, or as many as it has."""
     held_out: Annotated[int, Ge(0)] = 0
     """Distinct tasks of the test split, which every evaluation of the run is on; 0 is 256, or as many as there are."""
+
+    def check(self) -> None:
+        """Raise UserError for a split that is held out, or for streaming without data."""
+        if self.split == "test":
+            raise UserError("--dataset.split is 'test', which is held out for the evaluation: train on another split")
+        if self.streaming and not self.path:
+            raise UserError("--dataset.streaming is true and --dataset.path is empty: name the data that is to stream")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,6 +82,24 @@ class EnvConfig(EpisodeLimits, EnvName):
     rest of its group, "drop" gives the group up."""
     min_valid: Annotated[int, Ge(1)] = 2
     """Valid episodes that a group needs to be trained on."""
+
+    def check(self) -> None:
+        """Check the budget of thinking against the limit of a turn.
+
+        Raises:
+            UserError: for a budget that leaves no room for an answer, or without thinking.
+        """
+        if self.max_thinking_tokens and self.thinking == "off":
+            raise UserError(
+                f"--env.max_thinking_tokens is {self.max_thinking_tokens}, and --env.thinking is off, so that there is "
+                "no thought to limit: set --env.thinking to on or template, or --env.max_thinking_tokens to 0"
+            )
+        if self.max_thinking_tokens >= self.max_turn_tokens:
+            raise UserError(
+                f"--env.max_thinking_tokens is {self.max_thinking_tokens}, and a turn has --env.max_turn_tokens, "
+                f"{self.max_turn_tokens}, at most, which the thought and the answer share: raise "
+                "--env.max_turn_tokens, or set --env.max_thinking_tokens to 0"
+            )
 
     def fault_policy(self) -> FaultPolicy:
         return FaultPolicy(mode=self.on_fault, min_valid=self.min_valid)

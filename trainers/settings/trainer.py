@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
@@ -37,6 +38,10 @@ class ForwardSettings:
     """Tokens of one forward pass at most, padding included, shared by the processes of context parallelism. A longer
     row has a pass of its own, and the rows of a longer episode go to several. Smaller micro-batches waste less
     padding."""
+
+    def dtype_on(self, with_gpus: bool) -> str:
+        """What a process computes in, on a GPU or on a CPU: "float32" or "bfloat16"."""
+        return self.dtype if self.dtype != "auto" else "bfloat16" if with_gpus else "float32"
 
     def head_dtype(self, dtype: str) -> str:
         """What the output layer computes in, if the model computes in `dtype`."""
@@ -85,6 +90,63 @@ class TrainerSettings(ForwardSettings):
     """A run on CPU repeats bit by bit, also if it is killed and resumed. Turns are in lockstep, which costs time. All
     groups of a step, or of a window of steps, are sampled from the weights that it begins with."""
 
+    def choose_attention(self, *, is_on_gpu: bool, context: int) -> str:
+        """The attention kernel: `attention`, or the default on this device.
+
+        Args:
+            is_on_gpu: whether the trainer is on GPUs.
+            context: the degree of context parallelism.
+
+        Raises:
+            UserError: the trainer cannot use the kernel that is asked for.
+        """
+        dtype, wanted = self.dtype_on(is_on_gpu), f"--training.attention is {self.attention}"
+        if not self.attention:
+            return "sdpa" if not is_on_gpu else "varlen" if dtype == "bfloat16" and context == 1 else "flex"
+        if not is_on_gpu and self.attention != "sdpa":
+            raise UserError(
+                f"{wanted}, which is for a trainer on GPU, and this one is on the CPU: set it to sdpa, or leave it out"
+            )
+        if self.attention == "varlen" and context > 1:
+            raise UserError(
+                f"{wanted}, which cannot share a row between processes, and --parallelism.context_parallel_degree is "
+                f"{context}: set it to flex, or leave it out"
+            )
+        if self.attention == "varlen" and dtype == "float32":
+            raise UserError(
+                f"{wanted}, which computes in bfloat16, and --training.dtype is float32: set --training.attention to "
+                "flex, or leave it out"
+            )
+        return self.attention
+
+    def check(self) -> None:
+        """Raise UserError if settings of the trainer contradict each other."""
+        if self.offload_sums and not self.cpu_offload:
+            raise UserError(
+                "--training.offload_sums is true, which is for offloaded gradients: leave it out, or set "
+                "--training.cpu_offload true"
+            )
+
+    def check_state(self, *, is_on_gpu: bool) -> None:
+        """Raise UserError if the moments of AdamW cannot be kept in `optimizer_state`."""
+        state = self.optimizer_state
+        if state == "bfloat16" and not is_on_gpu:
+            raise UserError(
+                "--training.optimizer_state is bfloat16, which is for a trainer on GPU, and this one is on the CPU: "
+                "set it to float32 or 8bit"
+            )
+        if state == "bfloat16" and self.cpu_offload:
+            raise UserError(
+                "--training.optimizer_state is bfloat16 and --training.cpu_offload is true, by which the optimizer "
+                "runs on the CPU, where there is none with such a state: set it to float32 or 8bit, or leave "
+                "cpu_offload out"
+            )
+        if state == "8bit" and importlib.util.find_spec("torchao") is None:
+            raise UserError(
+                "--training.optimizer_state is 8bit and torchao is not installed: it comes with the extra of that "
+                "name, or by pip install 'torchao>=0.18'"
+            )
+
 
 @dataclass(frozen=True, kw_only=True)
 class ParallelismConfig:
@@ -104,3 +166,25 @@ class ParallelismConfig:
     """For a model with experts: processes that the experts of each layer are spread over. They are processes of the
     other degrees, but not of replicas: this divides their number, and the number of experts. Tokens are exchanged
     between them, and each gathers the weights of its own experts only."""
+
+    def check(self) -> None:
+        """Raise UserError for a degree that the trainer does not have."""
+        if (degree := self.pipeline_parallel_degree) > 1:
+            raise UserError(
+                f"--parallelism.pipeline_parallel_degree is {degree}, and the loss needs the logprobs of a whole row "
+                "on every rank: set it to 1"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class MoEConfig:
+    """Models with experts; docs/experts.md."""
+
+    replay: Literal["auto", "off"] = "auto"
+    """Routing replay: the trainer computes each token with the experts that the engine chose for it. "auto" does so in
+    a policy-gradient run of a model with experts."""
+    compare_interval: Annotated[int, Ge(0)] = 20
+    """Optimizer steps between two steps that also measure, with one more forward pass, how far trainer and engine are
+    apart without replay; the first step does. 0 never measures it."""
+    record_routes: bool = False
+    """Also write the experts that the engine chose into the files of episodes, which then consist mostly of them."""

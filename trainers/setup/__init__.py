@@ -1,6 +1,7 @@
 """From the command line to a checked config and its plan; nothing is started here.
 
-entry.py: the way in. options/: from the command line to a config. placement.py: which process has which GPU.
-sizing/: the memory of each process, by the formulas of memory.py, and whether the run fits. checks/: mistakes.
-plan.py: makes run_plan.py's RunPlan of all of it. dry_run.py prints that plan; meaning.py says it in words.
+entry.py: the way in. options/: from the command line to a config. draft.py: the config, and what follows from it.
+placement.py: which process has which GPU. sizing/: the memory of each process, by the formulas of memory.py, and if
+the run fits. checks/: mistakes. plan.py: makes run_plan.py's RunPlan, a draft with sizes. dry_run.py prints that plan;
+meaning.py says it in words.
 """

@@ -11,7 +11,6 @@ from forge_env.core.errors import ForgeError, InvariantError, NothingTrained, Us
 from trainers.algorithm import Algorithm, find_algorithm
 from trainers.metrics.heartbeat import quiet
 from trainers.setup.options.read_config import read_config
-from trainers.setup.packages import check_ours
 from trainers.setup.signals import with_signals
 
 if TYPE_CHECKING:
@@ -38,7 +37,6 @@ def main(
             print(usage(algorithm.config))
             return 0
         config = read_config(algorithm.config, options)
-        check_ours()  # before the plan, which imports our packages: a foreign one of the same name is reported
         from trainers.setup.plan import make_plan
 
         plan = make_plan(config, algorithm)

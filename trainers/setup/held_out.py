@@ -102,19 +102,11 @@ def prefix_of(name: str) -> str:
 
 
 def check_sets(config: RunConfig) -> None:
-    """Check the settings of evaluations, as far as it needs no tasks.
+    """Check the sets of evaluations, as far as it needs no tasks.
 
     Raises:
-        UserError: for a set that cannot be made, or sampling that makes no sense.
+        UserError: for a set that cannot be made.
     """
-    evaluation = config.evaluation
-    if evaluation.top_p > 1:
-        raise UserError(f"--evaluation.top_p is {evaluation.top_p}; it must be above 0 and at most 1")
-    if evaluation.temperature == 0 and evaluation.n > 1:
-        raise UserError(
-            f"--evaluation.temperature is 0 and --evaluation.n is {evaluation.n}: greedy attempts at a task are all "
-            "the same, so set --evaluation.n to 1"
-        )
     for name, given in _given_sets(config).items():
         if not config.env.name:
             raise UserError(f"--evaluation.sets.{name} needs an environment: name it with --env")

@@ -7,8 +7,6 @@ from typing import Any
 
 from agents.generator.engine_args import approximations
 from forge_env.utils.settings import BY_CASE, leaves
-from trainers.config import RunConfig
-from trainers.lora import choose_publish
 from trainers.model.shape import FoundModel
 from trainers.setup.memory import gib, state_bytes
 from trainers.setup.options.defaults import RECIPE, Default, case_of, is_warmed_up, value_of
@@ -33,7 +31,6 @@ def settings_with_defaults(plan: RunPlan) -> list[tuple[str, Any, Any]]:
 
 def meaning(plan: RunPlan) -> list[tuple[str, str]]:
     """The consequences of the settings: a name and a text for each line."""
-    config = plan.config
     return [
         ("model", _about_model(plan.model)),
         ("environment", _about_env(plan)),
@@ -42,7 +39,7 @@ def meaning(plan: RunPlan) -> list[tuple[str, str]]:
         ("algorithm", _about_algorithm(plan)),
         *([("importance ratio", about_ratio(plan))] if plan.objective else []),
         ("KL reference", _about_reference(plan)),
-        ("weights", _about_weights(config)),
+        ("weights", _about_weights(plan)),
         *([("", plan.store_reason)] if plan.store_reason else []),
         *([("engine", plan.about_engine)] if plan.about_engine else []),
         *([("", about_approximations(plan))] if about_approximations(plan) else []),
@@ -69,7 +66,7 @@ def about_defaults(plan: RunPlan) -> list[str]:
 
 def unusual_settings(plan: RunPlan) -> list[str]:
     """A warning for each setting that is far from what is usual for its case."""
-    config, defaults = plan.config, plan.defaults
+    config, env, defaults = plan.config, plan.env, plan.defaults
     case, warnings = case_of(config), []
     rates = ["training.learning_rate", *(["warmup.learning_rate"] if is_warmed_up(config, case) else [])]
     for name in rates:
@@ -79,9 +76,9 @@ def unusual_settings(plan: RunPlan) -> list[str]:
             warnings.append(f"--{name} is {value:g}, far {side} what is usual for {case.name}: {usual.value:g}")
     limit = "env.max_turn_tokens"
     least = min(defaults[limit].value, case.limits.max_turn_tokens)
-    if config.env.name and config.env.max_turn_tokens < least / FEW:
+    if env.name and env.max_turn_tokens < least / FEW:
         warnings.append(
-            f"--{limit} is {config.env.max_turn_tokens}, far below what is usual for {case.name}: {least:g}; a turn "
+            f"--{limit} is {env.max_turn_tokens}, far below what is usual for {case.name}: {least:g}; a turn "
             "that is longer is cut off"
         )
     return warnings
@@ -125,7 +122,7 @@ def about_adapters(plan: RunPlan) -> str:
 def about_replay(plan: RunPlan) -> str:
     """Whose experts compute the tokens that are trained; "" for a dense model, and where there is no engine."""
     shape, moe = plan.model.shape, plan.config.moe
-    if shape is None or not shape.num_experts or plan.config.algorithm is None:
+    if shape is None or not shape.num_experts or plan.is_supervised:
         return ""
     if not plan.replays_routes:
         return "off, as --moe.replay says: the trainer's router chooses the experts of each token itself"
@@ -135,8 +132,8 @@ def about_replay(plan: RunPlan) -> str:
 
 def _publishing(plan: RunPlan) -> str:
     """How adapters reach the engine, and why so."""
-    dtype = plan.config.engine_dtype
-    choice, reason = choose_publish(plan.config.lora, dtype, plan.model.shape)
+    dtype = plan.services.generator.dtype
+    choice, reason = plan.config.lora.choose_publish(dtype, plan.shape)
     if choice == "merged":
         return f"merged in float32 for the engine, and cast to its {dtype}: {reason}"
     return f"the engine computes with the adapters, which alone are sent to it: {reason}"
@@ -144,10 +141,9 @@ def _publishing(plan: RunPlan) -> str:
 
 def about_services(plan: RunPlan) -> str:
     """Which services are up, and where each one runs."""
-    config = plan.config
 
     def where(name: str) -> str:
-        service = getattr(config.services, name)
+        service = getattr(plan.services, name)
         kind = "GPU" if service.with_gpus else f"CPU, {service.threads} thread{'s' * (service.threads != 1)}"
         replicas = f"{service.num_replicas} of " if service.num_replicas > 1 else ""
         if service.procs == 1:
@@ -156,7 +152,7 @@ def about_services(plan: RunPlan) -> str:
 
     if plan.environment is None:
         return f"the trainer is up: {where('trainer')}"
-    count = config.services.envs.num_replicas
+    count = plan.services.envs.num_replicas
     envs = "in a process of their own" if count == 1 else f"in {count} processes of their own"
     reference = f" {where('ref_model')};" if plan.placement.has_reference else ""
     return (
@@ -165,21 +161,20 @@ def about_services(plan: RunPlan) -> str:
     )
 
 
-def _about_weights(config: RunConfig) -> str:
-    interval, staleness = config.training.sync_interval, config.staleness
+def _about_weights(plan: RunPlan) -> str:
+    interval, staleness = plan.training.sync_interval, plan.staleness
     often = "after every optimizer step" if interval == 1 else f"after every {interval} optimizer steps"
     age = f"weights at most {_count(staleness, 'step')} older than those" if staleness else "the weights"
     return f"go to the engine {often}; a group is sampled from {age} that it trains"
 
 
 def _about_optimizer(plan: RunPlan) -> str:
-    config, training, shape = plan.config, plan.config.training, plan.model.shape
+    training, shape = plan.training, plan.shape
     rise = f", rising over {_count(plan.rising_steps, 'step')}" if plan.rising_steps else ""
     rate = f"learning rate {training.learning_rate:g} {training.lr_schedule}{rise}"
     kept = {"float32": "", "bfloat16": ", moments in bfloat16", "8bit": ", moments in 8 bits"}[training.optimizer_state]
-    on_host = training.cpu_offload and config.services.trainer.with_gpus
-    if on_host:
-        copies = config.parallelism.data_parallel_replicate_degree
+    if plan.is_offloaded:
+        copies = plan.config.parallelism.data_parallel_replicate_degree
         size = f" ({gib(copies * state_bytes(shape, training.optimizer_state))} GiB of the host)" if shape else ""
         kept += f", on the CPU with offloaded weights{size}"
     return (
@@ -188,10 +183,10 @@ def _about_optimizer(plan: RunPlan) -> str:
 
 
 def _about_precision(plan: RunPlan) -> str:
-    config, dtype = plan.config, plan.trainer_dtype
-    head = ", output layer in float32" if config.training.head_dtype(dtype) != dtype else ""
+    dtype = plan.trainer_dtype
+    head = ", output layer in float32" if plan.training.head_dtype(dtype) != dtype else ""
     weights = "float32 adapters and frozen weights in its dtype" if plan.lora else "float32 weights"
-    return f"trainer {dtype} over {weights}{head}, engine {config.engine_dtype}"
+    return f"trainer {dtype} over {weights}{head}, engine {plan.services.generator.dtype}"
 
 
 def _about_model(model: FoundModel) -> str:
@@ -207,7 +202,7 @@ def _about_model(model: FoundModel) -> str:
 
 
 def _about_env(plan: RunPlan) -> str:
-    config, env, data = plan.config, plan.config.env, plan.config.dataset
+    env, data, interval = plan.env, plan.config.dataset, plan.evaluation.interval
     source = f"the split {data.split} of {data.path}" if data.path else "its own tasks"
     if plan.tasks is not None:
         count, held_out = f"{len(plan.tasks.train):,}", f"{len(plan.tasks.held_out):,}"
@@ -224,15 +219,15 @@ def _about_env(plan: RunPlan) -> str:
     if env.thinking != "off":
         thought = f", a thought of at most {env.max_thinking_tokens:,} tokens" if env.max_thinking_tokens else ""
         limits += f"; thinking {env.thinking}{thought}"
-    every = f" and evaluated every {config.evaluation.interval} steps" if config.evaluation.interval else ""
+    every = f" and evaluated every {interval} steps" if interval else ""
     return f"{env.name}, {count} of {source}, {held_out} held out{every}; an episode has at most {limits}"
 
 
 def _about_steps(plan: RunPlan) -> list[tuple[str, str]]:
-    config, training, section = plan.config, plan.config.training, plan.config.algorithm
-    if section is None:
-        demonstrations = config.warmup.batch_size
-        tokens = demonstrations * config.env.max_tokens
+    training, objective, most = plan.training, plan.objective, plan.env.max_tokens
+    if objective is None:
+        demonstrations = plan.warmup.batch_size
+        tokens = demonstrations * most
         return [
             ("optimizer step", f"{demonstrations} demonstrations, at most {tokens:,} tokens"),
             (
@@ -240,7 +235,7 @@ def _about_steps(plan: RunPlan) -> list[tuple[str, str]]:
                 _count(plan.steps, "optimizer step") if plan.steps else "as many steps as the epochs of the data have",
             ),
         ]
-    groups, size = config.training.groups_per_step, section.n_samples
+    groups, size = training.groups_per_step, objective.group_size
     episodes = groups * size
     whole = f"{groups * training.steps:,} groups, {episodes * training.steps:,} episodes"
     return [
@@ -248,14 +243,14 @@ def _about_steps(plan: RunPlan) -> list[tuple[str, str]]:
             "optimizer step",
             f"{_count(groups, 'group')} = batch_size {training.batch_size} x gradient_accumulation_steps "
             f"{training.gradient_accumulation_steps}; {episodes:,} episodes = {groups} x n_samples {size}; at most "
-            f"{episodes * config.env.max_tokens:,} tokens",
+            f"{episodes * most:,} tokens",
         ),
         ("run", f"{_count(training.steps, 'optimizer step')}: {whole}"),
     ]
 
 
 def _about_algorithm(plan: RunPlan) -> str:
-    training, section = plan.config.training, plan.config.algorithm
+    training, section = plan.training, plan.config.algorithm
     if section is None:
         return "supervised: minus the logprob of the expert's tokens"
     assert plan.objective is not None
@@ -269,7 +264,7 @@ def _about_algorithm(plan: RunPlan) -> str:
 
 def _about_reference(plan: RunPlan) -> str:
     if plan.placement.has_reference:
-        return f"a frozen model of its own on {'GPU' if plan.config.services.ref_model.with_gpus else 'CPU'}"
+        return f"a frozen model of its own on {'GPU' if plan.services.ref_model.with_gpus else 'CPU'}"
     if plan.objective is not None and plan.objective.kl_reference == "model":
         return "the trainer without its adapters, or with those that it started from: there is no second model"
     if plan.objective is not None and plan.objective.kl_reference:

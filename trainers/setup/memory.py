@@ -14,10 +14,9 @@ from typing import NamedTuple
 
 from agents.generator.lora_slot import slot_rank
 from agents.generator.settings import EngineSettings
-from trainers.config import RunConfig
-from trainers.lora import Lora, lora_of, target_sizes
+from trainers.lora import Lora, target_sizes
 from trainers.model.shape import ModelShape
-from trainers.settings.services import ServiceConfig
+from trainers.setup.draft import Draft
 
 GIB = 2**30
 FLOAT32 = 4
@@ -66,17 +65,6 @@ def gib(count: float) -> str:
     return f"{value:.1f}" if value >= 10 else f"{value:.2f}" if value >= 0.1 else f"{value:.3f}"
 
 
-def model_dtype(config: RunConfig, service: ServiceConfig) -> str:
-    """The dtype in which the trainer or the reference model computes: "float32" or "bfloat16"."""
-    chosen = config.training.dtype
-    return chosen if chosen != "auto" else "bfloat16" if service.with_gpus else "float32"
-
-
-def trainer_dtype(config: RunConfig) -> str:
-    """The dtype in which the trainer computes: "float32" or "bfloat16"."""
-    return model_dtype(config, config.services.trainer)
-
-
 def state_bytes(shape: ModelShape, optimizer: str = "float32") -> float:
     """Weights and gradients of all parameters in float32, and AdamW's moments; `optimizer` is a key of `MOMENTS`.
 
@@ -112,7 +100,7 @@ def pinned_bytes(of_number: int, matrices: Iterable[int], *, ranks: int) -> floa
     return float(ranks * sum(1 << (part - 1).bit_length() for part in parts))
 
 
-def trainer_memory(config: RunConfig, shape: ModelShape, *, versions: float = 0.0) -> Memory:
+def trainer_memory(draft: Draft, *, versions: float = 0.0) -> Memory:
     """One rank of the trainer, which keeps `versions` bytes of published weights for engines on its GPU.
 
     - state: `state_bytes`, divided by the ranks of FSDP and of tensor parallelism; on the host if it is offloaded. With
@@ -125,11 +113,11 @@ def trainer_memory(config: RunConfig, shape: ModelShape, *, versions: float = 0.
       once more if it is sharded. A LoRA trainer merges a weight from float32 copies of it and of the sum, or publishes
       only the adapter, from one half in float32 and its scaled copy.
     """
-    training, (shard, tensor, replicas) = config.training, _ranks(config)
+    training, shape, lora, is_offloaded = draft.training, draft.sizes, draft.lora, draft.is_offloaded
+    shard, tensor, replicas = _ranks(draft)
     ranks = shard * tensor
-    lora, compute, published = lora_of(config, shape), BYTES[trainer_dtype(config)], BYTES[config.engine_dtype]
-    is_offloaded = training.cpu_offload and config.services.trainer.with_gpus
-    moments = step_moments(config, shape)
+    compute, published = BYTES[draft.trainer_dtype], BYTES[draft.services.generator.dtype]
+    moments = step_moments(draft)
     if ranks * replicas == 1 and compute == FLOAT32 and not is_offloaded:  # without FSDP
         moments = [moment._replace(gathered=0.0, gradients=0.0) for moment in moments]
     worst = max(moments, key=sum)
@@ -140,7 +128,7 @@ def trainer_memory(config: RunConfig, shape: ModelShape, *, versions: float = 0.
     state, gradients = state_bytes(shape, training.optimizer_state) / ranks, FLOAT32 * shape.parameters / ranks
     if lora:
         trained = lora.parameters(shape) / shard
-        state = _frozen_bytes(config, shape, compute) / ranks
+        state = _frozen_bytes(draft, compute) / ranks
         state += (2 * FLOAT32 + MOMENTS[training.optimizer_state]) * trained
         gradients = FLOAT32 * trained
     held = ({} if is_offloaded else {"state": state}) | ({"versions": float(versions)} if versions else {})
@@ -159,21 +147,22 @@ def trainer_memory(config: RunConfig, shape: ModelShape, *, versions: float = 0.
     return Memory(held=held, phases=(step, {"published": largest}), resting=resting, on_host=on_host)
 
 
-def _ranks(config: RunConfig) -> tuple[int, int, int]:
+def _ranks(draft: Draft) -> tuple[int, int, int]:
     """Ranks that FSDP shards weights over (also those of context parallelism), of tensor parallelism, and replicas."""
-    tensor, replicas = config.parallelism.tensor_parallel_degree, config.parallelism.data_parallel_replicate_degree
-    return max(1, config.services.trainer.procs // (tensor * replicas)), tensor, replicas
+    parallelism = draft.config.parallelism
+    tensor, replicas = parallelism.tensor_parallel_degree, parallelism.data_parallel_replicate_degree
+    return max(1, draft.services.trainer.procs // (tensor * replicas)), tensor, replicas
 
 
-def _micro_batch(config: RunConfig) -> int:
+def _micro_batch(draft: Draft) -> int:
     """Tokens of one forward pass: an episode may be split over several passes, a row may not."""
-    return max(config.training.max_tokens_per_micro_batch, config.env.max_tokens)
+    return max(draft.training.max_tokens_per_micro_batch, draft.env.max_tokens)
 
 
-def _frozen_bytes(config: RunConfig, shape: ModelShape, compute: int) -> float:
+def _frozen_bytes(draft: Draft, compute: int) -> float:
     """All weights in the compute dtype; the output layer in float32 with `training.fp32_head`."""
-    head = shape.vocab_size * shape.hidden_size
-    return compute * (shape.parameters - head) + (FLOAT32 if config.training.fp32_head else compute) * head
+    head = draft.sizes.vocab_size * draft.sizes.hidden_size
+    return compute * (draft.sizes.parameters - head) + (FLOAT32 if draft.training.fp32_head else compute) * head
 
 
 class Moment(NamedTuple):
@@ -187,7 +176,7 @@ class Moment(NamedTuple):
     logits: float = 0.0
 
 
-def step_moments(config: RunConfig, shape: ModelShape) -> list[Moment]:
+def step_moments(draft: Draft) -> list[Moment]:
     """What a rank holds beside its shards, as in `FSDPParamGroup` of torch.distributed.fsdp._fully_shard.
 
     FSDP works on one unit after the other: the output layer, each block, the embedding. If embedding and output layer
@@ -203,13 +192,13 @@ def step_moments(config: RunConfig, shape: ModelShape) -> list[Moment]:
     experts. With LoRA, only adapters have gradients. Logits take tokens x V numbers if they are kept for the backward
     pass; if they exceed `training.keep_logits_gib`, an eighth of them is computed at a time, in float32.
     """
-    training, context, (shard, tensor, _) = config.training, config.parallelism.context_parallel_degree, _ranks(config)
-    expert, tied, lora = config.parallelism.expert_parallel_degree, shape.tie_word_embeddings, lora_of(config, shape)
-    compute = BYTES[trainer_dtype(config)]
+    training, shape, lora, parallelism = draft.training, draft.sizes, draft.lora, draft.config.parallelism
+    (shard, tensor, _), expert, tied = _ranks(draft), parallelism.expert_parallel_degree, shape.tie_word_embeddings
+    compute = BYTES[draft.trainer_dtype]
     in_head = FLOAT32 if training.fp32_head else compute
-    tokens = -(-_micro_batch(config) // context)
-    kept, at_work = activation_bytes(config, shape, tokens)
-    limit = training.keep_logits_gib * GIB if config.services.trainer.with_gpus else 0
+    tokens = -(-_micro_batch(draft) // parallelism.context_parallel_degree)
+    kept, at_work = activation_bytes(draft, tokens)
+    limit = training.keep_logits_gib * GIB if draft.services.trainer.with_gpus else 0
     logits = (
         tokens * shape.vocab_size * (in_head if in_head * tokens * shape.vocab_size / tensor <= limit else FLOAT32 / 8)
     )
@@ -247,7 +236,7 @@ def _summed(unit: float, shard: int, compute: int) -> float:
     return FLOAT32 * unit + max(compute * unit, FLOAT32 * unit * (2 if shard == 1 else 1 / shard))
 
 
-def activation_bytes(config: RunConfig, shape: ModelShape, tokens: int) -> tuple[float, float]:
+def activation_bytes(draft: Draft, tokens: int) -> tuple[float, float]:
     """Activations of `tokens` tokens kept for the backward pass, and what comes on top while it is in one block.
 
     Counted as in "Reducing Activation Recomputation in Large Transformer Models" (arXiv 2205.05198, section 4), for
@@ -263,8 +252,8 @@ def activation_bytes(config: RunConfig, shape: ModelShape, tokens: int) -> tuple
     the block's output, the product, the gate and its factor, less the product itself. LoRA keeps each adapter's rank,
     and m more while the block is at work. Context parallelism gathers 2k for each token of the other ranks.
     """
-    training, context, lora = config.training, config.parallelism.context_parallel_degree, lora_of(config, shape)
-    compute = BYTES[trainer_dtype(config)]
+    training, shape, lora = draft.training, draft.sizes, draft.lora
+    context, compute = draft.config.parallelism.context_parallel_degree, BYTES[draft.trainer_dtype]
     h, q, k, m = shape.hidden_size, shape.query_size, shape.key_value_size, shape.mlp_size
     mlp, compiled_mlp, selective_mlp, gradients = _mlp_numbers(shape, compute)
     adapter_width = lora.rank * len(lora.targets) if lora else 0
@@ -294,27 +283,26 @@ def _mlp_numbers(shape: ModelShape, compute: int) -> tuple[float, float, float, 
     return everything, everything, chosen * 12 / compute, 2 * m + h + routed
 
 
-def reference_memory(config: RunConfig, shape: ModelShape) -> Memory:
+def reference_memory(draft: Draft) -> Memory:
     """One process of the frozen reference model: its share of the weights, and a forward pass.
 
     The pass has the activations of one block and an eighth of the logits. If the weights are sharded, it gathers the
     output layer and two blocks.
     """
-    h, q, k, shard = shape.hidden_size, shape.query_size, shape.key_value_size, config.services.ref_model.procs
-    compute, tokens = BYTES[model_dtype(config, config.services.ref_model)], _micro_batch(config)
+    training, shape, service = draft.training, draft.sizes, draft.services.ref_model
+    h, q, k, shard = shape.hidden_size, shape.query_size, shape.key_value_size, service.procs
+    compute, tokens = BYTES[training.dtype_on(service.with_gpus)], _micro_batch(draft)
     of_block = 4 * h + 3 * q + 3 * k + _mlp_numbers(shape, compute)[0]
-    weights = _frozen_bytes(config, shape, compute)
+    weights = _frozen_bytes(draft, compute)
     held = {"weights": weights / shard}
     held["forward"] = compute * tokens * of_block + tokens * shape.vocab_size * FLOAT32 / 8
     if shard > 1:
-        head = (FLOAT32 if config.training.fp32_head else compute) * shape.vocab_size * h
+        head = (FLOAT32 if training.fp32_head else compute) * shape.vocab_size * h
         held["gathered"] = min(float(head + compute * 2 * shape.layer_parameters), weights)
     return Memory(held=held)
 
 
-def engine_memory(
-    config: RunConfig, shape: ModelShape, engine: EngineSettings, *, cache: float, received: float = 0.0
-) -> Memory:
+def engine_memory(draft: Draft, engine: EngineSettings, *, cache: float, received: float = 0.0) -> Memory:
     """One process of the engine, with `cache` bytes of keys and values and `received` bytes for a snapshot that comes.
 
     On a GPU it has buffers, too: what it keeps when it sleeps (`engine_residue`); activations of one step, which are
@@ -322,8 +310,8 @@ def engine_memory(
     and logprobs of one token of each request. While it sleeps, an engine of adapters has its weights in pinned memory
     of the host: 20.9 GiB for the shape of an 8B model, of which 21.4 GiB were measured.
     """
-    generator, lora = config.services.generator, lora_of(config, shape)
-    tensor, compute = generator.procs, BYTES[config.engine_dtype]
+    generator, shape, lora = draft.services.generator, draft.sizes, draft.lora
+    tensor, compute = generator.procs, BYTES[generator.dtype]
     adapter = adapter_bytes(shape, lora, compute=compute, tensor=tensor) if lora and engine.lora_rank else 0.0
     buffers, asleep, copied = 0.0, None, 0.0
     if generator.with_gpus:

@@ -2,76 +2,74 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Iterable
+from dataclasses import fields, replace
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from agents.generator.engine_args import read_engine_args
 from forge_env.core.errors import UserError
 from forge_env.data.rows import find_file
 from forge_env.rollout.factory import EnvFactory
-from forge_env.runtime.weights import WeightStore
+from forge_env.utils.settings import checked_sections
 from trainers.algorithm import Algorithm
 from trainers.config import RunConfig
-from trainers.model.shape import FoundModel, ModelShape, read_shape
-from trainers.objective.objective import kl_remark
-from trainers.objective.old_logprobs import whose_old_logprobs
-from trainers.setup.checks import machine_checks, model_checks, run_checks
-from trainers.setup.deadlines import Deadlines, patience
+from trainers.model.shape import read_shape
+from trainers.setup.checks import engine_checks, machine_checks, model_checks, run_checks
+from trainers.setup.draft import Draft, plan_objective
 from trainers.setup.held_out import HeldOutSet, check_sets, held_out_sets
-from trainers.setup.objective import needs_reference, plan_objective
 from trainers.setup.options.defaults import take_again, take_defaults
 from trainers.setup.options.parser import check_bounds
 from trainers.setup.options.read_config import give_dataset
 from trainers.setup.packages import check_ours, check_packages, missing_packages
-from trainers.setup.placement import Placement, make_placement
 from trainers.setup.run_plan import RunPlan
-from trainers.setup.run_tasks import RunTasks, check_demonstrations, own_data, read_run_tasks, resolve_sources
-from trainers.setup.sizing.engine import check_engine, episodes_at_once
-from trainers.setup.sizing.estimates import snapshot_bytes
-from trainers.setup.sizing.fit import Given, card_size, check_fit, check_sleep, check_speculation, plan_memory
-from trainers.setup.titan_settings import reference_settings, trainer_settings
-from trainers.setup.weight_store import find_store
+from trainers.setup.run_tasks import RunTasks, own_data, read_run_tasks, resolve_sources
+from trainers.setup.sizing.estimates import find_store
+from trainers.setup.sizing.fit import check_fit, plan_memory
 
 T = TypeVar("T")
+Check = Callable[[Draft], None]
 
-
-OF_SETTINGS: tuple[Callable[[RunConfig], None], ...] = (
-    check_sets,
+OF_SETTINGS: tuple[Check, ...] = (
+    lambda draft: check_sets(draft.config),
     run_checks.check_plugins,
     run_checks.check_metrics,
     run_checks.check_pace,
     run_checks.check_schedule,
     run_checks.check_resume,
-    machine_checks.check_services,
     machine_checks.check_parallelism,
     machine_checks.check_optimizer,
     model_checks.check_lora,
     machine_checks.check_context,
     machine_checks.check_attention,
-    lambda config: config.launcher.check(),
+    run_checks.check_deterministic,
+    model_checks.check_thinking,
 )
-"""Checks that the settings alone decide."""
-OF_SIZES: tuple[Callable[[RunConfig, ModelShape | None], None], ...] = (
-    model_checks.check_length,
-    model_checks.check_heads,
-    model_checks.check_experts,
+OF_SIZES: tuple[Check, ...] = (model_checks.check_length, model_checks.check_heads, model_checks.check_experts)
+"""Checks that the sizes of the model decide."""
+OF_PLACES: tuple[Check, ...] = (machine_checks.check_sharing, machine_checks.check_gpus, machine_checks.check_places)
+OF_ENGINE: tuple[Check, ...] = (
+    engine_checks.check_engine,
+    engine_checks.check_sleep,
+    engine_checks.check_speculation,
 )
-"""Checks that the sizes of the model decide, too."""
 
 
 class Problems(list[str]):
     """The sentences of mistakes, in the order in which they are found."""
 
-    def attempt(self, make: Callable[..., T], *arguments: object, **options: object) -> T | None:
+    def attempt(self, make: Callable[..., T], *arguments: object) -> T | None:
         """Call `make` and return its result; on a UserError add its sentence and return None."""
         try:
-            return make(*arguments, **options)
+            return make(*arguments)
         except UserError as error:
             if str(error) not in self:
                 self.append(str(error))
             return None
+
+    def attempt_all(self, checks: Iterable[Check], draft: Draft) -> None:
+        for check in checks:
+            self.attempt(check, draft)
 
 
 def make_plan(config: RunConfig, algorithm: Algorithm) -> RunPlan:
@@ -83,73 +81,40 @@ def make_plan(config: RunConfig, algorithm: Algorithm) -> RunPlan:
     """
     check_ours()
     check_bounds(config)
-    config = config.settled()
-    model = model_checks.find_model(config)
-    shape = model.shape
-    config, defaults = take_defaults(config, shape)
-    objective = plan_objective(config, algorithm)
-    old_logprobs = whose_old_logprobs(config, objective.loss) if objective else "generator"
-    placement = make_placement(config, has_reference=needs_reference(config, objective))
-
-    problems = Problems()
+    draft, problems = _draft(config.settled(), algorithm), Problems()
     problems.attempt(check_packages)
-    data = own_data(config) or config.dataset.path  # as the user wrote it
-    config = resolve_sources(config)
-    config = problems.attempt(give_dataset, config) or config
-    environment = problems.attempt(run_checks.make_environment, config)
-    for check in OF_SETTINGS:
-        problems.attempt(check, config)
-    problems.attempt(run_checks.check_deterministic, config, old_logprobs)
-    problems.attempt(model_checks.check_thinking, config, shape)
-    for check_sizes in OF_SIZES:
-        problems.attempt(check_sizes, config, shape)
-    card = problems.attempt(card_size, config, placement)
-    store = problems.attempt(_find_store, config, placement, shape, card)
-    problems.attempt(machine_checks.check_sharing, config, placement)
-    problems.attempt(machine_checks.check_gpus, placement)
-    problems.attempt(machine_checks.check_places, config, placement)
-    engine_args = problems.attempt(read_engine_args, config.services.generator.engine) or {}
-    given = Given(card=card, old_logprobs=old_logprobs, engine_args=engine_args)
-    problems.attempt(check_engine, config, shape, engine_args)
-    problems.attempt(check_sleep, config, placement, given)
-    problems.attempt(check_speculation, config, given)
-    tasks = problems.attempt(_local_tasks, config, environment, data)
+    source = own_data(draft.config) or draft.config.dataset.path  # as the user wrote it
+    config = resolve_sources(draft.config)
+    draft = replace(draft, config=problems.attempt(give_dataset, config) or config)
+    environment = problems.attempt(run_checks.make_environment, draft.config)
+    for section in checked_sections(draft.config):
+        problems.attempt(section.check)
+    problems.attempt_all((*OF_SETTINGS, *OF_SIZES), draft)
+    draft = replace(draft, card=problems.attempt(machine_checks.card_size, draft))
+    store = problems.attempt(find_store, draft)
+    problems.attempt_all(OF_PLACES, draft)
+    engine_args = problems.attempt(read_engine_args, draft.services.generator.engine) or {}
+    draft = replace(draft, engine_args=engine_args)
+    problems.attempt_all(OF_ENGINE, draft)
+    tasks = problems.attempt(_local_tasks, draft.config, environment, source)
     if tasks is not None and environment is not None:
-        problems.attempt(check_demonstrations, config, environment, tasks.train, data)
-    about_chats = problems.attempt(config.about_data) or []
-    memory = plan_memory(config, placement, shape, store[0] if store else None, given)
-    problems.attempt(check_fit, config, memory, shape, given, has_reference=placement.has_reference)
-    host = machine_checks.host_memory(placement)
-    problems.attempt(machine_checks.check_host_memory, config, memory.processes, host)
-
+        problems.attempt(run_checks.check_demonstrations, draft.config, environment, tasks.train, source)
+    about_chats = problems.attempt(draft.config.about_data) or []
+    memory = plan_memory(draft, store[0] if store else None)
+    problems.attempt(check_fit, draft, memory)
+    problems.attempt(machine_checks.check_host_memory, draft, memory.processes)
     return RunPlan(
-        config=config,
-        defaults=defaults,
-        algorithm=algorithm.name,
-        command=algorithm.command,
-        own_algorithm=algorithm if algorithm.target else None,
-        steps=max(0, config.training.steps),
+        **_parts(draft),
+        steps=max(0, draft.training.steps),
         environment=environment,
-        objective=objective,
-        old_logprobs=old_logprobs,
-        kl_remark=kl_remark(config),
-        model=model,
-        hosts=None if config.launcher.kind == "local" else config.launcher,
-        placement=placement,
-        card=card,
         engine=memory.engine,
         about_engine=memory.about_engine,
-        trainer=trainer_settings(config, shape),
-        reference=reference_settings(config),
         store=store[0] if store else None,
         store_reason=store[1] if store else "",
-        deadlines=Deadlines(config.deadlines, shape.parameters if shape else 0),
-        patience=patience(config),
-        episodes_at_once=episodes_at_once(config),
         processes=memory.processes,
         tasks=tasks,
         about_data=[*(tasks.about if tasks else ()), *about_chats],
-        missing=_missing(config, model, placement, card),
+        missing=_missing(draft),
         problems=problems,
     )
 
@@ -162,32 +127,26 @@ def with_model(plan: RunPlan, folder: Path) -> RunPlan:
             model does not read as many tokens, or cannot be cut over so many processes, as the run asks for; or when
             the run does not fit on its GPUs.
     """
-    if plan.model.shape is not None:
+    if plan.shape is not None:
         return plan
-    placement = plan.placement
     shape = read_shape(folder / "config.json")
     config, defaults = take_again(plan.config, plan.defaults, shape)
-    for check_sizes in OF_SIZES:
-        check_sizes(config, shape)
-    check_engine(config, shape, plan.engine.engine_args)
-    store, reason = find_store(config, placement, snapshot_bytes(config, shape), plan.card)
-    given = Given(card=plan.card, old_logprobs=plan.old_logprobs, engine_args=plan.engine.engine_args)
-    memory = plan_memory(config, placement, shape, store, given)
-    check_fit(config, memory, shape, given, has_reference=placement.has_reference)
-    host = machine_checks.host_memory(placement)
-    machine_checks.check_host_memory(config, memory.processes, host)
+    model = replace(plan.model, shape=shape, where=f"the folder {folder}", missing="")
+    plan = replace(plan, config=config, defaults=defaults, model=model)
+    for check in (*OF_SIZES, engine_checks.check_engine):
+        check(plan)
+    store = find_store(plan)
+    assert store is not None
+    memory = plan_memory(plan, store[0])
+    check_fit(plan, memory)
+    machine_checks.check_host_memory(plan, memory.processes)
     return replace(
         plan,
-        config=config,
-        defaults=defaults,
-        model=replace(plan.model, shape=shape, where=f"the folder {folder}", missing=""),
         engine=memory.engine,
         about_engine=memory.about_engine,
         processes=memory.processes,
-        trainer=trainer_settings(config, shape),
-        store=store,
-        store_reason=reason,
-        deadlines=Deadlines(config.deadlines, shape.parameters),
+        store=store[0],
+        store_reason=store[1],
     )
 
 
@@ -200,14 +159,25 @@ def tasks_of(plan: RunPlan) -> tuple[RunTasks, dict[str, HeldOutSet]]:
     if plan.environment is None:
         return RunTasks(), {}
     tasks = plan.tasks or read_run_tasks(plan.config, plan.environment)
-    check_demonstrations(plan.config, plan.environment, tasks.train, own_data(plan.config))
+    run_checks.check_demonstrations(plan.config, plan.environment, tasks.train, own_data(plan.config))
     return tasks, held_out_sets(plan.config, tasks.held_out)
 
 
-def _local_tasks(config: RunConfig, environment: EnvFactory | None, data: str) -> RunTasks | None:
-    """The tasks of a local file; None where they are not those of a file, and are read at the start.
+def _draft(config: RunConfig, algorithm: Algorithm) -> Draft:
+    model = model_checks.find_model(config)
+    config, defaults = take_defaults(config, model.shape)
+    objective = plan_objective(config, algorithm)
+    return Draft(config=config, defaults=defaults, trained_by=algorithm, model=model, objective=objective)
 
-    `data` is the file as the user wrote it, for errors.
+
+def _parts(draft: Draft) -> dict[str, Any]:
+    return {field.name: getattr(draft, field.name) for field in fields(draft) if field.init}
+
+
+def _local_tasks(config: RunConfig, environment: EnvFactory | None, source: str) -> RunTasks | None:
+    """The tasks of a local file; None if they are not those of a file, and are read at the start.
+
+    `source` is the file as the user wrote it, for errors.
 
     Raises:
         UserError: there is no such file, or no run can be made of it.
@@ -216,31 +186,19 @@ def _local_tasks(config: RunConfig, environment: EnvFactory | None, data: str) -
     if file is None or environment is None:
         return None
     if not file.is_file():
-        raise UserError(f"--dataset.path is {data!r}, and there is no file {file}")
+        raise UserError(f"--dataset.path is {source!r}, and there is no file {file}")
     return read_run_tasks(config, environment)
 
 
-def _find_store(
-    config: RunConfig, placement: Placement, shape: ModelShape | None, card: float | None
-) -> tuple[WeightStore, str] | None:
-    """The weight store and the reason for it; None while the model's sizes, which decide on it, are not known.
-
-    Raises:
-        UserError: when the store that the config names cannot work, as far as that is known.
-    """
-    store = find_store(config, placement, snapshot_bytes(config, shape) if shape else 0, card)
-    return store if shape else None
-
-
-def _missing(config: RunConfig, model: FoundModel, placement: Placement, card: float | None) -> list[str]:
+def _missing(draft: Draft) -> list[str]:
+    model, placement, data = draft.model, draft.placement, draft.config.dataset
     missing = [f"{package} is not installed" for package in missing_packages()]
     missing += [model.missing] if model.missing else []
     if model.shape is None:
         missing.append("the sizes of the model, and so the estimates of its memory")
-    data = config.dataset
     if data.path and find_file(data.path, data.split) is None:
         missing.append(f"the data set {data.path} is no local file: the start reads it from the hub, or from its cache")
-    if placement.gpus_wanted and card is None:
+    if placement.gpus_wanted and draft.card is None:
         missing.append(
             "the memory of the GPUs, which --launcher.gpu_memory_gib says: whether the run fits is not known"
         )

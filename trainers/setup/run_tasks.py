@@ -129,30 +129,3 @@ def _of(tasks: Sequence[Task], split: str) -> str:
     there = tasks.rows.num_tasks(split) if isinstance(tasks, DataTasks) and tasks.rows.is_complete else 0
     number = f"{len(tasks):,} of {there:,}" if there > len(tasks) else f"{len(tasks):,}"
     return f"{number} train" if split != "test" else number
-
-
-def check_demonstrations(config: RunConfig, environment: EnvFactory, tasks: Sequence[Task], data: str) -> None:
-    """Check that the expert can show some task, if the run begins with demonstrations or consists of them.
-
-    `data` is where the tasks come from, for errors; "" for an environment's own.
-
-    Raises:
-        UserError: the expert has no solution for any of the tasks.
-    """
-    if chat_data(config):
-        return
-    given = config.warmup.steps > 0 or config.algorithm is None
-    if not (given or not config.model.path) or any(map(environment.env_class.can_demonstrate, tasks)):
-        return
-    what = data or "these tasks"
-    why = f"--warmup.steps is {config.warmup.steps}" if config.warmup.steps > 0 else "there is no --model"
-    if config.algorithm is None:
-        raise UserError(
-            f"the expert of {config.env.name} has no solutions for the tasks of {what}, so there is nothing to learn "
-            "from: give demonstrations of your own as --sft.data"
-        )
-    raise UserError(
-        f"the expert of {config.env.name} has no solutions for the tasks of {what}, whose demonstrations the warm-up "
-        f"and the tiny model are made from, and {why}: give a --model that can do some of it already, with "
-        "--warmup.steps 0; python -m trainers.sft --sft.data makes one of demonstrations of your own"
-    )

@@ -6,8 +6,7 @@ from dataclasses import fields
 from typing import Any
 
 from trainers.config import RunConfig
-from trainers.lora import lora_of
-from trainers.model.shape import ModelShape
+from trainers.lora import Lora
 from trainers.settings.trainer import ForwardSettings, ParallelismConfig, TrainerSettings
 from trainers.setup.options.defaults import rising_steps
 from trainers.titan.settings import TitanSettings
@@ -15,8 +14,8 @@ from trainers.titan.settings import TitanSettings
 ADAM_BETAS = (0.9, 0.95)
 
 
-def trainer_settings(config: RunConfig, shape: ModelShape | None = None) -> TitanSettings:
-    """The trainer's settings; `shape` is that of the model, where it is known."""
+def trainer_settings(config: RunConfig, lora: Lora | None = None) -> TitanSettings:
+    """The trainer's settings; `lora` are the adapters that it trains."""
     return TitanSettings(
         **_as_set(config.training, TrainerSettings),
         **_as_set(config.parallelism, ParallelismConfig),
@@ -25,7 +24,7 @@ def trainer_settings(config: RunConfig, shape: ModelShape | None = None) -> Tita
         warmup_steps=rising_steps(config, max(0, config.training.steps)),
         betas=ADAM_BETAS,
         replay=config.moe.replay != "off",
-        lora=lora_of(config, shape),
+        lora=lora,
         threads=config.services.trainer.threads,
     )
 

@@ -214,8 +214,8 @@ def _tool(item: Any) -> ToolSpec:
         raise BadRow("one of its tools has no name")
     # Present keys keep their order, which is the order of the prompt's text.
     missing = {"description": "", "parameters": {"type": "object", "properties": {}}}
-    whole = {**function, **{key: value for key, value in missing.items() if key not in function}}
-    return {"type": "function", "function": whole}  # type: ignore[typeddict-item]
+    complete = {**function, **{key: value for key, value in missing.items() if key not in function}}
+    return {"type": "function", "function": complete}  # type: ignore[typeddict-item]
 
 
 def _parsed(value: Any) -> Any:

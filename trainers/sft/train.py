@@ -23,7 +23,7 @@ from trainers.sft.config import SFT
 
 if TYPE_CHECKING:
     from trainers.batching.batch import Sample
-    from trainers.run.training_run import TrainingRun
+    from trainers.run.run import Run
     from trainers.setup.run_plan import RunPlan
     from trainers.sft.data import SFTData
 
@@ -44,7 +44,7 @@ async def _train_on_demonstrations(plan: RunPlan) -> None:
     from trainers.run.open_run import open_run
     from trainers.run.warmup import warm_up
 
-    async def phases(run: TrainingRun) -> None:
+    async def phases(run: Run) -> None:
         started = time.perf_counter()
         await warm_up(run, plan.steps, around=run.first_step)
         values: dict[str, object] = {"train_seconds": time.perf_counter() - started}
@@ -53,7 +53,7 @@ async def _train_on_demonstrations(plan: RunPlan) -> None:
         run.summarise(values)
 
     async with open_run(plan) as run:
-        await run.services.guard(phases(run))
+        await run.launcher.guard(phases(run))
 
 
 async def _train_on_data(plan: RunPlan, sft: SFTConfig) -> None:
@@ -62,14 +62,14 @@ async def _train_on_data(plan: RunPlan, sft: SFTConfig) -> None:
 
     data = SFTData(sft, training=plan.training, env=plan.env, model_size=plan.model.size)
 
-    async def phases(run: TrainingRun) -> None:
-        run.report.say(f"{sft.data}: {data.about}")
+    async def phases(run: Run) -> None:
+        run.record.say(f"{sft.data}: {data.about}")
         place = await _begin(run, data)
         await _train(run, data, place)
         before = place["held_out_loss"]
         after = await held_out_loss(run, data.held_out)
         if before is not None and after is not None:
-            run.report.say(
+            run.record.say(
                 f"loss on {len(data.held_out)} held-out conversations: {before:.4f} before, {after:.4f} after"
             )
         values = await _measure(run) if plan.env.name else {}
@@ -87,10 +87,10 @@ async def _train_on_data(plan: RunPlan, sft: SFTConfig) -> None:
         )
 
     async with open_run(plan, data) as run:
-        await run.services.guard(phases(run))
+        await run.launcher.guard(phases(run))
 
 
-async def _begin(run: TrainingRun, data: SFTData) -> dict[str, Any]:
+async def _begin(run: Run, data: SFTData) -> dict[str, Any]:
     """Begin to train, or go on after the checkpoint.
 
     Returns:
@@ -98,17 +98,17 @@ async def _begin(run: TrainingRun, data: SFTData) -> dict[str, Any]:
     """
     from trainers.run.checkpointing import restore
 
-    await run.begin_training()
+    await run.trainer.begin()
     if run.checkpoint is None:
-        with run.startup.phase("held-out loss"):
+        with run.record.phase("held-out loss"):
             return {"held_out_loss": await held_out_loss(run, data.held_out), "seconds": 0.0}
-    with run.startup.phase("checkpoint"):
+    with run.record.phase("checkpoint"):
         place = dict(await restore(run, run.checkpoint))
     await _evaluate(run, run.checkpoint.step)  # if it was the last step of a shorter run
     return place
 
 
-async def _train(run: TrainingRun, data: SFTData, place: dict[str, Any]) -> None:
+async def _train(run: Run, data: SFTData, place: dict[str, Any]) -> None:
     """Take every optimizer step, or the steps after the checkpoint; a signal ends it between two steps."""
     from forge_env.runtime.calls.answers import within
     from trainers.objective.plain_losses import SFTLoss
@@ -117,20 +117,20 @@ async def _train(run: TrainingRun, data: SFTData, place: dict[str, Any]) -> None
     loss, is_stopped = SFTLoss(), asyncio.Event()
     done = run.checkpoint.step if run.checkpoint else 0
     started = time.perf_counter() - place["seconds"]
-    run.report.follow("train", title="sft", total=run.plan.steps, names=("loss", "tokens"), since=started)
+    run.record.follow("train", title="sft", total=run.plan.steps, names=("loss", "tokens"), since=started)
     batches = itertools.islice(data.batches(), done, None)
 
     async def training() -> None:
         nonlocal done
         while done < run.plan.steps and not is_stopped.is_set():
             # In a thread: the next rows of a stream may come over the network.
-            with run.startup.phase("first batch"):
+            with run.record.phase("first batch"):
                 reading = asyncio.to_thread(next, batches)
                 batch = await within(run.plan.training.step_seconds, reading, "reading the data")
             async with run.first_step():
-                metrics = await run.train_step(batch, loss)
+                metrics = await run.trainer.step(batch, loss)
             done += 1
-            run.report.metrics("train", done, {name: metrics[name] for name in METRICS if name in metrics})
+            run.record.metrics("train", done, {name: metrics[name] for name in METRICS if name in metrics})
             place["seconds"] = time.perf_counter() - started
             if not is_stopped.is_set():
                 await _evaluate(run, done)
@@ -143,35 +143,30 @@ async def _train(run: TrainingRun, data: SFTData, place: dict[str, Any]) -> None
     await until_stopped(run, training(), stop=is_stopped.set, steps=lambda: done, save=save)
 
 
-async def _evaluate(run: TrainingRun, step: int) -> None:
+async def _evaluate(run: Run, step: int) -> None:
     """Measure the weights of a step in the environment, if this is wanted and not done yet."""
     if run.evaluations.is_due(step) and step not in run.evaluations.by_step:
         await run.weights.sync(steps=step)
         await run.evaluations.evaluate_step(step)
 
 
-async def held_out_loss(run: TrainingRun, samples: Sequence[Sample]) -> float | None:
+async def held_out_loss(run: Run, samples: Sequence[Sample]) -> float | None:
     """The mean negative log-likelihood of the assistant's tokens of these samples; None without samples."""
-    from forge_env.runtime.calls.answers import within
-    from trainers.run.trainer_actor import TrainerActor
-
     if not samples:
         return None
-    await run.weights.make_room()
-    call = run.services.trainer.call_one(TrainerActor.logprobs, samples, 1.0)
-    logprobs = await within(run.plan.training.step_seconds, call, "the trainer")
+    logprobs = await run.trainer.logprobs(samples)
     values = list(itertools.chain.from_iterable(of_sample.tolist() for of_sample in logprobs))
     return -sum(values) / len(values)
 
 
-async def _measure(run: TrainingRun) -> dict[str, object]:
+async def _measure(run: Run) -> dict[str, object]:
     """Put the weights into the engine, and measure on held-out tasks; returns the result for the summary."""
-    from trainers.run.training_run import SAMPLES_SHOWN
+    from trainers.run.run import SAMPLES_SHOWN
 
     await run.weights.sync(steps=run.plan.steps)
     after = await run.evaluations.evaluate("after", step=run.plan.steps)
-    run.report.samples(f"the first {SAMPLES_SHOWN} held-out tasks after sft", after.episodes[:SAMPLES_SHOWN])
-    run.report.say(f"held-out success after sft: {after}")
+    run.record.samples(f"the first {SAMPLES_SHOWN} held-out tasks after sft", after.episodes[:SAMPLES_SHOWN])
+    run.record.say(f"held-out success after sft: {after}")
     run.evaluations.say_by_kind(after)
     by_kind = run.kinds.changes(None, after)
     return {
@@ -184,12 +179,12 @@ async def _measure(run: TrainingRun) -> dict[str, object]:
     }
 
 
-async def _finish(run: TrainingRun, place: Mapping[str, Any]) -> None:
+async def _finish(run: Run, place: Mapping[str, Any]) -> None:
     from trainers.run.checkpointing import last_checkpoint, save_checkpoint
 
     async with last_checkpoint(run, partial(save_checkpoint, run, run.plan.steps, place)):
-        await run.export()
-    run.report.say(f"checkpoints {run.report.folder / 'checkpoints'}, model {run.report.folder / 'model'}")
+        await run.trainer.export()
+    run.record.say(f"checkpoints {run.record.folder / 'checkpoints'}, model {run.record.folder / 'model'}")
 
 
 def main() -> int:

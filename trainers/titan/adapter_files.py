@@ -20,7 +20,7 @@ from agents.generator.adapter_folder import CONFIG, WEIGHTS
 from agents.generator.lora_slot import PREFIX
 from forge_env.core.errors import UserError
 from trainers.lora import adapter_config
-from trainers.titan.shards import reshard, whole_of
+from trainers.titan.shards import gather_full, reshard
 from trainers.titan.weight_files import WeightFiles, write_file
 from trainers.titan.whole_folder import is_first, replacement, write_texts
 
@@ -132,7 +132,7 @@ def _read(files: WeightFiles, layer: _Layer) -> tuple[Tensor, Tensor]:
 def _gathered(layers: list[_Layer]) -> Iterator[tuple[str, Tensor]]:
     """The tensors of the file, each complete; a collective if they are sharded."""
     for layer in layers:
-        a, b = (whole_of(half.weight, torch.float32) for half in (layer.part.lora_a, layer.part.lora_b))
+        a, b = (gather_full(half.weight, torch.float32) for half in (layer.part.lora_a, layer.part.lora_b))
         yield from zip(layer.shapes, (a, b[layer.rows.to(b.device)]), strict=True)
 
 

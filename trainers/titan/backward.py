@@ -96,7 +96,7 @@ class SplitEpisodes:
         for index in sorted({sample for part in parts for sample in part.samples}):
             first, end = ends[index], ends[index + 1]
             is_counted = any(bool((part.numbers == first).any()) for part in parts)
-            self._episodes.append((_whole(samples[index], parts[0]), slice(first, end), is_counted))
+            self._episodes.append((_full_batch(samples[index], parts[0]), slice(first, end), is_counted))
 
     def call_loss(self, values: Tensor) -> None:
         """Call the loss on each of the episodes, and store its gradients for `backward`.
@@ -105,12 +105,12 @@ class SplitEpisodes:
             values: (2, number of all sampled targets) logprobs and entropies; 0 outside of split episodes.
         """
         self._gradients = torch.zeros_like(values)
-        for whole, targets, is_counted in self._episodes:
+        for episode, targets, is_counted in self._episodes:
             logprobs, entropies = (value[targets].clone().requires_grad_() for value in values)
-            self._step.backward(whole.to(values.device), logprobs, entropies, is_counted=is_counted)
-            for kept, leaf in zip(self._gradients, (logprobs, entropies), strict=True):
+            self._step.backward(episode.to(values.device), logprobs, entropies, is_counted=is_counted)
+            for gradient, leaf in zip(self._gradients, (logprobs, entropies), strict=True):
                 if leaf.grad is not None:
-                    kept[targets] = leaf.grad
+                    gradient[targets] = leaf.grad
             self.uses_entropy |= entropies.grad is not None
 
     def backward(self, batch: MicroBatch, logprobs: Tensor, entropies: Tensor | None) -> None:
@@ -123,11 +123,11 @@ class SplitEpisodes:
             torch.autograd.backward([logprobs], [of_logprobs])
 
 
-def _whole(sample: Sample, part: MicroBatch) -> MicroBatch:
+def _full_batch(sample: Sample, part: MicroBatch) -> MicroBatch:
     """The loss layout of an episode, (1, T). It has the optional values that `part`, and so each micro-batch, has."""
     if part.reference_logprobs is None:
         sample = dataclasses.replace(sample, reference_logprobs=None)
     if part.old_logprobs is None:
         sample = dataclasses.replace(sample, old_logprobs=None)
-    (whole,) = pack([sample], max_tokens=sys.maxsize, pack_length=0, pad_id=0)
-    return whole
+    (batch,) = pack([sample], max_tokens=sys.maxsize, pack_length=0, pad_id=0)
+    return batch

@@ -40,8 +40,7 @@ from trainers.titan.lora import is_adapter
 from trainers.titan.whole_folder import barrier, begin_folder, is_first, partial_of, take_place
 
 # TorchTitan's manager names a checkpoint by its step, and of a step 0 it restores only the weights. So the step is in
-# the
-# manifest, and the manager is always given this one.
+# the manifest, and the manager is always given this one.
 MANAGER_STEP = 1
 STATE = "state"  # the folder of TorchTitan's files within a checkpoint
 
@@ -269,8 +268,8 @@ def _explained(folder: Path) -> Iterator[None]:
             shutil.rmtree(partial_of(folder), ignore_errors=True)
         if full or isinstance(cause, OSError):
             why = full or getattr(cause, "strerror", "") or cause
-            kept = checkpoints.steps_of(folder.parent.parent)
-            remedy = f"go on from step {max(kept)} with --resume" if kept else "start again: there is none before it"
+            steps = checkpoints.steps_of(folder.parent.parent)
+            remedy = f"go on from step {max(steps)} with --resume" if steps else "start again: there is none before it"
             raise UserError(f"the checkpoint {folder} cannot be written: {why}; mend that, and {remedy}") from error
         raise ServiceError(f"the checkpoint {folder} was not written: {type(cause).__name__}: {cause}") from error
 

@@ -106,7 +106,7 @@ class Context:
         order = head_tail(length, self.ranks, selected.device).flatten()
         return sequence * size + order.argsort()[place] - self.rank * size
 
-    def whole(self, values: Tensor, batch: MicroBatch) -> Tensor:
+    def combine(self, values: Tensor, batch: MicroBatch) -> Tensor:
         """Per-token values (N,) of the full micro-batch, the same on all ranks, from the values (n,) of this rank's
         part.
 
@@ -115,7 +115,7 @@ class Context:
         """
         if not isinstance(batch, LocalBatch):
             return values
-        result: Tensor = _Whole.apply(values, batch.chosen, len(batch.slots), self._group)
+        result: Tensor = _Combine.apply(values, batch.chosen, len(batch.slots), self._group)
         return result
 
     def mask(self, positions: Tensor) -> Tensor:
@@ -148,7 +148,7 @@ class Context:
         return queries, keys, queries - positions[:, queries], keys - positions[:, keys]
 
 
-class _Whole(torch.autograd.Function):
+class _Combine(torch.autograd.Function):
     """The sum over ranks of values that each rank has for its own tokens, with zeros elsewhere.
 
     Every rank computes the same loss, and parameter gradients are summed over the ranks. So the gradient of a value
@@ -159,14 +159,14 @@ class _Whole(torch.autograd.Function):
     def forward(ctx: Any, values: Tensor, chosen: Tensor, count: int, group: dist.ProcessGroup | None) -> Tensor:
         ctx.save_for_backward(chosen)
         ctx.size = len(values)
-        whole = values.new_zeros(count).index_copy_(0, chosen, values[: len(chosen)])
-        dist.all_reduce(whole, group=group)
-        return whole
+        combined = values.new_zeros(count).index_copy_(0, chosen, values[: len(chosen)])
+        dist.all_reduce(combined, group=group)
+        return combined
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, of_whole: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, of_combined: Tensor) -> tuple[Tensor | None, ...]:
         (chosen,) = ctx.saved_tensors
-        of_values = of_whole.new_zeros(ctx.size)
-        of_values[: len(chosen)] = of_whole[chosen]
+        of_values = of_combined.new_zeros(ctx.size)
+        of_values[: len(chosen)] = of_combined[chosen]
         return of_values, None, None, None

@@ -8,8 +8,7 @@ import torch
 import torchtitan.tools.utils as titan_utils
 
 # Without an accelerator TorchTitan assumes "cuda". Its other modules copy these two names when they are imported, so
-# they
-# are set before anything else of TorchTitan is loaded.
+# they are set before anything else of TorchTitan is loaded.
 if not torch.accelerator.is_available():
     titan_utils.device_type, titan_utils.device_module = "cpu", torch.cpu
 

@@ -111,8 +111,8 @@ class Router(TokenChoiceTopKRouter):
         """The given experts if they differ from the router's, and otherwise the router's, in its order."""
         if isinstance(ids, DTensor):  # cut over the sequences, or complete on every rank
             mesh, placements = ids.device_mesh, ids.placements
-            whole = DTensor.from_local(given, mesh, [Replicate()] * mesh.ndim, run_check=False)
-            given = whole.redistribute(placements=placements).to_local()
+            replicated = DTensor.from_local(given, mesh, [Replicate()] * mesh.ndim, run_check=False)
+            given = replicated.redistribute(placements=placements).to_local()
             return DTensor.from_local(self._replay(ids.to_local(), given), mesh, placements, run_check=False)
         is_given = given[..., 0] >= 0
         is_same = (ids[..., :, None] == given[..., None, :]).any(-1).all(-1)

@@ -94,7 +94,7 @@ class _HeadLogprobs(torch.autograd.Function):
         columns: int,
         keeps: bool,
     ) -> tuple[Tensor, Tensor | None]:
-        ctx.kept = None
+        ctx.kept_logits = None
         dtype = torch.promote_types(hidden.dtype, torch.float32)
         chosen = hidden.new_full((len(hidden),), -math.inf, dtype=dtype)  # z of the targets
         parts = []
@@ -107,7 +107,7 @@ class _HeadLogprobs(torch.autograd.Function):
             else:
                 parts.append(_sums(logits.clone() if keeps else logits, temperature, dtype, with_entropy))
             if keeps:
-                ctx.kept = logits
+                ctx.kept_logits = logits
             del logits  # before the next chunk is made
         lse, entropy = _combined(*map(torch.stack, zip(*parts, strict=True)))
         if group is not None:
@@ -122,14 +122,17 @@ class _HeadLogprobs(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, of_logprobs: Tensor | None, of_entropy: Tensor | None) -> tuple[Tensor | None, ...]:
         hidden, weight, targets, lse, entropy = ctx.saved_tensors
-        kept, ctx.kept = ctx.kept, None  # overwritten below; a second backward pass would compute them again
+        kept_logits, ctx.kept_logits = (
+            ctx.kept_logits,
+            None,
+        )  # overwritten below; a second backward pass would compute them again
         w = torch.zeros_like(lse) if of_logprobs is None else of_logprobs / ctx.temperature
         u = None if of_entropy is None else of_entropy / ctx.temperature
         of_hidden = torch.zeros_like(hidden, dtype=lse.dtype) if ctx.needs_input_grad[0] else None
         of_weight = torch.empty_like(weight) if ctx.needs_input_grad[1] else None
         for chunk in _chunks(len(weight), ctx.columns):
-            logits = F.linear(hidden, weight[chunk]) if kept is None else kept
-            kept = None
+            logits = F.linear(hidden, weight[chunk]) if kept_logits is None else kept_logits
+            kept_logits = None
             if _has_kernels(logits):
                 gradient = _kernels().gradient_(logits, targets - chunk.start, lse, entropy, w, u, ctx.temperature)
             else:
@@ -182,8 +185,7 @@ def _sums(logits: Tensor, temperature: float, dtype: torch.dtype, with_entropy: 
 
 
 # On a GPU the passes over a chunk cost more than its matrix products, so each of the two passes is one kernel there.
-# The
-# formulas above run on a CPU, pass by pass and in place; the kernels are tested against them.
+# The formulas above run on a CPU, pass by pass and in place; the kernels are tested against them.
 
 
 def _has_kernels(logits: Tensor) -> bool:

@@ -46,10 +46,10 @@ def _sums_kernel(
         total += power
         if WITH_ENTROPY:
             weighted += tl.where(power > 0, power * (z - largest), 0.0)
-    whole = tl.sum(total, 0)
-    tl.store(of_lse + row, largest + tl.log(whole))
+    row_total = tl.sum(total, 0)
+    tl.store(of_lse + row, largest + tl.log(row_total))
     if WITH_ENTROPY:
-        tl.store(of_entropy + row, tl.log(whole) - tl.sum(weighted, 0) / whole)
+        tl.store(of_entropy + row, tl.log(row_total) - tl.sum(weighted, 0) / row_total)
 
 
 @triton.jit

@@ -33,7 +33,7 @@ from torchtitan.protocols.state_dict_adapter import StateDictAdapter
 from forge_env.core.errors import InvariantError, UserError
 from trainers.titan.experts import is_expert
 from trainers.titan.lora import adapted, is_adapter
-from trainers.titan.shards import reshard, shard_of, whole_of
+from trainers.titan.shards import gather_full, reshard, shard_of
 from trainers.titan.weight_files import WeightFiles
 
 HEAD = "lm_head.weight"
@@ -89,16 +89,16 @@ class HFWeights:
         is_first = dist.get_rank() == 0
         for name, parameter in self._parameters():
             if is_first:
-                yield from self._to_hf(name, self._whole(name, parameter, dtype)).items()
+                yield from self._to_hf(name, self._merged(name, parameter, dtype)).items()
             else:
-                self._whole(name, parameter, dtype)
+                self._merged(name, parameter, dtype)
 
-    def _whole(self, name: str, parameter: Tensor, dtype: torch.dtype) -> Tensor:
+    def _merged(self, name: str, parameter: Tensor, dtype: torch.dtype) -> Tensor:
         """A complete parameter, with its adapter merged in float32 and then cast; a collective if it is sharded."""
         part = self._adapted.get(name)
         if part is None:
-            return whole_of(parameter, dtype)
-        base, a, b = (whole_of(each, torch.float32) for each in (parameter, part.lora_a.weight, part.lora_b.weight))
+            return gather_full(parameter, dtype)
+        base, a, b = (gather_full(each, torch.float32) for each in (parameter, part.lora_a.weight, part.lora_b.weight))
         return torch.addmm(base, b, a, alpha=part._lora_scaling).to(dtype)
 
     @torch.no_grad()
@@ -111,11 +111,11 @@ class HFWeights:
         self._check(files)
         for name, parameter in self._parameters():
             shard, place = shard_of(name, parameter)
-            whole = _meta(parameter, parameter.dtype)
-            pieces = self._to_hf(name, whole)
+            on_meta = _meta(parameter, parameter.dtype)
+            pieces = self._to_hf(name, on_meta)
             if shard.numel() == 0:  # there are more ranks than rows
                 continue
-            if list(map(id, pieces.values())) == [id(whole)]:  # the adapter changes nothing
+            if list(map(id, pieces.values())) == [id(on_meta)]:  # the adapter changes nothing
                 shard.copy_(files.read(next(iter(pieces)), place))
             elif is_expert(name):
                 for part, hf_name in zip(shard, list(pieces)[place[0]], strict=True):
@@ -126,18 +126,18 @@ class HFWeights:
     def _check(self, files: WeightFiles) -> None:
         expected = {name: tuple(tensor.shape) for name, tensor in self.layout(torch.float32).items()}
         # Some folders have a copy of the tied weight, and old ones the frequencies of the position embedding.
-        given = {
+        present = {
             name: shape
             for name, shape in files.shapes.items()
             if not (self._tied and name == HEAD) and not name.endswith(OLD)
         }
-        for name in sorted(expected.keys() | given.keys()):
-            if name not in given or name not in expected:
-                state = "lacks" if name not in given else "has a superfluous"
+        for name in sorted(expected.keys() | present.keys()):
+            if name not in present or name not in expected:
+                state = "lacks" if name not in present else "has a superfluous"
                 raise UserError(f"{files.where} does not fit its config.json: it {state} weight {name}.")
-            if expected[name] != given[name]:
+            if expected[name] != present[name]:
                 raise UserError(
-                    f"{files.where} does not fit its config.json: weight {name} has shape {given[name]} "
+                    f"{files.where} does not fit its config.json: weight {name} has shape {present[name]} "
                     f"where {expected[name]} is expected."
                 )
 
@@ -148,9 +148,9 @@ class HFWeights:
             if not (self._tied and name == HEAD) and not is_adapter(name):
                 yield name.replace(WRAPPER, ""), parameter
 
-    def _to_hf(self, name: str, whole: Tensor) -> dict[str, Tensor]:
+    def _to_hf(self, name: str, parameter: Tensor) -> dict[str, Tensor]:
         """Convert one parameter to Hugging Face's tensors; works on the meta device, too."""
-        state = {name: whole}
+        state = {name: parameter}
         for prefix, part in self._fused.items():
             if name.startswith(prefix):
                 part._split_qkv_on_save(part, state, prefix, {})
@@ -173,8 +173,8 @@ class HFWeights:
         for prefix, part in self._fused.items():
             if name.startswith(prefix):
                 part._merge_qkv_on_load(part, state, prefix)
-        whole: Tensor = state[name]
-        return whole
+        parameter: Tensor = state[name]
+        return parameter
 
 
 def _meta(parameter: Tensor, dtype: torch.dtype) -> Tensor:

@@ -100,10 +100,10 @@ class Adapters:
     def initialise(self, seed: int) -> None:
         """Set initial values: A random, and B 0."""
         for name, part in self.by_weight.items():
-            whole = torch.empty(part.lora_a.weight.shape)
-            bound = whole.shape[1] ** -0.5  # torch's default for a linear layer, as in PEFT
-            whole.uniform_(-bound, bound, generator=_generator(f"{seed} {name}"))
-            self._set(name, whole, torch.zeros(part.lora_b.weight.shape))
+            a = torch.empty(part.lora_a.weight.shape)
+            bound = a.shape[1] ** -0.5  # torch's default for a linear layer, as in PEFT
+            a.uniform_(-bound, bound, generator=_generator(f"{seed} {name}"))
+            self._set(name, a, torch.zeros(part.lora_b.weight.shape))
 
     @torch.no_grad()
     def load(self, values: Mapping[str, tuple[Tensor, Tensor]]) -> None:
@@ -169,10 +169,10 @@ class Adapters:
     @torch.no_grad()
     def _set(self, name: str, a: Tensor, b: Tensor) -> None:
         part = self.by_weight[name]
-        for half, whole in ((part.lora_a, a), (part.lora_b, b)):
+        for half, full in ((part.lora_a, a), (part.lora_b, b)):
             shard, place = shard_of(name, half.weight)
             if shard.numel():
-                shard.copy_(whole[place])
+                shard.copy_(full[place])
 
 
 def _generator(name: str) -> torch.Generator:

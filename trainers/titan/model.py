@@ -6,7 +6,7 @@ the weights. families.py has the architectures; hf_weights.py loads the weights 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +39,6 @@ from trainers.titan.wide_head import head_modules, round_embedding, shard_with_w
 
 # TorchTitan's settings of activation checkpointing.
 ACTIVATION_CHECKPOINTS = {"none": None, "selective": SelectiveAC.Config(), "full": FullAC.Config()}
-RESHARDS = ("default", "always", "never")
 
 
 class TitanModel:
@@ -84,9 +83,9 @@ class TitanModel:
         self._lora = lora
         files = WeightFiles.of_folder(folder)
         self.module = self._build(settings, dtype, weights)
-        kept = settings.keep_logits_gib * 2**30 if self.device.type != "cpu" else 0
+        kept_logit_bytes = settings.keep_logits_gib * 2**30 if self.device.type != "cpu" else 0
         split_shards_on_save(self.module)
-        self._head = Head(self.module.get_submodule("lm_head"), kept)
+        self._head = Head(self.module.get_submodule("lm_head"), kept_logit_bytes)
         adapter = self.family.adapter(self.config, None)
         self.weights = HFWeights(self.module, adapter, tied=bool(self.config.enable_weight_tying))
         self.weights.load(files)
@@ -180,8 +179,6 @@ class TitanModel:
             self.module.reset_iter_state()
 
     def _build(self, settings: TitanSettings, dtype: str, weights: str) -> Decoder:
-        _check_known("activation_checkpoint", settings.activation_checkpoint, ACTIVATION_CHECKPOINTS)
-        _check_known("reshard_after_forward", settings.reshard_after_forward, RESHARDS)
         parallelism = ParallelismConfig(
             data_parallel_replicate_degree=self.parallel.dp_replicate,
             data_parallel_shard_degree=self.parallel.dp_shard,
@@ -248,8 +245,8 @@ class TitanModel:
     def _run(self, tokens: Tensor, positions: Tensor | None, routes: Tensor | None) -> Any:
         if self.context.ranks > 1:
             return self._run_part(tokens, _positions(tokens) if positions is None else positions, routes)
-        given = {} if routes is None else {"routes": routes}
-        return self.module(tokens, attention_masks=self._masks(tokens, positions), positions=positions, **given)
+        arguments = {} if routes is None else {"routes": routes}
+        return self.module(tokens, attention_masks=self._masks(tokens, positions), positions=positions, **arguments)
 
     def _run_part(self, tokens: Tensor, positions: Tensor, routes: Tensor | None) -> Any:
         """The forward pass of this rank's part. Every rank gets full sequences, which are small beside activations."""
@@ -259,8 +256,8 @@ class TitanModel:
             masks = self.context.block_mask(positions, self.config.first_attention.inner_attention.block_size)
         # Only padding lies beyond the last position of the model.
         positions = self.context.cut(positions).clamp(max=self.max_length - 1)
-        given = {} if routes is None else {"routes": self.context.cut(routes)}
-        return self.module(self.context.cut(tokens), attention_masks=masks, positions=positions, **given)
+        arguments = {} if routes is None else {"routes": self.context.cut(routes)}
+        return self.module(self.context.cut(tokens), attention_masks=masks, positions=positions, **arguments)
 
     def _masks(self, tokens: Tensor, positions: Tensor | None) -> Any:
         if self.attention == "sdpa":
@@ -268,16 +265,11 @@ class TitanModel:
         return self.module.get_attention_masks(_positions(tokens) if positions is None else positions)
 
 
-def _check_known(name: str, value: str, known: Collection[str]) -> None:
-    if value not in known:
-        raise UserError(f"{name}={value!r} is not known: use one of {', '.join(map(repr, known))}.")
-
-
 def _cast_weights(module: nn.Module, dtype: torch.dtype, but: Sequence[nn.Module]) -> None:
     """Cast all weights, on the meta device, except the weights of some modules."""
-    kept = {parameter for part in but for parameter in part.parameters()}
+    excluded = {parameter for part in but for parameter in part.parameters()}
     for parameter in module.parameters():
-        if parameter not in kept:
+        if parameter not in excluded:
             parameter.data = parameter.data.to(dtype)
 
 

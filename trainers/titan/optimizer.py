@@ -16,7 +16,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
-from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -28,10 +27,6 @@ from trainers.titan.device import device  # isort: skip
 from torch.optim import Optimizer
 from torchtitan.components.optimizer import OptimizersContainer, default_adamw
 from torchtitan.components.optimizer.optimizer import ParamGroupConfig
-
-from forge_env.core.errors import UserError
-
-STATES = ("float32", "bfloat16", "8bit")
 
 
 class _Optimizers(OptimizersContainer):
@@ -56,7 +51,7 @@ def build_adamw(module: nn.Module, hyperparameters: Mapping[str, Any], *, state:
     Args:
         module: the model.
         hyperparameters: lr, betas, eps and weight_decay.
-        state: one of `STATES`, after `check_state`.
+        state: `TrainerSettings.optimizer_state`, after `check_state`.
     """
     config: OptimizersContainer.Config = default_adamw(**hyperparameters)
     if state == "8bit":
@@ -73,26 +68,8 @@ def build_adamw(module: nn.Module, hyperparameters: Mapping[str, Any], *, state:
     return config.build(model_parts=[module])
 
 
-def check_state(state: str, *, is_on_cpu: bool) -> None:
-    """Raise UserError if moments cannot be kept in `state`.
-
-    Args:
-        state: the setting `optimizer_state`.
-        is_on_cpu: whether the optimizer runs on the CPU, by itself or with offloaded weights.
-    """
-    if state not in STATES:
-        raise UserError(f"optimizer_state={state!r} is not known: use one of {', '.join(map(repr, STATES))}.")
-    if state == "bfloat16" and is_on_cpu:
-        raise UserError(
-            "optimizer_state='bfloat16' needs an optimizer on a GPU, and this one runs on the CPU: use 'float32' or "
-            "'8bit'."
-        )
-    if state == "8bit" and find_spec("torchao") is None:
-        raise UserError("optimizer_state='8bit' needs torchao, which is not installed: pip install 'torchao>=0.18'.")
-
-
 def take_step(optimizers: OptimizersContainer, state: str) -> None:
-    """One step with the gradients that there are; `state` is one of `STATES`.
+    """One step with the gradients that there are; `state` is `TrainerSettings.optimizer_state`.
 
     torchao compiles the step of a weight. On disk torch keeps one such code for CPU and GPU, so that the one device
     would get the code of the other.

@@ -7,7 +7,7 @@ import os
 import torch.distributed as dist
 
 # First of all TorchTitan imports: it settles the device for the others.
-from trainers.titan.device import SPMD_BACKEND, device, titan_utils  # isort: skip
+from trainers.titan.device import SPMD_BACKEND, titan_utils  # isort: skip
 from torchtitan.config import CommConfig, ParallelismConfig
 from torchtitan.distributed import ParallelDims
 from torchtitan.distributed import utils as titan_dist
@@ -64,23 +64,3 @@ def parallel_dims(dp_shard: int, tp: int, cp: int = 1, dp_replicate: int = 1, ep
         ),
         world,
     )
-
-
-def resolve(dtype: str, attention: str, cp: int = 1) -> tuple[str, str]:
-    """The dtype and attention to use, with this device's defaults for "auto" and "".
-
-    Raises:
-        UserError: the dtype is unknown, or the attention cannot be used on this device or with context parallelism.
-    """
-    on_cpu = device().type == "cpu"
-    if dtype == "auto":
-        dtype = "float32" if on_cpu else "bfloat16"
-    if dtype not in ("float32", "bfloat16"):
-        raise UserError(f"dtype={dtype!r} is not known: use 'float32' or 'bfloat16'.")
-    attention = attention or ("sdpa" if on_cpu else "varlen" if dtype == "bfloat16" and cp == 1 else "flex")
-    allowed = ("sdpa",) if on_cpu else ("sdpa", "flex", "varlen")
-    if attention not in allowed:
-        raise UserError(f"attention={attention!r} cannot be used on this device: use {' or '.join(allowed)}.")
-    if attention == "varlen" and cp > 1:
-        raise UserError(f"attention='varlen' cannot share a sequence between ranks, and cp={cp}: use flex.")
-    return dtype, attention

@@ -32,6 +32,20 @@ class Counts(NamedTuple):
     rows_read: tuple[int, int]  # as `MicroBatch.rows_read`, over all ranks
 
 
+class StepWork(NamedTuple):
+    """What a rank computes in a step."""
+
+    learned: Sequence[Sample]
+    """The samples that are computed, by all ranks."""
+    batches: list[MicroBatch]
+    """This rank's share of them, on the CPU."""
+    computed: Counts
+    tokens: int
+    """Valid tokens of all samples, computed or not."""
+    episodes: int
+    """Episodes with valid tokens, computed or not."""
+
+
 class RankBatches:
     """Makes the micro-batches of one rank from the samples of a step. Every rank is given all samples.
 
@@ -82,6 +96,20 @@ class RankBatches:
                 f"routes name experts up to {highest}, {shape[1]} in each of {shape[0]} layers, but the model has "
                 f"{experts.count} in each of {layers} layers, and {experts.active} of them compute a token"
             )
+
+    def work(self, samples: Sequence[Sample], *, skips_idle: bool) -> StepWork:
+        """Divide a step among the ranks.
+
+        Args:
+            samples: of the step; every rank is given all of them, so that what is left out needs no collective.
+            skips_idle: leave out the samples without an advantage.
+        """
+        idle = [sample for sample in samples if skips_idle and not sample.has_advantage]
+        learned = [sample for sample in samples if sample.has_advantage] if idle else samples
+        batches = self.of(learned)
+        computed = self.count(batches)
+        tokens, episodes = (sum(units) for units in zip((0, 0), *(sample.units for sample in idle), strict=True))
+        return StepWork(learned, batches, computed, computed.tokens + tokens, computed.episodes + episodes)
 
     def of(self, samples: Sequence[Sample], *, with_routes: bool | None = None) -> list[MicroBatch]:
         """This rank's share of the samples, on the CPU, with the caller's numbers of `samples`."""

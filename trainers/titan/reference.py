@@ -37,7 +37,7 @@ class TitanReference:
     @property
     def world_size(self) -> int:
         """Processes that share the weights and the samples."""
-        return self._frozen.parallel.world_size
+        return self._frozen.world_size
 
     def load_file(self, path: str | os.PathLike[str]) -> None:
         """Replace all weights with the weights of a file that `TitanTrainer.write_weights` wrote. Every rank calls it.

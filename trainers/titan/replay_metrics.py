@@ -83,9 +83,9 @@ class ReplayMetrics:
         """
         if not self.is_on:
             return {}
-        given, other = self._replayed.tolist()
+        routed, differing = self._replayed.tolist()
         read, holes = self._rows_read
-        values = {"replay/experts_differ": other / max(given, 1), "replay/holes": holes / read}
+        values = {"replay/experts_differ": differing / max(routed, 1), "replay/holes": holes / read}
         without = self._without.values(tokens) if self._without is not None else {}
         names = {"mean_abs_logprob_difference": "difference", "kl": "kl"}
         return values | {f"replay/{names[name]}_without": without[name] for name in names if name in without}

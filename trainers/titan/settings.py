@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import get_args
 
 from forge_env.core.errors import UserError
+from forge_env.utils.settings import check_choices
 from trainers.lora import Lora
-from trainers.settings.trainer import ParallelismConfig, RateSettings, Schedule, TrainerSettings
+from trainers.settings.trainer import ParallelismConfig, RateSettings, TrainerSettings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,9 +36,8 @@ class TitanSettings(TrainerSettings, ParallelismConfig, RateSettings):
     """GPU memory of this process at most, in GiB; 0 is all of it."""
 
     def __post_init__(self) -> None:
-        kind, warmup, total, known = self.lr_schedule, self.warmup_steps, self.total_steps, get_args(Schedule)
-        if kind not in known:
-            raise UserError(f"lr_schedule={kind!r} is not known: use one of {', '.join(map(repr, known))}.")
+        check_choices(self)
+        kind, warmup, total = self.lr_schedule, self.warmup_steps, self.total_steps
         if kind != "constant" and total <= warmup:
             raise UserError(
                 f"lr_schedule={kind!r} with total_steps={total} and warmup_steps={warmup} leaves no step to decay in: "

@@ -13,7 +13,7 @@ from trainers.titan.device import device
 
 
 @torch.no_grad()
-def whole_of(parameter: Tensor, dtype: torch.dtype) -> Tensor:
+def gather_full(parameter: Tensor, dtype: torch.dtype) -> Tensor:
     """A complete parameter on the model's device; a collective if it is sharded. It may be the parameter itself."""
     # The shard is cast before it is gathered: with float32 weights half the bytes travel.
     value = parameter.detach().to(device=device(), dtype=dtype)

@@ -65,9 +65,9 @@ from trainers.titan.device import device, limit_memory, release_memory
 from trainers.titan.export import export_hf, write_weights
 from trainers.titan.head import check_temperature
 from trainers.titan.lora import Adapters
-from trainers.titan.optimizer import build_adamw, check_state, restore_state_dtype, set_hyperparameters, take_step
-from trainers.titan.parallel import init_process_group, parallel_dims, resolve
-from trainers.titan.rank_batches import RankBatches
+from trainers.titan.optimizer import build_adamw, restore_state_dtype, set_hyperparameters, take_step
+from trainers.titan.parallel import init_process_group, parallel_dims
+from trainers.titan.rank_batches import RankBatches, StepWork
 from trainers.titan.replay_metrics import ReplayMetrics
 from trainers.titan.schedule import build_schedule
 from trainers.titan.settings import TitanSettings
@@ -110,9 +110,11 @@ class TitanTrainer:
                 settings.data_parallel_replicate_degree,
                 settings.expert_parallel_degree,
             )
-            dtype, attention = resolve(settings.dtype, settings.attention, context)
+            is_on_gpu = device().type != "cpu"
+            dtype = settings.dtype_on(is_on_gpu)
+            attention = settings.choose_attention(is_on_gpu=is_on_gpu, context=context)
             check_trainer(settings.lora, settings.optimizer_state, cpu_offload=settings.cpu_offload)
-            check_state(settings.optimizer_state, is_on_cpu=device().type == "cpu" or settings.cpu_offload)
+            settings.check_state(is_on_gpu=is_on_gpu)
             torch.manual_seed(settings.seed)
             self.model = TitanModel(
                 Path(model_path),
@@ -143,6 +145,7 @@ class TitanTrainer:
             except BaseException:
                 self._destroy_group()
                 raise
+        self.release_memory()  # of gradients that were compiled for: an engine may be starting on the same GPU
 
     def begin(
         self,
@@ -216,47 +219,25 @@ class TitanTrainer:
                 model allows; the temperature is not positive; the disk was full for an asynchronous save.
         """
         self._state.check()
-        start = time.perf_counter()
-        call = LossCall(loss)
+        start, learning_rate = time.perf_counter(), self.learning_rate
         check_temperature(temperature)
         self._batches.check_rows(samples)
-        idle = [sample for sample in samples if call.skips_idle and not sample.has_advantage]
-        learned = [s for s in samples if s.has_advantage] if idle else samples
-        batches = self._batches.of(learned)
-        computed, episodes, rounds, rounds_of_parts, rows_read = self._batches.count(batches)
-        # Every rank has all samples, so this needs no collective.
-        left_out = [sum(units) for units in zip(*(sample.units for sample in idle), strict=True)] or [0, 0]
-        tokens, episodes = computed + left_out[0], episodes + left_out[1]
-        learning_rate = self.learning_rate
-        metrics, replay = LossMetrics(loss, self.device), ReplayMetrics(self.model, rows_read)
-        normalizer = torch.tensor(float(call.units(tokens, episodes)), device=self.device)
+        call = LossCall(loss)
+        work = self._batches.work(samples, skips_idle=call.skips_idle)
+        metrics, replay = LossMetrics(loss, self.device), ReplayMetrics(self.model, work.computed.rows_read)
+        normalizer = torch.tensor(float(call.units(work.tokens, work.episodes)), device=self.device)
         step = StepLoss(call, normalizer, metrics, old_is_present=old_is_present)
-        split = SplitEpisodes(learned, batches, step)
         # If all are left out, one round of padding still gives every parameter its gradient, which is 0.
-        ready = self._batches.rounds(batches, max(rounds, 1) if tokens else 0)
+        batches = self._batches.rounds(work.batches, max(work.computed.rounds, 1) if work.tokens else 0)
         try:
             if compare_replay and replay.is_on:
-                replay.compare(ready, partial(self._logprobs, temperature=temperature))
-            if tokens and rounds_of_parts:
-                parts = self._batches.padded([batch for batch in ready if batch.is_part], rounds_of_parts)
-                split.call_loss(self._values(learned, parts, temperature, with_entropy=True))
-            for number, batch in enumerate(ready, 1):
-                self.model.complete_gradients(number == len(ready))
-                # The entropy is for the metrics in any case: only a loss that uses it pays for its gradient.
-                found = self._logprobs(batch, temperature, with_entropy=split.uses_entropy or not batch.is_part)
-                replay.add(batch)
-                (split if batch.is_part else step).backward(batch, *found)
-            total_loss = self._batches.sum_over_ranks(step.total)
+                replay.compare(batches, partial(self._logprobs, temperature=temperature))
+            self._add_gradients(work, batches, step, replay, temperature)
+            self._batches.sum_over_ranks(step.total)
             replay.sum_over_ranks(self._batches.sum_over_ranks)
             self._batches.sum_over_ranks(metrics.sums)
             self._batches.max_over_ranks(metrics.largest)
-            norm = self._clip_gradients() if tokens else total_loss.new_zeros(())
-            total, grad_norm = torch.stack([total_loss, norm]).tolist()  # here, and only here, a GPU is waited for
-            healthy = tokens > 0 and math.isfinite(total) and math.isfinite(grad_norm)
-            if healthy:
-                take_step(self._optimizer, self.settings.optimizer_state)
-                self._scheduler.step()
-                self.step += 1
+            total, grad_norm, is_taken = self._update_weights(step.total, has_tokens=work.tokens > 0)
         except BaseException:
             self.model.abandon_pass()
             raise
@@ -266,15 +247,46 @@ class TitanTrainer:
             "loss": total,
             "grad_norm": grad_norm,
             "learning_rate": learning_rate,
-            "tokens": float(tokens),
-            "episodes": float(episodes),
-            "tokens_left_out": float(left_out[0]),
-            "episodes_left_out": float(left_out[1]),
-            **metrics.values(computed),
-            **replay.values(computed),
-            "skipped": float(not healthy),
+            "tokens": float(work.tokens),
+            "episodes": float(work.episodes),
+            "tokens_left_out": float(work.tokens - work.computed.tokens),
+            "episodes_left_out": float(work.episodes - work.computed.episodes),
+            **metrics.values(work.computed.tokens),
+            **replay.values(work.computed.tokens),
+            "skipped": float(not is_taken),
             "seconds": time.perf_counter() - start,
         }
+
+    def _add_gradients(
+        self, work: StepWork, batches: Sequence[MicroBatch], step: StepLoss, replay: ReplayMetrics, temperature: float
+    ) -> None:
+        """Run the model on every micro-batch, forwards and backwards; `batches` are those of `work` on the device."""
+        split = SplitEpisodes(work.learned, work.batches, step)
+        if work.tokens and work.computed.rounds_of_parts:
+            parts = self._batches.padded([batch for batch in batches if batch.is_part], work.computed.rounds_of_parts)
+            split.call_loss(self._values(work.learned, parts, temperature, with_entropy=True))
+        for number, batch in enumerate(batches, 1):
+            self.model.complete_gradients(number == len(batches))
+            # The entropy is for the metrics in any case: only a loss that uses it pays for its gradient.
+            with_entropy = split.uses_entropy or not batch.is_part
+            found = self._logprobs(batch, temperature, with_entropy=with_entropy)
+            replay.add(batch)
+            (split if batch.is_part else step).backward(batch, *found)
+
+    def _update_weights(self, total_loss: Tensor, *, has_tokens: bool) -> tuple[float, float, bool]:
+        """Take the optimizer step, unless there is no token, or a value that is not finite.
+
+        Returns:
+            The loss, the norm of the gradients before they are clipped, and whether the step was taken.
+        """
+        norm = self._clip_gradients() if has_tokens else total_loss.new_zeros(())
+        total, grad_norm = torch.stack([total_loss, norm]).tolist()  # here, and only here, a GPU is waited for
+        is_taken = has_tokens and math.isfinite(total) and math.isfinite(grad_norm)
+        if is_taken:
+            take_step(self._optimizer, self.settings.optimizer_state)
+            self._scheduler.step()
+            self.step += 1
+        return total, grad_norm, is_taken
 
     def logprobs(self, samples: Sequence[Sample], temperature: float = 1.0) -> list[np.ndarray]:
         """This model's logprobs of the sampled targets: one float32 array per sample, in row order, the same on every
@@ -327,6 +339,11 @@ class TitanTrainer:
         return self.model.adapters
 
     @property
+    def world_size(self) -> int:
+        """Processes that share the weights and the samples."""
+        return self.parallel.world_size
+
+    @property
     def data_ranks(self) -> int:
         """Ranks that share the samples of a step."""
         return self._batches.ranks
@@ -366,8 +383,8 @@ class TitanTrainer:
             shape = *batch.tokens.shape, len(self.model.module.layers), experts.active
             routes = batch.tokens.new_full(shape, -1, dtype=torch.int16)
         logprobs, entropies = self.model.logprobs(*inputs, temperature, with_entropy=with_entropy, routes=routes)
-        whole = self.model.context.whole
-        return whole(logprobs, batch), None if entropies is None else whole(entropies, batch)
+        combine = self.model.context.combine
+        return combine(logprobs, batch), None if entropies is None else combine(entropies, batch)
 
     def _compile(self, multiple: int) -> None:
         """Compile the blocks for sequences of any length, before the first step.

@@ -84,8 +84,8 @@ class WeightFiles:
             with _opened(path) as content:
                 tensor: Tensor = content.get_tensor(name) if place is None else content.get_slice(name)[place]
                 return tensor
-        whole = _view(path, _KINDS[kind], start, end).view(self.shapes[name])
-        return whole if place is None else whole[place]
+        full_tensor = _view(path, _KINDS[kind], start, end).view(self.shapes[name])
+        return full_tensor if place is None else full_tensor[place]
 
 
 def write_folder(

@@ -208,7 +208,7 @@ def _pieces(block: Mapping[str, Any]) -> tuple[dict[str, Any], list[dict[str, An
 
 
 def _messages(value: Any, where: str) -> Iterator[Message]:
-    """The messages of one of Anthropic's, whose results of tools are messages of their own."""
+    """The messages of one of Anthropic's; results of tools become messages of their own."""
     role = value.get("role") if isinstance(value, dict) else None
     if role not in ("user", "assistant", "system"):
         raise RequestRefused(400, f"{where} has no role out of user, assistant", param=where)

@@ -62,7 +62,7 @@ class Dialect(ABC):
         """A refusal in a stream that has begun."""
 
     def name_of(self, reply: ProgramReply) -> str:
-        """The id by which a later request may name the response; "" where the dialect has no such."""
+        """The id with which a later request may name the response; "" if the dialect has none."""
         return ""
 
 

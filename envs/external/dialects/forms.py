@@ -14,7 +14,7 @@ _ANY_OBJECT = {"type": "object"}
 
 
 def schema_of(form: Any, where: str) -> dict[str, Any] | None:
-    """Return the schema of a `response_format` or of what is alike in other dialects; None for free text.
+    """The schema of a `response_format`, or of its counterpart in other dialects; None for free text.
 
     Args:
         form: {"type": "text"}, {"type": "json_object"}, or {"type": "json_schema"} with a schema in it, or in its part
@@ -46,12 +46,11 @@ def schema_of(form: Any, where: str) -> dict[str, Any] | None:
 def constraint_of(
     schema: dict[str, Any] | None, forced: Sequence[str] | None, tools: Sequence[ToolSpec]
 ) -> Constraint | None:
-    """Return what the answer is held to, if anything. Where tools may be called, the schema is that of an answer
-    without calls.
+    """The form that the answer must have, if any. If tools may be called, the schema is for an answer without calls.
 
     Args:
         schema: of the text.
-        forced: names of the tools of which one has to be called; None if none has to.
+        forced: names of the tools; one of them must be called. None if no call is needed.
         tools: that the model may call.
 
     Raises:
@@ -74,7 +73,7 @@ def _names(tools: Sequence[ToolSpec]) -> tuple[str, ...]:
 
 
 def openai_choice(choice: Any) -> tuple[str, ...] | None:
-    """Read OpenAI's `tool_choice`: the names of the tools of which one has to be called, () for any; None for auto and
+    """Read OpenAI's `tool_choice`: the names of tools if one of them must be called, () for any; None for auto and
     none.
 
     Raises:

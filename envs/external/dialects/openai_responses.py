@@ -213,7 +213,7 @@ def _history(body: Mapping[str, Any], histories: Histories) -> tuple[Message, ..
 
 
 def _input(value: Any) -> list[Message]:
-    """The messages of a list of items; those of one response of the model make one message."""
+    """The messages of a list of items; the items of one response of the model make one message."""
     if isinstance(value, str) and value:
         return [{"role": "user", "content": value}]
     if not isinstance(value, list) or not value:
@@ -277,7 +277,7 @@ def _tools(items: Any) -> tuple[ToolSpec, ...]:
 
 
 def _functions(items: Any) -> Iterator[tuple[str, str, dict[str, Any]]]:
-    """The functions of a list of tools, those of namespaces included: where they are, namespace or "", and function."""
+    """The functions of a list of tools, including those in namespaces: the namespace or "", and the function."""
     for i, item in enumerate(items if isinstance(items, list) else ()):
         kind = item.get("type") if isinstance(item, dict) else None
         if not isinstance(kind, str):

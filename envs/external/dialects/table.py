@@ -19,7 +19,7 @@ DIALECTS: Mapping[str, Dialect] = {
 
 
 def default_dialect(headers: Mapping[bytes, bytes]) -> Dialect:
-    """The dialect of a request whose path says nothing, such as that for the models."""
+    """The dialect of a request if its path says nothing, like the path for the models."""
     return DIALECTS[AnthropicMessages.path if b"anthropic-version" in headers else OpenAIChat.path]
 
 

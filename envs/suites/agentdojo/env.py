@@ -24,7 +24,7 @@ from forge_env.utils.deadlines import queued
 from forge_env.utils.threads import invoke
 
 MAX_TURNS = 16
-"""Answers of the model: the suite's loop executes calls 15 times at most, and those of the last answer never."""
+"""Answers of the model: the suite's loop executes calls 15 times at most, and calls of the last answer never."""
 REWARDS = ("utility", "both")
 _STOPPED = "Error: it took too much time or memory and was stopped."
 _Attack = tuple[str, str]
@@ -69,8 +69,8 @@ class AgentDojo(Env):
         """Return the user tasks, or each of them with each injection task.
 
         Args:
-            split: "all"; or "train" and "test", which hold out one user task in five, and leave out those whose utility
-                the suite gives for an empty answer or a row of digits.
+            split: "all"; or "train" and "test", which hold out one user task in five, and leave out a task if the suite
+                gives its utility for an empty answer or a row of digits.
             count: how many; of "all" fewer, if there are fewer.
             seed: of their order.
             suite: workspace, travel, banking, slack, several with commas between them, or all.
@@ -78,7 +78,7 @@ class AgentDojo(Env):
                 with commas between them.
             model: the model that an attack addresses, by a name that the suite knows: "local" is "Local model".
             version: of the benchmark.
-            python: an interpreter that has agentdojo, where it is not installed by `forge-env suite install agentdojo`.
+            python: an interpreter that has agentdojo, if it is not installed by `forge-env suite install agentdojo`.
 
         Raises:
             UserError: for an unknown name, and when agentdojo is not installed.

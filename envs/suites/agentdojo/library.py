@@ -101,7 +101,7 @@ class Library:
 
     @functools.cache  # noqa: B019  # there is one library
     def _paid_for_nothing(self, version: str, name: str) -> list[str]:
-        """Return the user tasks whose utility the suite gives, without a call, for one of `PROBES`."""
+        """The user tasks that get the suite's utility, without a call, for one of `PROBES`."""
         suite = self._suites.get_suites(version)[name]
         paid = []
         for task in suite.user_tasks.values():
@@ -162,7 +162,7 @@ class Library:
         return {"tools": tools, "system": self._pipeline.load_system_message(None)}
 
     def _act(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Execute all calls from the start; return the results of those of the last step, as the suite shows them."""
+        """Execute all calls from the start; return the results of the last step's calls, as the suite shows them."""
         suite = self._suite(request)
         user_task = suite.get_user_task_by_id(request["user_task"])
 

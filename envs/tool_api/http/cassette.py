@@ -81,7 +81,7 @@ class Cassette:
             self._load()
 
     def find(self, key: str, cursor: dict[str, int]) -> Recording | None:
-        """Return the next response to a request; None where nothing is to be replayed."""
+        """The next response to a request; None if nothing is to be replayed."""
         responses = self._responses.get(key)
         if not responses or self.mode == "record":
             return None

@@ -4,7 +4,7 @@ Protection: Credentials are sent to the origin (scheme, host and port) of the ba
 within that origin only, so a response cannot lead to another host or to a private address. Credentials are redacted
 from all responses and errors. A body is read up to a limit, and compression is not accepted, so no response fills the
 memory. Cookies that a response sets are dropped, since episodes share the connections.
-Not covered: the user may name a base URL whose host resolves to a private address.
+Not covered: the user may name a base URL with a host that resolves to a private address.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ class ApiClient:
         content: bytes | None = None,
         idempotent: bool | None = None,
     ) -> ApiResponse:
-        """Send a request, and repeat it where that is safe and may help.
+        """Send a request, and repeat it if that is safe and may help.
 
         Args:
             target: path and query below the base URL, percent-encoded.

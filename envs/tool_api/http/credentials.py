@@ -47,7 +47,7 @@ class Credentials:
         raise TypeError("credentials are not pickled: pickle the names of their environment variables")
 
     def with_headers(self, headers: Mapping[str, str]) -> Credentials:
-        """Return these credentials and further headers, whose values are secrets as well.
+        """These credentials and further headers; the headers' values are secrets as well.
 
         Raises:
             UserError: for a value that is no header value.
@@ -67,7 +67,7 @@ class Credentials:
 
     @property
     def longest(self) -> int:
-        """Bytes of the longest text that is redacted; a body is read by so much further than it is shown."""
+        """Bytes of the longest text that is redacted; a body is read further by this number than it is shown."""
         return max((len(text.encode()) for text in self._encoded_secrets), default=0)
 
     def redact(self, text: str) -> str:
@@ -114,7 +114,7 @@ class AuthTransport(httpx.AsyncBaseTransport):
 
 
 def headers_from_env(headers: Mapping[str, str]) -> Credentials:
-    """Return the credentials of headers whose values are in environment variables.
+    """The credentials of headers with values from environment variables.
 
     Args:
         headers: header name -> name of a variable, or a text with variables such as "Bearer ${TOKEN}".

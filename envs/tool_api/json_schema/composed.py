@@ -26,7 +26,7 @@ class Follows(Protocol):
 
 
 class Composition:
-    """Rewrites the composed schemas of one document; the schemas are those of the document, not converted ones."""
+    """Rewrites the composed schemas of one document; the schemas are the document's, not converted ones."""
 
     def __init__(self, references: Follows, where: str) -> None:
         self._references = references
@@ -34,11 +34,11 @@ class Composition:
         self._parts = 0
 
     def opened(self, schema: dict[str, Any], pointer: str = "") -> dict[str, Any]:
-        """Return an equal schema whose parts leave each other room: it is closed as a whole if a part of it is.
+        """An equal schema with parts that leave each other room: it is closed as a whole if a part of it is.
 
         Args:
             schema: any; one that is not composed is returned itself.
-            pointer: by which other schemas refer to it, if any does.
+            pointer: other schemas refer to it by this pointer, if any does.
 
         Raises:
             UserError: for more than _MAX_PARTS parts.

@@ -155,7 +155,7 @@ class Converter:
 def resolved(schema: Any, defs: Schema) -> Any:
     """Return a converted schema with its own reference resolved; one with more than annotations beside it is returned.
 
-    Annotations such as a description override those of the target.
+    Annotations such as a description override the target's.
     """
     while isinstance(schema, dict) and "$ref" in schema and schema.keys() <= _ANNOTATIONS | {"$ref"}:
         target = defs[schema["$ref"].removeprefix("#/$defs/")]

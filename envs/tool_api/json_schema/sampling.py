@@ -22,7 +22,7 @@ def draw_arguments(schema: Mapping[str, Any], rng: random.Random, *, level: int 
     """Return arguments that fit a tool's schema: all required ones and some optional ones.
 
     Raises:
-        ValueError: for a schema for which no value can be drawn.
+        ValueError: no value can be drawn for the schema.
     """
     drawn = _Drawing(schema, rng, level).value(schema, _DEPTH)
     if not isinstance(drawn, dict):

@@ -35,7 +35,7 @@ class SchemaArguments:
         """Return the arguments, with converted values.
 
         Raises:
-            ValueError: with what is wrong with them.
+            ValueError: names the mistake in them.
         """
         value = copy.deepcopy(arguments)
         for _ in range(_ROUNDS):
@@ -245,7 +245,7 @@ def _converted(kind: str, value: Any) -> tuple[bool, Any]:
 
 
 def _problem(error: Any) -> str:
-    """Return the path and message of an error; of alternatives, those of the best match."""
+    """The path and message of an error; of alternatives, the best match's."""
     from jsonschema.exceptions import best_match
 
     deepest = best_match([error]) or error

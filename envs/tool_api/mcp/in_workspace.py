@@ -12,6 +12,7 @@ from typing import Any
 
 from envs.tool_api.mcp.results import LenientStream
 from envs.tool_api.mcp.transport import Stderr
+from forge_env.core.errors import ForgeError
 from forge_env.core.workspace import Workspace
 
 _END_SECONDS = 2.0
@@ -57,19 +58,20 @@ async def stdio_in_workspace(
             await workspace.exec(
                 command, stdin=theirs.fileno(), user=user, env=env, cwd=cwd, on_output=on_output, timeout_s=_LONG
             )
+        except ForgeError as error:  # it could not be started, or its workspace has failed
+            stderr.add(str(error).encode())
         finally:
             received.close()  # the session sees the end
 
     async def write() -> None:
-        async for message in sent:
-            line = message.message.model_dump_json(by_alias=True, exclude_unset=True) + "\n"
-            await asyncio.get_running_loop().sock_sendall(ours, line.encode("utf-8", "replace"))
+        with contextlib.suppress(OSError):  # it has ended, which `run` tells
+            async for message in sent:
+                line = message.message.model_dump_json(by_alias=True, exclude_unset=True) + "\n"
+                await asyncio.get_running_loop().sock_sendall(ours, line.encode("utf-8", "replace"))
 
     running, sending = asyncio.create_task(run()), asyncio.create_task(write())
     try:
         yield LenientStream(reading), writing
-        if running.done():
-            running.result()  # raises what kept it from starting
     finally:
         sending.cancel()
         ours.shutdown(socket.SHUT_WR)

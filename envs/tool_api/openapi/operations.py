@@ -161,7 +161,7 @@ def _description(entry: Entry) -> str:
 
 
 def _parameters(entry: Entry, references: References, where: str) -> dict[tuple[str, str], Mapping[str, Any]]:
-    """Return parameters by place and name; those of the operation replace those of its path."""
+    """Parameters by place and name; the operation's replace its path's."""
     nodes: dict[tuple[str, str], Mapping[str, Any]] = {}
     for items in (entry.shared, entry.node.get("parameters", [])):
         if not isinstance(items, list):
@@ -213,7 +213,7 @@ def _body(
     required: list[str],
     where: str,
 ) -> Body | None:
-    """Read the body, and add it to the arguments: its properties where they are flat, else one argument."""
+    """Read the body, and add it to the arguments: its properties if they are flat, else one argument."""
     if node.get("requestBody") is None:
         return None
     body = _object(references.follow(node["requestBody"], where), f"the body of {where}")

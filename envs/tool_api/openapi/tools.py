@@ -77,7 +77,7 @@ class OpenApi:
 
     @classmethod
     async def load(cls, source: str | Mapping[str, Any], *, client: ApiClient, **options: Any) -> OpenApi:
-        """Read a document from a URL, a JSON or YAML file, or data; the options are those of the class.
+        """Read a document from a URL, a JSON or YAML file, or data; the options are the class's.
 
         Raises:
             UserError: as the class, and when it cannot be read.

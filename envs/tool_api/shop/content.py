@@ -83,7 +83,7 @@ def _ago(today: date, days: int) -> str:
 
 
 def _with_first(rng: random.Random, first: int | None, choices: range, count: int) -> list[int]:
-    """Draw `count` distinct numbers, of which the first may be given."""
+    """Draw `count` distinct numbers; the first may be given."""
     drawn = rng.sample(choices, count + 1)
     return drawn[:count] if first is None else [first, *(n for n in drawn if n != first)][:count]
 
@@ -111,7 +111,8 @@ def _products(rng: random.Random, focus: Focus) -> list[tuple[str, str, str, int
 
 
 def _orders(rng: random.Random, focus: Focus, customers: list[int]) -> list[_Order]:
-    """Orders from the oldest to the newest: the subject, two earlier ones of its customer, and those of others."""
+    """Orders from the oldest to the newest: the subject, two earlier ones of its customer, and other customers'
+    orders."""
     subject = _subject(rng, focus, customers[0])
     earlier = [_drawn_order(rng, customers[0], subject.age + extra) for extra in rng.sample(range(1, 40), 2)]
     others = [_drawn_order(rng, rng.choice(customers[1:]), rng.randint(0, 60)) for _ in range(OTHER_ORDERS)]

@@ -1,4 +1,4 @@
-"""The expert of the shop tasks: the next assistant message, from what the conversation shows and nothing else.
+"""The expert of the shop tasks: the next assistant message, from the conversation and nothing else.
 
 A plan is a generator: it yields the operation to call, is sent what came back, and ends when there is nothing left to
 do. Each turn runs the plan again over the tool messages so far, so the conversation is its only state.

@@ -37,7 +37,7 @@ def get_shop(db: sqlite3.Connection) -> Row:
 
 
 def search_products(db: sqlite3.Connection, *, query: str = "") -> list[Row]:
-    """Products whose name or category contains the query, by SKU."""
+    """Products with the query in their name or category, by SKU."""
     wanted = query.strip().lower()
     return _all(
         db,

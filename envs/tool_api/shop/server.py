@@ -3,7 +3,7 @@
 The service is a separate process: a thread would share the interpreter lock with the event loop that runs the
 episodes. Beside a busy event loop a thread answered less than 100 requests/s, and a process 1,300, as many as beside an
 idle one. Sessions are files in a private folder: the host opens, reads and removes them without the service, and the
-service has no operation with which a model could reach the session of another episode.
+service has no operation that could give a model the session of another episode.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class ShopServer:
         return token
 
     def reset(self, token: str, shop: Shop) -> None:
-        """Replace the content of a session by that of a shop."""
+        """Replace the content of a session with a shop's."""
         write_database(shop, session_path(self._folder.path, token))
 
     def state(self, token: str) -> State:

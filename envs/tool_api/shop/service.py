@@ -1,4 +1,4 @@
-"""The shop over HTTP: a FastAPI app whose OpenAPI document describes ten operations, meant to become tools of a model.
+"""The shop over HTTP: a FastAPI app. Its OpenAPI document describes ten operations, meant to become tools of a model.
 
 One app serves every episode: the bearer token of a request chooses the database. Sessions are files that only the host
 makes and removes (`server.ShopServer`), so there is no operation on sessions for a model to find. The only file that
@@ -47,7 +47,7 @@ _WHOLE = Refund()  # what a refund without a body asks for
 async def _open_session(
     request: Request, credentials: Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)]
 ) -> AsyncIterator[sqlite3.Connection]:
-    """The database of the session whose token the request carries, for as long as the request lasts."""
+    """The database of the request's session, found by its token, for as long as the request lasts."""
     try:
         if credentials is None:
             raise sqlite3.OperationalError("no token")

@@ -17,7 +17,7 @@ class SessionFolder:
     """A folder that only this user can read, locked by the processes that use it.
 
     The lock is on the descriptor, which the server's processes inherit: the kernel lets it go when the last of them is
-    dead. A folder whose processes were all killed is removed by the next start that finds it unlocked.
+    dead. If all processes of a folder were killed, the next start finds it unlocked, and removes it.
     """
 
     def __init__(self) -> None:

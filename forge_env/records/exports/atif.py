@@ -27,7 +27,7 @@ def trajectory(
 
     Args:
         selected: the episode.
-        agent: name of what acted.
+        agent: name of the agent.
         model: name of the model.
         tools: of the environment, in OpenAI's shape.
         tokens: whether to write token ids and logprobs. The prompt of each turn is whole, so they grow with the square

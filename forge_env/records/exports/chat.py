@@ -26,7 +26,7 @@ def openai_lines(episode: Episode, tools: Sequence[Any], *, scores: bool) -> Ite
     Without `scores` it is a line that OpenAI takes: it ends with an answer and holds nothing but messages and tools.
     With them it is the whole conversation with its thoughts, and `episode` says what it is and how it was scored.
     An answer that the environment showed, as the history of another conversation, has the weight 0. Auxiliary
-    conversations are left out. `row` of an episode with several conversations says where this one comes from.
+    conversations are left out. If an episode has several conversations, `row` says which one this is.
     """
     parts = conversations(episode)
     for number, said in enumerate(parts):

@@ -17,7 +17,7 @@ from forge_env.core.turn import Turn
 from forge_env.core.types import NOT_SAMPLED, Message
 
 OURS = "forge_env"
-"""Key of what another format has no field for, under its `extra` or its `metadata`."""
+"""Key of data for which another format has no field, under its `extra` or its `metadata`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -41,7 +41,7 @@ class Exported:
     replaced: int = 0
     """Rows, lines or files in which text that is no valid Unicode was replaced."""
     thoughts: int = 0
-    """Episodes whose thoughts the format has no place for."""
+    """Episodes with thoughts that the format has no place for."""
     without_tools: dict[str, str] = field(default_factory=dict)
     """Environment -> why its tools are not to be had."""
 

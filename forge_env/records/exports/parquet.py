@@ -16,7 +16,7 @@ from forge_env.records.exports.conversation import conversations, plain, with_we
 from forge_env.records.exports.select import Selected
 
 GROUP_ROWS, GROUP_BYTES = 512, 16 << 20
-"""Size of a row group, which is in memory while it is filled; bytes are those of the rows as JSON."""
+"""Size of a row group, which is in memory while it is filled; bytes are counted of the rows as JSON."""
 FILE_BYTES = 256 << 20
 """Size of a file, about."""
 _TOKENS = ("token_ids", "loss_mask", "logprobs", "versions")

@@ -66,7 +66,7 @@ def imported_facts(episode: Episode) -> Mapping[str, Any]:
 
 
 def model_at(endpoint: str) -> str:
-    """Return the model of "MODEL@BASE_URL", whose name may hold an @ itself; the URL may hold a password."""
+    """The model of "MODEL@BASE_URL". Its name may hold an @ itself; the URL may hold a password."""
     return re.split(r"@(?=https?://)", endpoint, maxsplit=1)[0]
 
 

@@ -1,8 +1,8 @@
 """Episodes as TrainingTraces of OpenEnv, version 1: each call of the model with its whole prompt and its loss mask.
 
 The record is strict, and has no place for rewards, weight versions and rows: they are under `metadata.forge_env` of the
-turns, those of the episode under `episode` of the first one. A row's first turn has `metadata.parent_id` and
-`metadata.harness_session_id`, as the nodes of OpenEnv's graph of calls. The messages are those of chat completions.
+turns, and the episode's under `episode` of the first one. A row's first turn has `metadata.parent_id` and
+`metadata.harness_session_id`, as the nodes of OpenEnv's graph of calls. The messages have the form of chat completions.
 Source: `openenv.core.harness.training` and `openenv.core.harness.capture.validate` of openenv 0.10.0.
 """
 

@@ -23,7 +23,7 @@ _VERSION = re.compile(r"ATIF-v1\.(\d+)")
 NEWEST = 8
 _TOKENS = ("prompt_token_ids", "completion_token_ids", "logprobs")
 _OWN = ("role", "content", "reasoning_content", "tool_calls")
-"""Keys of a message for which ATIF has fields of its own."""
+"""Keys of a message that have fields of their own in ATIF."""
 
 
 def is_trajectory(record: Mapping[str, Any]) -> bool:
@@ -149,7 +149,7 @@ def _facts(log: Log, metrics: Mapping[str, Any], rows: Rows) -> dict[str, Any]:
     check_ids(prompt, tokens)
     kept = _ours(metrics)
     place = rows.place(prompt, tokens, kept.get("starts_row"))
-    if not logprobs:  # as those of an expert
+    if not logprobs:  # as in an expert's answers
         fields = {"kind": "tokens", **({"tool_calls": kept_of(kept)["tool_calls"]} if kept else {})}
     else:
         check_logprobs(logprobs, tokens)

@@ -51,8 +51,8 @@ def build(log: Log, default_reward: float | None, default_id: str) -> Episode:
 
     Args:
         log: the conversation.
-        default_reward: where the log says nothing of a reward; None where that is a mistake.
-        default_id: of the episode, where the log has none.
+        default_reward: if the log says nothing of a reward; None makes this a mistake.
+        default_id: of the episode, if the log has none.
 
     Raises:
         BadRecord: for messages or figures that are not what they must be.

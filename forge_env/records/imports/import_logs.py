@@ -29,7 +29,7 @@ class Imported:
 
     episodes: int = 0
     defaulted: int = 0
-    """Episodes whose reward the caller gave."""
+    """Episodes with a reward from the caller."""
     left_out: dict[str, int] = field(default_factory=dict)
     """Number of records by the reason."""
     first: dict[str, str] = field(default_factory=dict)
@@ -69,7 +69,7 @@ def import_logs(log: Path, source: str, out: Path, reward: float | None) -> Impo
         raise UserError(f"--out {out} must end in .jsonl: an import writes one file of Episodes")
     result = Imported()
     ids: dict[str, int] = {}
-    """Times that each id was met: those of the episodes must differ."""
+    """Times that each id was met: the ids of the episodes must differ."""
     with Target(out) as target:
         try:
             with target.path.open("x", encoding="ascii") as file:

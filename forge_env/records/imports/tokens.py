@@ -84,5 +84,5 @@ def kept_of(facts: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def unversioned(prompt: Sequence[int], tokens: Sequence[int]) -> dict[str, Any]:
-    """The fields of a Turn whose tokens were all sampled by weights that nobody has named."""
+    """The fields of a Turn with tokens that were all sampled by weights without a name."""
     return {"versions": ((0, len(tokens)),), "context_digest": digest(prompt)}

@@ -1,8 +1,8 @@
 """Reads TrainingTraces of OpenEnv, version 1: calls of a model with their token ids, logprobs and loss masks.
 
 What `forge_env.records.exports.training_trace` has written comes back as it was. Other programs say nothing of rows and
-weight versions: a call whose prompt does not go on from the tokens before it starts a row, and the version is 0. A
-token that no loss is over counts as inserted by the agent, so no loss is over it here.
+weight versions: if the prompt of a call does not go on from the tokens before it, the call starts a row, and the
+version is 0. A token that no loss is over counts as inserted by the agent, so no loss is over it here.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class _Reader:
         self._turns: dict[str, int] = {}
         """The numbers of the turns by their node ids."""
         self.graph: list[dict[str, Any]] = []
-        """What the nodes say of the rows, as `Lineage` does; empty where they say nothing."""
+        """The nodes' facts about the rows, as in `Lineage`; empty if they say nothing."""
 
     def read(self, call: Mapping[str, Any]) -> None:
         log = self.log

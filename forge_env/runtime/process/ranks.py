@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeAlias, TypeVar, overload
 
 from forge_env.core.errors import ForgeError
+from forge_env.runtime.calls.answers import within
 from forge_env.runtime.process.network import LOOPBACK, serve_tcp_store
 
 if TYPE_CHECKING:
@@ -56,13 +57,23 @@ class AllRanks(Generic[A]):
 
         trainer = AllRanks(launcher.spawn("trainer", TrainerActor, procs=2, model=path, settings={}))
         await launcher.start("trainer")
-        await within(60.0, trainer.call_one(TrainerActor.begin, learning_rate=1e-5), "the trainer")
+        await trainer.deadline(60.0, "the trainer").call_one(TrainerActor.begin, learning_rate=1e-5)
 
-    `trainer.begin.call_one(learning_rate=1e-5)` means the same, and no type checker checks its arguments.
+    `trainer.begin.call_one(learning_rate=1e-5)` means the same without the deadline, and no type checker checks its
+    arguments.
     """
 
-    def __init__(self, actor: Any) -> None:
-        self._actor = actor
+    def __init__(self, actor: Any, seconds: float | None = None, what: str = "") -> None:
+        self._actor, self._seconds, self._what = actor, seconds, what
+
+    def deadline(self, seconds: float, what: str) -> AllRanks[A]:
+        """The same ranks with a deadline for a call.
+
+        Args:
+            seconds: until the answer; then the call raises a ServiceError.
+            what: the name of the actor or the call, for people.
+        """
+        return AllRanks(self._actor, seconds, what)
 
     def __getattr__(self, name: str) -> _Endpoint:
         if name.startswith("_"):
@@ -82,7 +93,8 @@ class AllRanks(Generic[A]):
             AttributeError: at once; the actor has no such endpoint.
             ForgeError: raised by a rank, unchanged.
         """
-        return _first_answer(getattr(self._actor, endpoint.name).stream(*args, **kwargs))
+        answer = _first_answer(getattr(self._actor, endpoint.name).stream(*args, **kwargs))
+        return answer if self._seconds is None else within(self._seconds, answer, self._what)
 
 
 class _Endpoint:

@@ -47,8 +47,8 @@ class WeightStream:
             view = missing.pop(name, None)
             # copy_ would silently broadcast and cast.
             if view is None or view.shape != tensor.shape or view.dtype != tensor.dtype:
-                given = f"{tuple(tensor.shape)} {tensor.dtype}"
-                raise InvariantError(f"weight {name} came as {given}: the layout of the snapshot says otherwise")
+                form = f"{tuple(tensor.shape)} {tensor.dtype}"
+                raise InvariantError(f"weight {name} came as {form}: the layout of the snapshot says otherwise")
             view.copy_(tensor.detach())
             del tensor  # before the next one is gathered
         if missing:

@@ -88,7 +88,7 @@ async def test_a_question_is_sent_as_openai_expects_it(chat_server: Any) -> None
     assert dict(turn.usage) == {"prompt_tokens": 7, "completion_tokens": 3}
 
 
-async def test_none_takes_a_field_out(chat_server: Any) -> None:
+async def test_none_in_extra_body_removes_a_field(chat_server: Any) -> None:
     await ask(chat_server, temperature=None, extra_body={"max_tokens": None, "max_completion_tokens": 9})
     assert chat_server.asked[0].body.keys() == {"model", "messages", "tools", "max_completion_tokens"}
 
@@ -233,7 +233,7 @@ def test_any_message_is_read_or_refused(chat_server: Any, message: Any) -> None:
 
 
 @pytest.mark.parametrize("status", [408, 409, 429, 500, 503])
-async def test_what_may_pass_is_tried_again(chat_server: Any, status: int) -> None:
+async def test_temporary_failures_are_tried_again(chat_server: Any, status: int) -> None:
     chat_server.will(chat_server.fails(status), chat_server.fails(status), chat_server.says("ok"))
     async with make(chat_server) as agent:
         await agent.act(asks(), TOOLS)
@@ -302,7 +302,7 @@ def piece(finish: str | None = None, **delta: Any) -> dict[str, Any]:
 USED = {"choices": [], "usage": {"prompt_tokens": 9, "completion_tokens": 4}}
 
 
-async def test_a_streamed_answer_is_that_of_a_whole_one(chat_server: Any) -> None:
+async def test_a_streamed_answer_equals_an_unstreamed_one(chat_server: Any) -> None:
     half = {"index": 0, "function": {"arguments": '"2 + 2"}'}}
     begun = {**CALL, "index": 0, "function": {"name": "calculator", "arguments": '{"expression": '}}
     chat_server.will(
@@ -392,7 +392,7 @@ async def test_a_cancelled_question_lets_its_place_go(chat_server: Any) -> None:
     assert action.text == "ok"
 
 
-def test_no_room_is_known_before_it_is_asked(chat_server: Any) -> None:
+def test_a_full_context_is_noticed_before_a_request(chat_server: Any) -> None:
     async def use_up() -> None:
         chat_server.will(chat_server.says("a", used=(60, 30)))
         async with make(chat_server) as agent:
@@ -413,7 +413,7 @@ def test_no_room_is_known_before_it_is_asked(chat_server: Any) -> None:
 # ---- places and rates ----
 
 
-async def test_no_more_at_once_than_allowed(chat_server: Any) -> None:
+async def test_requests_at_once_never_exceed_max_concurrency(chat_server: Any) -> None:
     release = asyncio.Event()
     loop = asyncio.get_running_loop()
 
@@ -469,7 +469,7 @@ async def test_the_key_never_shows(chat_server: Any, caplog: pytest.LogCaptureFi
     assert action.text == "[API key]"
 
 
-async def test_it_travels_between_processes(chat_server: Any) -> None:
+async def test_an_agent_travels_between_processes(chat_server: Any) -> None:
     async with make(chat_server) as agent:
         await agent.act(asks(), [])
         async with pickle.loads(pickle.dumps(agent)) as copy:
@@ -492,7 +492,7 @@ async def test_an_endpoint_here_needs_no_key(chat_server: Any, monkeypatch: pyte
     assert [asked.authorization for asked in chat_server.asked] == ["", ""]
 
 
-def test_an_endpoint_elsewhere_needs_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_remote_endpoint_needs_a_key(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     with pytest.raises(UserError, match=r"no API key for https://api.openai.com/v1: set .* OPENAI_API_KEY"):
         ChatAgent("m")
@@ -500,7 +500,7 @@ def test_an_endpoint_elsewhere_needs_one(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @pytest.mark.parametrize("key", ["sk-\n1234567", "sk-äöüäöüäöü"])
-def test_a_key_that_is_none_is_not_shown(monkeypatch: pytest.MonkeyPatch, key: str) -> None:
+def test_a_malformed_key_is_not_shown(monkeypatch: pytest.MonkeyPatch, key: str) -> None:
     monkeypatch.setenv("TEST_KEY", key)
     with pytest.raises(UserError, match="TEST_KEY holds characters") as caught:
         ChatAgent("m", api_key_env="TEST_KEY")

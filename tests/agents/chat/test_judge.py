@@ -234,7 +234,7 @@ async def test_a_cache_that_cannot_be_used_is_named(chat_server: Any, tmp_path: 
         make(chat_server, cache=tmp_path)
 
 
-async def test_it_travels_between_processes(chat_server: Any) -> None:
+async def test_a_judge_travels_between_processes(chat_server: Any) -> None:
     chat_server.will(chat_server.says("VERDICT: 6"))
     async with make(chat_server) as judge:
         await judge(*QUESTION)

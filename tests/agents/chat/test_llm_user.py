@@ -274,7 +274,7 @@ async def test_an_agent_that_was_lent_stays_open(chat_server: Any) -> None:
     assert episode.info["model_calls"]["user"]["cost"] == pytest.approx((7 + 30) / 1e6)
 
 
-async def test_it_travels_between_processes(chat_server: Any) -> None:
+async def test_a_user_travels_between_processes(chat_server: Any) -> None:
     chat_server.will(chat_server.says("[END]"))
     user = make(chat_server)
     await play(user=user)

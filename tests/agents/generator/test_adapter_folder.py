@@ -101,7 +101,7 @@ def test_a_folder_that_is_no_adapter_is_refused(model: Path, tmp_path: Path) -> 
 @pytest.mark.parametrize("agent", ["scripted:null", "openai:gpt@http://127.0.0.1:9/v1"])
 async def test_only_an_engine_computes_with_an_adapter(agent: str) -> None:
     settings = AgentSettings(env="math", adapter="mine")
-    with pytest.raises(UserError, match="the adapter is mine, which is for local models"):
+    with pytest.raises(UserError, match="the adapter is mine, and only the engines of local models"):
         async with open_agent(agent, settings):
             pass
 

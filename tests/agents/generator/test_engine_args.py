@@ -58,7 +58,7 @@ def test_entries_of_a_dictionary_are_given_one_by_one_or_in_yaml() -> None:
         ({"quantization": "awq"}, f"take one that vLLM makes of them at every load, {', '.join(QUANTIZATIONS)}"),
     ],
 )
-def test_what_is_refused(given: dict[str, Any], words: str) -> None:
+def test_settings_that_are_refused(given: dict[str, Any], words: str) -> None:
     with pytest.raises(UserError) as caught:
         read_engine_args(given)
     assert words in str(caught.value) and str(caught.value).startswith("--services.generator.engine")
@@ -106,7 +106,7 @@ def test_the_installed_vllm_has_every_setting() -> None:
         ({"speculative_config": {"model": "draft"}}, ["speculative_config.model=draft"]),
     ],
 )
-def test_what_moves_the_logprobs_is_known(args: dict[str, Any], found: list[str]) -> None:
+def test_settings_that_move_the_logprobs_are_listed(args: dict[str, Any], found: list[str]) -> None:
     assert approximations(args) == found
 
 

@@ -83,7 +83,7 @@ def test_two_configs_have_two_names(tmp_path: Path) -> None:
     assert names[0] != names[1]
 
 
-def test_what_cannot_be_linked_keeps_its_name(tmp_path: Path) -> None:
+def test_a_model_that_cannot_be_linked_keeps_its_path(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     (tmp_path / "empty").mkdir()
     for name in (str(tmp_path / "missing"), str(tmp_path / "file"), str(tmp_path / "empty"), "Qwen/Qwen3-0.6B"):

@@ -25,13 +25,13 @@ def test_a_small_batch_is_held_while_requests_keep_coming() -> None:
     assert 0 < (gathering.seconds_to_wait(3) or 0) <= 5.0
 
 
-def test_it_is_held_no_longer_than_the_limit() -> None:
+def test_a_batch_is_delayed_no_longer_than_the_limit() -> None:
     gathering = BatchDelay(gather_s=5.0, most_s=0.0)
     after_a_burst(gathering, 8)
     assert gathering.seconds_to_wait(3) == 0
 
 
-def test_it_is_not_held_when_nothing_comes_any_more() -> None:
+def test_a_batch_is_not_delayed_if_no_request_comes() -> None:
     gathering = BatchDelay(gather_s=0.0, most_s=10.0)
     after_a_burst(gathering, 8)
     assert gathering.seconds_to_wait(1) == 0, "the tail of a batch runs at full speed"

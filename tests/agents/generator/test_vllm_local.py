@@ -57,7 +57,7 @@ def tokens(episode: Episode) -> list[Turn]:
     return [replace(turn, policy_seconds=0.0, env_seconds=0.0, tool_uses=()) for turn in episode.turns]
 
 
-def test_what_the_model_can_read_is_the_limit(tiny_model: Path) -> None:
+def test_the_limit_is_the_models_context(tiny_model: Path) -> None:
     assert context_length(tiny_model) == 1024
     assert find_model(str(tiny_model)) == tiny_model
 
@@ -68,7 +68,7 @@ async def test_greedy_and_hot_contradict_each_other() -> None:
             pass
 
 
-def test_the_silence_of_an_engine_is_that_of_the_settings() -> None:
+def test_an_engine_may_be_silent_for_the_seconds_of_the_settings() -> None:
     assert _engine(SETTINGS, 64).stall_seconds == EngineSettings().stall_seconds
     assert _engine(replace(SETTINGS, idle_seconds=7.0), 64).stall_seconds == 7.0
 

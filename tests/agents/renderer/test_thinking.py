@@ -76,7 +76,7 @@ def spoken(thought: str, content: str, calls: bool, *, thinks: bool) -> str:
 @example([(("so", "4", True), "tool", "2"), (("and", "5", False), "user", "sure?")], True, True)
 @example([(("", "4", False), "user", "sure?"), (("yes", "5", True), "tool", "5")], False, True)
 @example([(("", "4", True), "tool", "2"), (("", "5", False), "user", "sure?")], True, False)
-def test_prompts_are_those_of_the_library(
+def test_prompts_equal_the_librarys(
     ours: dict[bool, Renderer],
     tokenizer: FastTokenizer,
     theirs: dict[bool, Any],

@@ -12,11 +12,11 @@ from forge_env.rollout.factory import make
 
 pytest.importorskip("monarch")
 
+from envs.actors.replay_buffer import ReplayBuffer
 from envs.actors.reward import RewardActor
 from envs.actors.task_source import TaskSource
 from forge_env.runtime.launcher import Launcher
 from tests.helpers.waiting import until
-from trainers.run.replay_buffer import ReplayBuffer
 
 
 async def test_tasks_come_once_and_in_order_however_many_ask(launcher: Launcher) -> None:

@@ -76,12 +76,18 @@ async def test_a_server_that_the_agent_breaks_is_a_result_and_no_fault(task: Pat
     assert results[2].startswith("Error: the MCP server 'book' did not start") and "ZeroDivisionError" in results[2]
 
 
-async def test_a_server_that_does_not_start_is_a_fault_of_the_task(tmp_path: Path) -> None:
-    toml = _TOML.replace('"python3"', '"no-such-program"') + '[environment.healthcheck]\ncommand = "true"\n'
+@pytest.mark.parametrize(
+    ("toml", "reason"),
+    [
+        (_TOML.replace('"python3"', '"no-such-program"'), "no-such-program: not found"),
+        (f'{_TOML}[agent]\nuser = "nobody-knows"\n', "nobody-knows"),
+    ],
+)
+async def test_a_server_that_does_not_start_is_a_fault_of_the_task(tmp_path: Path, toml: str, reason: str) -> None:
     task = write_task(tmp_path / "bad", toml, environment__Dockerfile="FROM host\nWORKDIR /work\n")
     episode = await play(task, say("done"))
     assert episode.outcome is Outcome.ENV_FAULT and "the tools of bad cannot be had" in episode.error
-    assert "no-such-program: not found" in episode.error, episode.error
+    assert reason in episode.error, episode.error
 
 
 @pytest.mark.parametrize("transport", ["http", "sse"])

@@ -9,7 +9,7 @@ import pytest
 import pytest_asyncio
 
 from forge_env.core.workspace import UnpackedImage, Workspace, WorkspaceFileError, WorkspaceLimits, Workspaces
-from sandboxes.guest.guest_workspace_files import END, FILE, OBJECT
+from sandboxes.guest.guest_workspace_files import END, FILE, HARD_LINK, OBJECT
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 KEEP = ["/bin", "/usr", "/etc", "/opt", "/opt/app/.env*", "/home/*/.*"]
@@ -96,3 +96,10 @@ async def test_no_entry_leads_to_what_is_kept(workspace: Workspace) -> None:
         finally:
             os.close(reader)
     assert (await workspace.exec("ls /bin/ls")).ok
+    reader, writer = os.pipe()
+    os.write(writer, OBJECT.pack(HARD_LINK, 5, 0o755, 6, 0, 0, 0) + b"tmp/x" + b"bin/ls")
+    os.close(writer)
+    with pytest.raises(WorkspaceFileError):
+        await workspace._on_files("take", "/", [reader], {"keep": KEEP, "work": []}, None)  # type: ignore[attr-defined]
+    os.close(reader)
+    assert (await workspace.exec("ls -A /tmp")).stdout == ""

@@ -195,7 +195,7 @@ def test_the_denominators_of_a_sample_worked_by_hand():
     ("advantage", "expected"),
     [(0.0, False), (-0.5, True), ((0.0, 0.0), False), ((0.0, 0.5), True), (np.zeros(2), False), (np.eye(2)[1], True)],
 )
-def test_a_sample_has_an_advantage_where_one_of_its_targets_has(advantage, expected):
+def test_a_sample_has_an_advantage_if_one_of_its_targets_has_one(advantage, expected):
     assert Sample(rows=(), advantage=advantage).has_advantage is expected
 
 
@@ -226,7 +226,7 @@ def test_values_of_targets_may_be_numbers_of_python_or_an_array(form):
         pack([Sample(rows=(make_row([1, 2], [False, True]),), advantage=values)], max_tokens=9, pack_length=0, pad_id=0)
 
 
-def test_a_row_whose_fields_differ_in_length_is_a_bug():
+def test_fields_of_a_row_with_different_lengths_raise():
     row = Row(token_ids=(1, 2), loss_mask=(False, True), generator_logprobs=(0.0,), versions=(-1, 0))
     with pytest.raises(InvariantError, match="different lengths"):
         pack([Sample(rows=(row,))], max_tokens=9, pack_length=0, pad_id=0)

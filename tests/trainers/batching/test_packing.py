@@ -178,7 +178,7 @@ GROWING = [3_200 * n for n in range(1, 11)]
 
 @pytest.mark.parametrize("pack_length", [0, 32_768])
 @pytest.mark.parametrize("ranks", [1, 2, 8])
-def test_what_must_fit_is_the_longest_row(pack_length, ranks):
+def test_only_the_longest_row_must_fit(pack_length, ranks):
     episodes = [GROWING, *cut(lognormal(64, seed=4), [1, 3])]
     given = {"max_tokens": 32_768, "ranks": ranks}
     plans = plan_packed(episodes, pack_length=pack_length, **given) if pack_length else plan_padded(episodes, **given)

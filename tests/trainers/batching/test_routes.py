@@ -86,7 +86,7 @@ def test_each_token_has_its_own_experts(drawn, max_tokens, pack_length, ranks, m
         assert batch.rows_read == (len(read), sum(token not in expected for token in read))
 
 
-def test_routes_are_left_out_where_they_are_not_asked_for():
+def test_routes_are_left_out_unless_asked_for():
     samples = make_samples([[([False, True], [(0, 1)])]], np.uint8)
     (batch,) = pack(samples, max_tokens=10, pack_length=0, pad_id=0)
     assert batch.routes is None and empty_batch(4).routes is None

@@ -75,7 +75,7 @@ def alarm_of(*arguments: str) -> MismatchAlarm:
     return make_alarm(make_plan(read_config(Config, arguments), GRPO), print)
 
 
-def test_the_bound_is_that_of_the_coarser_dtype() -> None:
+def test_the_bound_depends_on_the_coarser_dtype() -> None:
     assert alarm_of().dtype == "float32"
     assert alarm_of().bounds == "0.0001 and 0.0001, the bounds for float32"
     assert alarm_of("--generator.with_gpus").dtype == "bfloat16"

@@ -17,13 +17,13 @@ from hypothesis import strategies as st
 
 from forge_env.core.episode import Episode, Group, Turn
 from forge_env.core.errors import ReplicaDied, ServiceError
+from forge_env.core.faults import SHRINK
 from forge_env.core.types import Outcome, Task
 from forge_env.rollout.rollout import GroupSpec
 from trainers.controller.drop_counts import MAX_FAULTS_IN_A_ROW
 from trainers.controller.ledger import Ledger
 from trainers.controller.loop import Loop
 from trainers.controller.loop_state import LoopSettings, LoopState
-from trainers.controller.loop_work import LoopWork
 from trainers.controller.ready_groups import ReadyGroup
 from trainers.objective.advantages import group_relative
 from trainers.objective.objective import Objective
@@ -70,8 +70,28 @@ SETTINGS = [setting.name for setting in fields(LoopSettings)]
 
 
 @dataclass
-class Record(LoopWork):
-    """Runs a loop and writes down what happened when."""
+class Weights:
+    """The weights of a loop, whose methods are those of a `Record`."""
+
+    record: Record
+
+    @property
+    def engine_steps(self) -> int:
+        return self.record.version
+
+    async def publish(self, step: int) -> dict[str, float]:
+        return await self.record.publish_weights(step)
+
+    async def pull(self) -> dict[str, float]:
+        return await self.record.pull_weights(self.record.published)
+
+    async def prove(self) -> dict[str, float]:
+        return await self.record.prove_weights(self.record.version)
+
+
+@dataclass
+class Record:
+    """The rollouts and the learner of a loop; it writes down what happened when."""
 
     rollout: Callable[[Task, int], Awaitable[Group]]
     train_ticks: int = 2
@@ -89,10 +109,6 @@ class Record(LoopWork):
 
     instead: dict[str, Callable[..., Any]] = field(default_factory=dict)
     """What a test does in the place of a method, by its name."""
-
-    @property
-    def engine_steps(self) -> int:
-        return self.version
 
     def spec(self, number: int) -> GroupSpec:
         return GroupSpec(task=TASKS[number % len(TASKS)], count=2, seed=0, group_id=str(number))
@@ -117,8 +133,11 @@ class Record(LoopWork):
         await ticks(self.train_ticks)
         return {"loss": 0.5}
 
+    def keeps(self, group: Group) -> bool:
+        return SHRINK.keeps(group)
+
     async def begin_window(self, batches: Sequence[Sequence[Group]]) -> dict[str, float]:
-        return await self._do("begin_window", super().begin_window, batches)
+        return await self._do("begin_window", _nothing, batches)
 
     async def publish_weights(self, step: int) -> dict[str, float]:
         return await self._do("publish_weights", self.publish, step)
@@ -139,7 +158,7 @@ class Record(LoopWork):
         return {"pulled": float(step)}
 
     async def prove_weights(self, step: int) -> dict[str, float]:
-        return await self._do("prove_weights", super().prove_weights, step)
+        return await self._do("prove_weights", _nothing, step)
 
     def record_step(self, step: int, groups: Sequence[Group], metrics: dict[str, float]) -> None:
         if "record_step" in self.instead:
@@ -150,32 +169,36 @@ class Record(LoopWork):
         self.steps.append(step)
 
     def is_evaluated(self, step: int) -> bool:
-        return bool(self.instead.get("is_evaluated", super().is_evaluated)(step))
+        return bool(self.instead.get("is_evaluated", lambda step: False)(step))
 
     async def evaluate(self, step: int) -> None:
-        await self._do("evaluate", super().evaluate, step)
+        await self._do("evaluate", _nothing, step)
 
     async def after_step(self, step: int, state: LoopState | None) -> None:
-        await self._do("after_step", super().after_step, step, state)
+        await self._do("after_step", _nothing, step, state)
 
     async def progress(self) -> object:
-        return await self._do("progress", super().progress)
+        return await self._do("progress", _nothing)
 
     def dropped(self, group: Group, rewards: Sequence[float]) -> None:
-        self.instead.get("dropped", super().dropped)(group, rewards)
+        self.instead.get("dropped", lambda group, rewards: None)(group, rewards)
 
     async def _do(self, name: str, default: Callable[..., Awaitable[Any]], *arguments: Any) -> Any:
         return await self.instead.get(name, default)(*arguments)
 
     def loop(self, **given: Any) -> Loop:
         """A loop over this record; `given` are settings, a state, and what is done in the place of a method."""
-        objective = make_objective(**given.pop("objective", {}))
+        self.objective = make_objective(**given.pop("objective", {}))
         state = LoopState(**{name: given.pop(name) for name in STATE if name in given})
         settings = {"steps": 4, "batch_size": 2, "patience": 20.0}
         settings |= {name: given.pop(name) for name in SETTINGS if name in given}
         self.instead |= given
         whole = {"in_waves": "run_wave" in given, "in_windows": "begin_window" in given}
-        return Loop(self, objective, LoopSettings(**{**whole, **settings}), state)
+        return Loop(self, self, Weights(self), LoopSettings(**{**whole, **settings}), state)  # type: ignore[arg-type]
+
+
+async def _nothing(*_: Any) -> dict[str, float]:
+    return {}
 
 
 def make_objective(**parts: Any) -> Objective:
@@ -693,7 +716,7 @@ async def test_waves_begin_what_a_step_still_needs() -> None:
     assert loop.drops.flat == 6
 
 
-async def test_waves_that_go_on_are_those_of_a_run_that_was_never_stopped() -> None:
+async def test_resumed_waves_equal_the_waves_of_an_unbroken_run() -> None:
     """Wherever the checkpoint falls: before a wave, in it, or between two of them."""
 
     async def record(late: int, **place: Any) -> tuple[Waves, Record, list[tuple[dict[str, Any], list[ReadyGroup]]]]:
@@ -703,7 +726,7 @@ async def test_waves_that_go_on_are_those_of_a_run_that_was_never_stopped() -> N
 
         async def after_step(step: int, state: LoopState | None) -> None:
             await ticks(late)  # the next wave begins meanwhile
-            places.append((loop.ledger.state_dict(), loop.ready_groups))
+            places.append((loop.ledger.state_dict(), loop.state.ready))
 
         loop = record.loop(
             steps=5, batch_size=4, objective={"needs_signal": True}, run_wave=waves, after_step=after_step, **place
@@ -798,7 +821,7 @@ class Bug(Exception):
     ids=["ServiceError", "Bug"],
 )
 @pytest.mark.parametrize("where", ["run_group", "train_step", "publish_weights", "pull_weights", "prove_weights"])
-async def test_what_breaks_surfaces_as_itself(where: str, error: Exception) -> None:
+async def test_an_error_of_the_loop_is_raised_unchanged(where: str, error: Exception) -> None:
     async def breaks(*_: Any) -> Any:
         await ticks(3)
         raise error
@@ -859,7 +882,7 @@ async def test_a_loop_that_goes_on_trains_on_what_was_not_trained_on(staleness: 
 
         async def after_step(step: int, state: LoopState | None) -> None:
             assert record.steps[-1] == step == loop.steps_done  # it is written down by then
-            places.append((loop.ledger.state_dict(), loop.ready_groups))
+            places.append((loop.ledger.state_dict(), loop.state.ready))
 
         loop = record.loop(steps=6, staleness=staleness, after_step=after_step, **place)
         record.instead["record_step"] = lambda step, groups, metrics: record.steps.append(step)

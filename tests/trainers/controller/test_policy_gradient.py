@@ -45,7 +45,7 @@ def test_who_serves_as_the_reference() -> None:
         assert (made.kl_reference, is_started) == expected, arguments
 
 
-def test_a_loss_of_the_users_own_has_one_where_it_names_it(tmp_path: Path) -> None:
+def test_a_users_loss_gets_a_reference_if_it_names_one(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(OWN)
     names, plain = f"{tmp_path / 'mine.py'}:four", "trainers.losses:SFTLoss"
     assert resolved("--loss", names, *REFERENCE)[1] and resolved("--loss", names)[0].kl_reference == "generator"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 from forge_env.core.episode import Episode, Group, Turn
 from forge_env.core.errors import UserError
 from forge_env.core.types import Outcome, Task
+from trainers.controller.loop_state import LoopState
 from trainers.controller.ready_groups import READY_FILE, ReadyGroup, pack, unpack
 
 
@@ -44,7 +46,7 @@ def test_they_come_back_as_they_were(tmp_path: Path) -> None:
     assert unpack(places, tmp_path) == groups
 
 
-def test_none_need_no_file(tmp_path: Path) -> None:
+def test_without_ready_groups_there_is_no_file(tmp_path: Path) -> None:
     assert pack([]) == ([], []) and unpack([], tmp_path) == []
 
 
@@ -54,3 +56,18 @@ def test_a_file_of_other_episodes_is_refused(lines: slice, tmp_path: Path) -> No
     (tmp_path / READY_FILE).write_bytes(b"".join(written[lines]))
     with pytest.raises(UserError, match=r"ready\.jsonl does not hold the episodes of group train/"):
         unpack(places, tmp_path)
+
+
+def test_the_state_of_a_loop_comes_back_from_a_checkpoint(tmp_path: Path) -> None:
+    state = LoopState(steps_done=5, ready=[ReadyGroup(1, 6, make_group(1, 2))])
+    numbers = state.ledger.prompts()
+    for number in (next(numbers), next(numbers)):
+        state.lengths.finished(make_group(number, 2))
+    state.ledger.finish(1)
+    state.drops.drop_faulty("gone")
+    place, texts = state.to_json()
+    for name, lines in texts.items():
+        (tmp_path / name).write_bytes(b"".join(lines))
+    again = LoopState.of(json.loads(json.dumps(place)), 5, tmp_path)
+    assert (again.ready, again.drops, again.lengths) == (state.ready, state.drops, state.lengths)
+    assert again.steps_done == 5 and again.ledger.state_dict() == state.ledger.state_dict()

@@ -53,7 +53,7 @@ async def test_each_sample_gets_its_own_logprobs() -> None:
     assert rewards == [[1.0, 0.0], [0.0, 1.0]] and set(metrics) == {*REWARD_METRICS, "seconds/reference"}
 
 
-async def test_what_is_not_learned_from_keeps_its_part_in_the_penalty() -> None:
+async def test_skipped_episodes_keep_their_part_in_the_penalty() -> None:
     penalty = KLPenalty(beta=0.5)  # generator -1, so differences of 0, 1, 2 and 3, 4
     objective = made(kl_reference="model", skips=is_truncated, reward=TrainingReward(kl_penalty=penalty))
     old = OldLogprobs(objective=objective, logprobs=halves)
@@ -119,7 +119,7 @@ ROWS_ASKED = ((GRPOLoss(), [1, 2, 3, 4, 5]), (GRPOLoss(beta=0.1), [7, 8, 1, 2, 3
 
 
 @pytest.mark.parametrize(("loss", "asked"), ROWS_ASKED)
-async def test_old_logprobs_are_asked_for_where_there_is_an_advantage_alone(loss: GRPOLoss, asked: list[int]) -> None:
+async def test_old_logprobs_are_computed_only_for_samples_with_an_advantage(loss: GRPOLoss, asked: list[int]) -> None:
     """Where the loss gets nothing of the others; a penalty in the loss needs them all."""
     flat = group(episode(turn(7), reward=1.0), episode(turn(8), reward=1.0))
     seen: list[int] = []

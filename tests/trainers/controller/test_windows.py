@@ -186,7 +186,7 @@ async def test_groups_that_are_taken_are_in_no_checkpoint() -> None:
         return group(index)
 
     async def after_step(step: int, state: LoopState | None) -> None:
-        assert loop.ready_groups == []
+        assert loop.state.ready == []
 
     record = Windows(run_group)
     loop = record.loop(steps=4, staleness=1, sync_interval=2, after_step=after_step)

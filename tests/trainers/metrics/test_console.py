@@ -55,7 +55,7 @@ def test_a_phase_that_is_followed_shows_its_progress(tmp_path: Path, capsys: pyt
     assert last.endswith("grpo 2/2  reward 1,234  probe 0.500")  # a step need not have every value
 
 
-def test_the_time_that_is_left_is_guessed_from_enough_of_the_whole(
+def test_the_remaining_time_is_shown_after_enough_progress(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("trainers.metrics.console.PRINT_SECONDS", 0.0)

@@ -12,9 +12,10 @@ from forge_env.core.errors import UserError
 from forge_env.utils.settings import with_values
 from tests.helpers.collector import collecting
 from tests.helpers.packages import needs
-from trainers.grpo import Config
+from trainers.grpo import GRPO, Config
 from trainers.metrics.report import Report
 from trainers.setup.checks.run_checks import check_metrics
+from trainers.setup.plan import make_plan
 
 pytestmark = needs("opentelemetry")
 
@@ -40,6 +41,6 @@ def test_a_run_sends_what_it_records(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 def test_a_wrong_protocol_is_refused_before_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc")
-    check_metrics(settings("off"))
+    check_metrics(make_plan(settings("off"), GRPO))
     with pytest.raises(UserError, match="grpc"):
-        check_metrics(settings("spans"))
+        check_metrics(make_plan(settings("spans"), GRPO))

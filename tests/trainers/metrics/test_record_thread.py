@@ -10,7 +10,7 @@ import pytest
 from trainers.metrics.record_thread import RecordThread
 
 
-def test_everything_is_written_in_order_and_elsewhere() -> None:
+def test_everything_is_written_in_order_in_another_thread() -> None:
     written: list[tuple[int, bool]] = []
     thread = RecordThread()
     for number in range(5):
@@ -20,7 +20,7 @@ def test_everything_is_written_in_order_and_elsewhere() -> None:
     thread.close()
 
 
-async def test_nothing_is_written_after_an_error_and_it_is_raised_by_what_comes_next(tmp_path: Path) -> None:
+async def test_an_error_ends_writing_and_the_next_call_raises_it(tmp_path: Path) -> None:
     written: list[int] = []
     thread = RecordThread()
     await thread.written()

@@ -59,7 +59,7 @@ def trained_steps(folder: Path) -> list[int]:
     return [json.loads(line)["step"] for line in (folder / "trained.jsonl").read_text().splitlines()]
 
 
-def test_going_back_cuts_what_came_after_and_keeps_the_rest(open_report, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+def test_going_back_cuts_later_records_only(open_report, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     report = open_report()
@@ -156,7 +156,7 @@ class Mine:
 """
 
 
-def test_peaks_are_those_of_the_whole_run(open_report, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+def test_peaks_cover_a_resumed_run_from_its_start(open_report, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     class Measured(SystemMetrics):
         def __init__(self, *values: float) -> None:
             self.values, self.is_done = list(values), threading.Event()

@@ -75,7 +75,7 @@ def test_a_sink_of_the_users_own_is_told_everything(source: str, tmp_path: Path)
         ("MadeOtherwise", r"made as MadeOtherwise\(folder, config\), and does not take that"),
     ],
 )
-def test_one_that_cannot_be_used_is_refused_with_a_sentence(source: str, name: str, words: str) -> None:
+def test_a_sink_that_cannot_be_used_is_refused_with_a_sentence(source: str, name: str, words: str) -> None:
     with pytest.raises(UserError, match=words):
         load_sink(f"{source}:{name}")
     config = parse(Config, ["--metrics.sinks", f"{source}:{name}"], SHORT_OPTIONS)

@@ -28,7 +28,7 @@ def test_scalars_are_read_back(tmp_path: Path) -> None:
     assert all(math.isnan(value) for _, value in scalars(tmp_path, "train/bad"))
 
 
-def test_going_back_forgets_what_came_after(tmp_path: Path) -> None:
+def test_going_back_forgets_later_records(tmp_path: Path) -> None:
     first = TensorBoard(tmp_path, {})
     for step in (1, 2, 3):
         first.log("train", step, {"loss": float(step)})

@@ -22,7 +22,9 @@ from trainers.objective.objective import Objective
         ("turn", {"0": [0.5, 0.0], "1": [-0.5]}),
     ],
 )
-def test_advantages_are_those_of_the_samples(tmp_path: Path, credit: str, expected: dict[str, list[float]]) -> None:
+def test_advantages_are_recorded_as_in_the_samples(
+    tmp_path: Path, credit: str, expected: dict[str, list[float]]
+) -> None:
     made = group(
         episode(turn(5, 6, reward=0.5), turn(7, 8, 9), reward=2.0),
         episode(turn(5, 6), reward=1.0),

@@ -131,7 +131,7 @@ def test_a_resumed_run_is_the_same_run_and_has_each_step_once(runs: Runs) -> Non
 
 
 @pytest.mark.slow
-def test_what_was_synced_stays(runs: Runs) -> None:
+def test_synced_records_stay(runs: Runs) -> None:
     runs.finish("log(1)\nsink.close()\n")
     (before,) = runs.files()
     before.with_name(f"{before.name}.synced").touch()  # as `wandb sync` marks it

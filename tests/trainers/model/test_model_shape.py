@@ -49,7 +49,7 @@ def test_parameters_are_those_that_transformers_makes(tmp_path: Path, kind: str,
     assert read_shape(tmp_path / "config.json").parameters == sum(parameter.numel() for parameter in model.parameters())
 
 
-def test_the_parameters_that_a_token_meets_are_those_of_the_active_experts() -> None:
+def test_active_parameters_count_the_active_experts_only() -> None:
     shape = KNOWN_SHAPES["Qwen/Qwen3-30B-A3B"]
     one = 3 * shape.hidden_size * shape.moe_intermediate_size
     assert shape.expert_parameters == 128 * one
@@ -66,7 +66,7 @@ def test_the_number_of_experts_is_read_under_either_name(tmp_path: Path, spellin
     assert (shape.num_experts, shape.num_experts_per_tok, shape.mlp_size) == (5, 2, 96)
 
 
-def test_no_model_is_the_tiny_one() -> None:
+def test_without_a_path_the_model_is_the_tiny_one() -> None:
     model = find_shape("")
     assert model.shape == made_shape("tiny") and "tiny" in model.where and not model.missing
 
@@ -88,13 +88,13 @@ def test_a_folder(tmp_path: Path) -> None:
     ("path", "words"),
     [("/no/such", "no model folder /no/such"), ("name", "no model folder name"), ("a/b c", "neither a folder nor")],
 )
-def test_what_is_no_model(path: str, words: str) -> None:
+def test_a_path_without_a_model_is_refused(path: str, words: str) -> None:
     with pytest.raises(UserError, match=words):
         find_shape(path)
 
 
 @pytest.mark.parametrize("text", ["[1]", "{", "{}", json.dumps({**SIZES, "vocab_size": "many"})])
-def test_a_config_that_is_none(tmp_path: Path, text: str) -> None:
+def test_a_file_that_is_no_config_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "config.json").write_text(text)
     with pytest.raises(UserError, match="config.json"):
         find_shape(str(tmp_path))

@@ -76,7 +76,7 @@ def test_the_other_advantages_by_hand() -> None:
 
 
 @pytest.mark.parametrize("same", [[], [0.7], [0.1] * 3, [-0.3] * 7])
-def test_one_reward_has_no_difference(same: list[float]) -> None:
+def test_equal_rewards_have_advantage_0(same: list[float]) -> None:
     assert centred(same) == leave_one_out(same) == [0.0] * len(same)
     assert batch_std(same) == 1.0
 

@@ -37,7 +37,7 @@ def test_every_sampled_target_gets_the_value_of_its_own_turn(episodes: list[Epis
 
 @settings(deadline=None)
 @given(numbered_episodes())
-def test_values_of_targets_are_cut_where_turns_end(one: Episode) -> None:
+def test_values_of_targets_are_split_by_turn(one: Episode) -> None:
     parts = [part.tolist() for part in by_turn(per_target(range(len(one.turns)), one), one)]
     assert parts == [[number] * count for number, count in enumerate(turn_targets(one))]
 
@@ -50,7 +50,7 @@ def test_a_rows_first_token_is_no_target() -> None:
 
 @settings(deadline=None)
 @given(st.floats(-9, 9), st.lists(st.floats(-9, 9), min_size=1, max_size=6))
-def test_returns_fall_by_what_a_turn_earned(reward: float, steps: list[float]) -> None:
+def test_returns_fall_by_the_rewards_of_earlier_turns(reward: float, steps: list[float]) -> None:
     returns = returns_to_go(reward, steps)
     assert returns[0] == reward
     for k in range(1, len(steps)):
@@ -87,7 +87,7 @@ def test_a_function_of_the_users_own_sees_the_returns_of_each_turn() -> None:
     assert seen == [[3.0, 3.0, 3.0], [2.0, 1.0]]
 
 
-def test_a_shaped_reward_is_what_step_rewards_are_taken_from() -> None:
+def test_step_rewards_are_subtracted_from_the_shaped_reward() -> None:
     two = [episode(turn(1, reward=1.0), turn(2), reward=r) for r in (1.0, 3.0)]
     reward = TrainingReward(user_reward=lambda e: 10 * e.reward)
     found = credited(no_baseline, *two, reward=reward, needs_siblings=False)

@@ -49,7 +49,7 @@ def check(name: str, batch: dict[str, torch.Tensor], **settings: Any) -> None:
 
 @each_loss
 @pytest.mark.parametrize("seed", range(3))
-def test_value_and_gradient_are_those_of_the_slow_reference(name: str, seed: int) -> None:
+def test_value_and_gradient_equal_the_slow_reference(name: str, seed: int) -> None:
     check(name, make_batch(seed=seed))
 
 
@@ -137,7 +137,7 @@ def test_straight_through_has_the_estimators_value_and_the_gradient_of_k2() -> N
         torch.testing.assert_close(gradient, results["k2"][1])
 
 
-def test_the_default_correction_holds_only_what_nothing_honest_explains() -> None:
+def test_the_default_correction_masks_only_extreme_ratios() -> None:
     batch = make_batch(spread=1.0)
     unbounded = value_and_gradient(GRPOLoss(correction="none"), batch)
     kept = value_and_gradient(GRPOLoss(), batch)

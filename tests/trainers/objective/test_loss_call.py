@@ -71,7 +71,7 @@ def test_a_tensor_that_a_loss_does_not_use_is_not_handed_over_under_any_name() -
     assert LossCall(loss).names == {"logprobs"} and called(loss).item() == -3.0
 
 
-def test_a_name_that_nobody_has() -> None:
+def test_an_unknown_parameter_of_a_loss_is_refused() -> None:
     with pytest.raises(UserError, match=r"asks for 'pading_mask', which no trainer has\. Did you mean padding_mask"):
         LossCall(lambda logprobs, pading_mask: logprobs)
     with pytest.raises(UserError, match="asks for 'ref_logprobs', which the samples do not have"):
@@ -93,7 +93,7 @@ def test_a_local_mean_counts_by_its_share_of_the_step() -> None:
     assert LossCall(whole)(batch, logprobs, None, units=2, normalizer=normalizer).item() == -4.0 / 8
 
 
-def test_the_units_of_a_loss_are_what_it_says() -> None:
+def test_a_loss_counts_the_unit_that_it_names() -> None:
     per_token, per_episode = GRPOLoss(aggregation="token"), GRPOLoss(aggregation="sequence")
     assert LossCall(per_token).units(5, 2) == 5 and LossCall(per_episode).units(5, 2) == 2
     assert LossCall(lambda logprobs: logprobs.sum()).units(5, 2) == 5

@@ -69,7 +69,7 @@ def test_with_old_logprobs_the_ratio_is_against_them_and_the_mismatch_against_th
     assert against_generator == pytest.approx((math.log(2) / 2,) * 2, abs=1e-6)
 
 
-def test_what_each_loss_clips() -> None:
+def test_the_share_of_tokens_that_each_loss_clips() -> None:
     part = batch(1.0, -1.0), [[1.5, 0.5], [1.5, 0.5]]
 
     def clipped(loss: object) -> tuple[float, float]:
@@ -91,7 +91,7 @@ def test_micro_batches_add_up() -> None:
     assert parts == pytest.approx(whole, rel=1e-12)
 
 
-def test_entropy_where_it_is_known_and_nothing_at_all() -> None:
+def test_entropy_is_a_mean_and_without_tokens_there_are_no_metrics() -> None:
     measured = LossMetrics(GRPOLoss(), CPU)
     assert measured.values(0) == {}
     measured.add(batch(1.0), torch.full((1, 2), GENERATOR), torch.tensor([[1.0, 3.0]]))

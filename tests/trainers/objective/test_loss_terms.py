@@ -126,7 +126,7 @@ def test_masked_tokens_have_exactly_no_gradient(loss: Any, batch: dict[str, torc
 @pytest.mark.parametrize("loss", [loss for loss in LOSSES if type(loss) not in NAMED], ids=lambda x: type(x).__name__)
 @settings(max_examples=10, deadline=None)
 @given(batch=batches, bad=st.sampled_from([math.nan, math.inf, -math.inf]), place=st.integers(0, 7))
-def test_a_token_without_a_generator_logprob_counts_nowhere(
+def test_a_token_without_a_generator_logprob_is_not_counted(
     loss: Any, batch: dict[str, torch.Tensor], bad: float, place: int
 ) -> None:
     place %= batch["logprobs"].shape[1]
@@ -192,7 +192,7 @@ def test_gspo_is_grpo_for_episodes_of_one_token(seed: int) -> None:
     assert_same(run(GSPOLoss(0.2, 0.28, beta=0.1), batch), run(GRPOLoss(0.2, 0.28, beta=0.1), batch))
 
 
-def test_reinforce_takes_the_reference_where_there_is_no_generator() -> None:
+def test_reinforce_without_generator_logprobs_takes_the_reference() -> None:
     batch = make_batch()
     given_tensors = {name: value for name, value in batch.items() if name != "generator_logprobs"}
     swapped = given_tensors | {"generator_logprobs": batch["reference_logprobs"]}

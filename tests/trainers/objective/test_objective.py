@@ -70,7 +70,7 @@ def test_a_baseline_is_its_groups_own() -> None:
     assert advantages(make_objective(), rewarded(1, 0), rewarded(4, 0)) == [0.5, -0.5, 2.0, -2.0]
 
 
-def test_a_scale_is_that_of_all_groups_of_the_step() -> None:
+def test_the_scale_comes_from_all_groups_of_the_step() -> None:
     seen: list[Sequence[float]] = []
 
     def scale(rewards: Sequence[float]) -> float:
@@ -81,14 +81,14 @@ def test_a_scale_is_that_of_all_groups_of_the_step() -> None:
     assert seen == [[1, 0, 4, 0]]
 
 
-def test_what_is_left_out_of_the_loss_stays_in_the_baseline() -> None:
+def test_episodes_left_out_of_the_loss_stay_in_the_baseline() -> None:
     cut = episode(0.0, outcome=Outcome.TRUNCATED)
     objective = make_objective(skips=is_truncated)
     assert advantages(objective, group(episode(1.0), cut)) == [0.5]
     assert advantages(make_objective(), group(episode(1.0), cut)) == [0.5, -0.5]
 
 
-def test_a_shaped_reward_is_what_advantages_are_taken_of() -> None:
+def test_advantages_are_taken_of_the_shaped_reward() -> None:
     punishment = OverlongPunishment(length=100, buffer=0.2)
     members = group(episode(1.0, tokens=10), episode(1.0, tokens=90))
     assert advantages(make_objective(reward=TrainingReward(addition=punishment.of_episode)), members) == [0.25, -0.25]

@@ -115,9 +115,7 @@ async def test_the_first_step_of_a_window_loses_no_gradient_to_rounding(
     assert against_engine["episodes_without_gradient"] > 0.25, "what a ratio of new / engine loses"
 
 
-async def test_later_steps_clip_by_what_was_learned_and_by_nothing_else(
-    trainer: TitanTrainer, rolled_out: list[Episode]
-) -> None:
+async def test_later_steps_clip_only_by_what_was_learned(trainer: TitanTrainer, rolled_out: list[Episode]) -> None:
     """Their old logprobs are those that the window began with, computed once for each later step, for those samples
     that it computes."""
     groups = noisy(rolled_out, 0.0077)
@@ -149,11 +147,11 @@ def test_only_gspo_on_a_bfloat16_engine_takes_the_trainers_by_default(page: str)
     assert plan(page, "--training.old_logprobs", "trainer").old_logprobs == "trainer"
     assert plan(page, *on_gpu, "--training.old_logprobs", "generator").old_logprobs == "generator"
     four = ("--training.sync_interval", "4")
-    assert plan(page, *four).window == 1 and plan(page, *four).config.staleness == 3
+    assert plan(page, *four).window == 1 and plan(page, *four).staleness == 3
     assert plan(page, *four, *on_gpu).window == (4 if page == "gspo" else 1)
 
 
-def test_a_loss_of_the_users_own_has_them_where_it_names_them() -> None:
+def test_a_users_loss_gets_old_logprobs_if_it_names_them() -> None:
     on_gpu = ("--generator.with_gpus", "true")
     assert plan("gspo", *on_gpu, "--loss", "trainers.losses:SimpleGRPOLoss").old_logprobs == "generator"
     assert plan("gspo", *on_gpu, "--loss", "trainers.losses:SAPOLoss").old_logprobs == "trainer"
@@ -161,7 +159,7 @@ def test_a_loss_of_the_users_own_has_them_where_it_names_them() -> None:
         plan("gspo", *on_gpu, "--loss", "no_such:loss")
 
 
-def test_what_a_run_says_of_its_ratio() -> None:
+def test_a_run_says_the_denominator_of_its_ratio() -> None:
     trainer = ("--training.old_logprobs", "trainer")
     assert about_ratio(plan("gspo")) == "against the engine's logprobs"
     assert "frozen before each step" in about_ratio(plan("gspo", *trainer))

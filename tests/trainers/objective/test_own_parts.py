@@ -103,7 +103,7 @@ def test_a_reward_of_the_users_own_takes_the_place_of_the_environments(file: str
     assert [sample.advantage for sample in samples] == [2.0, -2.0]
 
 
-def test_what_an_algorithm_adds_to_a_reward_is_added_to_the_users_own_and_is_no_signal(file: str) -> None:
+def test_an_algorithms_addition_is_added_to_a_users_reward_and_is_no_signal(file: str) -> None:
     config = dapo.Config(dapo=dapo.DAPOConfig(overlong_length=4, overlong_buffer=0.5))
     made = dapo.DAPO.make_objective(config)
     mine = with_own_parts(made, TrainingConfig(reward=f"{file}:longest"))
@@ -143,9 +143,7 @@ def test_functions_and_objects_are_losses_too(file: str) -> None:
     assert call.names == {"logprobs", "normalizer"} and call.units(tokens=9, episodes=2) == 2
 
 
-def test_it_travels_to_a_process_elsewhere_that_has_never_seen_the_file(
-    file: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_loss_of_a_file_works_in_a_process_in_another_folder(file: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(Path(file).parent)
     sent = pickle.dumps(load_loss("mine.py:MyLoss"))
     monkeypatch.chdir(ROOT)

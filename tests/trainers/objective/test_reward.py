@@ -36,7 +36,7 @@ def test_worked_by_hand() -> None:
 
 @settings(deadline=None)
 @given(numbered_episodes(), st.sampled_from(["k1", "k2", "k3"]), st.data())
-def test_it_is_the_estimator_of_the_loss_summed_over_each_turn(one: Episode, kind: str, data: st.DataObject) -> None:
+def test_the_penalty_is_the_estimator_of_the_loss_summed_by_turn(one: Episode, kind: str, data: st.DataObject) -> None:
     """Tokens without a finite logprob count nothing, on any rows."""
     own = target_logprobs(one)
     reference = data.draw(st.lists(st.floats(-9, 0), min_size=len(own), max_size=len(own)))
@@ -78,12 +78,12 @@ def advantages(objective: Objective, *members: tuple[Episode, Sequence[float]]) 
     return [sample.advantage for sample in samples]
 
 
-def test_it_is_taken_off_the_reward_before_the_advantages() -> None:
+def test_the_penalty_is_subtracted_from_the_reward_before_the_advantages() -> None:
     same = target_logprobs(ONE)
     assert advantages(made(), (ONE, REFERENCE), (ONE, same)) == pytest.approx([0.9, 1.0])
 
 
-def test_a_scale_is_that_of_the_shaped_rewards_and_not_the_penaltys() -> None:
+def test_the_scale_comes_from_shaped_rewards_without_penalties() -> None:
     punishment = OverlongPunishment(length=4, buffer=0.5)  # 3 sampled tokens: half of the penalty
     seen: list[float] = []
 

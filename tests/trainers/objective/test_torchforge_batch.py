@@ -60,7 +60,7 @@ def test_rows_become_samples() -> None:
     ]
 
 
-def test_what_a_loss_sees_is_what_was_given() -> None:
+def test_a_loss_sees_the_tensors_of_the_batch() -> None:
     """The loss layout is laid out over whole rows; on the masked places, in order, it has the batch's own values."""
     generator = torch.tensor(REFERENCE) - 0.5
     given_advantages = torch.tensor([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]])
@@ -125,7 +125,7 @@ def test_a_missing_key_is_named(key: str) -> None:
         read(inputs, targets)
 
 
-def test_the_number_of_dicts_is_that_of_the_ranks() -> None:
+def test_there_must_be_one_dict_for_each_rank() -> None:
     inputs, targets = batch()
     sentence = "inputs has 1 dicts and targets has 1; the trainer has 2 data-parallel ranks: give one dict for each"
     with pytest.raises(UserError, match=sentence):
@@ -140,7 +140,7 @@ def test_the_number_of_dicts_is_that_of_the_ranks() -> None:
 # ---- the loss of a batch without generator logprobs ----
 
 
-def test_a_loss_that_needs_generator_logprobs_is_refused_where_there_are_none() -> None:
+def test_a_loss_that_needs_missing_generator_logprobs_is_refused() -> None:
     with pytest.raises(UserError, match="'generator_logprobs', which targets do not have"):
         loss_for(GRPOLoss(), batch()[1])
     given = batch(generator_logprobs=torch.zeros(2, 3))[1]
@@ -165,7 +165,7 @@ def test_a_loss_that_can_do_without_is_not_given_any() -> None:
 
 
 @pytest.mark.parametrize("loss", [MyLoss(), ReinforceLoss(clip_ratio=0.2)])
-def test_the_rest_of_a_loss_stays_as_it_is(loss: Any) -> None:
+def test_without_generator_logprobs_a_loss_gets_its_other_tensors(loss: Any) -> None:
     bare, wrapped = LossCall(loss), LossCall(loss_for(loss, batch()[1]))
     assert wrapped.names == bare.names - {"generator_logprobs"}
     assert wrapped.units(7, 3) == bare.units(7, 3)

@@ -126,11 +126,11 @@ def make_batch(seed: int, ranks: int = 2) -> tuple[list[dict[str, Tensor]], list
 
 
 @pytest.mark.parametrize("loss", [GRPOLoss(), MyLoss()], ids=["grpo", "four arguments"])
-async def test_ten_steps_are_those_of_one_process(team: Team, alone: TitanTrainer, loss: Any) -> None:
+async def test_ten_steps_equal_the_steps_of_one_process(team: Team, alone: TitanTrainer, loss: Any) -> None:
     await team.restart()
     for seed in range(10):
         samples = make_batch(seed)[2]
-        ours = await team.ask(team.trainer.step.call_one(samples, loss, 1.0))
+        ours = await team.ask(team.trainer.step.call_one(samples, loss))
         expected = alone.train_step(samples, loss)
         assert ours["loss"] == pytest.approx(expected["loss"], abs=1e-5), seed
         assert ours | {"seconds": 0} == pytest.approx(expected | {"seconds": 0}, rel=1e-4, abs=1e-5), seed
@@ -151,7 +151,7 @@ async def test_a_batch_of_torchforge_takes_the_step_of_our_own(team: Team, alone
         if way == 0:
             losses.append(await team.trainer.train_step.call(inputs, targets))
         else:
-            losses.append((await team.ask(team.trainer.step.call_one(samples, loss, 1.0)))["loss"])
+            losses.append((await team.ask(team.trainer.step.call_one(samples, loss)))["loss"])
         await team.ask(team.trainer.publish.call_one(version + way))
         state[way] = await team.fetch(version + way)
     assert isinstance(losses[0], float) and losses[0] == pytest.approx(losses[1], abs=1e-6)
@@ -168,7 +168,7 @@ async def test_two_ranks_score_a_row_as_one_does_and_train_on_after_it(team: Tea
     scores = []
     for seed in (1, 2):
         _, _, samples = make_batch(seed)
-        metrics = await team.ask(team.trainer.step.call_one(samples, GRPOLoss(), 1.0))
+        metrics = await team.ask(team.trainer.step.call_one(samples, GRPOLoss()))
         assert metrics["loss"] == pytest.approx(alone.train_step(samples, GRPOLoss())["loss"], abs=1e-6)
         scores.append(await team.ask(team.trainer.score.call_one(row)))
         assert scores[-1] == pytest.approx(alone.score(row), abs=1e-5) and len(scores[-1]) == len(row) - 1
@@ -199,12 +199,14 @@ async def test_without_a_loss_a_batch_of_torchforge_is_refused(team: Team) -> No
 async def test_what_two_ranks_publish_save_and_export_is_whole(team: Team, alone: TitanTrainer, tmp_path: Path) -> None:
     await team.restart()
     assert await team.ask(team.trainer.take.call_one(300)) > 0.0
-    await team.ask(team.trainer.step.call_one(make_batch(3)[2], GRPOLoss(), 1.0))  # changes nothing of what was taken
+    await team.ask(team.trainer.step.call_one(make_batch(3)[2], GRPOLoss()))  # changes nothing of what was taken
     assert await team.ask(team.trainer.commit.call_one()) > 0.0
     published = await team.fetch(300)
     assert all(torch.equal(published[name], value) for name, value in weights_of(alone).items())
     assert alone.load(team.start) == await team.ask(team.trainer.load.call_one(team.start)) == {"n": 7}
-    await team.ask(team.trainer.export_hf.call_one(str(tmp_path / "export"), {"chat_template.jinja": "as trained"}))
+    await team.ask(
+        team.trainer.export_hf.call_one(str(tmp_path / "export"), texts={"chat_template.jinja": "as trained"})
+    )
     assert (tmp_path / "export" / "chat_template.jinja").read_text() == "as trained"
     reader = TitanTrainer(tmp_path / "export", TitanSettings(**SETTINGS))
     assert all(torch.equal(published[name], value) for name, value in weights_of(reader).items())
@@ -213,7 +215,7 @@ async def test_what_two_ranks_publish_save_and_export_is_whole(team: Team, alone
 
 async def test_a_phase_begins_on_all_ranks(team: Team) -> None:
     await team.ask(team.trainer.begin.call_one(learning_rate=4e-4, warmup_steps=0))
-    metrics = await team.ask(team.trainer.step.call_one(make_batch(6)[2], MyLoss(), 1.0))
+    metrics = await team.ask(team.trainer.step.call_one(make_batch(6)[2], MyLoss()))
     assert metrics["learning_rate"] == pytest.approx(4e-4)
 
 
@@ -226,7 +228,7 @@ async def test_a_killed_rank_is_named(team: Team) -> None:
         if process.name.isdigit() and _is(process / "fd" / "1", log)
     )
     os.kill(pid, signal.SIGSTOP)  # so that the other rank is inside of the step, waiting for this one
-    step = asyncio.ensure_future(team.ask(team.trainer.step.call_one(make_batch(6)[2], MyLoss(), 1.0)))
+    step = asyncio.ensure_future(team.ask(team.trainer.step.call_one(make_batch(6)[2], MyLoss())))
     await asyncio.sleep(0)
     os.kill(pid, signal.SIGKILL)
     with pytest.raises(ServiceError, match=f"^the trainer process of rank 1 died; the end of its log is in {log}$"):

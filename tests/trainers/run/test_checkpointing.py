@@ -21,8 +21,9 @@ class Run:
             training=SimpleNamespace(cpu_offload=cpu_offload),
             deadlines=SimpleNamespace(checkpoint=5.0),
         )
-        self.services = SimpleNamespace(trainer=SimpleNamespace(call_one=self.call))
-        self.report = SimpleNamespace(timeline=SimpleNamespace(span=lambda track, name: nullcontext()))
+        ranks = SimpleNamespace(call_one=self.call)
+        self.trainer = SimpleNamespace(ranks=SimpleNamespace(deadline=lambda seconds, what: ranks))
+        self.record = SimpleNamespace(timeline=SimpleNamespace(span=lambda track, name: nullcontext()))
 
     async def call(self, endpoint: Any) -> None:
         self.done.append("written")

@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,14 +19,11 @@ from forge_env.rollout.rollout import GroupSpec
 from forge_env.utils.settings import may_change, with_values
 from trainers import grpo
 from trainers.config import SHORT_OPTIONS, RunConfig
-from trainers.metrics.report import Report
-from trainers.run.delivery import Delivery
 from trainers.run.evaluations import Evaluations
 from trainers.run.rollouts import Rollouts
-from trainers.run.services import Services, _agents
-from trainers.run.startup import Startup
-from trainers.run.training_run import TrainingRun
-from trainers.run.weight_sync import WeightSync
+from trainers.run.run import Run
+from trainers.run.run_record import RunRecord
+from trainers.run.services import _agents
 from trainers.setup.held_out import held_out_sets
 from trainers.setup.options.parser import parse
 from trainers.setup.plan import make_plan, tasks_of
@@ -40,8 +38,8 @@ class Measured(Rollouts):
     solves = 1
     sampled_by = 0
 
-    def __init__(self, *arguments: Any) -> None:
-        super().__init__(*arguments)
+    def __init__(self, **parts: Any) -> None:
+        super().__init__(**parts)
         self.asked: list[GroupSpec] = []
 
     async def run_group(self, spec: GroupSpec) -> Group:
@@ -64,69 +62,70 @@ class Measured(Rollouts):
         return Group(task=spec.task, episodes=members, id=spec.group_id)
 
 
-def open_measured(config: RunConfig, report: Report) -> tuple[TrainingRun, Measured]:
+class StillServices:
+    """Services of which nothing moves."""
+
+    is_starting = False
+    deaths = ()
+
+    def deadline(self, seconds: float) -> StillServices:
+        return self
+
+    async def fanout(self, endpoint: Any) -> list[Any]:
+        return []
+
+
+def open_measured(config: RunConfig, record: RunRecord) -> tuple[Run, Measured]:
     """A run without any process, whose engines have the weights of version 0."""
-    plan, startup = make_plan(config, grpo.GRPO), Startup()
-    weights = WeightSync(
-        trainer=None,  # type: ignore[arg-type]
-        policy=None,  # type: ignore[arg-type]
-        engine_ready=None,  # type: ignore[arg-type]
-        seconds=1.0,
-        staleness=0,
-        startup=startup,
-        timeline=report.timeline,
-        delivery=Delivery(),
-    )
-    weights.in_engines = 0
-    services: Any = Services(weights=weights, **dict.fromkeys(["trainer", "policy", "envs", "engine_ready", "guard"]))  # type: ignore[arg-type]
-    rollouts = Measured(plan, report, services)
+    plan, still = make_plan(config, grpo.GRPO), StillServices()
+    weights: Any = SimpleNamespace(in_engines=0)
+    rollouts = Measured(plan=plan, envs=still, engines=still, weights=weights, record=record)  # type: ignore[arg-type]
     run_tasks, held_out = tasks_of(plan)
     tasks = run_tasks.train
-    run = TrainingRun(
+    run = Run(
         plan=plan,
-        report=report,
-        startup=startup,
-        services=services,
         rollouts=rollouts,
-        evaluations=Evaluations(plan, report, rollouts, weights, held_out, Kinds.of(tasks)),
+        trainer=SimpleNamespace(tokens_trained=0),  # type: ignore[arg-type]
+        weights=weights,
+        record=record,
+        evaluations=Evaluations(rollouts=rollouts, held_out=held_out, kinds=Kinds.of(tasks)),
+        launcher=None,  # type: ignore[arg-type]
         train_tasks=tasks,
         checkpoint=None,
-        pids=dict,
-        results={},
     )
     return run, rollouts
 
 
 @pytest.fixture
-def measured(tmp_path: Path) -> Iterator[tuple[TrainingRun, Measured]]:
+def measured(tmp_path: Path) -> Iterator[tuple[Run, Measured]]:
     config = parse(grpo.Config, [*OPTIONS, "--evaluation.interval", "2", "--evaluation.n", "2"], SHORT_OPTIONS)
-    with Report(tmp_path, asdict(config)) as report:
-        yield open_measured(config, report)
+    with RunRecord(tmp_path, asdict(config)) as record:
+        yield open_measured(config, record)
 
 
 @pytest.fixture
-def run(measured: tuple[TrainingRun, Measured]) -> TrainingRun:
+def run(measured: tuple[Run, Measured]) -> Run:
     return measured[0]
 
 
 @pytest.fixture
-def policy(measured: tuple[TrainingRun, Measured]) -> Measured:
+def policy(measured: tuple[Run, Measured]) -> Measured:
     return measured[1]
 
 
-def test_the_first_and_the_last_weights_are_no_interval(run: TrainingRun) -> None:
+def test_the_first_and_the_last_weights_are_no_interval(run: Run) -> None:
     assert [step for step in range(10) if run.evaluations.is_due(step)] == [2, 4]
-    never, _ = open_measured(with_values(run.plan.config, {"evaluation.interval": 0}), run.report)
+    never, _ = open_measured(with_values(run.plan.config, {"evaluation.interval": 0}), run.record)
     assert not any(map(never.evaluations.is_due, range(10)))
 
 
-async def test_figures_are_metrics_and_episodes_are_kept(run: TrainingRun, policy: Measured, tmp_path: Path) -> None:
+async def test_figures_are_metrics_and_episodes_are_kept(run: Run, policy: Measured, tmp_path: Path) -> None:
     await run.evaluations.evaluate("before", step=0)
     policy.solves, policy.sampled_by, run.weights.in_engines = 2, 7, 7
     await run.evaluations.evaluate_step(2)
     await run.evaluations.evaluate_step(2)  # a step that is written down is not measured again
     await run.evaluations.evaluate("tool_off", use_tools=False)
-    await run.report.written()
+    await run.record.written()
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert [(line["phase"], line["step"], line["version"]) for line in lines] == [
         ("evaluation", 0, 0),
@@ -143,7 +142,7 @@ async def test_figures_are_metrics_and_episodes_are_kept(run: TrainingRun, polic
     ]
 
 
-async def test_every_kind_of_task_has_its_success(run: TrainingRun, policy: Measured, tmp_path: Path) -> None:
+async def test_every_kind_of_task_has_its_success(run: Run, policy: Measured, tmp_path: Path) -> None:
     policy.solves = 2
     before = await run.evaluations.evaluate("before", step=0)
     await run.evaluations.evaluate_step(2)
@@ -157,14 +156,14 @@ async def test_every_kind_of_task_has_its_success(run: TrainingRun, policy: Meas
     assert f"by kind of task: {run.kinds.text(before)}" in lines
 
 
-async def test_other_weights_than_those_of_the_step_are_a_bug(run: TrainingRun, policy: Measured) -> None:
+async def test_an_evaluation_with_weights_of_another_step_raises(run: Run, policy: Measured) -> None:
     policy.sampled_by = 1
     with pytest.raises(InvariantError, match=r"version 0 was to be evaluated, and \[1\] were"):
         await run.evaluations.evaluate_step(2)
 
 
 async def test_the_best_step_is_in_the_summary_the_earlier_one_of_two(
-    run: TrainingRun, policy: Measured, tmp_path: Path
+    run: Run, policy: Measured, tmp_path: Path
 ) -> None:
     for step, solved in ((0, 1), (2, 3), (4, 3), (6, 2)):
         policy.solves = solved
@@ -176,8 +175,8 @@ async def test_the_best_step_is_in_the_summary_the_earlier_one_of_two(
     assert (summary["best_step"], summary["best_success"]) == (2, 1.0)
 
 
-def test_a_run_without_evaluations_has_no_best_step(run: TrainingRun, tmp_path: Path) -> None:
-    run.report.metrics("evaluation", 0, {"faults": 3.0, "episodes": 0.0})  # nothing could be measured
+def test_a_run_without_evaluations_has_no_best_step(run: Run, tmp_path: Path) -> None:
+    run.record.metrics("evaluation", 0, {"faults": 3.0, "episodes": 0.0})  # nothing could be measured
     run.summarise({})
     assert json.loads((tmp_path / "summary.json").read_text())["best_step"] is None
 
@@ -198,8 +197,8 @@ SETS = (
 async def test_every_figure_has_its_own_metrics_and_what_it_depends_on(tmp_path: Path) -> None:
     config = parse(grpo.Config, [*OPTIONS, *SETS, "--grpo.temperature", "0.7", "--evaluation.n", "2"], SHORT_OPTIONS)
     make_plan(config, grpo.GRPO).check()
-    with Report(tmp_path, asdict(config)) as report:
-        run, policy = open_measured(config, report)
+    with RunRecord(tmp_path, asdict(config)) as record:
+        run, policy = open_measured(config, record)
         headline = await run.evaluations.evaluate("before", step=0)
         policy.solves = 2
         await run.evaluations.evaluate("after", step=6)

@@ -22,8 +22,7 @@ from forge_env.runtime.service import Service, ServiceOptions
 from tests.trainers.episodes import episode, turn
 from tests.trainers.titan.weights import weights_of
 from trainers.batching.batch import Sample
-from trainers.run.reference import ReferenceActor
-from trainers.run.reference_calls import ask_reference
+from trainers.run.reference import ReferenceActor, ask_reference
 from trainers.titan.reference import TitanReference
 from trainers.titan.trainer import TitanSettings, TitanTrainer
 
@@ -72,12 +71,14 @@ def assert_same(found: list[np.ndarray], wanted: list[list[float]]) -> None:
         assert some == pytest.approx(others, abs=2e-5)
 
 
-def test_its_logprobs_are_those_of_transformers(reference: TitanReference, tiny_model: Path) -> None:
+def test_reference_logprobs_equal_transformers(reference: TitanReference, tiny_model: Path) -> None:
     for temperature in (1.0, 0.7):
         assert_same(reference.logprobs(SAMPLES, temperature), expected(tiny_model, temperature))
 
 
-def test_it_takes_the_weights_that_a_trainer_wrote(reference: TitanReference, tiny_model: Path, tmp_path: Path) -> None:
+def test_a_reference_loads_the_weights_that_a_trainer_wrote(
+    reference: TitanReference, tiny_model: Path, tmp_path: Path
+) -> None:
     start = listed(reference.logprobs(SAMPLES))
     changed = {name: value * 1.5 for name, value in load_file(tiny_model / "model.safetensors").items()}
     shutil.copy(tiny_model / "config.json", tmp_path)
@@ -111,7 +112,7 @@ def test_nothing_to_compute_and_a_temperature_of_nought(reference: TitanReferenc
         reference.logprobs(SAMPLES, 0.0)
 
 
-def test_a_folder_that_is_none_leaves_no_process_group(tmp_path: Path) -> None:
+def test_a_folder_without_a_model_leaves_no_process_group(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"config\.json"):
         TitanReference(tmp_path)
     assert not torch.distributed.is_initialized()

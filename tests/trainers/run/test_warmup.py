@@ -20,12 +20,12 @@ from trainers.settings.tasks import WarmupConfig
 TASKS = [Task(prompt=(), id=str(number)) for number in range(10)]
 
 
-def test_what_was_shown_comes_last() -> None:
+def test_demonstrated_tasks_come_last() -> None:
     warmup = WarmupConfig(demonstrations=4, probe_tasks=2)
     assert [task.id for task in undemonstrated_first(TASKS, warmup)] == list("4567890123")
 
 
-def test_where_all_that_may_be_is_shown_the_probe_s_tasks_come_first() -> None:
+def test_if_all_other_tasks_are_shown_the_probes_tasks_come_first() -> None:
     warmup = WarmupConfig(demonstrations=100, probe_tasks=2)
     assert [task.id for task in undemonstrated_first(TASKS, warmup)] == list("8901234567")
 
@@ -69,7 +69,7 @@ def test_a_length_of_one_demonstration_is_shown_as_rarely_as_one_of_a_whole_batc
     assert 50 < shown[160] < 140  # 1 draw in 9 of 800, where an equal share of the lengths would be 400
 
 
-def test_where_every_length_is_another_all_are_shown_alike() -> None:
+def test_if_all_lengths_differ_all_are_shown_equally_often() -> None:
     shown = _shown(_demonstrations(dict.fromkeys(range(10, 60), 1)), balance="length")
     assert set(shown) == set(range(50)) and max(shown.values()) < 40  # 16 in the mean
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,9 +15,10 @@ from agents.generator.policy import Scored
 from forge_env.core.errors import ServiceError
 from tests.helpers.waiting import until
 from tests.trainers.episodes import episode, turn
+from trainers.metrics.startup import Startup
 from trainers.metrics.timeline import Timeline
 from trainers.run.delivery import Delivery
-from trainers.run.startup import Startup
+from trainers.run.weight_ages import WeightAges
 from trainers.run.weight_sync import WeightSync
 
 
@@ -38,9 +40,12 @@ class Trainer:
         self.asked: list[tuple[Any, ...]] = []
         self.steps = 0
 
-    async def call_one(self, endpoint: Any, *arguments: Any) -> Any:
+    def deadline(self, seconds: float, what: str) -> Trainer:
+        return self
+
+    async def call_one(self, endpoint: Any, *arguments: Any, of_folder: bool = False) -> Any:
         if endpoint.name == "score":
-            return np.array(answer(0.0 if arguments[1] else self.steps))
+            return np.array(answer(0.0 if of_folder else self.steps))
         self.asked.append((endpoint.name, *arguments))
         if endpoint.name == "take":
             self.steps = arguments[0] + 1
@@ -95,12 +100,11 @@ def made(folder: Path, *, sleeps: bool = False) -> tuple[WeightSync, Trainer, En
     trainer, engines = Trainer(), Engines()
     weights = WeightSync(
         trainer=trainer,  # type: ignore[arg-type]
-        policy=engines,  # type: ignore[arg-type]
+        engines=engines,  # type: ignore[arg-type]
         engine_ready=ready,
         seconds=20.0,
-        staleness=2,
-        startup=Startup(),
-        timeline=Timeline(folder / "trace.json"),
+        record=SimpleNamespace(phase=Startup().phase, timeline=Timeline(folder / "trace.json")),  # type: ignore[arg-type]
+        ages=WeightAges(staleness=2),
         delivery=Delivery(),
         sleeps=sleeps,
     )
@@ -155,7 +159,7 @@ async def test_a_new_engine_is_given_the_newest_version(tmp_path: Path) -> None:
     assert pulled == [0, 1]
 
 
-async def test_a_new_engine_waits_where_the_store_has_made_room_for_the_next_version(tmp_path: Path) -> None:
+async def test_a_new_engine_waits_if_the_store_has_dropped_its_version(tmp_path: Path) -> None:
     weights, trainer, _ = made(tmp_path)
     pulled: list[int] = []
 
@@ -227,7 +231,7 @@ async def test_engines_that_do_not_sleep_are_left_alone(tmp_path: Path) -> None:
     assert engines.asked == ["pull"] and ("release_memory",) not in trainer.asked and not weights.are_asleep
 
 
-async def test_a_new_engine_goes_to_sleep_where_the_others_sleep(tmp_path: Path) -> None:
+async def test_a_new_engine_goes_to_sleep_if_the_others_sleep(tmp_path: Path) -> None:
     weights, *_ = made(tmp_path, sleeps=True)
 
     async def pull(version: int) -> None:

@@ -31,7 +31,7 @@ def test_an_engine_that_keeps_its_cache_is_added_to_the_rest() -> None:
     assert card.worst == 50.0 * GIB and list(card.phases) == ["all"]
 
 
-def test_what_gives_nothing_back_is_there_in_both_phases() -> None:
+def test_memory_that_is_not_returned_counts_in_both_phases() -> None:
     reference = Process(service="ref_model", gpu=0), Memory(held={"weights": 3 * GIB})
     (card,) = cards([(ENGINE, SLEEPS), (TRAINER, STEPS), reference])
     assert [phase["ref_model"] for phase in card.phases.values()] == [3.0 * GIB] * 2

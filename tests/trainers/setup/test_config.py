@@ -79,7 +79,7 @@ def test_values_keep_their_own_equals_signs_and_depth() -> None:
     assert config == Config(output="a=b", training=Training(inner=Inner(rate=3e-4)))
 
 
-def test_the_command_line_wins_over_the_file_wherever_it_stands(tmp_path: Path) -> None:
+def test_the_command_line_wins_over_the_file_in_any_order(tmp_path: Path) -> None:
     path = yaml(tmp_path, "output: here\ntraining:\n  steps: 3\n  fast: true\n  inner: {rate: 1}\n")
     expected = Config(output="here", training=Training(steps=9, fast=True, inner=Inner(rate=1.0)))
     assert read("--config", path, "--steps", "9") == expected
@@ -107,7 +107,7 @@ def test_an_empty_section_of_a_file_sets_nothing(tmp_path: Path, text: str) -> N
     assert read("--config", yaml(tmp_path, text)) == Config()
 
 
-def test_what_was_given_is_told_by_its_dotted_names(tmp_path: Path) -> None:
+def test_given_settings_are_listed_by_dotted_name(tmp_path: Path) -> None:
     path = yaml(tmp_path, "steps: 10\ndeep: {rate: 1}")
     config, given = parse_given(Config, ["--config", path, "--store.options.a", "b", "--training.fast"], SHORT)
     assert given == {"training.steps", "training.inner.rate", "store.options.a", "training.fast"}

@@ -24,8 +24,9 @@ def settings(
 ) -> EngineSettings:
     shape = find_shape("").shape
     assert shape is not None
-    config = make_plan(read_config(Config, arguments), GRPO).config
-    return plan_engine(config, replace(shape, num_hidden_layers=layers), engine_args, SharedGpu(card=card))[0]
+    plan = make_plan(read_config(Config, arguments), GRPO)
+    model = replace(plan.model, shape=replace(shape, num_hidden_layers=layers))
+    return plan_engine(replace(plan, model=model, engine_args=engine_args), SharedGpu(card=card))[0]
 
 
 def test_on_cpu_the_cache_has_one_size() -> None:
@@ -62,21 +63,27 @@ def test_on_gpu_it_takes_as_many_requests_as_there_may_be_episodes_up_to_a_bound
 
 
 @pytest.mark.parametrize(
-    ("arguments", "old_logprobs", "engine_args", "why"),
+    ("arguments", "engine_args", "why"),
     [
-        ((), "generator", {}, ""),
-        (("--training.staleness=1",), "generator", {}, "--training.staleness is 1"),
-        (("--training.sync_interval=4",), "generator", {}, "--training.staleness is 3"),
-        (("--training.sync_interval=4",), "trainer", {}, ""),  # all groups of a window are there before its first step
-        (("--training.sync_interval=4", "--training.staleness=4"), "trainer", {}, "--training.staleness is 4"),
-        ((), "generator", {"speculative_config": {"method": "ngram"}}, ""),
-        ((), "generator", {"speculative_config": {"model": "draft"}}, "the weights of its draft model would be lost"),
+        ((), {}, ""),
+        (("--training.staleness=1",), {}, "--training.staleness is 1"),
+        (("--training.sync_interval=4",), {}, "--training.staleness is 3"),
+        # All groups of a window are there before its first step.
+        (("--training.sync_interval=4", "--training.old_logprobs=trainer"), {}, ""),
+        (
+            ("--training.sync_interval=4", "--training.old_logprobs=trainer", "--training.staleness=4"),
+            {},
+            "--training.staleness is 4",
+        ),
+        ((), {"speculative_config": {"method": "ngram"}}, ""),
+        ((), {"speculative_config": {"model": "draft"}}, "the weights of its draft model would be lost"),
     ],
 )
-def test_an_engine_may_sleep_where_nothing_is_in_flight(
-    arguments: tuple[str, ...], old_logprobs: str, engine_args: dict[str, Any], why: str
+def test_an_engine_may_sleep_if_nothing_is_in_flight(
+    arguments: tuple[str, ...], engine_args: dict[str, Any], why: str
 ) -> None:
-    reason = cannot_sleep_reason(read_config(Config, arguments), old_logprobs, engine_args)
+    plan = make_plan(read_config(Config, arguments), GRPO)
+    reason = cannot_sleep_reason(replace(plan, engine_args=engine_args))
     assert why in reason and bool(why) is bool(reason)
 
 

@@ -47,7 +47,7 @@ def test_the_plan_never_says_yes_to_more_than_a_card_has(size: int) -> None:
         assert bool(problems(plan)) is any(card.worst > size * 2**30 for card in plan.cards)
 
 
-def test_the_engine_sleeps_where_both_do_not_fit() -> None:
+def test_the_engine_sleeps_if_both_do_not_fit() -> None:
     small, large = (plan_of(*ONE, "--env.max_tokens=512", f"--launcher.gpu_memory_gib={size}") for size in (24, 80))
     assert small.engine.sleep and not large.engine.sleep
     assert "sleeps while the trainer steps" in small.about_engine and "there is room" in large.about_engine
@@ -134,13 +134,13 @@ def test_settings_that_help_only_together_are_named_together_and_no_others() -> 
     )
 
 
-def test_more_gpus_are_named_where_those_that_there_are_do_not_do() -> None:
+def test_more_gpus_are_named_if_the_present_ones_do_not_suffice() -> None:
     config = plan_of("--model=Qwen/Qwen3-8B", *ONE[1:], "--launcher.gpu_memory_gib=80").config
     result = nearest_settings(config, lambda changed: changed.services.trainer.procs >= 4)
     assert result == "it fits on 4 such GPUs with --services.trainer.procs 4"
 
 
-def test_a_model_whose_state_is_too_large_for_the_card_fits_with_offloaded_weights() -> None:
+def test_a_model_with_too_large_a_state_fits_with_offloaded_weights() -> None:
     options = ("--model=Qwen/Qwen3-8B", *ONE[1:], "--launcher.gpu_memory_gib=80", "--env.max_tokens=4096")
     (problem,) = problems(plan_of(*options))
     summed_on_gpu, summed_on_host = problem.partition("; it fits with ")[2].split(" or with ")
@@ -172,5 +172,5 @@ def test_small_moments_are_named_before_offloading_and_never_with_bfloat16_momen
     )
 
 
-def test_where_nothing_helps_that_is_said() -> None:
+def test_a_refusal_says_if_no_setting_helps() -> None:
     assert "no setting that was tried makes it fit" in nearest_settings(plan_of().config, lambda config: False)

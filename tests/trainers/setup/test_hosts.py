@@ -6,10 +6,11 @@ import pytest
 
 from forge_env.core.errors import UserError
 from forge_env.runtime.hosts.hosts import Hosts
-from trainers.grpo import Config
+from trainers.grpo import GRPO, Config
 from trainers.setup.checks.machine_checks import check_places
 from trainers.setup.options.read_config import read_config
 from trainers.setup.placement import Placement, ReplicaPlace, make_placement
+from trainers.setup.plan import make_plan
 
 
 @pytest.fixture(autouse=True)
@@ -42,23 +43,6 @@ def place(config: Config) -> Placement:
     return make_placement(config, has_reference=False)
 
 
-@pytest.mark.parametrize(
-    "arguments, message",
-    [
-        (["--launcher.hosts=2"], "--launcher.hosts is 2 and --launcher.kind is local, which is this machine alone"),
-        (["--launcher.workers=one"], "--launcher.workers names hosts and --launcher.kind is local"),
-        (["--launcher.kind=workers"], "launcher.workers is empty: name every host"),
-        (["--launcher.kind=workers", "--launcher.workers=a:b"], "'a:b', which is not a host"),
-        (["--launcher.kind=workers", "--launcher.workers=a,b", "--launcher.hosts=3"], "is 3, and there are 2"),
-        (["--launcher.kind=slurm", "--launcher.hosts=2"], "this is not inside of a SLURM allocation: submit the run"),
-    ],
-)
-def test_a_mistake_is_one_sentence(arguments: list[str], message: str) -> None:
-    with pytest.raises(UserError, match=message) as caught:
-        config_of(*arguments).launcher.check()
-    assert "\n" not in str(caught.value)
-
-
 TWO = ("--launcher.kind=processes", "--launcher.hosts=2", "--launcher.gpus_per_host=4")
 GPUS = ("--trainer.with_gpus", "--generator.with_gpus")
 
@@ -83,7 +67,7 @@ def test_the_trainers_ranks_are_packed_and_engines_take_what_is_left() -> None:
 
 def test_a_trainer_on_two_hosts_has_the_same_gpus_on_both() -> None:
     config = config_of(*TWO, *GPUS, "--trainer.procs=6", "--generator.num_replicas=2")
-    check_places(config, place(config))
+    check_places(make_plan(config, GRPO))
     assert place(config).replicas["trainer"] == [ReplicaPlace(host=0, num_hosts=2, gpus=(0, 1, 2))]
     assert place(config).replicas["generator"] == [ReplicaPlace(host=0, gpus=(3,)), ReplicaPlace(host=1, gpus=(3,))]
     ranks = [process.where for process in place(config).processes if process.service == "trainer"]
@@ -103,5 +87,4 @@ def test_a_trainer_on_two_hosts_has_the_same_gpus_on_both() -> None:
 )
 def test_what_does_not_fit_is_refused(arguments: list[str], message: str) -> None:
     with pytest.raises(UserError, match=message):
-        config = config_of(*TWO, *GPUS, *arguments)
-        check_places(config, place(config))
+        check_places(make_plan(config_of(*TWO, *GPUS, *arguments), GRPO))

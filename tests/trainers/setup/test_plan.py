@@ -94,7 +94,7 @@ def test_copies_of_the_weights_follow_one_another() -> None:
     ]
 
 
-def test_the_plan_says_where_the_optimizer_runs_and_what_is_float32() -> None:
+def test_the_plan_says_the_device_of_the_optimizer_and_its_float32_parts() -> None:
     arguments = ["--launcher.gpus_per_host=2", "--trainer.with_gpus", "--training.cpu_offload", "--training.fp32_head"]
     lines = dict(meaning(plan_of(*arguments)))
     assert lines["optimizer"].startswith("AdamW, on the CPU with offloaded weights (0.008 GiB of the host), learning")
@@ -159,12 +159,12 @@ def test_weights_are_published_in_the_dtype_of_the_engine() -> None:
 
 
 @pytest.mark.parametrize(("available", "shared"), [(1, True), (2, False), (3, False)])
-def test_gpus_are_shared_where_there_are_too_few(available: int, shared: bool) -> None:
+def test_gpus_are_shared_if_there_are_too_few(available: int, shared: bool) -> None:
     arguments = ["--trainer.with_gpus", "--generator.with_gpus", f"--launcher.gpus_per_host={available}"]
     assert plan_of(*arguments).placement.shares_gpus is shared
 
 
-def test_what_several_have_on_one_gpu_is_added_up() -> None:
+def test_memory_of_several_processes_on_one_gpu_is_added_up() -> None:
     arguments = ["--trainer.with_gpus", "--generator.with_gpus"]
     plan = plan_of(*arguments, "--launcher.gpus_per_host=1")
     parts = [memory.total for process, memory in plan.processes if memory and process.gpu is not None]
@@ -177,7 +177,7 @@ def test_what_several_have_on_one_gpu_is_added_up() -> None:
     ]
 
 
-def test_a_reference_model_is_started_only_where_something_asks_for_it() -> None:
+def test_a_reference_model_is_started_only_if_something_asks_for_it() -> None:
     def services(*arguments: str) -> set[str]:
         return {process.service for process in processes(read_config(Config, ["--ref_model.procs=1", *arguments]))}
 

@@ -32,7 +32,7 @@ def test_the_recipes_are_there() -> None:
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
-def test_a_recipe_would_start_where_its_gpus_are(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_recipe_would_start_on_a_machine_with_its_gpus(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     plan = make_plan(read_config(Config, ["--config", str(path)]), GRPO)
     enough = plan.placement.gpus_needed <= gpus_available()
     assert [problem for problem in plan.problems if not re.match(r"the run needs \d+ GPUs?,", problem)] == []

@@ -108,7 +108,7 @@ def test_own_data_without_demonstrations_needs_a_model(problems: Path) -> None:
     assert "--sft.data" in problem
 
 
-def test_a_file_whose_rows_have_solutions_can_be_demonstrated(tmp_path: Path) -> None:
+def test_a_file_with_solutions_can_be_demonstrated(tmp_path: Path) -> None:
     rows = [{"instruction": f"Do {i}.", "verifier": "true"} for i in range(20)]
     path = tmp_path / "tasks.jsonl"
     options = ("--env", "workspace", "--dataset.path", str(path))

@@ -150,7 +150,7 @@ def test_a_llama_row_ends_with_its_own_end_of_turn(llama: Path) -> None:
         ({"content": "4", "reasoning_content": "two and two"}, "reasoning"),
     ],
 )
-def test_what_cannot_be_rendered(tiny_model: Path, answer: dict[str, str], words: str) -> None:
+def test_chats_that_cannot_be_rendered_are_left_out(tiny_model: Path, answer: dict[str, str], words: str) -> None:
     messages: list[Any] = [CHAT[0], {"role": "assistant", **answer}]
     with pytest.raises(BadRow, match=words.replace("|", r"\|")):
         RowMaker(tiny_model).render(messages, ())
@@ -424,7 +424,7 @@ async def test_nothing_left_says_why(tmp_path: Path, tiny_model: Path) -> None:
         ("broken.parquet", "PAR", "cannot be"),
     ],
 )
-def test_data_that_is_none(tmp_path: Path, name: str, content: str | None, words: str) -> None:
+def test_data_that_cannot_be_used_is_refused(tmp_path: Path, name: str, content: str | None, words: str) -> None:
     if content is not None:
         (tmp_path / name).write_text(content)
     where = name if content is None and not name.endswith("jsonl") else str(tmp_path / name)

@@ -23,7 +23,7 @@ from trainers.losses import GRPOLoss, GSPOLoss
 from trainers.titan.attention import document_mask
 from trainers.titan.context import Context, LocalBatch, head_tail, multiple_of_lengths
 from trainers.titan.model import TitanModel
-from trainers.titan.parallel import init_process_group, parallel_dims, resolve
+from trainers.titan.parallel import init_process_group, parallel_dims
 from trainers.titan.settings import TitanSettings
 from trainers.titan.trainer import TitanTrainer
 
@@ -69,7 +69,7 @@ def test_the_masks_of_all_ranks_are_the_whole_mask(drawn):
 
 @few
 @given(st.integers(2, 4), st.integers(1, 6), st.integers(0, 3), st.booleans())
-def test_each_target_is_in_the_part_of_one_rank_where_its_token_is(ranks, count, seed, packed):
+def test_each_target_is_on_the_one_rank_that_has_its_token(ranks, count, seed, packed):
     samples = make_samples(count, seed=seed)
     multiple = multiple_of_lengths(ranks, tensor=1, tuned=False)
     limits: dict[str, Any] = {"max_tokens": 128, "pack_length": 128 if packed else 0, "multiple": multiple}
@@ -117,7 +117,7 @@ def test_lengths_are_multiples_that_all_ranks_can_share():
 
 def test_attention_that_cannot_share_a_sequence_is_refused():
     with pytest.raises(UserError, match="varlen"):
-        resolve("bfloat16", "varlen", cp=2)
+        TitanSettings(attention="varlen").choose_attention(is_on_gpu=True, context=2)
 
 
 # -- several ranks -----------------------------------------------------------------------------------------------
@@ -174,7 +174,7 @@ def flex_logprobs(folder: Path, pack_length: int) -> list[list[float]]:
         for batch in pack(samples, pack_length=pack_length, pad_id=0, **limits):
             local = model.context.local(batch)
             values, _ = model.logprobs(local.tokens, local.positions, local.selected, local.targets, 1.0)
-            values = model.context.whole(values, local)
+            values = model.context.combine(values, local)
             is_sampled = batch.scatter(torch.ones_like(values)).bool()
             for sample, row, sampled in zip(batch.samples, batch.scatter(values), is_sampled, strict=True):
                 found[sample] = row[sampled].tolist()

@@ -47,7 +47,7 @@ def gradients(values: tuple[Tensor, ...], upstream: Tensor, inputs: tuple[Tensor
     seed=st.integers(0, 99),
     kept_bytes=st.sampled_from([0, 500, math.inf]),
 )
-def test_values_and_gradients_are_those_of_plain_torch(n, vocabulary, columns, temperature, seed, kept_bytes):
+def test_values_and_gradients_equal_plain_torch(n, vocabulary, columns, temperature, seed, kept_bytes):
     hidden, weight, targets, upstream = make_inputs(n, 5, vocabulary, seed=seed)
     ours = head_logprobs(
         hidden, weight, targets, temperature, with_entropy=True, columns=columns, kept_bytes=kept_bytes
@@ -58,7 +58,7 @@ def test_values_and_gradients_are_those_of_plain_torch(n, vocabulary, columns, t
     torch.testing.assert_close(both, gradients(expected, upstream, (hidden, weight)), atol=1e-10, rtol=1e-10)
 
 
-def test_gradients_are_those_of_finite_differences():
+def test_gradients_equal_finite_differences():
     hidden, weight, targets, _ = make_inputs(4, 3, 7)
     for which in (0, 1):
         torch.autograd.gradcheck(
@@ -182,7 +182,7 @@ def test_kept_logits_serve_one_backward_pass_and_are_computed_again_for_the_next
     torch.testing.assert_close(first, second, atol=0, rtol=0)
 
 
-def test_nothing_is_kept_where_nothing_learns():
+def test_no_logits_are_kept_without_a_gradient():
     hidden, weight, targets, _ = make_inputs(64, 8, 65536, torch.float32)
     with torch.no_grad(), LiveBytes() as live:
         head_logprobs(hidden, weight, targets, kept_bytes=math.inf)
@@ -241,7 +241,7 @@ def test_chunks_are_small_but_not_too_small(tokens, vocabulary):
 # -- a vocabulary that ranks share -------------------------------------------------------------------------------
 
 
-def test_ranks_that_share_the_vocabulary_get_the_whole():
+def test_ranks_that_share_the_vocabulary_get_values_of_all_of_it():
     hidden, weight, targets, upstream = make_inputs(6, 5, 17)
     store = dist.HashStore()
 

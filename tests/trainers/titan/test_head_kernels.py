@@ -45,7 +45,7 @@ SIZES = [(3, 5000), (4, 100), (2, 4096), (1, 9001)]
 
 @pytest.mark.parametrize("rows, columns", SIZES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-def test_sums_are_those_of_plain_torch(interpreter: Check, rows: int, columns: int, dtype: torch.dtype) -> None:
+def test_sums_equal_plain_torch(interpreter: Check, rows: int, columns: int, dtype: torch.dtype) -> None:
     interpreter(check_sums, rows, columns, dtype)
 
 
@@ -63,7 +63,7 @@ def check_sums(rows: int, columns: int, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("rows, columns", SIZES)
 @pytest.mark.parametrize("with_entropy", [False, True])
-def test_gradients_are_those_of_plain_torch(interpreter: Check, rows: int, columns: int, with_entropy: bool) -> None:
+def test_gradients_equal_plain_torch(interpreter: Check, rows: int, columns: int, with_entropy: bool) -> None:
     interpreter(check_gradients, rows, columns, with_entropy)
 
 
@@ -108,7 +108,7 @@ def check_head(columns: int | None, kept_bytes: float) -> None:
         torch.testing.assert_close(mine.double(), true, atol=1e-5, rtol=1e-4)
 
 
-def test_sure_tokens_have_no_entropy_and_what_is_not_finite_is_seen(interpreter: Check) -> None:
+def test_certain_tokens_have_entropy_0_and_infinite_logits_show(interpreter: Check) -> None:
     interpreter(check_extremes)
 
 

@@ -69,7 +69,7 @@ async def test_a_publish_to_an_engine_in_bfloat16_has_no_float32(trainer: TitanT
         await store.close()
 
 
-def test_what_is_not_read_of_a_stream_is_gathered_all_the_same(trainer: TitanTrainer) -> None:
+def test_a_stream_gathers_all_tensors_even_if_it_is_read_in_part(trainer: TitanTrainer) -> None:
     """With several ranks the others wait in the collective, whatever goes wrong on the first one."""
     with pytest.raises(ZeroDivisionError), trainer.model.weights.stream(torch.float32) as tensors:
         next(tensors)
@@ -145,9 +145,7 @@ def test_the_names_in_a_file_are_read_once(tmp_path: Path, monkeypatch: pytest.M
         ({}, "did not get all of its 2 weights"),
     ],
 )
-def test_tensors_that_are_not_those_of_the_layout_are_not_written(
-    tmp_path: Path, changes: dict[str, torch.Tensor], match: str
-) -> None:
+def test_tensors_outside_the_layout_are_refused(tmp_path: Path, changes: dict[str, torch.Tensor], match: str) -> None:
     layout = {"a": torch.empty(2, device="meta"), "b": torch.empty(3, device="meta")}
     with pytest.raises(InvariantError, match=match):
         write_folder(tmp_path, layout, iter(({"a": torch.zeros(2)} | changes).items()))
@@ -205,7 +203,7 @@ def run_cases(root: Path, world: int, cases: dict[str, dict[str, Any]]) -> list[
     return [json.loads((root / f"{rank}.json").read_text()) for rank in range(world)]
 
 
-def test_two_ranks_read_their_slices_and_give_back_the_whole(tmp_path: Path) -> None:
+def test_two_ranks_read_their_slices_and_stream_full_tensors(tmp_path: Path) -> None:
     make_folder(tmp_path / "large", "qwen3", tied=False, **LARGE)
     first, second = run_cases(tmp_path, 2, CASES)
     assert first["same"] == dict.fromkeys(CASES, True) and second["same"] == dict.fromkeys(CASES, False)
@@ -246,7 +244,7 @@ def load_checkpoint(folder: Path, *, fused: bool) -> int:
 
 
 @pytest.mark.slow
-def test_four_ranks_read_their_slices_and_give_back_the_whole(tmp_path: Path) -> None:
+def test_four_ranks_read_their_slices_and_stream_full_tensors(tmp_path: Path) -> None:
     first, *others = run_cases(tmp_path, 4, FOUR_CASES)
     assert first["same"] == dict.fromkeys(FOUR_CASES, True)
     assert all(rank["same"] == dict.fromkeys(FOUR_CASES, False) for rank in others)

@@ -162,7 +162,7 @@ def test_an_engine_is_given_weights_merged_in_float32(folders: dict[str, Path], 
     assert all(torch.equal(rounded[name], exact[name].bfloat16()) for name in exact)
 
 
-def test_the_reference_is_what_training_started_from(folders: dict[str, Path], make: Make, tmp_path: Path) -> None:
+def test_the_reference_has_the_weights_of_the_start(folders: dict[str, Path], make: Make, tmp_path: Path) -> None:
     trainer = make(folders["qwen3"])
     base = trainer.logprobs(make_samples())
     train(trainer)
@@ -259,7 +259,7 @@ def test_a_checkpoint_of_other_adapters_is_refused(folders: dict[str, Path], mak
     ("changes", "match"),
     [({"optimizer_state": "8bit"}, "not kept in 8 bits"), ({"cpu_offload": True}, "stay on the GPU")],
 )
-def test_what_does_not_work_with_adapters_is_said(
+def test_settings_that_do_not_work_with_adapters_are_refused(
     folders: dict[str, Path], make: Make, changes: dict[str, Any], match: str
 ) -> None:
     with pytest.raises(UserError, match=match):

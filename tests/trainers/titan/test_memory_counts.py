@@ -17,7 +17,7 @@ import torch
 
 pytest.importorskip("torchtitan")
 from tests.helpers.forks import run_ranks
-from tests.trainers.setup.test_memory import config_of
+from tests.trainers.setup.test_memory import draft_of
 from tests.trainers.titan import measured_bytes
 from tests.trainers.titan.folders import make_folder
 from tests.trainers.titan.test_trainer import SETTINGS, make_samples
@@ -38,7 +38,7 @@ def bytes_of(*tensors: torch.Tensor) -> int:
     ("family", "tied"),
     [("qwen3", False), ("qwen3", True), ("llama-3", False), ("qwen2.5", True), ("qwen3-moe", False)],
 )
-def test_weights_gradients_moments_and_what_is_published(tmp_path: Path, family: str, tied: bool) -> None:
+def test_bytes_of_weights_gradients_moments_and_published_tensors(tmp_path: Path, family: str, tied: bool) -> None:
     sizes = SIZES if family.startswith("qwen3") else {name: size for name, size in SIZES.items() if name != "head_dim"}
     folder = make_folder(tmp_path / family, family, tied=tied, **sizes)
     shape, trainer = read_shape(folder / "config.json"), TitanTrainer(folder, SETTINGS)
@@ -74,14 +74,14 @@ def test_frozen_weights_and_adapters(tmp_path: Path, family: str, compute: str) 
     moments = [state[name] for state in states for name in ("exp_avg", "exp_avg_sq")]
     assert sum(weight.numel() for weight in trained) == lora.parameters(shape)
     held = bytes_of(*weights, *trained, *moments)  # a gradient is as large as its weight
-    config = config_of("--lora.rank=4", "--lora.alpha=8", f"--training.dtype={compute}")
-    assert trainer_memory(config, shape).held == {"state": held}
+    draft = draft_of(shape, "--lora.rank=4", "--lora.alpha=8", f"--training.dtype={compute}")
+    assert trainer_memory(draft).held == {"state": held}
     trainer.close()
 
 
 @pytest.mark.parametrize("family", ["qwen3", "qwen3-moe"])
 @pytest.mark.parametrize(("mode", "most"), [("none", 1.3), ("full", 1.05)])
-def test_what_is_kept_for_the_backward_pass(tmp_path: Path, family: str, mode: str, most: float) -> None:
+def test_activations_kept_for_the_backward_pass(tmp_path: Path, family: str, mode: str, most: float) -> None:
     """A CPU keeps some of it twice, by other kernels than those that the formula counts; never less."""
     sizes = SIZES | {"max_position_embeddings": 1024, "num_hidden_layers": 6}
     folder = make_folder(tmp_path / "model", family, tied=False, **sizes)
@@ -99,7 +99,7 @@ def test_what_is_kept_for_the_backward_pass(tmp_path: Path, family: str, mode: s
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         trainer.model.logprobs(tokens, None, torch.arange(1023), tokens[0, 1:], 1.0)
     shape = read_shape(folder / "config.json")
-    expected, _ = activation_bytes(config_of(f"--training.activation_checkpoint={mode}"), shape, 1024)
+    expected, _ = activation_bytes(draft_of(shape, f"--training.activation_checkpoint={mode}"), 1024)
     expected += 3 * 4 * 1024 * shape.hidden_size  # the last norm, in and out, and what the output layer reads
     found = sum(tensor.untyped_storage().nbytes() for tensor in kept.values())
     assert expected <= found <= most * expected
@@ -121,7 +121,7 @@ def estimate(folder: Path, ranks: int, **changes: Any) -> tuple[float, float]:
     shape = read_shape(folder / "config.json")
     options = [f"--{OPTIONS[name]}={str(value).lower()}" for name, value in changes.items()]
     options += ["--training.dtype=bfloat16", f"--trainer.procs={ranks}"]
-    memory = trainer_memory(config_of(*options, tokens=measured_bytes.TOKENS), shape)
+    memory = trainer_memory(draft_of(shape, *options, tokens=measured_bytes.TOKENS))
     tensor = changes.get("tensor_parallel_degree", 1)
     shards = ranks // changes.get("data_parallel_replicate_degree", 1)
     largest = (4 if changes.get("fp32_head") else 2) * shape.largest_matrix / tensor
@@ -142,7 +142,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     ],
     ids=str,
 )
-def test_what_fsdp_holds_in_one_process(models: dict[str, Path], model: str, changes: dict[str, Any]) -> None:
+def test_memory_that_fsdp_holds_in_one_process(models: dict[str, Path], model: str, changes: dict[str, Any]) -> None:
     expected, _ = estimate(models[model], 1, **changes)
     assert measured_bytes.most_of_a_step(models[model], **changes) == pytest.approx(expected, rel=0.03)
 
@@ -157,7 +157,9 @@ def of_four(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("case", measured_bytes.OF_FOUR)
 @pytest.mark.parametrize("model", measured_bytes.MODELS)
-def test_what_fsdp_holds_in_one_of_four(of_four: Path, models: dict[str, Path], model: str, case: str) -> None:
+def test_memory_that_fsdp_holds_in_one_of_four_processes(
+    of_four: Path, models: dict[str, Path], model: str, case: str
+) -> None:
     """On a CPU the gradients of a matrix are copied once more on their way into the buffer; a GPU has a kernel."""
     changes = measured_bytes.OF_FOUR[case]
     expected, copy = estimate(models[model], 4, **changes)

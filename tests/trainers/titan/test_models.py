@@ -97,7 +97,7 @@ def change_config(folder: Path, **changes: Any) -> Path:
 # -- the same model as transformers ------------------------------------------------------------------------------
 
 
-def test_logits_equal_those_of_transformers(untouched):
+def test_logits_equal_transformers(untouched):
     (folder, trainer), tokens = untouched, random_tokens()
     expected = reference_logits(folder, tokens)
     assert expected.abs().max() > 1
@@ -326,7 +326,7 @@ def test_what_cannot_be_trained_is_refused_with_a_sentence(folders, tmp_path, na
         ("llama-3.2", {"architectures": ..., "num_key_value_heads": 2}),
     ],
 )
-def test_what_is_not_in_use_is_no_obstacle(folders, make_trainer, tmp_path, name, changes):
+def test_settings_that_are_switched_off_do_not_refuse_a_config(folders, make_trainer, tmp_path, name, changes):
     copy = change_config(Path(shutil.copytree(folders[name], tmp_path / "copy")), **changes)
     tokens = random_tokens()
     assert torch.equal(logits(make_trainer(copy), tokens), logits(make_trainer(folders[name]), tokens))

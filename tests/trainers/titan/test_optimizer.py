@@ -17,28 +17,28 @@ from forge_env.core.errors import UserError
 from tests.trainers.titan.folders import make_folder
 from tests.trainers.titan.test_trainer import SETTINGS, make_model, make_samples, run_cases, train_three_steps
 from trainers.losses import GRPOLoss
-from trainers.titan.optimizer import check_state
+from trainers.titan.settings import TitanSettings
 from trainers.titan.trainer import TitanTrainer
 
 needs_torchao = pytest.mark.skipif(find_spec("torchao") is None, reason="torchao is not installed")
 
 
 @pytest.mark.parametrize(
-    ("state", "is_on_cpu", "match"),
+    ("settings", "is_on_gpu", "match"),
     [
-        ("16bit", False, "'16bit' is not known: use one of 'float32', 'bfloat16', '8bit'"),
-        ("bfloat16", True, "runs on the CPU: use 'float32' or '8bit'"),
+        ({"optimizer_state": "bfloat16"}, False, "this one is on the CPU: set it to float32 or 8bit"),
+        ({"optimizer_state": "bfloat16", "cpu_offload": True}, True, "the optimizer runs on the CPU"),
     ],
 )
-def test_a_state_that_cannot_be_had_is_refused(state: str, is_on_cpu: bool, match: str) -> None:
+def test_a_state_that_cannot_be_had_is_refused(settings: dict[str, Any], is_on_gpu: bool, match: str) -> None:
     with pytest.raises(UserError, match=match):
-        check_state(state, is_on_cpu=is_on_cpu)
+        TitanSettings(**settings).check_state(is_on_gpu=is_on_gpu)
 
 
 @pytest.mark.skipif(find_spec("torchao") is not None, reason="torchao is installed")
 def test_without_torchao_8_bits_are_refused() -> None:
-    with pytest.raises(UserError, match="needs torchao, which is not installed: pip install"):
-        check_state("8bit", is_on_cpu=True)
+    with pytest.raises(UserError, match="torchao is not installed: .* by pip install"):
+        TitanSettings(optimizer_state="8bit").check_state(is_on_gpu=False)
 
 
 @needs_torchao

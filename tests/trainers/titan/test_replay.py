@@ -172,7 +172,7 @@ def plain(layer: ReplayedMoE, x: Tensor, given: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("normalised", [True, False])
-def test_given_experts_are_those_of_the_formula_in_values_and_gradients(normalised: bool) -> None:
+def test_values_and_gradients_of_given_experts_equal_the_formula(normalised: bool) -> None:
     layer, x = make_layer(normalised=normalised), torch.randn(2, 7, 8, requires_grad=True)
     given = torch.from_numpy(distinct(np.random.default_rng(0), (2, 7), 6, 3).astype(np.int64))
     given[0, 2:4], given[1, 6] = -1, -1
@@ -232,7 +232,7 @@ def test_replay_of_its_own_choice_changes_no_bit(make: Make, folder: Path) -> No
 
 
 @pytest.mark.parametrize("kind", ["selective", "full"])
-def test_what_is_computed_again_has_the_routes_of_its_own_micro_batch(make: Make, folder: Path, kind: str) -> None:
+def test_a_recomputed_block_uses_the_routes_of_its_micro_batch(make: Make, folder: Path, kind: str) -> None:
     """Two passes are in flight: the backward pass of the first one comes after the forward pass of the second."""
     tokens = [torch.arange(24).view(2, 12), torch.arange(30, 54).view(2, 12)]
     rng = np.random.default_rng(0)

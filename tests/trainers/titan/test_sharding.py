@@ -83,9 +83,9 @@ def test_replicas_of_shards_take_the_steps_of_one_process(four_ranks: Path, make
             {"data_parallel_replicate_degree": 2},
             "dp_replicate=2 times dp_shard=-1 times tp=1 times cp=1 must be the number of ranks, 1",
         ),
-        ({"reshard_after_forward": "sometimes"}, "'sometimes' is not known: use one of 'default', 'always', 'never'"),
-        ({"optimizer_state": "4bit"}, "'4bit' is not known: use one of 'float32', 'bfloat16', '8bit'"),
-        ({"optimizer_state": "bfloat16"}, "needs an optimizer on a GPU"),
+        ({"reshard_after_forward": "sometimes"}, "is 'sometimes'; it must be one of: default, always, never"),
+        ({"optimizer_state": "4bit"}, "is '4bit'; it must be one of: float32, bfloat16, 8bit"),
+        ({"optimizer_state": "bfloat16"}, "this one is on the CPU: set it to float32 or 8bit"),
     ],
 )
 def test_settings_that_cannot_work_are_refused(models: Path, make: Make, changes: dict[str, Any], match: str) -> None:
@@ -156,7 +156,7 @@ def test_an_fp32_head_trains_and_resumes_bitwise(models: Path, make: Make, tmp_p
     assert other.train_step(make_samples(seed=2), GRPOLoss()) | {"seconds": 0} == expected | {"seconds": 0}
 
 
-def test_where_all_is_float32_and_on_the_host_an_fp32_head_and_offload_change_nothing(models: Path, make: Make) -> None:
+def test_on_cpu_in_float32_an_fp32_head_and_offload_change_nothing(models: Path, make: Make) -> None:
     samples = make_samples()
     steps = [
         make(models / "untied", **changes).train_step(samples, GRPOLoss()) | {"seconds": 0}

@@ -130,7 +130,7 @@ def reference_logprobs(model: PreTrainedModel, sample: Sample, temperature: floa
 
 @pytest.mark.parametrize("pack_length", [0, 48])
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
-def test_logprobs_equal_those_of_transformers(any_model, make_trainer, pack_length, temperature):
+def test_logprobs_equal_transformers(any_model, make_trainer, pack_length, temperature):
     reference = Qwen3ForCausalLM.from_pretrained(any_model)
     trainer = make_trainer(any_model, pack_length=pack_length, max_tokens_per_micro_batch=50)  # splits some episodes
     unsampled = Row(token_ids=(1, 2), loss_mask=(False, False), generator_logprobs=(0.0, 0.0), versions=(-1, -1))
@@ -140,7 +140,7 @@ def test_logprobs_equal_those_of_transformers(any_model, make_trainer, pack_leng
         assert values == pytest.approx(reference_logprobs(reference, sample, temperature), abs=1e-5)
 
 
-def test_logits_and_weights_equal_those_of_transformers(any_model, make_trainer):
+def test_logits_and_weights_equal_transformers(any_model, make_trainer):
     reference = Qwen3ForCausalLM.from_pretrained(any_model)
     trainer = make_trainer(any_model)
     tokens = torch.randint(0, VOCABULARY, (3, 30))
@@ -291,7 +291,7 @@ def test_samples_without_an_advantage_change_nothing_but_the_denominators(model,
 
 
 @pytest.mark.parametrize("loss", [GRPOLoss(beta=0.1), GRPOLoss(entropy_coef=0.01), local_mean, MyLoss()])
-def test_what_learns_from_samples_without_an_advantage_is_given_them(model, make_trainer, loss):
+def test_a_loss_that_learns_without_advantages_gets_all_samples(model, make_trainer, loss):
     samples = [dataclasses.replace(s, advantage=0.0, reference_logprobs=(-4.0,) * sampled(s)) for s in make_samples(3)]
     metrics = make_trainer(model).train_step(samples, loss)
     assert metrics["tokens_left_out"] == 0 and metrics["grad_norm"] > 0

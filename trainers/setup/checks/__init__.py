@@ -1,4 +1,5 @@
-"""Checks of a config before anything starts. Each mistake is one sentence: what is wrong, the value, what is allowed.
+"""Checks of a run before anything starts. Each mistake is one sentence: what is wrong, the value, what is allowed.
 
-`make_plan` calls the checks and lists their sentences; a start raises the first one.
+A section checks its own settings (`check` of its class). The checks here are of several sections, of the model and of
+the machine. `make_plan` calls them and lists their sentences; a start raises the first one.
 """

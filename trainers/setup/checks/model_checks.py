@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from agents.generator.lora_slot import RANKS
 from agents.model_folder import find_model as find_folder
 from forge_env.core.errors import UserError
 from trainers.config import RunConfig
-from trainers.lora import IN_ATTENTION, IN_MLP, check_config, check_trainer, lora_of
-from trainers.model.shape import FoundModel, ModelShape, find_shape
+from trainers.lora import IN_ATTENTION, IN_MLP, check_trainer
+from trainers.model.shape import FoundModel, find_shape
+from trainers.setup.draft import Draft
 
 
 def find_model(config: RunConfig) -> FoundModel:
@@ -28,57 +28,46 @@ def find_model(config: RunConfig) -> FoundModel:
     return find_shape(config.model.path, config.model.size)
 
 
-def check_thinking(config: RunConfig, shape: ModelShape | None) -> None:
-    """Check `env.thinking` and its budget against the turn limit and the model, as far as the model is known.
+def check_thinking(draft: Draft) -> None:
+    """Check `env.thinking` against the model, as far as it is known.
 
     Raises:
-        UserError: for a budget that leaves no room for an answer, or thinking that the model does not have.
+        UserError: for thinking that the model does not have.
     """
-    env, folder = config.env, Path(config.model.path).expanduser()
-    if env.max_thinking_tokens and env.thinking == "off":
-        raise UserError(
-            f"--env.max_thinking_tokens is {env.max_thinking_tokens}, and --env.thinking is off, so that there is no "
-            "thought to limit: set --env.thinking to on or template, or --env.max_thinking_tokens to 0"
-        )
-    if env.max_thinking_tokens >= env.max_turn_tokens:
-        raise UserError(
-            f"--env.max_thinking_tokens is {env.max_thinking_tokens}, and a turn has --env.max_turn_tokens, "
-            f"{env.max_turn_tokens}, at most, which the thought and the answer share: raise --env.max_turn_tokens, or "
-            "set --env.max_thinking_tokens to 0"
-        )
-    if env.thinking != "off" and config.model.path and (folder / "config.json").is_file():
+    env, path = draft.env, draft.config.model.path
+    folder = Path(path).expanduser()
+    if env.thinking != "off" and path and (folder / "config.json").is_file():
         from agents.renderer.families import check_thinking as check  # slow import, which most runs do not need
 
         check(folder, env.thinking)
-    elif env.thinking == "on" and shape is not None and not shape.thinks:
-        raise UserError(
-            f"--env.thinking is on, and the model {config.model.path} has none: set it to off, or choose another model"
-        )
+    elif env.thinking == "on" and draft.shape is not None and not draft.shape.thinks:
+        raise UserError(f"--env.thinking is on, and the model {path} has none: set it to off, or choose another model")
 
 
-def check_length(config: RunConfig, shape: ModelShape | None) -> None:
+def check_length(draft: Draft) -> None:
     """Check that an episode fits into the model's context, and has one length only."""
-    seq_len, longest = config.training.seq_len, config.env.max_tokens
+    seq_len, longest, shape = draft.training.seq_len, draft.env.max_tokens, draft.shape
     if seq_len and longest != seq_len:
         raise UserError(
             f"--training.seq_len is {seq_len} and --env.max_tokens is {longest}: both are the most tokens of an "
             "episode; give one of them"
         )
-    if shape is None or not 0 < shape.max_position_embeddings < config.env.max_tokens:
+    if shape is None or not 0 < shape.max_position_embeddings < longest:
         return
-    name = "training.seq_len" if config.training.seq_len else "env.max_tokens"
+    name = "training.seq_len" if seq_len else "env.max_tokens"
     raise UserError(
-        f"--{name} is {config.env.max_tokens}, and the model {config.model.path or 'made on the spot'} reads "
+        f"--{name} is {longest}, and the model {draft.config.model.path or 'made on the spot'} reads "
         f"{shape.max_position_embeddings} tokens at most: set it to that or less"
     )
 
 
-def check_heads(config: RunConfig, shape: ModelShape | None) -> None:
+def check_heads(draft: Draft) -> None:
+    shape = draft.shape
     if shape is None:
         return
     degrees = {
-        "parallelism.tensor_parallel_degree": config.parallelism.tensor_parallel_degree,
-        "services.generator.procs": config.services.generator.procs,
+        "parallelism.tensor_parallel_degree": draft.config.parallelism.tensor_parallel_degree,
+        "services.generator.procs": draft.services.generator.procs,
     }
     for name, degree in degrees.items():
         for what in ("num_attention_heads", "num_key_value_heads"):
@@ -90,23 +79,24 @@ def check_heads(config: RunConfig, shape: ModelShape | None) -> None:
                 )
 
 
-def check_experts(config: RunConfig, shape: ModelShape | None) -> None:
+def check_experts(draft: Draft) -> None:
     """Check that experts can be spread, cut and adapted as they are wanted.
 
     Raises:
         UserError: when they cannot, or the model has none.
     """
-    parallelism, degree = config.parallelism, config.parallelism.expert_parallel_degree
+    shape, lora, services, parallelism = draft.shape, draft.lora, draft.services, draft.config.parallelism
+    degree = parallelism.expert_parallel_degree
     wanted = f"--parallelism.expert_parallel_degree is {degree}"
     if shape is not None and degree > 1 and not shape.num_experts:
         raise UserError(f"{wanted}, and the model is dense, and has no experts to spread: set it to 1")
-    ranks = max(1, config.services.trainer.procs // parallelism.data_parallel_replicate_degree)
+    ranks = max(1, services.trainer.procs // parallelism.data_parallel_replicate_degree)
     if ranks % degree:
         raise UserError(
             f"{wanted}, which does not divide the number of trainer processes that hold the weights together, {ranks}: "
             f"choose {_divisors(ranks)}"
         )
-    config.training.check_head(degree)
+    draft.training.check_head(degree)
     if shape is None or not shape.num_experts:
         return
     if shape.num_experts % degree:
@@ -114,7 +104,7 @@ def check_experts(config: RunConfig, shape: ModelShape | None) -> None:
             f"{wanted}, which does not divide the model's experts, {shape.num_experts}: choose "
             f"{_divisors(shape.num_experts, ranks)}"
         )
-    cuts = {"services.generator.procs": config.services.generator.procs}
+    cuts = {"services.generator.procs": services.generator.procs}
     if degree == 1:
         cuts["parallelism.tensor_parallel_degree"] = parallelism.tensor_parallel_degree
     for name, cut in cuts.items():
@@ -123,37 +113,32 @@ def check_experts(config: RunConfig, shape: ModelShape | None) -> None:
                 f"--{name} is {cut}, which does not divide the model's moe_intermediate_size, "
                 f"{shape.moe_intermediate_size}: choose a divisor"
             )
-    lora = lora_of(config, shape)
     if lora is not None and lora.publish == "adapter":
         raise UserError(
-            f"--lora.publish is {config.lora.publish}, which sends the adapter alone, and the model has experts, whose "
-            "kernels differ in an engine that holds adapters: set it to merged"
+            f"--lora.publish is {draft.config.lora.publish}, which sends the adapter alone, and the model has experts, "
+            "whose kernels differ in an engine that holds adapters: set it to merged"
         )
     if lora is not None and set(lora.targets) & set(IN_MLP):
         raise UserError(
-            f"--lora.targets is {','.join(config.lora.targets)}, and the model has experts, whose matrices "
+            f"--lora.targets is {','.join(draft.config.lora.targets)}, and the model has experts, whose matrices "
             f"{', '.join(IN_MLP)} get no adapter: set it to {','.join(IN_ATTENTION)}, or to some of these"
         )
 
 
-def check_lora(config: RunConfig) -> None:
-    """Adapters are of known matrices, and the other settings work with them."""
-    check_config(config)
-    training, procs = config.training, config.services.ref_model.procs
-    check_trainer(lora_of(config), training.optimizer_state, cpu_offload=training.cpu_offload)
-    if config.lora.publish == "adapter" and not 1 <= config.lora.rank <= RANKS[-1]:
+def check_lora(draft: Draft) -> None:
+    """The other settings work with adapters."""
+    training, procs, lora = draft.training, draft.services.ref_model.procs, draft.lora
+    if lora is None:
+        return
+    check_trainer(lora, training.optimizer_state, cpu_offload=training.cpu_offload)
+    if procs:
         raise UserError(
-            f"--lora.publish is adapter and --lora.rank is {config.lora.rank}: the engine takes adapters of rank 1 to "
-            f"{RANKS[-1]}: set the rank to that, or --lora.publish to merged"
-        )
-    if config.lora.is_on and procs:
-        raise UserError(
-            f"--services.ref_model.procs is {procs} and --lora.rank is {config.lora.rank}: a trainer of adapters is "
+            f"--services.ref_model.procs is {procs} and --lora.rank is {lora.rank}: a trainer of adapters is "
             "its own reference model, without them: set --services.ref_model.procs to 0"
         )
-    if config.lora.is_on and not config.model.path:
+    if not draft.config.model.path:
         raise UserError(
-            f"--lora.rank is {config.lora.rank}, and there is no --model: adapters beside the random weights of a "
+            f"--lora.rank is {lora.rank}, and there is no --model: adapters beside the random weights of a "
             "model made on the spot learn nothing; name a --model that has learned, or set --lora.rank to 0"
         )
 

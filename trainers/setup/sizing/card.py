@@ -40,7 +40,7 @@ class Card:
 
 
 def cards(processes: Processes) -> list[Card]:
-    """Every GPU whose processes' memory is known, in the order of the processes."""
+    """Every GPU if the memory of its processes is known, in the order of the processes."""
     on_gpu: dict[str, dict[str, Memory]] = {}  # GPU -> service -> memory
     unknown = {process.where for process, memory in processes if memory is None}
     for process, memory in processes:

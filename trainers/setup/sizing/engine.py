@@ -11,21 +11,14 @@ The cache is what all requests need at their longest, if there is room; otherwis
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 from agents.generator.engine_args import has_draft_model
 from agents.generator.settings import EngineSettings
-from forge_env.core.errors import UserError
-from trainers.config import RunConfig
-from trainers.lora import lora_of
-from trainers.model.shape import ModelShape
 from trainers.settings.services import GeneratorConfig
+from trainers.setup.draft import Draft
 from trainers.setup.memory import BYTES, GIB, engine_memory, gib
 
-AT_ONCE = {True: 256, False: 64}
-"""Episodes in flight in an evaluation, by whether the engine is on a GPU."""
 REQUESTS = 128  # that an engine on CPU runs at once; further ones wait in its queue
 MOST_REQUESTS = 512  # that an engine on GPU runs at once
 GATHER_S = 0.015  # of an engine on CPU, see EngineSettings
@@ -87,31 +80,24 @@ def size_cache(
     return cache, sleeps, why
 
 
-def plan_engine(
-    config: RunConfig, shape: ModelShape | None, engine_args: Mapping[str, Any], gpu: SharedGpu
-) -> tuple[EngineSettings, str]:
+def plan_engine(draft: Draft, gpu: SharedGpu) -> tuple[EngineSettings, str]:
     """The settings of the engine of a run, and a sentence on its cache and its sleep; "" if there is none to say.
 
-    Args:
-        config: of the run.
-        shape: of its model; None if it is not known yet.
-        engine_args: of vLLM, from `services.generator.engine`.
-        gpu: of the engine; ignored for one on a CPU.
+    `gpu` is ignored for an engine on a CPU.
     """
-    generator = config.services.generator
+    config, shape, lora, generator = draft.config, draft.shape, draft.lora, draft.services.generator
     on_gpu = generator.with_gpus
-    lora = lora_of(config, shape)
     settings = EngineSettings(
         max_model_len=config.env.max_tokens,
-        max_requests=_requests(config),
-        dtype=config.engine_dtype,
+        max_requests=requests_at_once(draft),
+        dtype=config.services.generator.dtype,
         kv_cache_gib=generator.kv_cache_gib or (0.0 if on_gpu else EngineSettings().kv_cache_gib),
         gpu_memory_utilization=generator.gpu_memory_utilization,
         gpu_memory_gib=config.launcher.gpu_memory_gib,
         sleep=generator.sleep == "yes" and not gpu.no_sleep,
-        engine_args=engine_args,
+        engine_args=draft.engine_args,
         lora_rank=lora.rank if lora and lora.publish == "adapter" else 0,
-        return_routes=_replays_routes(config, shape),
+        return_routes=draft.replays_routes,
         tensor_parallel=generator.procs,
         cuda_graphs=on_gpu and generator.cuda_graphs,
         worker_process=on_gpu and generator.worker_process,
@@ -123,83 +109,36 @@ def plan_engine(
     if shape is None or not on_gpu:
         return settings, "the engine sleeps while the trainer steps" if settings.sleep else ""
     chosen = generator.kv_cache_gib * GIB
-    one = _cache_of_one(config, shape, engine_args)
+    one = cache_of_one(draft)
     needed = chosen or max(1.1 * settings.max_requests * one, LEAST_CACHE_GIB * GIB)
-    least, held = chosen or min(LEAST_REQUESTS * one, needed), engine_memory(config, shape, settings, cache=0.0).total
+    least, held = chosen or min(LEAST_REQUESTS * one, needed), engine_memory(draft, settings, cache=0.0).total
     cache, sleeps, why = size_cache(generator, gpu, needed=needed, least=least, engine=held)
     return replace(settings, kv_cache_gib=cache / GIB, sleep=sleeps), why
 
 
-def cannot_sleep_reason(config: RunConfig, old_logprobs: str, engine_args: Mapping[str, Any]) -> str:
+def cannot_sleep_reason(draft: Draft) -> str:
     """Why the engine cannot sleep while the trainer steps, as the end of a sentence; "" if it can."""
-    training = config.training
-    window = training.sync_interval if old_logprobs == "trainer" else 1
-    if config.algorithm is not None and config.staleness > window - 1:
-        return f"episodes are in flight while the trainer steps, for --training.staleness is {config.staleness}"
-    if has_draft_model(engine_args):
+    if not draft.is_supervised and draft.staleness > draft.window - 1:
+        return f"episodes are in flight while the trainer steps, for --training.staleness is {draft.staleness}"
+    if has_draft_model(draft.engine_args):
         return "the weights of its draft model would be lost, which the trainer does not publish"
     return ""
 
 
-def check_engine(config: RunConfig, shape: ModelShape | None, engine_args: Mapping[str, Any]) -> None:
-    """Check that the engine's cache and steps have room for its requests, and that it can do what the run needs.
-
-    Raises:
-        UserError: the cache has no room for a request of full length; a step has no room for one token of each request;
-            the model has experts and is quantized; or the engine cannot return the experts that are to be replayed.
-    """
-    if shape is not None and shape.num_experts and engine_args.get("quantization"):
-        raise UserError(
-            f"--services.generator.engine.quantization is {engine_args['quantization']}, and the model has experts, "
-            "whose quantized kernels do not take new weights over in place: leave it out"
-        )
-    generator, longest = config.services.generator, config.env.max_tokens
-    if _replays_routes(config, shape) and generator.with_gpus and engine_args.get("enable_prefix_caching") is False:
-        raise UserError(
-            "--services.generator.engine.enable_prefix_caching is false, and vLLM 0.32 returns the experts that it "
-            "chose, which the trainer replays, with its prefix cache only: leave it out, or set --moe.replay off"
-        )
-    one = _cache_of_one(config, shape, engine_args) if shape else 0.0
-    if 0 < generator.kv_cache_gib * GIB < one:
-        raise UserError(
-            f"--services.generator.kv_cache_gib is {generator.kv_cache_gib:g}, and one request of --env.max_tokens, "
-            f"{longest}, takes {one / GIB:.2g} GiB: set it to that or more, or to 0"
-        )
-    tokens = engine_args.get("max_num_batched_tokens")
-    # Without chunked prefill, which an engine on CPU does not have, a prompt is computed in one step.
-    least = _requests(config) if generator.with_gpus else max(REQUESTS, longest)
-    if tokens is not None and tokens < least:
-        what = "the requests that it takes at once" if least != longest else "--env.max_tokens"
-        raise UserError(
-            f"--services.generator.engine.max_num_batched_tokens is {tokens}, and a step of the engine has room for "
-            f"{what}, {least}, at least: set it to that or more"
-        )
-
-
-def _cache_of_one(config: RunConfig, shape: ModelShape, engine_args: Mapping[str, Any]) -> float:
+def cache_of_one(draft: Draft) -> float:
     """Bytes of keys and values of one request of full length, on one process of the engine."""
-    size = BYTES[config.engine_dtype]
-    if str(engine_args.get("kv_cache_dtype", "auto")).startswith("fp8"):
+    size = BYTES[draft.services.generator.dtype]
+    if str(draft.engine_args.get("kv_cache_dtype", "auto")).startswith("fp8"):
         size = 1
-    token = 2 * shape.num_hidden_layers * shape.key_value_size * size
-    return token * config.env.max_tokens / max(1, config.services.generator.procs)
+    token = 2 * draft.sizes.num_hidden_layers * draft.sizes.key_value_size * size
+    return token * draft.env.max_tokens / max(1, draft.services.generator.procs)
 
 
-def episodes_at_once(config: RunConfig) -> int:
-    """Episodes in flight in an evaluation."""
-    return AT_ONCE[config.services.generator.with_gpus]
-
-
-def _replays_routes(config: RunConfig, shape: ModelShape | None) -> bool:
-    """Whether the trainer computes with the experts that the engine chose."""
-    return config.moe.replay != "off" and config.algorithm is not None and shape is not None and shape.num_experts > 0
-
-
-def _requests(config: RunConfig) -> int:
+def requests_at_once(draft: Draft) -> int:
     """Requests that the engine runs at once: on GPU one for each episode that may be open, up to a bound."""
-    if not config.services.generator.with_gpus:
+    if not draft.services.generator.with_gpus:
         return REQUESTS
-    size = config.algorithm.n_samples if config.algorithm else 1
-    training = config.training.groups_per_step * (config.staleness + 1) * size
+    size = draft.objective.group_size if draft.objective else 1
+    training = draft.training.groups_per_step * (draft.staleness + 1) * size
     # Rounded up to a multiple of REQUESTS: vLLM compiles anew for each number.
-    return min(-(-max(training, episodes_at_once(config)) // REQUESTS) * REQUESTS, MOST_REQUESTS)
+    return min(-(-max(training, draft.episodes_at_once) // REQUESTS) * REQUESTS, MOST_REQUESTS)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from typing import Any
 
@@ -12,30 +12,16 @@ from forge_env.core.errors import UserError
 from forge_env.runtime.weights import WeightStore
 from forge_env.utils.settings import with_values
 from trainers.config import RunConfig
-from trainers.metrics.gpus import Gpus
-from trainers.model.shape import ModelShape
-from trainers.setup.memory import GIB, Memory, gib
-from trainers.setup.placement import Placement, Process, make_placement
+from trainers.setup.draft import Draft
+from trainers.setup.memory import Memory, gib
+from trainers.setup.placement import Process
 from trainers.setup.sizing.card import Card, Processes, cards
 from trainers.setup.sizing.engine import SharedGpu, cannot_sleep_reason, plan_engine
-from trainers.setup.sizing.estimates import estimate_memory, snapshot_bytes
-from trainers.setup.weight_store import find_store
+from trainers.setup.sizing.estimates import estimate_memory, find_store
 
 MOST_GPUS = 64  # of one host, that a remedy may name
 Remedy = dict[str, Any]
 """Settings by their dotted names, e.g. `{"training.optimizer_state": "bfloat16"}`."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Given:
-    """Inputs of the memory plan that are known before it."""
-
-    card: float | None
-    """Bytes that the run may use of each GPU; None if that is not known."""
-    old_logprobs: str
-    """As `RunPlan.old_logprobs`."""
-    engine_args: Mapping[str, Any]
-    """Of vLLM, from `services.generator.engine`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,47 +38,18 @@ class MemoryPlan:
         return cards(self.processes)
 
 
-def card_size(config: RunConfig, placement: Placement) -> float | None:
-    """Bytes that the run may use of each of its GPUs: the smallest of them counts. None if they are not known.
-
-    Raises:
-        UserError: `launcher.gpu_memory_gib` is more than a GPU of this machine has.
-    """
-    if not placement.gpus_wanted:
-        return None
-    gpus = Gpus(placement.gpus_of_this_machine)
-    sizes = gpus.sizes()
-    gpus.close()
-    cap = config.launcher.gpu_memory_gib * GIB
-    for number, size in sizes.items():
-        if cap > size:
-            raise UserError(
-                f"--launcher.gpu_memory_gib is {config.launcher.gpu_memory_gib:g}, and GPU {number} has {gib(size)} "
-                "GiB: set it to that or less, or to 0 for all of it"
-            )
-    return cap or min(sizes.values(), default=None)
-
-
-def plan_memory(
-    config: RunConfig,
-    placement: Placement,
-    shape: ModelShape | None,
-    store: WeightStore | None,
-    given: Given,
-) -> MemoryPlan:
-    """Size the engine by what the other processes on its GPU need, and estimate the memory of all."""
-    # Supervised training without an environment starts no engine.
-    has_engine = bool(config.env.name) or config.algorithm is not None
+def plan_memory(draft: Draft, store: WeightStore | None) -> MemoryPlan:
+    """Estimate the memory of all processes, and give the engine what the others on its GPU leave."""
     memory: dict[Process, Memory | None] = {
-        process: Memory() if process.service == "generator" else estimate_memory(config, process, shape, None, store)
-        for process in placement.processes
+        process: Memory() if process.service == "generator" else estimate_memory(draft, process, None, store)
+        for process in draft.placement.processes
     }
-    engines = [process for process in memory if process.service == "generator" and has_engine]
+    engines = [process for process in memory if process.service == "generator" and draft.has_engine]
     others, at_rest = _beside_engine(engines, memory)
-    no_sleep = cannot_sleep_reason(config, given.old_logprobs, given.engine_args)
-    gpu = SharedGpu(card=given.card, others=others, others_at_rest=at_rest, no_sleep=no_sleep)
-    engine, about = plan_engine(config, shape, given.engine_args, gpu)
-    memory |= {process: estimate_memory(config, process, shape, engine, store) for process in engines}
+    no_sleep = cannot_sleep_reason(draft)
+    gpu = SharedGpu(card=draft.card, others=others, others_at_rest=at_rest, no_sleep=no_sleep)
+    engine, about = plan_engine(draft, gpu)
+    memory |= {process: estimate_memory(draft, process, engine, store) for process in engines}
     return MemoryPlan(engine=engine, about_engine=about, processes=list(memory.items()))
 
 
@@ -106,63 +63,30 @@ def _beside_engine(engines: Sequence[Process], memory: Mapping[Process, Memory |
     return worst, at_rest
 
 
-def check_sleep(config: RunConfig, placement: Placement, given: Given) -> None:
-    """Check that `services.generator.sleep: yes` is possible, and that a trainer uses the memory meanwhile.
-
-    Raises:
-        UserError: otherwise.
-    """
-    generator = config.services.generator
-    if generator.sleep != "yes":
-        return
-    if reason := cannot_sleep_reason(config, given.old_logprobs, given.engine_args):
-        raise UserError(f"--services.generator.sleep is yes, and {reason}: leave it out")
-    taken = {process.where for process in placement.processes if process.service == "trainer"}
-    engines = [process for process in placement.processes if process.service == "generator"]
-    if generator.with_gpus and not any(process.where in taken for process in engines):
-        raise UserError(
-            "--services.generator.sleep is yes, and no trainer is on the engine's GPU to use its memory meanwhile: "
-            "leave it out, or share the GPUs with --launcher.share_gpus yes"
-        )
-
-
-def check_speculation(config: RunConfig, given: Given) -> None:
-    """Check that speculative decoding is used on GPUs only.
-
-    Raises:
-        UserError: on a CPU, on which logprobs of vLLM 0.32 were measured to be off by up to 10 nats, and NaN.
-    """
-    if given.engine_args.get("speculative_config") and not config.services.generator.with_gpus:
-        raise UserError(
-            "--services.generator.engine.speculative_config is refused on a CPU: vLLM's logprobs are then not those of "
-            "the sampled tokens; leave it out, or use --generator.with_gpus true"
-        )
-
-
-def check_fit(
-    config: RunConfig, memory: MemoryPlan, shape: ModelShape | None, given: Given, *, has_reference: bool
-) -> None:
+def check_fit(draft: Draft, memory: MemoryPlan) -> None:
     """Check that each GPU has room for its processes, as far as the sizes of model and GPU are known.
 
     Raises:
         UserError: otherwise, with settings that fit.
     """
     fullest = max(memory.cards, key=lambda usage: usage.worst, default=None)
-    card = given.card
+    card = draft.card
     if card is None or fullest is None or fullest.worst <= card:
         return
 
     def fits(changed: RunConfig) -> bool:
-        placement = make_placement(changed, has_reference=has_reference)
+        tried = replace(draft, config=changed)
+        placement = tried.placement
         if placement.gpus_needed > placement.num_hosts * placement.gpus_per_host:
             return False
         try:
-            store, _ = find_store(changed, placement, snapshot_bytes(changed, shape) if shape else 0, card)
+            found = find_store(tried)
         except UserError:
             return False
-        return all(usage.worst <= card for usage in plan_memory(changed, placement, shape, store, given).cards)
+        return all(usage.worst <= card for usage in plan_memory(tried, found[0] if found else None).cards)
 
-    raise UserError(f"a GPU has {gib(card)} GiB, and the estimate is more: {fullest}; {nearest_settings(config, fits)}")
+    fit = nearest_settings(draft.config, fits)
+    raise UserError(f"a GPU has {gib(card)} GiB, and the estimate is more: {fullest}; {fit}")
 
 
 def nearest_settings(config: RunConfig, fits: Callable[[RunConfig], bool]) -> str:

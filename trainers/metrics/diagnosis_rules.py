@@ -1,6 +1,6 @@
-"""The rules by which a run finds out that it does not learn: each looks at the metrics of the last steps.
+"""The rules that find out whether a run does not learn: each looks at the metrics of the last steps.
 
-The bounds are far from what a run that learns measures, so that a finding is worth its interruption. docs/metrics.md
+The bounds are far from the values of a run that learns, so that a finding is worth its interruption. docs/metrics.md
 lists the rules.
 """
 
@@ -21,13 +21,13 @@ FEW = 5
 LEAST_GROUPS = 32
 """Groups, and episodes, below which nothing is concluded: a lucky step of a small batch is no finding."""
 MOST = 0.8
-"""Share of groups without a signal: then a step learns from less than a fifth of what it has sampled."""
+"""Share of groups without a signal: then a step learns from less than a fifth of its samples."""
 PART = 0.25
 """Share of the groups without a signal above which failed and solved ones are both a cause."""
 SOLVED = 0.9
-"""Success from which on little is left to learn."""
+"""Above this success little is left to learn."""
 TRUNCATED = 0.5
-"""Share of episodes that a limit on tokens ended: then most rewards are those of cut texts."""
+"""Share of episodes that a limit on tokens ended: then most rewards belong to cut texts."""
 CLIPPED = 0.4
 """Share of clipped tokens. GSPO, which clips most, clips 0.15 (arXiv 2507.18071, figure 2); other losses far fewer."""
 LEAST_ESS = 0.5
@@ -35,7 +35,7 @@ LEAST_ESS = 0.5
 COLLAPSED = 0.1
 """Share of the first entropy that counts as a collapse: a policy that hardly explores repeats what it does."""
 BLOWN_UP, BLOWN_UP_BY = 3.0, 0.5
-"""A blow-up is this many times the first entropy, and more than it by so many nats a token."""
+"""A blow-up is this many times the first entropy, and above it by this many nats a token."""
 HALF = 0.5
 """Share of an earlier success below which the present one counts as fallen, whatever the noise."""
 NEAR_LOWEST = 0.25
@@ -133,7 +133,7 @@ class History:
 
     @property
     def has_risen(self) -> bool:
-        """Whether the success of the last steps is above that of the first ones by more than chance."""
+        """Whether success rose from the first steps to the last ones by more than chance."""
         (before, noise), (now, noise_now) = _estimate(self.first, "success"), _estimate(self.last(), "success")
         return now - before > MOVED * math.hypot(noise, noise_now) and now - before > 0.01
 
@@ -207,7 +207,7 @@ def _fallen_reward(history: History) -> str:
 
 
 def _fallen_success(history: History) -> str:
-    """The success fell below that of an earlier evaluation."""
+    """The success fell below an earlier evaluation."""
     bounds = [(e["success"], e["success_low"]) for e in history.evaluations if {"success", "success_low"} <= e.keys()]
     if not bounds:
         return ""
@@ -259,7 +259,7 @@ def _no_signal(history: History, facts: RunFacts) -> Case | None:
 
 
 def _by_kind(records: Sequence[Values]) -> str:
-    """The kinds of which most groups have no signal; "" where tasks have no kinds."""
+    """The kinds of task in which most groups have no signal; "" if tasks have no kinds."""
     names = dict.fromkeys(name for r in records for name in r if name.startswith("signal/groups/"))
     parts = []
     for name in names:

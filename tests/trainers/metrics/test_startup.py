@@ -9,7 +9,7 @@ import time
 import pytest
 
 from forge_env.runtime.process.lifetime import process_began
-from trainers.run.startup import Startup
+from trainers.metrics.startup import Startup
 
 COMMAND = 1000.0  # seconds since the epoch
 
@@ -45,7 +45,7 @@ def test_phases_from_the_command_to_the_first_step() -> None:
     assert all(began + seconds <= summary["first_step"] for began, seconds in list(summary.values())[1:])
 
 
-def test_the_first_phase_of_a_name_counts_and_none_after_the_first_step() -> None:
+def test_a_phase_counts_once_and_only_before_the_first_step() -> None:
     startup = made()
     startup.until_now("weights: publish", COMMAND + 3)
     first = startup.phases["weights: publish"]
@@ -57,7 +57,7 @@ def test_the_first_phase_of_a_name_counts_and_none_after_the_first_step() -> Non
     assert startup.phases["weights: publish"] == first and "weights: pull" not in startup.phases
 
 
-def test_a_phase_that_raises_is_none() -> None:
+def test_a_phase_that_raises_is_not_recorded() -> None:
     startup = made()
     with pytest.raises(ValueError), startup.phase("model"):
         raise ValueError

@@ -1,6 +1,6 @@
 """Why a run does not learn, found in what it measures: the figures, the likely cause, and settings to try.
 
-Every rule of trainers/controller/diagnosis_rules.py that becomes true is a finding. It is said once, and kept with the
+Every rule of trainers/metrics/diagnosis_rules.py that becomes true is a finding. It is said once, and kept with the
 steps in which it held.
 """
 
@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from trainers.controller.diagnosis_rules import History, RunFacts, Values, cases
+from trainers.metrics.diagnosis_rules import History, RunFacts, Values, cases
 from trainers.metrics.sink import Record
 
 
@@ -35,7 +35,7 @@ class Finding:
 
 
 class Diagnosis:
-    """A sink that looks for what keeps a run from learning.
+    """A sink that looks for reasons why a run does not learn.
 
     Args:
         facts: of the run.
@@ -75,7 +75,7 @@ class Diagnosis:
         self._look(self._history.last_step + 1)
 
     def finish(self) -> None:
-        """The training is done: look for what only a whole run shows."""
+        """The training is done: look for reasons that only a whole run shows."""
         self._history.is_done = True
         self._look(self._history.last_step)
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+
 from tests.trainers.controller.test_ready_groups import make_group
-from trainers.controller.length_bias import LengthBias
+from trainers.metrics.length_bias import LengthBias
 
 
-def test_the_bias_is_that_of_the_groups_trained_on() -> None:
+def test_the_bias_counts_the_groups_that_are_trained_on() -> None:
     lengths = LengthBias()
     assert lengths.bias == 1.0
     short, long = make_group(1, 1), make_group(2, 3)  # 2 and 6 tokens
@@ -14,7 +16,6 @@ def test_the_bias_is_that_of_the_groups_trained_on() -> None:
         lengths.finished(group)
     lengths.trained(short)
     assert lengths.bias == 0.5
-    again = LengthBias()
-    again.load_state_dict(lengths.state_dict())
+    again = LengthBias(**asdict(lengths))
     again.trained(long)
     assert (lengths.bias, again.bias) == (0.5, 1.0)

@@ -13,9 +13,9 @@ from forge_env.core.episode import Group
 from forge_env.core.types import Task
 from forge_env.evaluation.kinds import Kinds
 from tests.trainers.episodes import episode, turn
-from trainers.controller.diagnosis import Diagnosis, Finding
-from trainers.controller.diagnosis_rules import RunFacts
-from trainers.controller.signal_counts import SignalCounts
+from trainers.metrics.diagnosis import Diagnosis, Finding
+from trainers.metrics.diagnosis_rules import RunFacts
+from trainers.metrics.signal_counts import SignalCounts
 from trainers.metrics.sink import Record
 
 FACTS = RunFacts(
@@ -254,7 +254,7 @@ def _recorded(path: Path) -> Iterator[list[float]]:
     return curves(json.loads(path.read_text()))
 
 
-def test_groups_are_counted_by_what_their_episodes_had_and_by_kind() -> None:
+def test_groups_are_counted_by_outcome_and_by_kind() -> None:
     counts = SignalCounts(Kinds(names=("add",)))
 
     def group(kind: str, *rewards: float) -> Group:

@@ -1,4 +1,4 @@
-"""How many groups have a signal, by kind of task: a group whose siblings all have one reward teaches nothing."""
+"""How many groups have a signal, by kind of task. If all siblings have one reward, a group teaches nothing."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class SignalCounts:
     """Counts the groups that came back since the step before: those that are trained on, and those that are dropped.
 
     Args:
-        kinds: of tasks, each of which has counts of its own; by default none.
+        kinds: of tasks; each has counts of its own. By default there are none.
     """
 
     def __init__(self, kinds: Kinds = Kinds()) -> None:  # noqa: B008 (frozen)

@@ -37,9 +37,9 @@ class EngineUse:
         return {}
 
     def since(self, engines: Sequence[EngineStats]) -> dict[str, float]:
-        """The metrics since the last call, over all engines; none where they have made no step."""
+        """The metrics since the last call, over all engines; none if they have made no step."""
         totals = {name: sum(getattr(engine, name) for engine in engines) for name in _COUNTS}
-        # Totals that are smaller are those of an engine in the place of another one.
+        # Smaller totals belong to an engine that has replaced another one.
         before = self._before if all(totals[name] >= value for name, value in self._before.items()) else {}
         self._before = totals
         new = {name: total - before.get(name, 0) for name, total in totals.items()}

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from agents.generator.stats import EngineStats
-from trainers.run.engine_use import EngineUse
+from trainers.metrics.engine_use import EngineUse
 
 pytest.importorskip("monarch")
 

@@ -1,0 +1,153 @@
+"""Learner: from the groups of a step to an optimizer step and its record."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from forge_env.core.episode import Group
+from forge_env.evaluation.evaluate import is_success
+from forge_env.evaluation.metrics import model_call_metrics, row_metrics, tool_metrics
+from forge_env.rollout.rollout import GroupSpec
+from trainers.controller.alarms import MismatchAlarm
+from trainers.controller.loop_state import LoopState
+from trainers.controller.sample_maker import SampleMaker
+from trainers.controller.task_order import TaskOrder
+from trainers.metrics.diagnosis import Diagnosis
+from trainers.metrics.engine_use import EngineUse
+from trainers.metrics.signal_counts import SignalCounts
+from trainers.objective.objective import Objective
+from trainers.objective.old_logprobs import OldLogprobs
+from trainers.run.checkpointing import is_due, save_checkpoint
+from trainers.run.run import Run
+from trainers.run.warmup import tasks_after_warmup
+
+
+@dataclass(kw_only=True)
+class Learner:
+    """Chooses the tasks of groups, learns from them, and writes down what was learned."""
+
+    run: Run
+    objective: Objective
+    alarm: MismatchAlarm
+    diagnosis: Diagnosis
+    started: float
+    """`time.perf_counter()` at the beginning of training; of a resumed run, as if it had never stopped."""
+
+    def __post_init__(self) -> None:
+        run, objective = self.run, self.objective
+        tasks = tasks_after_warmup(run.plan.warmup, run.train_tasks)
+        self.tasks = TaskOrder(tasks=tasks, seed=run.plan.training.seed)
+        reference = run.trainer.reference_logprobs if objective.kl_reference == "model" else None
+        self.make_samples = SampleMaker(objective=objective, reference=reference)
+        self.old: OldLogprobs | None = None  # if the importance ratio is taken against the generator
+        if run.plan.old_logprobs == "trainer":
+            self.old = OldLogprobs(objective=objective, logprobs=run.trainer.logprobs)
+        self.signal, self._engine_use = SignalCounts(run.kinds), EngineUse()
+        self._began = time.time()  # since when the groups of the first step are sampled
+
+    def spec(self, number: int) -> GroupSpec:
+        """The group of a number; there is one for every number from 0 on."""
+        task, count = self.tasks.task(number), self.objective.group_size
+        return self.run.rollouts.spec("train", number, task, agent="policy", count=count)
+
+    def keeps(self, group: Group) -> bool:
+        """Whether a group has enough valid episodes to be trained on."""
+        return self.run.plan.env.fault_policy().keeps(group)
+
+    def dropped(self, group: Group, rewards: Sequence[float]) -> None:
+        """Take note of a group that dynamic sampling drops, with the task rewards of its valid episodes."""
+        self.signal.add(group, rewards)
+        self.diagnosis.waiting(self.signal.metrics)
+
+    # ---- steps ----
+
+    async def begin_window(self, batches: Sequence[Sequence[Group]]) -> dict[str, float]:
+        """Prepare the steps of a window, before the first of them; returns metrics of the first step.
+
+        Args:
+            batches: the groups of each step.
+        """
+        return await self.old.begin_window(batches) if self.old else {}
+
+    async def train_step(self, step: int, groups: Sequence[Group]) -> dict[str, float]:
+        """Make the samples of a step's groups, and take one optimizer step on them; returns its metrics."""
+        run = self.run
+        episodes = [episode for group in groups for episode in group.valid]
+        ages = run.weights.ages_of(episodes)
+        run.record.startup.until_now("first rollouts", self._began)
+        async with run.first_step():
+            old = self.old.take() if self.old else None
+            samples, rewards, made = await self.make_samples(groups, old)
+            await run.record.written()  # the episodes of the step before: a slow disk is waited for here
+            async with self._engine_use.reading(run.rollouts.engines) as use:
+                metrics = await run.trainer.step(
+                    samples,
+                    self.objective.loss,
+                    old_is_present=self.old is not None and old is None,
+                    compare_replay=run.plan.compares_replay(step),
+                )
+                used = await use
+        learned = [episode for episode in episodes if self.objective.learns_from(episode)]
+        run.record.trained(step, zip(learned, (sample.advantage for sample in samples), strict=True))
+        run.weights.ages.trained(skipped=bool(metrics["skipped"]))
+        for pair in zip(groups, rewards, strict=True):
+            self.signal.add(*pair)
+        made |= self.signal.metrics | {"mismatch_alarm": self.alarm(metrics, is_fresh=not any(ages))}
+        self.signal.clear()
+        staleness = {"staleness_mean": sum(ages) / len(ages), "staleness_max": float(max(ages))} if ages else {}
+        return metrics | made | staleness | used
+
+    # ---- between two steps ----
+
+    def record_step(self, step: int, groups: Sequence[Group], metrics: dict[str, float]) -> None:
+        """Write one optimizer step down, and show it."""
+        run = self.run
+        episodes = [episode for group in groups for episode in group.valid]
+        played = [episode for group in groups for episode in (*group.episodes, *group.replaced)]
+        seconds = metrics["seconds/step"]
+        ended = Counter(episode.ended_by for episode in episodes if episode.ended_by not in ("", "environment"))
+        values = metrics | {
+            "reward": sum(episode.reward or 0.0 for episode in episodes) / len(episodes),
+            "success": sum(map(is_success, episodes)) / len(episodes),
+            "tokens/s": sum(episode.num_sampled for episode in episodes) / seconds,
+            "s/step": seconds,
+            **row_metrics(episodes),
+            **tool_metrics(episodes),
+            **model_call_metrics(played),
+            "episodes": len(episodes),
+            "processes_replaced": float(run.replaced),
+            "groups_run_again": float(run.rollouts.envs.client.retries),
+            **{f"ended_by/{limit}": number / len(episodes) for limit, number in ended.items()},
+            **run.kinds.training_metrics(episodes),
+        }
+        run.record.metrics("train", step, values)
+        run.record.point(step, values)
+        run.record.episodes("train", played)
+
+    def is_evaluated(self, step: int) -> bool:
+        """Whether the weights after a step are evaluated; the loop asks only of weights that the engines get."""
+        return self.run.evaluations.is_due(step)
+
+    async def evaluate(self, step: int) -> None:
+        """Evaluate the weights after a step. Every engine has them, and gets no others meanwhile."""
+        await self.run.evaluations.evaluate_step(step)
+
+    async def after_step(self, step: int, state: LoopState | None) -> None:
+        """Save a checkpoint if one is due.
+
+        Args:
+            step: that is done and recorded.
+            state: of the loop; None inside of a window, where groups are taken that no step has trained on.
+        """
+        if state is not None and is_due(self.run.plan, step):
+            await self.save(state, asynchronous=self.run.plan.checkpoint.asynchronous)
+
+    async def save(self, state: LoopState, *, asynchronous: bool = False) -> None:
+        """Save a checkpoint of the run."""
+        seconds = time.perf_counter() - self.started
+        place, texts = state.to_json()
+        place |= {"ages": self.run.weights.ages.state_dict(), "seconds": seconds}
+        await save_checkpoint(self.run, state.steps_done, place, texts=texts, asynchronous=asynchronous)

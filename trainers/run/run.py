@@ -1,0 +1,117 @@
+"""Run: a run with all its processes. It has four parts: rollouts, trainer, weights, record.
+
+`trainers.run.open_run.open_run` opens one.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from typing import Any
+
+from forge_env.core.errors import ServiceError
+from forge_env.core.types import Task
+from forge_env.evaluation.kinds import Kinds
+from forge_env.runtime.actor import ForgeActor
+from forge_env.runtime.launcher import Launcher
+from forge_env.runtime.service import Service
+from trainers.checkpoints import Checkpoint
+from trainers.metrics.startup import Span
+from trainers.metrics.system import SystemMetrics
+from trainers.run.evaluations import Evaluations
+from trainers.run.rollouts import Rollouts
+from trainers.run.run_record import RunRecord, versions
+from trainers.run.trainer import Trainer
+from trainers.run.trainer_actor import TrainerActor
+from trainers.run.weight_sync import WeightSync
+from trainers.setup.run_plan import RunPlan
+
+SAMPLES_SHOWN = 3
+
+
+@dataclass(kw_only=True)
+class Run:
+    """The plan of a run, its four parts, and its tasks."""
+
+    plan: RunPlan
+    rollouts: Rollouts
+    """Groups of episodes, from environments and engines."""
+    trainer: Trainer
+    """Optimizer steps and logprobs."""
+    weights: WeightSync
+    """Moves the trainer's weights to the engines."""
+    record: RunRecord
+    """The files of the run, and its console."""
+    evaluations: Evaluations
+    launcher: Launcher
+    """Owns all processes."""
+    train_tasks: Sequence[Task]
+    checkpoint: Checkpoint | None
+    """The checkpoint that the run resumes from; None for a new run."""
+
+    @property
+    def kinds(self) -> Kinds:
+        """The kinds of task that have metrics of their own."""
+        return self.evaluations.kinds
+
+    @property
+    def services(self) -> dict[str, Service[Any]]:
+        """The services by their names for people."""
+        rollouts, reference = self.rollouts, self.trainer.reference
+        services: dict[str, Service[Any]] = {"environments": rollouts.envs, "engine": rollouts.engines}
+        return services | ({"reference model": reference} if reference else {})
+
+    @property
+    def replaced(self) -> int:
+        """Processes that died or hung, and were replaced."""
+        return sum(len(service.deaths) for service in self.services.values())
+
+    def measure(self) -> None:
+        """Start to measure the load of this machine."""
+        if interval := self.plan.metrics.system_seconds:
+            gpus = self.plan.placement.gpus_of_this_machine
+            self.record.measure_system(SystemMetrics(self.record.folder, self.launcher.pids, gpus), interval)
+
+    @asynccontextmanager
+    async def first_step(self) -> AsyncIterator[None]:
+        """Enter it around every optimizer step of the algorithm; the first one ends with a report of the start."""
+        record, startup = self.record, self.record.startup
+        with record.phase("first optimizer step"):
+            yield
+        if startup.first_step is None:
+            startup.end()
+            startup.add_services(await self._started())
+            record.results["startup"] = startup.summary()
+            record.add_fact("startup", record.results["startup"])
+            spans = [(name, began, seconds) for name, (began, seconds) in startup.phases.items() if began]
+            record.timeline.past("start", spans)
+            if self.plan.metrics.verbose:
+                record.say(startup.text())
+
+    async def _started(self) -> dict[str, list[Mapping[str, Span]]]:
+        """The start-up phases of the actors of each service that is up, by display name."""
+        starts: dict[str, list[Mapping[str, Span]]] = {}
+        with suppress(ServiceError):  # a death meanwhile is handled elsewhere
+            starts["trainer"] = [await self.trainer.ranks.deadline(10.0, "the trainer").call_one(TrainerActor.started)]
+            for name, service in self.services.items():
+                if service is not self.rollouts.engines or self.weights.engine_ready.done():
+                    starts[name] = [*await service.deadline(10.0).fanout(ForgeActor.started)]
+        return starts
+
+    def summarise(self, values: Mapping[str, Any]) -> None:
+        """Write summary.json: the values that every run has, and `values`."""
+        common = {
+            "env": self.plan.env.name,
+            "algorithm": self.plan.algorithm,
+            "seed": self.plan.training.seed,
+            "steps": self.plan.steps,
+            **self.evaluations.summary(),
+            "total_seconds": time.perf_counter() - self.record.started,
+            "tokens_generated": self.rollouts.tokens_generated,
+            "tokens_trained": self.trainer.tokens_trained,
+            **self.record.peaks(),
+            "versions": versions(),
+        }
+        self.record.summary({**common, **self.record.results, **values})

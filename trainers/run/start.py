@@ -1,0 +1,89 @@
+"""Starts the processes of a run, and makes its parts of them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable
+from typing import Any
+
+from agents.generator.policy import PolicyActor
+from envs.actors.env import EnvActor
+from forge_env.runtime.actor import ForgeActor
+from forge_env.runtime.launcher import Launcher
+from forge_env.runtime.process.network import LOOPBACK
+from forge_env.runtime.service import Service
+from trainers.algorithm import check_unchanged
+from trainers.run.delivery import make_delivery
+from trainers.run.rollouts import Rollouts
+from trainers.run.run_record import RunRecord
+from trainers.run.services import make_engines, make_environments, make_reference, make_trainer
+from trainers.run.trainer import Trainer
+from trainers.run.weight_ages import WeightAges
+from trainers.run.weight_sync import WeightSync
+from trainers.setup.run_plan import RunPlan
+
+
+async def start_parts(plan: RunPlan, launcher: Launcher, model: str, record: RunRecord) -> tuple[Trainer, Rollouts]:
+    """Start everything at once, and wait for all but the engines; without an environment, the trainer alone.
+
+    Args:
+        plan: of the run. Its store is opened here, and closed by the caller after the launcher.
+        launcher: that ends everything.
+        model: a Hugging Face folder.
+        record: told of each phase of the start, and of every update of the weights.
+
+    Raises:
+        UserError: an actor finds a mistake in the model or the environment.
+        ServiceError: when a process dies, or does not start in time.
+    """
+    seconds, store, starts = plan.deadlines.weights, plan.store, dict[str, Awaitable[Any]]()
+    reference: Service[Any] | None = None
+    if plan.environment is None or store is None:
+        ranks = make_trainer(plan, launcher, model, None)
+        engines = Service(actor_class=PolicyActor, arguments={}, name="generator", launcher=launcher)  # never started
+        envs = Service(actor_class=EnvActor, arguments={}, name="envs", launcher=launcher)  # nor is this one
+        engine_ready = asyncio.create_task(asyncio.sleep(0))
+    else:
+        store.prepare(launcher.hosts.address if launcher.hosts else LOOPBACK)
+        engines = make_engines(plan, launcher, model, store)
+        ranks = make_trainer(plan, launcher, model, store)
+        envs = make_environments(plan, launcher, model, engines.client)
+        reference = make_reference(plan, launcher, model)
+        processes = launcher.processes("store", ForgeActor) if store.needs_process else None
+        # The engines are the slowest to start, and the warm-up does not need them.
+        engine_ready = asyncio.create_task(_waited(record, "starting the engine", engines.start()))
+        starts = {"starting the environments": envs.start(), "opening the store": store.open(processes)}
+        if reference is not None:
+            starts["starting the reference model"] = reference.start()
+        if processes is not None:
+            starts["starting the store"] = launcher.start("store", seconds=seconds)
+    weights = WeightSync(
+        trainer=ranks,
+        engines=engines,
+        engine_ready=engine_ready,
+        record=record,
+        delivery=make_delivery(plan),
+        ages=WeightAges(staleness=plan.staleness),
+        seconds=seconds,
+        sleeps=plan.engine.sleep and plan.environment is not None,
+    )
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(_waited(record, "starting the trainer", launcher.start("trainer", seconds=seconds)))
+            for what, start in starts.items():
+                tasks.create_task(_waited(record, what, start))
+        if plan.own_algorithm:
+            check_unchanged(plan.own_algorithm)
+        if plan.environment is not None:
+            await weights.begin()
+    except BaseException:
+        await weights.stop_waiting()
+        raise
+    trainer = Trainer(plan, ranks, weights, record, reference)
+    return trainer, Rollouts(plan=plan, envs=envs, engines=engines, weights=weights, record=record)
+
+
+async def _waited(record: RunRecord, what: str, start: Awaitable[Any]) -> None:
+    """Start something, and name it on the console meanwhile."""
+    with record.startup.waiting(what):
+        await start

@@ -1,0 +1,190 @@
+"""Trainer: the model that a run trains, and the reference model beside it. Every call has a deadline."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from agents.renderer.served import texts_of_export
+from forge_env.core.errors import UserError
+from forge_env.runtime.calls.answers import unless_gone, within
+from forge_env.runtime.calls.endpoints import Endpoint
+from forge_env.runtime.launcher import Spawned
+from forge_env.runtime.process.ranks import AllRanks
+from forge_env.runtime.service import Service
+from trainers.batching.batch import Sample
+from trainers.run.reference import KEPT_AS, ReferenceActor, ask_reference
+from trainers.run.run_record import RunRecord
+from trainers.run.trainer_actor import TrainerActor
+from trainers.run.weight_sync import WeightSync
+from trainers.setup.run_plan import RunPlan
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from trainers.objective.loss_call import Loss
+
+STEP = "the trainer, which has training.step_seconds for a step,"
+KEPT_ADAPTER = "reference_adapter"
+
+
+class Trainer:
+    """Optimizer steps, logprobs and exports of one model.
+
+    Args:
+        plan: of the run.
+        ranks: of the trainer.
+        weights: told of every change; it puts engines to sleep that have no room beside the trainer.
+        record: of the run.
+        reference: the reference model, not started yet; None without one, or if the trainer is its own.
+    """
+
+    def __init__(
+        self,
+        plan: RunPlan,
+        ranks: AllRanks[TrainerActor],
+        weights: WeightSync,
+        record: RunRecord,
+        reference: Service[ReferenceActor] | None = None,
+    ) -> None:
+        self.ranks, self.reference = ranks, reference
+        self.tokens_trained = 0
+        self._plan, self._weights, self._record = plan, weights, record
+        self._kept = record.folder / KEPT_AS  # the weights that the reference model is given, if there are some
+
+    async def begin(self) -> None:
+        """Begin to train with a fresh optimizer and the learning rate of the plan."""
+        training = self._plan.training
+        await self.ranks.deadline(self._plan.deadlines.base, "the trainer").call_one(
+            TrainerActor.begin,
+            learning_rate=training.learning_rate,
+            warmup_steps=self._plan.rising_steps,
+            lr_schedule=training.lr_schedule,
+            total_steps=self._plan.steps,
+        )
+
+    async def begin_warmup(self) -> None:
+        """Begin the warm-up: its learning rate rises and then stays."""
+        warmup = self._plan.warmup
+        await self.ranks.deadline(self._plan.deadlines.base, "the trainer").call_one(
+            TrainerActor.begin, learning_rate=warmup.learning_rate, warmup_steps=warmup.learning_rate_warmup
+        )
+
+    async def step(
+        self, samples: Sequence[Sample], loss: Loss, *, old_is_present: bool = False, compare_replay: bool = False
+    ) -> dict[str, float]:
+        """Take one optimizer step, see `TitanTrainer.train_step`; returns its metrics."""
+        await self._weights.make_room()
+        self._weights.changed()
+        with self._record.timeline.span("trainer", "optimizer step", samples=len(samples)):
+            metrics = await self.ranks.deadline(self._plan.training.step_seconds, STEP).call_one(
+                TrainerActor.step,
+                samples,
+                loss,
+                temperature=self._plan.temperature,
+                old_is_present=old_is_present,
+                compare_replay=compare_replay,
+            )
+        self.tokens_trained += int(metrics.get("tokens", 0))
+        return metrics
+
+    async def logprobs(self, samples: Sequence[Sample]) -> list[np.ndarray]:
+        """The logprobs of the sampled targets under the present weights, per sample."""
+        return await self._logprobs(TrainerActor.logprobs, samples, "logprobs")
+
+    async def reference_logprobs(self, samples: Sequence[Sample]) -> list[np.ndarray]:
+        """The reference model's logprobs of the sampled targets, per sample."""
+        if self._plan.lora:  # the trainer is its own reference model
+            return await self._logprobs(TrainerActor.reference_logprobs, samples, "reference logprobs")
+        assert self.reference is not None
+        await self._weights.make_room()
+        service = self.reference.deadline(self._plan.training.step_seconds)
+        with self._record.timeline.span("reference model", "logprobs", samples=len(samples)):
+            replicas, shape = self._plan.services.ref_model.num_replicas, self._plan.model.shape
+            return await ask_reference(service, samples, self._plan.temperature, replicas=replicas, shape=shape)
+
+    async def _logprobs(
+        self, endpoint: Endpoint[TrainerActor, ..., list[np.ndarray] | None], samples: Sequence[Sample], what: str
+    ) -> list[np.ndarray]:
+        await self._weights.make_room()
+        ranks = self.ranks.deadline(self._plan.training.step_seconds, STEP)
+        with self._record.timeline.span("trainer", what, samples=len(samples)):
+            logprobs = await ranks.call_one(endpoint, samples, self._plan.temperature)
+        return logprobs
+
+    async def export(self) -> None:
+        """Write the model as a Hugging Face folder, and adapters as a PEFT folder, too. Both have the chat template and
+        the sampling of the training, so that others who serve them use them as they were trained."""
+        await self._weights.make_room()
+        plan, record, model = self._plan, self._record, str(self._record.results["model"])
+        texts, left = texts_of_export(Path(model), plan.env.thinking, temperature=plan.temperature)
+        if left:
+            record.say(
+                "warning: the chat template of the exported model does not render what the training did, so that the "
+                f"model may do worse behind a server: {left}"
+            )
+        with record.timeline.span("trainer", "export"):
+            ranks = self.ranks.deadline(plan.deadlines.weights, "the export")
+            await ranks.call_one(TrainerActor.export_hf, str(record.folder / "model"), texts=texts)
+        if plan.lora:
+            ranks = self.ranks.deadline(plan.deadlines.weights, "the export of the adapter")
+            folder, base = str(record.folder / "adapter"), plan.model.path or model
+            await ranks.call_one(TrainerActor.export_adapter, folder, base=base, texts=texts)
+
+    # ---- the reference model ----
+
+    async def settle_reference(self, kl_reference: Literal["", "generator", "model"], *, is_resumed: bool) -> None:
+        """Give the reference model the weights that reinforcement learning starts from, and say what it is.
+
+        Args:
+            kl_reference: of the objective.
+            is_resumed: whether the run goes on from a checkpoint.
+
+        Raises:
+            UserError: the file or folder of a resumed run is missing.
+        """
+        if kl_reference == "generator":
+            self._record.say(
+                "there is no reference model: ref_logprobs, and a KL penalty, are the generator's own logprobs"
+            )
+        elif kl_reference == "model" and self._plan.lora:
+            origin = await self._settle_adapters(self._plan.lora.adapter, is_resumed)
+            self._record.say(f"the reference model is the trainer's own, {origin}")
+        elif kl_reference == "model":
+            origin = await self._settle_model(is_resumed)
+            place = "GPU" if self._plan.services.ref_model.with_gpus else "CPU"
+            self._record.say(f"the reference model, on {place} and frozen, is {origin}")
+
+    async def _settle_model(self, is_resumed: bool) -> str:
+        """Give a reference model of its own the warmed-up weights; returns their origin, as words."""
+        assert self.reference is not None
+        seconds, what = self._plan.deadlines.weights, "read from"
+        if not self._kept.exists():  # else the run is resumed, and its policy is no longer the one that it started from
+            if not self._record.results["warmup_steps"]:
+                return f"the model {self._record.results['model']}"
+            if is_resumed:
+                raise UserError(
+                    f"--resume: {self._kept} is missing, the reference model that this run was trained against"
+                )
+            ranks, what = self.ranks.deadline(seconds, "writing the weights of the reference model"), "kept as"
+            await ranks.call_one(TrainerActor.write_weights, str(self._kept))
+        await self.reference.deadline(seconds).fanout(ReferenceActor.load, str(self._kept))
+        self.reference.on_ready = self._hand_over
+        return f"the policy after the warm-up, {what} {self._kept}"
+
+    async def _settle_adapters(self, adapter: str, is_resumed: bool) -> str:
+        """Let the trainer keep the adapters after a warm-up; returns what its reference is."""
+        if not self._record.results["warmup_steps"]:
+            return f"with the adapter {adapter}" if adapter else "without its adapters"
+        kept = self._record.folder / KEPT_ADAPTER
+        if is_resumed and not kept.exists():
+            raise UserError(f"--resume: {kept} is missing, the adapter that this run was trained against")
+        ranks = self.ranks.deadline(self._plan.deadlines.weights, "writing the weights of the reference model")
+        await ranks.call_one(TrainerActor.keep_reference, str(kept), is_written=kept.exists())
+        return f"with the adapter that it had after the warm-up, kept as {kept}"
+
+    async def _hand_over(self, replica: Spawned) -> None:
+        """Give the replacement of a replica the kept weights."""
+        load = replica.call_one(ReferenceActor.load, str(self._kept))
+        await unless_gone(within(self._plan.deadlines.weights, load, "the reference"), replica.dead)

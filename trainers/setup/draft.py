@@ -1,0 +1,236 @@
+"""Draft: the settings of a run with their defaults, and all that follows from them alone.
+
+Set-up passes it on: placement, estimates of memory and checks take a draft. Each fact is derived here, once. A draft
+with other settings is another draft: `replace(draft, config=changed)`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from functools import cached_property
+from typing import Any, Literal
+
+from forge_env.core.errors import ForgeError, UserError
+from forge_env.core.types import EpisodeLimits
+from forge_env.runtime.hosts.settings import HostSettings
+from trainers.algorithm import Algorithm
+from trainers.config import RunConfig, TrainingConfig
+from trainers.lora import Lora
+from trainers.model.shape import FoundModel, ModelShape
+from trainers.objective.loss_call import LossCall
+from trainers.objective.objective import Objective, kl_remark
+from trainers.objective.old_logprobs import whose_old_logprobs
+from trainers.objective.plugins import resolve
+from trainers.settings.record import CheckpointConfig, EvaluationConfig, MetricsConfig
+from trainers.settings.services import ServicesConfig
+from trainers.settings.supervised import SFTConfig
+from trainers.settings.tasks import EnvConfig, WarmupConfig
+from trainers.setup.deadlines import Deadlines, patience
+from trainers.setup.options.defaults import Default
+from trainers.setup.placement import Placement, make_placement
+from trainers.setup.titan_settings import reference_settings, trainer_settings
+from trainers.titan.settings import TitanSettings
+
+AT_ONCE = {True: 256, False: 64}
+"""Episodes in flight in an evaluation, by whether the engine is on a GPU."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Draft:
+    """The settings of a run, and what follows from them."""
+
+    config: RunConfig
+    """The complete settings, for set-up and for the run's record."""
+    defaults: Mapping[str, Default]
+    """The defaults of what is trained, by the names of the settings."""
+    trained_by: Algorithm
+    model: FoundModel
+    objective: Objective | None
+    """The loss, and how groups become samples, the user's own plugins among them; None for supervised training."""
+    card: float | None = None
+    """Bytes that the run may use of each GPU; None without GPUs, or if that is not known."""
+    engine_args: Mapping[str, Any] = field(default_factory=dict)
+    """Of vLLM, from `services.generator.engine`."""
+
+    # The sections that a run reads, and two settings beside them.
+    training: TrainingConfig = field(init=False)
+    env: EnvConfig = field(init=False)
+    warmup: WarmupConfig = field(init=False)
+    services: ServicesConfig = field(init=False)
+    evaluation: EvaluationConfig = field(init=False)
+    checkpoint: CheckpointConfig = field(init=False)
+    metrics: MetricsConfig = field(init=False)
+    sft: SFTConfig | None = field(init=False)
+    """None for a policy-gradient run."""
+    output: str = field(init=False)
+    """The folder that the user names; "" for a new one."""
+    resume: bool = field(init=False)
+    """Whether the run goes on from a checkpoint in `output`."""
+
+    def __post_init__(self) -> None:
+        for section in fields(Draft):
+            if not section.init:
+                object.__setattr__(self, section.name, getattr(self.config, section.name, None))
+
+    @property
+    def record(self) -> dict[str, Any]:
+        """All settings as nested dictionaries, for the run's record and for sinks."""
+        return asdict(self.config)
+
+    # ---- the algorithm ----
+
+    @property
+    def algorithm(self) -> str:
+        """Its name, for example "grpo"."""
+        return self.trained_by.name
+
+    @property
+    def command(self) -> str:
+        """What `python -m` starts, for example "trainers.grpo"."""
+        return self.trained_by.command
+
+    @property
+    def own_algorithm(self) -> Algorithm | None:
+        """An algorithm of the user's, which the trainer's process has to import; None for one of the trainer's."""
+        return self.trained_by if self.trained_by.target else None
+
+    @property
+    def is_supervised(self) -> bool:
+        return self.objective is None
+
+    @property
+    def temperature(self) -> float:
+        """The sampling temperature of training; all logprobs are taken at it."""
+        return self.config.algorithm.temperature if self.config.algorithm else 1.0
+
+    @cached_property
+    def old_logprobs(self) -> Literal["generator", "trainer"]:
+        """Whose logprobs are the denominator of the importance ratio."""
+        return whose_old_logprobs(self.config, self.objective.loss, self.precision) if self.objective else "generator"
+
+    @property
+    def window(self) -> int:
+        """Optimizer steps whose old logprobs are of the same weights; their groups are all sampled before the first."""
+        return self.training.sync_interval if self.old_logprobs == "trainer" else 1
+
+    @property
+    def staleness(self) -> int:
+        """Optimizer steps between the weights that sampled a group and the weights that it trains, at most."""
+        return self.training.most_behind
+
+    @property
+    def kl_remark(self) -> str:
+        """A warning on the KL penalty; "" for none."""
+        return kl_remark(self.config)
+
+    # ---- the model ----
+
+    @property
+    def shape(self) -> ModelShape | None:
+        """The sizes of the model; None if they are not known yet."""
+        return self.model.shape
+
+    @property
+    def sizes(self) -> ModelShape:
+        """The sizes of the model, for estimates, which are made only if they are known."""
+        assert self.shape is not None
+        return self.shape
+
+    @cached_property
+    def lora(self) -> Lora | None:
+        """The adapters that are trained; None if all weights are."""
+        return self.config.lora.resolve(self.services.generator.dtype, self.shape)
+
+    @property
+    def replays_routes(self) -> bool:
+        """Whether the engine returns the experts that it chose, and the trainer computes with them."""
+        has_experts = self.shape is not None and self.shape.num_experts > 0
+        return self.config.moe.replay != "off" and not self.is_supervised and has_experts
+
+    def compares_replay(self, step: int) -> bool:
+        """Whether a step, from 1, is also measured without replay."""
+        interval = self.config.moe.compare_interval
+        return self.replays_routes and interval > 0 and (step - 1) % interval == 0
+
+    @cached_property
+    def trainer(self) -> TitanSettings:
+        """What the trainer takes."""
+        return trainer_settings(self.config, self.lora)
+
+    @cached_property
+    def reference(self) -> TitanSettings:
+        """What a reference model takes, if there is one in the placement."""
+        return reference_settings(self.config)
+
+    @property
+    def trainer_dtype(self) -> str:
+        """What the trainer computes in: "float32" or "bfloat16"."""
+        return self.training.dtype_on(self.services.trainer.with_gpus)
+
+    @property
+    def precision(self) -> Literal["float32", "bfloat16"]:
+        """The coarser of what the trainer and the engine compute in."""
+        both = {self.trainer_dtype, self.services.generator.dtype}
+        return "bfloat16" if "bfloat16" in both else "float32"
+
+    # ---- processes ----
+
+    @cached_property
+    def placement(self) -> Placement:
+        """Where each process is. A reference model is started unless the trainer is its own, without its adapters."""
+        needs_reference = self.objective is not None and self.objective.kl_reference == "model"
+        return make_placement(self.config, has_reference=needs_reference and not self.config.lora.is_on)
+
+    @property
+    def hosts(self) -> HostSettings | None:
+        """How the hosts are reached; None if this machine is the only one."""
+        return None if self.config.launcher.kind == "local" else self.config.launcher
+
+    @property
+    def has_engine(self) -> bool:
+        """Whether an engine is started: supervised training without an environment has none."""
+        return bool(self.env.name) or not self.is_supervised
+
+    @property
+    def is_offloaded(self) -> bool:
+        """Whether a trainer on GPUs keeps its weights in the host's memory."""
+        return self.training.cpu_offload and self.services.trainer.with_gpus
+
+    @property
+    def episodes_at_once(self) -> int:
+        """Episodes in flight in an evaluation."""
+        return AT_ONCE[self.services.generator.with_gpus]
+
+    @property
+    def limits(self) -> EpisodeLimits:
+        """Limits of an episode."""
+        return self.env.limits()
+
+    @property
+    def deadlines(self) -> Deadlines:
+        return Deadlines(self.config.deadlines, self.shape.parameters if self.shape else 0)
+
+    @property
+    def patience(self) -> float:
+        """Seconds after which a run in which nothing moves has failed."""
+        return patience(self.config)
+
+
+def plan_objective(config: RunConfig, algorithm: Algorithm) -> Objective | None:
+    """The objective that an algorithm makes of a config; None for supervised training.
+
+    Raises:
+        UserError: for settings out of range or that contradict each other, a plugin that cannot be used, or an
+            algorithm of the user's own that fails.
+    """
+    if algorithm.objective is None:
+        return None
+    try:
+        objective = algorithm.make_objective(config)
+        LossCall(objective.loss)
+    except Exception as error:
+        if isinstance(error, ForgeError) or not algorithm.target:
+            raise
+        raise UserError(f"{algorithm.target}: its objective cannot be made: {type(error).__name__}: {error}") from error
+    return resolve(objective, config)
