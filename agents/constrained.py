@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -30,7 +29,7 @@ class ConstrainedTurn:
     """Tokens of a thought, including its opening token; 0 is no limit."""
 
     async def sample(
-        self, prompt: Sequence[int], sampling: Sampling, *, thinks: bool
+        self, prompt: np.ndarray, sampling: Sampling, *, thinks: bool
     ) -> tuple[Completion, list[np.ndarray]]:
         """The completion of the full turn, and the prompt of each request as the engine reports it.
 
@@ -49,14 +48,13 @@ class ConstrainedTurn:
         sampled = first.token_ids.tolist()
         is_ended = sampled[-1] == self.renderer.end_thought
         inserted = self.renderer.after_thought if is_ended else self.renderer.close_thought
-        begun = (*sampled, *inserted)
-        room = sampling.max_tokens - len(begun)
+        room = sampling.max_tokens - len(sampled) - len(inserted)
         if room < 1 or not (is_ended or self.budget):
             return replace(first, finish_reason="length"), [first.prompt_ids]
-        rest = await self._answer((*prompt, *begun), replace(sampling, max_tokens=room), 1)
+        rest = await self._answer(first.with_inserted(inserted), replace(sampling, max_tokens=room), 1)
         return first.then(inserted, rest), [first.prompt_ids, rest.prompt_ids]
 
-    async def _thought(self, prompt: Sequence[int], sampling: Sampling) -> Completion | None:
+    async def _thought(self, prompt: np.ndarray, sampling: Sampling) -> Completion | None:
         """Sample a thought with its end, or a thought that a limit has cut; None if the model has not thought."""
         end = self.renderer.end_thought
         room = min(sampling.max_tokens, self.budget or sampling.max_tokens)
@@ -67,7 +65,7 @@ class ConstrainedTurn:
         is_cut = first.finish_reason == "length" and self.renderer.is_in_thought(ids)
         return first if is_whole or is_cut else None
 
-    async def _answer(self, prompt: Sequence[int], sampling: Sampling, number: int) -> Completion:
+    async def _answer(self, prompt: np.ndarray, sampling: Sampling, number: int) -> Completion:
         answer = await self.ask(prompt, sampling, number)
         if answer.constrained != len(answer.token_ids):
             raise TurnRefused("the policy samples without grammars, so it cannot hold an answer to a form")

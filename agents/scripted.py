@@ -13,7 +13,7 @@ from agents.renderer.dialects import from_openai
 from forge_env.core.errors import PolicyError, UserError
 from forge_env.core.own_copies import own_copy
 from forge_env.core.protocols import ANSWER_SECONDS, Conversation
-from forge_env.core.tokens import IDS, array_of
+from forge_env.core.tokens import IDS, Ids, array_of, as_list
 from forge_env.core.turn import Completion, Turn
 from forge_env.core.types import Action, Message, Sampling, ToolSpec
 from forge_env.registry.registry import env_class, load
@@ -140,15 +140,15 @@ class ScriptedAgent:
                 constraint=label,
             )
             return turn, action
-        prompt, old, starts_row = self._renderer.next_prompt(conversation, tools)
+        row, new = self._renderer.next_prompt(conversation, tools)
         turn = Turn(
             kind="tokens",
             observation=conversation.observation,
             message=message,
             tool_calls=calls,
-            prompt_ids=array_of(prompt[old:], IDS),
+            prompt_ids=array_of(new, IDS),
             token_ids=array_of(self._renderer.write(message), IDS),
-            starts_row=starts_row,
+            starts_row=not len(row),
             constraint=label,
         )
         return turn, action
@@ -248,10 +248,8 @@ class ScriptedPolicy:
         self._script = script
         self.version = version
 
-    async def generate(
-        self, prompt_ids: Sequence[int], sampling: Sampling, *, request_id: str, session: str
-    ) -> Completion:
-        token_ids = tuple(self._script(prompt_ids))[: sampling.max_tokens]
+    async def generate(self, prompt_ids: Ids, sampling: Sampling, *, request_id: str, session: str) -> Completion:
+        token_ids = tuple(self._script(as_list(prompt_ids)))[: sampling.max_tokens]
         stopped = token_ids[-1] in sampling.stop_token_ids
         return Completion(
             prompt_ids=array_of(prompt_ids, IDS),

@@ -10,13 +10,13 @@ import numpy as np
 from forge_env.core.turn import Completion, digest
 from forge_env.core.types import NOT_SAMPLED, Sampling
 
-Ask = Callable[[Sequence[int], Sampling, int], Awaitable[Completion]]
+Ask = Callable[[np.ndarray, Sampling, int], Awaitable[Completion]]
 """Samples a completion of a prompt; the number is the request's place in its turn, 0 or 1."""
 
 
 async def sample_within(
     ask: Ask,
-    prompt: Sequence[int],
+    prompt: np.ndarray,
     sampling: Sampling,
     *,
     budget: int,
@@ -49,8 +49,8 @@ async def sample_within(
         return first, [first.prompt_ids]
     sampled = first.token_ids.tolist()
     inserted = tuple(close) if is_in_thought(sampled) else ()
-    begun = (*sampled, *inserted)
-    rest = await ask((*prompt, *begun), replace(sampling, max_tokens=sampling.max_tokens - len(begun)), 1)
+    left = sampling.max_tokens - len(sampled) - len(inserted)
+    rest = await ask(first.with_inserted(inserted), replace(sampling, max_tokens=left), 1)
     return first.then(inserted, rest), [first.prompt_ids, rest.prompt_ids]
 
 

@@ -13,7 +13,7 @@ from agents.renderer.rendering import Renderer
 from agents.stop_strings import truncate_at_stop
 from agents.thought_budget import context_digest, sample_within
 from forge_env.core.protocols import ANSWER_SECONDS, ContextFull, Conversation, NextTurn, Policy, PromptCounted
-from forge_env.core.tokens import IDS, array_of
+from forge_env.core.tokens import IDS, array_of, join_arrays
 from forge_env.core.turn import Completion, Turn
 from forge_env.core.types import NOT_SAMPLED, Action, Message, Sampling, TokenLogprob, ToolSpec
 
@@ -67,10 +67,12 @@ class TokenAgent:
         """
         asked, observation = conversation.asked or _DEFAULT_TURN, conversation.observation
         if asked.prompt is None:
-            prompt, old, starts_row = self.renderer.next_prompt(conversation, tools)
+            row, added = self.renderer.next_prompt(conversation, tools)
         else:
-            prompt, old, starts_row = self.renderer.plain_prompt(conversation, asked.prompt)
-            observation = (_as_message(self.renderer.decode(prompt[old:])),)
+            row, added = self.renderer.plain_prompt(conversation, asked.prompt)
+            observation = (_as_message(self.renderer.decode(added)),)
+        new = array_of(added, IDS)
+        prompt = join_arrays(IDS, row, new)
         if asked.count:
             raise PromptCounted(len(prompt))
         room = min(conversation.max_turn_tokens, conversation.max_tokens - len(prompt))
@@ -86,16 +88,16 @@ class TokenAgent:
         action = self.renderer.read(sampled, completion.finish_reason)
         # Of the earlier turns' tokens only the last one was not an input yet. The last one of this turn is not one
         # either.
-        first, end = max(0, old - 1), len(prompt) + len(sampled) - 1
+        first, end = max(0, len(row) - 1), len(prompt) + len(sampled) - 1
         turn = Turn(
             kind="sampled",
             observation=observation,
             message=action.message,
             tool_calls=action.tool_calls,
-            prompt_ids=array_of(prompt[old:], IDS),
+            prompt_ids=new,
             **completion.sampled,
             versions=completion.versions,
-            starts_row=starts_row,
+            starts_row=not len(row),
             context_digest=context_digest(seen, completion.versions),
             finish_reason=completion.finish_reason,
             routes=tuple(routes.within(first, end) for routes in completion.routes) if completion.routes else (),
@@ -124,7 +126,7 @@ class TokenAgent:
         return tuple(sampled[:-1] if token_ids[-1] in self.renderer.stop_token_ids else sampled)
 
     async def _sample(
-        self, conversation: Conversation, asked: NextTurn, prompt: Sequence[int], room: int, grammar: str
+        self, conversation: Conversation, asked: NextTurn, prompt: np.ndarray, room: int, grammar: str
     ) -> tuple[Completion, list[np.ndarray]]:
         """Sample the tokens of one turn; returns them, and the prompt of each request as the engine reports it."""
         turn, seed, session = len(conversation.turns), conversation.seed, conversation.request_id
@@ -145,7 +147,7 @@ class TokenAgent:
             completion = await self._policy.generate(prompt, sampling, request_id=request_id, session=session)
             return completion, [completion.prompt_ids]
 
-        async def ask(prompt_ids: Sequence[int], sampling: Sampling, number: int) -> Completion:
+        async def ask(prompt_ids: np.ndarray, sampling: Sampling, number: int) -> Completion:
             if number and seed is not None:
                 sampling = replace(sampling, seed=_turn_seed(seed, turn, number))
             id_ = f"{request_id}+{number}" if number else request_id

@@ -99,7 +99,7 @@ class BareLoop:
         for task in tasks:
             system: Message = {"role": "system", "content": self.env.system_prompt}  # type: ignore[attr-defined]
             conversation = Conversation(request_id="", observation=(system, *task.prompt))
-            prompt, _, _ = self.renderer.next_prompt(conversation, self.env().tools)
+            _, prompt = self.renderer.next_prompt(conversation, self.env().tools)
             episodes.append({"task": task, "ids": prompt, "mask": [0] * len(prompt), "logprobs": [0.0] * len(prompt)})
         for most in (FIRST_TURN_TOKENS, SECOND_TURN_TOKENS):
             answers, logprobs = self.sample([e["ids"] for e in episodes], most)

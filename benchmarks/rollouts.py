@@ -149,7 +149,7 @@ class PreparedPolicy:
             await asyncio.sleep(self._seconds)
         token_ids = self._turns[int(session.partition("/")[0]) % TASKS][int(request_id.rpartition("/")[2])]
         return Completion(
-            prompt_ids=array_of(prompt_ids, IDS),
+            prompt_ids=prompt_ids,
             token_ids=token_ids,
             logprobs=self._logprobs[: len(token_ids)],  # an array of its own, as an engine's is
             versions=((0, len(token_ids)),),

@@ -16,6 +16,7 @@ from agents.model_folder import context_length, find_model, split_adapter
 from agents.token_agent import TokenAgent
 from forge_env.core.errors import PolicyError, UserError
 from forge_env.core.protocols import Agent, Conversation
+from forge_env.core.tokens import Ids
 from forge_env.core.turn import Completion, Turn
 from forge_env.core.types import Action, Sampling, ToolSpec
 from forge_env.utils.deadlines import queued
@@ -92,9 +93,7 @@ class LocalPolicy:
         """Stop the engine; running requests end with a PolicyError."""
         await self._engine.close()
 
-    async def generate(
-        self, prompt_ids: Sequence[int], sampling: Sampling, *, request_id: str, session: str
-    ) -> Completion:
+    async def generate(self, prompt_ids: Ids, sampling: Sampling, *, request_id: str, session: str) -> Completion:
         if self._alone is None:
             return await self._engine.generate(prompt_ids, sampling, request_id)
         async with queued():

@@ -95,7 +95,7 @@ class PolicyActor(ForgeActor):
         if self._renderer is None:
             self._renderer = Renderer(self._model)
         asked = Conversation(request_id=request_id, observation=({"role": "user", "content": prompt},))
-        prompt_ids, _, _ = self._renderer.next_prompt(asked, ())
+        _, prompt_ids = self._renderer.next_prompt(asked, ())
         sampling = replace(sampling, stop_token_ids=sampling.stop_token_ids or self._renderer.stop_token_ids)
         completion = await self._asked(self._engine.generate(prompt_ids, sampling, request_id))
         message = self._renderer.read(completion.token_ids, completion.finish_reason).message
@@ -191,9 +191,7 @@ class ActorPolicy:
     answer_seconds = None
     """No limit here: the service ends every call."""
 
-    async def generate(
-        self, prompt_ids: Sequence[int], sampling: Sampling, *, request_id: str, session: str
-    ) -> Completion:
+    async def generate(self, prompt_ids: Ids, sampling: Sampling, *, request_id: str, session: str) -> Completion:
         service = self._service.session(session)
         return await service.route(PolicyActor.generate, array_of(prompt_ids, IDS), sampling, request_id)
 

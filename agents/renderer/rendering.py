@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from renderers.base import ParsedToolCall, ToolCallParseStatus
 
 from agents.renderer.dialects import parse, to_openai
@@ -36,7 +37,7 @@ from agents.renderer.tokenizer import FastTokenizer, chat_template
 from forge_env.core.constraint import Constraint
 from forge_env.core.errors import TemplateError, UserError
 from forge_env.core.protocols import Conversation
-from forge_env.core.tokens import Ids, as_list
+from forge_env.core.tokens import IDS, NO_IDS, Ids, as_list, join_arrays
 from forge_env.core.types import Action, Message, ToolCall, ToolSpec
 
 
@@ -78,26 +79,26 @@ class Renderer:
         self._tools: dict[int, tuple[Sequence[ToolSpec], Sequence[ToolSpec], str]] = {}
         self._bridges = {role: self._learn_bridge(role) for role in ("tool", "user")}
 
-    def next_prompt(self, conversation: Conversation, tools: Sequence[ToolSpec]) -> tuple[list[int], int, bool]:
-        """The next prompt, the number of its tokens from earlier turns (0 for a new row), and whether a row starts."""
+    def next_prompt(self, conversation: Conversation, tools: Sequence[ToolSpec]) -> tuple[np.ndarray, list[int]]:
+        """The next prompt in two parts: the tokens of earlier turns, none if a row starts, and the new tokens."""
         row = _last_row(conversation)
         tools, text_of_tools = self._defused_tools(tools)
-        if row:
+        if len(row):
             new = self._defused(conversation.observation)
             bridged = self._bridge(row, conversation.turns[-1].token_ids.tolist(), new, tools)
             if bridged is not None:
-                return bridged, len(row), False
+                return row, bridged
         if not conversation.turns:
-            return self._first_prompt(self._defused(conversation.observation), tools, text_of_tools), 0, True
+            return NO_IDS, self._first_prompt(self._defused(conversation.observation), tools, text_of_tools)
         messages = self._defused(conversation.messages)
         if self._family.one_call:
             messages = _one_call_each(messages)
         prompt = self._render(messages, tools, add_generation_prompt=True)
-        if self.thinks and row and prompt[: len(row)] == row:  # no thought to drop, so nothing is rewritten
-            return prompt, len(row), False
-        return prompt, 0, True
+        if self.thinks and len(row) and prompt[: len(row)] == row.tolist():  # no thought to drop: nothing is rewritten
+            return row, prompt[len(row) :]
+        return NO_IDS, prompt
 
-    def plain_prompt(self, conversation: Conversation, prompt: str | Sequence[int]) -> tuple[list[int], int, bool]:
+    def plain_prompt(self, conversation: Conversation, prompt: str | Sequence[int]) -> tuple[np.ndarray, list[int]]:
         """Like `next_prompt`, for a prompt without a template.
 
         A prompt that begins with the full last row continues the row's tokens.
@@ -108,10 +109,10 @@ class Renderer:
         row = _last_row(conversation)
         if isinstance(prompt, str):
             text = self.decode(row)
-            is_old = bool(row) and prompt.startswith(text) and len(prompt) > len(text)
+            is_old = len(row) > 0 and prompt.startswith(text) and len(prompt) > len(text)
             new = self.encode(prompt[len(text) :] if is_old else prompt)
         else:
-            is_old = bool(row) and list(prompt[: len(row)]) == row and len(prompt) > len(row)
+            is_old = 0 < len(row) < len(prompt) and list(prompt[: len(row)]) == row.tolist()
             new = list(prompt[len(row) :] if is_old else prompt)
         if not new:
             raise TemplateError("the prompt to complete is empty: write at least one token")
@@ -119,7 +120,7 @@ class Renderer:
             raise TemplateError(
                 f"token {wrong[0]} of the prompt is not in the vocabulary, which is 0 to {len(self._tokenizer) - 1}"
             )
-        return (row + new, len(row), False) if is_old else (new, 0, True)
+        return (row if is_old else NO_IDS), new
 
     def write(self, message: Message) -> list[int]:
         """The tokens of `message` as a model would sample them, with the end-of-turn token.
@@ -273,19 +274,20 @@ class Renderer:
         return [self._defuse(item) for item in value] if isinstance(value, (list, tuple)) else value
 
     def _bridge(
-        self, row: list[int], sampled: list[int], new: list[Message], tools: Sequence[ToolSpec]
+        self, row: np.ndarray, sampled: list[int], new: list[Message], tools: Sequence[ToolSpec]
     ) -> list[int] | None:
-        """Continue a row with new messages; None if the template would rewrite the row."""
+        """The tokens of new messages that continue a row; None if the template would rewrite the row."""
         role = new[0]["role"] if new else ""
         parts = self._bridges.get(role)
         # If a turn ended with the stop token, without reasoning, the continuation depends on the new messages only.
         is_plain = sampled[-1] == self.stop_token_ids[0] and self._think not in sampled
         if parts is not None and is_plain and all(message["role"] == role for message in new):
-            return row + parts.fill(self._tokenizer, [message["content"] for message in new])
-        bridged = self._renderer.bridge_to_next_turn(row[: -len(sampled)], sampled, new, tools=list(tools) or None)
-        if bridged is None or bridged.token_ids[: len(row)] != row:
+            return parts.fill(self._tokenizer, [message["content"] for message in new])
+        before = row[: -len(sampled)].tolist()
+        bridged = self._renderer.bridge_to_next_turn(before, sampled, new, tools=list(tools) or None)
+        if bridged is None or bridged.token_ids[: len(row)] != before + sampled:
             return None
-        return row + self._as_served(bridged.token_ids[len(row) :])
+        return self._as_served(bridged.token_ids[len(row) :])
 
     def _learn_bridge(self, role: str) -> TemplateParts | None:
         """Learn the template parts of messages that follow a turn of the model."""
@@ -356,14 +358,13 @@ def _one_call_each(messages: Sequence[Message]) -> list[Message]:
     return split
 
 
-def _last_row(conversation: Conversation) -> list[int]:
-    row: list[int] = []
+def _last_row(conversation: Conversation) -> np.ndarray:
+    parts: list[np.ndarray] = []
     for turn in conversation.turns:
         if turn.starts_row:
-            row = []
-        row += turn.prompt_ids.tolist()
-        row += turn.token_ids.tolist()
-    return row
+            parts.clear()
+        parts += (turn.prompt_ids, turn.token_ids)
+    return join_arrays(IDS, *parts)
 
 
 def _tool_call(index: int, parsed: ParsedToolCall) -> ToolCall:

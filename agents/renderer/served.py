@@ -49,14 +49,14 @@ def trial(renderer: Renderer, prompt: Sequence[Message] = (), tools: Sequence[To
     """
     conversation = Conversation(request_id="trial", observation=tuple(prompt) or _PROMPT)
     for answer, following in _exchange(tools, thinks=renderer.thinks):
-        ids, old, starts_row = renderer.next_prompt(conversation, tools)
+        row, new = renderer.next_prompt(conversation, tools)
         turn = Turn(
             kind="tokens",
             observation=conversation.observation,
             message=answer,
-            prompt_ids=array_of(ids[old:], IDS),
+            prompt_ids=array_of(new, IDS),
             token_ids=array_of(renderer.write(answer), IDS),
-            starts_row=starts_row,
+            starts_row=not len(row),
         )
         conversation.turns.append(turn)
         conversation.observation = (following,)

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
+import numpy as np
+
 from forge_env.core.constraint import Constraint
 from forge_env.core.episode import Turn
 from forge_env.core.turn import Completion
@@ -143,5 +145,7 @@ class Policy(Protocol):
     """
 
     async def generate(
-        self, prompt_ids: Sequence[int], sampling: Sampling, *, request_id: str, session: str
-    ) -> Completion: ...
+        self, prompt_ids: np.ndarray, sampling: Sampling, *, request_id: str, session: str
+    ) -> Completion:
+        """Sample a completion of a prompt, an int32 array that cannot be written to; `tolist` makes a list of it."""
+        ...

@@ -43,21 +43,30 @@ def array_of(values: Any, kind: np.dtype, name: str = "tokens") -> np.ndarray:
     Raises:
         UserError: they are no sequence of numbers of this kind.
     """
+    if _is_made(values, kind):
+        return values
     if type(values) is np.ndarray and values.ndim == 1:
         if values.dtype == kind:
-            is_own = type(values.base) is bytes and len(values.base) == values.nbytes
-            return values if is_own else np.frombuffer(values.tobytes(), kind)
+            return np.frombuffer(values.tobytes(), kind)
         if kind.kind == "f" and values.dtype.kind in "fiu":
             return np.frombuffer(values.astype(kind).tobytes(), kind)
         values = values.tolist()  # its numbers are checked as those of a list
-    code = "d" if kind.kind == "f" else kind.char
+    packed = FLOATS if kind.kind == "f" else kind
     try:
-        array = np.frombuffer(struct.pack(f"{len(values)}{code}", *values), code)
+        array = np.frombuffer(struct.pack(f"{len(values)}{packed.char}", *values), packed)
     except (TypeError, ValueError, OverflowError, struct.error) as error:
         given = " ".join(repr(values).split())
         allowed = _EXAMPLES.get(kind.char, "numbers, such as (-0.5, -0.1)")
         raise UserError(f"{name}={given:.80} is no sequence of {allowed}, and no array of them: {error}") from None
-    return array if code == kind.char else array_of(array, kind)
+    return array if packed is kind else array_of(array, kind)
+
+
+def _is_made(values: Any, kind: np.dtype, array: Any = np.ndarray) -> bool:
+    """Whether values are an array of `array_of`; what every turn asks several times."""
+    if type(values) is not array or values.dtype is not kind:
+        return False
+    base = values.base
+    return type(base) is bytes and len(base) == values.nbytes
 
 
 def join_arrays(kind: np.dtype, *parts: Any) -> np.ndarray:
@@ -65,9 +74,19 @@ def join_arrays(kind: np.dtype, *parts: Any) -> np.ndarray:
     return np.frombuffer(b"".join(parts), kind)
 
 
+def bytes_of(array: np.ndarray) -> bytes:
+    """The bytes of an array of `array_of`, without a copy."""
+    data: Any = array.base
+    assert type(data) is bytes
+    return data
+
+
 def as_list(values: Ids) -> list[int]:
     """Return ids as Python's own integers, which tokenizers and engines want."""
     return values.tolist() if isinstance(values, np.ndarray) else list(values)
+
+
+NO_IDS, NO_FLOATS = array_of((), IDS), array_of((), FLOATS)
 
 
 class TokenRecord:
@@ -82,9 +101,8 @@ class TokenRecord:
 
     def __post_init__(self) -> None:
         for name, kind in self.ARRAYS.items():
-            values = getattr(self, name)
-            if (array := array_of(values, kind, name)) is not values:
-                object.__setattr__(self, name, array)
+            if not _is_made(values := getattr(self, name), kind):
+                object.__setattr__(self, name, array_of(values, kind, name))
 
     def __eq__(self, other: object) -> bool:
         cls: Any = type(self)
@@ -97,8 +115,8 @@ class TokenRecord:
 
     def __reduce__(self) -> tuple[Any, ...]:
         cls: Any = type(self)
-        values = ((name, getattr(self, name)) for name in _names(cls))
-        return _restored, (cls, [_as_bytes(value) if name in cls.ARRAYS else value for name, value in values])
+        values = [getattr(self, name) for name in _names(cls)]
+        return _restored, (cls, [bytes_of(value) if type(value) is np.ndarray else value for value in values])
 
 
 @functools.cache
@@ -110,10 +128,6 @@ def _is_equal(one: Any, other: Any) -> bool:
     if isinstance(one, np.ndarray) or isinstance(other, np.ndarray):
         return type(one) is type(other) and np.array_equal(one, other, equal_nan=one.dtype.kind == "f")
     return bool(one == other)
-
-
-def _as_bytes(value: Any) -> Any:
-    return value.base if type(value) is np.ndarray else value
 
 
 def _restored(cls: Any, values: Sequence[Any]) -> TokenRecord:

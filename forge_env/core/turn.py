@@ -11,7 +11,18 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import numpy as np
 
 from forge_env.core.errors import InvariantError
-from forge_env.core.tokens import FLOATS, IDS, MASK, Ids, TokenRecord, array_of, join_arrays
+from forge_env.core.tokens import (
+    FLOATS,
+    IDS,
+    MASK,
+    NO_FLOATS,
+    NO_IDS,
+    Ids,
+    TokenRecord,
+    array_of,
+    bytes_of,
+    join_arrays,
+)
 from forge_env.core.types import NOT_SAMPLED, Message, ToolCall, ToolUse
 
 if TYPE_CHECKING:
@@ -20,7 +31,6 @@ if TYPE_CHECKING:
 TurnKind = Literal["text", "tokens", "sampled"]
 SAMPLED: Mapping[str, np.dtype] = {"token_ids": IDS, "logprobs": FLOATS}
 """What an engine reports of each token that it samples: fields of a Completion and of the Turn that it becomes."""
-NO_IDS, NO_FLOATS = array_of((), IDS), array_of((), FLOATS)
 _NO_VERSION = NOT_SAMPLED.to_bytes(4, "little", signed=True)
 _NO_TOKENS = "a text turn has no tokens"
 _NEEDS_TOKENS = "a turn holds at least one token that the model wrote"
@@ -71,6 +81,10 @@ class Completion(TokenRecord):
         versions = first_versions(self.versions, count)
         return replace(self, **cut, versions=versions, constrained=max(0, self.constrained - left_out))
 
+    def with_inserted(self, inserted: Sequence[int]) -> np.ndarray:
+        """The tokens so far, followed by inserted ones: the prompt of a turn's second request."""
+        return join_arrays(IDS, self.prompt_ids, self.token_ids, array_of(inserted, IDS, "inserted"))
+
     def then(self, inserted: Sequence[int], rest: Completion) -> Completion:
         """Return the completion of a turn that had two requests.
 
@@ -82,8 +96,7 @@ class Completion(TokenRecord):
             InvariantError: when the engine has seen another prompt there than the tokens so far.
         """
         added: dict[str, Any] = {"token_ids": array_of(inserted, IDS, "inserted")}
-        seen = join_arrays(IDS, self.prompt_ids, self.token_ids, added["token_ids"])
-        if not np.array_equal(seen, rest.prompt_ids):
+        if not np.array_equal(self.with_inserted(inserted), rest.prompt_ids):
             raise InvariantError("what the engine saw of a turn's second request is not the turn so far")
         zeros = bytes(len(inserted) * FLOATS.itemsize)
         joined: dict[str, Any] = {
@@ -228,33 +241,34 @@ def join(turns: Sequence[Turn]) -> Row:
         InvariantError: when the engine saw another prompt than the turns before.
     """
     row_hash = hashlib.blake2b(digest_size=8)  # incremental: a new `digest` at every turn would be quadratic
-    # Bytes are joined four times as fast as short arrays are.
-    ids: list[Any] = []
+    ids: list[bytes] = []
     masks: list[bytes] = []
-    logprobs: list[Any] = []
+    logprobs: list[bytes] = []
     versions: list[bytes] = []
     for turn in turns:
-        prompt, tokens = len(turn.prompt_ids), len(turn.token_ids)
-        row_hash.update(turn.prompt_ids.data)
+        # Bytes are joined and hashed several times as fast as short arrays.
+        prompt, sampled, scores = bytes_of(turn.prompt_ids), bytes_of(turn.token_ids), bytes_of(turn.logprobs)
+        tokens, spans = len(turn.token_ids), turn.versions
+        row_hash.update(prompt)
         end = 0
         for start, seen in _requests(turn):
             if start:
-                row_hash.update(turn.token_ids[end:start].data)
+                row_hash.update(sampled[4 * end : 4 * start])
             require(row_hash.hexdigest() == seen, "what the engine saw is the concatenation of the row")
             end = start
-        row_hash.update(turn.token_ids[end:].data)
-        ids += (turn.prompt_ids, turn.token_ids)
-        spans, learned = turn.versions, tokens
+        row_hash.update(sampled[4 * end :])
         if turn.auxiliary or turn.constrained:  # tokens without a loss are in a row as if nobody had sampled them
             learned = 0 if turn.auxiliary else tokens - turn.constrained
             spans = (*first_versions(spans, learned), (NOT_SAMPLED, tokens - learned))
-        masks.append(bytes(prompt))
-        masks += [bytes([version != NOT_SAMPLED]) * count for version, count in spans] or [b"\1" * tokens]
-        logprobs += (bytes(8 * prompt), turn.logprobs[:learned], bytes(8 * (tokens - min(learned, len(turn.logprobs)))))
-        versions.append(_NO_VERSION * prompt)
-        versions += [version.to_bytes(4, "little", signed=True) * count for version, count in spans] or [
-            _NO_VERSION * tokens
-        ]
+            scores = scores[: 8 * learned]
+        ids += (prompt, sampled)
+        masks.append(bytes(len(prompt) // 4))
+        logprobs += (bytes(2 * len(prompt)), scores, bytes(8 * tokens - len(scores)))
+        versions.append(_NO_VERSION * (len(prompt) // 4))
+        for version, count in spans or ((NOT_SAMPLED, tokens),):
+            versions.append(version.to_bytes(4, "little", signed=True) * count)
+            is_inserted = version == NOT_SAMPLED and bool(spans)  # a demonstration has no spans
+            masks.append((b"\0" if is_inserted else b"\1") * count)
     return Row(
         token_ids=join_arrays(IDS, *ids),
         loss_mask=join_arrays(MASK, *masks),

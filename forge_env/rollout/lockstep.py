@@ -50,7 +50,7 @@ class LockstepPolicy:
         self.answer_seconds = getattr(policy, "answer_seconds", ANSWER_SECONDS)
 
     async def generate(
-        self, prompt_ids: Sequence[int], sampling: Sampling, *, request_id: str, session: str
+        self, prompt_ids: np.ndarray, sampling: Sampling, *, request_id: str, session: str
     ) -> Completion:
         wave = _wave.get()
         if wave is None:

@@ -28,6 +28,7 @@ from forge_env.records.audit import audit
 from forge_env.rollout.factory import EnvFactory
 from forge_env.rollout.lockstep import LockstepPolicy, Request, Wave
 from forge_env.rollout.rollout import run_episode
+from tests.helpers.turns import next_prompt
 from trainers.batching.batch import Sample, pack
 from trainers.objective.credit import per_target, target_logprobs, turn_targets
 
@@ -99,7 +100,7 @@ async def test_one_request_is_enough_if_the_budget_ends_no_thought(
     tiny_model: Path, renderer: Renderer, case: str
 ) -> None:
     text, limits = ONE_REQUEST[case]
-    prompt, *_ = renderer.next_prompt(Conversation(request_id="", observation=TASK.prompt), ())
+    prompt, *_ = next_prompt(renderer, Conversation(request_id="", observation=TASK.prompt), ())
     if "max_tokens" in limits:
         limits = {**limits, "max_tokens": len(prompt) + 33}
     policy = Writer(renderer, text)

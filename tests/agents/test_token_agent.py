@@ -22,6 +22,7 @@ from forge_env.core.turn import Completion
 from forge_env.core.types import EpisodeLimits, Message, Outcome, Sampling
 from forge_env.rollout.factory import EnvFactory
 from forge_env.rollout.rollout import run_episode
+from tests.helpers.turns import next_prompt
 
 TASK = Math.tasks(count=1)[0]
 CALL: Message = {
@@ -114,7 +115,7 @@ async def test_the_answer_is_given_what_room_is_left(tiny_model: Path) -> None:
     policy = Recorder([[5] * 99])
     agent = TokenAgent(str(tiny_model), policy)
     conversation = Conversation(request_id="c", observation=TASK.prompt, max_turn_tokens=50)
-    prompt, *_ = agent.renderer.next_prompt(conversation, ())
+    prompt, *_ = next_prompt(agent.renderer, conversation, ())
     conversation.max_tokens = len(prompt) + 7
     turn, action = await agent.act(conversation, ())
     assert (len(turn.token_ids), turn.finish_reason, action.finish_reason) == (7, "length", "length")
@@ -124,7 +125,7 @@ async def test_a_full_context_is_said_and_the_policy_not_asked(tiny_model: Path)
     policy = Recorder([])
     agent = TokenAgent(str(tiny_model), policy)
     conversation = Conversation(request_id="c", observation=TASK.prompt)
-    prompt, *_ = agent.renderer.next_prompt(conversation, ())
+    prompt, *_ = next_prompt(agent.renderer, conversation, ())
     conversation.max_tokens = len(prompt)
     with pytest.raises(ContextFull):
         await agent.act(conversation, ())

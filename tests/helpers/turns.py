@@ -10,12 +10,17 @@ from forge_env.core.episode import Turn
 from forge_env.core.protocols import Conversation
 
 
+def next_prompt(renderer: Renderer, conversation: Conversation, tools: Sequence[Any]) -> tuple[list[int], int, bool]:
+    """The next prompt, the number of its tokens from earlier turns, and whether a row starts."""
+    row, new = renderer.next_prompt(conversation, tools)
+    return row.tolist() + new, len(row), not len(row)
+
+
 def add_turn(
     renderer: Renderer, conversation: Conversation, token_ids: list[int], tools: Sequence[Any]
 ) -> tuple[list[int], int]:
     """Ask for the next prompt, record the turn as an agent would; returns the prompt and how much of it is old."""
-    prompt, old, starts_row = renderer.next_prompt(conversation, tools)
-    assert starts_row == (old == 0)
+    prompt, old, starts_row = next_prompt(renderer, conversation, tools)
     action = renderer.read(token_ids, "stop")
     conversation.turns.append(
         Turn(

@@ -59,7 +59,7 @@ class RowMaker:
         if end := next((end for end in self._ends if end in message["content"]), ""):
             raise BadRow(f"an assistant message spells out {end}, which would end it there")
         try:
-            prompt, old, starts_row = self._renderer.next_prompt(conversation, tools)
+            row, new = self._renderer.next_prompt(conversation, tools)
             written = self._renderer.write(message)
         except UserError as error:
             raise BadRow(str(error)) from None
@@ -67,9 +67,9 @@ class RowMaker:
             kind="tokens",
             observation=conversation.observation,
             message=message,
-            prompt_ids=array_of(prompt[old:], IDS),
+            prompt_ids=array_of(new, IDS),
             token_ids=array_of(written, IDS),
-            starts_row=starts_row,
+            starts_row=not len(row),
         )
 
     def has_written(self, rows: Sequence[Row], messages: Sequence[Message]) -> bool:

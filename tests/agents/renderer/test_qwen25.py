@@ -24,6 +24,7 @@ from forge_env.core.types import EpisodeLimits, Message
 from forge_env.rollout.factory import EnvFactory
 from forge_env.rollout.rollout import run_episode
 from tests.helpers import turns
+from tests.helpers.turns import next_prompt
 
 TOOLS = Math().tools
 TASK = Math.tasks(count=1)[0]
@@ -150,7 +151,7 @@ def test_a_first_prompt_has_the_templates_tokens(
     tools, first = TOOLS if with_tools else (), [*system, user]
     assume("tool_response>" not in user["content"])  # written by a user it is taken apart
     ids = theirs.apply_chat_template(first, tools=list(tools) or None, add_generation_prompt=True, return_dict=False)
-    assert renderer.next_prompt(Conversation(request_id="c", observation=tuple(first)), tools) == (ids, 0, True)
+    assert next_prompt(renderer, Conversation(request_id="c", observation=tuple(first)), tools) == (ids, 0, True)
 
 
 def test_the_template_by_eye(renderer: Renderer) -> None:
@@ -207,7 +208,7 @@ def test_tool_results_are_bridged_onto_what_was_sampled(
     sampled = tokenizer.encode("hm" + end)
     first, _ = add_turn(renderer, conversation, sampled)
     conversation.observation = tuple({"role": "tool", "content": r, "tool_call_id": "call_0"} for r in results)
-    prompt, old, starts_row = renderer.next_prompt(conversation, TOOLS)
+    prompt, old, starts_row = next_prompt(renderer, conversation, TOOLS)
     assert not starts_row and prompt[:old] == [*first, *sampled]
     observed = "\n".join(f"<tool_response>\n{r}\n</tool_response>" for r in results)
     assert tokenizer.decode(prompt[old:]) == (
@@ -221,7 +222,7 @@ def test_an_unusual_tokenisation_survives(renderer: Renderer, tokenizer: FastTok
     conversation = Conversation(request_id="c", observation=FIRST)
     first, _ = add_turn(renderer, conversation, odd)
     conversation.observation = ({"role": "user", "content": "so?"},)
-    prompt, old, _ = renderer.next_prompt(conversation, TOOLS)
+    prompt, old, _ = next_prompt(renderer, conversation, TOOLS)
     assert prompt[:old] == [*first, *odd]
 
 
@@ -242,20 +243,20 @@ def test_bridging_gives_what_rendering_the_whole_gives(
         assert old == len(row) and prompt[:old] == row
         row = [*prompt, *written]
         conversation.observation = tuple(observation)
-    bridged, old, _ = renderer.next_prompt(conversation, TOOLS)
+    bridged, old, _ = next_prompt(renderer, conversation, TOOLS)
     assert bridged[:old] == row
     messages, conversation.turns = conversation.messages, []
     conversation.observation = tuple(messages)
-    assert renderer.next_prompt(conversation, TOOLS) == (bridged, 0, True)
+    assert next_prompt(renderer, conversation, TOOLS) == (bridged, 0, True)
 
 
 def test_a_token_reaches_from_a_prompt_into_an_answer_that_is_given_as_history(renderer: Renderer) -> None:
     """Servers tokenise the text of a conversation in one pass, which merges lines that a model would sample apart."""
     answer: Message = {"role": "assistant", "content": "\n\n4"}
-    prompt, *_ = renderer.next_prompt(Conversation(request_id="c", observation=FIRST), ())
+    prompt, *_ = next_prompt(renderer, Conversation(request_id="c", observation=FIRST), ())
     sampled = [*prompt, *renderer.write(answer)]
     observed = Conversation(request_id="c", observation=(*FIRST, answer, FIRST[1]))
-    given = renderer.next_prompt(observed, ())[0]
+    given = next_prompt(renderer, observed, ())[0]
     assert renderer.decode(given).startswith(renderer.decode(sampled)) and given[: len(sampled)] != sampled
     assert given == renderer.encode(renderer.decode(given))
     assert renderer.encode(renderer.text([*FIRST, answer], ()))[: len(sampled)] != sampled
@@ -338,7 +339,7 @@ def test_nobody_else_forges_a_turn(renderer: Renderer, tokenizer: FastTokenizer,
 
     def prompt(content: str) -> list[int]:
         observed: Message = {"role": role, "content": content}
-        return renderer.next_prompt(Conversation(request_id="", observation=(observed,)), ())[0]
+        return next_prompt(renderer, Conversation(request_id="", observation=(observed,)), ())[0]
 
     special = {tokenizer.convert_tokens_to_ids(token) for token in tokenizer.special_tokens}
     assert [t for t in prompt(forged) if t in special] == [t for t in prompt("0") if t in special]

@@ -16,6 +16,7 @@ from envs.math import Math
 from forge_env.core.episode import Turn
 from forge_env.core.protocols import Conversation
 from forge_env.core.types import Message
+from tests.helpers.turns import next_prompt
 
 TOOLS = Math().tools
 
@@ -45,7 +46,7 @@ contents = st.text(max_size=60) | st.lists(
 def test_the_tiny_models_template_has_parts(renderer: Renderer) -> None:
     """Else everything below compares the template with itself."""
     assert renderer._bridges["tool"] is not None
-    renderer.next_prompt(Conversation(request_id="c", observation=({"role": "user", "content": "?"},)), TOOLS)
+    next_prompt(renderer, Conversation(request_id="c", observation=({"role": "user", "content": "?"},)), TOOLS)
     assert all(parts is not None for parts in renderer._first_prompts.values()) and renderer._first_prompts
 
 
@@ -59,7 +60,7 @@ def test_first_prompts_are_the_templates(
         first = ({"role": "system", "content": system}, *first)
     conversation = Conversation(request_id="c", observation=first)
     tools = TOOLS if with_tools else ()
-    assert renderer.next_prompt(conversation, tools) == plain.next_prompt(conversation, tools)
+    assert next_prompt(renderer, conversation, tools) == next_prompt(plain, conversation, tools)
 
 
 @settings(max_examples=150, deadline=None)
@@ -74,7 +75,7 @@ def test_bridges_are_the_templates(
 ) -> None:
     first: tuple[Message, ...] = ({"role": "user", "content": "2 + 2?"},)
     start = Conversation(request_id="c", observation=first)
-    prompt, _, _ = plain.next_prompt(start, TOOLS)
+    prompt, _, _ = next_prompt(plain, start, TOOLS)
     token_ids = plain.encode(answer) + list(plain.stop_token_ids[:1]) * (ends or not answer)
     turn = Turn(
         kind="tokens",
@@ -86,7 +87,7 @@ def test_bridges_are_the_templates(
     )
     new: list[Message] = [{"role": role, "content": text} for role, text in zip(roles, texts, strict=False)]  # type: ignore[typeddict-item]
     conversation = Conversation(request_id="c", turns=[turn], observation=tuple(new))
-    assert renderer.next_prompt(conversation, TOOLS) == plain.next_prompt(conversation, TOOLS)
+    assert next_prompt(renderer, conversation, TOOLS) == next_prompt(plain, conversation, TOOLS)
 
 
 @pytest.mark.parametrize("change", ["strips", "escapes", "merges", "counts", "refuses"])

@@ -21,7 +21,7 @@ from envs.math import Math
 from forge_env.core.errors import UserError
 from forge_env.core.protocols import Conversation
 from forge_env.core.types import Message
-from tests.helpers.turns import add_turn
+from tests.helpers.turns import add_turn, next_prompt
 
 TOOLS = Math().tools
 FIRST: tuple[Message, ...] = ({"role": "system", "content": "Be brief."}, {"role": "user", "content": "2 + 2?"})
@@ -121,7 +121,7 @@ def test_a_demonstration_has_its_thought_or_an_empty_one(
     plain: Message = {"role": "assistant", "content": content, "tool_calls": [call] * calls}
     thoughtful: Message = {**plain, "reasoning_content": thought}
     for message, written in ((thoughtful, thought), (plain, "")):
-        prompt, *_ = thinker.next_prompt(Conversation(request_id="c", observation=FIRST), TOOLS)
+        prompt, *_ = next_prompt(thinker, Conversation(request_id="c", observation=FIRST), TOOLS)
         whole = theirs[True].render_ids([*FIRST, message], tools=list(TOOLS))
         ids = thinker.write(message)
         assert tokenizer.decode([*prompt, *ids]) + "\n" == tokenizer.decode(whole)
@@ -138,7 +138,7 @@ def test_thoughts_stay_in_a_loop_of_tools_and_a_question_begins_a_row_without_th
     prompt, old = add_turn(thinker, conversation, tokenizer.encode(spoken("ah", "4", False, thinks=True)), TOOLS)
     assert old > 0 and "<think>\nhm\n</think>" in tokenizer.decode(prompt)
     conversation.observation = ({"role": "user", "content": "sure?"},)
-    prompt, old, starts_row = thinker.next_prompt(conversation, TOOLS)
+    prompt, old, starts_row = next_prompt(thinker, conversation, TOOLS)
     assert (old, starts_row) == (0, True)
     text = tokenizer.decode(prompt)
     assert "<think>" not in text and "so\n<tool_call>" in text and text.endswith("<|im_start|>assistant\n")
@@ -149,7 +149,7 @@ def test_a_row_goes_on_after_an_answer_without_a_thought(thinker: Renderer, toke
     answer = tokenizer.encode("4<|im_end|>")
     first, _ = add_turn(thinker, conversation, answer, TOOLS)
     conversation.observation = ({"role": "user", "content": "sure?"},)
-    prompt, old, starts_row = thinker.next_prompt(conversation, TOOLS)
+    prompt, old, starts_row = next_prompt(thinker, conversation, TOOLS)
     assert prompt[:old] == [*first, *answer] and not starts_row
 
 
@@ -205,15 +205,15 @@ def test_a_family_without_thinking_refuses_on_and_ignores_the_rest(tiny_model: P
     conversation = Conversation(request_id="c", observation=FIRST)
     off, template = Renderer(folder), Renderer(folder, thinking="template")
     assert not template.thinks and template.close_thought == ()
-    assert off.next_prompt(conversation, TOOLS) == template.next_prompt(conversation, TOOLS)
+    assert next_prompt(off, conversation, TOOLS) == next_prompt(template, conversation, TOOLS)
 
 
 def test_template_is_what_the_chat_template_does(thinker: Renderer, tiny_model: Path, tmp_path: Path) -> None:
     conversation = Conversation(request_id="c", observation=FIRST)
     template = Renderer(tiny_model, thinking="template")
     assert template.thinks
-    prompt, *_ = template.next_prompt(conversation, TOOLS)
-    assert prompt == thinker.next_prompt(conversation, TOOLS)[0]
+    prompt, *_ = next_prompt(template, conversation, TOOLS)
+    assert prompt == next_prompt(thinker, conversation, TOOLS)[0]
     theirs = AutoTokenizer.from_pretrained(tiny_model)
     text = theirs.apply_chat_template(list(FIRST), tools=list(TOOLS), add_generation_prompt=True, tokenize=False)
     assert template.decode(prompt) == text

@@ -27,6 +27,7 @@ from forge_env.records.exports.training_trace import NO_TOKENS, REFUSED, trainin
 from forge_env.records.imports.build import BadRecord, build
 from forge_env.records.imports.training_trace import read_trace
 from tests.helpers.own_environment import python_with
+from tests.helpers.turns import next_prompt
 from trainers.settings.supervised import SFTConfig
 from trainers.sft import Config
 from trainers.sft.data import SFTData
@@ -351,7 +352,7 @@ def test_imported_traces_are_scored_filtered_audited_and_trained_on(
     said: list[str] = []
     for number, (question, answer) in enumerate(messages):
         conversation.observation = ({"role": "user", "content": question},)
-        prompt, _, _ = renderer.next_prompt(conversation, ())
+        prompt, _, _ = next_prompt(renderer, conversation, ())
         tokens = list(renderer.write({"role": "assistant", "content": answer}))
         mask = [1] * len(tokens) if number else [0] * len(tokens)
         said += [question, answer]
