@@ -98,6 +98,7 @@ class Draft:
 
     @property
     def is_supervised(self) -> bool:
+        """Whether the run learns from demonstrations or chats, without rewards."""
         return self.objective is None
 
     @property
@@ -210,6 +211,7 @@ class Draft:
 
     @property
     def deadlines(self) -> Deadlines:
+        """Of operations that move the weights of the model."""
         return Deadlines(self.config.deadlines, self.shape.parameters if self.shape else 0)
 
     @property
