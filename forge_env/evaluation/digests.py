@@ -77,6 +77,22 @@ def environment_digests(factory: EnvFactory) -> dict[str, str]:
         raise UserError(f"{error.filename} cannot be read: {error.strerror}") from None
 
 
+def target_digests(targets: Iterable[str]) -> dict[str, str]:
+    """Digests of the code that targets name, such as "own.py:loss"; a missing file has none.
+
+    Raises:
+        UserError: for a file that cannot be read, or a text that is no target.
+    """
+    sources = [split_target(target)[0] for target in targets]
+    paths = {source: Path(source).expanduser() for source in sources if is_file(source)}
+    try:
+        return code_digests(
+            paths.get(source, source) for source in sources if source not in paths or paths[source].is_file()
+        )
+    except OSError as error:
+        raise UserError(f"{error.filename} cannot be read: {error.strerror}") from None
+
+
 def changed(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """The parts that have changed, each with the names of its changed entries.
 
@@ -93,7 +109,13 @@ def changed(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     return parts
 
 
-_PARTS = {"forge_env": "forge_env itself", "environment": "the environment", "agent": "the agent", "tasks": "the tasks"}
+_PARTS = {
+    "forge_env": "forge_env itself",
+    "environment": "the environment",
+    "agent": "the agent",
+    "tasks": "the tasks",
+    "training": "the code of the training",
+}
 
 
 def _listed(names: Sequence[str], limit: int = 3) -> str:
@@ -155,9 +177,7 @@ def _is_file(path: Path) -> bool:
 def _agent_digests(agent: str) -> dict[str, str]:
     kind, argument = split_agent(agent)
     if kind == "scripted" and ":" in argument:
-        source = split_target(argument)[0]
-        path = Path(source).expanduser()
-        return code_digests([path] if is_file(source) and path.is_file() else [] if is_file(source) else [source])
+        return target_digests([argument])
     if kind in ("vllm", "checkpoint"):
         return files_digests(path for pattern in MODEL_FILES for path in _model_folder(kind, argument).glob(pattern))
     return {}

@@ -15,7 +15,7 @@ from agents.model_folder import fetch_config, find_model
 from agents.renderer.families import check_thinking
 from forge_env.core.errors import ServiceError, UserError, first_error
 from forge_env.core.types import Task
-from forge_env.evaluation.digests import changed, environment_digests
+from forge_env.evaluation.digests import changed, environment_digests, target_digests
 from forge_env.evaluation.kinds import Kinds
 from forge_env.runtime.hosts.hosts import Hosts
 from forge_env.runtime.launcher import Launcher
@@ -187,10 +187,15 @@ async def _prepare_model(
 
 
 def _write_facts(plan: RunPlan, record: RunRecord) -> None:
-    """Write run.json and config.yaml; a resumed run warns if the environment's code has changed."""
-    code = environment_digests(plan.environment) if plan.environment else {}
+    """Write run.json and config.yaml; a resumed run warns if code of the environment or of the training has changed."""
+    training, own = plan.training, plan.own_algorithm
+    targets = [training.loss, training.advantages, training.reward, own.target if own else ""]
+    code = {
+        "environment": environment_digests(plan.environment) if plan.environment else {},
+        "training": target_digests(filter(None, targets)),
+    }
     if before := code_at_start(record.folder):
-        for part in changed({"environment": before}, {"environment": code}):
+        for part in changed(before, code):
             record.warn(f"{part} has changed since this run began, and its earlier figures are of what it was")
     write_facts(record.folder, plan.algorithm, plan.config, record.results, code)
 

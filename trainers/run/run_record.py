@@ -56,7 +56,7 @@ def write_facts(
     algorithm: str,
     config: RunConfig,
     results: Mapping[str, Any],
-    code: Mapping[str, str] | None = None,
+    code: Mapping[str, Mapping[str, str]] | None = None,
 ) -> None:
     """Write run.json, for programs, and config.yaml, which `--config` reads again.
 
@@ -65,7 +65,7 @@ def write_facts(
         algorithm: its name.
         config: its settings; possible secrets are hidden.
         results: further entries that are known already, such as the model.
-        code: digests of the environment's code. A resumed run keeps the digests of its first start.
+        code: digests of the code of environment and training. A resumed run keeps the digests of its first start.
     """
     path = folder / "run.json"
     started = json.loads(path.read_text())["started"] if path.is_file() else _now()
@@ -85,8 +85,8 @@ def write_facts(
     replace_file(folder / CONFIG, config_text(config))
 
 
-def code_at_start(folder: Path) -> dict[str, str]:
-    """The digests of the environment's code at a run's first start; empty where run.json has none."""
+def code_at_start(folder: Path) -> dict[str, dict[str, str]]:
+    """The digests of code, by part, at a run's first start; empty if run.json has none."""
     path = folder / "run.json"
     code = json.loads(path.read_text()).get("code") if path.is_file() else None
     return code if isinstance(code, dict) else {}

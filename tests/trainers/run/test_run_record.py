@@ -42,8 +42,8 @@ def test_a_run_that_goes_on_keeps_its_beginning(tmp_path: Path) -> None:
     config = with_values(config, {"training.steps": 99})
     assert code_at_start(tmp_path) == {}
     for digest in ("1", "2"):
-        write_facts(tmp_path, "grpo", config, {"model": "m"}, {"own.py": digest})
-    assert code_at_start(tmp_path) == {"own.py": "1"}
+        write_facts(tmp_path, "grpo", config, {"model": "m"}, {"training": {"own.py": digest}})
+    assert code_at_start(tmp_path) == {"training": {"own.py": "1"}}
     facts = json.loads(path.read_text())
     assert facts["started"].startswith("2001") and facts["steps"] == 99
     assert (facts["algorithm"], facts["env"], facts["seed"], facts["model"]) == ("grpo", "code_exec", 7, "m")

@@ -1,0 +1,28 @@
+"""A run that goes on names the code that has changed since it began."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from trainers.grpo import GRPO, Config
+from trainers.run.open_run import _write_facts
+from trainers.run.run_record import RunRecord
+from trainers.setup.options.read_config import read_config
+from trainers.setup.plan import make_plan
+
+
+def test_a_changed_loss_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    loss = tmp_path / "mine.py"
+    source = (
+        "def mine(logprobs, generator_logprobs, advantages, loss_mask):\n    return -(advantages * logprobs).sum()\n"
+    )
+    loss.write_text(source)
+    plan = make_plan(read_config(Config, ["--env", "math", "--loss", f"{loss}:mine"]), GRPO)
+    for changed in (source, source, source.replace("-(", "-2 * (")):
+        loss.write_text(changed)
+        assert "mine.py" not in capsys.readouterr().out
+        with RunRecord(tmp_path / "run") as record:
+            _write_facts(plan, record)
+    assert "the code of the training (mine.py) has changed since this run began" in capsys.readouterr().out
