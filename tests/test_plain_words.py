@@ -22,13 +22,7 @@ RIDDLE = re.compile(
 BOUND = 2.0
 """Riddles per 1,000 words that a folder, or a page, may have."""
 RATCHET = {
-    3: """trainers/setup/options""",
-    5: """forge_env/core""",
-    6: """envs/actors""",
-    8: """envs/harbor trainers/controller""",
-    9: """trainers/run trainers/setup/checks""",
-    10: """trainers/setup""",
-    13: """trainers/batching""",
+    6: """trainers/setup/checks""",
 }
 """Bounds of the folders and pages that are above it today. A bound only falls; a name goes when its text is plain."""
 BOUNDS = {place: bound for bound, places in RATCHET.items() for place in places.split()}

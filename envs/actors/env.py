@@ -85,7 +85,7 @@ class EnvActor(ForgeActor):
 
     @concurrent_endpoint
     async def ended(self) -> int:
-        """Return how many episodes have ended here so far, those of unfinished groups included."""
+        """The number of episodes that have ended here so far, including those in unfinished groups."""
         return self._ended
 
     async def _run(self, spec: GroupSpec, around: Callable[[], AbstractContextManager[object]] = nullcontext) -> Group:
@@ -105,9 +105,9 @@ class EnvActor(ForgeActor):
     async def _make_lines(self, episodes: Sequence[Episode]) -> None:
         """Make the line of each episode for the record of the run; it travels with the episode.
 
-        The controller, one process, would otherwise make those of all groups. Long ones are made in a thread, one at a
-        time, because other episodes would wait. Short ones are not: a busy thread takes the interpreter from the event
-        loop for 5 ms at a time, which is more than such a line takes.
+        Otherwise one process, the controller, would make the lines of all groups. Long ones are made in a thread, one
+        at a time, because other episodes would wait. Short ones are not: a busy thread takes the interpreter from the
+        event loop for 5 ms at a time, which is more than such a line takes.
         """
         for episode in episodes:
             if sum(len(turn.prompt_ids) + len(turn.token_ids) for turn in episode.turns) <= MOST_NUMBERS:

@@ -50,7 +50,7 @@ class ReplayBuffer(ForgeActor):
 
     @concurrent_endpoint
     async def sample(self) -> list[Episode]:
-        """Return the oldest `batch_size` episodes, and forget them; waits until there are so many."""
+        """Return the oldest `batch_size` episodes, and forget them; waits until there are enough."""
         async with self._changed:
             await self._changed.wait_for(lambda: len(self._episodes) >= self._batch_size)
             batch = [self._episodes.popleft() for _ in range(self._batch_size)]

@@ -259,7 +259,7 @@ class HarborTask:
         return "fork"
 
     def verifier(self, step: Step | None) -> Verifier:
-        """The settings of the verifier: those of the task, with what a step sets itself."""
+        """The settings of the verifier: the task's, and in them a step's own."""
         if step is None:
             return self.config.verifier
         own = step.verifier.model_dump(exclude_unset=True)
@@ -294,7 +294,7 @@ def read_task(folder: Path) -> HarborTask:
     """Read and check a task folder.
 
     Raises:
-        UserError: its task.toml is malformed, a file is missing, or it asks for what workspaces do not have.
+        UserError: its task.toml is malformed, a file is missing, or it asks for something that workspaces do not have.
     """
     folder = folder.resolve()
     return _read(folder, _folder_digest(folder))
@@ -426,7 +426,7 @@ def _check_hosts(path: Path, section: Environment | Agent | Verifier) -> None:
 
 
 def resolved(variables: Mapping[str, str], *, where: str) -> dict[str, str]:
-    """Return variables with "${NAME}" and "${NAME:-default}" replaced by those of this process.
+    """Return variables with "${NAME}" and "${NAME:-default}" replaced by this process's variables.
 
     Raises:
         UserError: a variable without a default is not set.

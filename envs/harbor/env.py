@@ -1,11 +1,11 @@
 """Harbor tasks as episodes: `harbor:PATH`, a folder of tasks or one task.
 
 The agent works in a workspace of the task's image. When it ends, its processes are killed, and the tests run in a fresh
-workspace of that image, where they appear first. What of the agent's files is there, the task says. With a separate
-verifier only the artefacts are, without links and special files. Without a word of it, the workspace is a fork: it has
-all that the agent has made, but programs, libraries and what they read at their start are those of the image. With a
-shared verifier the tests run on a copy of the agent's whole file system: an agent that has replaced an interpreter
-there can forge the verdict, and the episode says so (`info["verdict"]["forgeable"]`).
+workspace of that image, where they appear first. The task says which of the agent's files are there. With a separate
+verifier only the artefacts are, without links and special files. If the task says nothing, the workspace is a fork: it
+has all that the agent has made, but programs, libraries and the files that they read at their start come from the
+image. With a shared verifier the tests run on a copy of the agent's whole file system: an agent that has replaced an
+interpreter there can forge the verdict, and the episode says so (`info["verdict"]["forgeable"]`).
 
 No verdict is not a zero. When the verifier writes no reward, it is run on an untouched workspace: if it writes one
 there, the agent's work is what broke it, and the reward is 0; if not, the task is broken, which is a fault.
@@ -119,9 +119,9 @@ class Harbor(WorkspaceEnv):
         """The longest times of the tasks; turns and tokens are not limited by the format, so these are generous."""
         tasks = find_tasks(Path(cls.path))
         agent = max(sum(agent_seconds(task, step) for step in task.steps) for task in tasks)
-        # With a copy of the artefacts, and a second run on an untouched workspace where no reward was written.
+        # With a copy of the artefacts, and a second run on an untouched workspace if no reward was written.
         scoring = 2 * max(task.verifier(step).timeout_sec for task in tasks for step in task.steps)
-        # The environment ends an agent that is out of time; the limits of the episode are for what it cannot end.
+        # The environment ends an agent that is out of time. The limits of the episode are for cases that it cannot end.
         seconds = 1.1 * agent + 60.0
         return {
             "max_turns": 100,

@@ -63,7 +63,7 @@ async def open_images(backend: str = "auto") -> AsyncIterator[Images]:
 
 
 def limits_of(environment: Environment) -> WorkspaceLimits:
-    """Return the limits that a task asks for; the defaults of workspaces where it asks for none."""
+    """The limits that a task asks for; the defaults of workspaces if it asks for none."""
     default = WorkspaceLimits()
     return WorkspaceLimits(
         memory_bytes=environment.memory_mb * _MB if environment.memory_mb else default.memory_bytes,

@@ -18,10 +18,10 @@ def play_solution(path: Path, messages: list[Message]) -> Message:
     """Return the next message of the solution of one of the tasks of a folder.
 
     Args:
-        path: the folder of tasks; the task is the one whose instructions are the messages of the user.
+        path: the folder of tasks; the messages of the user are the instructions of the task.
 
     Raises:
-        UserError: the task has no solution, or it has the instructions of another one whose solution is another.
+        UserError: the task has no solution, or another task has the same instructions and another solution.
     """
     asked = [message["content"] for message in messages if message["role"] == "user"]
     first, *others = [task for task in _tasks(path) if _instructions(task)[: len(asked)] == asked]

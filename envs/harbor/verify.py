@@ -88,7 +88,7 @@ async def take_work(
         artifacts: these count wherever they are; so does the working directory.
         env: of the image and of the verifier: the folders of programs that it names are not taken over.
 
-    Returns: files that were changed, and are those of the image here.
+    Returns: files that were changed, and that are the image's here.
 
     Raises:
         WorkspaceFileError: more was changed than the disk holds.
@@ -104,8 +104,8 @@ async def take_work(
 
 
 async def collect_artifacts(workspace: Workspace, artifacts: Sequence[Artifact], workdir: str) -> Copies:
-    """Copy artefacts out of a workspace whose processes have ended; a link or special file that is not excluded is a
-    problem. CONVENTION is one of them, declared or not."""
+    """Copy artefacts out of a workspace after its processes have ended; a link or special file that is not excluded is
+    a problem. CONVENTION is one of them, declared or not."""
     excludes: dict[str, list[str]] = {}
     for artifact in artifacts:
         place = str(PurePosixPath(workdir) / artifact.source)

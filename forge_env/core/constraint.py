@@ -22,7 +22,7 @@ class Constraint:
     schema: str = ""
     """JSON Schema of the answer's text, as JSON; "" allows no text, so that a tool has to be called."""
     tools: tuple[str, ...] = ()
-    """Names of the tools of which one may be called; () allows no call."""
+    """Names of the tools that may be called; () allows no call."""
 
     @classmethod
     def of_schema(cls, schema: Mapping[str, Any], tools: tuple[str, ...] = ()) -> Constraint:
@@ -71,7 +71,7 @@ def wrong_with(schema: Any) -> str:
 def wrong_answer(constraint: Constraint, text: str, calls: tuple[str, ...]) -> str:
     """Why an answer does not have the form of a constraint, as a clause; "" if it has.
 
-    For agents whose decoding nobody enforces: a script, an endpoint.
+    For agents without enforced decoding: a script, an endpoint.
 
     Args:
         constraint: the form.

@@ -63,7 +63,7 @@ class Env:
     _unstopped: Sequence[str] = ()
     """Names of the tools that run on after their time limit."""
     _makes_copies: bool = False
-    """Whether `reset` and `step` show the code of users only copies of what they are given and return."""
+    """Whether `reset` and `step` show the code of users only copies of their arguments and results."""
     _np_random: np.random.Generator | None = None
     _seed: int | None = None
 

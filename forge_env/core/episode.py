@@ -268,7 +268,7 @@ def write_jsonl(path: Path, episodes: Iterable[Episode], *, routes: bool = True)
     Args:
         path: of the file.
         episodes: to write.
-        routes: whether to write the experts that an engine chose, where there are any: the most of an episode then.
+        routes: whether to write the experts that an engine chose, if there are any: the most of an episode then.
     """
     with path.open("ab") as file:
         for episode in episodes:

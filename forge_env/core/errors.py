@@ -63,7 +63,7 @@ class InfraError(ForgeError):
     """The machinery of an episode failed; the episode gets no reward and is never scored zero."""
 
     tool = ""
-    """Name of the tool whose call failed, if any; the text then begins with "tool NAME: "."""
+    """Name of the tool of the failed call, if any; the text then begins with "tool NAME: "."""
 
     def __str__(self) -> str:
         return f"tool {self.tool}: {super().__str__()}" if self.tool else super().__str__()

@@ -44,7 +44,7 @@ class FaultPolicy:
         return self.tries if self.mode == "refill" else 1
 
     def runs_again(self, outcome: Outcome, attempts: int) -> bool:
-        """Whether a sibling is run again after `attempts` runs, the last of which ended with `outcome`."""
+        """Whether a sibling is run again after `attempts` runs, if the last one ended with `outcome`."""
         is_final = outcome.is_valid or (outcome is Outcome.TIMEOUT and not self.refills_timeouts)
         return not is_final and attempts < self.attempts
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lineage:
-    """Where one row of an episode comes from, and why it began. Turns are numbered as in `Episode.turns`, from 0 on.
+    """The origin of one row of an episode, and the reason for it. Turns are numbered as in `Episode.turns`, from 0 on.
 
     Example: ``Lineage(turn=4, parent=1, known_by="call", kind="sub_agent", why="its text is an argument of a call")``
     """

@@ -1,4 +1,4 @@
-"""Copies of what episodes would otherwise share: whoever edits his copy in place changes nothing of another episode.
+"""Copies of values that episodes would otherwise share: an edit of a copy in place changes nothing of another episode.
 
 The rollout gives every instance of an environment its own copies of the task, of its options and of every action, and
 keeps its own copies of the messages. So what an environment edits is neither in the record nor in a sibling. An
@@ -150,7 +150,7 @@ class _FrozenList(list[Any]):
 
 
 def frozen(value: Any) -> Any:
-    """Return specs of tools whose dicts and lists refuse edits: they are not copied for every episode."""
+    """Specs of tools with dicts and lists that refuse edits: they are not copied for every episode."""
     if isinstance(value, Mapping):
         return _FrozenDict({key: frozen(item) for key, item in value.items()})
     return _FrozenList(map(frozen, value)) if isinstance(value, (list, tuple)) else value

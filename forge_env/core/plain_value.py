@@ -43,7 +43,7 @@ def plain(value: Any) -> Any:
     """Return a value as text, numbers, booleans, None, lists and dicts with text keys. Sets are sorted.
 
     Raises:
-        ValueError: with what the value is, if it is no data and has no text that is the same in each process.
+        ValueError: the value is no data and has no text that is the same in each process; says what it is.
         RecursionError: for a value that is nested too deeply.
     """
     if value is None or type(value) in (str, int, float, bool):

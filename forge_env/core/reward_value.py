@@ -64,5 +64,5 @@ def reward_value(value: Any, source: str) -> float:
 def _described(value: Any) -> str:
     try:
         return repr(value)[:80]
-    except Exception:  # an integer with too many digits for str(), or an object whose __repr__ raises
+    except Exception:  # an integer with too many digits for str(), or an object with a __repr__ that raises
         return f"a value of type {type(value).__name__}"

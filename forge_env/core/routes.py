@@ -53,7 +53,7 @@ class Routes:
         return f"{self.start} {self.layers} {self.active} {self.width} {data}"
 
     def within(self, first: int, end: int) -> Routes:
-        """Those of tokens `first` to `end - 1` of the row, as far as they are here."""
+        """The experts of tokens `first` to `end - 1` of the row, as far as they are here."""
         first = max(first, self.start)
         row = self.layers * self.active * self.width
         data = self.data[(first - self.start) * row : max(0, end - self.start) * row]

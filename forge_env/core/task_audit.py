@@ -1,4 +1,5 @@
-"""What an environment whose tasks are files of others says about each, so that `forge-env check` can audit it."""
+"""What an environment says about each task, if its tasks are files of others, so that `forge-env check` can audit
+it."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ class TaskAudit:
     cheats: Mapping[str, Sequence[Message]]
     """What a cheat does -> its assistant messages."""
     offline: Mapping[str, Any] | None = None
-    """Options of an instance whose verifier has no network; None where it has none anyway."""
+    """Options of an instance with a verifier without network; None if it has none anyway."""
     verifier_limit: float = 0.0
     """Seconds that the verifier may take; 0 for no limit. It took `info["verdict"]["verifier_seconds"]`."""
     fetches: str = ""

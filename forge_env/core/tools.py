@@ -33,7 +33,7 @@ from forge_env.core.types import ToolCall, ToolSpec
 
 F = TypeVar("F", bound=Callable[..., Any])
 Arguments = Callable[[dict[str, Any]], dict[str, Any]]
-"""Coerces the arguments of a call. Raises ValueError with what is wrong."""
+"""Coerces the arguments of a call. Raises ValueError, which names the mistake."""
 
 _MARK = "__forge_tool__"
 _TEXTS_IN_TEXTS = 4
@@ -115,7 +115,7 @@ class Tool:
         """Return the coerced arguments of a call.
 
         Raises:
-            BadCall: with what is wrong and the schema.
+            BadCall: with the mistake and the schema.
         """
         if call.arguments is None:
             raise BadCall(
@@ -156,7 +156,7 @@ def tool(
 ) -> Any:
     """Mark a function or method as a tool that the model may call; its docstring is the description for the model.
 
-    The settings are those of `ToolOptions`.
+    The settings are fields of `ToolOptions`.
 
     Raises:
         UserError: for a setting that is out of range.
@@ -205,7 +205,7 @@ def make_tool(
         function: any callable with named parameters; annotations may be builtins, Optional, Literal, Enum, list, dict,
             dataclasses, TypedDicts and pydantic models. A parameter without an annotation accepts anything.
         name: of the tool; the function's name by default.
-        options: those of the `@tool` mark by default.
+        options: the `@tool` mark's by default.
         is_method: whether the first parameter is the instance, which is hidden from the model.
 
     Raises:

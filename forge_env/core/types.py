@@ -32,8 +32,8 @@ T = TypeVar("T")
 def record(cls: type[T]) -> type[T]:
     """Make a dataclass that type checkers treat as frozen; nothing changes its objects once they are made.
 
-    For what every turn makes: Python freezes an object by a slow call for each field, which would take a tenth of the
-    time of a step of a simple environment.
+    For classes that every turn makes: Python freezes an object by a slow call for each field, which would take a tenth
+    of the time of a step of a simple environment.
     """
     return dataclass(slots=True, kw_only=True)(cls)
 
@@ -161,7 +161,7 @@ class Outcome(StrEnum):
 _VALID = (Outcome.SCORED, Outcome.TRUNCATED, Outcome.MODEL_FAULT)
 
 NOT_SAMPLED = -1
-"""The weight version of tokens that no weights sampled: those of prompts, and those that an agent inserted."""
+"""The weight version of tokens that no weights sampled: tokens of prompts, and tokens that an agent inserted."""
 
 
 CONTEXT = "context"

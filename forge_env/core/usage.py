@@ -50,7 +50,7 @@ class Usage:
     """Requests sent, retries included."""
     retries: int = 0
     spent: float | None = None
-    """Cost in the currency of the client's prices; None where no request had prices."""
+    """Cost in the currency of the client's prices; None if no request had prices."""
 
     def add(self, other: Usage) -> None:
         self.prompt_tokens += other.prompt_tokens

@@ -109,7 +109,7 @@ def _is_cancelled() -> bool:
 def _text(error: BaseException) -> str:
     try:
         text = str(error)
-    except Exception as second:  # an exception whose __str__ raises
+    except Exception as second:  # an exception with a __str__ that raises
         text = f"(its text cannot be read: {type(second).__name__})"
     return text if len(text) <= _MAX_CHARACTERS else f"{text[:_MAX_CHARACTERS]}..."
 

@@ -217,7 +217,7 @@ class Workspace(Protocol):
             env: added to the environment of the image.
             cwd: the image's working directory by default. It must exist.
             stdin: what it reads; or the descriptor of a pipe or socket of the caller, who may write while it runs.
-            on_output: called with "stdout" or "stderr" and what was just written there, as it comes; also with what the
+            on_output: called with "stdout" or "stderr" and each chunk as it comes; also with chunks that the
                 result does not keep. It must not block or raise.
 
         Raises:
@@ -282,7 +282,7 @@ class Workspace(Protocol):
             target: does not exist yet; files get this process's user, and modes 0o644 or 0o755.
             skip: leave out links and special files, and return their paths; otherwise they raise.
             exclude: patterns as of `tar --exclude`: an entry whose path below `path`, or the end of it from any "/" on,
-                matches is left out with all below it, whatever it is. "*" also matches "/".
+                matches is left out with everything below it. "*" also matches "/".
 
         Raises:
             WorkspaceFileError: as `put`; also for links and special files, and for more than `max_files` entries.
@@ -290,7 +290,7 @@ class Workspace(Protocol):
         ...
 
     async def export(self, target: Path, *, max_bytes: int | None = None) -> None:
-        """Write all files of the workspace, also those of its image, into a tar: with owners, modes, times and links.
+        """Write all files of the workspace, also its image's, into a tar: with owners, modes, times and links.
 
         Left out are special files, and what is mounted: /proc and /dev.
 
@@ -305,7 +305,7 @@ class Workspace(Protocol):
     async def take_over(
         self, other: Workspace, *, keep: Sequence[str] = (), work: Sequence[str] = ()
     ) -> tuple[str, ...]:
-        """Make the files of this workspace those of another one of the same beginning, but for what is kept.
+        """Give this workspace the files of another one with the same beginning, except what is kept.
 
         Owners, modes, times and links are as there; special files are left out. Call it when no process runs in either.
 

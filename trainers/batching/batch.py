@@ -7,8 +7,8 @@ packed, as `trainers.batching.packing` plans them), and each `MicroBatch` carrie
 values into the loss layout `(episodes, tokens)`. A loss does not depend on how its tokens were packed, nor on the
 number of ranks.
 
-An episode whose rows do not fit into one micro-batch is split over several, perhaps of several ranks. A loss sees whole
-episodes, so it cannot be called on these micro-batches: `trainers.titan.backward` says what becomes of them.
+If the rows of an episode do not fit into one micro-batch, it is split over several, perhaps of several ranks. A loss
+sees complete episodes, so it cannot be called on these micro-batches: see `trainers.titan.backward`.
 
 Letters in shapes: B sequences of a micro-batch, L tokens of a sequence, E episodes, T targets of an episode,
 N sampled targets of the micro-batch, K experts that compute a token in a layer.
@@ -89,7 +89,7 @@ class MicroBatch:
     positions: Tensor | None
     """(B, L) int64, 0 where a row starts; None when every sequence is one row from its first token on."""
     source: Tensor
-    """(E, T) int64 place in the flattened (B, L) whose output predicts this target, -1 where there is none."""
+    """(E, T) int64: the place in the flattened (B, L) whose output predicts this target, -1 if there is no target."""
     selected: Tensor
     """(N,) int64 places in the flattened (B, L) that predict sampled targets, in loss order."""
     slots: Tensor
@@ -97,8 +97,8 @@ class MicroBatch:
     targets: Tensor
     """(N,) int64 sampled token ids."""
     numbers: Tensor
-    """(N,) int64 number of each sampled target among those of all samples given to `pack`, in order of sample and row.
-    """
+    """(N,) int64: each sampled target's number among the targets of all samples given to `pack`, in order of sample and
+    row."""
     loss_mask: Tensor
     """(E, T) bool, True on the targets that count: sampled, with a finite generator logprob."""
     generator_logprobs: Tensor
@@ -116,14 +116,16 @@ class MicroBatch:
     """Whether it holds rows of a split episode; the loss layout is then of the rows that are here, and no loss is to be
     called on it."""
     routes: Tensor | None = None
-    """(B, L, layers, K) int16 numbers of the experts that compute each token, -1 where the router chooses them: in
-    padding, and where the engine returned none. None where no row has any, or they are not asked for."""
+    """(B, L, layers, K) int16 numbers of the experts that compute each token, -1 if the router chooses them: in
+    padding, and if the engine returned none. None if no row has any, or they are not asked for."""
     rows_read: tuple[int, int] = (0, 0)
-    """With `routes`: the tokens without the padding, and those of them whose experts the router chooses."""
+    """With `routes`: the number of tokens without the padding, and of those for which the router chooses the
+    experts."""
 
     @property
     def depths(self) -> Tensor:
-        """(E, T) int64 how many tokens of its row each target is predicted from; nothing where there is no target."""
+        """(E, T) int64: the number of tokens of its row that each target is predicted from; nothing if there is no
+        target."""
         places = self.source.clamp(min=0)
         before = places % self.tokens.shape[1] if self.positions is None else self.positions.flatten()[places]
         return before + 1
@@ -165,7 +167,7 @@ class _Read(NamedTuple):
         return [row for row, length in enumerate(self.lengths) if length]
 
     def targets(self, rows: Sequence[int]) -> np.ndarray:
-        """The sampled targets of some rows: their places among those of the sample."""
+        """The sampled targets of some rows: their places among the sample's."""
         ends = np.cumsum([0, *self.counts])
         return np.concatenate([np.arange(ends[row], ends[row + 1]) for row in rows])
 
@@ -195,10 +197,10 @@ def pack(
     """Lay one rank's share of the samples out as micro-batches of at most `max_tokens` model tokens.
 
     With `pack_length` 0 each row is a sequence of its own, padded on the right; otherwise rows share sequences of
-    up to `pack_length` tokens and `positions` restart at each row. An episode's rows stay in one micro-batch where it
-    can hold them; otherwise the episode is split, and `MicroBatch.is_part` is true of those that hold its rows. A row
-    longer than `max_tokens` or `pack_length` gets what it needs. Sequence lengths are rounded up to `multiple`. What
-    nothing is learned from is left out: tokens after a row's last sampled one, rows and episodes without a sampled
+    up to `pack_length` tokens and `positions` restart at each row. An episode's rows stay in one micro-batch if it can
+    hold them. Otherwise the episode is split, and `MicroBatch.is_part` is true of the micro-batches with its rows. A
+    row longer than `max_tokens` or `pack_length` gets what it needs. Sequence lengths are rounded up to `multiple`.
+    What nothing is learned from is left out: tokens after a row's last sampled one, rows and episodes without a sampled
     target. A row's first token is never a target.
 
     Packing pays where attention skips what a document does not see (flex, varlen). With the dense mask of the CPU it
@@ -211,8 +213,8 @@ def pack(
     `with_routes` says whether the micro-batches have the experts that the engine chose, if any row has them.
 
     Raises:
-        InvariantError: a row whose fields differ in length, values that are not one per sampled target, or routes of
-            several models. All ranks find it, whoever would have got the sample.
+        InvariantError: the fields of a row differ in length, there is not one value per sampled target, or routes come
+            from several models. All ranks find it, whichever rank would get the sample.
     """
     reads: list[_Read] = []
     for index, sample in enumerate(samples):
@@ -264,7 +266,7 @@ def batches_to_compile(multiple: int, *, sequences: int, full: int = 0) -> list[
         full: the most tokens that the long one, of packed rows, may have; none is made if it has to be as short as the
             others.
     """
-    unit = round_up(11, multiple)  # odd where it may be: code for even lengths only would be compiled again
+    unit = round_up(11, multiple)  # odd if possible: code for even lengths only would be compiled again
     batches = []
     wanted = [[unit, 2 * unit], [unit, unit, 3 * unit]]
     if (repeats := (full // sum(wanted[1]) - 1) // 2 * 2 + 1) > 1:  # odd, as the unit
@@ -335,7 +337,7 @@ def _build(reads: Sequence[_Read], layout: Layout, format_: _Format) -> MicroBat
             start += n
         positions[number, start:] = np.arange(L - start)  # the padding is a document of its own
     places = [place for sequence in layout for place in sequence]
-    # A sampled token whose generator logprob is not finite has no ratio: it leaves the mask and every count.
+    # If the generator logprob of a sampled token is not finite, it has no ratio: it leaves the mask and every count.
     loss_mask = sampled & np.isfinite(generator_logprobs)
     slots = np.flatnonzero(sampled)
     here = {sample: reads[sample].targets(rows) for sample, rows in rows_of.items()}
@@ -383,7 +385,7 @@ def _is_counted(read: _Read, rows: list[int], is_valid: bool) -> bool:
 
 
 def _here(read: _Read, name: str, chosen: np.ndarray) -> Any:
-    """A sample's value of that name; of one for each sampled target, those of the chosen targets."""
+    """A sample's value of that name; if it has one value for each sampled target, the values of the chosen targets."""
     values = getattr(read.sample, name)
     return np.asarray(values, dtype=np.float32)[chosen] if _is_per_target(values) else values
 

@@ -1,15 +1,15 @@
 """Which rows share a sequence, a micro-batch and a rank: planning on lengths alone.
 
 A plan is made for all ranks at once, and every rank makes the same one. Ranks run in lock-step: in each round every
-rank has one micro-batch, and the round takes as long as its most expensive one. So a plan is a table of rounds whose
-micro-batches cost about the same, and not a share of the samples for each rank.
+rank has one micro-batch, and the round takes as long as its most expensive one. So a plan is a table of rounds, with
+micro-batches of about the same cost in each round, and not a share of the samples for each rank.
 
 Words: an episode is a sequence of row lengths, where a length of 0 is a row that nobody reads. A layout is one
 micro-batch: its sequences, each a list of `(episode, row)`.
 
-The rows of an episode stay in one micro-batch where one can hold them. Otherwise the episode is split: each of its rows
-is placed by itself. The loss of a split episode needs the logprobs of all its rows first, which is one more forward
-pass, so the rows of split episodes share no micro-batch with whole episodes, and theirs come first on every rank.
+The rows of an episode stay in one micro-batch if one can hold them. Otherwise the episode is split: each of its rows is
+placed by itself. The loss of a split episode needs the logprobs of all its rows first, which is one more forward pass,
+so the rows of split episodes share no micro-batch with whole episodes, and theirs come first on every rank.
 
 Cost is FLOPs. Forward and backward, a row of n tokens takes 6 P n for the matrices and 6 l w n^2 for causal attention,
 with P the parameters of the matrices, l the layers and w the width of all heads (12 l w for every pair of tokens, and
@@ -28,7 +28,7 @@ Place = tuple[int, int]  # (episode, row)
 Layout = list[list[Place]]
 
 DEFAULT_CROSSOVER = 10_000.0
-"""That of Qwen3-0.6B; 30,000 for 1.7B and 50,000 for 8B."""
+"""The value for Qwen3-0.6B; 30,000 for 1.7B and 50,000 for 8B."""
 GOOD_ENOUGH = 0.01  # share of padding below which no smaller rectangle is looked for
 MORE_SEQUENCES = 8  # than the fewest that would do: how far it is looked for
 
@@ -97,7 +97,7 @@ class _Padded:
 
     def __init__(self) -> None:
         self.width = 0  # tokens of a sequence
-        self.is_part = False  # whether its rows are those of split episodes
+        self.is_part = False  # whether it has rows of split episodes
         self.layout: Layout = []
 
     def has_room(self, item: _Item, max_tokens: int) -> bool:
@@ -126,8 +126,8 @@ def plan_padded(
     """Plan one row per sequence, each padded to the longest row of its micro-batch.
 
     Rows of split episodes go first, then episodes by their longest row, longest first, so that neighbours need little
-    padding; each to the rank whose micro-batch of the present round is the cheapest of those with room, and when there
-    is none the next round begins.
+    padding. Each goes to the rank with the cheapest micro-batch in the present round, among those with room. If none
+    has room, the next round begins.
 
     Returns:
         What `plan_packed` returns.
@@ -166,13 +166,13 @@ def plan_packed(
     """Plan several rows per sequence.
 
     Best-fit decreasing says how few micro-batches do. That many, rounded up to whole rounds, are then filled evenly:
-    episodes go by cost, most expensive first, to the cheapest micro-batch with room. Where that fails, because the
-    best fit is nearly full, the best fit itself is the plan. Rows of split episodes are planned likewise, in
-    micro-batches of their own. The micro-batches are dealt out by cost, those of split episodes first, so that those of
-    one round are about equal.
+    episodes go by cost, most expensive first, to the cheapest micro-batch with room. If that fails, because the best
+    fit is nearly full, the best fit itself is the plan. Rows of split episodes are planned likewise, in micro-batches
+    of their own. The micro-batches are dealt out by cost, split episodes first, so that the micro-batches of one round
+    are about equal.
 
-    With `pack_length` equal to `max_tokens` a micro-batch is one sequence, and padding only what `multiple` asks for. A
-    shorter one is for attention whose cost is that of the whole sequence, as with a dense document mask.
+    With `pack_length` equal to `max_tokens` a micro-batch is one sequence, and has padding only because of `multiple`.
+    A shorter one is for attention that costs as much as the full sequence, as with a dense document mask.
 
     Args:
         episodes: lengths of each episode's rows.
@@ -203,7 +203,7 @@ def plan_packed(
             alone.append(_alone(item, max(length, round_up(item.lengths[0], multiple))))
     fewest, fewest_of_parts = _best_fit(whole, length, most), _best_fit(parts, length, most)
     count = round_up(len(fewest) + len(fewest_of_parts) + len(alone), ranks) - len(alone)
-    # What is left over after rounding up goes where there is more to compute.
+    # After rounding up, the rest goes to the micro-batches with more to compute.
     share = round(count * _share_of_parts(whole, parts))
     count_of_parts = min(max(share, len(fewest_of_parts)), count - len(fewest))
     batches = _spread(whole, count - count_of_parts, length, most) or fewest
@@ -317,7 +317,7 @@ def _spread(items: Iterable[_Item], count: int, length: int, most: int) -> list[
 def _deal(batches: Iterable[_Packed], multiple: int, ranks: int) -> list[list[Layout]]:
     """Deal micro-batches out by cost, the ranks taking turns at being first, so that their totals even out too.
 
-    Those of split episodes come first: all ranks then have them in the same rounds.
+    Parts of split episodes come first: all ranks then have them in the same rounds.
     """
     plans: list[list[Layout]] = [[] for _ in range(ranks)]
     for number, batch in enumerate(sorted(batches, key=lambda batch: (not batch.is_part, -batch.cost))):

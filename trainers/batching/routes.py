@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def routes_shape(rows: Iterable[Row]) -> tuple[int, int] | None:
-    """Layers with experts, and active experts of each, that the routes of all rows have; None where there are none.
+    """Layers with experts, and active experts of each, in the routes of all rows; None if there are none.
 
     Raises:
         InvariantError: two of them differ.
@@ -31,7 +31,7 @@ def routes_shape(rows: Iterable[Row]) -> tuple[int, int] | None:
 
 
 def highest_expert(rows: Iterable[Row]) -> int:
-    """The highest number of an expert in the routes of rows; -1 where there are none."""
+    """The highest number of an expert in the routes of rows; -1 if there are none."""
     return max((int(routes.experts.max()) for row in rows for routes in row.routes if routes.data), default=-1)
 
 
@@ -40,7 +40,7 @@ def write_routes(row: Row, place: np.ndarray) -> int:
 
     Args:
         row: with routes or without.
-        place: (tokens, layers, active) int16, of which nothing but -1 has been written.
+        place: (tokens, layers, active) int16, filled with -1.
     """
     for routes in reversed(row.routes):  # where two have a token, the first counts
         end = min(routes.start + routes.tokens, len(place))

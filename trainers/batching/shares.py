@@ -9,7 +9,7 @@ def even_shares(costs: Sequence[float], number: int) -> list[list[int]]:
     """Split what costs `costs` into at most `number` shares; returns the indices of each, in order.
 
     The most expensive one goes first, each to the share that costs least so far: no share then costs more than 4/3 of
-    what the best split has. There is no empty share.
+    the best split's. There is no empty share.
     """
     shares: list[list[int]] = [[] for _ in range(number)]
     totals = [0.0] * number

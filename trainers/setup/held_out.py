@@ -44,9 +44,9 @@ class HeldOutSet:
     temperature: float = 1.0
     top_p: float = 1.0
     options: Mapping[str, Any] = field(default_factory=dict)
-    """Of the environment, where they differ from the run's."""
+    """Options of the environment that differ from the run's."""
     env_options: Mapping[str, Any] = field(default_factory=dict)
-    """Those of them that the environment's constructor takes; others are of the tasks alone."""
+    """The part of `options` that the environment's constructor takes; the others belong to the tasks."""
 
     @property
     def is_greedy(self) -> bool:
@@ -59,7 +59,8 @@ class HeldOutSet:
 
     @property
     def seeds(self) -> str:
-        """The phase whose seeds the episodes have: the same in every evaluation, and of greedy and sampled ones."""
+        """The phase that gives the episodes their seeds: the same in every evaluation, and for greedy and sampled
+        ones."""
         return f"evaluation/{self.set_name}" if self.set_name else "evaluation"
 
     def settings(self) -> dict[str, float]:
@@ -145,7 +146,7 @@ def _make_set(config: RunConfig, name: str, given: Mapping[str, Any], sampling: 
 
 
 def _env_options(config: RunConfig, name: str, given: Mapping[str, Any]) -> tuple[EnvFactory, dict[str, Any]]:
-    """The factory of a set's tasks, and those of its options that an environment's constructor takes."""
+    """The factory of a set's tasks, and the options of the set that an environment's constructor takes."""
     factory = make(config.env.name, **{**config.env.options, **given["options"]})
     shared = sorted(factory.shared_options & given["options"].keys())
     if shared:

@@ -14,7 +14,7 @@ from trainers.setup.run_plan import RunPlan
 from trainers.setup.run_tasks import HELD_OUT_TASKS, TRAIN_TASKS
 
 FAR = 30
-"""A learning rate that is so many times the usual one, or so small a part of it, is warned of."""
+"""A learning rate that differs from the usual one by this factor is warned of."""
 FEW = 8
 """A turn that has so small a part of the usual tokens is warned of."""
 
@@ -65,7 +65,7 @@ def about_defaults(plan: RunPlan) -> list[str]:
 
 
 def unusual_settings(plan: RunPlan) -> list[str]:
-    """A warning for each setting that is far from what is usual for its case."""
+    """A warning for each setting that is far from the usual value of its case."""
     config, env, defaults = plan.config, plan.env, plan.defaults
     case, warnings = case_of(config), []
     rates = ["training.learning_rate", *(["warmup.learning_rate"] if is_warmed_up(config, case) else [])]
@@ -90,7 +90,7 @@ def _labelled(name: str, texts: Sequence[str]) -> list[tuple[str, str]]:
 
 
 def about_ratio(plan: RunPlan) -> str:
-    """Whose logprobs are the denominator of the importance ratio."""
+    """The model that gives the denominator of the importance ratio."""
     if plan.old_logprobs == "generator":
         return "against the engine's logprobs"
     steps = plan.window
@@ -99,7 +99,7 @@ def about_ratio(plan: RunPlan) -> str:
 
 
 def about_approximations(plan: RunPlan) -> str:
-    """Warning about settings of vLLM that make the engine's logprobs inexact; "" where there are none."""
+    """Warning about settings of vLLM that make the engine's logprobs inexact; "" if there are none."""
     settings = approximations(plan.engine.engine_args)
     if not settings:
         return ""
@@ -110,7 +110,7 @@ def about_approximations(plan: RunPlan) -> str:
 
 
 def about_adapters(plan: RunPlan) -> str:
-    """What is trained in the place of all weights, and how it reaches the engine; "" where all weights are trained."""
+    """The adapters that are trained, and their way to the engine; "" if all weights are trained."""
     shape, lora = plan.model.shape, plan.lora
     if lora is None:
         return ""
@@ -120,7 +120,7 @@ def about_adapters(plan: RunPlan) -> str:
 
 
 def about_replay(plan: RunPlan) -> str:
-    """Whose experts compute the tokens that are trained; "" for a dense model, and where there is no engine."""
+    """The model that chooses the experts in training; "" for a dense model, and without an engine."""
     shape, moe = plan.model.shape, plan.config.moe
     if shape is None or not shape.num_experts or plan.is_supervised:
         return ""

@@ -30,7 +30,7 @@ COPIED = "a copy of the sleeping engine's weights"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Memory:
-    """Bytes of one process, by what they are for."""
+    """Bytes of one process, by purpose."""
 
     held: dict[str, float] = field(default_factory=dict)
     """What is there all the time."""
@@ -39,7 +39,7 @@ class Memory:
     resting: float | None = None
     """Bytes while another process uses the same GPU; None if the process gives nothing back."""
     on_host: dict[str, float] = field(default_factory=dict)
-    """What a process on a GPU keeps in the memory of its host, in bytes, by what it is."""
+    """Memory that a process on a GPU has on its host, in bytes, by purpose."""
 
     @property
     def total(self) -> float:
@@ -148,7 +148,8 @@ def trainer_memory(draft: Draft, *, versions: float = 0.0) -> Memory:
 
 
 def _ranks(draft: Draft) -> tuple[int, int, int]:
-    """Ranks that FSDP shards weights over (also those of context parallelism), of tensor parallelism, and replicas."""
+    """Ranks that FSDP shards weights over (also with context parallelism), ranks of tensor parallelism, and
+    replicas."""
     parallelism = draft.config.parallelism
     tensor, replicas = parallelism.tensor_parallel_degree, parallelism.data_parallel_replicate_degree
     return max(1, draft.services.trainer.procs // (tensor * replicas)), tensor, replicas
@@ -308,7 +309,7 @@ def engine_memory(draft: Draft, engine: EngineSettings, *, cache: float, receive
     On a GPU it has buffers, too: what it keeps when it sleeps (`engine_residue`); activations of one step, which are
     the residual stream in and out, each expert's output, and the widest of MLP and attention; and the float32 logits
     and logprobs of one token of each request. While it sleeps, an engine of adapters has its weights in pinned memory
-    of the host: 20.9 GiB for the shape of an 8B model, of which 21.4 GiB were measured.
+    of the host: 20.9 GiB for the shape of an 8B model; 21.4 GiB were measured.
     """
     generator, shape, lora = draft.services.generator, draft.sizes, draft.lora
     tensor, compute = generator.procs, BYTES[generator.dtype]

@@ -14,12 +14,12 @@ from trainers.config import RunConfig
 from trainers.settings.services import ReplicasConfig, ServiceConfig
 
 DRIVERS = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
-"""Device files of GPU drivers: NVIDIA's, AMD's, and that of WSL."""
+"""Device files of GPU drivers: NVIDIA's, AMD's, and WSL's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaPlace:
-    """Where one replica of a service lives."""
+    """The host, GPUs and threads of one replica of a service."""
 
     host: int = 0
     """The first host, from 0."""
@@ -37,11 +37,11 @@ class Process:
     """"controller", "store", "envs", "generator", "trainer" or "ref_model"."""
     rank: int = 0
     host: int | None = None
-    """Number of its host; None where there is one machine only."""
+    """Number of its host; None if there is one machine only."""
     gpu: int | None = None
     """Number of its GPU on this machine; None is the CPU."""
     threads: int = 0
-    """CPU threads, where they are set."""
+    """CPU threads, if they are set."""
     part: str = ""
     """Its part of the service's work, for people."""
     replica: int = 0
@@ -168,7 +168,7 @@ def _place_replicas(
     generators = [least_loaded(services.generator) for _ in range(services.generator.num_replicas)]
     references = services.ref_model.num_replicas if has_reference else 0
     reference_hosts = [least_loaded(services.ref_model) for _ in range(references)]
-    next_gpu: Counter[tuple[int, object]] = Counter()  # by host and, where they are shared, by service
+    next_gpu: Counter[tuple[int, object]] = Counter()  # by host and, if they are shared, by service
 
     def place(service: ServiceConfig, host: int, num_hosts: int = 1) -> ReplicaPlace:
         count = -(-service.procs // num_hosts) if service.with_gpus else 0

@@ -77,5 +77,5 @@ class RunPlan(Draft):
             raise UserError(self.problems[0])
 
     def with_steps(self, steps: int) -> RunPlan:
-        """The same plan for so many optimizer steps."""
+        """The same plan for another number of optimizer steps."""
         return replace(self, steps=steps)

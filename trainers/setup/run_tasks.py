@@ -18,14 +18,14 @@ from trainers.config import RunConfig
 
 C = TypeVar("C", bound=RunConfig)
 TRAIN_TASKS = 4096
-"""Training tasks of an environment with tasks of its own, where no number was given."""
+"""Training tasks of an environment with tasks of its own, if no number is given."""
 HELD_OUT_TASKS = 256
-"""Held-out tasks where no number was given."""
+"""Held-out tasks if no number is given."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunTasks:
-    """The tasks of a run, and where they come from."""
+    """The tasks of a run, and their source."""
 
     train: Sequence[Task] = ()
     held_out: Sequence[Task] = ()
@@ -65,7 +65,7 @@ def read_run_tasks(config: RunConfig, environment: EnvFactory) -> RunTasks:
 def _draw(
     config: RunConfig, environment: EnvFactory, split: str, given: int, option: str, *, default: int
 ) -> Sequence[Task]:
-    """Return the tasks of a split: so many as were given, or else at most the default.
+    """Return the tasks of a split: the given number, or else at most the default.
 
     Args:
         given: the number that the user gave; 0 is none.
@@ -89,7 +89,7 @@ def own_data(config: RunConfig) -> str:
 
 
 def chat_data(config: RunConfig) -> str:
-    """The chats that supervised training learns from; "" where there are none."""
+    """The chats that supervised training learns from; "" if there are none."""
     return str(getattr(getattr(config, "sft", None), "data", ""))
 
 

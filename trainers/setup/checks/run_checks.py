@@ -1,4 +1,4 @@
-"""Checks of what a run does: its environment, algorithm, schedule, folder, metrics and data."""
+"""Checks of a run's environment, algorithm, schedule, folder, metrics and data."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Defaults by what is trained: a setting of -1 gets the value of its case, from the one table of this file.
+"""Defaults by what is trained: the one table of this file gives a setting of -1 the value of its case.
 
 `take_defaults` sets them once, in the plan of a run. docs/configuration.md shows the table, and its sources.
 """
@@ -96,7 +96,7 @@ def case_of(config: RunConfig) -> Case:
 
 
 def rising_steps(config: RunConfig, steps: int) -> int:
-    """Of so many optimizer steps, those over which the learning rate rises from 0.
+    """The number of optimizer steps over which the learning rate rises from 0.
 
     This default follows the number of steps, which may change when a run goes on: it is never set.
     """
