@@ -15,9 +15,7 @@ from trainers.setup.plan import make_plan
 
 def test_a_changed_loss_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     loss = tmp_path / "mine.py"
-    source = (
-        "def mine(logprobs, generator_logprobs, advantages, loss_mask):\n    return -(advantages * logprobs).sum()\n"
-    )
+    source = "def mine(logprobs, advantages, loss_mask):\n    return -(advantages * logprobs).sum()\n"
     loss.write_text(source)
     plan = make_plan(read_config(Config, ["--env", "math", "--loss", f"{loss}:mine"]), GRPO)
     for changed in (source, source, source.replace("-(", "-2 * (")):
