@@ -38,7 +38,7 @@ ROOMS = {
         gymnasium_text reasoning textarena suites verifiers openenv ors actors""",
     "envs.suites": "catalogue process expert selection bfcl agentdojo humaneval",
     "envs.tool_api": "http json_schema mcp openapi shop tool_names answers call_tasks sources tasks services env",
-    "trainers": """settings model lora config batching objective algorithm checkpoints metrics titan setup run
+    "trainers": """settings checkpoints model lora config batching objective algorithm metrics titan setup run
         controller train grpo dapo gspo sapo cispo reinforce losses sft""",
     "trainers.setup": """packages signals placement options deadlines run_tasks held_out titan_settings draft
         memory sizing checks run_plan plan meaning dry_run entry""",

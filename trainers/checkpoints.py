@@ -10,18 +10,32 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from annotated_types import Ge
 
 from forge_env.core.errors import UserError
-from forge_env.utils.settings import BY_CASE, may_change
-from trainers.config import RunConfig
 
 MANIFEST = "forge_env.json"
 CHECKPOINT_VERSION = 1
 _NAME = re.compile(r"step_(\d{6,})")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointConfig:
+    """Options of the section `checkpoint`."""
+
+    interval: Annotated[int, Ge(0)] = 0
+    """Optimizer steps between two checkpoints; 0 is one, after the last step."""
+    keep_last: Annotated[int, Ge(1)] = 2
+    """Checkpoints to keep; older ones are removed once a newer one is complete."""
+    asynchronous: bool = True
+    """Whether training goes on while a checkpoint is written."""
+    step: Annotated[int, Ge(0)] = 0
+    """With resume: go on from the checkpoint of this step; 0 is the newest."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,44 +90,6 @@ def find(run: Path, step: int = 0) -> Checkpoint:
         offer = "there is no older one" if older is None else f"go on from an older one with --checkpoint.step {older}"
         raise UserError(f"{str(error).rstrip('.')}; {offer}") from None
     return Checkpoint(path=folders[step], step=step, extra=extra)
-
-
-def check_fits(checkpoint: Checkpoint, algorithm: str, config: RunConfig) -> None:
-    """Check that a run may go on from a checkpoint with this config.
-
-    Raises:
-        UserError: a setting differs that may not change, with all their names; or the run has all its steps.
-    """
-    saved = checkpoint.extra
-    if saved["algorithm"] != algorithm:
-        raise UserError(
-            f"{checkpoint.path} was saved by {saved['algorithm']}, and this is {algorithm}: go on with "
-            f"python -m {saved['command']}"
-        )
-    before, now = dict(_leaves(saved["config"])), dict(_leaves(asdict(config)))
-    free = may_change(config)
-    differing = [
-        f"--{name} is {_shown(now.get(name))} and was {_shown(before.get(name))}"
-        for name in sorted({*before, *now})
-        if not any(f"{name}.".startswith(f"{part}.") for part in free)
-        and before.get(name) != json.loads(json.dumps(now.get(name)))  # through JSON, which has no tuples
-    ]
-    if differing:
-        raise UserError(
-            f"{checkpoint.path} was saved with other settings, which cannot change when a run goes on: "
-            f"{'; '.join(differing)}; give the settings that it had"
-        )
-    tensor, saved_tensor = (settings["parallelism.tensor_parallel_degree"] for settings in (now, before))
-    if config.training.optimizer_state == "8bit" and tensor != saved_tensor:
-        raise UserError(
-            f"--parallelism.tensor_parallel_degree is {tensor}, and {checkpoint.path} was saved with {saved_tensor} "
-            f"and --training.optimizer_state 8bit; its moments cannot be cut in another way: give {saved_tensor}"
-        )
-    if config.training.steps != BY_CASE and config.training.steps < checkpoint.step:  # -1: the data gives the number
-        raise UserError(
-            f"--training.steps is {config.training.steps}, and {checkpoint.path} is past that: give at least "
-            f"{checkpoint.step}, or go on from an older one with --checkpoint.step"
-        )
 
 
 def clean(run: Path, step: int) -> None:
@@ -180,15 +156,3 @@ def write_manifest(folder: Path, manifest: Mapping[str, Any]) -> None:
         file.write(json.dumps({"version": CHECKPOINT_VERSION, **manifest, "files": files}))
         file.flush()
         os.fsync(file.fileno())
-
-
-def _leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for name, value in tree.items():
-        if isinstance(value, dict):
-            yield from _leaves(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", value
-
-
-def _shown(value: Any) -> str:
-    return "not set" if value is None or value == "" else str(value)

@@ -13,12 +13,14 @@ from dataclasses import dataclass, field, fields
 from typing import Annotated, Self
 
 from agents.generator.settings import UpdateOption
+from forge_env.runtime.weights.choice import WeightsConfig
 from forge_env.utils.settings import MAY_CHANGE
+from trainers.checkpoints import CheckpointConfig
 from trainers.lora import LoraConfig
 from trainers.settings.algorithm import AlgorithmConfig
 from trainers.settings.loop import LoopOptions, TrainingRate
-from trainers.settings.record import CheckpointConfig, EvaluationConfig, MetricsConfig
-from trainers.settings.services import DeadlinesConfig, LauncherConfig, ServicesConfig, WeightsConfig
+from trainers.settings.record import EvaluationConfig, MetricsConfig
+from trainers.settings.services import DeadlinesConfig, LauncherConfig, ServicesConfig
 from trainers.settings.tasks import DatasetConfig, EnvConfig, ModelConfig, WarmupConfig
 from trainers.settings.trainer import MoEConfig, ParallelismConfig, TrainerSettings
 

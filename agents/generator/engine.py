@@ -23,6 +23,7 @@ from forge_env.core.tokens import Ids, as_list
 from forge_env.core.turn import Completion
 from forge_env.core.types import Sampling
 from forge_env.rollout.lockstep import Request
+from forge_env.utils.progress import until_stalled
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
     from forge_env.runtime.weights import WeightStore
 
 PULL_S = 300.0  # time limit for loading new weights in the worker processes
-_CHECKS = 8  # of the engine's progress within `stall_seconds`
 
 
 class VLLMEngine:
@@ -255,18 +255,15 @@ class VLLMEngine:
         self._thread.inbox.put(Command(lambda: self._thread.abort(requests), self._answers.unwatched()))
 
     async def _watch(self) -> None:
-        """Detect an engine that has requests and makes no progress: a step never ends, or steps compute nothing.
+        """Detect an engine that has requests and makes no progress: a step never ends, or steps compute nothing."""
+        thread, waiting, seconds = self._thread, self._answers.waiting, self._settings.stall_seconds
 
-        Checks are counted instead of seconds: if the full process was stopped for a time, the time counts as one check.
-        """
-        thread, waiting = self._thread, self._answers.waiting
-        seconds, progress, stalled = self._settings.stall_seconds, thread.progress(), 0
-        while stalled < _CHECKS:
-            await asyncio.sleep(seconds / _CHECKS)
-            before, progress = progress, thread.progress()
+        async def progress() -> object:
             # The first request may compile for minutes: the start of an engine has its own time limit.
             is_working = waiting and thread.answered and not thread.is_commanded and not thread.is_asleep
-            stalled = stalled + 1 if is_working and progress == before else 0
+            return thread.progress() if is_working else object()
+
+        await until_stalled(progress, seconds)
         self._answers.break_all(f"the engine hangs: it has {len(waiting)} requests, and made no step for {seconds:g} s")
 
 

@@ -15,6 +15,7 @@ from trainers.setup.run_plan import RunPlan
 
 FILE = """
 from dataclasses import dataclass, field, replace
+from forge_env.core.errors import UserError
 from trainers.algorithm import Algorithm
 from trainers.config import RunConfig
 from trainers.grpo import GRPO
@@ -26,6 +27,10 @@ from trainers.settings.algorithm import AlgorithmConfig
 class SquaredConfig(AlgorithmConfig):
     pull: float = 0.5
     \"\"\"How strongly the ratio is pulled back to 1.\"\"\"
+
+    def check(self):
+        if self.pull > 1 and self.beta > 0:
+            raise UserError("--squared.pull and --squared.beta hold back alike: leave one of them out")
 
 @dataclass(frozen=True, kw_only=True)
 class Config(RunConfig):
@@ -57,6 +62,11 @@ def file(tmp_path: Path) -> Path:
     path = tmp_path / "mine.py"
     path.write_text(FILE)
     return path
+
+
+def test_a_section_in_a_file_checks_its_own_settings(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(f"{file}:SQUARED", never, ["--env", "math", "--squared.pull=2", "--squared.beta=0.1"]) == 2
+    assert capsys.readouterr().err.startswith("error: --squared.pull and --squared.beta hold back alike")
 
 
 def test_an_algorithm_in_a_file_has_options_of_its_own(file: Path, capsys: pytest.CaptureFixture[str]) -> None:

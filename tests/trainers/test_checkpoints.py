@@ -14,10 +14,11 @@ from hypothesis import strategies as st
 from forge_env.core.errors import UserError
 from forge_env.utils.settings import BY_CASE, with_values
 from trainers import sft
-from trainers.checkpoints import MANIFEST, check_fits, clean, find, path_of, prune, steps_of, write_manifest
+from trainers.checkpoints import MANIFEST, clean, find, path_of, prune, steps_of, write_manifest
 from trainers.config import RunConfig
 from trainers.grpo import GRPO, Config
 from trainers.run.run_folder import checkpoint_of, claim_folder, locked
+from trainers.setup.checks.resume_checks import check_fits
 from trainers.setup.plan import make_plan
 
 

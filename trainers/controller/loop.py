@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, TypeVar
 
 from forge_env.core.episode import Group
 from forge_env.core.errors import InvariantError, ReplicaDied, first_error
+from forge_env.utils.progress import fail_if_stalled
 from forge_env.utils.threads import invoke
 from trainers.controller.drop_counts import why_faulty
 from trainers.controller.loop_state import LoopSettings, LoopState
 from trainers.controller.ready_groups import ReadyGroup
 from trainers.controller.schedule import Schedule
 from trainers.objective.advantages import has_signal
-from trainers.setup.deadlines import while_moving
 
 if TYPE_CHECKING:  # tests run the loop without actors
     from trainers.controller.learner import Learner
@@ -302,7 +302,7 @@ class Loop:
         def stuck() -> str:
             return f"no step, and nothing has moved for {self.settings.patience:g} s: {self._waiting_for()}"
 
-        async with while_moving(moved, seconds=self.settings.patience, stuck=stuck):
+        async with fail_if_stalled(moved, seconds=self.settings.patience, sentence=stuck):
             taken = await self._when(lambda: [] if may_stop and self._is_stopping else self._schedule.take())
         self._news.set()  # there may be room for others
         return sorted(taken)

@@ -70,21 +70,23 @@ async def save_checkpoint(
 async def last_checkpoint(run: Run, save: Callable[..., Awaitable[None]]) -> AsyncIterator[None]:
     """Enter it around what a run does after its last step: a checkpoint is written meanwhile.
 
-    It is whole when the block is left, also by an error. Offloaded weights fill the host's memory, which then may have
-    no room for a copy of them: their checkpoint is written first.
+    It is whole when the block is left, also by an error. Two kinds are written before it is entered: offloaded weights,
+    for whose copy the host may have no room; and those of a trainer of several processes, of which a run on two GPUs
+    failed at its end.
 
     Args:
         run: that has taken its last step.
         save: a checkpoint of it; takes `asynchronous`.
     """
-    is_copied = run.plan.checkpoint.asynchronous and not run.plan.training.cpu_offload
+    plan = run.plan
+    is_copied = plan.checkpoint.asynchronous and not plan.training.cpu_offload and plan.services.trainer.procs == 1
     await save(asynchronous=is_copied)
     try:
         yield
     finally:
         if is_copied:
             with run.record.timeline.span("checkpoint", "writing the last one"):
-                trainer = run.trainer.ranks.deadline(run.plan.deadlines.checkpoint, "the checkpoint")
+                trainer = run.trainer.ranks.deadline(plan.deadlines.checkpoint, "the checkpoint")
                 await trainer.call_one(TrainerActor.finish_saving)
 
 

@@ -17,9 +17,9 @@ from forge_env.core.types import Task
 from forge_env.evaluation.evaluate import Evaluation, evaluate
 from forge_env.rollout.rollout import GroupSpec
 from forge_env.runtime.service import Service
+from forge_env.utils.progress import fail_if_stalled
 from trainers.run.run_record import RunRecord
 from trainers.run.weight_sync import WeightSync
-from trainers.setup.deadlines import while_moving
 from trainers.setup.run_plan import RunPlan
 
 
@@ -92,7 +92,7 @@ class Rollouts:
         """Enter it to wait for groups: it raises when there is no progress for `RunPlan.patience` seconds."""
         seconds = self.plan.patience
         stuck = f"{phase}: nothing has moved for {seconds:g} s; the environments or the policy hang"
-        return while_moving(lambda: self.progress(), seconds=seconds, stuck=lambda: stuck)
+        return fail_if_stalled(lambda: self.progress(), seconds=seconds, sentence=lambda: stuck)
 
     async def progress(self) -> object:
         """A value that changes whenever engines or environments make progress.

@@ -10,7 +10,8 @@ from datetime import datetime
 from pathlib import Path
 
 from forge_env.core.errors import UserError
-from trainers.checkpoints import Checkpoint, check_fits, find
+from trainers.checkpoints import Checkpoint, find
+from trainers.setup.checks.resume_checks import check_fits
 from trainers.setup.checks.run_checks import check_output
 from trainers.setup.run_plan import RunPlan
 

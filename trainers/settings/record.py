@@ -1,4 +1,4 @@
-"""What a run measures and keeps: evaluations, checkpoints, metrics."""
+"""What a run measures: evaluations and metrics."""
 
 from __future__ import annotations
 
@@ -39,18 +39,6 @@ class EvaluationConfig:
                 f"--evaluation.temperature is 0 and --evaluation.n is {self.n}: greedy attempts at a task are all the "
                 "same, so set --evaluation.n to 1"
             )
-
-
-@dataclass(frozen=True, kw_only=True)
-class CheckpointConfig:
-    interval: Annotated[int, Ge(0)] = 0
-    """Optimizer steps between two checkpoints; 0 is one, after the last step."""
-    keep_last: Annotated[int, Ge(1)] = 2
-    """Checkpoints to keep; older ones are removed once a newer one is complete."""
-    asynchronous: bool = True
-    """Whether training goes on while a checkpoint is written."""
-    step: Annotated[int, Ge(0)] = 0
-    """With resume: go on from the checkpoint of this step; 0 is the newest."""
 
 
 @dataclass(frozen=True, kw_only=True)

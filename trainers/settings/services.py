@@ -111,9 +111,3 @@ class DeadlinesConfig(StallOption):
     that their bytes take is added."""
     least_mib_per_second: Annotated[float, Gt(0)] = 50.0
     """The slowest disk or network that still counts as working."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class WeightsConfig:
-    store: Literal["auto", "shared_memory", "cuda_ipc", "nccl", "torchstore"] = "auto"
-    """How the weights get from the trainer to the engine; "auto" is the fastest that the run's processes can use."""

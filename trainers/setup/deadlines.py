@@ -1,20 +1,15 @@
-"""Deadlines of a run: transfers by their bytes, and waiting by whether anything makes progress."""
+"""Deadlines of a run: of transfers by their bytes, and of waiting for progress."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-from forge_env.core.errors import ServiceError
 from trainers.config import RunConfig
 from trainers.settings.services import DeadlinesConfig
 
 MIB = 2**20
 _WEIGHTS = 4  # bytes of a parameter, at most: weights are kept in float32, and published in the engine's dtype
 _CHECKPOINT = 12  # with Adam's two moments
-_LOOKS = 8  # checks for progress within the allowed time
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,41 +55,3 @@ def least_patience(config: RunConfig) -> float:
 def patience(config: RunConfig) -> float:
     """Seconds after which a run in which nothing moves has failed: `training.step_seconds`, or `least_patience`."""
     return max(config.training.step_seconds, least_patience(config))
-
-
-@asynccontextmanager
-async def while_moving(
-    place: Callable[[], Awaitable[object]], *, seconds: float, stuck: Callable[[], str]
-) -> AsyncIterator[None]:
-    """Run a block that has no deadline for as long as it makes progress.
-
-    Args:
-        place: returns a value that changes with progress; two equal values mean no progress between them.
-        seconds: without progress after which the block is cancelled.
-        stuck: returns the error message.
-
-    Raises:
-        ServiceError: there was no progress for `seconds`; the block is cancelled.
-    """
-    try:
-        async with asyncio.timeout(None) as limit:
-            watching = asyncio.create_task(_end_when_stuck(limit, place, seconds))
-            try:
-                yield
-            finally:
-                watching.cancel()
-    except TimeoutError:
-        if not limit.expired():
-            raise
-        raise ServiceError(stuck()) from None
-
-
-async def _end_when_stuck(limit: asyncio.Timeout, place: Callable[[], Awaitable[object]], seconds: float) -> None:
-    before: object = object()
-    still = 0
-    while still < _LOOKS:
-        await asyncio.sleep(seconds / _LOOKS)
-        now = await place()
-        still = still + 1 if now == before else 0
-        before = now
-    limit.reschedule(asyncio.get_running_loop().time())

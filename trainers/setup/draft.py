@@ -15,6 +15,7 @@ from forge_env.core.errors import ForgeError, UserError
 from forge_env.core.types import EpisodeLimits
 from forge_env.runtime.hosts.settings import HostSettings
 from trainers.algorithm import Algorithm
+from trainers.checkpoints import CheckpointConfig
 from trainers.config import RunConfig, TrainingConfig
 from trainers.lora import Lora
 from trainers.model.shape import FoundModel, ModelShape
@@ -22,7 +23,7 @@ from trainers.objective.loss_call import LossCall
 from trainers.objective.objective import Objective, kl_remark
 from trainers.objective.old_logprobs import whose_old_logprobs
 from trainers.objective.plugins import resolve
-from trainers.settings.record import CheckpointConfig, EvaluationConfig, MetricsConfig
+from trainers.settings.record import EvaluationConfig, MetricsConfig
 from trainers.settings.services import ServicesConfig
 from trainers.settings.supervised import SFTConfig
 from trainers.settings.tasks import EnvConfig, WarmupConfig
@@ -97,6 +98,7 @@ class Draft:
 
     @property
     def is_supervised(self) -> bool:
+        """Whether the run learns from demonstrations or chats, without rewards."""
         return self.objective is None
 
     @property
@@ -209,6 +211,7 @@ class Draft:
 
     @property
     def deadlines(self) -> Deadlines:
+        """Of operations that move the weights of the model."""
         return Deadlines(self.config.deadlines, self.shape.parameters if self.shape else 0)
 
     @property

@@ -13,6 +13,7 @@ from rich.text import Text
 from trainers.setup.meaning import meaning, settings_with_defaults
 from trainers.setup.memory import gib
 from trainers.setup.run_plan import RunPlan
+from trainers.setup.sizing.card import host_parts
 
 WIDTH = 120  # where the console is not a terminal
 
@@ -42,6 +43,10 @@ def _print(console: Console, plan: RunPlan) -> None:
     for card in plan.cards:
         size = f"; it has {gib(plan.card)}" if plan.card else ""
         console.print(Text(f"{card}{size}"))
+    if any(memory.on_host for _, memory in plan.processes if memory):
+        parts = host_parts(plan.processes)
+        each = " + ".join(f"{name} {gib(size)}" for name, size in parts.items())
+        console.print(Text(f"memory of the host: {gib(sum(parts.values()))} = {each}"))
     _title(console, "Missing on this machine")
     for text in plan.missing or ["nothing"]:
         console.print(Text(f"  - {text}"))

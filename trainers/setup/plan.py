@@ -187,7 +187,10 @@ def _local_tasks(config: RunConfig, environment: EnvFactory | None, source: str)
         return None
     if not file.is_file():
         raise UserError(f"--dataset.path is {source!r}, and there is no file {file}")
-    return read_run_tasks(config, environment)
+    try:
+        return read_run_tasks(config, environment)
+    except UserError as error:
+        raise UserError(str(error).replace(own_data(config), source)) from error
 
 
 def _missing(draft: Draft) -> list[str]:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Literal
+
 from forge_env.core.errors import UserError
 from forge_env.runtime.weights.nccl.store import NcclStore
 from forge_env.runtime.weights.one_host.cuda_ipc import CudaIpcStore
@@ -15,8 +18,19 @@ USUAL_GPU = 80 * 2**30  # bytes, if the size is not known
 SNAPSHOTS = SharedMemoryStore.keep + 1
 
 
+StoreName = Literal["auto", "shared_memory", "cuda_ipc", "nccl", "torchstore"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class WeightsConfig:
+    """The options of the section `weights`."""
+
+    store: StoreName = "auto"
+    """How the weights get from the trainer to the engine; "auto" is the fastest that the run's processes can use."""
+
+
 def choose_store(
-    wanted: str,
+    wanted: StoreName,
     *,
     size: int,
     all_on_gpus: bool,
@@ -65,7 +79,7 @@ def choose_store(
     return _STORES[wanted](), f"weights go through {_NAMES[wanted]}: {why}"
 
 
-def _fastest(size: int, needed: int, all_on_gpus: bool, hosts: int, card: float) -> tuple[str, str]:
+def _fastest(size: int, needed: int, all_on_gpus: bool, hosts: int, card: float) -> tuple[StoreName, str]:
     fits = all_on_gpus and size <= MOST_ON_GPU * card
     too_much = f"a snapshot of {_gib(size)} is much for a GPU"
     if hosts > 1 and fits:

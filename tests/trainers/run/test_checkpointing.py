@@ -14,11 +14,12 @@ from trainers.run.checkpointing import last_checkpoint
 class Run:
     """What `last_checkpoint` asks of a run, and in what order."""
 
-    def __init__(self, *, asynchronous: bool = True, cpu_offload: bool = False) -> None:
+    def __init__(self, *, asynchronous: bool = True, cpu_offload: bool = False, procs: int = 1) -> None:
         self.done: list[str] = []
         self.plan = SimpleNamespace(
             checkpoint=SimpleNamespace(asynchronous=asynchronous),
             training=SimpleNamespace(cpu_offload=cpu_offload),
+            services=SimpleNamespace(trainer=SimpleNamespace(procs=procs)),
             deadlines=SimpleNamespace(checkpoint=5.0),
         )
         ranks = SimpleNamespace(call_one=self.call)
@@ -51,8 +52,8 @@ async def test_it_is_written_although_the_evaluation_fails() -> None:
     assert run.done == ["copied", "evaluated", "written"]
 
 
-@pytest.mark.parametrize("changes", [{"asynchronous": False}, {"cpu_offload": True}])
-async def test_it_is_written_first_if_it_is_not_to_be_copied(changes: dict[str, bool]) -> None:
+@pytest.mark.parametrize("changes", [{"asynchronous": False}, {"cpu_offload": True}, {"procs": 2}])
+async def test_it_is_written_first_if_it_is_not_to_be_copied(changes: dict[str, Any]) -> None:
     run = Run(**changes)
     await run.end()
     assert run.done == ["saved", "evaluated"]

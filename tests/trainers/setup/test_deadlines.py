@@ -1,18 +1,15 @@
-"""Deadlines of a run: by the bytes at stake, never below what is legal, and by whether anything moves."""
+"""Deadlines of a run: by the bytes at stake, and never below what is legal."""
 
 from __future__ import annotations
-
-import asyncio
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forge_env.core.errors import ServiceError
 from trainers.config import RunConfig, TrainingConfig
 from trainers.settings.services import DeadlinesConfig
 from trainers.settings.tasks import EnvConfig
-from trainers.setup.deadlines import Deadlines, patience, while_moving
+from trainers.setup.deadlines import Deadlines, patience
 
 BILLION = 10**9
 
@@ -46,24 +43,3 @@ def test_patience_is_never_below_what_an_episode_or_a_hung_engine_may_take(
     )
     assert patience(config) >= wanted
     assert patience(config) > max(2 * step + scoring, stall)
-
-
-async def test_work_ends_when_nothing_moves() -> None:
-    places = [0, 1, 2, 3]
-
-    async def place() -> int:
-        return places.pop(0) if places else 3
-
-    with pytest.raises(ServiceError, match="^it hangs$"):
-        async with while_moving(place, seconds=0.05, stuck=lambda: "it hangs"):
-            await asyncio.Event().wait()
-    assert places == [] and asyncio.all_tasks() == {asyncio.current_task()}
-
-
-async def test_a_time_out_of_the_work_itself_stays_what_it_is() -> None:
-    async def place() -> int:
-        return 0
-
-    with pytest.raises(TimeoutError, match="its own"):
-        async with while_moving(place, seconds=20.0, stuck=lambda: "it hangs"):
-            raise TimeoutError("its own")

@@ -16,6 +16,7 @@ from trainers import gspo, sft
 from trainers.algorithm import Algorithm
 from trainers.grpo import GRPO, Config
 from trainers.objective.plugins import load_loss
+from trainers.setup.dry_run import dry_run
 from trainers.setup.entry import main
 from trainers.setup.meaning import about_ratio, about_services, meaning, settings_with_defaults
 from trainers.setup.options.read_config import read_config
@@ -419,6 +420,15 @@ def test_a_dry_run_of_the_defaults_succeeds_and_starts_nothing(
     assert "nothing was started" in text and "weights go through " in text
     assert "Missing on this machine - nothing" in text
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_dry_run_shows_what_processes_on_gpus_keep_on_the_host(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["--model=Qwen/Qwen3-8B", "--trainer.with_gpus", "--generator.with_gpus", "--generator.sleep=yes"]
+    arguments += ["--launcher.gpus_per_host=1", "--launcher.gpu_memory_gib=80", "--weights.store=cuda_ipc"]
+    dry_run(plan_of(*arguments, "--lora.rank=16"))
+    assert "memory of the host: 20.9 = a copy of the sleeping engine's weights 20.9" in capsys.readouterr().out
+    dry_run(plan_of(*arguments))
+    assert "memory of the host" not in capsys.readouterr().out
 
 
 def test_what_a_dry_run_finds_wrong_beyond_the_checks(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

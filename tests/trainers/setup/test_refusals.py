@@ -584,3 +584,5 @@ def test_data_is_shown_as_the_user_wrote_it(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.chdir(tmp_path)
     found = refusal("--env=math --dataset.path=tasks.jsonl")
     assert found == f"--dataset.path is 'tasks.jsonl', and there is no file {tmp_path / 'tasks.jsonl'}"
+    (tmp_path / "tasks.jsonl").write_text("[1,\n")
+    assert refusal("--env=math --dataset.path=tasks.jsonl").startswith("no row of tasks.jsonl can be used: ")

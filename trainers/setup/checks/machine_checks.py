@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,7 +11,7 @@ from trainers.metrics.gpus import Gpus
 from trainers.setup.draft import Draft
 from trainers.setup.memory import COPIED, GIB, OFFLOADED, gib
 from trainers.setup.placement import Placement, gpus_available
-from trainers.setup.sizing.card import Processes
+from trainers.setup.sizing.card import Processes, host_parts
 
 _GROUPS = Path("/sys/fs/cgroup")
 _NO_LIMIT = float("inf")
@@ -60,10 +59,7 @@ def check_host_memory(draft: Draft, processes: Processes, host: float | None = N
     Raises:
         UserError: otherwise, with what each service takes.
     """
-    parts: Counter[str] = Counter()
-    for process, memory in processes:
-        if memory is not None:
-            parts.update(memory.on_host if process.gpu is not None else {process.service: memory.total})
+    parts = host_parts(processes)
     on_gpus = "put trainer and generator on GPUs with --trainer.with_gpus true --generator.with_gpus true"
     remedies = ["take a smaller model", on_gpus]
     if OFFLOADED in parts:
@@ -74,7 +70,7 @@ def check_host_memory(draft: Draft, processes: Processes, host: float | None = N
         remedies.insert(1, "train adapters with --lora.rank 16")
     needed, host = sum(parts.values()), host_memory(draft.placement) if host is None else host
     if 0 < host < needed:
-        each = " + ".join(f"{name} {gib(size)}" for name, size in parts.most_common() if size)
+        each = " + ".join(f"{name} {gib(size)}" for name, size in parts.items())
         raise UserError(
             f"this machine has {gib(host)} GiB of memory, and the estimate of what the run needs there is "
             f"{gib(needed)}: {each}; {', '.join(remedies[:-1])}, or {remedies[-1]}"

@@ -6,6 +6,7 @@ the sum of all peaks.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -47,6 +48,15 @@ def cards(processes: Processes) -> list[Card]:
         if process.gpu is not None and memory and memory.total and process.where not in unknown:
             on_gpu.setdefault(process.where, {})[process.service] = memory
     return [Card(where=where, phases=_phases(parts)) for where, parts in on_gpu.items()]
+
+
+def host_parts(processes: Processes) -> dict[str, float]:
+    """Bytes in the memory of the host, the largest part first; processes on GPUs keep something there, too."""
+    parts: Counter[str] = Counter()
+    for process, memory in processes:
+        if memory is not None:
+            parts.update(memory.on_host if process.gpu is not None else {process.service: memory.total})
+    return {name: size for name, size in parts.most_common() if size}
 
 
 def _phases(parts: Mapping[str, Memory]) -> dict[str, dict[str, float]]:
