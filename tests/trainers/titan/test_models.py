@@ -260,7 +260,7 @@ def count_calls(trainer: TitanTrainer) -> list[int]:
 
 
 def test_an_unknown_kind_of_activation_checkpointing_is_refused(folders, make_trainer):
-    with pytest.raises(UserError, match="activation_checkpoint='some'.*'selective'"):
+    with pytest.raises(UserError, match="activation_checkpoint is 'some'.*none, selective, full"):
         make_trainer(folders["qwen3"], activation_checkpoint="some")
 
 
