@@ -29,6 +29,7 @@ MASK = np.dtype(np.bool_)
 MOST_NUMBERS = 2048
 """Numbers that are written as JSON at once: about 2 ms of floats, after which other threads may run."""
 
+_ARRAY: Any = np.ndarray
 _EXAMPLES = {"i": "integers from -2^31 to 2^31 - 1, such as (9, 2)", "?": "booleans, such as (False, True)"}
 
 
@@ -43,11 +44,10 @@ def array_of(values: Any, kind: np.dtype, name: str = "tokens") -> np.ndarray:
     Raises:
         UserError: they are no sequence of numbers of this kind.
     """
-    if _is_made(values, kind):
-        return values
-    if type(values) is np.ndarray and values.ndim == 1:
+    if type(values) is _ARRAY and values.ndim == 1:
         if values.dtype == kind:
-            return np.frombuffer(values.tobytes(), kind)
+            is_made = type(values.base) is bytes and len(values.base) == values.nbytes
+            return values if is_made else np.frombuffer(values.tobytes(), kind)
         if kind.kind == "f" and values.dtype.kind in "fiu":
             return np.frombuffer(values.astype(kind).tobytes(), kind)
         values = values.tolist()  # its numbers are checked as those of a list
@@ -59,14 +59,6 @@ def array_of(values: Any, kind: np.dtype, name: str = "tokens") -> np.ndarray:
         allowed = _EXAMPLES.get(kind.char, "numbers, such as (-0.5, -0.1)")
         raise UserError(f"{name}={given:.80} is no sequence of {allowed}, and no array of them: {error}") from None
     return array if packed is kind else array_of(array, kind)
-
-
-def _is_made(values: Any, kind: np.dtype, array: Any = np.ndarray) -> bool:
-    """Whether values are an array of `array_of`; what every turn asks several times."""
-    if type(values) is not array or values.dtype is not kind:
-        return False
-    base = values.base
-    return type(base) is bytes and len(base) == values.nbytes
 
 
 def join_arrays(kind: np.dtype, *parts: Any) -> np.ndarray:
@@ -101,8 +93,13 @@ class TokenRecord:
 
     def __post_init__(self) -> None:
         for name, kind in self.ARRAYS.items():
-            if not _is_made(values := getattr(self, name), kind):
-                object.__setattr__(self, name, array_of(values, kind, name))
+            values = getattr(self, name)
+            # As `array_of` does: the call would take as long as the check, for several arrays of every turn.
+            if type(values) is _ARRAY and values.dtype is kind:
+                base = values.base
+                if type(base) is bytes and len(base) == values.nbytes:
+                    continue
+            object.__setattr__(self, name, array_of(values, kind, name))
 
     def __eq__(self, other: object) -> bool:
         cls: Any = type(self)
