@@ -18,7 +18,7 @@ from forge_env.core.workspace import Snapshot, Workspace, WorkspaceFileError
 CONVENTION = "/logs/artifacts"
 """What an agent puts here is an artefact without being declared."""
 _PROGRAMS = ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/usr", "/etc", "/opt", "/boot")
-_READ_AT_START = ("/root/.*", "/home/*/.*")
+_READ_AT_START = tuple(f"{home}/.*" for home in ("/root", "/home/*"))
 _READ_BY_PYTEST = ("/conftest.py", "/pytest.ini", "/.pytest.ini", "/pyproject.toml", "/tox.ini", "/setup.cfg")
 _OF_VERIFIERS = ("/tests", "/solution", "/logs")
 _FOLDERS_OF_PROGRAMS = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "NODE_PATH", "VIRTUAL_ENV", "CONDA_PREFIX")

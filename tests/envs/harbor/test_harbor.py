@@ -157,7 +157,7 @@ env = { PATH = "/opt/work/.venv/bin:/tools/bin:/usr/local/bin:/usr/bin:/bin" }
     )
     task = write_task(tmp_path / "fork", toml, **{"tests/test.sh": test})
     script = """mkdir -p .venv/bin .venv/lib/python3 /data /tools/bin; echo a > a; echo b > /data/b; echo c > /etc/asked
-for file in .venv/bin/python3 .venv/lib/python3/site.py .venv/pyvenv.cfg /tools/bin/x /etc/other /root/.bashrc_x; do
+for file in .venv/bin/python3 .venv/lib/python3/site.py .venv/pyvenv.cfg /tools/bin/x /etc/other ~/.bashrc_x; do
     echo evil > $file
 done"""
     episode = await play(task, call("shell", command=script), say("done"))

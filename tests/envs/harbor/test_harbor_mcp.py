@@ -47,9 +47,9 @@ command = "python3"
 args = ["/srv/server.py"]
 """
 _TEST = (
-    '#!/bin/sh\n[ "$(cat /work/number)" = 1815 ] && [ -e /work/asked ]\necho $((1 - $?)) > /logs/verifier/reward.txt\n'
+    '#!/bin/sh\n[ "$(cat /app/number)" = 1815 ] && [ -e /app/asked ]\necho $((1 - $?)) > /logs/verifier/reward.txt\n'
 )
-_DOCKERFILE = "FROM host:mcp\nWORKDIR /work\nCOPY server.py /srv/server.py\n"
+_DOCKERFILE = "FROM host:mcp\nWORKDIR /app\nCOPY server.py /srv/server.py\n"
 
 
 @pytest.fixture
@@ -63,7 +63,7 @@ async def test_a_server_runs_in_the_workspace_and_its_tools_are_the_agents(task:
     episode = await play(task, ask, call("book_shell"), call("shell", command="echo 1815 > number"), say("done"))
     assert (episode.outcome, episode.reward) == (Outcome.SCORED, 1.0), episode.error
     results = [message["content"] for message in episode.messages if message["role"] == "tool"]
-    assert results == ["1815", "0 /work red", "[no output]"], results
+    assert results == ["1815", "0 /app red", "[no output]"], results
 
 
 async def test_a_server_that_the_agent_breaks_is_a_result_and_no_fault(task: Path) -> None:
@@ -84,7 +84,7 @@ async def test_a_server_that_the_agent_breaks_is_a_result_and_no_fault(task: Pat
     ],
 )
 async def test_a_server_that_does_not_start_is_a_fault_of_the_task(tmp_path: Path, toml: str, reason: str) -> None:
-    task = write_task(tmp_path / "bad", toml, environment__Dockerfile="FROM host\nWORKDIR /work\n")
+    task = write_task(tmp_path / "bad", toml, environment__Dockerfile="FROM host\nWORKDIR /app\n")
     episode = await play(task, say("done"))
     assert episode.outcome is Outcome.ENV_FAULT and "the tools of bad cannot be had" in episode.error
     assert reason in episode.error, episode.error

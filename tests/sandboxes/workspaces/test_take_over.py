@@ -62,12 +62,12 @@ for file in /opt/app/bin/x /opt/app/.env1/x /opt/tool/x /home/agent/.x /home/age
 
 async def test_a_folder_of_programs_that_became_a_link_is_kept(workspace: Workspace, fresh: Workspace) -> None:
     """Also if it leads from a folder that is taken over to one that is kept."""
-    await workspace.exec("cp -r /bin /evil; echo evil > /evil/ls; mv /usr /old; ln -s /evil /usr; ln -s /bin /work")
+    await workspace.exec("cp -r /bin /evil; echo evil > /evil/ls; mv /usr /old; ln -s /evil /usr; ln -s /bin /moved")
     await fresh.take_over(workspace, keep=KEEP)
-    assert (await fresh.exec("stat -c '%F' /usr /work; cat /bin/ls | head -c 4")).stdout.startswith(
+    assert (await fresh.exec("stat -c '%F' /usr /moved; cat /bin/ls | head -c 4")).stdout.startswith(
         "directory\nsymbolic"
     )
-    assert "evil" not in (await fresh.exec("cat /work/ls | head -c 4")).stdout
+    assert "evil" not in (await fresh.exec("cat /moved/ls | head -c 4")).stdout
 
 
 async def test_more_than_the_disk_is_refused_and_nothing_waits(
