@@ -17,12 +17,12 @@ from forge_env.runtime.weights.choice import WeightsConfig
 from forge_env.utils.settings import MAY_CHANGE
 from trainers.checkpoints import CheckpointConfig
 from trainers.lora import LoraConfig
-from trainers.settings.algorithm import AlgorithmConfig
-from trainers.settings.loop import LoopOptions, TrainingRate
-from trainers.settings.record import EvaluationConfig, MetricsConfig
+from trainers.metrics.settings import EvaluationConfig, MetricsConfig
+from trainers.objective.settings import AlgorithmConfig
+from trainers.settings.loop import LoopOptions
 from trainers.settings.services import DeadlinesConfig, LauncherConfig, ServicesConfig
 from trainers.settings.tasks import DatasetConfig, EnvConfig, ModelConfig, WarmupConfig
-from trainers.settings.trainer import MoEConfig, ParallelismConfig, TrainerSettings
+from trainers.titan.settings import MoEConfig, ParallelismConfig, TrainerSettings, TrainingRate
 
 SHORT_OPTIONS = {
     "env": "env.name",

@@ -99,6 +99,25 @@ class LoraConfig:
                 f"{RANKS[-1]}: set the rank to that, or --lora.publish to merged"
             )
 
+    def check_shape(self, shape: ModelShape) -> None:
+        """Check that a model of this shape takes the adapters.
+
+        Raises:
+            UserError: it has experts, which get no adapter.
+        """
+        if not shape.num_experts:
+            return
+        if self.publish == "adapter":
+            raise UserError(
+                "--lora.publish is adapter, which sends the adapter alone, and the model has experts, whose kernels "
+                "differ in an engine that holds adapters: set it to merged"
+            )
+        if set(self.targets) & {ALL, *IN_MLP}:
+            raise UserError(
+                f"--lora.targets is {','.join(self.targets)}, and the model has experts, whose matrices "
+                f"{', '.join(IN_MLP)} get no adapter: set it to {','.join(IN_ATTENTION)}, or to some of these"
+            )
+
     @property
     def is_on(self) -> bool:
         """Whether adapters are trained, and not all weights."""

@@ -103,18 +103,13 @@ class TitanTrainer:
         try:
             limit_memory(settings.gpu_memory_gib)
             context, tensor = settings.context_parallel_degree, settings.tensor_parallel_degree
-            self.parallel = parallel_dims(
-                settings.data_parallel_shard_degree,
-                tensor,
-                context,
-                settings.data_parallel_replicate_degree,
-                settings.expert_parallel_degree,
-            )
+            self.parallel = parallel_dims(settings)
             is_on_gpu = device().type != "cpu"
             dtype = settings.dtype_on(is_on_gpu)
             attention = settings.choose_attention(is_on_gpu=is_on_gpu, context=context)
             check_trainer(settings.lora, settings.optimizer_state, cpu_offload=settings.cpu_offload)
             settings.check_state(is_on_gpu=is_on_gpu)
+            settings.check_packages()
             torch.manual_seed(settings.seed)
             self.model = TitanModel(
                 Path(model_path),

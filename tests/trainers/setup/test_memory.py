@@ -26,6 +26,7 @@ from trainers.setup.plan import make_plan
 
 RESULTS = Path(__file__).parents[3] / "benchmarks" / "results"
 SMALL = ModelShape(
+    max_position_embeddings=1024,
     hidden_size=8,
     intermediate_size=16,
     num_hidden_layers=2,

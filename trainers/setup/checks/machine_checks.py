@@ -12,29 +12,10 @@ from trainers.setup.draft import Draft
 from trainers.setup.memory import COPIED, GIB, OFFLOADED, gib
 from trainers.setup.placement import Placement, gpus_available
 from trainers.setup.sizing.card import Processes, host_parts
+from trainers.setup.sizing.estimates import find_store
 
 _GROUPS = Path("/sys/fs/cgroup")
 _NO_LIMIT = float("inf")
-
-
-def check_parallelism(draft: Draft) -> None:
-    """The degrees multiply to the number of processes."""
-    parallelism, procs = draft.config.parallelism, draft.services.trainer.procs
-    shard = parallelism.data_parallel_shard_degree
-    others = (
-        parallelism.tensor_parallel_degree
-        * parallelism.context_parallel_degree
-        * parallelism.data_parallel_replicate_degree
-    )
-    if shard == -1:
-        fits, needed = procs % others == 0, -(-procs // others) * others
-    else:
-        fits, needed = procs == others * shard, others * shard
-    if not fits:
-        processes = "trainer process" if needed == 1 else "trainer processes"
-        raise UserError(
-            f"parallelism needs {needed} {processes}, services.trainer.procs is {procs}: --trainer.procs {needed}"
-        )
 
 
 def check_optimizer(draft: Draft) -> None:
@@ -147,6 +128,11 @@ def card_size(draft: Draft) -> float | None:
                 "GiB: set it to that or less, or to 0 for all of it"
             )
     return cap or min(sizes.values(), default=None)
+
+
+def check_store(draft: Draft) -> None:
+    """Check that the weight store can work, as far as that is known."""
+    find_store(draft)
 
 
 def check_gpus(draft: Draft) -> None:
