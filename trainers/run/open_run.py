@@ -75,7 +75,7 @@ async def open_run(plan: RunPlan, data: TrainingData | None = None) -> AsyncIter
                 record.check(checkpoint.extra["report"])
             with record.phase("tasks"):
                 tasks, held_out = tasks_of(plan)
-                files = check_data(folder, plan.config)
+                files = check_data(folder, plan.data_digests())
             record.say(
                 f"{plan.algorithm} on {plan.env.name or 'data'}, seed {plan.training.seed}; everything is written "
                 f"to {folder}"
@@ -93,6 +93,7 @@ async def open_run(plan: RunPlan, data: TrainingData | None = None) -> AsyncIter
             if data is not None:
                 with record.phase("data"):
                     plan = plan.with_steps(await data.prepare(model, record.say))
+                    record.add_fact("steps", plan.steps)
                     record.add_fact("data", files | data.record())
             _say_defaults(plan, record)
             launcher = await _open_launcher(plan, stack, record)
@@ -197,7 +198,7 @@ def _write_facts(plan: RunPlan, record: RunRecord) -> None:
     if before := code_at_start(record.folder):
         for part in changed(before, code):
             record.warn(f"{part} has changed since this run began, and its earlier figures are of what it was")
-    write_facts(record.folder, plan.algorithm, plan.config, record.results, code)
+    write_facts(record.folder, plan.algorithm, plan.record, record.results, code)
 
 
 def _kinds(record: RunRecord, tasks: Sequence[Task]) -> Kinds:

@@ -156,10 +156,11 @@ def test_limits_come_from_the_environment_unless_a_setting_is_given(tmp_path: Pa
     levels = [settled("--env", "code_exec", "--env.options.level", str(n)).env.max_turns for n in (1, 4)]
     assert levels == [3, 8]
     (tmp_path / "own.py").write_text(
-        "import forge_env\n\n\nclass Own(forge_env.Env):\n    @classmethod\n    def limits(cls, *, data: str):\n"
+        "import forge_env\n\n\nclass Own(forge_env.Env):\n    def __init__(self, *, data: str):\n        pass\n\n"
+        "    @classmethod\n    def limits(cls, *, data: str):\n"
         "        return {'max_tokens': 900, 'max_turn_tokens': 90}\n"
     )
-    arguments = ["--env", f"{tmp_path}/own.py:Own", "--env.options.data", "x"]
+    arguments = ["--env", f"{tmp_path}/own.py:Own", "--env.options.data", "x", *taxi[2:]]
     assert settled(*arguments).env.limits().max_turn_tokens == 90
     both = settled(*arguments, "--training.seq_len", "300").env
     assert (both.max_tokens, both.max_turn_tokens) == (300, 300)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -136,20 +137,20 @@ def test_a_run_that_goes_on_finds_its_files_from_any_folder_and_refuses_changed_
 ) -> None:
     folder = problems.parent / "run"
     folder.mkdir()
-    tasks = plan_of("--env", "math", "--env.options.data", "q.jsonl", *MODEL).config
+    tasks = plan_of("--env", "math", "--env.options.data", "q.jsonl", *MODEL)
     sets = ("--evaluation.sets.other.options.data", "q.jsonl")
     assert plan_of("--env", "math", *sets, *MODEL).config.evaluation.sets["other.options.data"] == str(problems)
-    chats = plan_of("--sft.data", "q.jsonl", algorithm=sft.SFT).config
+    chats = replace(tasks, config=with_values(sft.SFT.config(), {"sft.data": str(problems)}))
     monkeypatch.chdir(folder)
-    for config in (tasks, chats):
+    for plan in (tasks, chats):
         problems.write_text(problems.read_text())
         (folder / "run.json").write_text("{}")
-        record = check_data(folder, config)
+        record = check_data(folder, plan.data_digests())
         assert list(record["files"]) == [str(problems)]
         (folder / "run.json").write_text(json.dumps({"data": record}))
-        assert check_data(folder, config) == record
+        assert check_data(folder, plan.data_digests()) == record
         before = problems.read_text()
         problems.write_text(before + "\n{}")
         with pytest.raises(UserError, match=r"the data file .*q\.jsonl has changed since this run began"):
-            check_data(folder, config)
+            check_data(folder, plan.data_digests())
         problems.write_text(before)
