@@ -66,14 +66,6 @@ class ForwardSettings:
         """What the output layer computes in, if the model computes in `dtype`."""
         return "float32" if self.fp32_head else dtype
 
-    def check_head(self, expert_parallel_degree: int) -> None:
-        """Raise UserError if the output layer does not work with experts that are spread."""
-        if self.fp32_head and expert_parallel_degree > 1:
-            raise UserError(
-                f"--parallelism.expert_parallel_degree is {expert_parallel_degree}, which does not work with "
-                "--training.fp32_head true: leave one of them out"
-            )
-
 
 @dataclass(frozen=True, kw_only=True)
 class TrainerSettings(ForwardSettings):
@@ -109,56 +101,12 @@ class TrainerSettings(ForwardSettings):
     """A run on CPU repeats bit by bit, also if it is killed and resumed. Turns are in lockstep, which costs time. All
     groups of a step, or of a window of steps, are sampled from the weights that it begins with."""
 
-    def choose_attention(self, *, is_on_gpu: bool, context: int) -> str:
-        """The attention kernel: `attention`, or the default on this device.
-
-        Args:
-            is_on_gpu: whether the trainer is on GPUs.
-            context: the degree of context parallelism.
-
-        Raises:
-            UserError: the trainer cannot use the kernel that is asked for.
-        """
-        dtype, wanted = self.dtype_on(is_on_gpu), f"--training.attention is {self.attention}"
-        if not self.attention:
-            return "sdpa" if not is_on_gpu else "varlen" if dtype == "bfloat16" and context == 1 else "flex"
-        if not is_on_gpu and self.attention != "sdpa":
-            raise UserError(
-                f"{wanted}, which is for a trainer on GPU, and this one is on the CPU: set it to sdpa, or leave it out"
-            )
-        if self.attention == "varlen" and context > 1:
-            raise UserError(
-                f"{wanted}, which cannot share a row between processes, and --parallelism.context_parallel_degree is "
-                f"{context}: set it to flex, or leave it out"
-            )
-        if self.attention == "varlen" and dtype == "float32":
-            raise UserError(
-                f"{wanted}, which computes in bfloat16, and --training.dtype is float32: set --training.attention to "
-                "flex, or leave it out"
-            )
-        return self.attention
-
     def check(self) -> None:
         """Raise UserError if settings of the trainer contradict each other."""
         if self.offload_sums and not self.cpu_offload:
             raise UserError(
                 "--training.offload_sums is true, which is for offloaded gradients: leave it out, or set "
                 "--training.cpu_offload true"
-            )
-
-    def check_state(self, *, is_on_gpu: bool) -> None:
-        """Raise UserError if the moments of AdamW cannot be kept in `optimizer_state`."""
-        state = self.optimizer_state
-        if state == "bfloat16" and not is_on_gpu:
-            raise UserError(
-                "--training.optimizer_state is bfloat16, which is for a trainer on GPU, and this one is on the CPU: "
-                "set it to float32 or 8bit"
-            )
-        if state == "bfloat16" and self.cpu_offload:
-            raise UserError(
-                "--training.optimizer_state is bfloat16 and --training.cpu_offload is true, by which the optimizer "
-                "runs on the CPU, where there is none with such a state: set it to float32 or 8bit, or leave "
-                "cpu_offload out"
             )
 
     def check_packages(self) -> None:
@@ -280,6 +228,56 @@ class TitanSettings(TrainerSettings, ParallelismConfig, RateSettings):
     gpu_memory_gib: float = 0.0
     """GPU memory of this process at most, in GiB; 0 is all of it."""
 
+    def choose_attention(self, *, is_on_gpu: bool) -> str:
+        """The attention kernel: `attention`, or the default on this device.
+
+        Raises:
+            UserError: the trainer cannot use the kernel that is asked for.
+        """
+        dtype, context = self.dtype_on(is_on_gpu), self.context_parallel_degree
+        wanted = f"--training.attention is {self.attention}"
+        if not self.attention:
+            return "sdpa" if not is_on_gpu else "varlen" if dtype == "bfloat16" and context == 1 else "flex"
+        if not is_on_gpu and self.attention != "sdpa":
+            raise UserError(
+                f"{wanted}, which is for a trainer on GPU, and this one is on the CPU: set it to sdpa, or leave it out"
+            )
+        if self.attention == "varlen" and context > 1:
+            raise UserError(
+                f"{wanted}, which cannot share a row between processes, and --parallelism.context_parallel_degree is "
+                f"{context}: set it to flex, or leave it out"
+            )
+        if self.attention == "varlen" and dtype == "float32":
+            raise UserError(
+                f"{wanted}, which computes in bfloat16, and --training.dtype is float32: set --training.attention to "
+                "flex, or leave it out"
+            )
+        return self.attention
+
+    def check_state(self, *, is_on_gpu: bool) -> None:
+        """Raise UserError if weights and moments cannot be kept as they are asked for."""
+        state = self.optimizer_state
+        if self.lora is not None and (state == "8bit" or self.cpu_offload):
+            trained = f"and --lora.rank is {self.lora.rank}, which trains adapters"
+            raise UserError(
+                f"--training.optimizer_state is 8bit {trained}; their small moments are not kept in 8 bits: set it to "
+                "float32, or --lora.rank to 0"
+                if state == "8bit"
+                else f"--training.cpu_offload is true {trained}, and the frozen weights stay on the GPU: leave it out, "
+                "or set --lora.rank to 0"
+            )
+        if state == "bfloat16" and not is_on_gpu:
+            raise UserError(
+                "--training.optimizer_state is bfloat16, which is for a trainer on GPU, and this one is on the CPU: "
+                "set it to float32 or 8bit"
+            )
+        if state == "bfloat16" and self.cpu_offload:
+            raise UserError(
+                "--training.optimizer_state is bfloat16 and --training.cpu_offload is true, by which the optimizer "
+                "runs on the CPU, where there is none with such a state: set it to float32 or 8bit, or leave "
+                "cpu_offload out"
+            )
+
     def check_model(self, shape: ModelShape) -> None:
         """Check that a model of this shape can be trained so.
 
@@ -287,7 +285,11 @@ class TitanSettings(TrainerSettings, ParallelismConfig, RateSettings):
             UserError: otherwise.
         """
         self.check_shape(shape)
-        self.check_head(self.expert_parallel_degree)
+        if self.fp32_head and self.expert_parallel_degree > 1:
+            raise UserError(
+                f"--parallelism.expert_parallel_degree is {self.expert_parallel_degree}, which does not work with "
+                "--training.fp32_head true: leave one of them out"
+            )
         if self.lora is not None:
             self.lora.check_shape(shape)
 

@@ -54,7 +54,6 @@ from forge_env.core.errors import UserError
 from forge_env.core.tokens import IDS, array_of
 from forge_env.core.types import NOT_SAMPLED
 from trainers.batching.batch import MicroBatch, Sample, batches_to_compile, by_sample
-from trainers.lora import check_trainer
 from trainers.objective.loss_call import Loss, LossCall
 from trainers.objective.loss_metrics import LossMetrics
 from trainers.titan.adapter_files import export_adapter, load_adapter
@@ -106,8 +105,7 @@ class TitanTrainer:
             self.parallel = parallel_dims(settings)
             is_on_gpu = device().type != "cpu"
             dtype = settings.dtype_on(is_on_gpu)
-            attention = settings.choose_attention(is_on_gpu=is_on_gpu, context=context)
-            check_trainer(settings.lora, settings.optimizer_state, cpu_offload=settings.cpu_offload)
+            attention = settings.choose_attention(is_on_gpu=is_on_gpu)
             settings.check_state(is_on_gpu=is_on_gpu)
             settings.check_packages()
             torch.manual_seed(settings.seed)

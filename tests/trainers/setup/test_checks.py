@@ -12,7 +12,7 @@ from forge_env.utils.settings import leaves
 from trainers.algorithm import Algorithm
 from trainers.grpo import GRPO, Config
 from trainers.model.shape import KNOWN_SHAPES
-from trainers.setup.checks.machine_checks import check_attention, check_host_memory, host_memory
+from trainers.setup.checks.machine_checks import check_host_memory, check_trainer, host_memory
 from trainers.setup.memory import host_bytes, state_bytes
 from trainers.setup.options.read_config import read_config
 from trainers.setup.placement import gpus_available
@@ -134,7 +134,7 @@ def test_what_works_is_let_through() -> None:
     ],
 )
 def test_attention_that_the_trainer_can_use_is_let_through(arguments: tuple[str, ...]) -> None:
-    check_attention(make_plan(read_config(Config, arguments), GRPO))
+    check_trainer(make_plan(read_config(Config, arguments), GRPO))
 
 
 def test_tensor_parallel_divides_the_heads(tmp_path: Path) -> None:

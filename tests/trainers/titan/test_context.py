@@ -117,7 +117,7 @@ def test_lengths_are_multiples_that_all_ranks_can_share():
 
 def test_attention_that_cannot_share_a_sequence_is_refused():
     with pytest.raises(UserError, match="varlen"):
-        TitanSettings(attention="varlen").choose_attention(is_on_gpu=True, context=2)
+        TitanSettings(attention="varlen", context_parallel_degree=2).choose_attention(is_on_gpu=True)
 
 
 # -- several ranks -----------------------------------------------------------------------------------------------

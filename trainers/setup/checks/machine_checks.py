@@ -1,4 +1,4 @@
-"""Checks of what the processes and machines can do: parallelism, memory, attention and places."""
+"""Checks of the trainer, memory, GPUs and hosts against the machine."""
 
 from __future__ import annotations
 
@@ -18,15 +18,26 @@ _GROUPS = Path("/sys/fs/cgroup")
 _NO_LIMIT = float("inf")
 
 
-def check_optimizer(draft: Draft) -> None:
-    """Weights and AdamW's moments can be kept as they are wanted."""
-    training, with_gpus = draft.training, draft.services.trainer.with_gpus
-    if training.cpu_offload and not with_gpus:
+def check_trainer(draft: Draft) -> None:
+    """Check what the trainer can do on its device, and that the plan has room for the mask of its attention."""
+    trainer, with_gpus = draft.trainer, draft.services.trainer.with_gpus
+    if trainer.cpu_offload and not with_gpus:
         raise UserError(
             "--training.cpu_offload is true, which is for a trainer on GPU, and this one is on the CPU, whose memory "
             "has the weights already: leave it out, or use --trainer.with_gpus true"
         )
-    training.check_state(is_on_gpu=with_gpus)
+    trainer.check_state(is_on_gpu=with_gpus)
+    trainer.choose_attention(is_on_gpu=with_gpus)
+    degree = trainer.context_parallel_degree
+    if with_gpus and trainer.attention == "sdpa" and (trainer.pack_length or degree > 1):
+        cause = (
+            "training.packing is true" if trainer.pack_length else f"parallelism.context_parallel_degree is {degree}"
+        )
+        raise UserError(
+            f"--training.attention is sdpa and --{cause}: for rows that share a sequence, or are shared, sdpa builds a "
+            "mask of tokens x tokens, which the plan of the GPU's memory has no room for: set it to flex, or leave it "
+            "out"
+        )
 
 
 def check_host_memory(draft: Draft, processes: Processes, host: float | None = None) -> None:
@@ -91,20 +102,6 @@ def check_context(draft: Draft) -> None:
         raise UserError(
             f"--parallelism.context_parallel_degree is {degree}, which cuts rows into parts of at least {least} "
             f"tokens, and --{name}, the longest row, is {longest}: set the degree to {max(1, longest // least)} or less"
-        )
-
-
-def check_attention(draft: Draft) -> None:
-    """Check that the trainer can use the attention that is asked for, and that the plan has room for its mask."""
-    training, with_gpus = draft.training, draft.services.trainer.with_gpus
-    degree = draft.config.parallelism.context_parallel_degree
-    training.choose_attention(is_on_gpu=with_gpus, context=degree)
-    if with_gpus and training.attention == "sdpa" and (training.packing or degree > 1):
-        cause = "training.packing is true" if training.packing else f"parallelism.context_parallel_degree is {degree}"
-        raise UserError(
-            f"--training.attention is sdpa and --{cause}: for rows that share a sequence, or are shared, sdpa builds a "
-            "mask of tokens x tokens, which the plan of the GPU's memory has no room for: set it to flex, or leave it "
-            "out"
         )
 
 

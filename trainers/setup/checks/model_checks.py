@@ -7,7 +7,6 @@ from pathlib import Path
 from agents.model_folder import find_model as find_folder
 from forge_env.core.errors import UserError
 from trainers.config import RunConfig
-from trainers.lora import check_trainer
 from trainers.model.shape import FoundModel, find_shape
 from trainers.setup.draft import Draft
 
@@ -62,24 +61,17 @@ def check_length(draft: Draft) -> None:
 
 
 def check_shape(draft: Draft) -> None:
-    """Check that the model can be cut, spread and adapted as it is wanted."""
-    degree, shape = draft.config.parallelism.expert_parallel_degree, draft.shape
-    draft.training.check_head(degree)
-    if shape is None:
-        return
-    draft.config.parallelism.check_shape(shape)
-    shape.check_cut("services.generator.procs", draft.services.generator.procs)
-    if draft.config.lora.is_on:
-        draft.config.lora.check_shape(shape)
+    """Check that the model can be cut, spread and adapted as the settings ask for."""
+    if (shape := draft.shape) is not None:
+        draft.trainer.check_model(shape)
+        shape.check_cut("services.generator.procs", draft.services.generator.procs)
 
 
 def check_lora(draft: Draft) -> None:
-    """The other settings work with adapters."""
-    training, procs, lora = draft.training, draft.services.ref_model.procs, draft.lora
-    if lora is None:
+    """Check that adapters have a model that can do something, and no second reference model."""
+    if (lora := draft.lora) is None:
         return
-    check_trainer(lora, training.optimizer_state, cpu_offload=training.cpu_offload)
-    if procs:
+    if procs := draft.services.ref_model.procs:
         raise UserError(
             f"--services.ref_model.procs is {procs} and --lora.rank is {lora.rank}: a trainer of adapters is "
             "its own reference model, without them: set --services.ref_model.procs to 0"
