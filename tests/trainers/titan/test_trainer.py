@@ -745,7 +745,11 @@ def test_model_folders_that_cannot_be_used_are_refused_with_a_sentence(model, ma
 
 @pytest.mark.parametrize(
     ("changes", "match"),
-    [({"tensor_parallel_degree": 2}, "ranks"), ({"dtype": "float16"}, "float16"), ({"attention": "fast"}, "fast")],
+    [
+        ({"tensor_parallel_degree": 2}, "parallelism needs 2 trainer processes"),
+        ({"dtype": "float16"}, "float16"),
+        ({"attention": "fast"}, "fast"),
+    ],
 )
 def test_settings_that_cannot_work_are_refused(model, make_trainer, changes, match):
     with pytest.raises(UserError, match=match):

@@ -41,15 +41,15 @@ def check_trainer(draft: Draft) -> None:
 
 
 def check_host_memory(draft: Draft, processes: Processes, host: float | None = None) -> None:
-    """Check that the host has room for the processes on its CPU, and for what those on GPUs keep there.
+    """Check that the host has room for the processes on its CPU, and for parts that processes on GPUs keep there.
 
     Args:
         draft: of the run.
         processes: of the run, with the estimates of their memory.
-        host: bytes of its memory, if they are not those of this machine, see `host_memory`; 0 is not checked.
+        host: bytes of its memory, if it is another machine, see `host_memory`; 0 is not checked.
 
     Raises:
-        UserError: otherwise, with what each service takes.
+        UserError: otherwise, with the bytes of each service.
     """
     parts = host_parts(processes)
     on_gpus = "put trainer and generator on GPUs with --trainer.with_gpus true --generator.with_gpus true"
