@@ -75,7 +75,7 @@ class RunConfig:
     checkpoint: Annotated[CheckpointConfig, MAY_CHANGE] = field(default_factory=CheckpointConfig)
     metrics: Annotated[MetricsConfig, MAY_CHANGE] = field(default_factory=MetricsConfig)
 
-    def settled(self) -> Self:
+    def resolved(self) -> Self:
         """The config with what follows from other settings; checks what only the algorithm can, which overrides this.
 
         Raises:
@@ -83,7 +83,7 @@ class RunConfig:
         """
         return self
 
-    def about_data(self) -> Sequence[str]:
+    def describe_data(self) -> Sequence[str]:
         """Sentences about data that replaces an environment's tasks, as far as it is on this machine.
 
         Raises:

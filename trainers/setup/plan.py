@@ -63,7 +63,7 @@ def make_plan(config: RunConfig, algorithm: Algorithm) -> RunPlan:
     """
     check_ours()
     check_bounds(config)
-    config = config.settled()
+    config = config.resolved()
     model = model_checks.find_model(config)
     config, defaults = take_defaults(config, model.shape)
     objective = plan_objective(config, algorithm)
@@ -88,7 +88,7 @@ def make_plan(config: RunConfig, algorithm: Algorithm) -> RunPlan:
         steps=max(0, config.training.steps),
         environment=environment,
         tasks=tasks,
-        about_data=[*(tasks.about if tasks else ()), *config.about_data()],
+        about_data=[*(tasks.about if tasks else ()), *config.describe_data()],
     )
 
 

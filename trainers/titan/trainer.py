@@ -364,7 +364,7 @@ class TitanTrainer:
         for batch in batches:
             values = self._logprobs(batch, temperature, with_entropy=with_entropy)
             if batch.samples:
-                found[:, batch.numbers] = torch.stack([value for value in values if value is not None])
+                found[:, batch.target_index] = torch.stack([value for value in values if value is not None])
         return self._batches.sum_over_ranks(found)
 
     def _logprobs(
