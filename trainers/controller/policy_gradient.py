@@ -85,14 +85,14 @@ async def _begin(run: Run) -> _Start:
         with record.phase("evaluation without tools"):
             tool_off = await run.evaluations.evaluate("tool_off", use_tools=False)
         record.say(f"held-out success with the tool switched off: {tool_off}")
-    await run.trainer.begin()
+    await run.trainer.begin(run.plan.rate)
     return _Start(before=before, tool_off=tool_off, state=LoopState())
 
 
 async def _resume(run: Run, checkpoint: Checkpoint) -> _Start:
     """Restore the state of the run from a checkpoint."""
     state = await invoke(LoopState.of, checkpoint.extra["place"], checkpoint.step, checkpoint.path)
-    await run.trainer.begin()  # of the present settings; the checkpoint says how far it has come
+    await run.trainer.begin(run.plan.rate)  # of the present settings; the checkpoint says how far it has come
     with run.record.phase("checkpoint"):
         place = await restore(run, checkpoint)
     await run.weights.sync(steps=checkpoint.step)

@@ -7,7 +7,7 @@ with other settings is another draft: `replace(draft, config=changed)`.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any, Literal
 
@@ -15,6 +15,7 @@ from agents.generator.engine_args import read_engine_args
 from forge_env.core.errors import ForgeError, UserError
 from forge_env.core.types import EpisodeLimits
 from forge_env.runtime.hosts.settings import HostSettings
+from forge_env.utils.settings import values_of
 from trainers.algorithm import Algorithm, kl_remark
 from trainers.checkpoints import CheckpointConfig
 from trainers.config import RunConfig, TrainingConfig
@@ -29,7 +30,7 @@ from trainers.settings.services import ServicesConfig
 from trainers.settings.supervised import SFTConfig
 from trainers.settings.tasks import EnvConfig, WarmupConfig
 from trainers.setup.deadlines import Deadlines
-from trainers.setup.options.defaults import Default, rising_steps
+from trainers.setup.options.defaults import Default
 from trainers.setup.placement import Placement, make_placement
 from trainers.titan.settings import ForwardSettings, ParallelismConfig, TitanSettings, TrainerSettings
 
@@ -195,11 +196,9 @@ class Draft:
         """What the trainer takes."""
         config, training = self.config, self.training
         return TitanSettings(
-            **_values(TrainerSettings, training),
-            **_values(ParallelismConfig, config.parallelism),
+            **values_of(training, TrainerSettings),
+            **values_of(config.parallelism, ParallelismConfig),
             **self._sequences,
-            learning_rate=training.learning_rate,
-            warmup_steps=rising_steps(config, max(0, training.steps)),
             betas=ADAM_BETAS,
             replay=config.moe.replay != "off",
             lora=self.lora,
@@ -212,7 +211,7 @@ class Draft:
 
         Its attention is the default of its own device, which may be another than the trainer's.
         """
-        shared = _values(ForwardSettings, self.training)
+        shared = values_of(self.training, ForwardSettings)
         return TitanSettings(**shared, **self._sequences, threads=self.services.ref_model.threads)
 
     @property
@@ -301,8 +300,3 @@ def plan_objective(config: RunConfig, algorithm: Algorithm) -> Objective | None:
         raise UserError(f"{algorithm.target}: its objective cannot be made: {type(error).__name__}: {error}") from error
     has_reference = config.services.ref_model.procs > 0 or config.lora.is_on
     return resolve(objective, config.training, has_reference=has_reference)
-
-
-def _values(part: type[Any], section: Any) -> dict[str, Any]:
-    """The values of a section that belong to a class that it is made of."""
-    return {field.name: getattr(section, field.name) for field in fields(part)}

@@ -37,6 +37,7 @@ from trainers.setup.run_tasks import RunTasks, data_digests
 from trainers.setup.sizing.card import Card, Processes
 from trainers.setup.sizing.estimates import find_store
 from trainers.setup.sizing.fit import MemoryPlan, check_fit, plan_memory
+from trainers.titan.settings import RateSettings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,6 +57,19 @@ class RunPlan(Draft):
     def rising_steps(self) -> int:
         """Optimizer steps over which the learning rate rises from 0."""
         return rising_steps(self.config, self.steps)
+
+    @property
+    def rate(self) -> RateSettings:
+        """The learning rate of training."""
+        training = self.training
+        return RateSettings(
+            learning_rate=training.learning_rate, lr_schedule=training.lr_schedule, warmup_steps=self.rising_steps
+        )
+
+    @property
+    def warmup_rate(self) -> RateSettings:
+        """The learning rate of the warm-up: it rises and then stays."""
+        return RateSettings(learning_rate=self.warmup.learning_rate, warmup_steps=self.warmup.learning_rate_warmup)
 
     def with_steps(self, steps: int) -> RunPlan:
         """The same plan for another number of optimizer steps."""

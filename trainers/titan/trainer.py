@@ -53,6 +53,7 @@ from forge_env.core.episode import Row
 from forge_env.core.errors import UserError
 from forge_env.core.tokens import IDS, array_of
 from forge_env.core.types import NOT_SAMPLED
+from forge_env.utils.settings import values_of
 from trainers.batching.batch import MicroBatch, Sample, batches_to_compile, by_sample
 from trainers.objective.loss_call import Loss, LossCall
 from trainers.objective.loss_metrics import LossMetrics
@@ -69,7 +70,7 @@ from trainers.titan.parallel import init_process_group, parallel_dims
 from trainers.titan.rank_batches import RankBatches, StepWork
 from trainers.titan.replay_metrics import ReplayMetrics
 from trainers.titan.schedule import build_schedule
-from trainers.titan.settings import TitanSettings
+from trainers.titan.settings import RateSettings, TitanSettings
 from trainers.titan.shards import reshard
 
 COMPILED = 8
@@ -140,26 +141,19 @@ class TitanTrainer:
                 raise
         self.release_memory()  # of gradients that were compiled for: an engine may be starting on the same GPU
 
-    def begin(
-        self,
-        *,
-        learning_rate: float | None = None,
-        warmup_steps: int | None = None,
-        lr_schedule: str | None = None,
-        total_steps: int | None = None,
-    ) -> None:
+    def begin(self, rate: RateSettings | None = None, *, total_steps: int = 0) -> None:
         """Begin a phase of training: no moments and a fresh schedule on the present weights.
 
-        It waits for an asynchronous save. Settings that are left out stay as they are.
+        It waits for an asynchronous save.
+
+        Args:
+            rate: of the phase; None is the rate of the trainer's settings.
+            total_steps: optimizer steps of the phase, for a schedule that decays; 0 is the settings' number.
         """
-        given: dict[str, Any] = {
-            "learning_rate": learning_rate,
-            "warmup_steps": warmup_steps,
-            "lr_schedule": lr_schedule,
-            "total_steps": total_steps,
-        }
-        changes = {name: value for name, value in given.items() if value is not None}
-        self.settings = dataclasses.replace(self.settings, **changes)
+        rates = values_of(rate or self.settings, RateSettings)
+        self.settings = dataclasses.replace(
+            self.settings, **rates, total_steps=total_steps or self.settings.total_steps
+        )
         self.step = 0
         self._state.close()
         for optimizer in self._optimizer.optimizers:

@@ -32,7 +32,7 @@ from trainers.setup.meaning import about_ratio
 from trainers.setup.options.parser import parse
 from trainers.setup.plan import make_plan
 from trainers.setup.run_plan import RunPlan
-from trainers.titan.trainer import TitanSettings, TitanTrainer
+from trainers.titan.trainer import RateSettings, TitanSettings, TitanTrainer
 
 GROUPS = 8
 PACK = 128
@@ -92,7 +92,7 @@ class Window:
         return self.trainer.logprobs(samples)
 
     async def train(self, batches: Sequence[Sequence[Group]], rate: float) -> list[dict[str, float]]:
-        self.trainer.begin(learning_rate=rate)
+        self.trainer.begin(RateSettings(learning_rate=rate))
         await self.old.begin_window(batches)
         found = []
         for groups in batches:

@@ -19,7 +19,7 @@ from trainers.setup.meaning import about_services
 from trainers.setup.placement import make_placement
 from trainers.setup.plan import make_plan
 from trainers.sft import SFT
-from trainers.titan.settings import ParallelismConfig
+from trainers.titan.settings import ParallelismConfig, RateSettings
 from trainers.titan.trainer import TitanSettings
 
 
@@ -69,10 +69,9 @@ def test_the_trainer_is_given_what_the_config_says() -> None:
             tensor_parallel_degree=2, data_parallel_shard_degree=2, context_parallel_degree=3
         ),
     )
-    settings = make_plan(config, SFT).trainer
+    plan = make_plan(config, SFT)
+    settings = plan.trainer
     wanted = {
-        "learning_rate": 2e-5,
-        "warmup_steps": 3,
         "weight_decay": 0.1,
         "dtype": "bfloat16",
         "attention": "flex",
@@ -85,8 +84,9 @@ def test_the_trainer_is_given_what_the_config_says() -> None:
         "threads": 3,
     }
     assert {name: getattr(settings, name) for name in wanted} == wanted
+    assert plan.rate == RateSettings(learning_rate=2e-5, lr_schedule="linear", warmup_steps=3)
     plain = make_plan(RunConfig(), SFT).trainer
-    recipe = {"learning_rate", "warmup_steps", "betas", "threads", "max_tokens_per_micro_batch"}  # of the tiny recipe
+    recipe = {"betas", "threads", "max_tokens_per_micro_batch"}  # of the tiny recipe
     for field in dataclasses.fields(TitanSettings):
         assert field.name in recipe or getattr(plain, field.name) == field.default, field.name
 
