@@ -26,7 +26,7 @@ GROUPS = [
 ]
 
 
-REWARD_METRICS = ("training_reward", "training_reward_std", "groups_with_signal")
+REWARD_METRICS = ("training_reward", "training_reward_std", "group_reward_std", "groups_with_signal")
 
 
 def made(**parts: object) -> Objective:
@@ -51,6 +51,13 @@ async def test_each_sample_gets_its_own_logprobs() -> None:
     assert [s.old_logprobs.tolist() for s in samples] == [[-0.5, -0.5], [-1], [-1.5] * 3, [-2, -2.5]]
     assert [s.advantage for s in samples] == [0.5, -0.5, -0.5, 0.5]
     assert rewards == [[1.0, 0.0], [0.0, 1.0]] and set(metrics) == {*REWARD_METRICS, "seconds/reference"}
+
+
+async def test_the_spread_of_rewards_is_measured_in_the_step_and_within_its_groups() -> None:
+    alike = [group(*(episode(turn(1), reward=reward) for _ in range(2))) for reward in (0.0, 1.0)]
+    for groups, within in ((alike, 0.0), (GROUPS, 0.5)):
+        metrics = (await SampleMaker(objective=made())(groups))[2]
+        assert (metrics["training_reward_std"], metrics["group_reward_std"]) == (0.5, within)
 
 
 async def test_skipped_episodes_keep_their_part_in_the_penalty() -> None:
