@@ -24,8 +24,7 @@ from trainers.setup.options.read_config import give_dataset
 from trainers.setup.packages import check_ours, check_packages, missing_packages
 from trainers.setup.run_plan import RunPlan
 from trainers.setup.run_tasks import RunTasks, own_data, read_run_tasks, resolve_sources
-from trainers.setup.sizing.estimates import find_store
-from trainers.setup.sizing.fit import check_fit, plan_memory
+from trainers.setup.sizing.fit import check_fit, find_store, plan_memory
 
 T = TypeVar("T")
 Check = Callable[[Draft], None]
