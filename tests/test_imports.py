@@ -42,7 +42,7 @@ ROOMS = {
         controller train grpo dapo gspo sapo cispo reinforce losses sft""",
     "trainers.setup": """packages signals placement options deadlines run_tasks held_out draft
         memory sizing checks run_plan plan meaning dry_run entry""",
-    "trainers.setup.sizing": "estimates card engine fit",
+    "trainers.setup.sizing": "card engine fit",
 }
 APART = {"grpo", "dapo", "gspo", "sapo", "cispo", "reinforce", "sft"}  # algorithms do not import each other
 

@@ -34,9 +34,8 @@ from trainers.setup.draft import Draft
 from trainers.setup.options.defaults import rising_steps
 from trainers.setup.packages import check_packages, missing_packages
 from trainers.setup.run_tasks import RunTasks, data_digests
-from trainers.setup.sizing.card import Card, Processes
-from trainers.setup.sizing.estimates import find_store
-from trainers.setup.sizing.fit import MemoryPlan, check_fit, plan_memory
+from trainers.setup.sizing.card import Card, Processes, cards
+from trainers.setup.sizing.fit import MemoryPlan, check_fit, find_store, plan_memory
 from trainers.titan.settings import RateSettings
 
 
@@ -116,7 +115,7 @@ class RunPlan(Draft):
     @property
     def cards(self) -> list[Card]:
         """What each GPU holds, phase by phase; none if the sizes of the model are not known."""
-        return self.memory.cards
+        return cards(self.processes)
 
     @cached_property
     def memory(self) -> MemoryPlan:

@@ -93,7 +93,7 @@ async def test_what_is_trained_on_is_measured_and_asked_of_the_user_once() -> No
     objective = made(reward=TrainingReward(user_reward=mine))
     samples, rewards, metrics = await SampleMaker(objective=objective)(GROUPS)
     assert rewards == [[1.0, 1.0], [1.0, 2.0]] and len(asked) == 4
-    assert [metrics[name] for name in REWARD_METRICS] == [1.25, pytest.approx(0.4330127), 1.0]
+    assert [metrics[name] for name in REWARD_METRICS] == [1.25, pytest.approx(0.4330127), 0.25, 1.0]
     assert [sample.advantage for sample in samples] == [0.0, 0.0, -0.5, 0.5]
 
 

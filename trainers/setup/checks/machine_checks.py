@@ -12,7 +12,7 @@ from trainers.setup.draft import Draft
 from trainers.setup.memory import COPIED, GIB, OFFLOADED, gib
 from trainers.setup.placement import Placement, gpus_available
 from trainers.setup.sizing.card import Processes, host_parts
-from trainers.setup.sizing.estimates import find_store
+from trainers.setup.sizing.fit import find_store
 
 _GROUPS = Path("/sys/fs/cgroup")
 _NO_LIMIT = float("inf")
