@@ -12,11 +12,9 @@ from dataclasses import dataclass, field
 
 from agents.generator.lora_slot import slot_rank
 from agents.generator.settings import EngineSettings
-from forge_env.runtime.weights import CudaIpcStore, NcclStore, WeightStore
-from trainers.lora import Lora, published_parameters, target_sizes
+from trainers.lora import Lora, target_sizes
 from trainers.model.shape import ModelShape
 from trainers.setup.draft import Draft
-from trainers.setup.placement import Process
 
 GIB = 2**30
 FLOAT32 = 4
@@ -66,31 +64,6 @@ def gib(count: float) -> str:
     return f"{value:.1f}" if value >= 10 else f"{value:.2f}" if value >= 0.1 else f"{value:.3f}"
 
 
-def process_memory(
-    draft: Draft, process: Process, store: WeightStore | None, engine: EngineSettings | None = None
-) -> Memory | None:
-    """The memory of one process; None if the sizes of the model are not known. `engine` is for an engine's process."""
-    if process.service in ("controller", "envs"):
-        return Memory()
-    if draft.shape is None:
-        return None
-    snapshot, is_on_gpu = snapshot_bytes(draft), isinstance(store, CudaIpcStore | NcclStore)
-    if process.service == "store":  # two snapshots in the host's memory
-        return Memory(held={} if is_on_gpu else {"weights": 2.0 * snapshot})
-    if process.service == "generator":
-        assert engine is not None
-        return engine_memory(draft, engine, received=snapshot if isinstance(store, NcclStore) else 0)
-    if process.service == "ref_model":
-        return reference_memory(draft)
-    kept = store.keep if store and is_on_gpu and process.rank == 0 else 0
-    return trainer_memory(draft, versions=kept * snapshot)
-
-
-def snapshot_bytes(draft: Draft) -> int:
-    """Bytes of one snapshot of the published weights, which are in the engine's dtype."""
-    return BYTES[draft.services.generator.dtype] * published_parameters(draft.lora, draft.sizes)
-
-
 def runtime_bytes(ranks: int) -> float:
     """Bytes of a process on a GPU beside its tensors: CUDA's context, libraries, and the NCCL buffers of several ranks.
 
@@ -101,7 +74,7 @@ def runtime_bytes(ranks: int) -> float:
 
 
 def state_bytes(shape: ModelShape, optimizer: str = "float32") -> float:
-    """Float32 weights and gradients, and AdamW's moments by a key of `MOMENTS`; "8bit" leaves the embedding's wide."""
+    """Float32 weights and gradients, and AdamW's moments by a key of `MOMENTS`; "8bit" keeps an embedding's wide."""
     wide = shape.vocab_size * shape.hidden_size if optimizer == "8bit" else 0
     moments = MOMENTS[optimizer] * (shape.parameters - wide) + MOMENTS["float32"] * wide
     return 2 * FLOAT32 * shape.parameters + moments
@@ -132,8 +105,7 @@ def trainer_memory(draft: Draft, *, versions: float = 0.0) -> Memory:
     """One rank of the trainer, which keeps `versions` bytes of published weights for engines on its GPU.
 
     - state: `state_bytes`, divided by the ranks of FSDP and of tensor parallelism; on the host if it is offloaded. With
-      LoRA: frozen weights in the compute dtype, and the state of the adapters, which tensor parallelism cuts only in
-      half, so that its share is not counted.
+      LoRA: frozen weights, and the state of whole adapters, for tensor parallelism cuts only one half of each.
     - gathered, gradients, activations and logits: the worst of `step_moments`. Sums of gradients that are offloaded
       stay on the GPU until the step ends, 4 P of each replica (HSDP), but with `training.offload_sums` and one replica.
     - published: between steps, weights are published one by one in the engine's dtype: the largest one, and its pieces
@@ -173,7 +145,7 @@ def trainer_memory(draft: Draft, *, versions: float = 0.0) -> Memory:
 
 
 def _ranks(draft: Draft) -> tuple[int, int, int]:
-    """Ranks of FSDP (also those of context parallelism), ranks of tensor parallelism, and replicas (HSDP)."""
+    """Ranks of FSDP (with the ranks of context parallelism), ranks of tensor parallelism, and replicas (HSDP)."""
     parallelism = draft.config.parallelism
     tensor, replicas = parallelism.tensor_parallel_degree, parallelism.data_parallel_replicate_degree
     return max(1, draft.services.trainer.procs // (tensor * replicas)), tensor, replicas
@@ -260,8 +232,8 @@ def activation_bytes(draft: Draft, tokens: int) -> tuple[float, float]:
       q + 2k + m + h. K experts have in the place of m + h only their choice: K float32 scores and K int64 indices
     - full: h, the block's input
 
-    "selective" and "full" compute the block at work again in whole. LoRA keeps each adapter's rank, and m more while
-    the block is at work. Context parallelism gathers 2k for each token of the other ranks.
+    "selective" and "full" compute the block at work again. LoRA keeps each adapter's rank, and m more of the block at
+    work. Context parallelism gathers 2k for each token of the other ranks.
     """
     shape, lora, mode = draft.sizes, draft.lora, draft.training.activation_checkpoint
     context, compute = draft.config.parallelism.context_parallel_degree, BYTES[draft.trainer_dtype]
@@ -293,10 +265,9 @@ def _block_numbers(shape: ModelShape, compute: int) -> tuple[float, float]:
 
 
 def reference_memory(draft: Draft) -> Memory:
-    """One process of the frozen reference model: its share of the weights, and a forward pass.
+    """One process of the frozen reference model: weights, activations of one block, and an eighth of the logits.
 
-    The pass has the activations of one block and an eighth of the logits. If the weights are sharded, it gathers the
-    output layer and two blocks.
+    If the weights are sharded, it gathers the output layer and two blocks.
     """
     shape, service, tokens = draft.sizes, draft.services.ref_model, _micro_batch(draft)
     compute = BYTES[draft.training.dtype_on(service.with_gpus)]
@@ -339,8 +310,8 @@ def engine_memory(draft: Draft, engine: EngineSettings, *, received: float = 0.0
 def adapter_bytes(shape: ModelShape, lora: Lora, *, compute: int, tensor: int) -> float:
     """A LoRA adapter in one process of the engine: the whole adapter, and the slot that it is copied into.
 
-    The slot has A and B of all `TARGETS`, with the rank of vLLM's kernels. Tensor parallelism cuts the one that lies
-    along the cut of the matrix: A of o_proj and down_proj, B of the others.
+    The slot has A and B of all `TARGETS`, with the rank of vLLM's kernels. Tensor parallelism cuts A of o_proj and
+    down_proj, and B of the others.
     """
     sizes = (size if name in ("o_proj", "down_proj") else size[::-1] for name, size in target_sizes(shape).items())
     slot = slot_rank(lora.rank) * shape.num_hidden_layers * sum(whole + cut / tensor for cut, whole in sizes)

@@ -158,12 +158,13 @@ LARGE = ("--model=Qwen/Qwen3-8B", *ONE[1:], "--launcher.gpu_memory_gib=80")
         ),
         (
             (*LARGE, "--lora.rank=16", "--launcher.gpu_memory_gib=24"),
-            "on 2 such GPUs with --services.trainer.procs 2 --training.activation_checkpoint full "
-            "--services.generator.procs 2",
+            "on 2 such GPUs with --launcher.gpus_per_host 2 --services.trainer.procs 2 "
+            "--training.activation_checkpoint full --services.generator.procs 2",
         ),
         (
             (*LARGE, "--lora.rank=16", "--launcher.gpu_memory_gib=24", "--trainer.procs=2"),
-            "on 2 such GPUs with --training.activation_checkpoint full --services.generator.procs 2",
+            "on 2 such GPUs with --launcher.gpus_per_host 2 --training.activation_checkpoint full "
+            "--services.generator.procs 2",
         ),
     ],
 )
@@ -173,9 +174,7 @@ def test_remedies_are_named_from_the_cheapest_on_and_no_more_than_are_needed(
     (problem,) = problems(plan_of(*options))
     named = problem.rpartition("; it fits ")[2].removeprefix("with ")
     assert named == fit
-    gpus, settings = named.split(" such GPUs ") if " such GPUs" in named else ("", named)
-    more = [f"--launcher.gpus_per_host={gpus.removeprefix('on ')}"] if gpus else []
-    assert problems(plan_of(*options, *more, *settings.removeprefix("with ").split())) == []
+    assert problems(plan_of(*options, *named.rpartition("with ")[2].split())) == []
 
 
 def test_a_refusal_says_if_no_setting_helps() -> None:

@@ -14,11 +14,12 @@ Processes = Sequence[tuple[Process, Memory | None]]
 
 
 class Card(NamedTuple):
-    """One GPU of a run, and its phases: "rollouts" and "training" if the engine sleeps, else "all"."""
+    """One GPU of a run."""
 
     where: str
+    """Its name, as "GPU 0" or "host 1, GPU 0"."""
     phases: dict[str, dict[str, float]]
-    """Phase -> service -> bytes. Processes that take turns need the larger phase, not the sum of all peaks."""
+    """Phase -> service -> bytes: "rollouts" and "training" if the engine sleeps, else the one phase "all"."""
 
     @property
     def worst(self) -> float:
@@ -27,18 +28,30 @@ class Card(NamedTuple):
 
     def __str__(self) -> str:
         """Such as "GPU 0: rollouts 60.1 = generator 45.0 + trainer 15.1; training 70.2 = ..."."""
-        each = [" + ".join(f"{name} {gib(size)}" for name, size in parts.items()) for parts in self.phases.values()]
-        sums = [f"{phase} {gib(sum(parts.values()))}".removeprefix("all ") for phase, parts in self.phases.items()]
-        return f"{self.where}: {'; '.join(map(' = '.join, zip(sums, each, strict=True)))}"
+        each = (
+            f"{phase} {gib(sum(parts.values()))} = ".removeprefix("all ")
+            + " + ".join(f"{service} {gib(size)}" for service, size in parts.items())
+            for phase, parts in self.phases.items()
+        )
+        return f"{self.where}: {'; '.join(each)}"
 
 
 def cards(processes: Processes) -> list[Card]:
     """Every GPU if the memory of its processes is known, in the order of the processes."""
-    on_gpu: dict[str, dict[str, Memory]] = {}  # GPU -> service -> memory
+    found: dict[str, dict[str, Memory]] = {}  # GPU -> service -> memory
     for process, memory in processes:
         if process.gpu is not None and memory and memory.total:
-            on_gpu.setdefault(process.where, {})[process.service] = memory
-    return [Card(where, _phases(parts)) for where, parts in on_gpu.items()]
+            found.setdefault(process.where, {})[process.service] = memory
+    return [Card(where, _phases(memory)) for where, memory in found.items()]
+
+
+def _phases(memory: dict[str, Memory]) -> dict[str, dict[str, float]]:
+    peaks = {service: each.total for service, each in memory.items()}
+    if "generator" not in memory or memory["generator"].resting is None:
+        return {"all": peaks}
+    rests = {service: each.at_rest for service, each in memory.items()}
+    awake, asleep = {"generator": peaks["generator"]}, {"generator": rests["generator"]}
+    return {"rollouts": rests | awake, "training": peaks | asleep}
 
 
 def host_parts(processes: Processes) -> dict[str, float]:
@@ -48,14 +61,3 @@ def host_parts(processes: Processes) -> dict[str, float]:
         if memory is not None:
             parts.update(memory.on_host if process.gpu is not None else {process.service: memory.total})
     return {name: size for name, size in parts.most_common() if size}
-
-
-def _phases(parts: dict[str, Memory]) -> dict[str, dict[str, float]]:
-    peaks = {service: memory.total for service, memory in parts.items()}
-    rests = {service: memory.at_rest for service, memory in parts.items()}
-    if "generator" not in parts or parts["generator"].resting is None:
-        return {"all": peaks}
-    return {
-        "rollouts": rests | {"generator": peaks["generator"]},
-        "training": peaks | {"generator": rests["generator"]},
-    }

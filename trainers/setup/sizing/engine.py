@@ -33,19 +33,13 @@ def plan_engine(draft: Draft, *, others: float = 0.0, at_rest: float = 0.0) -> t
         others: peak of the run's other processes on the engine's GPU, in bytes.
         at_rest: bytes that they hold while the engine works.
     """
-    generator, card, settings, no_sleep = (
-        draft.services.generator,
-        draft.card,
-        _settings(draft),
-        cannot_sleep_reason(draft),
-    )
-    wanted = generator.sleep
+    generator, card, no_sleep = draft.services.generator, draft.card, cannot_sleep_reason(draft)
+    settings, wanted = _settings(draft), generator.sleep
     if draft.shape is None or not generator.with_gpus:
-        sleeps = wanted == "yes" and not no_sleep
-        return replace(settings, sleep=sleeps), "the engine sleeps while the trainer steps" if sleeps else ""
+        return settings, "the engine sleeps while the trainer steps" if settings.sleep else ""
     one, chosen = cache_of_one(draft), generator.kv_cache_gib * GIB
     needed = chosen or max(1.1 * settings.max_requests * one, LEAST_CACHE_GIB * GIB)
-    cache, sleeps = needed, wanted == "yes"
+    cache, sleeps = needed, settings.sleep
     if card is not None:
         held = engine_memory(draft, replace(settings, kv_cache_gib=0.0)).total
         room = card * generator.gpu_memory_utilization - held
@@ -64,7 +58,7 @@ def plan_engine(draft: Draft, *, others: float = 0.0, at_rest: float = 0.0) -> t
     elif cache >= needed:
         why = f": there is room for it beside the {beside}"
     else:
-        reason = no_sleep if wanted == "auto" else "--services.generator.sleep is no"
+        reason = "--services.generator.sleep is no" if wanted == "no" else no_sleep
         why = f", which is what the {beside} leave; it does not sleep: {reason}"
     keeps = card is not None and not sleeps
     does = ", and sleeps while the trainer steps" if sleeps else " while the trainer steps" if keeps else ""
@@ -73,7 +67,7 @@ def plan_engine(draft: Draft, *, others: float = 0.0, at_rest: float = 0.0) -> t
 
 
 def _settings(draft: Draft) -> EngineSettings:
-    """All but the sleep, and the cache of an engine on a GPU if the model's sizes are known."""
+    """The settings of the engine, before its cache and its sleep are decided."""
     config, lora, generator = draft.config, draft.lora, draft.services.generator
     on_gpu = generator.with_gpus
     return EngineSettings(
@@ -83,6 +77,7 @@ def _settings(draft: Draft) -> EngineSettings:
         kv_cache_gib=generator.kv_cache_gib or (0.0 if on_gpu else EngineSettings().kv_cache_gib),
         gpu_memory_utilization=generator.gpu_memory_utilization,
         gpu_memory_gib=config.launcher.gpu_memory_gib,
+        sleep=generator.sleep == "yes" and not cannot_sleep_reason(draft),
         engine_args=draft.engine_args,
         lora_rank=lora.rank if lora and lora.publish == "adapter" else 0,
         return_routes=draft.replays_routes,

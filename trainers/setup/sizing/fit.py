@@ -12,10 +12,12 @@ from typing import Any, NamedTuple
 
 from agents.generator.settings import EngineSettings
 from forge_env.core.errors import UserError
-from forge_env.runtime.weights import WeightStore, choose_store
+from forge_env.runtime.weights import CudaIpcStore, NcclStore, WeightStore, choose_store
 from forge_env.utils.settings import with_values
+from trainers.lora import published_parameters
 from trainers.setup.draft import Draft
-from trainers.setup.memory import Memory, gib, process_memory, snapshot_bytes
+from trainers.setup.memory import BYTES, Memory, engine_memory, gib, reference_memory, trainer_memory
+from trainers.setup.placement import Process
 from trainers.setup.sizing.card import Processes, cards
 from trainers.setup.sizing.engine import plan_engine
 
@@ -42,7 +44,7 @@ def find_store(draft: Draft) -> tuple[WeightStore, str] | None:
     all_on_gpus = services.trainer.with_gpus and services.generator.with_gpus
     found = choose_store(
         draft.config.weights.store,
-        size=snapshot_bytes(draft) if draft.shape else 0,
+        size=_snapshot_bytes(draft) if draft.shape else 0,
         all_on_gpus=all_on_gpus,
         hosts=placement.num_hosts,
         shared_gpus=all_on_gpus and placement.shares_gpus,
@@ -51,19 +53,32 @@ def find_store(draft: Draft) -> tuple[WeightStore, str] | None:
     return found if draft.shape else None
 
 
+def _snapshot_bytes(draft: Draft) -> int:
+    """One snapshot of the published weights, in the engine's dtype."""
+    return BYTES[draft.services.generator.dtype] * published_parameters(draft.lora, draft.sizes)
+
+
 def plan_memory(draft: Draft, store: WeightStore | None) -> MemoryPlan:
     """Estimate the memory of all processes, and give the engine what the others on its GPU leave."""
-    memory = {
-        process: Memory() if process.service == "generator" else process_memory(draft, process, store)
-        for process in draft.placement.processes
-    }
-    engines = [process for process in memory if process.service == "generator" and draft.has_engine]
+    places, known = draft.placement.processes, draft.shape is not None
+    engines = [process for process in places if process.service == "generator" and draft.has_engine]
+    snapshot = _snapshot_bytes(draft) if known else 0
+    kept = store.keep * snapshot if store and isinstance(store, CudaIpcStore | NcclStore) else 0
+    memory: dict[Process, Memory | None] = dict.fromkeys(places, Memory())
+    for process in places:
+        if process.service == "trainer":
+            memory[process] = trainer_memory(draft, versions=0 if process.rank else kept) if known else None
+        elif process.service == "ref_model":
+            memory[process] = reference_memory(draft) if known else None
+        elif process.service == "store" and not kept:  # two snapshots in the host's memory
+            memory[process] = Memory(held={"weights": 2.0 * snapshot}) if known else None
     gpus = {engine.where for engine in engines if engine.gpu is not None}
     beside = [[found for process, found in memory.items() if found and process.where == gpu] for gpu in gpus]
     others = max((sum(found.total for found in each) for each in beside), default=0.0)
     at_rest = max((sum(found.at_rest for found in each) for each in beside), default=0.0)
     engine, about = plan_engine(draft, others=others, at_rest=at_rest)
-    memory |= {process: process_memory(draft, process, store, engine) for process in engines}
+    received = snapshot if isinstance(store, NcclStore) else 0
+    memory |= dict.fromkeys(engines, engine_memory(draft, engine, received=received) if known else None)
     return MemoryPlan(engine, about, list(memory.items()))
 
 
@@ -93,8 +108,7 @@ def _settings_that_fit(draft: Draft, card: float) -> str:
             return math.inf
         return max(usage.worst for usage in cards(plan_memory(tried, found and found[0]).processes))
 
-    services, per_host = draft.services, draft.placement.gpus_per_host
-    larger = [services.trainer.procs << power for power in range(7)]
+    per_host, larger = draft.placement.gpus_per_host, (draft.services.trainer.procs << power for power in range(7))
     for gpus in (per_host, *(procs for procs in larger if per_host < procs <= MOST_GPUS)):
         machine = {"launcher.gpus_per_host": gpus, "services.trainer.procs": gpus} if gpus > per_host else {}
         chosen, least = [machine], needed([machine])
@@ -106,21 +120,19 @@ def _settings_that_fit(draft: Draft, card: float) -> str:
         for remedy in reversed(chosen[1:]):
             without = [other for other in chosen if other is not remedy]
             chosen = without if needed(without) <= card else chosen
-        changes = [
+        options = (
             f"--{name} {str(value).lower() if value is True else value}"
             for name, value in reduce(or_, chosen).items()
-            if with_values(draft.config, {name: value}) != draft.config and name != "launcher.gpus_per_host"
-        ]
-        return " ".join(
-            ["it fits", *([f"on {gpus} such GPUs"] if machine else []), *(["with", *changes] if changes else [])]
+            if with_values(draft.config, {name: value}) != draft.config
         )
+        return f"it fits {f'on {gpus} such GPUs ' if machine else ''}with {' '.join(options)}"
     return "no setting that was tried makes it fit: take a larger card, or a smaller model"
 
 
 def _remedies(draft: Draft, gpus: int) -> list[Remedy]:
     """With `gpus` of a host, by their cost in speed; one that changes nothing, or that cannot be, does no harm."""
-    config, training, services = draft.config, draft.training, draft.services
-    tokens, least = training.max_tokens_per_micro_batch, draft.env.max_tokens
+    training, services, tokens = draft.training, draft.services, draft.training.max_tokens_per_micro_batch
+    halves = [tokens >> power for power in range(1, 32) if tokens >> power >= draft.env.max_tokens]
     trainers, engines = (
         [procs << power for power in range(1, 7) if procs << power <= gpus]
         for procs in (services.trainer.procs, services.generator.procs)
@@ -132,12 +144,12 @@ def _remedies(draft: Draft, gpus: int) -> list[Remedy]:
         {"services.generator.kv_cache_gib": 0.0},
         {"training.optimizer_state": "bfloat16"},
         *([{"training.optimizer_state": "8bit"}] if find_spec("torchao") and not draft.lora else []),
-        *({"training.max_tokens_per_micro_batch": tokens >> n} for n in range(1, 32) if tokens >> n >= least),
+        *({"training.max_tokens_per_micro_batch": half} for half in halves),
         {"training.activation_checkpoint": "selective"},
         {"training.activation_checkpoint": "full"},
         {"weights.store": "shared_memory"},  # in the host's memory, which may have no room
         *({"services.trainer.procs": procs} for procs in trainers),
         *({"services.generator.procs": procs} for procs in engines if draft.sizes.num_key_value_heads % procs == 0),
-        *([{"launcher.share_gpus": "no"}] if config.launcher.share_gpus == "yes" else []),
+        *([{"launcher.share_gpus": "no"}] if draft.config.launcher.share_gpus == "yes" else []),
         *([] if draft.lora else [offload, offload | {"training.offload_sums": True}]),  # an 8B step took twice as long
     ]
