@@ -41,7 +41,7 @@ ROOMS = {
     "trainers": """settings checkpoints model lora config batching objective algorithm metrics titan setup run
         controller train grpo dapo gspo sapo cispo reinforce losses sft""",
     "trainers.setup": """packages signals placement options deadlines run_tasks held_out titan_settings draft
-        memory sizing checks run_plan plan meaning dry_run entry""",
+        memory sizing checks run_plan plan describe entry""",
     "trainers.setup.sizing": "estimates card engine fit",
 }
 APART = {"grpo", "dapo", "gspo", "sapo", "cispo", "reinforce", "sft"}  # algorithms do not import each other

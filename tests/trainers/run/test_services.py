@@ -16,7 +16,7 @@ from trainers.run.trainer_actor import allocator
 from trainers.settings.services import ServiceConfig, ServicesConfig
 from trainers.settings.tasks import EnvConfig
 from trainers.settings.trainer import ParallelismConfig
-from trainers.setup.meaning import about_services
+from trainers.setup.describe import describe_services
 from trainers.setup.placement import make_placement
 from trainers.setup.plan import make_plan
 from trainers.setup.titan_settings import trainer_settings
@@ -100,9 +100,8 @@ def test_a_full_micro_batch_is_compiled_at_the_start_unless_the_engine_has_the_m
 
 def test_the_placement_names_every_process() -> None:
     config = RunConfig(services=ServicesConfig(trainer=ServiceConfig(procs=2, with_gpus=True)))
-    assert about_services(make_plan(config, SFT)).endswith(
-        "generator on CPU, 1 thread; trainer on 2 processes, each on GPU; environments in a process of their own"
-    )
+    said = describe_services(make_plan(config, SFT))
+    assert said == "services are up, the engine is starting: envs on CPU, generator on CPU, trainer on GPU x 2"
 
 
 def test_the_trainer_s_memory_grows_in_place_unless_the_user_has_set_the_allocator_up(
