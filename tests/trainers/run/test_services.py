@@ -15,7 +15,7 @@ from trainers.run import services
 from trainers.run.trainer_actor import allocator
 from trainers.settings.services import ServiceConfig, ServicesConfig
 from trainers.settings.tasks import EnvConfig
-from trainers.setup.meaning import about_services
+from trainers.setup.describe import describe_services
 from trainers.setup.placement import make_placement
 from trainers.setup.plan import make_plan
 from trainers.sft import SFT
@@ -94,15 +94,14 @@ def test_the_trainer_is_given_what_the_config_says() -> None:
 def test_a_full_micro_batch_is_compiled_at_the_start_unless_the_engine_has_the_memory_then() -> None:
     plan = make_plan(RunConfig(), SFT)
     assert services._trainer_settings(plan).compile_full
-    vars(plan)["memory"] = dataclasses.replace(plan.memory, engine=dataclasses.replace(plan.engine, sleep=True))
+    vars(plan)["memory"] = plan.memory._replace(engine=dataclasses.replace(plan.engine, sleep=True))
     assert not services._trainer_settings(plan).compile_full
 
 
 def test_the_placement_names_every_process() -> None:
     config = RunConfig(services=ServicesConfig(trainer=ServiceConfig(procs=2, with_gpus=True)))
-    assert about_services(make_plan(config, SFT)).endswith(
-        "generator on CPU, 1 thread; trainer on 2 processes, each on GPU; environments in a process of their own"
-    )
+    said = describe_services(make_plan(config, SFT))
+    assert said == "services are up, the engine is starting: envs on CPU, generator on CPU, trainer on GPU x 2"
 
 
 def test_the_trainer_s_memory_grows_in_place_unless_the_user_has_set_the_allocator_up(

@@ -12,7 +12,7 @@ from forge_env.utils.settings import with_values
 from trainers import sft
 from trainers.algorithm import Algorithm
 from trainers.grpo import GRPO
-from trainers.setup.meaning import about_defaults, meaning, unusual_settings
+from trainers.setup.describe import describe_plan
 from trainers.setup.options.read_config import read_config
 from trainers.setup.plan import make_plan, with_model
 from trainers.setup.run_plan import RunPlan
@@ -25,12 +25,8 @@ def plan_of(*arguments: str, algorithm: Algorithm = GRPO) -> RunPlan:
     return make_plan(read_config(algorithm.config, list(arguments)), algorithm)
 
 
-def said_of(plan: RunPlan) -> list[str]:
-    return about_defaults(plan)
-
-
-def warnings(*arguments: str, algorithm: Algorithm = GRPO) -> list[str]:
-    return unusual_settings(plan_of(*arguments, algorithm=algorithm))
+def said_of(plan: RunPlan, name: str = "defaults") -> list[str]:
+    return [text for line, text in describe_plan(plan) if line == name]
 
 
 @pytest.mark.parametrize(
@@ -100,11 +96,12 @@ def test_an_episode_is_never_longer_than_the_model_reads(tmp_path: Path) -> None
 
 def test_a_plan_says_its_defaults_with_their_reason_and_leaves_out_what_is_set() -> None:
     said = said_of(plan_of(GIVEN, "--env=humaneval", "--training.warmup_steps=5"))
-    assert any(text.startswith("training.learning_rate 1e-06 (all weights of a given model") for text in said)
+    (text,) = [text for text in said if "training.learning_rate 1e-06" in text]
+    assert text.startswith("warmup.steps 0, ") and text.endswith(" (all weights of a given model)")
     assert "env.max_turns 1, env.max_turn_tokens 2048, env.max_tokens 4096 (declared by humaneval)" in said
     assert not any("training.warmup_steps" in text for text in said)
     (tiny,) = said_of(plan_of())
-    assert "training.learning_rate 0.0006" in tiny and "warmup_steps 6 (the tiny CPU recipe" in tiny
+    assert "training.learning_rate 0.0006" in tiny and "warmup_steps 6 (a tiny model made on the spot)" in tiny
 
 
 def test_the_rise_follows_the_steps_of_a_run_that_goes_on_for_fewer() -> None:
@@ -126,9 +123,8 @@ def test_the_rise_follows_the_steps_of_a_run_that_goes_on_for_fewer() -> None:
     ],
 )
 def test_a_value_far_from_what_is_usual_is_warned_of_once(arguments: list[str], name: str, words: list[str]) -> None:
-    (warning,) = warnings(*arguments)
+    (warning,) = said_of(plan_of(*arguments), "warning")
     assert warning.startswith(f"--{name} is ") and [word for word in words if word not in warning] == []
-    assert ("warning", warning) in meaning(plan_of(*arguments))
 
 
 @pytest.mark.parametrize(
@@ -144,4 +140,4 @@ def test_a_value_far_from_what_is_usual_is_warned_of_once(arguments: list[str], 
     ids=str,
 )
 def test_a_usual_value_is_not_warned_of(arguments: list[str]) -> None:
-    assert warnings(*arguments) == []
+    assert said_of(plan_of(*arguments), "warning") == []

@@ -16,9 +16,8 @@ from trainers import gspo, sft
 from trainers.algorithm import Algorithm
 from trainers.grpo import GRPO, Config
 from trainers.objective.plugins import load_loss
-from trainers.setup.dry_run import dry_run
+from trainers.setup.describe import describe_plan, describe_services, describe_settings, dry_run
 from trainers.setup.entry import main
-from trainers.setup.meaning import about_ratio, about_services, meaning, settings_with_defaults
 from trainers.setup.options.read_config import read_config
 from trainers.setup.placement import Process, gpus_available
 from trainers.setup.plan import make_plan, with_model
@@ -95,15 +94,11 @@ def test_copies_of_the_weights_follow_one_another() -> None:
     ]
 
 
-def test_the_plan_says_the_device_of_the_optimizer_and_its_float32_parts() -> None:
-    arguments = ["--launcher.gpus_per_host=2", "--trainer.with_gpus", "--training.cpu_offload", "--training.fp32_head"]
-    lines = dict(meaning(plan_of(*arguments)))
-    assert lines["optimizer"].startswith("AdamW, on the CPU with offloaded weights (0.008 GiB of the host), learning")
-    assert lines["precision"].startswith("trainer bfloat16 over float32 weights, output layer in float32, engine")
-    lines = dict(meaning(plan_of(arguments[-1])))  # on the CPU both are so already
-    assert "offloaded" not in lines["optimizer"] and "output layer" not in lines["precision"]
-    bits = plan_of(*arguments[:2], "--training.optimizer_state=bfloat16")
-    assert dict(meaning(bits))["optimizer"].startswith("AdamW, moments in bfloat16, learning rate")
+def test_the_plan_says_the_float32_parts() -> None:
+    arguments = ["--launcher.gpus_per_host=2", "--trainer.with_gpus", "--training.fp32_head"]
+    lines = dict(describe_plan(plan_of(*arguments)))
+    assert lines["precision"] == "trainer bfloat16 over float32 weights, output layer in float32, engine float32"
+    assert "output layer" not in dict(describe_plan(plan_of(arguments[-1])))["precision"]  # on the CPU all is float32
 
 
 def test_the_reference_model_computes_as_the_trainer_does() -> None:
@@ -140,7 +135,7 @@ def test_the_memory_of_weights_that_go_by_nccl() -> None:
     assert all("received" not in held[service, 0] for service in ("trainer", "ref_model"))
     assert held["trainer", 0]["versions"] == size
     assert not held["store", 0]
-    assert ("", "weights go through NCCL: as --weights.store says") in meaning(plan)
+    assert dict(describe_plan(plan))["weights"] == "weights go through NCCL: as --weights.store says"
 
 
 def test_weights_are_published_in_the_dtype_of_the_engine() -> None:
@@ -192,35 +187,41 @@ def test_a_reference_model_is_started_only_if_something_asks_for_it() -> None:
 
 
 def test_counts_of_a_step_and_of_the_run() -> None:
-    lines = dict(meaning(plan_of("--config", GUIDE, "--steps", "10", "--trainer.procs", "4")))
-    assert "16 groups = batch_size 4 x gradient_accumulation_steps 4" in lines["optimizer step"]
-    assert "128 episodes = 16 x n_samples 8; at most 262,144 tokens" in lines["optimizer step"]
+    lines = dict(describe_plan(plan_of("--config", GUIDE, "--steps", "10", "--trainer.procs", "4")))
+    assert lines["optimizer step"] == "16 groups of 8 episodes, at most 262,144 tokens"
     assert lines["run"] == "10 optimizer steps: 160 groups, 1,280 episodes"
     assert "1,720,574,976 parameters" in lines["model"] or "sizes are not known" in lines["model"]
-    assert lines["environment"].startswith(
-        "math, at most 4,096 of the split train of openai/gsm8k, at most 256 held out"
-    )
-    assert lines["KL reference"] == "a frozen model of its own on GPU"
-    assert "GRPOLoss" in lines["algorithm"]
+    assert lines["environment"] == "math, at most 4,096 of the split train of openai/gsm8k, at most 256 held out"
+    assert lines["staleness"] == "at most 0 steps between sampling a group and training on it"
+    assert lines["KL reference"] == "a frozen model on GPU"
 
 
 def test_the_kl_reference() -> None:
-    assert dict(meaning(plan_of()))["KL reference"] == "none: nothing asks for it"
-    assert "the generator's own logprobs" in dict(meaning(plan_of("--grpo.beta=0.1")))["KL reference"]
+    assert dict(describe_plan(plan_of()))["KL reference"] == "none: nothing asks for it"
+    assert "the generator's own logprobs" in dict(describe_plan(plan_of("--grpo.beta=0.1")))["KL reference"]
     on_cpu = plan_of("--grpo.beta=0.1", "--ref_model.procs=1", "--ref_model.with_gpus=false")
-    assert dict(meaning(on_cpu))["KL reference"] == "a frozen model of its own on CPU"
+    assert dict(describe_plan(on_cpu))["KL reference"] == "a frozen model on CPU"
 
 
 def test_supervised_training_has_a_plan_too() -> None:
     plan = plan_of(algorithm=sft.SFT)
     assert plan.problems == []
-    assert "32 demonstrations" in dict(meaning(plan))["optimizer step"]
+    lines = dict(describe_plan(plan))
+    assert lines["run"] == "150 optimizer steps" and not {"KL reference", "importance ratio", "staleness"} & set(lines)
+
+
+def test_a_plan_without_an_environment_speaks_of_the_trainer_alone() -> None:
+    plan = plan_of("--sft.data=somebody/chats", algorithm=sft.SFT)
+    lines = dict(describe_plan(plan))
+    assert lines["run"] == "as many steps as the epochs of the data have"
+    assert lines["precision"] == "trainer float32 over float32 weights" and not {"environment", "engine"} & set(lines)
+    assert describe_services(plan) == "services are up: trainer on CPU"
 
 
 def test_every_setting_is_listed_with_its_default() -> None:
-    settings = {name: (value, default) for name, value, default in settings_with_defaults(plan_of("--steps", "7"))}
-    assert settings["training.steps"] == (7, 120)
-    assert settings["grpo.n_samples"] == (8, 8)
+    settings = describe_settings(plan_of("--steps", "7"))
+    assert [row for row in settings if row[0]] == [("*", "training.steps", "7", "120")]
+    assert ("", "grpo.n_samples", "8") in settings and ("", "training.learning_rate", "0.0006") in settings
     assert len(settings) > 80
 
 
@@ -273,13 +274,13 @@ def test_the_users_own_loss_and_advantages_are_made_once(
     options += ["--generator.with_gpus", "--launcher.gpus_per_host=8", "--training.old_logprobs=auto"]
     monkeypatch.chdir(tmp_path)
     main(gspo.GSPO, never, ["--dry-run", *options])
-    assert "against the trainer's own logprobs" in " ".join(capsys.readouterr().out.split())
+    assert "against the trainer's logprobs" in " ".join(capsys.readouterr().out.split())
     assert sorted(made.read_text().split()) == ["advantages", "loss"]
     made.unlink()
 
     async def set_up(plan: RunPlan) -> None:
         assert plan.objective is not None
-        about_services(plan), about_ratio(plan), with_model(plan, tmp_path)
+        describe_services(plan), describe_plan(plan), with_model(plan, tmp_path)
         assert (plan.old_logprobs, plan.placement.has_reference) == ("generator", True)
 
     assert main(gspo.GSPO, set_up, options[:5]) == 0
@@ -319,22 +320,11 @@ def test_a_model_of_the_hub_is_checked_when_its_config_is_there(tmp_path: Path) 
 MOE = "--model.size=tiny-moe"
 
 
-@pytest.mark.parametrize(
-    ("arguments", "replays", "words"),
-    [
-        ([MOE], True, "the experts that the engine chose for it; every 20 steps also measured without"),
-        ([MOE, "--moe.compare_interval=0"], True, "the experts that the engine chose for it"),
-        ([MOE, "--moe.replay=off"], False, "off, as --moe.replay says"),
-        ([], False, None),
-    ],
-)
-def test_a_model_with_experts_replays_routes_unless_it_is_told_not_to(
-    arguments: list[str], replays: bool, words: str | None
-) -> None:
+@pytest.mark.parametrize(("arguments", "replays"), [([MOE], True), ([MOE, "--moe.replay=off"], False), ([], False)])
+def test_a_model_with_experts_replays_routes_unless_it_is_told_not_to(arguments: list[str], replays: bool) -> None:
     plan = plan_of(*arguments)
     assert plan.replays_routes == replays and plan.trainer.replay == ("--moe.replay=off" not in arguments)
-    said = dict(meaning(plan)).get("routing replay")
-    assert said is None if words is None else said is not None and words in said
+    assert ("routing replay" in dict(describe_plan(plan))) == replays
     assert plan.problems == []
 
 
@@ -348,7 +338,7 @@ def test_an_engine_that_cannot_return_routes_is_refused() -> None:
 
 def test_supervised_training_has_no_routes() -> None:
     plan = plan_of(MOE, algorithm=sft.SFT)
-    assert not plan.replays_routes and "routing replay" not in dict(meaning(plan))
+    assert not plan.replays_routes and "routing replay" not in dict(describe_plan(plan))
 
 
 def test_the_first_step_and_each_after_an_interval_is_measured_without_replay() -> None:
