@@ -26,6 +26,7 @@ from agents.generator.settings import EngineSettings
 from forge_env.core.errors import UserError
 from forge_env.data.rows import find_file
 from forge_env.rollout.factory import EnvFactory
+from forge_env.runtime.hosts.settings import slurm_nodes
 from forge_env.runtime.weights import WeightStore
 from trainers.checkpoints import Checkpoint
 from trainers.setup.checks.machine_checks import check_gpus, check_host_memory
@@ -131,7 +132,14 @@ class RunPlan(Draft):
     @cached_property
     def problems(self) -> list[str]:
         """Why this machine cannot start the run, as sentences."""
-        checks = (check_packages, self.training.check_packages, self._check_gpus, self._check_fit, self._check_host)
+        checks = (
+            check_packages,
+            self.training.check_packages,
+            self._check_allocation,
+            self._check_gpus,
+            self._check_fit,
+            self._check_host,
+        )
         return [sentence for check in checks if (sentence := _refusal(check))]
 
     def check(self) -> None:
@@ -142,6 +150,10 @@ class RunPlan(Draft):
         """
         for problem in self.problems:
             raise UserError(problem)
+
+    def _check_allocation(self) -> None:
+        if self.config.launcher.kind == "slurm":
+            slurm_nodes()
 
     def _check_gpus(self) -> None:
         check_gpus(self)
