@@ -24,7 +24,7 @@ from typing import Any, ClassVar
 from envs.harbor.audit import audit_of, cheats_of
 from envs.harbor.config import Artifact, Environment, HarborTask, McpServer, Step, VerifierPlace, find_tasks, read_task
 from envs.harbor.images import Images, limits_of
-from envs.harbor.mcp_servers import Place, open_servers
+from envs.harbor.mcp_servers import Place, configured, open_servers
 from envs.harbor.oracle import play_solution
 from envs.harbor.policies import agent_network, agent_seconds, agent_user, network_note, verifier_network
 from envs.harbor.staging import begin_step
@@ -164,10 +164,18 @@ class Harbor(WorkspaceEnv):
         self._verdicts, self._used = [], 0.0
         self._image = await self._image_of(self._task.environment_folder, self._task.config.environment)
         servers = self._task.config.environment.mcp_servers
-        self.set_tools(await self._tools_of(servers) if servers else {})
+        is_program = bool(self.listeners)  # it has tools of its own, and `mcp_servers`
+        self.set_tools(await self._tools_of(servers) if servers and not is_program else {})
         if note := network_note(self._task):
             info = {**info, "network": note}
         return messages, info
+
+    @property
+    def mcp_servers(self) -> Mapping[str, Mapping[str, Any]]:
+        try:
+            return configured(self._task.config.environment.mcp_servers)
+        except UserError as error:
+            raise EnvError(f"the tools of {self._task.name} cannot be had: {error}") from error
 
     async def _tools_of(self, servers: Sequence[McpServer]) -> Mapping[str, Tool]:
         try:
