@@ -27,7 +27,7 @@ from envs.harbor.images import Images, limits_of
 from envs.harbor.mcp_servers import Place, configured, open_servers
 from envs.harbor.oracle import play_solution
 from envs.harbor.policies import agent_network, agent_seconds, agent_user, network_note, verifier_network
-from envs.harbor.staging import begin_step
+from envs.harbor.staging import begin_step, set_up_again
 from envs.harbor.verify import (
     HarborVerdict,
     Submission,
@@ -279,6 +279,8 @@ class Harbor(WorkspaceEnv):
         submission = Submission(fork=await self._open_for(self._step, self._image.files))
         assert submission.fork is not None
         try:
+            begun = self._steps[: len(self._verdicts) + 1]
+            await set_up_again(submission.fork, self._task, begun, self._image, self.agent_user)
             env = {**self._image.env, **env}
             submission.not_counted = await take_work(submission.fork, workspace, artifacts, self.workdir, env)
         except WorkspaceFileError as error:
