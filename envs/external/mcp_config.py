@@ -16,7 +16,9 @@ def mcp_files(servers: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
     Args:
         servers: as `WorkspaceEnv.mcp_servers` has them.
     """
-    usual, codex, opencode = {}, {}, {}
+    usual: dict[str, Any] = {}
+    codex: dict[str, Any] = {}
+    opencode: dict[str, Any] = {}
     for name, server in servers.items():
         if "command" in server:
             usual[name] = server
