@@ -10,7 +10,6 @@ import asyncio
 import json
 import os
 import runpy
-import signal
 import socket
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -27,6 +26,7 @@ from agents.renderer.served import GENERATION, TEMPLATE
 from agents.renderer.tokenizer import chat_template
 from forge_env.core.errors import PolicyError, UserError
 from forge_env.records.run_files import CONFIG, trained_config
+from forge_env.runtime.process.children import kill_group
 from forge_env.runtime.process.lifetime import die_with
 
 SERVER: Final = "vllm.entrypoints.openai.api_server"
@@ -166,8 +166,7 @@ async def _end(child: asyncio.subprocess.Process) -> None:
         with suppress(TimeoutError):
             async with asyncio.timeout(_STOP_SECONDS):
                 await child.wait()
-    with suppress(ProcessLookupError):
-        os.killpg(child.pid, signal.SIGKILL)
+    kill_group(child.pid)
     await child.wait()
 
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any
 
+from envs.external.mcp_config import MCP, mcp_files
 from envs.external.output import ProgramOutput
 from envs.external.program import RESULT
 from envs.external.rooms import FILES, Rooms
@@ -177,10 +178,14 @@ async def start_in_room(
     # Metadata of tasks with workspaces may have what their agents are not to see.
     shown = described(task, {} if room.env is not None else task.metadata, seed)
     await workspace.put(str(_FOLDER / TASK), shown.encode("utf-8", "replace"), user=user)
+    variables = variables_of(setup, session, _FOLDER, seed) | _NOT_PROXIED
+    if room.env is not None and (servers := room.env.mcp_servers):
+        variables["FORGE_ENV_MCP"] = str(_FOLDER / MCP)
+        for name, text in mcp_files(servers).items():
+            await workspace.put(str(_FOLDER / name), text.encode("utf-8", "replace"), user=user)
     prompt = prompt_of(messages)
     listener = workspace.listener(setup.gateway.port).dup()  # the gateway closes it when the session ends
     listener.setblocking(False)
-    variables = variables_of(setup, session, _FOLDER, seed) | _NOT_PROXIED
     return InsideProgram(
         room, listener, [word.replace("{prompt}", prompt) for word in setup.command], prompt, variables
     )

@@ -24,10 +24,10 @@ from typing import Any, ClassVar
 from envs.harbor.audit import audit_of, cheats_of
 from envs.harbor.config import Artifact, Environment, HarborTask, McpServer, Step, VerifierPlace, find_tasks, read_task
 from envs.harbor.images import Images, limits_of
-from envs.harbor.mcp_servers import Place, open_servers
+from envs.harbor.mcp_servers import Place, configured, open_servers
 from envs.harbor.oracle import play_solution
 from envs.harbor.policies import agent_network, agent_seconds, agent_user, network_note, verifier_network
-from envs.harbor.staging import begin_step
+from envs.harbor.staging import begin_step, set_up_again
 from envs.harbor.verify import (
     HarborVerdict,
     Submission,
@@ -164,10 +164,18 @@ class Harbor(WorkspaceEnv):
         self._verdicts, self._used = [], 0.0
         self._image = await self._image_of(self._task.environment_folder, self._task.config.environment)
         servers = self._task.config.environment.mcp_servers
-        self.set_tools(await self._tools_of(servers) if servers else {})
+        is_program = bool(self.listeners)  # it has tools of its own, and `mcp_servers`
+        self.set_tools(await self._tools_of(servers) if servers and not is_program else {})
         if note := network_note(self._task):
             info = {**info, "network": note}
         return messages, info
+
+    @property
+    def mcp_servers(self) -> Mapping[str, Mapping[str, Any]]:
+        try:
+            return configured(self._task.config.environment.mcp_servers)
+        except UserError as error:
+            raise EnvError(f"the tools of {self._task.name} cannot be had: {error}") from error
 
     async def _tools_of(self, servers: Sequence[McpServer]) -> Mapping[str, Tool]:
         try:
@@ -271,6 +279,8 @@ class Harbor(WorkspaceEnv):
         submission = Submission(fork=await self._open_for(self._step, self._image.files))
         assert submission.fork is not None
         try:
+            begun = self._steps[: len(self._verdicts) + 1]
+            await set_up_again(submission.fork, self._task, begun, self._image, self.agent_user)
             env = {**self._image.env, **env}
             submission.not_counted = await take_work(submission.fork, workspace, artifacts, self.workdir, env)
         except WorkspaceFileError as error:

@@ -63,6 +63,26 @@ async def open_servers(
     return tools
 
 
+def configured(servers: Sequence[McpServer]) -> dict[str, dict[str, Any]]:
+    """Return servers as `WorkspaceEnv.mcp_servers` does.
+
+    Raises:
+        UserError: a variable in a header is not set.
+    """
+    return {server.name: _configured(server) for server in servers}
+
+
+def _configured(server: McpServer) -> dict[str, Any]:
+    if server.transport == "stdio":
+        return {"type": "stdio", "command": server.command, "args": server.args}
+    kind = "http" if server.transport == "streamable-http" else server.transport
+    return {"type": kind, "url": server.url, "headers": _headers(server)}
+
+
+def _headers(server: McpServer) -> dict[str, str]:
+    return resolved(server.headers, where=f"the MCP server {server.name!r}")
+
+
 def _inside(server: McpServer, place: Place) -> Callable[[Stderr], Transport]:
     command = [str(server.command), *server.args]
     return lambda stderr: stdio_in_workspace(
@@ -75,8 +95,7 @@ async def _elsewhere(stack: AsyncExitStack, server: McpServer) -> Callable[[Stde
     listener = socket.create_server(("127.0.0.1", 0))
     proxy = await Proxy.start(listener, Allowlist([f"{host}:{port}"]))
     stack.push_async_callback(proxy.close)
-    headers = resolved(server.headers, where=f"the MCP server {server.name!r}")
-    credentials = Credentials().with_headers(headers)
+    credentials = Credentials().with_headers(_headers(server))
     make = streamable_http if server.transport == "streamable-http" else server_sent_events
     address = f"http://127.0.0.1:{listener.getsockname()[1]}"
     return lambda stderr: make(str(server.url), credentials, _CALL_SECONDS, address)

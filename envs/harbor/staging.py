@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Sequence
+from pathlib import Path
 
 from envs.harbor.config import HarborTask, Healthcheck, Step
 from forge_env.core.errors import EnvError
@@ -19,17 +21,38 @@ async def begin_step(
     Raises:
         EnvError: the set-up of a step fails, or the workspace does not become healthy.
     """
-    env, workdir = image.env, image.workdir
-    if step is not None:
-        staged = task.folder / "steps" / step.name / "workdir"
-        if staged.is_dir():
-            await workspace.put_tree(staged, workdir, user=user)
-        if (staged / "setup.sh").is_file():
-            result = await workspace.exec(f"sh {workdir}/setup.sh", env=env, cwd=workdir, user="0")
-            if not result.ok:
-                raise EnvError(f"setup.sh of the step {step.name} of {task.name} fails: {result.stderr[-300:]}")
+    if step is not None and (problem := await _set_up(workspace, task, step, image, user)):
+        raise EnvError(f"setup.sh of the step {step.name} of {task.name} fails: {problem}")
     for check in filter(None, (task.config.environment.healthcheck, step.healthcheck if step else None)):
         await _wait_until_healthy(workspace, task, check, image)
+
+
+async def set_up_again(
+    fork: Workspace, task: HarborTask, steps: Sequence[Step | None], image: BuiltImage, user: str | int | None
+) -> None:
+    """Let setup.sh of these steps change a fresh workspace as well, before it takes over what the agent has made.
+
+    One may fail here: in the agent's workspace it had what the agent had made before.
+    """
+    for step in steps:
+        if step is not None and (_staged(task, step) / "setup.sh").is_file():
+            await _set_up(fork, task, step, image, user)
+            await fork.end_processes()
+
+
+async def _set_up(workspace: Workspace, task: HarborTask, step: Step, image: BuiltImage, user: str | int | None) -> str:
+    """Put the files of a step into a workspace, and run its setup.sh; return the last words of one that fails."""
+    staged, workdir = _staged(task, step), image.workdir
+    if staged.is_dir():
+        await workspace.put_tree(staged, workdir, user=user)
+    if not (staged / "setup.sh").is_file():
+        return ""
+    result = await workspace.exec(f"sh {workdir}/setup.sh", env=image.env, cwd=workdir, user="0")
+    return "" if result.ok else _reason(result)
+
+
+def _staged(task: HarborTask, step: Step) -> Path:
+    return task.folder / "steps" / step.name / "workdir"
 
 
 async def _wait_until_healthy(workspace: Workspace, task: HarborTask, check: Healthcheck, image: BuiltImage) -> None:

@@ -93,6 +93,14 @@ class WorkspaceEnv(ToolEnv):
         return self.network
 
     @property
+    def mcp_servers(self) -> Mapping[str, Mapping[str, Any]]:
+        """The MCP servers of the task by name, for a program in the agent's workspace, which connects to them itself.
+
+        Each has a "command" with "args", or the "type" http or sse with a "url" and "headers".
+        """
+        return {}
+
+    @property
     def workdir(self) -> str:
         """Where the shell begins, and what relative paths are relative to."""
         return "/"

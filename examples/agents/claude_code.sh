@@ -5,4 +5,4 @@
 # In a sandbox it works there too, since the other folders are read-only.
 [ -w . ] || cd "$TMPDIR"
 export HOME="$TMPDIR" IS_SANDBOX=1 ENABLE_TOOL_SEARCH=false DISABLE_TELEMETRY=1 CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC=1
-exec claude -p --dangerously-skip-permissions --model "$ANTHROPIC_MODEL"
+exec claude -p --dangerously-skip-permissions --model "$ANTHROPIC_MODEL" ${FORGE_ENV_MCP:+--mcp-config "$FORGE_ENV_MCP"}

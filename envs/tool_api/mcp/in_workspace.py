@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import math
 import socket
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -18,7 +17,10 @@ from forge_env.core.workspace import Workspace
 _END_SECONDS = 2.0
 """Seconds that a server has to end after the end of its input."""
 _LONG = 1e6
-_LARGEST_LINE = 16 * 2**20
+_MOST_WAITING = 16 * 2**20
+"""Bytes of messages that the session has not taken yet, and the longest message. A server that sends more is ended."""
+_LINE_BYTES = 100
+"""What a line takes in memory beside its text."""
 
 
 @asynccontextmanager
@@ -35,23 +37,30 @@ async def stdio_in_workspace(
     import anyio
     from mcp.shared.message import SessionMessage
 
-    received, reading = anyio.create_memory_object_stream[Any](math.inf)
+    received, reading = anyio.create_memory_object_stream[Any](0)
     writing, sent = anyio.create_memory_object_stream[SessionMessage](0)
     ours, theirs = socket.socketpair()
     ours.setblocking(False)
-    rest = b""
+    lines: asyncio.Queue[bytes] = asyncio.Queue()
+    rest, waiting = bytearray(), 0
 
     def on_output(name: str, data: bytes) -> None:
-        nonlocal rest
+        nonlocal rest, waiting
         if name == "stderr":
             stderr.add(data)
+        if name == "stderr" or taking.cancelling() or taking.done():
             return
-        *lines, rest = (rest + data).split(b"\n")
-        with contextlib.suppress(anyio.ClosedResourceError, anyio.BrokenResourceError):  # the session is gone
-            for line in filter(None, map(bytes.strip, lines)):
-                received.send_nowait(_message(line))
-        if len(rest) > _LARGEST_LINE:
-            received.close()
+        rest += data
+        if b"\n" in data:
+            *whole, tail = rest.split(b"\n")
+            rest = tail
+            for line in filter(None, map(bytes.strip, map(bytes, whole))):
+                lines.put_nowait(line)
+                waiting += len(line) + _LINE_BYTES
+        if waiting + len(rest) > _MOST_WAITING:
+            stderr.add(b"[ended: it sent more than %d MiB at once]" % (_MOST_WAITING >> 20))
+            running.cancel()
+            taking.cancel()
 
     async def run() -> None:
         try:
@@ -61,6 +70,18 @@ async def stdio_in_workspace(
         except ForgeError as error:  # it could not be started, or its workspace has failed
             stderr.add(str(error).encode())
         finally:
+            lines.put_nowait(b"")
+
+    async def take() -> None:
+        """Give the session a message when it has taken the one before: those that wait are text, and counted."""
+        nonlocal waiting
+        try:
+            while line := await lines.get():
+                waiting -= len(line) + _LINE_BYTES
+                await received.send(_message(line))
+        except (anyio.ClosedResourceError, anyio.BrokenResourceError):
+            pass  # the session is gone
+        finally:
             received.close()  # the session sees the end
 
     async def write() -> None:
@@ -69,7 +90,7 @@ async def stdio_in_workspace(
                 line = message.message.model_dump_json(by_alias=True, exclude_unset=True) + "\n"
                 await asyncio.get_running_loop().sock_sendall(ours, line.encode("utf-8", "replace"))
 
-    running, sending = asyncio.create_task(run()), asyncio.create_task(write())
+    taking, running, sending = map(asyncio.create_task, (take(), run(), write()))
     try:
         yield LenientStream(reading), writing
     finally:
@@ -77,8 +98,9 @@ async def stdio_in_workspace(
         ours.shutdown(socket.SHUT_WR)
         await asyncio.wait({running}, timeout=_END_SECONDS)
         running.cancel()
-        await asyncio.wait({running, sending})
-        for end in (ours, theirs, reading, writing, sent):
+        taking.cancel()
+        await asyncio.wait({taking, running, sending})
+        for end in (ours, theirs, received, reading, writing, sent):
             end.close()
 
 

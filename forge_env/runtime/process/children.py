@@ -1,10 +1,15 @@
-"""Child processes of this one: killing them, and waiting for their ends."""
+"""Child processes of this one, and groups of processes: killing them, and waiting for their ends."""
 
 from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterable
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+_GROUP_SECONDS = 5.0
 
 
 def kill_children(pids: Iterable[int]) -> None:
@@ -23,3 +28,37 @@ def is_reaped(pid: int) -> bool:
         return os.waitpid(pid, os.WNOHANG) != (0, 0)
     except ChildProcessError:  # it was reaped elsewhere
         return True
+
+
+def kill_group(group: int) -> None:
+    """Kill the processes of a group, but not this one, and wait for their ends.
+
+    A resource tracker of `multiprocessing` ends last, by itself: it removes the shared memory and the semaphores of
+    those that were killed. After 5 s it is killed as well. This process may be in the group, and a tracker of its own
+    then ends after it.
+    """
+    deadline = time.monotonic() + _GROUP_SECONDS
+    while members := {pid for pid in _members(group) if pid != os.getpid()}:
+        is_late = time.monotonic() > deadline
+        victims = members if is_late else {pid for pid in members if not _is_tracker(pid)}
+        for pid in victims:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        if is_late or (not victims and os.getpgrp() == group):
+            return
+        time.sleep(0.01)
+
+
+def _members(group: int) -> Iterator[int]:
+    """The processes of a group that have not ended."""
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            state, _, its_group = path.read_text().rpartition(")")[2].split()[:3]  # before that is a name, with spaces
+            if int(its_group) == group and state not in "ZX":
+                yield int(path.parent.name)
+
+
+def _is_tracker(pid: int) -> bool:
+    with suppress(OSError):
+        return b"multiprocessing.resource_tracker" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    return False

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import select
-import signal
 import threading
 import time
 from pathlib import Path
+
+from forge_env.runtime.process.children import kill_group
 
 
 def process_began() -> float:
@@ -23,7 +24,7 @@ def die_with(pid: int, *, group: bool = False) -> None:
 
     Args:
         pid: a running process.
-        group: also end all processes of this process's group, which it must lead.
+        group: also end all processes of this process's group, which it must lead, see `kill_group`.
     """
     try:
         pidfd = os.pidfd_open(pid)
@@ -33,7 +34,7 @@ def die_with(pid: int, *, group: bool = False) -> None:
     def wait() -> None:
         select.select([pidfd], [], [])
         if group and os.getpgid(0) == os.getpid():
-            os.killpg(0, signal.SIGKILL)
+            kill_group(os.getpid())
         os._exit(1)
 
     threading.Thread(target=wait, name=f"die-with-{pid}", daemon=True).start()

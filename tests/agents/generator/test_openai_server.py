@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import shutil
 import subprocess
@@ -15,12 +16,12 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from agents.generator.openai_server import ModelServer
+from agents.generator.openai_server import ModelServer, _end
 from agents.renderer.families import NO_THINKING, QWEN3_TEMPLATE
 from agents.renderer.served import TEMPLATE, texts_of_export
 from forge_env.core.errors import UserError
 from forge_env.registry.agent_spec import AgentSettings, open_agent
-from tests.helpers.waiting import is_alive, wait_until
+from tests.helpers.waiting import is_alive, until, wait_until
 
 
 @pytest.fixture
@@ -123,25 +124,46 @@ async def test_an_adapter_that_names_no_model_or_is_given_another_is_refused(run
         await open_agent(f"vllm:{adapter}", AgentSettings(env="math")).__aenter__()
 
 
-def test_a_server_and_its_processes_end_with_the_process_that_started_it(tmp_path: Path) -> None:
-    """Also when that process is killed. The module in the place of vLLM's starts a process and waits, as vLLM does."""
-    (tmp_path / "stays.py").write_text(
-        "import subprocess, time\nchild = subprocess.Popen(['sleep', '600'])\n"
-        "print(child.pid, flush=True)\ntime.sleep(600)\n"
-    )
+STAYS = """
+import os, signal, time
+from multiprocessing.shared_memory import SharedMemory
+
+memory = SharedMemory(create=True, size=1)
+child = os.fork()
+if child:
+    print(memory.name, os.getpid(), child, flush=True)
+else:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+time.sleep(600)
+"""
+"""A module in the place of vLLM's, with a process and shared memory of its own, as vLLM has."""
+
+
+def test_a_server_leaves_nothing_if_the_process_that_started_it_is_killed(tmp_path: Path) -> None:
+    (tmp_path / "stays.py").write_text(STAYS)
     code = f"""
         import os, subprocess, sys
         sys.path.insert(0, {str(tmp_path)!r})
         started = "from agents.generator import openai_server as s; import sys; sys.path.insert(0, {str(tmp_path)!r}); "
         started += "s.SERVER = 'stays'; s.main()"
         child = subprocess.Popen([sys.executable, "-c", started, str(os.getpid())], start_new_session=True)
-        print(child.pid, flush=True)
         child.wait()
     """
     owner = subprocess.Popen([sys.executable, "-c", textwrap.dedent(code)], stdout=subprocess.PIPE, text=True)
     assert owner.stdout is not None
-    pids = [int(owner.stdout.readline()), int(owner.stdout.readline())]
+    memory, *pids = owner.stdout.readline().split()
     owner.kill()
     owner.wait()
     owner.stdout.close()
-    wait_until(lambda: not any(map(is_alive, pids)), "the end of the server and of its process")
+    wait_until(lambda: not any(is_alive(int(pid)) for pid in pids), "the end of the server and of its process")
+    wait_until(lambda: not Path("/dev/shm", memory).exists(), "the end of its shared memory")
+
+
+async def test_a_server_that_is_stopped_leaves_nothing(tmp_path: Path) -> None:
+    output = tmp_path / "output"
+    with output.open("w") as file:
+        server = await asyncio.create_subprocess_exec(sys.executable, "-c", STAYS, stdout=file, start_new_session=True)
+    await until(lambda: output.read_text().endswith("\n"))
+    memory, _, pid = output.read_text().split()
+    await _end(server)
+    assert not is_alive(int(pid)) and not Path("/dev/shm", memory).exists()

@@ -5,17 +5,25 @@ from __future__ import annotations
 import itertools
 import json
 import socket
+import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from agents.renderer.decoding import open_decoder
+from agents.scripted import ScriptedAgent
+from envs.external.mcp_config import mcp_files
 from forge_env.core.episode import write_jsonl
-from forge_env.core.types import EpisodeLimits, Outcome
+from forge_env.core.protocols import Conversation
+from forge_env.core.turn import Turn
+from forge_env.core.types import Action, EpisodeLimits, Message, Outcome, ToolSpec
 from forge_env.records.audit import audit
 from forge_env.registry.agent_spec import AgentSettings, open_agent
 from tests.envs.external.coding_agents import AGENTS, ROOT, episode_of, image_of_codex, in_sandbox
-from tests.envs.external.external_playing import make_long_model, says
+from tests.envs.external.external_playing import calls, make_long_model, says
+from tests.envs.serving import serve
 
 LIMITS = EpisodeLimits(max_tokens=100_000, step_seconds=120.0)
 ENGINE_LIMITS = EpisodeLimits(max_turns=6, max_tokens=60_000, max_turn_tokens=60, step_seconds=120.0)
@@ -63,6 +71,56 @@ async def test_a_coding_agent_as_it_is_solves_a_task_in_one_row(
     file = tmp_path / "episodes.jsonl"
     write_jsonl(file, [episode])
     assert audit(file, open_decoder(tiny_model)).problems == []
+
+
+SERVER = '''
+from mcp.server import MCPServer
+
+server = MCPServer("phone book")
+
+@server.tool()
+def number_of(person: str) -> str:
+    """Return the number of a person."""
+    return f"{person} 1815"
+
+if __name__ == "__main__":
+    server.run("stdio")
+'''
+
+
+class Asks:
+    """An agent that calls the tool of an MCP server, whatever its client names it, and says what it returned."""
+
+    async def act(self, conversation: Conversation, tools: Sequence[ToolSpec]) -> tuple[Turn, Action]:
+        def say(messages: list[Message]) -> Message:
+            if messages[-1]["role"] == "tool":
+                return {"role": "assistant", "content": str(messages[-1]["content"])}
+            names = [str(tool["function"]["name"]) for tool in tools]
+            [name] = [name for name in names if name.endswith("number_of")]
+            return calls(name, person="Ada")
+
+        return await ScriptedAgent(say).act(conversation, tools)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)  # it installs the package
+@pytest.mark.parametrize("transport", ["stdio", "http"])
+@pytest.mark.parametrize("name", AGENTS)
+async def test_a_coding_agent_has_the_tools_of_the_mcp_servers_of_its_task(
+    name: str, transport: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "server.py").write_text(SERVER)
+    made: dict[str, Any] = {"__name__": "served"}
+    exec(SERVER, made)
+    with serve(made["server"].streamable_http_app()) as url:
+        started = {"type": "stdio", "command": sys.executable, "args": [str(tmp_path / "server.py")]}
+        servers = {"book": started if transport == "stdio" else {"type": "http", "url": f"{url}/mcp", "headers": {}}}
+        for file, text in mcp_files(servers).items():
+            (tmp_path / file).write_text(text)
+        monkeypatch.setenv("FORGE_ENV_MCP", str(tmp_path / "mcp.json"))
+        episode = await episode_of(name, Asks(), tmp_path, LIMITS)
+    results = [str(m["content"]) for m in episode.messages if m["role"] == "tool"]
+    assert results and "Ada 1815" in results[0], (results, episode.error, episode.info)
 
 
 @pytest.mark.slow

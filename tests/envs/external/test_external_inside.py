@@ -23,6 +23,7 @@ from forge_env.core.errors import UserError
 from forge_env.core.workspace import Workspace
 from forge_env.rollout.factory import make
 from forge_env.rollout.rollout import run_episode
+from tests.envs.harbor.playing import write_task
 
 _TASK = Task(prompt=({"role": "user", "content": "go"},), target="3", metadata={"shown": 1})
 
@@ -182,6 +183,58 @@ async def test_a_program_goes_through_the_steps_of_a_task(files: str, tmp_path: 
         episode = await _play(factory, one, answer=lambda messages: messages[-1]["content"])
     assert (episode.outcome, episode.reward, len(episode.turns)) == (Outcome.SCORED, 1.0, 2), episode.error
     assert episode.info["verdict"]["steps"] == [{"reward": 1.0}, {"reward": 1.0}]
+
+
+MCP_TASK = """[environment]
+docker_image = "host"
+workdir = "/tmp"
+network_mode = "allowlist"
+allowed_hosts = ["book.org"]
+[[environment.mcp_servers]]
+name = "book"
+transport = "stdio"
+command = "sh"
+args = ["-c", 'echo "begun" >> begun']
+[[environment.mcp_servers]]
+name = "elsewhere"
+transport = "http"
+url = "https://book.org/mcp"
+headers = { Authorization = "Bearer ${BOOK_TOKEN}" }
+"""
+STARTS_BOOK = """python3 - <<'END'
+import json, os, subprocess, tomllib
+from pathlib import Path
+folder = Path(os.environ["FORGE_ENV_MCP"]).parent
+usual = json.loads((folder / "mcp.json").read_text())["mcpServers"]
+codex = tomllib.loads("of = " + (folder / "mcp.toml").read_text())["of"]
+subprocess.run([codex["book"]["command"], *codex["book"]["args"]])
+print(json.dumps([usual, codex, json.loads((folder / "mcp.opencode.json").read_text())["mcp"]]))
+END
+"""
+
+
+async def test_a_program_starts_the_mcp_servers_of_its_task_itself(
+    files: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BOOK_TOKEN", "red")
+    verifier = "#!/bin/sh\n[ $(wc -l < /tmp/begun) = 1 ]\necho $((1 - $?)) > /logs/verifier/reward.txt\n"
+    folder = write_task(tmp_path / "task", MCP_TASK, **{"tests/test.sh": verifier})
+    async with _opened("does", tasks=f"harbor:{folder}", files=files) as factory:
+        [task] = factory.tasks("all", count=1)
+        episode = await _play(factory, task, STARTS_BOOK)
+    assert (episode.outcome, episode.reward) == (Outcome.SCORED, 1.0), episode.error
+    usual, codex, opencode = json.loads(episode.info["program"]["stdout"].splitlines()[0])
+    book = {"command": "sh", "args": ["-c", 'echo "begun" >> begun']}
+    url, headers = "https://book.org/mcp", {"Authorization": "Bearer red"}
+    assert usual == {
+        "book": {"type": "stdio", **book},
+        "elsewhere": {"type": "http", "url": url, "httpUrl": url, "headers": headers},
+    }
+    assert codex == {"book": book, "elsewhere": {"url": url, "http_headers": headers}}
+    assert opencode == {
+        "book": {"type": "local", "command": ["sh", *book["args"]]},
+        "elsewhere": {"type": "remote", "url": url, "headers": headers, "oauth": False},
+    }
 
 
 async def test_tasks_of_a_file_and_an_image_go_together(files: str, tmp_path: Path) -> None:

@@ -126,6 +126,23 @@ name = "two"
     assert (await play(task, say("done"))).info["verdict"]["steps"] == [{"reward": 0.0}]
 
 
+async def test_what_setup_changes_among_programs_is_there_for_the_verifier_as_it_was(tmp_path: Path) -> None:
+    toml = '[environment]\ndocker_image = "host"\nworkdir = "/tmp"\n[[steps]]\nname = "one"\n[[steps]]\nname = "two"\n'
+    files = {}
+    for name, others in (("one", ""), ("two", "[ -e /tmp/made ] && ")):
+        files[f"steps/{name}/instruction.md"] = "Make the file made."
+        files[f"steps/{name}/workdir/setup.sh"] = f"{others}echo {name} > /usr/local/bin/{name}\n"
+        test = (
+            '[ "$(cat /usr/local/bin/one)" = one ] && [ -e /tmp/made ]; echo $((1 - $?)) > /logs/verifier/reward.txt\n'
+        )
+        files[f"steps/{name}/tests/test.sh"] = f"#!/bin/sh\n{test}"
+    task = write_task(tmp_path / "steps", toml, **files)
+    change = call("shell", command="touch made; echo another > /usr/local/bin/one")
+    episode = await play(task, change, say("done"), say("done"))
+    assert episode.info["verdict"]["steps"] == [{"reward": 1.0}, {"reward": 1.0}], (episode.error, episode.info)
+    assert "/usr/local/bin/one" in episode.info["verdict"]["not_counted"]
+
+
 async def test_no_cheat_is_paid_by_a_separate_verifier_or_in_a_fork(tmp_path: Path) -> None:
     write_bug_fixes([str(tmp_path / "tasks"), "--count", "1"])
     fork = write_task(tmp_path / "fork", _IN_TMP, **_BY_BASH)

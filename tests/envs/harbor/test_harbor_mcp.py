@@ -76,6 +76,19 @@ async def test_a_server_that_the_agent_breaks_is_a_result_and_no_fault(task: Pat
     assert results[2].startswith("Error: the MCP server 'book' did not start") and "ZeroDivisionError" in results[2]
 
 
+async def test_a_server_that_floods_is_ended_before_it_fills_the_memory(task: Path) -> None:
+    floods = ["b'1\\n' * 400_000", "b'1' * (17 << 20)"]
+    write = "printf '%s\\n' \"import os; os.write(1, {}); input(); input()\" > /srv/server.py; kill -9 $(cat pid)"
+    script = [(call("shell", command=write.format(flood)), call("number_of", person="Ada")) for flood in floods]
+    ask = call("number_of", person="Ada")
+    episode = await play(task, *script[0], ask, *script[1], say("done"))
+    results = [message["content"] for message in episode.messages if message["role"] == "tool"]
+    assert episode.outcome is Outcome.SCORED, episode.error
+    for result in (results[2], results[4]):
+        assert result.startswith("Error: the MCP server 'book' did not start")
+        assert "[ended: it sent more than 16 MiB at once]" in result
+
+
 @pytest.mark.parametrize(
     ("toml", "reason"),
     [
