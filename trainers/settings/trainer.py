@@ -66,7 +66,7 @@ class TrainerSettings(ForwardSettings):
     optimizer_state: Literal["float32", "bfloat16", "8bit"] = "float32"
     """Precision of AdamW's two moments: 8, 4 or 2 bytes a parameter. "bfloat16" needs a trainer on GPU without
     cpu_offload, "8bit" the package torchao."""
-    activation_checkpoint: Annotated[Literal["none", "selective", "full"], MAY_CHANGE] = "none"
+    activation_checkpoint: Annotated[Literal["none", "selective", "attention", "full"], MAY_CHANGE] = "none"
     """Activations that the backward pass computes again instead of keeping them: saves memory, costs time."""
     keep_logits_gib: Annotated[float, Ge(0), MAY_CHANGE] = 10.0
     """On GPU: keep the logits of a micro-batch up to this size for the backward pass; larger ones are computed

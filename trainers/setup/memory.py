@@ -247,9 +247,10 @@ def activation_bytes(draft: Draft, tokens: int) -> tuple[float, float]:
       + 4m (gate, up, the activated gate, the product) = 4h + 3q + 3k + 4m
     - none, compiled: 3h + 3q + 3k + 3m; kernels compute a norm and the activated gate again when they read them
     - selective: h, the block's input; the outputs of every second matrix product, q + 2k + m + h; attention's output, q
+    - attention: h, the block's input, and q, attention's output
     - full: h, the block's input
 
-    "selective" and "full" compute the block at work again in whole. Gradients of its activations are at most 2m + h:
+    All but "none" compute the block at work again in whole. Gradients of its activations are at most 2m + h:
     the block's output, the product, the gate and its factor, less the product itself. LoRA keeps each adapter's rank,
     and m more while the block is at work. Context parallelism gathers 2k for each token of the other ranks.
     """
@@ -263,6 +264,7 @@ def activation_bytes(draft: Draft, tokens: int) -> tuple[float, float]:
     numbers = {
         "none": 3 * h + 3 * q + 3 * k + compiled_mlp + more if training.compile else everything,
         "selective": h + 2 * q + 2 * k + selective_mlp + adapter_width,
+        "attention": h + q,
         "full": h,
     }[training.activation_checkpoint]
     at_work = gradients + m * (lora is not None) + (0 if training.activation_checkpoint == "none" else everything)

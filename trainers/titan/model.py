@@ -25,7 +25,7 @@ from forge_env.core.errors import UserError
 from trainers.lora import IN_ATTENTION, IN_MLP
 from trainers.model.families import Experts, head_sizes, read_experts
 from trainers.titan.adapter_files import AdapterWeights, load_adapter
-from trainers.titan.attention import document_mask
+from trainers.titan.attention import AttentionAC, document_mask
 from trainers.titan.context import Context
 from trainers.titan.families import TITAN, read_config, titan_config
 from trainers.titan.fused_qkv import split_shards_on_save
@@ -38,7 +38,12 @@ from trainers.titan.weight_files import WeightFiles
 from trainers.titan.wide_head import head_modules, round_embedding, shard_with_wide_head
 
 # TorchTitan's settings of activation checkpointing.
-ACTIVATION_CHECKPOINTS = {"none": None, "selective": SelectiveAC.Config(), "full": FullAC.Config()}
+ACTIVATION_CHECKPOINTS = {
+    "none": None,
+    "selective": SelectiveAC.Config(),
+    "attention": AttentionAC.Config(),
+    "full": FullAC.Config(),
+}
 
 
 class TitanModel:

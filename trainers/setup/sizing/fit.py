@@ -155,7 +155,7 @@ def _cheap_remedies(config: RunConfig) -> Iterator[Remedy]:
     while tokens // 2 >= config.env.max_tokens:
         tokens //= 2
         yield {"training.max_tokens_per_micro_batch": tokens}
-    modes = ["none", "selective", "full"]
+    modes = ["none", "selective", "attention", "full"]
     for mode in modes[modes.index(training.activation_checkpoint) + 1 :]:
         yield {"training.activation_checkpoint": mode}
 
