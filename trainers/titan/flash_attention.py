@@ -7,6 +7,7 @@ torch expects. The package compiles a kernel when it is first needed; compiled k
 from __future__ import annotations
 
 import os
+import warnings
 from functools import cache
 from importlib.util import find_spec
 from types import ModuleType
@@ -45,6 +46,8 @@ def _kernels() -> ModuleType:
 
     os.environ.setdefault("FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED", "1")
     os.environ.setdefault("FLASH_ATTENTION_CUTE_DSL_CACHE_DIR", os.path.join(cache_dir(), "flash_attention"))
+    # Said at each compilation, of an argument that attention of rows has not.
+    warnings.filterwarnings("ignore", message="Argument aux_data .* cannot be converted to a JitArgument")
     import flash_attn.cute.interface as kernels
 
     return kernels
