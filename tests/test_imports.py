@@ -38,11 +38,11 @@ ROOMS = {
         gymnasium_text reasoning textarena suites verifiers openenv ors actors""",
     "envs.suites": "catalogue process expert selection bfcl agentdojo humaneval",
     "envs.tool_api": "http json_schema mcp openapi shop tool_names answers call_tasks sources tasks services env",
-    "trainers": """settings checkpoints model lora config batching objective algorithm metrics titan setup run
+    "trainers": """settings checkpoints model lora batching objective metrics titan config algorithm setup run
         controller train grpo dapo gspo sapo cispo reinforce losses sft""",
-    "trainers.setup": """packages signals placement options deadlines run_tasks held_out titan_settings draft
-        memory sizing checks run_plan plan meaning dry_run entry""",
-    "trainers.setup.sizing": "estimates card engine fit",
+    "trainers.setup": """packages signals placement options deadlines run_tasks held_out draft
+        memory sizing checks run_plan plan describe entry""",
+    "trainers.setup.sizing": "card engine fit",
 }
 APART = {"grpo", "dapo", "gspo", "sapo", "cispo", "reinforce", "sft"}  # algorithms do not import each other
 

@@ -21,9 +21,7 @@ RIDDLE = re.compile(
 """Repeat the noun, say `if` or `when` for `where`, and begin a sentence with its subject."""
 BOUND = 2.0
 """Riddles per 1,000 words that a folder, or a page, may have."""
-RATCHET = {
-    6: """trainers/setup/checks""",
-}
+RATCHET: dict[int, str] = {}
 """Bounds of the folders and pages that are above it today. A bound only falls; a name goes when its text is plain."""
 BOUNDS = {place: bound for bound, places in RATCHET.items() for place in places.split()}
 TEXT = re.compile(

@@ -1,5 +1,7 @@
 """Algorithm: what a command and a plan need to know of an algorithm. Every file of an algorithm ends with one.
 
+`loss_options` and `make_objective` put its parts together from the settings that all algorithms share.
+
 The trainer's own algorithms and a user's are used alike, by a target: "trainers.grpo:GRPO" or
 "path/to/my_file.py:MINE".
 """
@@ -11,13 +13,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from forge_env.core.episode import Episode
 from forge_env.core.errors import UserError
 from forge_env.utils.targets import is_file, load, split_target
 from trainers.config import RunConfig
+from trainers.objective.advantages import BASELINES, Baseline, make_advantages
+from trainers.objective.objective import Objective
+from trainers.objective.reward import KLPenalty, TrainingReward
+from trainers.objective.settings import AlgorithmConfig
 
 if TYPE_CHECKING:
     from trainers.objective.loss_call import Loss
-    from trainers.objective.objective import Objective
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,8 +40,7 @@ class Algorithm:
     loss: Callable[[Any], Loss] | None = None
     """Makes the loss from an instance of `config`. None in supervised training, which also has no objective."""
     objective: Callable[[Any, Loss], Objective] | None = None
-    """Makes the objective from an instance of `config` and the loss, like
-    `trainers.objective.objective.make_objective`."""
+    """Makes the objective from an instance of `config` and the loss, like the function `make_objective`."""
     target: str = ""
     """The target that finds it, if its file is not one of the trainer's."""
 
@@ -54,6 +59,93 @@ class Algorithm:
         return f"trainers.train {self.target}" if self.target else f"trainers.{self.name}"
 
 
+def kl_remark(config: RunConfig) -> str:
+    """A warning about a KL penalty in the loss that adds only noise; "" if there is none.
+
+    The gradient of k1 is the gradient of the token's logprob, with mean 0 over the policy's samples.
+    """
+    section, name = config.algorithm, config.algorithm_name
+    if section is None or config.training.loss or section.kl_in == "reward" or not section.beta > 0:
+        return ""
+    if section.kl != "k1" or section.kl_straight_through:
+        return ""
+    return (
+        f"warning: --{name}.kl k1 in the loss has no expected gradient on the policy's own samples, so "
+        f"--{name}.beta {section.beta:g} holds nothing back: add --{name}.kl_straight_through true, or take "
+        f"--{name}.kl k2, or --{name}.kl_in reward"
+    )
+
+
+def loss_options(config: RunConfig) -> dict[str, Any]:
+    """The settings that every loss takes, from the algorithm's section."""
+    section = config.algorithm
+    assert section is not None
+    in_reward = section.kl_in == "reward"
+    return {
+        "beta": 0.0 if in_reward else section.beta,
+        "aggregation": section.aggregation,
+        "kl": "k3" if section.kl == "auto" else section.kl,
+        "kl_straight_through": section.kl_straight_through,
+        "entropy_coef": config.training.entropy_coef,
+        "constant": section.constant or (float(config.env.max_tokens) if section.aggregation == "constant" else 1.0),
+        "correction": section.correction,
+        "correction_low": section.correction_low,
+        "correction_high": section.correction_high,
+    }
+
+
+def make_objective(
+    config: RunConfig,
+    loss: Loss,
+    *,
+    baseline: Baseline = "mean",
+    addition: Callable[[Episode], float] | None = None,
+    **parts: Any,
+) -> Objective:
+    """Put an objective together: group size, advantages and the KL's reference come from the algorithm's section.
+
+    Args:
+        config: with the algorithm's section.
+        loss: see `Objective`, as `parts`.
+        addition: what the algorithm adds to an episode's reward.
+        baseline: what is subtracted from the rewards of a group. `section.normalization` says what divides the
+            difference.
+
+    Raises:
+        UserError: for a setting out of range.
+    """
+    section, algorithm = config.algorithm, config.algorithm_name
+    assert section is not None
+    least = 1 if baseline == "none" else 2
+    if section.n_samples < least:
+        option = f"--{algorithm}.n_samples is {section.n_samples}"
+        raise UserError(f"{option}; an advantage needs at least {least} episodes of each task")
+    advantages, scale = make_advantages(baseline, section.normalization, std_eps=section.std_eps, ddof=section.std_ddof)
+    return Objective(
+        loss=loss,
+        advantages=advantages,
+        scale=scale,
+        group_size=section.n_samples,
+        kl_reference="generator" if section.beta > 0 else "",
+        reward=TrainingReward(addition=addition, kl_penalty=_kl_penalty(algorithm, section)),
+        penalty_baseline=BASELINES[baseline],
+        credit=section.credit,
+        needs_siblings=baseline != "none",
+        **parts,
+    )
+
+
+def _kl_penalty(algorithm: str, section: AlgorithmConfig) -> KLPenalty | None:
+    if section.kl_in == "loss" or not section.beta > 0:
+        return None
+    if section.kl_straight_through:
+        raise UserError(
+            f"--{algorithm}.kl_straight_through has no meaning with --{algorithm}.kl_in reward, through which no "
+            f"gradient goes: leave it out, or use --{algorithm}.kl_in loss"
+        )
+    return KLPenalty(beta=section.beta, kind="k1" if section.kl == "auto" else section.kl)
+
+
 def find_algorithm(target: str) -> Algorithm:
     """Import the algorithm of a target.
 
@@ -70,7 +162,7 @@ def find_algorithm(target: str) -> Algorithm:
     if not algorithm.config().algorithm_name:
         raise UserError(
             f"{target!r}: its {algorithm.config.__name__} has no section for the algorithm: add a field of a dataclass "
-            "that is made from trainers.settings.algorithm.AlgorithmConfig"
+            "that is made from trainers.objective.settings.AlgorithmConfig"
         )
     if source.removeprefix("forge_env.").startswith("trainers."):
         return algorithm

@@ -16,12 +16,11 @@ from typing import Annotated, Unpack
 from annotated_types import Ge, Interval
 from torch import Tensor
 
-from trainers.algorithm import Algorithm
+from trainers.algorithm import Algorithm, loss_options, make_objective
 from trainers.config import RunConfig
 from trainers.objective.loss_base import LossOptions, RatioLoss, check_range
 from trainers.objective.loss_terms import Aggregation
-from trainers.objective.objective import loss_options, make_objective
-from trainers.settings.algorithm import AlgorithmConfig
+from trainers.objective.settings import AlgorithmConfig
 from trainers.train import main
 
 

@@ -17,12 +17,12 @@ from forge_env.runtime.weights.choice import WeightsConfig
 from forge_env.utils.settings import MAY_CHANGE
 from trainers.checkpoints import CheckpointConfig
 from trainers.lora import LoraConfig
-from trainers.settings.algorithm import AlgorithmConfig
-from trainers.settings.loop import LoopOptions, TrainingRate
-from trainers.settings.record import EvaluationConfig, MetricsConfig
+from trainers.metrics.settings import EvaluationConfig, MetricsConfig
+from trainers.objective.settings import AlgorithmConfig
+from trainers.settings.loop import LoopOptions
 from trainers.settings.services import DeadlinesConfig, LauncherConfig, ServicesConfig
 from trainers.settings.tasks import DatasetConfig, EnvConfig, ModelConfig, WarmupConfig
-from trainers.settings.trainer import MoEConfig, ParallelismConfig, TrainerSettings
+from trainers.titan.settings import MoEConfig, ParallelismConfig, TrainerSettings, TrainingRate
 
 SHORT_OPTIONS = {
     "env": "env.name",
@@ -75,7 +75,7 @@ class RunConfig:
     checkpoint: Annotated[CheckpointConfig, MAY_CHANGE] = field(default_factory=CheckpointConfig)
     metrics: Annotated[MetricsConfig, MAY_CHANGE] = field(default_factory=MetricsConfig)
 
-    def settled(self) -> Self:
+    def resolved(self) -> Self:
         """The config with what follows from other settings; checks what only the algorithm can, which overrides this.
 
         Raises:
@@ -83,7 +83,7 @@ class RunConfig:
         """
         return self
 
-    def about_data(self) -> Sequence[str]:
+    def describe_data(self) -> Sequence[str]:
         """Sentences about data that replaces an environment's tasks, as far as it is on this machine.
 
         Raises:

@@ -23,12 +23,12 @@ from annotated_types import Ge, Interval
 from forge_env.core.episode import Episode
 from forge_env.core.errors import UserError
 from forge_env.core.types import Outcome
-from trainers.algorithm import Algorithm
+from trainers.algorithm import Algorithm, loss_options, make_objective
 from trainers.config import RunConfig
 from trainers.objective.loss_base import ClippedLoss
 from trainers.objective.loss_call import Loss
-from trainers.objective.objective import Objective, loss_options, make_objective
-from trainers.settings.algorithm import AlgorithmConfig
+from trainers.objective.objective import Objective
+from trainers.objective.settings import AlgorithmConfig
 from trainers.train import main
 
 

@@ -99,6 +99,26 @@ class LoraConfig:
                 f"{RANKS[-1]}: set the rank to that, or --lora.publish to merged"
             )
 
+    def check_shape(self, shape: ModelShape) -> None:
+        """Check that a model of this shape takes the adapters.
+
+        Raises:
+            UserError: it has experts, which get no adapter.
+        """
+        if not shape.num_experts:
+            return
+        if self.publish == "adapter":
+            raise UserError(
+                "--lora.publish is adapter, which sends the adapter alone, and the model has experts, whose kernels "
+                "differ in an engine that holds adapters: set it to merged"
+            )
+        if set(self.targets) & {ALL, *IN_MLP}:
+            targets = ALL if set(self.targets) == set(TARGETS) else ",".join(self.targets)
+            raise UserError(
+                f"--lora.targets is {targets}, and the model has experts, whose matrices "
+                f"{', '.join(IN_MLP)} get no adapter: set it to {','.join(IN_ATTENTION)}, or to some of these"
+            )
+
     @property
     def is_on(self) -> bool:
         """Whether adapters are trained, and not all weights."""
@@ -149,25 +169,6 @@ def _check_targets(names: Sequence[str]) -> None:
                 f"--lora.targets names {name!r}, which is no target: {hint}it is {ALL} alone, or any of "
                 f"{', '.join(TARGETS)}"
             )
-
-
-def check_trainer(lora: Lora | None, optimizer_state: str, *, cpu_offload: bool) -> None:
-    """Check that the trainer's other settings work with adapters.
-
-    Raises:
-        UserError: they do not.
-    """
-    trained = "" if lora is None else f"and --lora.rank is {lora.rank}, which trains adapters"
-    if trained and optimizer_state == "8bit":
-        raise UserError(
-            f"--training.optimizer_state is 8bit {trained}; their small moments are not kept in 8 bits: set it to "
-            "float32, or --lora.rank to 0"
-        )
-    if trained and cpu_offload:
-        raise UserError(
-            f"--training.cpu_offload is true {trained}, and the frozen weights stay on the GPU: leave it out, or set "
-            "--lora.rank to 0"
-        )
 
 
 def check_adapter(folder: Path, lora: Lora) -> None:

@@ -18,13 +18,13 @@ from annotated_types import Ge
 from torch import Tensor
 
 from forge_env.core.errors import UserError
-from trainers.algorithm import Algorithm
+from trainers.algorithm import Algorithm, loss_options, make_objective
 from trainers.config import RunConfig
 from trainers.objective.loss_base import LossOptions, PolicyLoss
 from trainers.objective.loss_call import Loss
 from trainers.objective.loss_terms import Aggregation, keep, log_ratio, per_token, valid_tokens
-from trainers.objective.objective import Objective, loss_options, make_objective
-from trainers.settings.algorithm import AlgorithmConfig
+from trainers.objective.objective import Objective
+from trainers.objective.settings import AlgorithmConfig
 from trainers.train import main
 
 

@@ -17,12 +17,11 @@ from annotated_types import Gt
 from torch import Tensor
 
 from forge_env.core.errors import UserError
-from trainers.algorithm import Algorithm
+from trainers.algorithm import Algorithm, loss_options, make_objective
 from trainers.config import RunConfig
 from trainers.objective.loss_base import LossOptions, RatioLoss
 from trainers.objective.loss_terms import Aggregation
-from trainers.objective.objective import loss_options, make_objective
-from trainers.settings.algorithm import AlgorithmConfig
+from trainers.objective.settings import AlgorithmConfig
 from trainers.train import main
 
 

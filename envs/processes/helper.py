@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -52,9 +52,10 @@ class HelperProcess:
         self._environment = dict(environment or {})
         self._lock = threading.RLock()  # it knows its owner
         self._process: subprocess.Popen[bytes] | None = None
-        self._unread = b""
-        self._is_sending = False
-        self._is_answering = False
+        self._sent: list[int] = []
+        """The bytes of the request that has no response yet."""
+        self._received: list[bytes] = [b""]
+        """What was read and is no whole response yet."""
         self._has_ended = False
         self._enforced: dict[str, Any] = {}
 
@@ -116,8 +117,8 @@ class HelperProcess:
 
     def _forget(self) -> None:
         process = self._process
-        self._process, self._lock, self._unread = None, threading.RLock(), b""
-        self._is_sending = self._is_answering = False
+        self._process, self._lock = None, threading.RLock()
+        self._sent, self._received = [], [b""]
         if process is not None and process.stdin and process.stdout:
             process.stdin.close()
             process.stdout.close()
@@ -139,11 +140,11 @@ class HelperProcess:
                 pass  # interrupted before it had the lock
 
     def _respond(self, request: Mapping[str, object], deadline: float) -> dict[str, Any]:
-        if self._process is not None and (self._process.poll() is not None or self._is_sending):
-            self._stop()  # it ended while idle, or has a part of a request of an interrupted thread
+        if self._process is not None and _is_over(self._process.pid):
+            self._stop()  # it ended while idle
         if self._process is None:
             self._start()
-        if self._is_answering:
+        if self._sent:
             self._read(deadline)  # the response for an interrupted thread
         self._send(request)
         return self._read(deadline)
@@ -151,12 +152,12 @@ class HelperProcess:
     def _send(self, request: Mapping[str, object]) -> None:
         assert self._process is not None and self._process.stdin is not None
         line = json.dumps(request).encode() + b"\n"
-        self._is_sending = self._is_answering = True
         try:
-            self._process.stdin.write(line)
+            _keep(self._sent, os.write, self._process.stdin.fileno(), line)
         except OSError as error:
             raise ServiceError(f"{self._name} is gone: {error}") from error
-        self._is_sending = False
+        if self._sent != [len(line)]:
+            raise ServiceError(f"{self._name} has taken a part of a request only")
 
     def _read(self, deadline: float) -> dict[str, Any]:
         """Read the next response."""
@@ -164,16 +165,15 @@ class HelperProcess:
         file = self._process.stdout.fileno()
         poll = select.poll()
         poll.register(file, select.POLLIN)
-        while b"\n" not in self._unread:
+        while b"\n" not in self._received[-1]:
             left = deadline - time.monotonic()
             if left <= 0 or not poll.poll(left * 1000):
                 raise ServiceError(f"{self._name} did not answer in time")
-            data = os.read(file, 1 << 20)
-            if not data:
+            _keep(self._received, os.read, file, 1 << 20)
+            if not self._received[-1]:
                 raise ServiceError(f"{self._name} ended in the middle of its work")
-            self._unread += data
-        line, _, self._unread = self._unread.partition(b"\n")
-        self._is_answering = False
+        line, _, rest = b"".join(self._received).partition(b"\n")
+        self._received, self._sent = [rest], []  # no call is between the two, so no interruption either
         response: dict[str, Any] = json.loads(line)
         return response
 
@@ -221,8 +221,8 @@ class HelperProcess:
             for pipe in (process.stdin, process.stdout):
                 if pipe is not None:
                     pipe.close()
-        self._process, self._unread = None, b""
-        self._is_sending = self._is_answering = False
+        self._process = None
+        self._sent, self._received = [], [b""]
 
     def _kill(self) -> None:
         process = self._process
@@ -232,3 +232,19 @@ class HelperProcess:
             os.killpg(process.pid, signal.SIGKILL)  # its forks too
         except ProcessLookupError:
             pass  # it has ended already
+
+
+def _keep(results: list[Any], function: Callable[..., Any], *arguments: Any) -> None:
+    """Append what a function written in C returns. A thread that is interrupted has its result, or has not called it.
+
+    A thread is interrupted after a call, also before it has stored the result. Here it is in C until it has.
+    """
+    results.extend(map(function, *((argument,) for argument in arguments)))
+
+
+def _is_over(child: int) -> bool:
+    """Whether a child has ended. `Popen.poll` takes a lock that a thread keeps for ever if it is interrupted there."""
+    try:
+        return os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT | os.WNOHANG) is not None
+    except ChildProcessError:
+        return True  # an interrupted thread has waited for it

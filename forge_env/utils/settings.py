@@ -98,6 +98,11 @@ def with_values(config: T, values: Mapping[str, Any]) -> T:
     return dataclasses.replace(config, **changes)  # type: ignore[type-var]
 
 
+def values_of(section: Any, part: type[Any]) -> dict[str, Any]:
+    """The values of a section for the fields of a dataclass that it is made of."""
+    return {field.name: getattr(section, field.name) for field in dataclasses.fields(part)}
+
+
 @typing.runtime_checkable
 class Checked(typing.Protocol):
     """A section that checks its settings together; bounds of one setting are marks of its field."""

@@ -96,6 +96,7 @@ def test_every_setting_whose_mismatch_is_measured_passes() -> None:
 
 def test_operations_of_a_step() -> None:
     shape = ModelShape(
+        max_position_embeddings=1024,
         hidden_size=8, intermediate_size=16, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1,
         head_dim=4, vocab_size=10,
     )  # fmt: skip

@@ -16,12 +16,11 @@ from trainers.setup.run_plan import RunPlan
 FILE = """
 from dataclasses import dataclass, field, replace
 from forge_env.core.errors import UserError
-from trainers.algorithm import Algorithm
+from trainers.algorithm import Algorithm, loss_options, make_objective
 from trainers.config import RunConfig
 from trainers.grpo import GRPO
 from trainers.losses import RatioLoss
-from trainers.objective.objective import loss_options, make_objective
-from trainers.settings.algorithm import AlgorithmConfig
+from trainers.objective.settings import AlgorithmConfig
 
 @dataclass(frozen=True, kw_only=True)
 class SquaredConfig(AlgorithmConfig):

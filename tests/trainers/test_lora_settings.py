@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,13 @@ from tests.trainers.setup.test_memory import SMALL, draft_of
 from trainers import cispo, dapo, grpo, gspo, reinforce, sapo, sft
 from trainers.algorithm import Algorithm
 from trainers.lora import Lora, LoraConfig, adapter_config
-from trainers.setup.meaning import about_adapters, meaning
+from trainers.setup.describe import describe_plan
 from trainers.setup.memory import adapter_bytes, step_moments, trainer_memory
 from trainers.setup.options.read_config import read_config
 from trainers.setup.plan import make_plan
 from trainers.setup.run_plan import RunPlan
 
+MODEL = "--model=Qwen/Qwen3-0.6B"
 ALGORITHMS = (cispo.CISPO, dapo.DAPO, grpo.GRPO, gspo.GSPO, reinforce.REINFORCE, sapo.SAPO, sft.SFT)
 
 
@@ -38,13 +40,14 @@ def test_every_algorithm_trains_adapters(algorithm: Algorithm) -> None:
 
 
 def test_an_engine_gets_merged_weights_or_adapters() -> None:
-    merged, alone = plan_of("--lora.rank=10"), plan_of("--lora.rank=10", "--lora.publish=adapter")
+    merged, alone = plan_of(MODEL, "--lora.rank=10"), plan_of(MODEL, "--lora.rank=10", "--lora.publish=adapter")
     assert (merged.engine.lora_rank, alone.engine.lora_rank) == (0, 10)
     assert slot_arguments(merged.engine.lora_rank) == {}
     slot = {"enable_lora": True, "max_loras": 1, "max_lora_rank": 16, "lora_target_modules": list(TARGETS)}
     assert slot_arguments(alone.engine.lora_rank) == slot
     assert slot_arguments(10, named=2) == slot | {"max_loras": 3}
-    assert "merged in float32" in about_adapters(merged) and "adapters, which alone are sent" in about_adapters(alone)
+    assert "merged in float32" in dict(describe_plan(merged))["adapters"]
+    assert "adapters, which alone are sent" in dict(describe_plan(alone))["adapters"]
 
 
 @pytest.mark.parametrize(
@@ -58,17 +61,17 @@ def test_an_engine_gets_merged_weights_or_adapters() -> None:
     ],
 )
 def test_what_the_engine_gets_is_chosen_by_its_dtype(arguments: list[str], rank: int, words: str) -> None:
-    plan = plan_of("--lora.rank=16", *arguments)
+    plan = plan_of(MODEL, "--lora.rank=16", *arguments)
     assert plan.engine.lora_rank == rank and plan.trainer.lora.publish == ("adapter" if rank else "merged")
-    assert words in about_adapters(plan) and words in dict(meaning(plan))["adapters"]
+    assert words in dict(describe_plan(plan))["adapters"]
 
 
 def test_an_engine_of_a_model_with_experts_gets_merged_weights() -> None:
     arguments = ["--generator.with_gpus", "--lora.rank=16", "--lora.targets=q_proj,v_proj"]
     plan = plan_of("--model=Qwen/Qwen3-30B-A3B", *arguments)
     assert plan.engine.lora_rank == 0 and plan.trainer.lora.publish == "merged"
-    assert "cast to its bfloat16: the model has experts, and their kernels differ" in about_adapters(plan)
-    assert not [problem for problem in plan.problems if "lora" in problem]
+    words = "cast to its bfloat16: the model has experts, and their kernels differ"
+    assert words in dict(describe_plan(plan))["adapters"]
 
 
 def test_the_plan_counts_what_an_engine_with_adapters_has() -> None:
@@ -123,7 +126,8 @@ def test_moments_of_adapters_are_not_kept_in_8_bits() -> None:
         "--training.optimizer_state is 8bit and --lora.rank is 4, which trains adapters; their small moments are not "
         "kept in 8 bits: set it to float32, or --lora.rank to 0"
     )
-    assert sentence in plan_of("--lora.rank=4", "--training.optimizer_state=8bit").problems
+    with pytest.raises(UserError, match=re.escape(sentence)):
+        plan_of(MODEL, "--lora.rank=4", "--training.optimizer_state=8bit")
 
 
 def write(folder: Path, **changes: Any) -> LoraConfig:

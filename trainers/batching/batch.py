@@ -96,7 +96,7 @@ class MicroBatch:
     """(N,) int64 places in the flattened (E, T) of the sampled targets, in loss order."""
     targets: Tensor
     """(N,) int64 sampled token ids."""
-    numbers: Tensor
+    target_index: Tensor
     """(N,) int64: each sampled target's number among the targets of all samples given to `pack`, in order of sample and
     row."""
     loss_mask: Tensor
@@ -246,7 +246,7 @@ def empty_batch(length: int) -> MicroBatch:
         selected=index,
         slots=index,
         targets=index,
-        numbers=index,
+        target_index=index,
         loss_mask=torch.zeros((1, 1), dtype=torch.bool),
         generator_logprobs=zero,
         reference_logprobs=None,
@@ -353,7 +353,7 @@ def _build(reads: Sequence[_Read], layout: Layout, format_: _Format) -> MicroBat
         selected=torch.from_numpy(source.ravel()[slots]),
         slots=torch.from_numpy(slots),
         targets=torch.from_numpy(targets.ravel()[slots]),
-        numbers=torch.from_numpy(np.concatenate([reads[s].start + chosen for s, chosen in here.items()])),
+        target_index=torch.from_numpy(np.concatenate([reads[s].start + chosen for s, chosen in here.items()])),
         loss_mask=torch.from_numpy(loss_mask),
         generator_logprobs=torch.from_numpy(np.where(loss_mask, generator_logprobs, np.float32(0))),
         advantages=_advantages([_here(reads[s], "advantage", chosen) for s, chosen in here.items()], sampled),

@@ -63,7 +63,7 @@ class Loop:
         for ready in state.ready:
             self._schedule.restore(ready.number, ready.deadline)
             self._ready[ready.number] = ready.group
-        self._settled = 0  # groups that came back
+        self._groups_back = 0  # groups that came back
         self._news = asyncio.Event()
         self._window: deque[list[int]] = deque()  # numbers of the groups of its next steps
         self._is_held = False
@@ -241,7 +241,7 @@ class Loop:
     async def _rollout(self, number: int) -> None:
         try:
             group = await self.rollouts.run_group(self.learner.spec(number))
-            self._settle(number, group, await self._task_rewards(group))
+            self._finish(number, group, await self._task_rewards(group))
         except ReplicaDied as error:  # in every try: the next one might end the last process as well
             self._drop(number, "its processes died")
             self.drops.drop_faulty(f"the last error: {error}")
@@ -254,8 +254,8 @@ class Loop:
             numbers.append(self._admit(prompts))
         groups = await self.rollouts.run_wave([self.learner.spec(number) for number in numbers])
         rewards = [await self._task_rewards(group) for group in groups]
-        for settled in zip(numbers, groups, rewards, strict=True):
-            self._settle(*settled)
+        for finished in zip(numbers, groups, rewards, strict=True):
+            self._finish(*finished)
         self._news.set()
 
     async def _task_rewards(self, group: Group) -> list[float]:
@@ -268,9 +268,9 @@ class Loop:
         rewards: list[float] = await invoke(objective.task_rewards, group)
         return rewards
 
-    def _settle(self, number: int, group: Group, task_rewards: Sequence[float]) -> None:
+    def _finish(self, number: int, group: Group, task_rewards: Sequence[float]) -> None:
         """Decide whether a group will be trained on."""
-        self._settled += 1
+        self._groups_back += 1
         self.drops.add_outcomes(group)
         if not self.learner.keeps(group):
             self._drop(number, "too few valid episodes")
@@ -297,7 +297,7 @@ class Loop:
         """
 
         async def moved() -> object:
-            return self._settled, await self.rollouts.progress()
+            return self._groups_back, await self.rollouts.progress()
 
         def stuck() -> str:
             return f"no step, and nothing has moved for {self.settings.patience:g} s: {self._waiting_for()}"

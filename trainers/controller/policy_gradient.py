@@ -7,6 +7,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 
+from agents.generator.engine_args import approximations
 from forge_env.evaluation.evaluate import Evaluation
 from forge_env.tool_env.tool_env import ToolEnv
 from forge_env.utils.threads import invoke
@@ -23,7 +24,6 @@ from trainers.run.checkpointing import last_checkpoint, restore, until_stopped
 from trainers.run.open_run import open_run
 from trainers.run.run import Run
 from trainers.run.warmup import warm_up
-from trainers.setup.meaning import about_approximations, about_ratio
 from trainers.setup.run_plan import RunPlan
 
 
@@ -48,7 +48,7 @@ class _Start:
 async def _phases(run: Run, objective: Objective) -> None:
     alarm = make_alarm(run.plan, run.record.say)
     diagnosis = _diagnosis(run, objective, alarm)
-    _say_approximations(run)
+    run.record.add_fact("old_logprobs", run.plan.old_logprobs)
     start = await (_resume(run, run.checkpoint) if run.checkpoint else _begin(run))
     if diagnosis.findings:  # of the steps before the checkpoint
         run.record.add_fact("findings", diagnosis.summary())
@@ -85,14 +85,14 @@ async def _begin(run: Run) -> _Start:
         with record.phase("evaluation without tools"):
             tool_off = await run.evaluations.evaluate("tool_off", use_tools=False)
         record.say(f"held-out success with the tool switched off: {tool_off}")
-    await run.trainer.begin()
+    await run.trainer.begin(run.plan.rate)
     return _Start(before=before, tool_off=tool_off, state=LoopState())
 
 
 async def _resume(run: Run, checkpoint: Checkpoint) -> _Start:
     """Restore the state of the run from a checkpoint."""
     state = await invoke(LoopState.of, checkpoint.extra["place"], checkpoint.step, checkpoint.path)
-    await run.trainer.begin()  # of the present settings; the checkpoint says how far it has come
+    await run.trainer.begin(run.plan.rate)  # of the present settings; the checkpoint says how far it has come
     with run.record.phase("checkpoint"):
         place = await restore(run, checkpoint)
     await run.weights.sync(steps=checkpoint.step)
@@ -111,7 +111,7 @@ async def _train(run: Run, learner: Learner, state: LoopState) -> LoopState:
     shown = ["reward", "success", "tokens/s", "s/step"]
     if plan.training.reward:
         shown.insert(1, "training_reward")
-    if about_approximations(plan):
+    if approximations(plan.engine.engine_args):
         shown.append("mean_abs_logprob_difference")
     run.record.follow("train", title=plan.algorithm, total=plan.steps, names=shown, since=learner.started)
     loop = Loop(run.rollouts, learner, run.weights, _settings(plan), state)
@@ -121,14 +121,6 @@ async def _train(run: Run, learner: Learner, state: LoopState) -> LoopState:
         run, loop.run(), stop=loop.stop, steps=lambda: loop.steps_done, save=lambda: learner.save(loop.state)
     )
     return loop.state
-
-
-def _say_approximations(run: Run) -> None:
-    """Say which logprobs are compared, and what makes them differ."""
-    run.record.add_fact("old_logprobs", run.plan.old_logprobs)
-    run.record.say(f"the importance ratio is {about_ratio(run.plan)}")
-    if approximate := about_approximations(run.plan):
-        run.record.warn(approximate)
 
 
 def _diagnosis(run: Run, objective: Objective, alarm: MismatchAlarm) -> Diagnosis:

@@ -40,9 +40,9 @@ class SampleMaker:
 
         Returns:
             The samples; the training reward of every valid episode by group; and as metrics training_reward and
-            training_reward_std, their mean and standard deviation over episodes, groups_with_signal, seconds/reference,
-            where the reference model was asked, and kl_penalty, the mean over episodes of what the KL penalty takes
-            off their reward.
+            training_reward_std, their mean and standard deviation over episodes, group_reward_std, the mean over groups
+            of their standard deviation, groups_with_signal, seconds/reference if the reference model was asked, and
+            kl_penalty, the mean of the KL penalty that is subtracted from an episode's reward.
         """
         episodes = [episode for group in groups for episode in group.valid]
         rewards = await invoke(self.objective.rewards, groups)
@@ -70,5 +70,6 @@ def _reward_metrics(rewards: Sequence[Sequence[float]]) -> dict[str, float]:
     return {
         "training_reward": math.fsum(values) / len(values),
         "training_reward_std": statistics.pstdev(values),
+        "group_reward_std": statistics.fmean(statistics.pstdev(of_group) for of_group in rewards if of_group),
         "groups_with_signal": float(sum(map(has_signal, rewards))),
     }

@@ -1,19 +1,30 @@
 """The model families that can be trained, and the supported settings of config.json: known before any download.
 
-    FAMILIES[model_type]        the facts of an architecture that a plan and the trainer share
-    check_config(config, ...)   refuses settings that would not be computed
+    FAMILIES[model_type]    the facts of an architecture that a plan and the trainer share
+    read_config(path)       a config.json; refuses settings that would not be computed
 
 `trainers/titan/families.py` says how TorchTitan builds each of them.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from forge_env.core.errors import UserError
 
+_SIZES = (
+    "num_attention_heads",
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "vocab_size",
+    "max_position_embeddings",
+)
+_OPTIONAL_SIZES = ("num_key_value_heads", "head_dim")
 LLAMA3_ROPE = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
 """The fields of rope_type "llama3", in Hugging Face's names."""
 
@@ -44,33 +55,42 @@ FAMILIES = {
 }
 
 
-def check_config(config: Mapping[str, Any], where: str) -> Family:
-    """Check that a config.json is of a family that can be trained, and that every setting in it would be computed.
-
-    Args:
-        config: the content of config.json.
-        where: the file or folder, for the message.
-
-    Returns:
-        The family.
+def read_config(path: Path) -> dict[str, Any]:
+    """Read a config.json of a family that can be trained, in which every setting would be computed.
 
     Raises:
-        UserError: the family, or a setting, is not supported.
+        UserError: there is no such file, it is no JSON object, lacks a size, or its family or a setting is not
+            supported.
     """
+    try:
+        config: Any = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UserError(f"{path.parent} is not a Hugging Face model folder: it has no {path.name}") from None
+    except ValueError as error:
+        raise UserError(f"{path} is not valid JSON: {error}") from None
+    if not isinstance(config, dict):
+        raise UserError(f"{path} is not the config of a model: it holds no JSON object")
     architecture = (config.get("architectures") or [config.get("model_type", "unknown")])[0]
     family = FAMILIES.get(config.get("model_type", ""))
     # A folder made by hand may leave the architecture out; then the model type counts.
     if family is None or architecture not in (family.architecture, config["model_type"]):
         known = ", ".join(family.architecture for family in FAMILIES.values())
-        raise UserError(f"{where} is a {architecture}: only {known} can be trained.")
+        raise UserError(f"{path} is a {architecture}: only {known} can be trained.")
+    for name in (*_SIZES, *(name for name in _OPTIONAL_SIZES if config.get(name) is not None)):
+        _check_size(config.get(name), name, path)
     heads, kv_heads, _ = head_sizes(config)
     if heads % kv_heads:
-        raise UserError(f"{where} has num_key_value_heads={kv_heads}, which must divide num_attention_heads={heads}.")
+        raise UserError(f"{path} has num_key_value_heads={kv_heads}, which must divide num_attention_heads={heads}.")
     for what in _unsupported(config, family):
-        raise UserError(f"{where} asks for {what}, which the trainer does not support for {architecture}.")
+        raise UserError(f"{path} asks for {what}, which the trainer does not support for {architecture}.")
     if family.has_experts:
-        _check_experts(config, where)
-    return family
+        _check_experts(config, path)
+    return config
+
+
+def _check_size(value: Any, name: str, path: Path) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise UserError(f"{path} says {name} = {value!r}: a language model has a whole number above 0 there")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +108,7 @@ class Experts:
 
 
 def read_experts(config: Mapping[str, Any]) -> Experts | None:
-    """The experts of a config after `check_config`; None for a dense model."""
+    """The experts of a config; None for a dense model."""
     if not FAMILIES[config["model_type"]].has_experts:
         return None
     return Experts(
@@ -104,17 +124,13 @@ def _expert_count(config: Mapping[str, Any]) -> Any:
     return config.get("num_experts") or config.get("num_local_experts")
 
 
-def _check_experts(config: Mapping[str, Any], where: str) -> None:
-    names = ("num_experts_per_tok", "moe_intermediate_size")
-    sizes = {"num_experts": _expert_count(config), **{name: config.get(name) for name in names}}
-    for name, size in sizes.items():
-        if not isinstance(size, int) or isinstance(size, bool) or size < 1:
-            raise UserError(f"{where} has {name}={size!r}: a model with experts needs a whole number above 0 there.")
-    if sizes["num_experts_per_tok"] > sizes["num_experts"]:
-        raise UserError(
-            f"{where} has num_experts_per_tok={sizes['num_experts_per_tok']}, which cannot be more than "
-            f"num_experts={sizes['num_experts']}."
-        )
+def _check_experts(config: Mapping[str, Any], path: Path) -> None:
+    active, count = config.get("num_experts_per_tok"), _expert_count(config)
+    sizes = {"num_experts": count, "num_experts_per_tok": active}
+    for name, size in (sizes | {"moe_intermediate_size": config.get("moe_intermediate_size")}).items():
+        _check_size(size, name, path)
+    if active > count:
+        raise UserError(f"{path} has num_experts_per_tok={active}, which cannot be more than num_experts={count}.")
 
 
 def head_sizes(config: Mapping[str, Any]) -> tuple[int, int, int]:

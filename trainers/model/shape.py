@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from forge_env.core.errors import UserError
-from trainers.model.families import FAMILIES, Experts, check_config, head_sizes, read_experts
+from trainers.model.families import FAMILIES, head_sizes, read_config, read_experts
 from trainers.model.sizes import MODEL_SIZES
-
-_SIZES = ("num_attention_heads", "hidden_size", "intermediate_size", "num_hidden_layers", "vocab_size")
-_OPTIONAL_SIZES = ("num_key_value_heads", "head_dim", "max_position_embeddings")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,8 +24,7 @@ class ModelShape:
     num_key_value_heads: int
     head_dim: int
     vocab_size: int
-    max_position_embeddings: int = 0
-    """0 if the config does not say."""
+    max_position_embeddings: int
     tie_word_embeddings: bool = False
     qk_norm: bool = False
     """Whether queries and keys are normalised, as in Qwen3."""
@@ -89,9 +85,37 @@ class ModelShape:
         mlp = self.num_experts * self.moe_intermediate_size or self.intermediate_size
         return self.hidden_size * max(self.vocab_size, mlp, self.query_size + 2 * self.key_value_size)
 
+    def check_cut(self, option: str, degree: int, *, cuts_experts: bool = True) -> None:
+        """Check that every matrix can be cut into `degree` parts.
+
+        Args:
+            option: the setting of the degree, for the error.
+            degree: of tensor parallelism.
+            cuts_experts: whether the matrices of experts are cut, too.
+
+        Raises:
+            UserError: otherwise.
+        """
+        sizes = {"num_attention_heads": self.num_attention_heads, "num_key_value_heads": self.num_key_value_heads}
+        if self.num_experts and cuts_experts:
+            sizes["moe_intermediate_size"] = self.moe_intermediate_size
+        for name, size in sizes.items():
+            if size % degree:
+                raise UserError(
+                    f"--{option} is {degree}, which does not divide the model's {name}, {size}: choose "
+                    f"{divisors(*sizes.values())}"
+                )
+
     @property
     def parameters(self) -> int:
         return self.embedding_parameters + self.num_hidden_layers * self.layer_parameters + self.hidden_size
+
+
+def divisors(*numbers: int) -> str:
+    """The common divisors in words, such as "1, 2 or 4"."""
+    common = math.gcd(*numbers)
+    *most, last = [str(number) for number in range(1, common + 1) if common % number == 0]
+    return f"{', '.join(most)} or {last}" if most else last
 
 
 def _known(
@@ -208,24 +232,17 @@ def made_shape(size: str) -> ModelShape:
 
 
 def read_shape(path: Path) -> ModelShape:
-    """Read a config.json.
+    """The sizes in a config.json.
 
     Raises:
-        UserError: it is no JSON object, lacks a size, or is of a model that cannot be trained.
+        UserError: as `trainers.model.families.read_config`.
     """
-    try:
-        config: Any = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise UserError(f"{path} is not valid JSON: {error}") from None
-    if not isinstance(config, Mapping):
-        raise UserError(f"{path} is not the config of a model: it holds no JSON object")
-    for name in _SIZES:
-        _check_size(config, name, path)
-    for name in _OPTIONAL_SIZES:
-        if config.get(name) is not None:
-            _check_size(config, name, path)
-    family = check_config(config, str(path))
-    experts = read_experts(config) or Experts(count=0, active=0, size=0, normalised=False)
+    return shape_of(read_config(path))
+
+
+def shape_of(config: Mapping[str, Any]) -> ModelShape:
+    """The sizes in a config, as `trainers.model.families.read_config` returns it."""
+    family, experts = FAMILIES[config["model_type"]], read_experts(config)
     heads, key_value_heads, head_dim = head_sizes(config)
     return ModelShape(
         hidden_size=config["hidden_size"],
@@ -240,16 +257,10 @@ def read_shape(path: Path) -> ModelShape:
         qk_norm=family.qk_norm,
         qkv_bias=family.qkv_bias,
         thinks=family.thinks,
-        num_experts=experts.count,
-        num_experts_per_tok=experts.active,
-        moe_intermediate_size=experts.size,
+        num_experts=experts.count if experts else 0,
+        num_experts_per_tok=experts.active if experts else 0,
+        moe_intermediate_size=experts.size if experts else 0,
     )
-
-
-def _check_size(config: Mapping[str, Any], name: str, path: Path) -> None:
-    value = config.get(name)
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise UserError(f"{path} says {name} = {value!r}: a language model has a whole number above 0 there")
 
 
 def _cached_config(hub_id: str) -> Path | None:

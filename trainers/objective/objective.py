@@ -9,21 +9,18 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
 from forge_env.core.episode import Episode, Group
 from forge_env.core.errors import UserError
 from trainers.batching.batch import Sample
-from trainers.objective.advantages import BASELINES, Baseline, make_advantages
 from trainers.objective.credit import Credit, per_target, returns_to_go, target_logprobs, turn_advantages
-from trainers.objective.reward import KLPenalty, TrainingReward
+from trainers.objective.reward import TrainingReward
 
 if TYPE_CHECKING:
-    from trainers.config import RunConfig
     from trainers.objective.loss_call import Loss
-    from trainers.settings.algorithm import AlgorithmConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,90 +168,3 @@ def _check_sampled(episodes: Sequence[Episode]) -> None:
                 f"the episode {episode.id} has a turn of the kind {kind!r}, without the logprobs that it was sampled "
                 "by: reinforcement learning needs turns of the kind 'sampled'; train on others with trainers.sft"
             )
-
-
-def kl_remark(config: RunConfig) -> str:
-    """A warning about a KL penalty in the loss that adds only noise; "" if there is none.
-
-    The gradient of k1 is the gradient of the token's logprob, with mean 0 over the policy's samples.
-    """
-    section, name = config.algorithm, config.algorithm_name
-    if section is None or config.training.loss or section.kl_in == "reward" or not section.beta > 0:
-        return ""
-    if section.kl != "k1" or section.kl_straight_through:
-        return ""
-    return (
-        f"warning: --{name}.kl k1 in the loss has no expected gradient on the policy's own samples, so "
-        f"--{name}.beta {section.beta:g} holds nothing back: add --{name}.kl_straight_through true, or take "
-        f"--{name}.kl k2, or --{name}.kl_in reward"
-    )
-
-
-def loss_options(config: RunConfig) -> dict[str, Any]:
-    """The settings that every loss takes, from the algorithm's section."""
-    section = config.algorithm
-    assert section is not None
-    in_reward = section.kl_in == "reward"
-    return {
-        "beta": 0.0 if in_reward else section.beta,
-        "aggregation": section.aggregation,
-        "kl": "k3" if section.kl == "auto" else section.kl,
-        "kl_straight_through": section.kl_straight_through,
-        "entropy_coef": config.training.entropy_coef,
-        "constant": section.constant or (float(config.env.max_tokens) if section.aggregation == "constant" else 1.0),
-        "correction": section.correction,
-        "correction_low": section.correction_low,
-        "correction_high": section.correction_high,
-    }
-
-
-def make_objective(
-    config: RunConfig,
-    loss: Loss,
-    *,
-    baseline: Baseline = "mean",
-    addition: Callable[[Episode], float] | None = None,
-    **parts: Any,
-) -> Objective:
-    """Put an objective together: group size, advantages and the KL's reference come from the algorithm's section.
-
-    Args:
-        config: with the algorithm's section.
-        loss: see `Objective`, as `parts`.
-        addition: what the algorithm adds to an episode's reward.
-        baseline: what is subtracted from the rewards of a group. `section.normalization` says what divides the
-            difference.
-
-    Raises:
-        UserError: for a setting out of range.
-    """
-    section, algorithm = config.algorithm, config.algorithm_name
-    assert section is not None
-    least = 1 if baseline == "none" else 2
-    if section.n_samples < least:
-        option = f"--{algorithm}.n_samples is {section.n_samples}"
-        raise UserError(f"{option}; an advantage needs at least {least} episodes of each task")
-    advantages, scale = make_advantages(baseline, section.normalization, std_eps=section.std_eps, ddof=section.std_ddof)
-    return Objective(
-        loss=loss,
-        advantages=advantages,
-        scale=scale,
-        group_size=section.n_samples,
-        kl_reference="generator" if section.beta > 0 else "",
-        reward=TrainingReward(addition=addition, kl_penalty=_kl_penalty(algorithm, section)),
-        penalty_baseline=BASELINES[baseline],
-        credit=section.credit,
-        needs_siblings=baseline != "none",
-        **parts,
-    )
-
-
-def _kl_penalty(algorithm: str, section: AlgorithmConfig) -> KLPenalty | None:
-    if section.kl_in == "loss" or not section.beta > 0:
-        return None
-    if section.kl_straight_through:
-        raise UserError(
-            f"--{algorithm}.kl_straight_through has no meaning with --{algorithm}.kl_in reward, through which no "
-            f"gradient goes: leave it out, or use --{algorithm}.kl_in loss"
-        )
-    return KLPenalty(beta=section.beta, kind="k1" if section.kl == "auto" else section.kl)

@@ -24,7 +24,6 @@ import numpy as np
 from forge_env.core.episode import Episode, Group
 from forge_env.utils.threads import invoke
 from trainers.batching.batch import Sample
-from trainers.config import RunConfig
 from trainers.objective.loss_call import Loss, LossCall
 from trainers.objective.objective import Objective
 
@@ -34,14 +33,19 @@ Frozen = list[np.ndarray | None]
 """The old logprobs of a step's samples, in order; None for a sample that the step does not compute."""
 
 
-def whose_old_logprobs(config: RunConfig, loss: Loss, precision: str) -> Literal["generator", "trainer"]:
-    """The model that gives the denominator of the importance ratio: `training.old_logprobs`, with "auto" decided."""
-    chosen, section = config.training.old_logprobs, config.algorithm
-    if chosen != "auto":
-        return chosen
-    if section is None or not section.clips_within_rounding or precision == "float32":
-        return "generator"
-    return "trainer" if "old_logprobs" in LossCall(loss).names else "generator"
+def choose_old_logprobs(
+    option: Literal["auto", "generator", "trainer"], loss: Loss, *, clips_rounding: bool
+) -> Literal["generator", "trainer"]:
+    """The model that gives the denominator of the importance ratio: `training.old_logprobs`, with "auto" decided.
+
+    Args:
+        option: `training.old_logprobs`.
+        loss: of the run.
+        clips_rounding: whether rounding alone moves the ratio of trainer to engine out of the loss's clip range.
+    """
+    if option != "auto":
+        return option
+    return "trainer" if clips_rounding and "old_logprobs" in LossCall(loss).names else "generator"
 
 
 def rows_of(episodes: Sequence[Episode]) -> list[Sample]:

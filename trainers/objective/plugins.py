@@ -34,9 +34,9 @@ from forge_env.core.errors import EnvError, UserError
 from forge_env.core.reward_value import reward_value
 from forge_env.utils.targets import is_file, load, split_target
 from trainers.objective.loss_call import Loss, LossCall
+from trainers.settings.loop import LoopOptions
 
 if TYPE_CHECKING:
-    from trainers.config import RunConfig, TrainingConfig
     from trainers.objective.objective import Objective
 
 
@@ -136,19 +136,24 @@ def load_reward(target: str) -> Callable[[Episode], float]:
     return reward
 
 
-def resolve(objective: Objective, config: RunConfig) -> Objective:
+def resolve(objective: Objective, training: LoopOptions, *, has_reference: bool) -> Objective:
     """The objective of a run: with the user's own parts, and with its reference model decided.
+
+    Args:
+        objective: of the algorithm.
+        training: the section, which names the user's own parts.
+        has_reference: whether the run can have a reference model.
 
     Raises:
         UserError: settings contradict each other, or the user's parts cannot be used.
     """
-    objective = with_own_parts(objective, config.training)
-    if config.training.old_logprobs == "trainer" and "old_logprobs" not in LossCall(objective.loss).names:
+    objective = with_own_parts(objective, training)
+    if training.old_logprobs == "trainer" and "old_logprobs" not in LossCall(objective.loss).names:
         raise UserError(
             "--training.old_logprobs is trainer, but the loss does not name old_logprobs and would not look at them: "
             "give it that argument, or leave the option out"
         )
-    if objective.kl_reference and (config.services.ref_model.procs or config.lora.is_on):
+    if objective.kl_reference and has_reference:
         return replace(objective, kl_reference="model")
     if objective.reward.kl_penalty is not None:
         raise UserError(
@@ -158,7 +163,7 @@ def resolve(objective: Objective, config: RunConfig) -> Objective:
     return objective
 
 
-def with_own_parts(objective: Objective, training: TrainingConfig) -> Objective:
+def with_own_parts(objective: Objective, training: LoopOptions) -> Objective:
     """Replace the algorithm's loss, advantages and reward by the user's own.
 
     Raises:

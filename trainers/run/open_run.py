@@ -30,7 +30,7 @@ from trainers.run.run import Run
 from trainers.run.run_folder import checkpoint_of, claim_folder, locked, new_folder
 from trainers.run.run_record import RunRecord, check_data, code_at_start, write_facts
 from trainers.run.start import start_parts
-from trainers.setup.meaning import about_adapters, about_defaults, about_services, unusual_settings
+from trainers.setup.describe import AT_START, describe_plan, describe_services
 from trainers.setup.plan import tasks_of, with_model
 from trainers.setup.run_plan import RunPlan
 
@@ -75,7 +75,7 @@ async def open_run(plan: RunPlan, data: TrainingData | None = None) -> AsyncIter
                 record.check(checkpoint.extra["report"])
             with record.phase("tasks"):
                 tasks, held_out = tasks_of(plan)
-                files = check_data(folder, plan.config)
+                files = check_data(folder, plan.data_digests())
             record.say(
                 f"{plan.algorithm} on {plan.env.name or 'data'}, seed {plan.training.seed}; everything is written "
                 f"to {folder}"
@@ -93,8 +93,9 @@ async def open_run(plan: RunPlan, data: TrainingData | None = None) -> AsyncIter
             if data is not None:
                 with record.phase("data"):
                     plan = plan.with_steps(await data.prepare(model, record.say))
+                    record.add_fact("steps", plan.steps)
                     record.add_fact("data", files | data.record())
-            _say_defaults(plan, record)
+            _say_plan(plan, record)
             launcher = await _open_launcher(plan, stack, record)
             trainer, rollouts = await start_parts(plan, launcher, str(model), record)
             stack.push_async_callback(rollouts.weights.stop_waiting)
@@ -197,7 +198,7 @@ def _write_facts(plan: RunPlan, record: RunRecord) -> None:
     if before := code_at_start(record.folder):
         for part in changed(before, code):
             record.warn(f"{part} has changed since this run began, and its earlier figures are of what it was")
-    write_facts(record.folder, plan.algorithm, plan.config, record.results, code)
+    write_facts(record.folder, plan.algorithm, plan.record, record.results, code)
 
 
 def _kinds(record: RunRecord, tasks: Sequence[Task]) -> Kinds:
@@ -222,22 +223,18 @@ async def _open_launcher(plan: RunPlan, stack: AsyncExitStack, record: RunRecord
     return launcher
 
 
-def _say_defaults(plan: RunPlan, record: RunRecord) -> None:
-    for text in about_defaults(plan):
-        record.say(f"defaults: {text}")
-    for text in unusual_settings(plan):
-        record.warn(text)
+def _say_plan(plan: RunPlan, record: RunRecord) -> None:
+    for name, text in describe_plan(plan):
+        if name == "warning":
+            record.warn(text)
+        elif name in AT_START:
+            record.say(f"{name}: {text}")
 
 
 def _say_what_is_up(plan: RunPlan, record: RunRecord) -> None:
-    record.say(about_services(plan))
+    record.say(describe_services(plan))
     if plan.environment is None:
         return
-    record.say(plan.store_reason)
-    if plan.lora:
-        record.say(f"adapters: {about_adapters(plan)}")
-    if plan.about_engine:
-        record.say(plan.about_engine)
     step_seconds = plan.training.step_seconds
     if plan.patience > step_seconds:
         record.say(

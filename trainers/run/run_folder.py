@@ -11,7 +11,6 @@ from pathlib import Path
 
 from forge_env.core.errors import UserError
 from trainers.checkpoints import Checkpoint, find
-from trainers.setup.checks.resume_checks import check_fits
 from trainers.setup.checks.run_checks import check_output
 from trainers.setup.run_plan import RunPlan
 
@@ -44,7 +43,7 @@ def checkpoint_of(plan: RunPlan) -> Checkpoint | None:
     if not plan.resume:
         return None
     checkpoint = find(Path(plan.output), plan.checkpoint.step)
-    check_fits(checkpoint, plan.algorithm, plan.config)
+    plan.check_resumes(checkpoint)
     if plan.steps == checkpoint.step and (Path(plan.output) / "summary.json").is_file():
         raise UserError(
             f"the run in {plan.output} is complete, with all its {checkpoint.step} steps; to go on with it, raise "

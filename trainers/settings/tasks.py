@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, Interval
@@ -10,7 +10,7 @@ from annotated_types import Ge, Interval
 from forge_env.core.errors import UserError
 from forge_env.core.faults import FaultPolicy
 from forge_env.core.types import EpisodeLimits
-from forge_env.utils.settings import BY_CASE, MAY_CHANGE, OR_BY_CASE
+from forge_env.utils.settings import BY_CASE, MAY_CHANGE, OR_BY_CASE, values_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,7 +106,7 @@ class EnvConfig(EpisodeLimits, EnvName):
 
     def limits(self) -> EpisodeLimits:
         """The limits of an episode, in the config of a plan: before that, they may still be -1."""
-        return EpisodeLimits(**{limit.name: getattr(self, limit.name) for limit in fields(EpisodeLimits)})
+        return EpisodeLimits(**values_of(self, EpisodeLimits))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,10 +1,9 @@
-"""Deadlines of a run: of transfers by their bytes, and of waiting for progress."""
+"""Deadlines of a run for operations that move the weights of a model."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from trainers.config import RunConfig
 from trainers.settings.services import DeadlinesConfig
 
 MIB = 2**20
@@ -40,18 +39,3 @@ class Deadlines:
 
     def _seconds(self, size: float) -> float:
         return self.settings.base_seconds + self.parameters * size / (self.settings.least_mib_per_second * MIB)
-
-
-def least_patience(config: RunConfig) -> float:
-    """Seconds in which a healthy run may make no progress: no group returns, no engine computes, no episode ends.
-
-    An episode works longest without the engine when a step ends, is scored and closed, and the next attempt is reset.
-    An engine that hangs must be detected before that.
-    """
-    env = config.env
-    return max(3 * env.step_seconds + env.scoring_seconds, 1.25 * config.deadlines.stall_seconds) + 60.0
-
-
-def patience(config: RunConfig) -> float:
-    """Seconds after which a run in which nothing moves has failed: `training.step_seconds`, or `least_patience`."""
-    return max(config.training.step_seconds, least_patience(config))

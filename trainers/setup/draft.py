@@ -7,32 +7,34 @@ with other settings is another draft: `replace(draft, config=changed)`.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any, Literal
 
+from agents.generator.engine_args import read_engine_args
 from forge_env.core.errors import ForgeError, UserError
 from forge_env.core.types import EpisodeLimits
 from forge_env.runtime.hosts.settings import HostSettings
-from trainers.algorithm import Algorithm
+from forge_env.utils.settings import values_of
+from trainers.algorithm import Algorithm, kl_remark
 from trainers.checkpoints import CheckpointConfig
 from trainers.config import RunConfig, TrainingConfig
 from trainers.lora import Lora
+from trainers.metrics.settings import EvaluationConfig, MetricsConfig
 from trainers.model.shape import FoundModel, ModelShape
 from trainers.objective.loss_call import LossCall
-from trainers.objective.objective import Objective, kl_remark
-from trainers.objective.old_logprobs import whose_old_logprobs
+from trainers.objective.objective import Objective
+from trainers.objective.old_logprobs import choose_old_logprobs
 from trainers.objective.plugins import resolve
-from trainers.settings.record import EvaluationConfig, MetricsConfig
 from trainers.settings.services import ServicesConfig
 from trainers.settings.supervised import SFTConfig
 from trainers.settings.tasks import EnvConfig, WarmupConfig
-from trainers.setup.deadlines import Deadlines, patience
+from trainers.setup.deadlines import Deadlines
 from trainers.setup.options.defaults import Default
 from trainers.setup.placement import Placement, make_placement
-from trainers.setup.titan_settings import reference_settings, trainer_settings
-from trainers.titan.settings import TitanSettings
+from trainers.titan.settings import ForwardSettings, ParallelismConfig, TitanSettings, TrainerSettings
 
+ADAM_BETAS = (0.9, 0.95)
 AT_ONCE = {True: 256, False: 64}
 """Episodes in flight in an evaluation, by whether the engine is on a GPU."""
 
@@ -51,28 +53,51 @@ class Draft:
     """The loss, and how groups become samples, the user's own plugins among them; None for supervised training."""
     card: float | None = None
     """Bytes that the run may use of each GPU; None without GPUs, or if that is not known."""
-    engine_args: Mapping[str, Any] = field(default_factory=dict)
-    """Of vLLM, from `services.generator.engine`."""
 
-    # The sections that a run reads, and two settings beside them.
-    training: TrainingConfig = field(init=False)
-    env: EnvConfig = field(init=False)
-    warmup: WarmupConfig = field(init=False)
-    services: ServicesConfig = field(init=False)
-    evaluation: EvaluationConfig = field(init=False)
-    checkpoint: CheckpointConfig = field(init=False)
-    metrics: MetricsConfig = field(init=False)
-    sft: SFTConfig | None = field(init=False)
-    """None for a policy-gradient run."""
-    output: str = field(init=False)
-    """The folder that the user names; "" for a new one."""
-    resume: bool = field(init=False)
-    """Whether the run goes on from a checkpoint in `output`."""
+    # ---- the sections that a run reads, and two settings beside them ----
 
-    def __post_init__(self) -> None:
-        for section in fields(Draft):
-            if not section.init:
-                object.__setattr__(self, section.name, getattr(self.config, section.name, None))
+    @property
+    def training(self) -> TrainingConfig:
+        return self.config.training
+
+    @property
+    def env(self) -> EnvConfig:
+        return self.config.env
+
+    @property
+    def warmup(self) -> WarmupConfig:
+        return self.config.warmup
+
+    @property
+    def services(self) -> ServicesConfig:
+        return self.config.services
+
+    @property
+    def evaluation(self) -> EvaluationConfig:
+        return self.config.evaluation
+
+    @property
+    def checkpoint(self) -> CheckpointConfig:
+        return self.config.checkpoint
+
+    @property
+    def metrics(self) -> MetricsConfig:
+        return self.config.metrics
+
+    @property
+    def sft(self) -> SFTConfig | None:
+        """None for a policy-gradient run."""
+        return getattr(self.config, "sft", None)
+
+    @property
+    def output(self) -> str:
+        """The folder that the user names; "" for a new one."""
+        return self.config.output
+
+    @property
+    def resume(self) -> bool:
+        """Whether the run goes on from a checkpoint in `output`."""
+        return self.config.resume
 
     @property
     def record(self) -> dict[str, Any]:
@@ -108,8 +133,12 @@ class Draft:
 
     @cached_property
     def old_logprobs(self) -> Literal["generator", "trainer"]:
-        """Whose logprobs are the denominator of the importance ratio."""
-        return whose_old_logprobs(self.config, self.objective.loss, self.precision) if self.objective else "generator"
+        """The model that gives the denominator of the importance ratio."""
+        section = self.config.algorithm
+        if self.objective is None or section is None:
+            return "generator"
+        clips_rounding = section.clips_within_rounding and self.precision == "bfloat16"
+        return choose_old_logprobs(self.training.old_logprobs, self.objective.loss, clips_rounding=clips_rounding)
 
     @property
     def window(self) -> int:
@@ -125,6 +154,13 @@ class Draft:
     def kl_remark(self) -> str:
         """A warning on the KL penalty; "" for none."""
         return kl_remark(self.config)
+
+    # ---- the engine ----
+
+    @cached_property
+    def engine_args(self) -> dict[str, Any]:
+        """Arguments of vLLM, from `services.generator.engine`."""
+        return read_engine_args(self.services.generator.engine)
 
     # ---- the model ----
 
@@ -158,12 +194,31 @@ class Draft:
     @cached_property
     def trainer(self) -> TitanSettings:
         """What the trainer takes."""
-        return trainer_settings(self.config, self.lora)
+        config, training = self.config, self.training
+        return TitanSettings(
+            **values_of(training, TrainerSettings),
+            **values_of(config.parallelism, ParallelismConfig),
+            **self._sequences,
+            betas=ADAM_BETAS,
+            replay=config.moe.replay != "off",
+            lora=self.lora,
+            threads=self.services.trainer.threads,
+        )
 
     @cached_property
     def reference(self) -> TitanSettings:
-        """What a reference model takes, if there is one in the placement."""
-        return reference_settings(self.config)
+        """What a reference model takes, if there is one: it computes logprobs as the trainer does.
+
+        Its attention is the default of its own device, which may be another than the trainer's.
+        """
+        shared = values_of(self.training, ForwardSettings)
+        return TitanSettings(**shared, **self._sequences, threads=self.services.ref_model.threads)
+
+    @property
+    def _sequences(self) -> dict[str, Any]:
+        training = self.training
+        pack_length = training.max_tokens_per_micro_batch if training.packing else 0
+        return {"pack_length": pack_length, "gpu_memory_gib": self.config.launcher.gpu_memory_gib}
 
     @property
     def trainer_dtype(self) -> str:
@@ -216,8 +271,15 @@ class Draft:
 
     @property
     def patience(self) -> float:
-        """Seconds after which a run in which nothing moves has failed."""
-        return patience(self.config)
+        """Seconds after which a run in which nothing moves has failed: no group returns, no engine computes, no episode
+        ends.
+
+        `training.step_seconds`, or more. An episode works longest without the engine when a step ends, is scored and
+        closed, and the next attempt is reset. An engine that hangs must be detected before that.
+        """
+        env, stall = self.env, self.config.deadlines.stall_seconds
+        legal = max(3 * env.step_seconds + env.scoring_seconds, 1.25 * stall) + 60.0
+        return max(self.training.step_seconds, legal)
 
 
 def plan_objective(config: RunConfig, algorithm: Algorithm) -> Objective | None:
@@ -236,4 +298,5 @@ def plan_objective(config: RunConfig, algorithm: Algorithm) -> Objective | None:
         if isinstance(error, ForgeError) or not algorithm.target:
             raise
         raise UserError(f"{algorithm.target}: its objective cannot be made: {type(error).__name__}: {error}") from error
-    return resolve(objective, config)
+    has_reference = config.services.ref_model.procs > 0 or config.lora.is_on
+    return resolve(objective, config.training, has_reference=has_reference)

@@ -41,7 +41,7 @@ def main(
 
         plan = make_plan(config, algorithm)
         if config.dry_run:
-            from trainers.setup.dry_run import dry_run
+            from trainers.setup.describe import dry_run
 
             return dry_run(plan)
         plan.check()

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import fields, replace
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
 
-from agents.generator.engine_args import read_engine_args
 from forge_env.core.errors import UserError
 from forge_env.data.rows import find_file
 from forge_env.rollout.factory import EnvFactory
@@ -21,13 +19,11 @@ from trainers.setup.held_out import HeldOutSet, check_sets, held_out_sets
 from trainers.setup.options.defaults import take_again, take_defaults
 from trainers.setup.options.parser import check_bounds
 from trainers.setup.options.read_config import give_dataset
-from trainers.setup.packages import check_ours, check_packages, missing_packages
+from trainers.setup.packages import check_ours
 from trainers.setup.run_plan import RunPlan
 from trainers.setup.run_tasks import RunTasks, own_data, read_run_tasks, resolve_sources
-from trainers.setup.sizing.estimates import find_store
-from trainers.setup.sizing.fit import check_fit, plan_memory
+from trainers.setup.sizing.fit import check_fit
 
-T = TypeVar("T")
 Check = Callable[[Draft], None]
 
 OF_SETTINGS: tuple[Check, ...] = (
@@ -37,85 +33,62 @@ OF_SETTINGS: tuple[Check, ...] = (
     run_checks.check_pace,
     run_checks.check_schedule,
     run_checks.check_resume,
-    machine_checks.check_parallelism,
-    machine_checks.check_optimizer,
+    model_checks.check_shape,
+    lambda draft: draft.config.parallelism.check_procs(draft.services.trainer.procs),
+    machine_checks.check_trainer,
     model_checks.check_lora,
     machine_checks.check_context,
-    machine_checks.check_attention,
     run_checks.check_deterministic,
     model_checks.check_thinking,
-)
-OF_SIZES: tuple[Check, ...] = (model_checks.check_length, model_checks.check_heads, model_checks.check_experts)
-"""Checks that the sizes of the model decide."""
-OF_PLACES: tuple[Check, ...] = (machine_checks.check_sharing, machine_checks.check_gpus, machine_checks.check_places)
-OF_ENGINE: tuple[Check, ...] = (
-    engine_checks.check_engine,
+    machine_checks.check_sharing,
+    machine_checks.check_places,
     engine_checks.check_sleep,
     engine_checks.check_speculation,
 )
-
-
-class Problems(list[str]):
-    """The sentences of mistakes, in the order in which they are found."""
-
-    def attempt(self, make: Callable[..., T], *arguments: object) -> T | None:
-        """Call `make` and return its result; on a UserError add its sentence and return None."""
-        try:
-            return make(*arguments)
-        except UserError as error:
-            if str(error) not in self:
-                self.append(str(error))
-            return None
-
-    def attempt_all(self, checks: Iterable[Check], draft: Draft) -> None:
-        for check in checks:
-            self.attempt(check, draft)
+OF_SIZES: tuple[Check, ...] = (
+    model_checks.check_length,
+    model_checks.check_shape,
+    engine_checks.check_engine,
+    machine_checks.check_store,
+)
+"""Checks that the sizes of the model decide."""
 
 
 def make_plan(config: RunConfig, algorithm: Algorithm) -> RunPlan:
-    """Make the plan of a run. What would keep the run from starting becomes its `problems`.
+    """Make the plan of a run. What this machine lacks for it becomes its `problems`.
 
     Raises:
-        UserError: for a mistake with which nothing can be planned: a foreign package with the name of one of ours, a
-            number out of its bounds, an algorithm or a loss that cannot be used, or a model that is not there.
+        UserError: for the first mistake: a foreign package with the name of one of ours, or settings that cannot be
+            used.
     """
     check_ours()
     check_bounds(config)
-    draft, problems = _draft(config.settled(), algorithm), Problems()
-    problems.attempt(check_packages)
-    source = own_data(draft.config) or draft.config.dataset.path  # as the user wrote it
-    config = resolve_sources(draft.config)
-    draft = replace(draft, config=problems.attempt(give_dataset, config) or config)
-    environment = problems.attempt(run_checks.make_environment, draft.config)
-    for section in checked_sections(draft.config):
-        problems.attempt(section.check)
-    problems.attempt_all((*OF_SETTINGS, *OF_SIZES), draft)
-    draft = replace(draft, card=problems.attempt(machine_checks.card_size, draft))
-    store = problems.attempt(find_store, draft)
-    problems.attempt_all(OF_PLACES, draft)
-    engine_args = problems.attempt(read_engine_args, draft.services.generator.engine) or {}
-    draft = replace(draft, engine_args=engine_args)
-    problems.attempt_all(OF_ENGINE, draft)
-    tasks = problems.attempt(_local_tasks, draft.config, environment, source)
+    config = config.resolved()
+    model = model_checks.find_model(config)
+    config, defaults = take_defaults(config, model.shape)
+    objective = plan_objective(config, algorithm)
+    source = own_data(config) or config.dataset.path  # as the user wrote it
+    config = give_dataset(resolve_sources(config))
+    environment = run_checks.make_environment(config)
+    for section in checked_sections(config):
+        section.check()
+    draft = Draft(config=config, defaults=defaults, trained_by=algorithm, model=model, objective=objective)
+    for check in (*OF_SETTINGS, *OF_SIZES):
+        check(draft)
+    tasks = _local_tasks(config, environment, source)
     if tasks is not None and environment is not None:
-        problems.attempt(run_checks.check_demonstrations, draft.config, environment, tasks.train, source)
-    about_chats = problems.attempt(draft.config.about_data) or []
-    memory = plan_memory(draft, store[0] if store else None)
-    problems.attempt(check_fit, draft, memory)
-    problems.attempt(machine_checks.check_host_memory, draft, memory.processes)
+        run_checks.check_demonstrations(config, environment, tasks.train, source)
     return RunPlan(
-        **_parts(draft),
-        steps=max(0, draft.training.steps),
+        config=config,
+        defaults=defaults,
+        trained_by=algorithm,
+        model=model,
+        objective=objective,
+        card=machine_checks.card_size(draft),
+        steps=max(0, config.training.steps),
         environment=environment,
-        engine=memory.engine,
-        about_engine=memory.about_engine,
-        store=store[0] if store else None,
-        store_reason=store[1] if store else "",
-        processes=memory.processes,
         tasks=tasks,
-        about_data=[*(tasks.about if tasks else ()), *about_chats],
-        missing=_missing(draft),
-        problems=problems,
+        about_data=[*(tasks.about if tasks else ()), *config.describe_data()],
     )
 
 
@@ -133,21 +106,11 @@ def with_model(plan: RunPlan, folder: Path) -> RunPlan:
     config, defaults = take_again(plan.config, plan.defaults, shape)
     model = replace(plan.model, shape=shape, where=f"the folder {folder}", missing="")
     plan = replace(plan, config=config, defaults=defaults, model=model)
-    for check in (*OF_SIZES, engine_checks.check_engine):
+    for check in OF_SIZES:
         check(plan)
-    store = find_store(plan)
-    assert store is not None
-    memory = plan_memory(plan, store[0])
-    check_fit(plan, memory)
-    machine_checks.check_host_memory(plan, memory.processes)
-    return replace(
-        plan,
-        engine=memory.engine,
-        about_engine=memory.about_engine,
-        processes=memory.processes,
-        store=store[0],
-        store_reason=store[1],
-    )
+    check_fit(plan, plan.memory)
+    machine_checks.check_host_memory(plan, plan.processes)
+    return plan
 
 
 def tasks_of(plan: RunPlan) -> tuple[RunTasks, dict[str, HeldOutSet]]:
@@ -161,17 +124,6 @@ def tasks_of(plan: RunPlan) -> tuple[RunTasks, dict[str, HeldOutSet]]:
     tasks = plan.tasks or read_run_tasks(plan.config, plan.environment)
     run_checks.check_demonstrations(plan.config, plan.environment, tasks.train, own_data(plan.config))
     return tasks, held_out_sets(plan.config, tasks.held_out)
-
-
-def _draft(config: RunConfig, algorithm: Algorithm) -> Draft:
-    model = model_checks.find_model(config)
-    config, defaults = take_defaults(config, model.shape)
-    objective = plan_objective(config, algorithm)
-    return Draft(config=config, defaults=defaults, trained_by=algorithm, model=model, objective=objective)
-
-
-def _parts(draft: Draft) -> dict[str, Any]:
-    return {field.name: getattr(draft, field.name) for field in fields(draft) if field.init}
 
 
 def _local_tasks(config: RunConfig, environment: EnvFactory | None, source: str) -> RunTasks | None:
@@ -191,22 +143,3 @@ def _local_tasks(config: RunConfig, environment: EnvFactory | None, source: str)
         return read_run_tasks(config, environment)
     except UserError as error:
         raise UserError(str(error).replace(own_data(config), source)) from error
-
-
-def _missing(draft: Draft) -> list[str]:
-    model, placement, data = draft.model, draft.placement, draft.config.dataset
-    missing = [f"{package} is not installed" for package in missing_packages()]
-    missing += [model.missing] if model.missing else []
-    if model.shape is None:
-        missing.append("the sizes of the model, and so the estimates of its memory")
-    if data.path and find_file(data.path, data.split) is None:
-        missing.append(f"the data set {data.path} is no local file: the start reads it from the hub, or from its cache")
-    if placement.gpus_wanted and draft.card is None:
-        missing.append(
-            "the memory of the GPUs, which --launcher.gpu_memory_gib says: whether the run fits is not known"
-        )
-    needed = placement.gpus_needed
-    available = placement.num_hosts * placement.gpus_per_host if needed else 0
-    if needed > available:
-        missing.append(f"{needed - available} of {needed} GPUs")
-    return missing

@@ -39,7 +39,7 @@ class Config(RunConfig):
     warmup: WarmupConfig = field(default_factory=lambda: WarmupConfig(until_success=1.0, balance="none"))
     sft: SFTConfig = field(default_factory=SFTConfig)
 
-    def settled(self) -> Self:
+    def resolved(self) -> Self:
         """The config with what follows from where the conversations come from; checks supervised training's settings.
 
         Raises:
@@ -61,7 +61,7 @@ class Config(RunConfig):
         steps = DEMONSTRATION_STEPS if training.steps == BY_CASE else training.steps
         return with_values(self, {"env.name": name, "training.steps": steps})
 
-    def about_data(self) -> Sequence[str]:
+    def describe_data(self) -> Sequence[str]:
         if not self.sft.data or find_file(self.sft.data) is None:
             return ()
         from trainers.sft.source import open_source

@@ -98,7 +98,7 @@ async def _begin(run: Run, data: SFTData) -> dict[str, Any]:
     """
     from trainers.run.checkpointing import restore
 
-    await run.trainer.begin()
+    await run.trainer.begin(run.plan.rate)
     if run.checkpoint is None:
         with run.record.phase("held-out loss"):
             return {"held_out_loss": await held_out_loss(run, data.held_out), "seconds": 0.0}

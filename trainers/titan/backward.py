@@ -95,7 +95,7 @@ class SplitEpisodes:
         ends = [0, *accumulate(sample.num_targets for sample in samples)] if parts else []
         for index in sorted({sample for part in parts for sample in part.samples}):
             first, end = ends[index], ends[index + 1]
-            is_counted = any(bool((part.numbers == first).any()) for part in parts)
+            is_counted = any(bool((part.target_index == first).any()) for part in parts)
             self._episodes.append((_full_batch(samples[index], parts[0]), slice(first, end), is_counted))
 
     def call_loss(self, values: Tensor) -> None:
@@ -116,7 +116,7 @@ class SplitEpisodes:
     def backward(self, batch: MicroBatch, logprobs: Tensor, entropies: Tensor | None) -> None:
         """Add the gradients of a micro-batch with rows of split episodes; for the arguments see `StepLoss.backward`."""
         assert self._gradients is not None
-        of_logprobs, of_entropies = self._gradients[:, batch.numbers]
+        of_logprobs, of_entropies = self._gradients[:, batch.target_index]
         if entropies is not None and self.uses_entropy:
             torch.autograd.backward([logprobs, entropies], [of_logprobs, of_entropies])
         else:

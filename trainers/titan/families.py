@@ -14,10 +14,8 @@ pairs that lie half a head apart. TorchTitan's adapter reorders the rows on the 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 # First of all TorchTitan imports: it settles the device for the others.
@@ -36,22 +34,13 @@ from torchtitan.models.qwen3.sharding import set_qwen3_sharding_config
 from torchtitan.models.qwen3.state_dict_adapter import Qwen3StateDictAdapter
 from torchtitan.protocols.state_dict_adapter import StateDictAdapter
 
-from forge_env.core.errors import UserError
-from trainers.model.families import FAMILIES, LLAMA3_ROPE, check_config, head_sizes, read_experts, rope_parameters
+from trainers.model.families import FAMILIES, LLAMA3_ROPE, head_sizes, read_experts, rope_parameters
 from trainers.titan.attention import CausalSDPA
 from trainers.titan.experts import ReplayedBlock, ReplayedModel, experts_config
 
 # Every weight is loaded after construction, so initial values would be wasted work.
 _SKIP = {"weight": skip_param_init, "bias": skip_param_init}
 _TITAN_ROPE = {"factor": "scaling_factor"}  # Hugging Face's name -> TorchTitan's, if they differ
-_SIZES = (
-    "vocab_size",
-    "hidden_size",
-    "intermediate_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "max_position_embeddings",
-)
 
 
 class Qwen2StateDictAdapter(Qwen3StateDictAdapter):
@@ -113,33 +102,11 @@ TITAN = {
 }
 
 
-def read_config(folder: Path) -> dict[str, Any]:
-    """Read config.json and make sure that it can be trained as it is.
-
-    Raises:
-        UserError: the file is missing or damaged, or asks for something that is not supported.
-    """
-    path = folder / "config.json"
-    if not path.is_file():
-        raise UserError(f"{folder} is not a Hugging Face model folder: it has no config.json.")
-    try:
-        config = json.loads(path.read_text())
-    except ValueError as error:
-        raise UserError(f"{path} is not valid JSON: {error}.") from None
-    if not isinstance(config, dict):
-        raise UserError(f"{path} is not a model's config: it holds a {type(config).__name__} and no settings by name.")
-    for name in _SIZES:
-        if not isinstance(config.get(name), int) or config[name] < 1:
-            raise UserError(f"{path} has {name}={config.get(name)!r}: a model needs a whole number above 0 there.")
-    check_config(config, str(path))
-    return config
-
-
 def titan_config(config: Mapping[str, Any], *, attention: str, fuse_qkv: bool) -> Decoder.Config:
     """Translate a Hugging Face config into TorchTitan's.
 
     Args:
-        config: as `read_config` returns it.
+        config: as `trainers.model.families.read_config` returns it.
         attention: "sdpa", "flex" or "varlen".
         fuse_qkv: compute queries, keys and values with one matrix.
     """

@@ -6,7 +6,7 @@ the weights. families.py has the architectures; hf_weights.py loads the weights 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +21,12 @@ from torchtitan.distributed import ParallelDims
 from torchtitan.distributed.activation_checkpoint import FullAC, SelectiveAC
 from torchtitan.models.common import Decoder, RoPE
 
-from forge_env.core.errors import UserError
-from trainers.lora import IN_ATTENTION, IN_MLP
-from trainers.model.families import Experts, head_sizes, read_experts
+from trainers.model.families import Experts, read_config, read_experts
+from trainers.model.shape import shape_of
 from trainers.titan.adapter_files import AdapterWeights, load_adapter
 from trainers.titan.attention import AttentionAC, document_mask
 from trainers.titan.context import Context
-from trainers.titan.families import TITAN, read_config, titan_config
+from trainers.titan.families import TITAN, titan_config
 from trainers.titan.fused_qkv import split_shards_on_save
 from trainers.titan.hf_weights import HFWeights
 from trainers.titan.lm_head import Head
@@ -73,7 +72,7 @@ class TitanModel:
     ) -> None:
         lora = settings.lora
         self.folder = folder
-        self.hf_config = read_config(folder)
+        self.hf_config = read_config(folder / "config.json")
         self.attention = attention
         self.parallel = parallel
         self.context = Context.of(parallel)
@@ -81,8 +80,7 @@ class TitanModel:
         self.family = TITAN[self.hf_config["model_type"]]
         fuse_qkv = self.device.type != "cpu" and lora is None
         self.config = titan_config(self.hf_config, attention=attention, fuse_qkv=fuse_qkv)
-        _check_degrees(self.hf_config, parallel)
-        _check_experts(self.hf_config, parallel, settings)
+        settings.check_model(shape_of(self.hf_config))
         self.is_offloaded = settings.cpu_offload and self.device.type != "cpu"
         self._has_wide_head = settings.head_dtype(dtype) != dtype
         self._lora = lora
@@ -281,32 +279,6 @@ def _cast_weights(module: nn.Module, dtype: torch.dtype, but: Sequence[nn.Module
 def _positions(tokens: Tensor) -> Tensor:
     """(B, L) int64, of sequences with one row each."""
     return torch.arange(tokens.shape[1], device=tokens.device).expand(tokens.shape)
-
-
-def _check_degrees(config: Mapping[str, Any], parallel: ParallelDims) -> None:
-    heads, kv_heads, _ = head_sizes(config)
-    for name, number in {"num_attention_heads": heads, "num_key_value_heads": kv_heads}.items():
-        if number % parallel.tp:
-            raise UserError(f"tp={parallel.tp} does not divide {name}={number}: choose a divisor.")
-
-
-def _check_experts(config: Mapping[str, Any], parallel: ParallelDims, settings: TitanSettings) -> None:
-    experts = read_experts(config)
-    if experts is None:
-        if parallel.ep_enabled:
-            raise UserError(f"ep={parallel.ep} spreads experts over ranks, and the model has none: use ep=1.")
-        return
-    if experts.count % parallel.ep:
-        raise UserError(f"ep={parallel.ep} does not divide num_experts={experts.count}: choose a divisor.")
-    if not parallel.ep_enabled and experts.size % parallel.tp:
-        raise UserError(f"tp={parallel.tp} does not divide moe_intermediate_size={experts.size}: choose a divisor.")
-    settings.check_head(parallel.ep)
-    lora = settings.lora
-    if lora is not None and (unfit := sorted(set(lora.targets) & set(IN_MLP))):
-        raise UserError(
-            f"lora targets {', '.join(unfit)} are matrices of experts, which get no adapter: choose matrices of "
-            f"attention, {', '.join(IN_ATTENTION)}."
-        )
 
 
 def _keep_tied(module: Decoder) -> None:

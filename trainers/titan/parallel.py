@@ -8,11 +8,12 @@ import torch.distributed as dist
 
 # First of all TorchTitan imports: it settles the device for the others.
 from trainers.titan.device import SPMD_BACKEND, titan_utils  # isort: skip
-from torchtitan.config import CommConfig, ParallelismConfig
+from torchtitan.config import CommConfig
+from torchtitan.config import ParallelismConfig as TitanParallelism
 from torchtitan.distributed import ParallelDims
 from torchtitan.distributed import utils as titan_dist
 
-from forge_env.core.errors import UserError
+from trainers.titan.settings import ParallelismConfig
 
 _GROUP_SECONDS = 86_400  # the caller of the ranks has deadlines; the first rank alone may write for an hour
 
@@ -33,33 +34,22 @@ def init_process_group() -> bool:
     return True
 
 
-def parallel_dims(dp_shard: int, tp: int, cp: int = 1, dp_replicate: int = 1, ep: int = 1) -> ParallelDims:
-    """TorchTitan's meshes over all ranks; `dp_shard` -1 is all ranks that the other degrees leave.
+def parallel_dims(settings: ParallelismConfig) -> ParallelDims:
+    """TorchTitan's meshes over all ranks.
 
     Raises:
-        UserError: the product of the degrees is not the number of ranks, or `ep` does not divide the ranks of one
-            replica.
+        UserError: the degrees are not those of so many ranks.
     """
     world = dist.get_world_size()
-    shard = max(1, world // (dp_replicate * tp * cp)) if dp_shard == -1 else dp_shard
-    if dp_replicate * shard * tp * cp != world:
-        raise UserError(
-            f"dp_replicate={dp_replicate} times dp_shard={dp_shard} times tp={tp} times cp={cp} must be the number of "
-            f"ranks, {world}."
-        )
-    if shard * tp * cp % ep:
-        raise UserError(
-            f"ep={ep} must divide the number of ranks that hold the weights together, dp_shard times tp times cp, "
-            f"{shard * tp * cp}."
-        )
+    settings.check_procs(world)
     titan_dist.set_spmd_backend(SPMD_BACKEND)
     return ParallelDims.from_config(
-        ParallelismConfig(
-            data_parallel_replicate_degree=dp_replicate,
-            data_parallel_shard_degree=shard,
-            tensor_parallel_degree=tp,
-            context_parallel_degree=cp,
-            expert_parallel_degree=ep,
+        TitanParallelism(
+            data_parallel_replicate_degree=settings.data_parallel_replicate_degree,
+            data_parallel_shard_degree=settings.shards(world),
+            tensor_parallel_degree=settings.tensor_parallel_degree,
+            context_parallel_degree=settings.context_parallel_degree,
+            expert_parallel_degree=settings.expert_parallel_degree,
             spmd_backend=SPMD_BACKEND,
         ),
         world,

@@ -53,8 +53,8 @@ from forge_env.core.episode import Row
 from forge_env.core.errors import UserError
 from forge_env.core.tokens import IDS, array_of
 from forge_env.core.types import NOT_SAMPLED
+from forge_env.utils.settings import values_of
 from trainers.batching.batch import MicroBatch, Sample, batches_to_compile, by_sample
-from trainers.lora import check_trainer
 from trainers.objective.loss_call import Loss, LossCall
 from trainers.objective.loss_metrics import LossMetrics
 from trainers.titan.adapter_files import export_adapter, load_adapter
@@ -70,7 +70,7 @@ from trainers.titan.parallel import init_process_group, parallel_dims
 from trainers.titan.rank_batches import RankBatches, StepWork
 from trainers.titan.replay_metrics import ReplayMetrics
 from trainers.titan.schedule import build_schedule
-from trainers.titan.settings import TitanSettings
+from trainers.titan.settings import RateSettings, TitanSettings
 from trainers.titan.shards import reshard
 
 COMPILED = 8
@@ -103,18 +103,12 @@ class TitanTrainer:
         try:
             limit_memory(settings.gpu_memory_gib)
             context, tensor = settings.context_parallel_degree, settings.tensor_parallel_degree
-            self.parallel = parallel_dims(
-                settings.data_parallel_shard_degree,
-                tensor,
-                context,
-                settings.data_parallel_replicate_degree,
-                settings.expert_parallel_degree,
-            )
+            self.parallel = parallel_dims(settings)
             is_on_gpu = device().type != "cpu"
             dtype = settings.dtype_on(is_on_gpu)
-            attention = settings.choose_attention(is_on_gpu=is_on_gpu, context=context)
-            check_trainer(settings.lora, settings.optimizer_state, cpu_offload=settings.cpu_offload)
+            attention = settings.choose_attention(is_on_gpu=is_on_gpu)
             settings.check_state(is_on_gpu=is_on_gpu)
+            settings.check_packages()
             torch.manual_seed(settings.seed)
             self.model = TitanModel(
                 Path(model_path),
@@ -147,26 +141,19 @@ class TitanTrainer:
                 raise
         self.release_memory()  # of gradients that were compiled for: an engine may be starting on the same GPU
 
-    def begin(
-        self,
-        *,
-        learning_rate: float | None = None,
-        warmup_steps: int | None = None,
-        lr_schedule: str | None = None,
-        total_steps: int | None = None,
-    ) -> None:
+    def begin(self, rate: RateSettings | None = None, *, total_steps: int = 0) -> None:
         """Begin a phase of training: no moments and a fresh schedule on the present weights.
 
-        It waits for an asynchronous save. Settings that are left out stay as they are.
+        It waits for an asynchronous save.
+
+        Args:
+            rate: of the phase; None is the rate of the trainer's settings.
+            total_steps: optimizer steps of the phase, for a schedule that decays; 0 is the settings' number.
         """
-        given: dict[str, Any] = {
-            "learning_rate": learning_rate,
-            "warmup_steps": warmup_steps,
-            "lr_schedule": lr_schedule,
-            "total_steps": total_steps,
-        }
-        changes = {name: value for name, value in given.items() if value is not None}
-        self.settings = dataclasses.replace(self.settings, **changes)
+        rates = values_of(rate or self.settings, RateSettings)
+        self.settings = dataclasses.replace(
+            self.settings, **rates, total_steps=total_steps or self.settings.total_steps
+        )
         self.step = 0
         self._state.close()
         for optimizer in self._optimizer.optimizers:
@@ -371,7 +358,7 @@ class TitanTrainer:
         for batch in batches:
             values = self._logprobs(batch, temperature, with_entropy=with_entropy)
             if batch.samples:
-                found[:, batch.numbers] = torch.stack([value for value in values if value is not None])
+                found[:, batch.target_index] = torch.stack([value for value in values if value is not None])
         return self._batches.sum_over_ranks(found)
 
     def _logprobs(

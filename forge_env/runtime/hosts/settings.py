@@ -46,7 +46,7 @@ class HostSettings:
         return self.hosts or 1
 
     def check(self) -> None:
-        """Check which hosts are named; whether they answer is seen when the run starts.
+        """Check which hosts are named. A start sees whether they answer, and whether it is in a SLURM allocation.
 
         Raises:
             UserError: the kind does not have these hosts, or has another number of hosts.
@@ -60,7 +60,7 @@ class HostSettings:
             raise UserError(
                 f"--launcher.workers names hosts and --launcher.kind is {self.kind}: --launcher.kind workers"
             )
-        if self.kind in ("workers", "slurm"):
+        if self.kind == "workers":
             find_workers(self)
         if self.hosts not in (0, self.count):
             raise UserError(

@@ -16,6 +16,8 @@ import pytest
 
 from agents.scripted import ScriptedAgent
 from envs.external import env
+from envs.external.program import Program
+from envs.external.start_program import start_program
 from forge_env.cli.main import main
 from forge_env.core.episode import Episode, Turn, write_jsonl
 from forge_env.core.errors import PolicyError
@@ -27,8 +29,10 @@ from forge_env.records.replay import replay
 from forge_env.records.run_files import RunSettings
 from forge_env.rollout.factory import make
 from forge_env.rollout.rollout import run_episode
+from forge_env.utils.deadlines import queued
 from tests.envs.external.external_playing import calls, opened, playing, says
 from tests.envs.external.test_external import TASK, command, echo, play
+from tests.helpers.waiting import until
 
 EXAMPLE = Path(__file__).resolve().parents[3] / "examples" / "external_agent.py"
 SHORT = EpisodeLimits(max_turns=5, max_tokens=200, max_turn_tokens=20)
@@ -54,8 +58,8 @@ ENDINGS: dict[str, tuple[str, dict[str, float], Outcome, str]] = {
     "out of turns": ("asks", {"max_turns": 1}, Outcome.TRUNCATED, "max_turns"),
     "a slow step": ("hangs", {"step_seconds": 2.0}, Outcome.TRUNCATED, "step_seconds"),
     "a slow episode": ("hangs", {"episode_seconds": 2.0}, Outcome.TRUNCATED, "episode_seconds"),
-    "a slow start": ("hangs before", {"step_seconds": 1.5}, Outcome.ENV_FAULT, ""),
-    "no time left at the start": ("hangs before", {"episode_seconds": 1.5}, Outcome.TIMEOUT, "episode_seconds"),
+    "a slow start": ("hangs before", {"step_seconds": 1.0}, Outcome.ENV_FAULT, ""),
+    "no time left at the start": ("hangs before", {"episode_seconds": 1.0}, Outcome.TIMEOUT, "episode_seconds"),
     "no model": ("asks", {}, Outcome.INFRA_FAULT, ""),
 }
 
@@ -66,8 +70,23 @@ def few_last_words(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(env, "LAST_WORDS_SECONDS", 0.1)
 
 
+@pytest.fixture
+def free_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The limits count from what the program prints first: a busy machine may take seconds until then."""
+
+    async def start(*arguments: Any) -> Program:
+        async with queued():
+            program = await start_program(*arguments)
+            await until(lambda: program.tail("stdout") and program.tail("stderr"))
+        return program
+
+    monkeypatch.setattr(env, "start_program", start)
+
+
 @pytest.mark.parametrize("ending", ENDINGS)
-async def test_what_a_program_printed_is_kept_however_it_ends(ending: str, few_last_words: None) -> None:
+async def test_what_a_program_printed_is_kept_however_it_ends(
+    ending: str, few_last_words: None, free_start: None
+) -> None:
     what, limits, outcome, ended_by = ENDINGS[ending]
     agent: Agent = Breaks() if ending == "no model" else echo()
     episode = await play("talks", what, agent=agent, limits=EpisodeLimits(**limits))  # type: ignore[arg-type]

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
-import signal
 import sys
 import tempfile
 from collections import Counter
@@ -272,16 +270,15 @@ async def test_a_shop_that_dies_is_a_fault_and_no_zero(monkeypatch: pytest.Monke
         process = opened.make().services.shop.server._process  # type: ignore[attr-defined]
         task = next(task for task in opened.tasks(count=20) if task.metadata["kind"] == "restock")
 
-        def kill(messages: list[Message]) -> Message:
+        async def kill(messages: list[Message]) -> Message:
             if messages[-1]["role"] == "tool":
-                os.kill(process.pid, signal.SIGKILL)
-                os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # until then it may answer
+                process.kill()
+                await process.wait()  # until then it may answer; asyncio alone may wait for its children
             return ToolApi.expert(messages)
 
         episode = await play(opened, ScriptedAgent(kill), task)
         assert (episode.outcome, episode.reward) == (Outcome.INFRA_FAULT, None)
         assert "ServiceError" in episode.error
-        await process.wait()
         later = await play(opened, EXPERT, task)
         assert (later.outcome, later.reward) == (Outcome.INFRA_FAULT, None)
         assert not list(tmp_path.glob("**/*.db"))

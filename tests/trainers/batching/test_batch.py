@@ -90,7 +90,9 @@ def every_target(batches: list[MicroBatch]) -> dict[int, tuple]:
             ),
         )
         assert len(set(batch.selected.tolist())) == len(batch.selected) == int(batch.loss_mask.sum())
-        for number, line, *values in zip(batch.numbers.tolist(), lines, *(c.tolist() for c in columns), strict=True):
+        for number, line, *values in zip(
+            batch.target_index.tolist(), lines, *(c.tolist() for c in columns), strict=True
+        ):
             assert number not in seen
             seen[number] = (batch.samples[line], *values)
     return seen
@@ -134,7 +136,7 @@ def test_one_episode_of_two_rows_worked_by_hand():
     assert batch.generator_logprobs.tolist() == [[0.0, -3.0, -4.0, -2.0, -3.0]]
     assert batch.advantages.tolist() == [[2.0]]
     assert batch.units == (4, 1)
-    assert batch.numbers.tolist() == [0, 1, 2, 3] and not batch.is_part
+    assert batch.target_index.tolist() == [0, 1, 2, 3] and not batch.is_part
 
 
 def test_packed_positions_restart_with_each_row_and_with_the_padding():
@@ -166,7 +168,11 @@ def test_an_episode_of_two_rows_that_do_not_fit_together_worked_by_hand():
         ((0,), False),
     ]
     assert one.tokens.tolist() == [[5, 6, 7]] and two.tokens.tolist() == [[9, 3]]
-    assert one.numbers.tolist() == [1, 2] and two.numbers.tolist() == [3, 4] and three.numbers.tolist() == [0]
+    assert (
+        one.target_index.tolist() == [1, 2]
+        and two.target_index.tolist() == [3, 4]
+        and three.target_index.tolist() == [0]
+    )
     assert one.advantages.tolist() == [[0.0, 1.0, 2.0]] and two.advantages.tolist() == [[3.0, 4.0]]
     assert two.old_logprobs is not None and two.old_logprobs.tolist() == [[-3.0, -4.0]]
     # It counts as an episode where its first row is, though the valid tokens are those of the second.

@@ -13,7 +13,7 @@ from trainers.config import SHORT_OPTIONS
 from trainers.controller.policy_gradient_summary import check_trained
 from trainers.objective.objective import Objective
 from trainers.objective.reward import KLPenalty
-from trainers.setup.meaning import about_services
+from trainers.setup.describe import describe_services
 from trainers.setup.options.parser import parse
 from trainers.setup.plan import make_plan
 
@@ -28,7 +28,7 @@ def resolved(*arguments: str, page: str = "grpo") -> tuple[Objective, bool]:
     plan = make_plan(parse(algorithm.config, list(arguments), SHORT_OPTIONS), algorithm)
     plan.check()
     assert plan.objective is not None
-    assert ("ref_model on CPU" in about_services(plan)) == plan.placement.has_reference
+    assert ("ref_model on CPU" in describe_services(plan)) == plan.placement.has_reference
     return plan.objective, plan.placement.has_reference
 
 

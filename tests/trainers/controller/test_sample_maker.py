@@ -26,7 +26,7 @@ GROUPS = [
 ]
 
 
-REWARD_METRICS = ("training_reward", "training_reward_std", "groups_with_signal")
+REWARD_METRICS = ("training_reward", "training_reward_std", "group_reward_std", "groups_with_signal")
 
 
 def made(**parts: object) -> Objective:
@@ -51,6 +51,13 @@ async def test_each_sample_gets_its_own_logprobs() -> None:
     assert [s.old_logprobs.tolist() for s in samples] == [[-0.5, -0.5], [-1], [-1.5] * 3, [-2, -2.5]]
     assert [s.advantage for s in samples] == [0.5, -0.5, -0.5, 0.5]
     assert rewards == [[1.0, 0.0], [0.0, 1.0]] and set(metrics) == {*REWARD_METRICS, "seconds/reference"}
+
+
+async def test_the_spread_of_rewards_is_measured_in_the_step_and_within_its_groups() -> None:
+    alike = [group(*(episode(turn(1), reward=reward) for _ in range(2))) for reward in (0.0, 1.0)]
+    for groups, within in ((alike, 0.0), (GROUPS, 0.5)):
+        metrics = (await SampleMaker(objective=made())(groups))[2]
+        assert (metrics["training_reward_std"], metrics["group_reward_std"]) == (0.5, within)
 
 
 async def test_skipped_episodes_keep_their_part_in_the_penalty() -> None:
@@ -86,7 +93,7 @@ async def test_what_is_trained_on_is_measured_and_asked_of_the_user_once() -> No
     objective = made(reward=TrainingReward(user_reward=mine))
     samples, rewards, metrics = await SampleMaker(objective=objective)(GROUPS)
     assert rewards == [[1.0, 1.0], [1.0, 2.0]] and len(asked) == 4
-    assert [metrics[name] for name in REWARD_METRICS] == [1.25, pytest.approx(0.4330127), 1.0]
+    assert [metrics[name] for name in REWARD_METRICS] == [1.25, pytest.approx(0.4330127), 0.25, 1.0]
     assert [sample.advantage for sample in samples] == [0.0, 0.0, -0.5, 0.5]
 
 

@@ -17,8 +17,8 @@ from forge_env.core.errors import ServiceError, UserError
 from forge_env.core.types import Outcome, Task
 from forge_env.evaluation.evaluate import Evaluation
 from trainers.metrics.report import Report
+from trainers.metrics.settings import MetricsConfig
 from trainers.metrics.system import SystemMetrics
-from trainers.settings.record import MetricsConfig
 
 VALUES = {"reward": 0.5, "success": 0.25, "s/step": 2.0, "loss": float("nan")}
 

@@ -13,8 +13,8 @@ from forge_env.core.errors import UserError
 from trainers.config import SHORT_OPTIONS
 from trainers.grpo import GRPO, Config
 from trainers.metrics.report import Report
+from trainers.metrics.settings import MetricsConfig
 from trainers.metrics.sink import load_sink
-from trainers.settings.record import MetricsConfig
 from trainers.setup.options.parser import parse
 from trainers.setup.plan import make_plan
 

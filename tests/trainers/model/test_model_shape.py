@@ -12,6 +12,7 @@ from forge_env.core.errors import UserError
 from trainers.model.shape import KNOWN_SHAPES, find_shape, made_shape, read_shape
 
 SIZES = {
+    "max_position_embeddings": 1024,
     "hidden_size": 64,
     "intermediate_size": 96,
     "num_hidden_layers": 3,

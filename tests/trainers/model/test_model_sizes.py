@@ -18,8 +18,8 @@ from trainers.model.shape import find_shape, made_shape, read_shape
 from trainers.model.sizes import MODEL_SIZES, ModelSize
 from trainers.model.tiny_model import make_tiny_model
 from trainers.settings.tasks import ModelConfig
+from trainers.setup.describe import describe_plan
 from trainers.setup.entry import main
-from trainers.setup.meaning import meaning
 from trainers.setup.options.read_config import read_config
 from trainers.setup.plan import make_plan
 
@@ -80,8 +80,8 @@ def test_a_dense_model_has_no_experts_in_its_config(made: tuple[Path, int]) -> N
 
 def test_a_plan_names_the_model_and_estimates_its_memory() -> None:
     tiny, large = (make_plan(read_config(Config, options), GRPO) for options in ([], ["--model.size", "100m"]))
-    assert "a Qwen3 of size 100m, made at the start" in dict(meaning(large))["model"]
-    assert "a tiny Qwen3, made at the start" in dict(meaning(tiny))["model"]
+    assert "a Qwen3 of size 100m, made at the start" in dict(describe_plan(large))["model"]
+    assert "a tiny Qwen3, made at the start" in dict(describe_plan(tiny))["model"]
     spread = make_plan(
         read_config(
             Config,
@@ -90,8 +90,8 @@ def test_a_plan_names_the_model_and_estimates_its_memory() -> None:
         ), GRPO
     )  # fmt: skip
     assert spread.problems == [] and spread.trainer.expert_parallel_degree == 2
-    assert "with experts, made at the start" in dict(meaning(spread))["model"]
-    assert "8 experts in each, of which 2 compute a token" in dict(meaning(spread))["model"]
+    assert "with experts, made at the start" in dict(describe_plan(spread))["model"]
+    assert "8 experts in each, of which 2 compute a token" in dict(describe_plan(spread))["model"]
     parts = [process.part for process, _ in spread.processes if process.service == "trainer"]
     assert parts == ["FSDP 0, TP 0, EP 0", "FSDP 0, TP 1, EP 1", "FSDP 1, TP 0, EP 0", "FSDP 1, TP 1, EP 1"]
     assert large.problems == []

@@ -13,12 +13,12 @@ from forge_env.core.episode import Episode, Group, Turn
 from forge_env.core.errors import UserError
 from forge_env.core.types import Outcome, Task
 from trainers import grpo
-from trainers.algorithm import find_algorithm
+from trainers.algorithm import find_algorithm, kl_remark
 from trainers.config import SHORT_OPTIONS
 from trainers.dapo import OverlongPunishment, is_truncated
 from trainers.objective.advantages import centred, no_baseline
 from trainers.objective.loss_call import LossCall
-from trainers.objective.objective import Objective, kl_remark
+from trainers.objective.objective import Objective
 from trainers.objective.reward import TrainingReward
 from trainers.setup.options.defaults import take_defaults
 from trainers.setup.options.parser import parse

@@ -28,11 +28,11 @@ from trainers.losses import GSPOLoss
 from trainers.objective.advantages import group_relative, has_signal
 from trainers.objective.objective import Objective
 from trainers.objective.old_logprobs import OldLogprobs
-from trainers.setup.meaning import about_ratio
+from trainers.setup.describe import describe_plan
 from trainers.setup.options.parser import parse
 from trainers.setup.plan import make_plan
 from trainers.setup.run_plan import RunPlan
-from trainers.titan.trainer import TitanSettings, TitanTrainer
+from trainers.titan.trainer import RateSettings, TitanSettings, TitanTrainer
 
 GROUPS = 8
 PACK = 128
@@ -92,7 +92,7 @@ class Window:
         return self.trainer.logprobs(samples)
 
     async def train(self, batches: Sequence[Sequence[Group]], rate: float) -> list[dict[str, float]]:
-        self.trainer.begin(learning_rate=rate)
+        self.trainer.begin(RateSettings(learning_rate=rate))
         await self.old.begin_window(batches)
         found = []
         for groups in batches:
@@ -161,6 +161,7 @@ def test_a_users_loss_gets_old_logprobs_if_it_names_them() -> None:
 
 def test_a_run_says_the_denominator_of_its_ratio() -> None:
     trainer = ("--training.old_logprobs", "trainer")
-    assert about_ratio(plan("gspo")) == "against the engine's logprobs"
-    assert "frozen before each step" in about_ratio(plan("gspo", *trainer))
-    assert "a window of 4 steps" in about_ratio(plan("gspo", *trainer, "--training.sync_interval", "4"))
+    assert dict(describe_plan(plan("gspo")))["importance ratio"] == "against the engine's logprobs"
+    for interval, often in {"1": "every step", "4": "every 4 steps"}.items():
+        lines = dict(describe_plan(plan("gspo", *trainer, "--training.sync_interval", interval)))
+        assert lines["importance ratio"] == f"against the trainer's logprobs, frozen before {often}"

@@ -15,12 +15,13 @@ from torch.nn import Identity
 
 from forge_env.core.episode import Episode
 from tests.trainers.episodes import episode, group, numbered_episodes, turn
+from trainers.algorithm import make_objective
 from trainers.dapo import OverlongPunishment
 from trainers.grpo import Config, GRPOConfig
 from trainers.objective.advantages import Baseline, no_baseline
 from trainers.objective.credit import target_logprobs, turn_targets
 from trainers.objective.loss_terms import kl_estimate
-from trainers.objective.objective import Objective, make_objective
+from trainers.objective.objective import Objective
 from trainers.objective.reward import KLPenalty, TrainingReward
 
 ONE = episode(turn(1, 1, logprobs=(-1.0, -2.0)), turn(2, logprobs=(-3.0,)), reward=1.0)

@@ -28,6 +28,7 @@ from tests.trainers.titan.weights import weights_of
 from trainers.batching.batch import Sample
 from trainers.losses import GRPOLoss
 from trainers.run.trainer_actor import spawn_trainer
+from trainers.titan.settings import RateSettings
 from trainers.titan.trainer import TitanSettings, TitanTrainer
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -59,7 +60,9 @@ class Team:
         """The untrained model, and a fresh optimizer."""
         await self.ask(self.trainer.load.call_one(self.start))
         # AdamW that was saved before its first step counts one step already; a new phase counts from 0.
-        await self.ask(self.trainer.begin.call_one(learning_rate=SETTINGS["learning_rate"], warmup_steps=2))
+        await self.ask(
+            self.trainer.begin.call_one(RateSettings(learning_rate=SETTINGS["learning_rate"], warmup_steps=2))
+        )
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -214,7 +217,7 @@ async def test_what_two_ranks_publish_save_and_export_is_whole(team: Team, alone
 
 
 async def test_a_phase_begins_on_all_ranks(team: Team) -> None:
-    await team.ask(team.trainer.begin.call_one(learning_rate=4e-4, warmup_steps=0))
+    await team.ask(team.trainer.begin.call_one(RateSettings(learning_rate=4e-4)))
     metrics = await team.ask(team.trainer.step.call_one(make_batch(6)[2], MyLoss()))
     assert metrics["learning_rate"] == pytest.approx(4e-4)
 

@@ -17,6 +17,7 @@ from trainers.setup.plan import make_plan
 
 TOKENS = len(PROMPT) - 1
 GPUS = ("--trainer.with_gpus", "--services.generator.with_gpus", "true")
+MODEL = ["--model", "Qwen/Qwen3-0.6B"]
 Engine = Callable[[list[np.ndarray]], np.ndarray]
 """What an engine says, of what the trainer's weights say exactly after each update, from the start on."""
 
@@ -145,12 +146,12 @@ def test_a_trainer_without_steps_or_with_broken_weights_judges_nothing() -> None
     ("options", "is_exact"),
     [
         ([], True),
-        (["--lora.rank", "8"], True),
+        ([*MODEL, "--lora.rank", "8"], True),
         (["--training.dtype", "bfloat16"], False),
         (["--services.generator.with_gpus", "true"], False),
         ([*GPUS], True),
-        ([*GPUS, "--lora.rank", "8"], True),
-        ([*GPUS, "--lora.rank", "8", "--lora.publish", "merged"], False),
+        ([*GPUS, *MODEL, "--lora.rank", "8"], True),
+        ([*GPUS, *MODEL, "--lora.rank", "8", "--lora.publish", "merged"], False),
         ([*GPUS, "--training.fp32_head", "true"], False),
         ([*GPUS, "--services.generator.engine.quantization", "fp8_per_tensor"], False),
         (["--model.size", "tiny-moe"], False),

@@ -18,7 +18,7 @@ from trainers.setup.options.parser import parse
 def test_the_config_is_read_again(tmp_path: Path) -> None:
     options = ["--training.learning_rate", "1e-5", "--metrics.sinks", "a:B", "--env.options.level", "2"]
     config = parse(Config, options, SHORT_OPTIONS)
-    (tmp_path / "config.yaml").write_text(config_text(config))
+    (tmp_path / "config.yaml").write_text(config_text(asdict(config)))
     again = parse(Config, ["--config", str(tmp_path / "config.yaml")], SHORT_OPTIONS)
     assert asdict(again) == asdict(config) | {"output": ""}
 
@@ -28,7 +28,7 @@ def test_secrets_are_not_written_down() -> None:
         "api_key": "sk-1", "headers": {"Authorization": "sk-2"}, "servers": [{"access_token": "sk-3"}], "max_tokens": 9,
         "tokenizer": "plain",
     }  # fmt: skip
-    text = config_text(with_values(Config(), {"env.options": options}))
+    text = config_text(asdict(with_values(Config(), {"env.options": options})))
     assert "sk-" not in text
     options = yaml.safe_load(text)["env"]["options"]
     assert options["api_key"] == HIDDEN and (options["max_tokens"], options["tokenizer"]) == (9, "plain")
@@ -36,13 +36,13 @@ def test_secrets_are_not_written_down() -> None:
 
 def test_a_run_that_goes_on_keeps_its_beginning(tmp_path: Path) -> None:
     config = parse(Config, ["--seed", "7"], SHORT_OPTIONS)
-    write_facts(tmp_path, "grpo", config, {"model": "m"})
+    write_facts(tmp_path, "grpo", asdict(config), {"model": "m"})
     path = tmp_path / "run.json"
     path.write_text(path.read_text().replace(json.loads(path.read_text())["started"], "2001-01-01T00:00:00+00:00"))
     config = with_values(config, {"training.steps": 99})
     assert code_at_start(tmp_path) == {}
     for digest in ("1", "2"):
-        write_facts(tmp_path, "grpo", config, {"model": "m"}, {"training": {"own.py": digest}})
+        write_facts(tmp_path, "grpo", asdict(config), {"model": "m"}, {"training": {"own.py": digest}})
     assert code_at_start(tmp_path) == {"training": {"own.py": "1"}}
     facts = json.loads(path.read_text())
     assert facts["started"].startswith("2001") and facts["steps"] == 99
@@ -51,7 +51,7 @@ def test_a_run_that_goes_on_keeps_its_beginning(tmp_path: Path) -> None:
 
 
 def test_a_fact_that_is_known_later(tmp_path: Path) -> None:
-    write_facts(tmp_path, "grpo", parse(Config, [], SHORT_OPTIONS), {"model": "m"})
+    write_facts(tmp_path, "grpo", asdict(parse(Config, [], SHORT_OPTIONS)), {"model": "m"})
     for seconds in (3.0, 2.0):
         add_fact(tmp_path, "startup", {"first_step": seconds})
     facts = json.loads((tmp_path / "run.json").read_text())

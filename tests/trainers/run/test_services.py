@@ -15,12 +15,11 @@ from trainers.run import services
 from trainers.run.trainer_actor import allocator
 from trainers.settings.services import ServiceConfig, ServicesConfig
 from trainers.settings.tasks import EnvConfig
-from trainers.settings.trainer import ParallelismConfig
-from trainers.setup.meaning import about_services
+from trainers.setup.describe import describe_services
 from trainers.setup.placement import make_placement
 from trainers.setup.plan import make_plan
-from trainers.setup.titan_settings import trainer_settings
 from trainers.sft import SFT
+from trainers.titan.settings import ParallelismConfig, RateSettings
 from trainers.titan.trainer import TitanSettings
 
 
@@ -45,11 +44,12 @@ def test_every_process_of_a_service_has_a_gpu_of_its_own(monkeypatch: pytest.Mon
 
 def test_all_agents_think_as_the_config_says() -> None:
     for thinking in ("off", "on"):
-        config = RunConfig(env=EnvConfig(name="math", thinking=thinking, max_thinking_tokens=9))
+        budget = 9 if thinking == "on" else 0
+        config = RunConfig(env=EnvConfig(name="math", thinking=thinking, max_thinking_tokens=budget))
         agents = services._agents(make_plan(config, SFT), "folder", cast(Any, None))
         assert set(agents) == {"policy", "evaluated", "greedy", "expert"}
         assert {settings["thinking"] for _, settings in agents.values()} == {thinking}
-        assert config.env.limits().max_thinking_tokens == 9
+        assert config.env.limits().max_thinking_tokens == budget
 
 
 def test_the_trainer_is_given_what_the_config_says() -> None:
@@ -64,15 +64,14 @@ def test_the_trainer_is_given_what_the_config_says() -> None:
             packing=True,
             max_tokens_per_micro_batch=512,
         ),
-        services=ServicesConfig(trainer=ServiceConfig(procs=12, threads=3)),
+        services=ServicesConfig(trainer=ServiceConfig(procs=12, threads=3, with_gpus=True)),
         parallelism=ParallelismConfig(
             tensor_parallel_degree=2, data_parallel_shard_degree=2, context_parallel_degree=3
         ),
     )
-    settings = trainer_settings(config)
+    plan = make_plan(config, SFT)
+    settings = plan.trainer
     wanted = {
-        "learning_rate": 2e-5,
-        "warmup_steps": 3,
         "weight_decay": 0.1,
         "dtype": "bfloat16",
         "attention": "flex",
@@ -85,8 +84,9 @@ def test_the_trainer_is_given_what_the_config_says() -> None:
         "threads": 3,
     }
     assert {name: getattr(settings, name) for name in wanted} == wanted
-    plain = trainer_settings(RunConfig())
-    recipe = {"learning_rate", "warmup_steps", "betas", "threads", "max_tokens_per_micro_batch"}  # of the tiny recipe
+    assert plan.rate == RateSettings(learning_rate=2e-5, lr_schedule="linear", warmup_steps=3)
+    plain = make_plan(RunConfig(), SFT).trainer
+    recipe = {"betas", "threads", "max_tokens_per_micro_batch"}  # of the tiny recipe
     for field in dataclasses.fields(TitanSettings):
         assert field.name in recipe or getattr(plain, field.name) == field.default, field.name
 
@@ -94,15 +94,14 @@ def test_the_trainer_is_given_what_the_config_says() -> None:
 def test_a_full_micro_batch_is_compiled_at_the_start_unless_the_engine_has_the_memory_then() -> None:
     plan = make_plan(RunConfig(), SFT)
     assert services._trainer_settings(plan).compile_full
-    asleep = dataclasses.replace(plan, engine=dataclasses.replace(plan.engine, sleep=True))
-    assert not services._trainer_settings(asleep).compile_full
+    vars(plan)["memory"] = plan.memory._replace(engine=dataclasses.replace(plan.engine, sleep=True))
+    assert not services._trainer_settings(plan).compile_full
 
 
 def test_the_placement_names_every_process() -> None:
     config = RunConfig(services=ServicesConfig(trainer=ServiceConfig(procs=2, with_gpus=True)))
-    assert about_services(make_plan(config, SFT)).endswith(
-        "generator on CPU, 1 thread; trainer on 2 processes, each on GPU; environments in a process of their own"
-    )
+    said = describe_services(make_plan(config, SFT))
+    assert said == "services are up, the engine is starting: envs on CPU, generator on CPU, trainer on GPU x 2"
 
 
 def test_the_trainer_s_memory_grows_in_place_unless_the_user_has_set_the_allocator_up(

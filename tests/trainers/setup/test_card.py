@@ -37,5 +37,5 @@ def test_memory_that_is_not_returned_counts_in_both_phases() -> None:
     assert [phase["ref_model"] for phase in card.phases.values()] == [3.0 * GIB] * 2
 
 
-def test_a_gpu_with_unknown_processes_and_a_cpu_are_no_cards() -> None:
-    assert cards([(ENGINE, None), (TRAINER, STEPS), (Process(service="envs"), Memory())]) == []
+def test_unknown_processes_and_those_on_a_cpu_are_no_cards() -> None:
+    assert cards([(ENGINE, None), (TRAINER, None), (Process(service="envs"), Memory())]) == []

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from forge_env.core.errors import UserError
-from trainers.setup.options.parser import parse, parse_given
+from trainers.setup.options.parser import parse
 
 SHORT = {"steps": "training.steps", "output": "output", "deep": "training.inner"}
 
@@ -107,12 +107,15 @@ def test_an_empty_section_of_a_file_sets_nothing(tmp_path: Path, text: str) -> N
     assert read("--config", yaml(tmp_path, text)) == Config()
 
 
-def test_given_settings_are_listed_by_dotted_name(tmp_path: Path) -> None:
-    path = yaml(tmp_path, "steps: 10\ndeep: {rate: 1}")
-    config, given = parse_given(Config, ["--config", path, "--store.options.a", "b", "--training.fast"], SHORT)
-    assert given == {"training.steps", "training.inner.rate", "store.options.a", "training.fast"}
-    assert config.store.options == {"a": "b"}
-    assert parse_given(Config, [], SHORT) == (Config(), frozenset())
+def test_saved_settings_are_defaults_for_files_and_the_command_line(tmp_path: Path) -> None:
+    saved = {"output": "before", "training": {"steps": 2, "inner": {"rate": 3.0}}, "store": {"options": {"a": 1}}}
+    arguments = ["--config", yaml(tmp_path, "steps: 10\ndeep: {rate: 1}"), "--store.options.b", "2", "--steps", "11"]
+    config = parse(Config, arguments, SHORT, saved=saved)
+    assert config == Config(
+        output="before", training=Training(steps=11, inner=Inner(rate=1.0)), store=Store(options={"a": 1, "b": "2"})
+    )
+    assert parse(Config, ["--store.options", "{}", *arguments], SHORT, saved=saved).store.options == {"b": "2"}
+    assert parse(Config, [], SHORT, saved=asdict(config)) == config
 
 
 def test_a_file_may_use_short_names(tmp_path: Path) -> None:

@@ -9,7 +9,9 @@ from hypothesis import strategies as st
 from trainers.config import RunConfig, TrainingConfig
 from trainers.settings.services import DeadlinesConfig
 from trainers.settings.tasks import EnvConfig
-from trainers.setup.deadlines import Deadlines, patience
+from trainers.setup.deadlines import Deadlines
+from trainers.setup.plan import make_plan
+from trainers.sft.config import SFT
 
 BILLION = 10**9
 
@@ -41,5 +43,6 @@ def test_patience_is_never_below_what_an_episode_or_a_hung_engine_may_take(
         training=TrainingConfig(step_seconds=wanted),
         deadlines=DeadlinesConfig(stall_seconds=stall),
     )
-    assert patience(config) >= wanted
-    assert patience(config) > max(2 * step + scoring, stall)
+    patience = make_plan(config, SFT).patience
+    assert patience >= wanted
+    assert patience > max(2 * step + scoring, stall)

@@ -12,7 +12,7 @@ from forge_env.utils.settings import with_values
 from trainers import sft
 from trainers.algorithm import Algorithm
 from trainers.grpo import GRPO
-from trainers.setup.meaning import about_defaults, meaning, unusual_settings
+from trainers.setup.describe import describe_plan
 from trainers.setup.options.read_config import read_config
 from trainers.setup.plan import make_plan, with_model
 from trainers.setup.run_plan import RunPlan
@@ -25,12 +25,8 @@ def plan_of(*arguments: str, algorithm: Algorithm = GRPO) -> RunPlan:
     return make_plan(read_config(algorithm.config, list(arguments)), algorithm)
 
 
-def said_of(plan: RunPlan) -> list[str]:
-    return about_defaults(plan)
-
-
-def warnings(*arguments: str, algorithm: Algorithm = GRPO) -> list[str]:
-    return unusual_settings(plan_of(*arguments, algorithm=algorithm))
+def said_of(plan: RunPlan, name: str = "defaults") -> list[str]:
+    return [text for line, text in describe_plan(plan) if line == name]
 
 
 @pytest.mark.parametrize(
@@ -56,7 +52,7 @@ def test_the_table(
 
 def test_supervised_training_has_the_rate_of_the_warm_up() -> None:
     for arguments, rate in (([], 3e-3), ([GIVEN], 1e-5), ([GIVEN, "--lora.rank=8"], 1e-4)):
-        for source in ("--env=code_exec", "--sft.data=chats.jsonl"):
+        for source in ("--env=code_exec", "--sft.data=somebody/chats"):
             config = plan_of(source, *arguments, algorithm=sft.SFT).config
             assert config.training.learning_rate == config.warmup.learning_rate == rate
 
@@ -68,16 +64,15 @@ def test_supervised_training_has_the_rate_of_the_warm_up() -> None:
 def test_the_learning_rate_rises_over_a_part_of_the_steps(arguments: list[str], rising: dict[int, int]) -> None:
     found = {steps: plan_of(*arguments, f"--steps={steps}") for steps in rising}
     assert {steps: plan.rising_steps for steps, plan in found.items()} == rising
-    assert not any(problem for plan in found.values() for problem in plan.problems if "decay" in problem)
     assert plan_of(*arguments, "--training.warmup_steps=7").rising_steps == 7
 
 
 def test_steps_that_the_data_decides_on_are_waited_for() -> None:
     for arguments, rising in (([], 0), ([GIVEN], 10)):
-        plan = plan_of("--sft.data=chats.jsonl", *arguments, algorithm=sft.SFT)
+        plan = plan_of("--sft.data=somebody/chats", *arguments, algorithm=sft.SFT)
         known = plan.with_steps(40)
         assert (plan.steps, known.steps, known.rising_steps) == (0, 40, rising)
-    given = plan_of("--sft.data=chats.jsonl", "--training.warmup_steps=3", algorithm=sft.SFT)
+    given = plan_of("--sft.data=somebody/chats", "--training.warmup_steps=3", algorithm=sft.SFT)
     assert given.with_steps(40).rising_steps == 3
 
 
@@ -101,11 +96,12 @@ def test_an_episode_is_never_longer_than_the_model_reads(tmp_path: Path) -> None
 
 def test_a_plan_says_its_defaults_with_their_reason_and_leaves_out_what_is_set() -> None:
     said = said_of(plan_of(GIVEN, "--env=humaneval", "--training.warmup_steps=5"))
-    assert any(text.startswith("training.learning_rate 1e-06 (all weights of a given model") for text in said)
+    (text,) = [text for text in said if "training.learning_rate 1e-06" in text]
+    assert text.startswith("warmup.steps 0, ") and text.endswith(" (all weights of a given model)")
     assert "env.max_turns 1, env.max_turn_tokens 2048, env.max_tokens 4096 (declared by humaneval)" in said
     assert not any("training.warmup_steps" in text for text in said)
     (tiny,) = said_of(plan_of())
-    assert "training.learning_rate 0.0006" in tiny and "warmup_steps 6 (the tiny CPU recipe" in tiny
+    assert "training.learning_rate 0.0006" in tiny and "warmup_steps 6 (a tiny model made on the spot)" in tiny
 
 
 def test_the_rise_follows_the_steps_of_a_run_that_goes_on_for_fewer() -> None:
@@ -127,9 +123,8 @@ def test_the_rise_follows_the_steps_of_a_run_that_goes_on_for_fewer() -> None:
     ],
 )
 def test_a_value_far_from_what_is_usual_is_warned_of_once(arguments: list[str], name: str, words: list[str]) -> None:
-    (warning,) = warnings(*arguments)
+    (warning,) = said_of(plan_of(*arguments), "warning")
     assert warning.startswith(f"--{name} is ") and [word for word in words if word not in warning] == []
-    assert ("warning", warning) in meaning(plan_of(*arguments))
 
 
 @pytest.mark.parametrize(
@@ -145,4 +140,4 @@ def test_a_value_far_from_what_is_usual_is_warned_of_once(arguments: list[str], 
     ids=str,
 )
 def test_a_usual_value_is_not_warned_of(arguments: list[str]) -> None:
-    assert warnings(*arguments) == []
+    assert said_of(plan_of(*arguments), "warning") == []

@@ -14,7 +14,7 @@ from trainers.grpo import GRPO, Config
 from trainers.model.shape import find_shape
 from trainers.setup.options.read_config import read_config
 from trainers.setup.plan import make_plan
-from trainers.setup.sizing.engine import SharedGpu, cannot_sleep_reason, plan_engine
+from trainers.setup.sizing.engine import cannot_sleep_reason, plan_engine
 
 GPU = ("--generator.with_gpus", "--trainer.with_gpus", "--launcher.gpus_per_host=1")
 
@@ -26,7 +26,9 @@ def settings(
     assert shape is not None
     plan = make_plan(read_config(Config, arguments), GRPO)
     model = replace(plan.model, shape=replace(shape, num_hidden_layers=layers))
-    return plan_engine(replace(plan, model=model, engine_args=engine_args), SharedGpu(card=card))[0]
+    plan = replace(plan, model=model, card=card)
+    vars(plan)["engine_args"] = engine_args  # the cached property
+    return plan_engine(plan)[0]
 
 
 def test_on_cpu_the_cache_has_one_size() -> None:
@@ -83,7 +85,8 @@ def test_an_engine_may_sleep_if_nothing_is_in_flight(
     arguments: tuple[str, ...], engine_args: dict[str, Any], why: str
 ) -> None:
     plan = make_plan(read_config(Config, arguments), GRPO)
-    reason = cannot_sleep_reason(replace(plan, engine_args=engine_args))
+    vars(plan)["engine_args"] = engine_args  # the cached property
+    reason = cannot_sleep_reason(plan)
     assert why in reason and bool(why) is bool(reason)
 
 

@@ -2,69 +2,97 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from trainers.settings.services import GeneratorConfig
-from trainers.setup.memory import GIB
-from trainers.setup.sizing.engine import SharedGpu, size_cache
+from trainers.grpo import GRPO, Config
+from trainers.model.shape import find_shape
+from trainers.setup.draft import Draft
+from trainers.setup.memory import GIB, engine_memory
+from trainers.setup.options.read_config import read_config
+from trainers.setup.plan import make_plan
+from trainers.setup.sizing.engine import plan_engine
 
-IN_FLIGHT = "episodes are in flight"
+IN_FLIGHT = "--training.staleness=1"
+CACHE = 1.1 * 256 / 4
+"""GiB that all requests of the run take at their longest."""
 
 
-def decide(**values: Any) -> tuple[float, bool, str]:
-    """The cache in GiB, whether the engine sleeps, and why; an engine of 20 GiB on a card of 100."""
-    sizes = {name: values.pop(name, size) * GIB for name, size in {"needed": 30.0, "least": 5.0}.items()}
-    generator = GeneratorConfig(sleep=values.pop("wanted", "auto"))
-    values = {"card": 100.0} | values
-    gpu: dict[str, Any] = {name: size * GIB if isinstance(size, float) else size for name, size in values.items()}
-    cache, sleeps, why = size_cache(generator, SharedGpu(**gpu), **sizes, engine=20.0 * GIB)
-    return round(cache / GIB, 6), sleeps, why
+def draft_of(*options: str) -> Draft:
+    """A run whose requests take a quarter of a GiB each: keys and values of 2 x 32 numbers of 2 bytes in each layer."""
+    arguments = ["--generator.with_gpus", "--trainer.with_gpus", "--launcher.gpus_per_host=1", *options]
+    plan, shape = make_plan(read_config(Config, arguments), GRPO), find_shape("").shape
+    assert shape is not None
+    return replace(plan, model=replace(plan.model, shape=replace(shape, num_hidden_layers=GIB // 4 // 512 // 256)))
+
+
+def decide(
+    *options: str, room: float | None = CACHE, others: float = 0.0, at_rest: float = 0.0
+) -> tuple[float, bool, str]:
+    """The cache in GiB, whether the engine sleeps, and why; `room` GiB are for the cache and for other processes."""
+    draft, sizes = draft_of(*options), {"others": others * GIB, "at_rest": at_rest * GIB}
+    engine, _ = plan_engine(draft, **sizes)
+    held = engine_memory(draft, replace(engine, kv_cache_gib=0.0)).total
+    card = None if room is None else (room * GIB + held) / draft.services.generator.gpu_memory_utilization
+    engine, why = plan_engine(replace(draft, card=card), **sizes)
+    return round(engine.kv_cache_gib, 6), engine.sleep, why
 
 
 @pytest.mark.parametrize(
-    ("values", "cache", "sleeps"),
+    ("options", "sizes", "cache", "sleeps"),
     [
-        # alone: all that requests need, or what nine tenths leave, and never less than the least
-        ({}, 30.0, False),
-        ({"needed": 300.0}, 70.0, False),
-        ({"needed": 300.0, "least": 75.0}, 75.0, False),
-        ({"needed": 300.0, "least": 300.0}, 300.0, False),
-        ({"wanted": "yes"}, 30.0, False),
-        # beside others: the cache is kept where there is room for all of it
-        ({"others": 40.0, "others_at_rest": 10.0}, 30.0, False),
-        ({"others": 40.1, "others_at_rest": 10.0}, 30.0, True),
-        ({"others": 80.0, "others_at_rest": 50.0}, 20.0, True),
-        ({"others": 80.0, "others_at_rest": 80.0}, 5.0, True),
+        # alone: all that requests need, or what the room leaves, and never less than four requests
+        ((), {}, CACHE, False),
+        ((), {"room": 50.0}, 50.0, False),
+        ((), {"room": -5.0}, 1.0, False),
+        (("--generator.kv_cache_gib=300",), {"room": 50.0}, 300.0, False),
+        (("--generator.sleep=yes",), {}, CACHE, False),
+        # beside others: the cache is kept if there is room for all of it
+        ((), {"room": CACHE + 40.0, "others": 39.9, "at_rest": 10.0}, CACHE, False),
+        ((), {"room": CACHE + 40.0, "others": 40.1, "at_rest": 10.0}, CACHE, True),
+        ((), {"room": 70.0, "others": 80.0, "at_rest": 50.0}, 20.0, True),
+        ((), {"room": 70.0, "others": 80.0, "at_rest": 80.0}, 1.0, True),
         # as it is told, or as it must
-        ({"others": 40.0, "others_at_rest": 10.0, "wanted": "yes"}, 30.0, True),
-        ({"others": 60.0, "others_at_rest": 10.0, "wanted": "no"}, 10.0, False),
-        ({"others": 60.0, "others_at_rest": 10.0, "no_sleep": IN_FLIGHT}, 10.0, False),
-        ({"others": 68.0, "others_at_rest": 10.0, "no_sleep": IN_FLIGHT}, 5.0, False),
-        # a GPU whose size is not known
-        ({"card": None, "needed": 300.0, "others": 60.0}, 300.0, False),
-        ({"card": None, "wanted": "yes", "others": 60.0}, 30.0, True),
+        (("--generator.sleep=yes",), {"room": 200.0, "others": 40.0, "at_rest": 10.0}, CACHE, True),
+        (("--generator.sleep=no",), {"room": 70.0, "others": 60.0, "at_rest": 10.0}, 10.0, False),
+        ((IN_FLIGHT,), {"room": 70.0, "others": 60.0, "at_rest": 10.0}, 10.0, False),
+        ((IN_FLIGHT,), {"room": 70.0, "others": 69.5, "at_rest": 10.0}, 1.0, False),
+        # a GPU of unknown size
+        ((), {"room": None, "others": 60.0}, CACHE, False),
+        (("--generator.sleep=yes",), {"room": None, "others": 60.0}, CACHE, True),
     ],
 )
-def test_the_decision(values: dict[str, Any], cache: float, sleeps: bool) -> None:
-    assert decide(**values)[:2] == (cache, sleeps)
+def test_the_decision(options: tuple[str, ...], sizes: dict[str, Any], cache: float, sleeps: bool) -> None:
+    assert decide(*options, **sizes)[:2] == (cache, sleeps)
 
 
 @pytest.mark.parametrize(
-    ("values", "words"),
+    ("options", "sizes", "words"),
     [
-        ({}, "no other process of the run is on its GPU"),
+        ((), {}, "keeps a cache of 70.4 GiB while the trainer steps: no other process of the run is on its GPU"),
         (
-            {"others": 40.0},
-            "keeps a cache of 30.0 GiB while the trainer steps: there is room for it beside the 40.0 GiB",
+            (),
+            {"room": 200.0, "others": 40.0},
+            "keeps a cache of 70.4 GiB while the trainer steps: there is room for it beside the 40.0 GiB",
         ),
-        ({"others": 60.0}, "sleeps while the trainer steps: beside the 60.0 GiB of the other processes on its GPU"),
-        ({"others": 60.0, "wanted": "yes"}, "as --services.generator.sleep says"),
-        ({"others": 60.0, "wanted": "no"}, "it does not sleep: --services.generator.sleep is no"),
-        ({"others": 60.0, "no_sleep": IN_FLIGHT}, f"it does not sleep: {IN_FLIGHT}"),
-        ({"card": None}, "--launcher.gpu_memory_gib says"),
+        (
+            (),
+            {"others": 60.0},
+            "has a cache of 70.4 GiB, and sleeps while the trainer steps: beside the 60.0 GiB of the other processes "
+            "on its GPU, there is no room for all requests at their longest, 70.4 GiB",
+        ),
+        (("--generator.sleep=yes",), {"others": 60.0}, "steps, as --services.generator.sleep says"),
+        (
+            ("--generator.sleep=no",),
+            {"others": 60.0},
+            "keeps a cache of 10.4 GiB while the trainer steps, which is what the 60.0 GiB of the other processes on "
+            "its GPU leave; it does not sleep: --services.generator.sleep is no",
+        ),
+        ((IN_FLIGHT,), {"others": 60.0}, "it does not sleep: episodes are in flight"),
+        ((), {"room": None}, "the engine has a cache of 70.4 GiB: the memory of its GPU is not known here"),
     ],
 )
-def test_the_reason_is_a_sentence(values: dict[str, Any], words: str) -> None:
-    assert words in decide(**values)[2]
+def test_the_reason_is_a_sentence(options: tuple[str, ...], sizes: dict[str, Any], words: str) -> None:
+    assert words in decide(*options, **sizes)[2]

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
+from forge_env.core.errors import UserError
 from trainers import sft
-from trainers.config import RunConfig
 from trainers.grpo import GRPO, Config
 from trainers.setup.options.read_config import read_config
 from trainers.setup.plan import make_plan
 from trainers.setup.run_plan import RunPlan
-from trainers.setup.sizing.fit import nearest_settings
 
 ONE = ("--model=Qwen/Qwen3-0.6B", "--generator.with_gpus", "--trainer.with_gpus", "--launcher.gpus_per_host=1")
 LONG = ("--training.max_tokens_per_micro_batch=32768",)
@@ -28,15 +29,11 @@ def problems(plan: RunPlan) -> list[str]:
 def test_a_card_that_is_too_small_is_refused_with_settings_that_fit() -> None:
     (problem,) = problems(plan_of(*ONE, *LONG, "--launcher.gpu_memory_gib=40"))
     assert problem.startswith("a GPU has 40.0 GiB, and the estimate is more: GPU 0: rollouts ")
-    remedies = problem.partition("; it fits with ")[2].split(" or with ")
-    names = [remedy.partition(" ")[0] for remedy in remedies]
-    assert names[:2] == ["--training.max_tokens_per_micro_batch", "--training.activation_checkpoint"], (
-        "the cheapest first"
-    )
-    for remedy in remedies:
-        plan = plan_of(*ONE, *LONG, "--launcher.gpu_memory_gib=40", *remedy.split())
-        assert problems(plan) == []
-        assert all(card.worst <= 40 * 2**30 for card in plan.cards)
+    remedy = problem.partition("; it fits with ")[2]
+    assert remedy == "--training.max_tokens_per_micro_batch 8192", "the cheapest, and not less than is needed"
+    plan = plan_of(*ONE, *LONG, "--launcher.gpu_memory_gib=40", *remedy.split())
+    assert problems(plan) == []
+    assert all(card.worst <= 40 * 2**30 for card in plan.cards)
 
 
 @pytest.mark.parametrize("size", [40, 80, 141])
@@ -69,16 +66,16 @@ def test_a_gpu_of_unknown_size_refuses_nothing_and_the_plan_says_so() -> None:
 
 def test_supervised_training_on_data_has_no_engine_to_make_room_for() -> None:
     gpu = ("--launcher.gpus_per_host=1", "--launcher.gpu_memory_gib=24", "--trainer.with_gpus", "--generator.with_gpus")
-    plan = make_plan(read_config(sft.Config, ["--sft.data=chats.jsonl", "--model=Qwen/Qwen3-0.6B", *gpu]), sft.SFT)
+    plan = make_plan(read_config(sft.Config, ["--sft.data=somebody/chats", "--model=Qwen/Qwen3-0.6B", *gpu]), sft.SFT)
     assert [list(phase) for card in plan.cards for phase in card.phases.values()] == [["trainer"]]
 
 
 def test_sleep_that_cannot_be_is_refused() -> None:
     sleep = "--generator.sleep=yes"
-    (problem,) = problems(plan_of(*ONE, sleep, "--training.staleness=1"))
-    assert problem.startswith("--services.generator.sleep is yes, and episodes are in flight while the trainer steps")
-    (problem,) = problems(plan_of(*ONE[:3], "--launcher.gpus_per_host=2", sleep))
-    assert "no trainer is on the engine's GPU" in problem
+    with pytest.raises(UserError, match="sleep is yes, and episodes are in flight while the trainer steps"):
+        plan_of(*ONE, sleep, "--training.staleness=1")
+    with pytest.raises(UserError, match="no trainer is on the engine's GPU"):
+        plan_of(*ONE[:3], "--launcher.gpus_per_host=2", sleep)
     assert problems(plan_of(sleep)) == [], "on a CPU the engine just stops"
 
 
@@ -89,88 +86,97 @@ def test_sleep_that_cannot_be_is_refused() -> None:
         ("--generator.engine.model=x", "it is --model"),
     ],
 )
-def test_settings_of_vllm_that_are_refused_are_problems_of_the_plan(option: str, words: str) -> None:
-    (problem,) = plan_of(option).problems
-    assert problem.startswith("--services.generator.engine.") and words in problem
+def test_settings_of_vllm_that_the_run_sets_or_nobody_knows_are_refused(option: str, words: str) -> None:
+    with pytest.raises(UserError, match=r"^--services\.generator\.engine\..*" + re.escape(words)):
+        plan_of(option)
 
 
 def test_a_step_of_the_engine_has_room_for_a_token_of_each_request() -> None:
-    (problem,) = problems(plan_of(*ONE, "--generator.engine.max_num_batched_tokens=255"))
-    assert "max_num_batched_tokens is 255" in problem and "requests that it takes at once, 256, at least" in problem
+    with pytest.raises(UserError, match="batched_tokens is 255, .* requests that it takes at once, 256, at least"):
+        plan_of(*ONE, "--generator.engine.max_num_batched_tokens=255")
     assert problems(plan_of(*ONE, "--generator.engine.max_num_batched_tokens=256")) == []
 
 
 def test_settings_of_vllm_reach_the_engine() -> None:
-    plan = plan_of("--generator.engine.block_size=32", "--generator.engine.speculative_config.method=ngram")
+    arguments = ("--generator.engine.block_size=32", "--generator.engine.speculative_config.method=ngram")
+    plan = plan_of(*ONE, *arguments)
     assert plan.engine.engine_args == {"block_size": 32, "speculative_config": {"method": "ngram"}}
-    (problem,) = plan.problems
-    assert problem.startswith("--services.generator.engine.speculative_config is refused on a CPU")
+    with pytest.raises(UserError, match=r"^--services\.generator\.engine\.speculative_config is refused on a CPU"):
+        plan_of(*arguments)
 
 
 def test_a_snapshot_for_which_a_gpu_has_no_room_may_be_in_shared_memory() -> None:
-    sleeps = (*ONE, "--generator.sleep=yes")
+    sleeps = (*ONE, "--generator.sleep=yes", "--training.cpu_offload", "--training.offload_sums")
+    sleeps += ("--training.activation_checkpoint=full", "--training.max_tokens_per_micro_batch=512")
     plan = plan_of(*sleeps, "--launcher.gpu_memory_gib=80")
     assert plan.model.shape is not None and "CUDA IPC" in plan.store_reason
     training = sum(plan.cards[0].phases["training"].values())
     size = training - plan.model.shape.parameters  # half of the snapshot is too much
     option = f"--launcher.gpu_memory_gib={size / 2**30}"
     (problem,) = problems(plan_of(*sleeps, option))
-    assert " with --weights.store shared_memory" in problem
+    assert problem.endswith("; it fits with --weights.store shared_memory")
     assert problems(plan_of(*sleeps, option, "--weights.store=shared_memory")) == []
 
 
 # ---- which settings fit ----
 
-
-def test_settings_that_help_only_together_are_named_together_and_no_others() -> None:
-    config = plan_of(*LONG).config
-
-    def judge(changed: RunConfig) -> bool:
-        training = changed.training
-        return training.activation_checkpoint == "full" and training.max_tokens_per_micro_batch <= 8192
-
-    assert nearest_settings(config, judge) == (
-        "it fits with --training.max_tokens_per_micro_batch 8192 --training.activation_checkpoint full"
-    )
+LARGE = ("--model=Qwen/Qwen3-8B", *ONE[1:], "--launcher.gpu_memory_gib=80")
 
 
-def test_more_gpus_are_named_if_the_present_ones_do_not_suffice() -> None:
-    config = plan_of("--model=Qwen/Qwen3-8B", *ONE[1:], "--launcher.gpu_memory_gib=80").config
-    result = nearest_settings(config, lambda changed: changed.services.trainer.procs >= 4)
-    assert result == "it fits on 4 such GPUs with --services.trainer.procs 4"
-
-
-def test_a_model_with_too_large_a_state_fits_with_offloaded_weights() -> None:
-    options = ("--model=Qwen/Qwen3-8B", *ONE[1:], "--launcher.gpu_memory_gib=80", "--env.max_tokens=4096")
+@pytest.mark.parametrize(
+    ("options", "fit"),
+    [
+        (
+            (*ONE, "--launcher.gpu_memory_gib=80", "--generator.kv_cache_gib=100"),
+            "--services.generator.kv_cache_gib 0.0",
+        ),
+        (
+            (*ONE, *LONG, "--launcher.gpu_memory_gib=20"),
+            "--training.max_tokens_per_micro_batch 4096 --training.activation_checkpoint selective",
+        ),
+        ((*LARGE, "--lora.rank=16", "--launcher.gpu_memory_gib=40"), "--training.activation_checkpoint selective"),
+        # the cards that there are come before the host's memory
+        (
+            (
+                *LARGE,
+                "--launcher.gpus_per_host=2",
+                "--training.activation_checkpoint=full",
+                "--weights.store=torchstore",
+            ),
+            "--services.trainer.procs 2",
+        ),
+        (LARGE, "--training.activation_checkpoint selective --training.cpu_offload true"),
+        (
+            (*LARGE, "--launcher.gpu_memory_gib=24"),
+            "--training.activation_checkpoint selective --training.cpu_offload true --training.offload_sums true",
+        ),
+        ((*LARGE, "--training.cpu_offload", "--launcher.gpu_memory_gib=40"), "--training.offload_sums true"),
+        # the host updates no moments in bfloat16
+        (
+            (*LARGE, "--training.optimizer_state=bfloat16", "--training.activation_checkpoint=full"),
+            "--training.cpu_offload true --training.optimizer_state float32",
+        ),
+        (
+            (*LARGE, "--lora.rank=16", "--launcher.gpu_memory_gib=24"),
+            "on 2 such GPUs with --launcher.gpus_per_host 2 --services.trainer.procs 2 "
+            "--training.activation_checkpoint attention --services.generator.procs 2",
+        ),
+        (
+            (*LARGE, "--lora.rank=16", "--launcher.gpu_memory_gib=24", "--trainer.procs=2"),
+            "on 2 such GPUs with --launcher.gpus_per_host 2 --training.activation_checkpoint attention "
+            "--services.generator.procs 2",
+        ),
+    ],
+)
+def test_remedies_are_named_from_the_cheapest_on_and_no_more_than_are_needed(
+    options: tuple[str, ...], fit: str
+) -> None:
     (problem,) = problems(plan_of(*options))
-    summed_on_gpu, summed_on_host = problem.partition("; it fits with ")[2].split(" or with ")
-    assert summed_on_gpu == "--training.activation_checkpoint selective --training.cpu_offload true"
-    assert summed_on_host == "--training.cpu_offload true --training.offload_sums true"
-    for remedy in (summed_on_gpu, summed_on_host):
-        assert problems(plan_of(*options, *remedy.split())) == []
-
-
-def test_small_moments_are_named_before_offloading_and_never_with_bfloat16_moments_offloaded() -> None:
-    two = ("--model=Qwen/Qwen3-8B", *ONE[1:3], "--launcher.gpus_per_host=2", "--trainer.procs=2")
-    options = (*two, "--launcher.share_gpus=yes", "--launcher.gpu_memory_gib=80", "--env.max_tokens=4096")
-    options += ("--training.activation_checkpoint=full",)
-    (problem,) = problems(plan_of(*options))
-    remedies = problem.partition("; it fits with ")[2].split(" or with ")
-    assert remedies[0] == "--training.optimizer_state bfloat16"
-    for remedy in remedies:
-        assert problems(plan_of(*options, *remedy.split())) == []
-
-    def judge(changed: RunConfig) -> bool:
-        assert not changed.training.cpu_offload or changed.training.optimizer_state != "bfloat16"
-        return changed.training.cpu_offload and changed.training.max_tokens_per_micro_batch <= 16384
-
-    both = "it fits with --training.max_tokens_per_micro_batch 16384 --training.cpu_offload true"
-    assert nearest_settings(plan_of(*two, *LONG).config, judge) == both
-    small = plan_of(*two, "--training.optimizer_state=bfloat16").config
-    assert (
-        nearest_settings(small, judge) == "it fits with --training.cpu_offload true --training.optimizer_state float32"
-    )
+    named = problem.rpartition("; it fits ")[2].removeprefix("with ")
+    assert named == fit
+    assert problems(plan_of(*options, *named.rpartition("with ")[2].split())) == []
 
 
 def test_a_refusal_says_if_no_setting_helps() -> None:
-    assert "no setting that was tried makes it fit" in nearest_settings(plan_of().config, lambda config: False)
+    (problem,) = problems(plan_of(*LARGE, "--launcher.gpu_memory_gib=2"))
+    assert problem.endswith("; no setting that was tried makes it fit: take a larger card, or a smaller model")

@@ -26,6 +26,7 @@ from trainers.setup.plan import make_plan
 
 RESULTS = Path(__file__).parents[3] / "benchmarks" / "results"
 SMALL = ModelShape(
+    max_position_embeddings=1024,
     hidden_size=8,
     intermediate_size=16,
     num_hidden_layers=2,
@@ -139,7 +140,9 @@ def test_a_trainer_alone_in_float32() -> None:
 def test_what_was_measured_on_a_gpu_is_met_to_15_percent(result: str, tokens: int) -> None:
     measured = json.loads((RESULTS / f"{result}.json").read_text())["rl"]["peak_bytes"]
     draft = draft_of(KNOWN_SHAPES["Qwen/Qwen3-0.6B"], "--trainer.with_gpus", "--training.compile", tokens=tokens)
-    assert trainer_memory(draft).total == pytest.approx(measured, rel=0.15)
+    memory = trainer_memory(draft)
+    tensors = memory.total - memory.held["runtime"] - memory.phases[0]["workspaces"]
+    assert tensors == pytest.approx(measured, rel=0.15)
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
@@ -186,7 +189,7 @@ def test_offloaded_weights_and_smaller_moments_leave_the_gpu() -> None:
     small = memory_of("--training.optimizer_state=8bit").held["state"]
     assert small == pytest.approx((8 * PARAMETERS + 2.03125 * (PARAMETERS - HEAD) + 8 * HEAD) / 2)
     offloaded = memory_of("--training.cpu_offload")
-    assert "state" not in offloaded.held and offloaded.at_rest == 0
+    assert "state" not in offloaded.held and offloaded.at_rest == offloaded.held["runtime"] > 0
     assert offloaded.phases[0]["gradients"] == plain.phases[0]["gradients"] + 4 * PARAMETERS / 2, "and all their sums"
     assert memory_of("--training.cpu_offload", "--training.offload_sums").phases == plain.phases
     replicas = ("--parallelism.data_parallel_replicate_degree=2",)
@@ -210,7 +213,7 @@ def test_the_moments_of_a_micro_batch_with_sharded_weights() -> None:
     # Tied to the embedding, the output layer's weights and gradients stay until the end.
     tied = replace(SMALL, tie_word_embeddings=True)
     assert moments(shape=tied)[2] == (4 * LAYER + 2 * HEAD, 6 * LAYER + 2 * HEAD)
-    assert step_moments(draft_of(tied, BFLOAT16))[1].activations == 0 < step_moments(draft_of(SMALL))[1].activations
+    assert step_moments(draft_of(tied, BFLOAT16))[1][2] == 0 < step_moments(draft_of(SMALL))[1][2], "activations"
     fp32_head = moments("--training.fp32_head")
     assert (fp32_head[0][0], fp32_head[1][1]) == (4 * HEAD + 2 * LAYER, 8 * HEAD)
     gathered = [whole for whole, _ in moments("--training.reshard_after_forward=never")]

@@ -16,9 +16,8 @@ from trainers import gspo, sft
 from trainers.algorithm import Algorithm
 from trainers.grpo import GRPO, Config
 from trainers.objective.plugins import load_loss
-from trainers.setup.dry_run import dry_run
+from trainers.setup.describe import describe_plan, describe_services, describe_settings, dry_run
 from trainers.setup.entry import main
-from trainers.setup.meaning import about_ratio, about_services, meaning, settings_with_defaults
 from trainers.setup.options.read_config import read_config
 from trainers.setup.placement import Process, gpus_available
 from trainers.setup.plan import make_plan, with_model
@@ -95,15 +94,11 @@ def test_copies_of_the_weights_follow_one_another() -> None:
     ]
 
 
-def test_the_plan_says_the_device_of_the_optimizer_and_its_float32_parts() -> None:
-    arguments = ["--launcher.gpus_per_host=2", "--trainer.with_gpus", "--training.cpu_offload", "--training.fp32_head"]
-    lines = dict(meaning(plan_of(*arguments)))
-    assert lines["optimizer"].startswith("AdamW, on the CPU with offloaded weights (0.008 GiB of the host), learning")
-    assert lines["precision"].startswith("trainer bfloat16 over float32 weights, output layer in float32, engine")
-    lines = dict(meaning(plan_of(*arguments[2:])))  # on the CPU both are so already
-    assert "offloaded" not in lines["optimizer"] and "output layer" not in lines["precision"]
-    bits = plan_of(*arguments[:2], "--training.optimizer_state=bfloat16")
-    assert dict(meaning(bits))["optimizer"].startswith("AdamW, moments in bfloat16, learning rate")
+def test_the_plan_says_the_float32_parts() -> None:
+    arguments = ["--launcher.gpus_per_host=2", "--trainer.with_gpus", "--training.fp32_head"]
+    lines = dict(describe_plan(plan_of(*arguments)))
+    assert lines["precision"] == "trainer bfloat16 over float32 weights, output layer in float32, engine float32"
+    assert "output layer" not in dict(describe_plan(plan_of(arguments[-1])))["precision"]  # on the CPU all is float32
 
 
 def test_the_reference_model_computes_as_the_trainer_does() -> None:
@@ -140,7 +135,7 @@ def test_the_memory_of_weights_that_go_by_nccl() -> None:
     assert all("received" not in held[service, 0] for service in ("trainer", "ref_model"))
     assert held["trainer", 0]["versions"] == size
     assert not held["store", 0]
-    assert ("", "weights go through NCCL: as --weights.store says") in meaning(plan)
+    assert dict(describe_plan(plan))["weights"] == "weights go through NCCL: as --weights.store says"
 
 
 def test_weights_are_published_in_the_dtype_of_the_engine() -> None:
@@ -192,35 +187,41 @@ def test_a_reference_model_is_started_only_if_something_asks_for_it() -> None:
 
 
 def test_counts_of_a_step_and_of_the_run() -> None:
-    lines = dict(meaning(plan_of("--config", GUIDE, "--steps", "10")))
-    assert "16 groups = batch_size 4 x gradient_accumulation_steps 4" in lines["optimizer step"]
-    assert "128 episodes = 16 x n_samples 8; at most 262,144 tokens" in lines["optimizer step"]
+    lines = dict(describe_plan(plan_of("--config", GUIDE, "--steps", "10", "--trainer.procs", "4")))
+    assert lines["optimizer step"] == "16 groups of 8 episodes, at most 262,144 tokens"
     assert lines["run"] == "10 optimizer steps: 160 groups, 1,280 episodes"
     assert "1,720,574,976 parameters" in lines["model"] or "sizes are not known" in lines["model"]
-    assert lines["environment"].startswith(
-        "math, at most 4,096 of the split train of openai/gsm8k, at most 256 held out"
-    )
-    assert lines["KL reference"] == "a frozen model of its own on GPU"
-    assert "GRPOLoss" in lines["algorithm"]
+    assert lines["environment"] == "math, at most 4,096 of the split train of openai/gsm8k, at most 256 held out"
+    assert lines["staleness"] == "at most 0 steps between sampling a group and training on it"
+    assert lines["KL reference"] == "a frozen model on GPU"
 
 
 def test_the_kl_reference() -> None:
-    assert dict(meaning(plan_of()))["KL reference"] == "none: nothing asks for it"
-    assert "the generator's own logprobs" in dict(meaning(plan_of("--grpo.beta=0.1")))["KL reference"]
+    assert dict(describe_plan(plan_of()))["KL reference"] == "none: nothing asks for it"
+    assert "the generator's own logprobs" in dict(describe_plan(plan_of("--grpo.beta=0.1")))["KL reference"]
     on_cpu = plan_of("--grpo.beta=0.1", "--ref_model.procs=1", "--ref_model.with_gpus=false")
-    assert dict(meaning(on_cpu))["KL reference"] == "a frozen model of its own on CPU"
+    assert dict(describe_plan(on_cpu))["KL reference"] == "a frozen model on CPU"
 
 
 def test_supervised_training_has_a_plan_too() -> None:
     plan = plan_of(algorithm=sft.SFT)
     assert plan.problems == []
-    assert "32 demonstrations" in dict(meaning(plan))["optimizer step"]
+    lines = dict(describe_plan(plan))
+    assert lines["run"] == "150 optimizer steps" and not {"KL reference", "importance ratio", "staleness"} & set(lines)
+
+
+def test_a_plan_without_an_environment_speaks_of_the_trainer_alone() -> None:
+    plan = plan_of("--sft.data=somebody/chats", algorithm=sft.SFT)
+    lines = dict(describe_plan(plan))
+    assert lines["run"] == "as many steps as the epochs of the data have"
+    assert lines["precision"] == "trainer float32 over float32 weights" and not {"environment", "engine"} & set(lines)
+    assert describe_services(plan) == "services are up: trainer on CPU"
 
 
 def test_every_setting_is_listed_with_its_default() -> None:
-    settings = {name: (value, default) for name, value, default in settings_with_defaults(plan_of("--steps", "7"))}
-    assert settings["training.steps"] == (7, 120)
-    assert settings["grpo.n_samples"] == (8, 8)
+    settings = describe_settings(plan_of("--steps", "7"))
+    assert [row for row in settings if row[0]] == [("*", "training.steps", "7", "120")]
+    assert ("", "grpo.n_samples", "8") in settings and ("", "training.learning_rate", "0.0006") in settings
     assert len(settings) > 80
 
 
@@ -273,13 +274,13 @@ def test_the_users_own_loss_and_advantages_are_made_once(
     options += ["--generator.with_gpus", "--launcher.gpus_per_host=8", "--training.old_logprobs=auto"]
     monkeypatch.chdir(tmp_path)
     main(gspo.GSPO, never, ["--dry-run", *options])
-    assert "against the trainer's own logprobs" in " ".join(capsys.readouterr().out.split())
+    assert "against the trainer's logprobs" in " ".join(capsys.readouterr().out.split())
     assert sorted(made.read_text().split()) == ["advantages", "loss"]
     made.unlink()
 
     async def set_up(plan: RunPlan) -> None:
         assert plan.objective is not None
-        about_services(plan), about_ratio(plan), with_model(plan, tmp_path)
+        describe_services(plan), describe_plan(plan), with_model(plan, tmp_path)
         assert (plan.old_logprobs, plan.placement.has_reference) == ("generator", True)
 
     assert main(gspo.GSPO, set_up, options[:5]) == 0
@@ -319,36 +320,25 @@ def test_a_model_of_the_hub_is_checked_when_its_config_is_there(tmp_path: Path) 
 MOE = "--model.size=tiny-moe"
 
 
-@pytest.mark.parametrize(
-    ("arguments", "replays", "words"),
-    [
-        ([MOE], True, "the experts that the engine chose for it; every 20 steps also measured without"),
-        ([MOE, "--moe.compare_interval=0"], True, "the experts that the engine chose for it"),
-        ([MOE, "--moe.replay=off"], False, "off, as --moe.replay says"),
-        ([], False, None),
-    ],
-)
-def test_a_model_with_experts_replays_routes_unless_it_is_told_not_to(
-    arguments: list[str], replays: bool, words: str | None
-) -> None:
+@pytest.mark.parametrize(("arguments", "replays"), [([MOE], True), ([MOE, "--moe.replay=off"], False), ([], False)])
+def test_a_model_with_experts_replays_routes_unless_it_is_told_not_to(arguments: list[str], replays: bool) -> None:
     plan = plan_of(*arguments)
     assert plan.replays_routes == replays and plan.trainer.replay == ("--moe.replay=off" not in arguments)
-    said = dict(meaning(plan)).get("routing replay")
-    assert said is None if words is None else said is not None and words in said
+    assert ("routing replay" in dict(describe_plan(plan))) == replays
     assert plan.problems == []
 
 
 def test_an_engine_that_cannot_return_routes_is_refused() -> None:
     arguments = ("--generator.with_gpus", "--generator.engine.enable_prefix_caching=false")
-    problems = " ".join(plan_of(MOE, *arguments).problems)
-    assert "enable_prefix_caching is false, and vLLM 0.32" in problems and "or set --moe.replay off" in problems
+    with pytest.raises(UserError, match="enable_prefix_caching is false, and vLLM 0.32.* or set --moe.replay off"):
+        plan_of(MOE, *arguments)
     for others in ([MOE, "--moe.replay=off"], []):
-        assert "enable_prefix_caching" not in " ".join(plan_of(*others, *arguments).problems)
+        plan_of(*others, *arguments)
 
 
 def test_supervised_training_has_no_routes() -> None:
     plan = plan_of(MOE, algorithm=sft.SFT)
-    assert not plan.replays_routes and "routing replay" not in dict(meaning(plan))
+    assert not plan.replays_routes and "routing replay" not in dict(describe_plan(plan))
 
 
 def test_the_first_step_and_each_after_an_interval_is_measured_without_replay() -> None:
@@ -377,36 +367,28 @@ def test_whether_routes_are_replayed_is_decided_when_the_model_is_there(tmp_path
 # ---- mistakes ----
 
 
-def test_every_mistake_is_listed_and_the_first_is_what_a_start_says(capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = ["--trainer.procs", "3", "--parallelism.tensor_parallel_degree", "2", "--trainer.num_replicas", "2"]
-    plan = plan_of(*arguments, "--env", "maths")
-    assert [problem.split(" ")[0] for problem in plan.problems[1:]] == [
-        "--services.trainer.num_replicas",
-        "parallelism",
-    ]
-    assert "'maths'" in plan.problems[0]
-    assert main(GRPO, never, [*arguments, "--env", "maths"]) == 2
-    assert capsys.readouterr().err == f"error: {plan.problems[0]}\n"
+def test_the_first_mistake_is_what_a_start_says(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["--trainer.procs", "3", "--parallelism.tensor_parallel_degree", "2", "--env", "maths"]
+    with pytest.raises(UserError, match="'maths'") as refused:
+        plan_of(*arguments)
+    assert main(GRPO, never, arguments) == 2
+    assert capsys.readouterr().err == f"error: {refused.value}\n"
 
 
 @pytest.mark.parametrize("mistake", ["--grpo.n_samples=1", "--grpo.n_samples=0", "--loss=no_such:Loss", "--model=/no"])
-def test_a_mistake_with_which_nothing_can_be_planned_is_all_that_a_dry_run_says(
-    capsys: pytest.CaptureFixture[str], mistake: str
-) -> None:
+def test_a_mistake_is_all_that_a_dry_run_says(capsys: pytest.CaptureFixture[str], mistake: str) -> None:
     text = printed(capsys, mistake, "--env=maths", code=2)
     assert text.startswith(" error: ") and text.count("\n") == 1 and mistake.partition("=")[2] in text
 
 
-def test_a_dry_run_prints_the_sentence_and_everything_else(capsys: pytest.CaptureFixture[str]) -> None:
-    text = printed(capsys, "--config", GUIDE, "--trainer.with_gpus=false", "--generator.with_gpus=false",
-                   "--ref_model.with_gpus=false", "--dataset.path=openai/gsm8k:main", code=2)  # fmt: skip
-    sentence = "parallelism needs 4 trainer processes, services.trainer.procs is 2: --trainer.procs 4"
-    assert f"no: {sentence}" in text and text.endswith(f"error: {sentence}\n")
-    words = [
-        "* training.learning_rate 1e-05 1e-06",
-        "training.weight_decay 0",
-        "trainer 1 CPU, 2 threads FSDP 0, TP 1",
-    ]
+def test_a_dry_run_for_a_larger_machine_prints_everything_and_what_is_missing(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    text = printed(capsys, "--config", GUIDE, "--trainer.procs=64", "--parallelism.data_parallel_shard_degree=-1",
+                   "--dataset.path=openai/gsm8k:main", code=2)  # fmt: skip
+    sentence = f"the run needs 66 GPUs, {gpus_available()} are available: generator 1, trainer 64, ref_model 1; "
+    assert f"no: {sentence}" in text and f"error: {sentence}" in text
+    words = ["* training.learning_rate 1e-05 1e-06", "training.weight_decay 0", "trainer 1 GPU 2 FSDP 0, TP 1"]
     assert [
         word for word in [*words, "16 groups", "controller", "store", "envs", "generator"] if word not in text
     ] == []

@@ -32,14 +32,15 @@ def settled(*arguments: str) -> Config:
 
 
 def test_a_guides_file_loads_as_it_stands() -> None:
-    config = settled("--config", GUIDE)
+    config = read_config(Config, ["--config", GUIDE])
     assert (config.model.path, config.env.name) == ("Qwen/Qwen3-1.7B", "math")
     assert (config.dataset.path, config.dataset.split, config.dataset.streaming) == ("openai/gsm8k", "train", True)
     training = config.training
     assert (training.batch_size, training.gradient_accumulation_steps, config.training.groups_per_step) == (4, 4, 16)
     assert (training.learning_rate, training.entropy_coef) == (1e-5, 0.001)
     assert (training.dtype, training.sync_interval) == ("bfloat16", 1)
-    assert (config.env.max_tokens, config.env.max_turn_tokens) == (2048, 2048)
+    env = settled("--config", GUIDE, "--trainer.procs=4").env
+    assert (env.max_tokens, env.max_turn_tokens) == (2048, 2048)
     assert (config.grpo.n_samples, config.grpo.clip_low, config.grpo.clip_high) == (8, 0.2, 0.28)
     assert (config.grpo.beta, config.grpo.temperature) == (0.1, 1.0)
     services, parallel = config.services, config.parallelism
@@ -99,8 +100,8 @@ def test_the_cap_of_an_episode_goes_by_two_names() -> None:
     env = settled("--training.seq_len", "100", "--env.max_turn_tokens", "10").env
     assert (env.max_tokens, env.max_turn_tokens) == (100, 10)
     assert settled("--training.seq_len", "100", "--env.max_tokens", "100").env.max_tokens == 100
-    (problem,) = make_plan(read_config(Config, ["--training.seq_len", "100", "--env.max_tokens", "99"]), GRPO).problems
-    assert "seq_len is 100 and --env.max_tokens is 99" in problem and problem.endswith("give one of them")
+    with pytest.raises(UserError, match="seq_len is 100 and --env.max_tokens is 99: .*; give one of them"):
+        settled("--training.seq_len", "100", "--env.max_tokens", "99")
 
 
 # ---- the data set ----
@@ -146,19 +147,20 @@ def test_a_run_that_goes_on_elsewhere_says_where_its_environment_was_registered(
 
 
 def test_limits_come_from_the_environment_unless_a_setting_is_given(tmp_path: Path) -> None:
-    taxi = ["--env", "gymnasium:Taxi-v4"]
+    taxi = ["--env", "gymnasium:Taxi-v4", "--warmup.steps", "0", "--model", "Qwen/Qwen3-0.6B"]
     env = settled(*taxi).env
-    assert (env.max_turns, env.max_turn_tokens, env.max_tokens) == (200, 32, 512)
+    assert (env.max_turns, env.max_turn_tokens, env.max_tokens) == (200, 512, 4096)
     assert settled(*taxi, "--env.max_turns", "3").env.max_turns == 3
     assert config_of(tmp_path, "env: {name: 'gymnasium:Taxi-v4', max_turns: 5}").env.max_turns == 5
     assert settled(*taxi, "--training.seq_len", "100").env.max_tokens == 100
     levels = [settled("--env", "code_exec", "--env.options.level", str(n)).env.max_turns for n in (1, 4)]
     assert levels == [3, 8]
     (tmp_path / "own.py").write_text(
-        "import forge_env\n\n\nclass Own(forge_env.Env):\n    @classmethod\n    def limits(cls, *, data: str):\n"
+        "import forge_env\n\n\nclass Own(forge_env.Env):\n    def __init__(self, *, data: str):\n        pass\n\n"
+        "    @classmethod\n    def limits(cls, *, data: str):\n"
         "        return {'max_tokens': 900, 'max_turn_tokens': 90}\n"
     )
-    arguments = ["--env", f"{tmp_path}/own.py:Own", "--env.options.data", "x"]
+    arguments = ["--env", f"{tmp_path}/own.py:Own", "--env.options.data", "x", *taxi[2:]]
     assert settled(*arguments).env.limits().max_turn_tokens == 90
     both = settled(*arguments, "--training.seq_len", "300").env
     assert (both.max_tokens, both.max_turn_tokens) == (300, 300)

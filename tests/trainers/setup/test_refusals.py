@@ -64,7 +64,7 @@ REFUSED = [
     (
         GRPO,
         "--model.size tiny-moe --parallelism.expert_parallel_degree=3 --trainer.procs=3",
-        "--parallelism.expert_parallel_degree is 3, which does not divide the model's experts, 8: choose 1",
+        "--parallelism.expert_parallel_degree is 3, which does not divide the model's experts, 8: choose 1, 2, 4 or 8",
     ),
     (
         GRPO,

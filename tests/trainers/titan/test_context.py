@@ -117,7 +117,7 @@ def test_lengths_are_multiples_that_all_ranks_can_share():
 
 def test_attention_that_cannot_share_a_sequence_is_refused():
     with pytest.raises(UserError, match="varlen"):
-        TitanSettings(attention="varlen").choose_attention(is_on_gpu=True, context=2)
+        TitanSettings(attention="varlen", context_parallel_degree=2).choose_attention(is_on_gpu=True)
 
 
 # -- several ranks -----------------------------------------------------------------------------------------------
@@ -167,7 +167,8 @@ def flex_logprobs(folder: Path, pack_length: int) -> list[list[float]]:
 
     Sequences of 256 tokens are longer than the model's positions; what is beyond them is padding.
     """
-    model = TitanModel(folder, parallel_dims(-1, tp=1, cp=2), TitanSettings(), dtype="float32", attention="flex")
+    settings = TitanSettings(context_parallel_degree=2)
+    model = TitanModel(folder, parallel_dims(settings), settings, dtype="float32", attention="flex")
     samples, found = make_samples(7), dict[int, list[float]]()
     limits = {"max_tokens": 1024, "multiple": multiple_of_lengths(2, tensor=1, tuned=True)}
     with torch.no_grad(), torch.compiler.set_stance("force_eager"):

@@ -173,10 +173,14 @@ def test_adapters_of_attention_leave_the_experts_as_they_are(make: Make, tmp_pat
         (
             "qwen3",
             {"expert_parallel_degree": 2},
-            "ep=2 must divide the number of ranks that hold the weights together.* 1",
+            "degree is 2, which does not divide the number of trainer processes that hold the weights together, 1",
         ),
-        ("qwen3-moe", {"expert_parallel_degree": 2}, "ep=2 must divide"),
-        ("qwen3-moe", {"lora": Lora(rank=4, alpha=8.0)}, "down_proj, gate_proj, up_proj are matrices of experts"),
+        ("qwen3-moe", {"expert_parallel_degree": 2}, "expert_parallel_degree is 2, which does not divide"),
+        (
+            "qwen3-moe",
+            {"lora": Lora(rank=4, alpha=8.0)},
+            "the model has experts, whose matrices gate_proj, up_proj, down_proj get no adapter",
+        ),
     ],
 )
 def test_settings_that_cannot_work_are_refused(
@@ -187,9 +191,9 @@ def test_settings_that_cannot_work_are_refused(
 
 
 REFUSED_BY_TWO: list[tuple[str, dict[str, int], str]] = [
-    ("qwen3", {"tp": 1, "ep": 2}, "ep=2 spreads experts over ranks, and the model has none"),
-    ("qwen3-moe", {"tp": 1, "ep": 2}, "ep=2 does not divide num_experts=3"),
-    ("qwen3-moe", {"tp": 2}, "tp=2 does not divide moe_intermediate_size=33"),
+    ("qwen3", {"expert_parallel_degree": 2}, "the model is dense, and has no experts to spread"),
+    ("qwen3-moe", {"expert_parallel_degree": 2}, "does not divide the model's experts, 3"),
+    ("qwen3-moe", {"tensor_parallel_degree": 2}, "does not divide the model's moe_intermediate_size, 33"),
 ]
 
 
@@ -197,7 +201,8 @@ def refuse_in_a_rank(root: Path) -> None:
     init_process_group()
     for family, degrees, match in REFUSED_BY_TWO:
         with pytest.raises(UserError, match=match):
-            TitanModel(root / family, parallel_dims(-1, **degrees), TitanSettings(), dtype="float32", attention="sdpa")
+            settings = TitanSettings(**degrees)
+            TitanModel(root / family, parallel_dims(settings), settings, dtype="float32", attention="sdpa")
     torch.distributed.destroy_process_group()
 
 

@@ -128,7 +128,7 @@ def train(samples: list[Sample], loss: Any, *, ranks: int = 1, old_is_present: b
     values = torch.zeros((2, sum(sample.num_targets for sample in samples)), dtype=torch.float64)
     with torch.no_grad():
         for batch in (batch for batch in batches if batch.is_part):
-            values[:, batch.numbers] = torch.stack(forward(batch))
+            values[:, batch.target_index] = torch.stack(forward(batch))
     total = 0.0
     gradients = torch.zeros_like(values[0])
     for of_rank in batches_of:
@@ -140,7 +140,7 @@ def train(samples: list[Sample], loss: Any, *, ranks: int = 1, old_is_present: b
             logprobs.retain_grad()
             (split if batch.is_part else step).backward(batch, logprobs, entropies)
             assert logprobs.grad is not None
-            gradients[batch.numbers] = logprobs.grad
+            gradients[batch.target_index] = logprobs.grad
         total += step.total.item()
     return Result(
         loss=total,

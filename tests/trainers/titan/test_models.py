@@ -24,8 +24,8 @@ from tests.trainers.titan.folders import FAMILIES, LLAMA3_ROPE, SIZES, VOCABULAR
 from tests.trainers.titan.weights import weights_of
 from trainers.batching.batch import Sample
 from trainers.losses import SFTLoss
+from trainers.model.families import read_config
 from trainers.titan import model as titan_model
-from trainers.titan.families import read_config
 from trainers.titan.trainer import TitanSettings, TitanTrainer
 
 CLOSE = {"atol": 1e-5, "rtol": 0}  # of logits up to 5: about as many roundings of float32 as there are sums
@@ -305,8 +305,8 @@ def test_compiled_blocks_take_the_same_step(folders, make_trainer, name, mode):
         ("qwen3", {"model_type": "qwen2_moe", "architectures": ["Qwen2MoeForCausalLM"]}, "Qwen2MoeForCausalLM"),
         ("qwen3-moe", {"mlp_only_layers": [1]}, "dense layers between those with experts.*Qwen3MoeForCausalLM"),
         ("qwen3-moe", {"decoder_sparse_step": 2}, "dense layers between those with experts"),
-        ("qwen3-moe", {"num_local_experts": ...}, "num_experts=None: a model with experts needs a whole number"),
-        ("qwen3-moe", {"moe_intermediate_size": ...}, "moe_intermediate_size=None"),
+        ("qwen3-moe", {"num_local_experts": ...}, "num_experts = None: a language model has a whole number"),
+        ("qwen3-moe", {"moe_intermediate_size": ...}, "moe_intermediate_size = None"),
         ("qwen3-moe", {"num_experts_per_tok": 9}, "num_experts_per_tok=9.* cannot be more than num_experts=8"),
         ("llama-3", {"architectures": ["LlamaForSequenceClassification"]}, "LlamaForSequenceClassification"),
         ("qwen2.5", {"model_type": ...}, "only Qwen3ForCausalLM, Qwen3MoeForCausalLM, LlamaForCausalLM"),
@@ -324,16 +324,16 @@ def test_compiled_blocks_take_the_same_step(folders, make_trainer, name, mode):
         ("llama-3", {"mlp_bias": True}, "mlp_bias"),
         ("llama-3", {"hidden_act": "gelu"}, "hidden_act 'gelu'"),
         ("qwen2.5", {"quantization_config": {"quant_method": "awq"}}, "quantized"),
-        ("llama-3", {"hidden_size": ...}, "hidden_size=None"),
-        ("qwen2.5", {"vocab_size": "many"}, "vocab_size='many'"),
-        ("qwen2.5", {"num_hidden_layers": 0}, "num_hidden_layers=0"),
+        ("llama-3", {"hidden_size": ...}, "hidden_size = None"),
+        ("qwen2.5", {"vocab_size": "many"}, "vocab_size = 'many'"),
+        ("qwen2.5", {"num_hidden_layers": 0}, "num_hidden_layers = 0"),
         ("llama-3", {"num_key_value_heads": 3}, "num_key_value_heads=3.*num_attention_heads=4"),
     ],
 )
 def test_what_cannot_be_trained_is_refused_with_a_sentence(folders, tmp_path, name, changes, match):
     copy = Path(shutil.copytree(folders[name], tmp_path / "copy"))
     with pytest.raises(UserError, match=match):
-        read_config(change_config(copy, **changes))
+        read_config(change_config(copy, **changes) / "config.json")
 
 
 @pytest.mark.parametrize(
@@ -352,8 +352,8 @@ def test_settings_that_are_switched_off_do_not_refuse_a_config(folders, make_tra
 
 def test_a_config_that_is_no_object_is_refused(tmp_path):
     (tmp_path / "config.json").write_text("[]")
-    with pytest.raises(UserError, match="list"):
-        read_config(tmp_path)
+    with pytest.raises(UserError, match="it holds no JSON object"):
+        read_config(tmp_path / "config.json")
 
 
 @pytest.mark.parametrize(

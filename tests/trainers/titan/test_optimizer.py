@@ -38,7 +38,7 @@ def test_a_state_that_cannot_be_had_is_refused(settings: dict[str, Any], is_on_g
 @pytest.mark.skipif(find_spec("torchao") is not None, reason="torchao is installed")
 def test_without_torchao_8_bits_are_refused() -> None:
     with pytest.raises(UserError, match="torchao is not installed: .* by pip install"):
-        TitanSettings(optimizer_state="8bit").check_state(is_on_gpu=False)
+        TitanSettings(optimizer_state="8bit").check_packages()
 
 
 @needs_torchao

@@ -81,7 +81,7 @@ def test_replicas_of_shards_take_the_steps_of_one_process(four_ranks: Path, make
     [
         (
             {"data_parallel_replicate_degree": 2},
-            "dp_replicate=2 times dp_shard=-1 times tp=1 times cp=1 must be the number of ranks, 1",
+            "parallelism needs 2 trainer processes, services.trainer.procs is 1",
         ),
         ({"reshard_after_forward": "sometimes"}, "is 'sometimes'; it must be one of: default, always, never"),
         ({"optimizer_state": "4bit"}, "is '4bit'; it must be one of: float32, bfloat16, 8bit"),

@@ -36,6 +36,7 @@ from trainers.batching.batch import Sample
 from trainers.checkpoints import clean, find, path_of, read_manifest, steps_of
 from trainers.losses import CISPOLoss, DAPOLoss, GRPOLoss, GSPOLoss, ReinforceLoss, SAPOLoss, SFTLoss
 from trainers.titan.parallel import init_process_group
+from trainers.titan.settings import RateSettings
 from trainers.titan.trainer import TitanSettings, TitanTrainer
 
 VOCABULARY = 96
@@ -344,7 +345,7 @@ def test_a_new_phase_is_a_new_trainer_on_the_present_weights(model, make_trainer
         trainer.train_step(make_samples(seed=seed), SFTLoss())
     trained = weights(trainer)
     trainer.export_hf(tmp_path / "trained")
-    trainer.begin(learning_rate=4e-4, warmup_steps=4)
+    trainer.begin(RateSettings(learning_rate=4e-4, warmup_steps=4))
     assert trainer.step == 0
     assert all(torch.equal(value, trained[name]) for name, value in weights(trainer).items())
     fresh = make_trainer(tmp_path / "trained", learning_rate=4e-4, warmup_steps=4)
@@ -357,11 +358,12 @@ def test_a_new_phase_is_a_new_trainer_on_the_present_weights(model, make_trainer
     assert all(torch.equal(value, weights(fresh)[name]) for name, value in weights(trainer).items())
 
 
-def test_a_phase_keeps_the_settings_it_is_not_given(model, make_trainer):
+def test_a_phase_without_a_rate_has_that_of_the_settings(model, make_trainer):
     trainer = make_trainer(model, learning_rate=1e-3, warmup_steps=2)
-    trainer.begin(learning_rate=4e-3)
-    assert trainer.learning_rate == pytest.approx(2e-3)  # still the first of two warm-up steps
-    trainer.begin(warmup_steps=0)
+    trainer.train_step(make_samples(), SFTLoss())
+    trainer.begin()
+    assert trainer.learning_rate == pytest.approx(5e-4)  # the first of two warm-up steps
+    trainer.begin(RateSettings(learning_rate=4e-3))
     assert trainer.learning_rate == pytest.approx(4e-3)
 
 
@@ -745,7 +747,11 @@ def test_model_folders_that_cannot_be_used_are_refused_with_a_sentence(model, ma
 
 @pytest.mark.parametrize(
     ("changes", "match"),
-    [({"tensor_parallel_degree": 2}, "ranks"), ({"dtype": "float16"}, "float16"), ({"attention": "fast"}, "fast")],
+    [
+        ({"tensor_parallel_degree": 2}, "parallelism needs 2 trainer processes"),
+        ({"dtype": "float16"}, "float16"),
+        ({"attention": "fast"}, "fast"),
+    ],
 )
 def test_settings_that_cannot_work_are_refused(model, make_trainer, changes, match):
     with pytest.raises(UserError, match=match):

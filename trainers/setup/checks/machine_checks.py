@@ -1,4 +1,4 @@
-"""Checks of what the processes and machines can do: parallelism, memory, attention and places."""
+"""Checks of the trainer, memory, GPUs and hosts against the machine."""
 
 from __future__ import annotations
 
@@ -12,52 +12,44 @@ from trainers.setup.draft import Draft
 from trainers.setup.memory import COPIED, GIB, OFFLOADED, gib
 from trainers.setup.placement import Placement, gpus_available
 from trainers.setup.sizing.card import Processes, host_parts
+from trainers.setup.sizing.fit import find_store
 
 _GROUPS = Path("/sys/fs/cgroup")
 _NO_LIMIT = float("inf")
 
 
-def check_parallelism(draft: Draft) -> None:
-    """The degrees multiply to the number of processes."""
-    parallelism, procs = draft.config.parallelism, draft.services.trainer.procs
-    shard = parallelism.data_parallel_shard_degree
-    others = (
-        parallelism.tensor_parallel_degree
-        * parallelism.context_parallel_degree
-        * parallelism.data_parallel_replicate_degree
-    )
-    if shard == -1:
-        fits, needed = procs % others == 0, -(-procs // others) * others
-    else:
-        fits, needed = procs == others * shard, others * shard
-    if not fits:
-        processes = "trainer process" if needed == 1 else "trainer processes"
-        raise UserError(
-            f"parallelism needs {needed} {processes}, services.trainer.procs is {procs}: --trainer.procs {needed}"
-        )
-
-
-def check_optimizer(draft: Draft) -> None:
-    """Weights and AdamW's moments can be kept as they are wanted."""
-    training, with_gpus = draft.training, draft.services.trainer.with_gpus
-    if training.cpu_offload and not with_gpus:
+def check_trainer(draft: Draft) -> None:
+    """Check what the trainer can do on its device, and that the plan has room for the mask of its attention."""
+    trainer, with_gpus = draft.trainer, draft.services.trainer.with_gpus
+    if trainer.cpu_offload and not with_gpus:
         raise UserError(
             "--training.cpu_offload is true, which is for a trainer on GPU, and this one is on the CPU, whose memory "
             "has the weights already: leave it out, or use --trainer.with_gpus true"
         )
-    training.check_state(is_on_gpu=with_gpus)
+    trainer.check_state(is_on_gpu=with_gpus)
+    trainer.choose_attention(is_on_gpu=with_gpus)
+    degree = trainer.context_parallel_degree
+    if with_gpus and trainer.attention == "sdpa" and (trainer.pack_length or degree > 1):
+        cause = (
+            "training.packing is true" if trainer.pack_length else f"parallelism.context_parallel_degree is {degree}"
+        )
+        raise UserError(
+            f"--training.attention is sdpa and --{cause}: for rows that share a sequence, or are shared, sdpa builds a "
+            "mask of tokens x tokens, which the plan of the GPU's memory has no room for: set it to flex, or leave it "
+            "out"
+        )
 
 
 def check_host_memory(draft: Draft, processes: Processes, host: float | None = None) -> None:
-    """Check that the host has room for the processes on its CPU, and for what those on GPUs keep there.
+    """Check that the host has room for the processes on its CPU, and for parts that processes on GPUs keep there.
 
     Args:
         draft: of the run.
         processes: of the run, with the estimates of their memory.
-        host: bytes of its memory, if they are not those of this machine, see `host_memory`; 0 is not checked.
+        host: bytes of its memory, if it is another machine, see `host_memory`; 0 is not checked.
 
     Raises:
-        UserError: otherwise, with what each service takes.
+        UserError: otherwise, with the bytes of each service.
     """
     parts = host_parts(processes)
     on_gpus = "put trainer and generator on GPUs with --trainer.with_gpus true --generator.with_gpus true"
@@ -113,20 +105,6 @@ def check_context(draft: Draft) -> None:
         )
 
 
-def check_attention(draft: Draft) -> None:
-    """Check that the trainer can use the attention that is asked for, and that the plan has room for its mask."""
-    training, with_gpus = draft.training, draft.services.trainer.with_gpus
-    degree = draft.config.parallelism.context_parallel_degree
-    training.choose_attention(is_on_gpu=with_gpus, context=degree)
-    if with_gpus and training.attention == "sdpa" and (training.packing or degree > 1):
-        cause = "training.packing is true" if training.packing else f"parallelism.context_parallel_degree is {degree}"
-        raise UserError(
-            f"--training.attention is sdpa and --{cause}: for rows that share a sequence, or are shared, sdpa builds a "
-            "mask of tokens x tokens, which the plan of the GPU's memory has no room for: set it to flex, or leave it "
-            "out"
-        )
-
-
 def card_size(draft: Draft) -> float | None:
     """Bytes that the run may use of each of its GPUs: the smallest of them counts. None if they are not known.
 
@@ -147,6 +125,11 @@ def card_size(draft: Draft) -> float | None:
                 "GiB: set it to that or less, or to 0 for all of it"
             )
     return cap or min(sizes.values(), default=None)
+
+
+def check_store(draft: Draft) -> None:
+    """Check that the weight store can work, as far as that is known."""
+    find_store(draft)
 
 
 def check_gpus(draft: Draft) -> None:

@@ -7,7 +7,6 @@ from pathlib import Path
 from agents.model_folder import find_model as find_folder
 from forge_env.core.errors import UserError
 from trainers.config import RunConfig
-from trainers.lora import IN_ATTENTION, IN_MLP, check_trainer
 from trainers.model.shape import FoundModel, find_shape
 from trainers.setup.draft import Draft
 
@@ -52,7 +51,7 @@ def check_length(draft: Draft) -> None:
             f"--training.seq_len is {seq_len} and --env.max_tokens is {longest}: both are the most tokens of an "
             "episode; give one of them"
         )
-    if shape is None or not 0 < shape.max_position_embeddings < longest:
+    if shape is None or longest <= shape.max_position_embeddings:
         return
     name = "training.seq_len" if seq_len else "env.max_tokens"
     raise UserError(
@@ -61,77 +60,18 @@ def check_length(draft: Draft) -> None:
     )
 
 
-def check_heads(draft: Draft) -> None:
-    shape = draft.shape
-    if shape is None:
-        return
-    degrees = {
-        "parallelism.tensor_parallel_degree": draft.config.parallelism.tensor_parallel_degree,
-        "services.generator.procs": draft.services.generator.procs,
-    }
-    for name, degree in degrees.items():
-        for what in ("num_attention_heads", "num_key_value_heads"):
-            heads = getattr(shape, what)
-            if heads % degree:
-                raise UserError(
-                    f"--{name} is {degree}, which does not divide the model's {what}, {heads}: choose "
-                    f"{_divisors(shape.num_attention_heads, shape.num_key_value_heads)}"
-                )
-
-
-def check_experts(draft: Draft) -> None:
-    """Check that experts can be spread, cut and adapted as they are wanted.
-
-    Raises:
-        UserError: when they cannot, or the model has none.
-    """
-    shape, lora, services, parallelism = draft.shape, draft.lora, draft.services, draft.config.parallelism
-    degree = parallelism.expert_parallel_degree
-    wanted = f"--parallelism.expert_parallel_degree is {degree}"
-    if shape is not None and degree > 1 and not shape.num_experts:
-        raise UserError(f"{wanted}, and the model is dense, and has no experts to spread: set it to 1")
-    ranks = max(1, services.trainer.procs // parallelism.data_parallel_replicate_degree)
-    if ranks % degree:
-        raise UserError(
-            f"{wanted}, which does not divide the number of trainer processes that hold the weights together, {ranks}: "
-            f"choose {_divisors(ranks)}"
-        )
-    draft.training.check_head(degree)
-    if shape is None or not shape.num_experts:
-        return
-    if shape.num_experts % degree:
-        raise UserError(
-            f"{wanted}, which does not divide the model's experts, {shape.num_experts}: choose "
-            f"{_divisors(shape.num_experts, ranks)}"
-        )
-    cuts = {"services.generator.procs": services.generator.procs}
-    if degree == 1:
-        cuts["parallelism.tensor_parallel_degree"] = parallelism.tensor_parallel_degree
-    for name, cut in cuts.items():
-        if shape.moe_intermediate_size % cut:
-            raise UserError(
-                f"--{name} is {cut}, which does not divide the model's moe_intermediate_size, "
-                f"{shape.moe_intermediate_size}: choose a divisor"
-            )
-    if lora is not None and lora.publish == "adapter":
-        raise UserError(
-            f"--lora.publish is {draft.config.lora.publish}, which sends the adapter alone, and the model has experts, "
-            "whose kernels differ in an engine that holds adapters: set it to merged"
-        )
-    if lora is not None and set(lora.targets) & set(IN_MLP):
-        raise UserError(
-            f"--lora.targets is {','.join(draft.config.lora.targets)}, and the model has experts, whose matrices "
-            f"{', '.join(IN_MLP)} get no adapter: set it to {','.join(IN_ATTENTION)}, or to some of these"
-        )
+def check_shape(draft: Draft) -> None:
+    """Check that the model can be cut, spread and adapted as the settings ask for."""
+    if (shape := draft.shape) is not None:
+        draft.trainer.check_model(shape)
+        shape.check_cut("services.generator.procs", draft.services.generator.procs)
 
 
 def check_lora(draft: Draft) -> None:
-    """The other settings work with adapters."""
-    training, procs, lora = draft.training, draft.services.ref_model.procs, draft.lora
-    if lora is None:
+    """Check that adapters have a model that can do something, and no second reference model."""
+    if (lora := draft.lora) is None:
         return
-    check_trainer(lora, training.optimizer_state, cpu_offload=training.cpu_offload)
-    if procs:
+    if procs := draft.services.ref_model.procs:
         raise UserError(
             f"--services.ref_model.procs is {procs} and --lora.rank is {lora.rank}: a trainer of adapters is "
             "its own reference model, without them: set --services.ref_model.procs to 0"
@@ -141,9 +81,3 @@ def check_lora(draft: Draft) -> None:
             f"--lora.rank is {lora.rank}, and there is no --model: adapters beside the random weights of a "
             "model made on the spot learn nothing; name a --model that has learned, or set --lora.rank to 0"
         )
-
-
-def _divisors(*numbers: int) -> str:
-    """The common divisors, as "1, 2 or 4"."""
-    divisors = [str(n) for n in range(1, min(numbers) + 1) if not any(number % n for number in numbers)]
-    return " or ".join([", ".join(divisors[:-1]), divisors[-1]] if len(divisors) > 1 else divisors)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from forge_env.core.errors import UserError
 from forge_env.records.run_files import FACTS, read_object
@@ -13,7 +13,7 @@ from forge_env.registry.registry import check_registered, env_class
 from forge_env.utils.settings import with_values
 from trainers.checkpoints import find
 from trainers.config import SHORT_OPTIONS, RunConfig
-from trainers.setup.options.parser import parse_given
+from trainers.setup.options.parser import parse
 from trainers.setup.placement import gpus_available
 
 C = TypeVar("C", bound=RunConfig)
@@ -31,24 +31,20 @@ def read_config(config_class: type[C], arguments: Sequence[str]) -> C:
     Raises:
         UserError: for an unknown option, a malformed value, or two settings that contradict each other.
     """
-    config, given = parse_given(config_class, arguments, SHORT_OPTIONS)
+    config, saved = parse(config_class, arguments, SHORT_OPTIONS), dict[str, Any]()
     if config.resume and config.output:
-        saved = dict(find(Path(config.output), config.checkpoint.step).extra["config"])
-        for name in ("output", "resume", "dry_run"):
-            saved.pop(name, None)
-        saved["checkpoint"] = {**saved["checkpoint"], "step": 0}
         facts = Path(config.output) / FACTS
-        recorded = read_object(facts).get("registered") if facts.is_file() else None
-        check_registered(saved["env"]["name"], recorded)
-        return parse_given(config_class, arguments, SHORT_OPTIONS, saved=saved)[0]
-    from_file = any(argument.partition("=")[0] == "--config" for argument in arguments)
-    if from_file and config.env.name and "env.name" not in given:  # supervised training has none by default
-        config = with_values(config, {"env.name": ENV_OF_A_FILE})
-    if config.training.deterministic or not gpus_available():
-        return config
-    services = ("generator", "trainer", "ref_model")
-    on_gpus = {f"services.{name}.with_gpus": True for name in services if getattr(config.services, name).procs}
-    return with_values(config, {name: value for name, value in on_gpus.items() if name not in given})
+        saved |= find(facts.parent, config.checkpoint.step).extra["config"]
+        saved |= {name: getattr(config_class(), name) for name in ("output", "resume", "dry_run")}
+        saved["checkpoint"] |= {"step": 0}
+        check_registered(saved["env"]["name"], read_object(facts).get("registered") if facts.is_file() else None)
+        return parse(config_class, arguments, SHORT_OPTIONS, saved=saved)
+    if config.env.name and any(argument.partition("=")[0] == "--config" for argument in arguments):
+        saved["env"] = {"name": ENV_OF_A_FILE}
+    if gpus_available() and not config.training.deterministic:
+        services = (name for name in ("generator", "trainer", "ref_model") if getattr(config.services, name).procs)
+        saved["services"] = {name: {"with_gpus": True} for name in services}
+    return parse(config_class, arguments, SHORT_OPTIONS, saved=saved)
 
 
 def give_dataset(config: C) -> C:

@@ -1,4 +1,4 @@
-"""What --help prints: the short options, and every setting with its default, its docstring and its bounds."""
+"""What --help prints: what most people set, then every setting with its default, its docstring and its bounds."""
 
 from __future__ import annotations
 
@@ -7,92 +7,75 @@ import dataclasses
 import inspect
 import textwrap
 import typing
-from collections.abc import Set
+from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any
 
-from forge_env.utils.settings import bounds_of, kinds_of, leaves, shown
+from forge_env.utils.settings import bounds_of, kinds_of, shown
 from trainers.config import SHORT_OPTIONS, RunConfig
 
-_WIDTH = 118
-_INDENT = " " * 8
+FIRST = {
+    "What most people set: the model and its tasks": "model.path lora.rank env.name env.options dataset.path sft.data",
+    "How it is trained": """training.steps training.learning_rate training.batch_size {algorithm}.n_samples
+        {algorithm}.beta env.max_turns env.max_turn_tokens env.max_tokens sft.epochs""",
+    "Where it runs, and what is kept": """services.trainer.procs services.generator.procs output resume
+        checkpoint.interval evaluation.interval""",
+}
+"""Settings by their purpose; a trainer leaves out the ones that it does not have."""
 
 
 def usage(config_class: type[RunConfig]) -> str:
-    """The help of a trainer, section by section."""
-    sections, settings = [], []
+    """The help of a trainer: `FIRST`, then section by section."""
     config = config_class()
-    for name, value, text in _fields(config):
+    settings = {name: (value, text) for name, value, text in _settings(config)}
+    short = {dotted: name for name, dotted in SHORT_OPTIONS.items()}
+    lines = [
+        "Options: --NAME VALUE or --NAME=VALUE; what is true or false may leave the value out.",
+        "--config FILE reads a YAML file first, --dry-run prints what would run and starts nothing.",
+    ]
+    for title, names in FIRST.items():
+        lines += ["", f"{title}:"]
+        for name in filter(settings.__contains__, names.format(algorithm=config.algorithm_name).split()):
+            value, text = settings[name]
+            lines += _entry(f"--{short.pop(name, name)} {value!r}", text.partition(". ")[0])
+    lines += ["", "Other short names:"]
+    for name, abbreviation in short.items():
+        of_section = ".NAME" if name in settings and dataclasses.is_dataclass(settings[name][0]) else ""
+        lines.append(f"  --{abbreviation + of_section:<16} {name + of_section}")
+    lines += ["", "All settings and their defaults:"]
+    for name, (value, text) in settings.items():
         if dataclasses.is_dataclass(value):
-            sections += _section(name, value, text)
+            lines += ["", f"{name}:", *textwrap.wrap(text, 118, initial_indent="  ", subsequent_indent="  ")]
         else:
-            settings += _setting(name, value, text)
-    return "\n".join(
-        [
-            "Options: --NAME VALUE or --NAME=VALUE; what is true or false may leave the value out.",
-            "--config FILE reads a YAML file first, --dry-run prints what would run and starts nothing.",
-            "",
-            "Short names:",
-            *_short_names({setting.name for setting in leaves(config)}),
-            "",
-            "Settings and their defaults:",
-            *settings,
-            *sections,
-        ]
-    )
+            lines += _entry(f"--{name} {value!r}", text)
+    return "\n".join(lines)
 
 
-def docs_of(section: type[Any]) -> dict[str, str]:
-    """The text below each field of a dataclass, and of those that it is made of; "" if there is none.
-
-    A field that is declared again, as with another default, has the texts of both declarations.
-    """
-    docs: dict[str, str] = {}
-    for part in reversed(section.__mro__):
-        if not dataclasses.is_dataclass(part):
-            continue
-        (body,) = ast.parse(textwrap.dedent(inspect.getsource(part))).body
-        assert isinstance(body, ast.ClassDef)
-        for line, following in zip(body.body, [*body.body[1:], None], strict=True):
-            if isinstance(line, ast.AnnAssign) and isinstance(line.target, ast.Name):
-                texts = (docs.get(line.target.id, ""), _text(following))
-                docs[line.target.id] = " ".join(filter(None, texts))
-    return docs
+def _entry(option: str, text: str) -> list[str]:
+    return [f"  {option}", *textwrap.wrap(text, 118, initial_indent=" " * 8, subsequent_indent=" " * 8)]
 
 
-def _text(node: ast.stmt | None) -> str:
-    if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
-        return " ".join(node.value.value.split())
-    return ""
-
-
-def _fields(section: Any) -> list[tuple[str, Any, str]]:
-    """Name, value and text of each field; the text says what a value may be."""
-    docs, fields = docs_of(type(section)), []
+def _settings(section: Any, prefix: str = "") -> Iterator[tuple[str, Any, str]]:
+    """Name, value and text of each setting, and of each section before its settings; the text says what is allowed."""
+    docs = _docs_of(type(section))
     for name, (kind, marks) in kinds_of(section.__class__).items():
-        allowed = bounds_of(marks)
+        value, allowed = getattr(section, name), bounds_of(marks)
         if typing.get_origin(kind) is typing.Literal:
             allowed = f"one of: {', '.join(map(shown, typing.get_args(kind)))}"
         sentence = f"{allowed[0].upper()}{allowed[1:]}." if allowed else ""
-        fields.append((name, getattr(section, name), " ".join(filter(None, [docs.get(name, ""), sentence]))))
-    return fields
+        yield f"{prefix}{name}", value, f"{docs.get(name, '')} {sentence}".strip()
+        if dataclasses.is_dataclass(value):
+            yield from _settings(value, f"{prefix}{name}.")
 
 
-def _section(name: str, section: Any, text: str) -> list[str]:
-    lines = ["", f"{name}:", *textwrap.wrap(text, _WIDTH, initial_indent="  ", subsequent_indent="  ")]
-    for field, value, text in _fields(section):
-        make = _section if dataclasses.is_dataclass(value) else _setting
-        lines += make(f"{name}.{field}", value, text)
-    return lines
-
-
-def _setting(name: str, value: Any, text: str) -> list[str]:
-    return [f"  --{name} {value!r}", *textwrap.wrap(text, _WIDTH, initial_indent=_INDENT, subsequent_indent=_INDENT)]
-
-
-def _short_names(settings: Set[str]) -> list[str]:
-    """One line for each; a short name that is no setting's is a section's."""
-    lines = []
-    for short, dotted in SHORT_OPTIONS.items():
-        rest = "" if dotted in settings or dotted.startswith("env.options.") else ".NAME"
-        lines.append(f"  --{short + rest:<16} {dotted + rest}")
-    return lines
+def _docs_of(section: type[Any]) -> dict[str, str]:
+    """The text below each field of a dataclass; a field that is declared again has the texts of both declarations."""
+    docs: dict[str, str] = {}
+    for part in filter(dataclasses.is_dataclass, reversed(section.__mro__)):
+        (body,) = ast.parse(textwrap.dedent(inspect.getsource(part))).body
+        assert isinstance(body, ast.ClassDef)
+        for line, below in pairwise([*body.body, None]):
+            match line, below:
+                case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
+                    docs[name] = " ".join(f"{docs.get(name, '')} {text}".split())
+    return docs

@@ -1,29 +1,25 @@
-"""What each GPU of a run holds in each phase, from the estimates of its processes.
-
-If the engine sleeps, it and the other processes of its GPU take turns. The GPU then needs the larger of two phases, not
-the sum of all peaks.
-"""
+"""What each GPU and the host of a run hold, from the estimates of their processes."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from typing import NamedTuple
 
 from trainers.setup.memory import Memory, gib
 from trainers.setup.placement import Process
 
 Processes = Sequence[tuple[Process, Memory | None]]
+"""Each process with its memory; None if the sizes of the model are not known."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Card:
+class Card(NamedTuple):
     """One GPU of a run."""
 
     where: str
     """Its name, as "GPU 0" or "host 1, GPU 0"."""
-    phases: Mapping[str, Mapping[str, float]]
-    """Phase -> process -> bytes: "rollouts" and "training" if the engine sleeps, else the one phase "all"."""
+    phases: dict[str, dict[str, float]]
+    """Phase -> service -> bytes: "rollouts" and "training" if the engine sleeps, else the one phase "all"."""
 
     @property
     def worst(self) -> float:
@@ -32,22 +28,30 @@ class Card:
 
     def __str__(self) -> str:
         """Such as "GPU 0: rollouts 60.1 = generator 45.0 + trainer 15.1; training 70.2 = ..."."""
-        phases = (
-            f"{'' if name == 'all' else f'{name} '}{gib(sum(parts.values()))} = "
-            + " + ".join(f"{process} {gib(size)}" for process, size in parts.items())
-            for name, parts in self.phases.items()
+        each = (
+            f"{phase} {gib(sum(parts.values()))} = ".removeprefix("all ")
+            + " + ".join(f"{service} {gib(size)}" for service, size in parts.items())
+            for phase, parts in self.phases.items()
         )
-        return f"{self.where}: {'; '.join(phases)}"
+        return f"{self.where}: {'; '.join(each)}"
 
 
 def cards(processes: Processes) -> list[Card]:
     """Every GPU if the memory of its processes is known, in the order of the processes."""
-    on_gpu: dict[str, dict[str, Memory]] = {}  # GPU -> service -> memory
-    unknown = {process.where for process, memory in processes if memory is None}
+    found: dict[str, dict[str, Memory]] = {}  # GPU -> service -> memory
     for process, memory in processes:
-        if process.gpu is not None and memory and memory.total and process.where not in unknown:
-            on_gpu.setdefault(process.where, {})[process.service] = memory
-    return [Card(where=where, phases=_phases(parts)) for where, parts in on_gpu.items()]
+        if process.gpu is not None and memory and memory.total:
+            found.setdefault(process.where, {})[process.service] = memory
+    return [Card(where, _phases(memory)) for where, memory in found.items()]
+
+
+def _phases(memory: dict[str, Memory]) -> dict[str, dict[str, float]]:
+    peaks = {service: each.total for service, each in memory.items()}
+    if "generator" not in memory or memory["generator"].resting is None:
+        return {"all": peaks}
+    rests = {service: each.at_rest for service, each in memory.items()}
+    awake, asleep = {"generator": peaks["generator"]}, {"generator": rests["generator"]}
+    return {"rollouts": rests | awake, "training": peaks | asleep}
 
 
 def host_parts(processes: Processes) -> dict[str, float]:
@@ -57,14 +61,3 @@ def host_parts(processes: Processes) -> dict[str, float]:
         if memory is not None:
             parts.update(memory.on_host if process.gpu is not None else {process.service: memory.total})
     return {name: size for name, size in parts.most_common() if size}
-
-
-def _phases(parts: Mapping[str, Memory]) -> dict[str, dict[str, float]]:
-    peaks = {service: memory.total for service, memory in parts.items()}
-    rests = {service: memory.at_rest for service, memory in parts.items()}
-    if "generator" not in parts or parts["generator"].resting is None:
-        return {"all": peaks}
-    return {
-        "rollouts": rests | {"generator": peaks["generator"]},
-        "training": peaks | {"generator": rests["generator"]},
-    }

@@ -11,11 +11,10 @@ The cache is what all requests need at their longest, if there is room; otherwis
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from agents.generator.engine_args import has_draft_model
 from agents.generator.settings import EngineSettings
-from trainers.settings.services import GeneratorConfig
 from trainers.setup.draft import Draft
 from trainers.setup.memory import BYTES, GIB, engine_memory, gib
 
@@ -23,78 +22,62 @@ REQUESTS = 128  # that an engine on CPU runs at once; further ones wait in its q
 MOST_REQUESTS = 512  # that an engine on GPU runs at once
 GATHER_S = 0.015  # of an engine on CPU, see EngineSettings
 LEAST_CACHE_GIB = 0.25  # for a small model, which would need less
-ASLEEP = ", and sleeps while the trainer steps"
 LEAST_REQUESTS = 4  # of full length; with fewer, most of a batch would wait in the queue
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SharedGpu:
-    """The GPU of an engine, and what else is on it; sizes in bytes."""
-
-    card: float | None = None
-    """Memory of the GPU; None if it is not known."""
-    others: float = 0.0
-    """Peak of the run's other processes on it."""
-    others_at_rest: float = 0.0
-    """What the other processes hold while the engine works."""
-    no_sleep: str = ""
-    """See `cannot_sleep_reason`."""
-
-
-def size_cache(
-    generator: GeneratorConfig, gpu: SharedGpu, *, needed: float, least: float, engine: float
-) -> tuple[float, bool, str]:
-    """Bytes of keys and values of an engine on a GPU, whether it sleeps, and a sentence that says why.
-
-    Args:
-        generator: the section of the engine.
-        gpu: its GPU.
-        needed: bytes of keys and values of all requests at full length, or the size that the user sets.
-        least: bytes of the smallest cache.
-        engine: bytes of the engine's weights and buffers.
-    """
-    wanted, others = generator.sleep, gpu.others
-    if gpu.card is None:
-        sleeps = wanted == "yes"
-        why = "the memory of its GPU is not known here, which --launcher.gpu_memory_gib says"
-        return needed, sleeps, f"the engine has a cache of {gib(needed)} GiB{ASLEEP * sleeps}: {why}"
-    room = gpu.card * generator.gpu_memory_utilization - engine
-    sleeps = wanted == "yes" or (wanted == "auto" and not gpu.no_sleep and room - others < needed)
-    sleeps = sleeps and others > 0
-    cache = max(least, min(needed, room - (gpu.others_at_rest if sleeps else others)))
-    asleep = f"the engine has a cache of {gib(cache)} GiB{ASLEEP}"
-    awake = f"the engine keeps a cache of {gib(cache)} GiB while the trainer steps"
-    beside = f"{gib(others)} GiB of the other processes on its GPU"
-    if not others:
-        why = f"{awake}: no other process of the run is on its GPU"
-    elif sleeps and wanted == "yes":
-        why = f"{asleep}, as --services.generator.sleep says"
-    elif sleeps:
-        longest = f"there is no room for all requests at their longest, {gib(needed)} GiB"
-        why = f"{asleep}: beside the {beside}, {longest}"
-    elif cache >= needed:
-        why = f"{awake}: there is room for it beside the {beside}"
-    else:
-        reason = gpu.no_sleep if wanted == "auto" else "--services.generator.sleep is no"
-        why = f"{awake}, which is what the {beside} leave; it does not sleep: {reason}"
-    return cache, sleeps, why
-
-
-def plan_engine(draft: Draft, gpu: SharedGpu) -> tuple[EngineSettings, str]:
+def plan_engine(draft: Draft, *, others: float = 0.0, at_rest: float = 0.0) -> tuple[EngineSettings, str]:
     """The settings of the engine of a run, and a sentence on its cache and its sleep; "" if there is none to say.
 
-    `gpu` is ignored for an engine on a CPU.
+    Args:
+        draft: of the run.
+        others: peak of the run's other processes on the engine's GPU, in bytes.
+        at_rest: bytes that they hold while the engine works.
     """
-    config, shape, lora, generator = draft.config, draft.shape, draft.lora, draft.services.generator
+    generator, card, no_sleep = draft.services.generator, draft.card, cannot_sleep_reason(draft)
+    settings, wanted = _settings(draft), generator.sleep
+    if draft.shape is None or not generator.with_gpus:
+        return settings, "the engine sleeps while the trainer steps" if settings.sleep else ""
+    one, chosen = cache_of_one(draft), generator.kv_cache_gib * GIB
+    needed = chosen or max(1.1 * settings.max_requests * one, LEAST_CACHE_GIB * GIB)
+    cache, sleeps = needed, settings.sleep
+    if card is not None:
+        held = engine_memory(draft, replace(settings, kv_cache_gib=0.0)).total
+        room = card * generator.gpu_memory_utilization - held
+        sleeps = others > 0 and (sleeps or (wanted == "auto" and not no_sleep and room - others < needed))
+        cache = max(chosen or min(LEAST_REQUESTS * one, needed), min(needed, room - (at_rest if sleeps else others)))
+
+    beside = f"{gib(others)} GiB of the other processes on its GPU"
+    if card is None:
+        why = ": the memory of its GPU is not known here, which --launcher.gpu_memory_gib says"
+    elif not others:
+        why = ": no other process of the run is on its GPU"
+    elif sleeps and wanted == "yes":
+        why = ", as --services.generator.sleep says"
+    elif sleeps:
+        why = f": beside the {beside}, there is no room for all requests at their longest, {gib(needed)} GiB"
+    elif cache >= needed:
+        why = f": there is room for it beside the {beside}"
+    else:
+        reason = "--services.generator.sleep is no" if wanted == "no" else no_sleep
+        why = f", which is what the {beside} leave; it does not sleep: {reason}"
+    keeps = card is not None and not sleeps
+    does = ", and sleeps while the trainer steps" if sleeps else " while the trainer steps" if keeps else ""
+    about = f"the engine {'keeps' if keeps else 'has'} a cache of {gib(cache)} GiB{does}{why}"
+    return replace(settings, kv_cache_gib=cache / GIB, sleep=sleeps), about
+
+
+def _settings(draft: Draft) -> EngineSettings:
+    """The settings of the engine, before its cache and its sleep are decided."""
+    config, lora, generator = draft.config, draft.lora, draft.services.generator
     on_gpu = generator.with_gpus
-    settings = EngineSettings(
+    return EngineSettings(
         max_model_len=config.env.max_tokens,
         max_requests=requests_at_once(draft),
-        dtype=config.services.generator.dtype,
+        dtype=generator.dtype,
         kv_cache_gib=generator.kv_cache_gib or (0.0 if on_gpu else EngineSettings().kv_cache_gib),
         gpu_memory_utilization=generator.gpu_memory_utilization,
         gpu_memory_gib=config.launcher.gpu_memory_gib,
-        sleep=generator.sleep == "yes" and not gpu.no_sleep,
+        sleep=generator.sleep == "yes" and not cannot_sleep_reason(draft),
         engine_args=draft.engine_args,
         lora_rank=lora.rank if lora and lora.publish == "adapter" else 0,
         return_routes=draft.replays_routes,
@@ -106,14 +89,6 @@ def plan_engine(draft: Draft, gpu: SharedGpu) -> tuple[EngineSettings, str]:
         stall_seconds=config.deadlines.stall_seconds,
         gather_s=0.0 if on_gpu or config.training.deterministic else GATHER_S,
     )
-    if shape is None or not on_gpu:
-        return settings, "the engine sleeps while the trainer steps" if settings.sleep else ""
-    chosen = generator.kv_cache_gib * GIB
-    one = cache_of_one(draft)
-    needed = chosen or max(1.1 * settings.max_requests * one, LEAST_CACHE_GIB * GIB)
-    least, held = chosen or min(LEAST_REQUESTS * one, needed), engine_memory(draft, settings, cache=0.0).total
-    cache, sleeps, why = size_cache(generator, gpu, needed=needed, least=least, engine=held)
-    return replace(settings, kv_cache_gib=cache / GIB, sleep=sleeps), why
 
 
 def cannot_sleep_reason(draft: Draft) -> str:

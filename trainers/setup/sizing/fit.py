@@ -1,66 +1,85 @@
-"""Checks that a run fits on its GPUs; if it does not, names settings that fit."""
+"""Sizes the engine by the memory of all processes, and checks that they fit; if not, names settings that fit."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import reduce
 from importlib.util import find_spec
-from typing import Any
+from operator import or_
+from typing import Any, NamedTuple
 
 from agents.generator.settings import EngineSettings
 from forge_env.core.errors import UserError
-from forge_env.runtime.weights import WeightStore
+from forge_env.runtime.weights import CudaIpcStore, NcclStore, WeightStore, choose_store
 from forge_env.utils.settings import with_values
-from trainers.config import RunConfig
+from trainers.lora import published_parameters
 from trainers.setup.draft import Draft
-from trainers.setup.memory import Memory, gib
+from trainers.setup.memory import BYTES, Memory, engine_memory, gib, reference_memory, trainer_memory
 from trainers.setup.placement import Process
-from trainers.setup.sizing.card import Card, Processes, cards
-from trainers.setup.sizing.engine import SharedGpu, cannot_sleep_reason, plan_engine
-from trainers.setup.sizing.estimates import estimate_memory, find_store
+from trainers.setup.sizing.card import Processes, cards
+from trainers.setup.sizing.engine import plan_engine
 
 MOST_GPUS = 64  # of one host, that a remedy may name
 Remedy = dict[str, Any]
 """Settings by their dotted names, e.g. `{"training.optimizer_state": "bfloat16"}`."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MemoryPlan:
-    """The engine of a run, and the memory of all processes beside it."""
+class MemoryPlan(NamedTuple):
+    """The engine of a run, a sentence on its cache and its sleep, and the memory of all processes."""
 
     engine: EngineSettings
     about_engine: str
-    """A sentence on the engine's cache and sleep; "" for an engine on a CPU that does not sleep."""
     processes: Processes
 
-    @property
-    def cards(self) -> list[Card]:
-        return cards(self.processes)
+
+def find_store(draft: Draft) -> tuple[WeightStore, str] | None:
+    """The weight store of a run, and a sentence that says why; None if the sizes of the model are not known.
+
+    Raises:
+        UserError: when the store that the config names cannot work, as far as that is known.
+    """
+    services, placement = draft.services, draft.placement
+    all_on_gpus = services.trainer.with_gpus and services.generator.with_gpus
+    found = choose_store(
+        draft.config.weights.store,
+        size=_snapshot_bytes(draft) if draft.shape else 0,
+        all_on_gpus=all_on_gpus,
+        hosts=placement.num_hosts,
+        shared_gpus=all_on_gpus and placement.shares_gpus,
+        card=draft.card,
+    )
+    return found if draft.shape else None
+
+
+def _snapshot_bytes(draft: Draft) -> int:
+    """One snapshot of the published weights, in the engine's dtype."""
+    return BYTES[draft.services.generator.dtype] * published_parameters(draft.lora, draft.sizes)
 
 
 def plan_memory(draft: Draft, store: WeightStore | None) -> MemoryPlan:
     """Estimate the memory of all processes, and give the engine what the others on its GPU leave."""
-    memory: dict[Process, Memory | None] = {
-        process: Memory() if process.service == "generator" else estimate_memory(draft, process, None, store)
-        for process in draft.placement.processes
-    }
-    engines = [process for process in memory if process.service == "generator" and draft.has_engine]
-    others, at_rest = _beside_engine(engines, memory)
-    no_sleep = cannot_sleep_reason(draft)
-    gpu = SharedGpu(card=draft.card, others=others, others_at_rest=at_rest, no_sleep=no_sleep)
-    engine, about = plan_engine(draft, gpu)
-    memory |= {process: estimate_memory(draft, process, engine, store) for process in engines}
-    return MemoryPlan(engine=engine, about_engine=about, processes=list(memory.items()))
-
-
-def _beside_engine(engines: Sequence[Process], memory: Mapping[Process, Memory | None]) -> tuple[float, float]:
-    """Bytes of the other processes on the fullest GPU of an engine: their peak, and at rest."""
-    worst, at_rest = 0.0, 0.0
-    for gpu in {engine.where for engine in engines if engine.gpu is not None}:
-        estimates = [estimate for process, estimate in memory.items() if process.where == gpu and estimate is not None]
-        worst = max(worst, sum(estimate.total for estimate in estimates))
-        at_rest = max(at_rest, sum(estimate.at_rest for estimate in estimates))
-    return worst, at_rest
+    places, known = draft.placement.processes, draft.shape is not None
+    engines = [process for process in places if process.service == "generator" and draft.has_engine]
+    snapshot = _snapshot_bytes(draft) if known else 0
+    kept = store.keep * snapshot if store and isinstance(store, CudaIpcStore | NcclStore) else 0
+    memory: dict[Process, Memory | None] = dict.fromkeys(places, Memory())
+    for process in places:
+        if process.service == "trainer":
+            memory[process] = trainer_memory(draft, versions=0 if process.rank else kept) if known else None
+        elif process.service == "ref_model":
+            memory[process] = reference_memory(draft) if known else None
+        elif process.service == "store" and not kept:  # two snapshots in the host's memory
+            memory[process] = Memory(held={"weights": 2.0 * snapshot}) if known else None
+    gpus = {engine.where for engine in engines if engine.gpu is not None}
+    beside = [[found for process, found in memory.items() if found and process.where == gpu] for gpu in gpus]
+    others = max((sum(found.total for found in each) for each in beside), default=0.0)
+    at_rest = max((sum(found.at_rest for found in each) for each in beside), default=0.0)
+    engine, about = plan_engine(draft, others=others, at_rest=at_rest)
+    received = snapshot if isinstance(store, NcclStore) else 0
+    memory |= dict.fromkeys(engines, engine_memory(draft, engine, received=received) if known else None)
+    return MemoryPlan(engine, about, list(memory.items()))
 
 
 def check_fit(draft: Draft, memory: MemoryPlan) -> None:
@@ -69,117 +88,67 @@ def check_fit(draft: Draft, memory: MemoryPlan) -> None:
     Raises:
         UserError: otherwise, with settings that fit.
     """
-    fullest = max(memory.cards, key=lambda usage: usage.worst, default=None)
-    card = draft.card
-    if card is None or fullest is None or fullest.worst <= card:
-        return
+    fullest, card = max(cards(memory.processes), key=lambda usage: usage.worst, default=None), draft.card
+    if card is not None and fullest is not None and fullest.worst > card:
+        fit = _settings_that_fit(draft, card)
+        raise UserError(f"a GPU has {gib(card)} GiB, and the estimate is more: {fullest}; {fit}")
 
-    def fits(changed: RunConfig) -> bool:
-        tried = replace(draft, config=changed)
-        placement = tried.placement
-        if placement.gpus_needed > placement.num_hosts * placement.gpus_per_host:
-            return False
+
+def _settings_that_fit(draft: Draft, card: float) -> str:
+    """The end of a sentence: the remedies up to the first with which a GPU of `card` bytes suffices, less idle ones."""
+
+    def needed(remedies: Sequence[Remedy]) -> float:
+        """Bytes of the fullest GPU; infinite if the processes or the store cannot be."""
+        tried = replace(draft, config=with_values(draft.config, reduce(or_, remedies, {})))
         try:
             found = find_store(tried)
         except UserError:
-            return False
-        return all(usage.worst <= card for usage in plan_memory(tried, found[0] if found else None).cards)
+            return math.inf
+        if tried.placement.gpus_needed > tried.placement.num_hosts * tried.placement.gpus_per_host:
+            return math.inf
+        return max(usage.worst for usage in cards(plan_memory(tried, found and found[0]).processes))
 
-    fit = nearest_settings(draft.config, fits)
-    raise UserError(f"a GPU has {gib(card)} GiB, and the estimate is more: {fullest}; {fit}")
-
-
-def nearest_settings(config: RunConfig, fits: Callable[[RunConfig], bool]) -> str:
-    """Which settings fit, as the end of a sentence: on the GPUs of the run, else on more of them.
-
-    Args:
-        config: of the run, which does not fit.
-        fits: tells whether a config fits.
-    """
-    if remedies := _remedies_that_fit(config, fits):
-        return f"it fits with {remedies}"
-    count = max(1, config.launcher.gpus_per_host)
-    while count < MOST_GPUS:
-        count *= 2
-        larger = with_values(config, {"services.trainer.procs": count, "launcher.gpus_per_host": count})
-        remedies = "" if fits(larger) else _remedies_that_fit(larger, fits)
-        if remedies or fits(larger):
-            further = f" and {remedies}" if remedies else ""
-            return f"it fits on {count} such GPUs with --services.trainer.procs {count}{further}"
+    per_host, larger = draft.placement.gpus_per_host, (draft.services.trainer.procs << power for power in range(7))
+    for gpus in (per_host, *(procs for procs in larger if per_host < procs <= MOST_GPUS)):
+        machine = {"launcher.gpus_per_host": gpus, "services.trainer.procs": gpus} if gpus > per_host else {}
+        chosen, least = [machine], needed([machine])
+        for remedy in _remedies(draft, gpus):
+            if least > card and (now := needed([*chosen, remedy])) <= least:
+                chosen, least = [*chosen, remedy], now
+        if least > card:
+            continue
+        for remedy in reversed(chosen[1:]):
+            without = [other for other in chosen if other is not remedy]
+            chosen = without if needed(without) <= card else chosen
+        options = (
+            f"--{name} {str(value).lower() if value is True else value}"
+            for name, value in reduce(or_, chosen).items()
+            if with_values(draft.config, {name: value}) != draft.config
+        )
+        return f"it fits {f'on {gpus} such GPUs ' if machine else ''}with {' '.join(options)}"
     return "no setting that was tried makes it fit: take a larger card, or a smaller model"
 
 
-def _remedies_that_fit(config: RunConfig, fits: Callable[[RunConfig], bool]) -> str:
-    """Up to three remedies in the order of their cost in speed; "" if none fits.
-
-    Each remedy is tried alone. Until one is enough alone, it is also tried together with all cheap ones before it.
-    """
-
-    def helps(remedy: Remedy) -> bool:
-        changed = with_values(config, remedy)
-        is_refused = changed.training.cpu_offload and changed.training.optimizer_state == "bfloat16"
-        return not is_refused and fits(changed)
-
-    cheap = list(_cheap_remedies(config))
-    enough: list[Remedy] = []
-    together: Remedy = {}
-    for remedy in (*cheap, *_costly_remedies(config)):
-        if helps(remedy):
-            enough.append(remedy)
-        elif not enough and helps(together | remedy):
-            enough.append(together | remedy)
-        together |= remedy if remedy in cheap else {}
-    mildest: dict[str, Remedy] = {}  # the first that changes these settings
-    for remedy in enough:
-        for name in reversed(remedy):  # leave out what is not needed, and of the rest take the mildest value
-            without = {other: value for other, value in remedy.items() if other != name}
-            milder = [remedy | other for other in cheap if name in other]
-            remedy = next(filter(helps, (without, *milder)), remedy)
-        mildest.setdefault(" ".join(remedy), remedy)
-    return " or with ".join(" ".join(map(_option, remedy.items())) for remedy in list(mildest.values())[:3])
-
-
-def _cheap_remedies(config: RunConfig) -> Iterator[Remedy]:
-    """Remedies that always work together, by their cost in speed; of several values of a setting the mildest first."""
-    services, training = config.services, config.training
-    if services.generator.sleep == "no":
-        yield {"services.generator.sleep": "auto"}
-    if services.generator.kv_cache_gib:
-        yield {"services.generator.kv_cache_gib": 0.0}
-    if services.trainer.with_gpus and not training.cpu_offload:
-        if training.optimizer_state == "float32":
-            yield {"training.optimizer_state": "bfloat16"}
-        if training.optimizer_state != "8bit" and not config.lora.is_on and find_spec("torchao"):
-            yield {"training.optimizer_state": "8bit"}
-    tokens = training.max_tokens_per_micro_batch
-    while tokens // 2 >= config.env.max_tokens:
-        tokens //= 2
-        yield {"training.max_tokens_per_micro_batch": tokens}
-    modes = ["none", "selective", "attention", "full"]
-    for mode in modes[modes.index(training.activation_checkpoint) + 1 :]:
-        yield {"training.activation_checkpoint": mode}
-
-
-def _costly_remedies(config: RunConfig) -> Iterator[Remedy]:
-    """Another store, more of the GPUs that there are, and at last offloading (an 8B step took twice as long)."""
-    if config.weights.store in ("auto", "cuda_ipc"):  # in the host's memory, which may have no room
-        yield {"weights.store": "shared_memory"}
-    if config.launcher.share_gpus != "no":
-        yield {"launcher.share_gpus": "no"}
-    for name in ("trainer", "generator"):
-        procs = getattr(config.services, name).procs
-        while procs * 2 <= config.launcher.gpus_per_host:
-            procs *= 2
-            yield {f"services.{name}.procs": procs}
-    if not config.lora.is_on:
-        state = config.training.optimizer_state  # the host updates no moments in bfloat16
-        offload = {"training.cpu_offload": True, "training.optimizer_state": "8bit" if state == "8bit" else "float32"}
-        if not config.training.cpu_offload:
-            yield offload
-        if not config.training.offload_sums:
-            yield offload | {"training.offload_sums": True}
-
-
-def _option(change: tuple[str, Any]) -> str:
-    name, value = change
-    return f"--{name} {str(value).lower() if isinstance(value, bool) else value}"
+def _remedies(draft: Draft, gpus: int) -> list[Remedy]:
+    """With `gpus` of a host, by their cost in speed; one that changes nothing, or that cannot be, does no harm."""
+    training, services, tokens = draft.training, draft.services, draft.training.max_tokens_per_micro_batch
+    halves = [tokens >> power for power in range(1, 32) if tokens >> power >= draft.env.max_tokens]
+    trainers, engines = (
+        [procs << power for power in range(1, 7) if procs << power <= gpus]
+        for procs in (services.trainer.procs, services.generator.procs)
+    )
+    moments = {"training.optimizer_state": "float32"} if training.optimizer_state == "bfloat16" else {}
+    offload = {"training.cpu_offload": True} | moments  # the host updates no moments in bfloat16
+    return [
+        {"services.generator.sleep": "auto"},
+        {"services.generator.kv_cache_gib": 0.0},
+        {"training.optimizer_state": "bfloat16"},
+        *([{"training.optimizer_state": "8bit"}] if find_spec("torchao") and not draft.lora else []),
+        *({"training.max_tokens_per_micro_batch": half} for half in halves),
+        *({"training.activation_checkpoint": mode} for mode in ("selective", "attention", "full")),
+        {"weights.store": "shared_memory"},  # in the host's memory, which may have no room
+        *({"services.trainer.procs": procs} for procs in trainers),
+        *({"services.generator.procs": procs} for procs in engines if draft.sizes.num_key_value_heads % procs == 0),
+        *([{"launcher.share_gpus": "no"}] if draft.config.launcher.share_gpus == "yes" else []),
+        *([] if draft.lora else [offload, offload | {"training.offload_sums": True}]),  # an 8B step took twice as long
+    ]

@@ -1,0 +1,214 @@
+"""Describes a plan: `dry_run` prints all of it, and the start of a run says some of its lines."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from operator import attrgetter
+
+from rich import box
+from rich.console import Console, RenderableType
+from rich.table import Table
+
+from agents.generator.engine_args import approximations
+from forge_env.utils.settings import BY_CASE, leaves
+from trainers.setup.memory import gib
+from trainers.setup.options.defaults import case_of
+from trainers.setup.run_plan import RunPlan
+from trainers.setup.run_tasks import HELD_OUT_TASKS, TRAIN_TASKS
+from trainers.setup.sizing.card import host_parts
+
+FAR, FEW = 30, 8
+"""A learning rate that is FAR times the usual one, or a part of it, is warned of; so is a limit of tokens per turn that
+is below the usual one by the factor FEW."""
+AT_START = ("importance ratio", "weights", "engine", "adapters", "defaults")
+"""The lines that the start of a run says, beside the warnings."""
+REFERENCES = {
+    "": "none: nothing asks for it",
+    "generator": "the generator's own logprobs: there is no ref_model",
+    "model": "the trainer without its adapters, or with those that it started from: there is no second model",
+}
+"""`Objective.kl_reference` in words, if no reference model is started."""
+
+
+def dry_run(plan: RunPlan) -> int:
+    """Print the plan of a run; returns exit code 0, or 2 if the run could not start."""
+    console = Console(highlight=False, markup=False, emoji=False)
+    if not console.is_terminal:
+        console.width = 120
+    processes = _table(["process", "where", "part", "memory", "of which"], _processes(plan))
+    starts = [f"no: {problem}" for problem in plan.problems] or ["yes; this was a dry run, and nothing was started"]
+    sections: dict[str, Sequence[RenderableType]] = {
+        "Settings (* is not the default)": [_table(["", "setting", "value", "default"], describe_settings(plan))],
+        "What they come to": [_table(["", ""], describe_plan(plan))],
+        "Processes, and estimates of their memory in GiB": [processes, *_totals(plan)],
+        "Missing on this machine": [f"  - {text}" for text in plan.missing or ["nothing"]],
+        "Whether it starts": [f"  - {text}" for text in starts],
+    }
+    for title, parts in sections.items():
+        console.print(f"\n{title}", style="bold")
+        for part in parts:
+            console.print(part)
+    if plan.problems:
+        print(f"error: {plan.problems[0]}", file=sys.stderr)
+    return 2 if plan.problems else 0
+
+
+def describe_settings(plan: RunPlan) -> list[tuple[str, ...]]:
+    """A row for each setting: "*" if it is not the default, name, value, and the default if it is another."""
+    usual = {setting.name: setting.value for setting in leaves(type(plan.config)())}
+    usual |= {name: default.value for name, default in plan.defaults.items()}
+    return [
+        ("", name, f"{value!r}") if value == usual[name] else ("*", name, f"{value!r}", f"{usual[name]!r}")
+        for name, value in ((setting.name, setting.value) for setting in leaves(plan.config))
+    ]
+
+
+def describe_plan(plan: RunPlan) -> list[tuple[str, str]]:
+    """What follows from the settings: the name and the text of each line."""
+    lines = [
+        ("model", _describe_model(plan)),
+        ("environment", _describe_env(plan)),
+        *(("data", text) for text in plan.about_data),
+        *_describe_steps(plan),
+        ("weights", plan.store_reason),
+        ("engine", plan.about_engine),
+        ("adapters", _describe_adapters(plan)),
+        ("precision", _describe_precision(plan)),
+        *(("defaults", text) for text in _describe_defaults(plan)),
+        *(("warning", text) for text in _describe_warnings(plan)),
+    ]
+    return [(name, text) for name, text in lines if text]
+
+
+def describe_services(plan: RunPlan) -> str:
+    """The services that are up once all processes are started, and the kind of device of each."""
+    services = ("envs", "generator", "trainer", "ref_model") if plan.has_engine else ("trainer",)
+    processes = [process for process in plan.placement.processes if process.service in services]
+    devices = Counter((process.service, "GPU" if process.gpu is not None else "CPU") for process in processes)
+    places = [f"{name} on {device}{f' x {count}' if count > 1 else ''}" for (name, device), count in devices.items()]
+    return f"services are up{', the engine is starting' if plan.has_engine else ''}: {', '.join(places)}"
+
+
+def _describe_model(plan: RunPlan) -> str:
+    shape, where = plan.model.shape, plan.model.where
+    if shape is None:
+        return f"{where}; its sizes are not known here"
+    experts = f", {shape.num_experts} experts in each, of which {shape.num_experts_per_tok} compute a token"
+    layers = f"{shape.num_hidden_layers} layers of {shape.hidden_size}{experts if shape.num_experts else ''}"
+    return f"{where}: {shape.parameters:,} parameters, {layers}, vocabulary {shape.vocab_size:,}"
+
+
+def _describe_env(plan: RunPlan) -> str:
+    data, name = plan.config.dataset, plan.env.name
+    if not name or plan.tasks is not None:  # the lines on the data have the counts
+        return name
+    most = "all" if data.path and not data.streaming else f"at most {TRAIN_TASKS:,}"
+    source = f"the split {data.split} of {data.path}" if data.path else "its own tasks"
+    return f"{name}, {data.tasks or most} of {source}, {data.held_out or f'at most {HELD_OUT_TASKS}'} held out"
+
+
+def _describe_steps(plan: RunPlan) -> list[tuple[str, str]]:
+    """Steps of a run; of a policy gradient also its groups, and the models that it compares."""
+    steps = f"{plan.steps:,} optimizer steps" if plan.steps else "as many steps as the epochs of the data have"
+    if plan.objective is None:
+        return [("run", steps)]
+    groups, size, kind = plan.training.groups_per_step, plan.objective.group_size, plan.objective.kl_reference
+    frozen = f"every {plan.window} steps" if plan.window > 1 else "every step"
+    old = "engine's logprobs" if plan.old_logprobs == "generator" else f"trainer's logprobs, frozen before {frozen}"
+    device = "GPU" if plan.services.ref_model.with_gpus else "CPU"
+    return [
+        (
+            "optimizer step",
+            f"{groups} groups of {size} episodes, at most {groups * size * plan.env.max_tokens:,} tokens",
+        ),
+        ("run", f"{steps}: {groups * plan.steps:,} groups, {groups * size * plan.steps:,} episodes"),
+        ("staleness", f"at most {plan.staleness} steps between sampling a group and training on it"),
+        ("importance ratio", f"against the {old}"),
+        ("KL reference", f"a frozen model on {device}" if plan.placement.has_reference else REFERENCES[kind]),
+        (
+            "routing replay",
+            "the trainer computes with the experts that the engine chose" if plan.replays_routes else "",
+        ),
+    ]
+
+
+def _describe_adapters(plan: RunPlan) -> str:
+    """The adapters that are trained, and their way to the engine; "" if all weights are trained."""
+    shape, lora, dtype = plan.model.shape, plan.lora, plan.services.generator.dtype
+    if lora is None:
+        return ""
+    count = f"{lora.parameters(shape):,} of {shape.parameters:,} parameters; " if shape else ""
+    choice, reason = plan.config.lora.choose_publish(dtype, shape)
+    merged = f"merged in float32 for the engine, and cast to its {dtype}"
+    sent = merged if choice == "merged" else "the engine computes with the adapters, which alone are sent to it"
+    return f"{count}{sent}: {reason}"
+
+
+def _describe_precision(plan: RunPlan) -> str:
+    dtype = plan.trainer_dtype
+    weights = "float32 adapters and frozen weights in its dtype" if plan.lora else "float32 weights"
+    head = ", output layer in float32" if plan.training.head_dtype(dtype) != dtype else ""
+    engine = f", engine {plan.services.generator.dtype}" if plan.has_engine else ""
+    return f"trainer {dtype} over {weights}{head}{engine}"
+
+
+def _describe_defaults(plan: RunPlan) -> list[str]:
+    """The defaults that a run takes, with their reason: a text for each reason."""
+    taken: dict[str, list[str]] = {}
+    for name, default in plan.defaults.items():
+        if default.reason and default.is_taken:
+            taken.setdefault(default.reason, []).append(f"{name} {default.value:g}")
+    if plan.training.warmup_steps == BY_CASE and plan.steps:
+        taken.setdefault(case_of(plan.config).name, []).append(f"training.warmup_steps {plan.rising_steps}")
+    return [f"{', '.join(names)} ({reason})" for reason, names in taken.items()]
+
+
+def _describe_warnings(plan: RunPlan) -> list[str]:
+    """Unusual settings, and settings of vLLM that make logprobs inexact."""
+    case, limit, warnings = case_of(plan.config), "env.max_turn_tokens", list[str]()
+    for name in ("training.learning_rate", "warmup.learning_rate", limit):
+        value, default = attrgetter(name)(plan.config), plan.defaults[name]
+        usual = min(default.value, case.limits.max_turn_tokens) if name == limit else default.value
+        low, high = (usual / FEW, math.inf) if name == limit else (usual / FAR, usual * FAR)
+        if default.reason and not low <= value <= high:
+            side, cut = "below" if value < low else "above", "; a longer turn is cut off" if name == limit else ""
+            warnings.append(f"--{name} is {value:g}, far {side} what is usual for {case.name}: {usual:g}{cut}")
+    if plan.objective and (inexact := approximations(plan.engine.engine_args)):
+        warnings.append(
+            f"{', '.join(inexact)}: the engine's logprobs differ from the trainer's by more than rounding; each step "
+            "says by how much (mean_abs_logprob_difference)"
+        )
+    return warnings
+
+
+def _table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD if any(columns) else None, show_header=any(columns), pad_edge=False)
+    for column in columns:
+        table.add_column(column, overflow="fold")
+    for row in rows:
+        table.add_row(*row, style="bold" if row[0] == "*" else None)
+    return table
+
+
+def _processes(plan: RunPlan) -> list[list[str]]:
+    rows = []
+    for process, memory in plan.processes:
+        siblings = [other for other, _ in plan.processes if other.service == process.service]
+        replica = f"_{process.replica}" if any(other.replica for other in siblings) else ""  # as logs are named
+        rank = f" {process.rank}" if any(other.rank for other in siblings) else ""
+        size = ["?"] if memory is None else [gib(memory.total), str(memory)] if memory.total else []
+        rows.append([f"{process.service}{replica}{rank}", process.where, process.part, *size])
+    return rows
+
+
+def _totals(plan: RunPlan) -> list[str]:
+    """What each GPU holds, and the host if processes on GPUs keep something there."""
+    totals = [f"{card}{f'; it has {gib(plan.card)}' if plan.card else ''}" for card in plan.cards]
+    if any(memory.on_host for _, memory in plan.processes if memory):
+        parts = host_parts(plan.processes)
+        each = " + ".join(f"{name} {gib(size)}" for name, size in parts.items())
+        totals.append(f"memory of the host: {gib(sum(parts.values()))} = {each}")
+    return totals
