@@ -94,7 +94,7 @@ class TrainerSettings(ForwardSettings):
     "default" does but for the output layer, "never" is faster and holds the whole model in the compute dtype."""
     attention: Annotated[Literal["", "varlen", "flex", "sdpa"], MAY_CHANGE] = ""
     """The trainer's attention kernel. Empty is sdpa on CPU; on GPU varlen (FlashAttention), or flex in float32 and with
-    context parallelism. On GPU flex makes long rows faster, but compiles for each new length: docs/gpu.md."""
+    context parallelism. Flex compiles for each new length: docs/gpu.md."""
     compile: Annotated[bool, MAY_CHANGE] = False
     """Compile each transformer block: takes minutes at the start, and makes steps faster on a GPU."""
     deterministic: bool = False
