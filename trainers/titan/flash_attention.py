@@ -25,11 +25,18 @@ def choose(capability: tuple[int, int]) -> str | None:
         capability: of the GPU, e.g. (9, 0).
     """
     major, _ = capability
-    if major in (HOPPER, BLACKWELL) and find_spec("flash_attn") and find_spec("flash_attn.cute"):
+    if major in (HOPPER, BLACKWELL) and _is_there("flash_attn.cute"):
         return "FA4"
-    if major == HOPPER and find_spec("flash_attn_interface"):
+    if major == HOPPER and _is_there("flash_attn_interface"):
         return "FA3"
     return None
+
+
+def _is_there(module: str) -> bool:
+    try:
+        return find_spec(module) is not None
+    except ImportError:  # of a package around it: FlashAttention-2 has the same name, and may be of another torch
+        return False
 
 
 def register() -> None:
