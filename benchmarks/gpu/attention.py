@@ -3,7 +3,8 @@
     python -m benchmarks.gpu.attention [--lengths 16384 65536] [--json FILE]
 
 TFLOP/s count the lower half of the square: 2 matrix products forward, and 5 backward. "varlen" is what the trainer's
-attention of that name calls, "flex" is compiled; the two of sdpa know no packed rows.
+attention of that name calls, with FlashAttention-4 if its package is there; "flex" is compiled; the two of sdpa know no
+packed rows.
 """
 
 from __future__ import annotations
@@ -20,11 +21,17 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.attention import (
+    SDPBackend,
+    activate_flash_attention_impl,
+    restore_flash_attention_impl,
+    sdpa_kernel,
+)
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from torch.nn.attention.varlen import varlen_attn
 
 from benchmarks.gpu.runs import environment
+from trainers.titan.flash_attention import choose, register
 
 HEADS, KEY_HEADS, SIZE = 32, 8, 128
 TIMED = 3
@@ -56,10 +63,12 @@ def kernels(length: int) -> dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]
         return found.transpose(0, 1)[None]
 
     mask = create_block_mask(lambda b, h, i, j: i >= j, None, None, length, length, device="cuda")
+    newest = choose(torch.cuda.get_device_capability())
     return {
         "sdpa, FlashAttention-2": functools.partial(sdpa, SDPBackend.FLASH_ATTENTION),
         "sdpa, cuDNN": functools.partial(sdpa, SDPBackend.CUDNN_ATTENTION),
-        "varlen": varlen,
+        "varlen, FlashAttention-2": varlen,
+        **({f"varlen, {newest}": varlen} if newest else {}),
         "flex": functools.partial(torch.compile(flex_attention), block_mask=mask, enable_gqa=True),
     }
 
@@ -71,11 +80,14 @@ def measure(length: int) -> dict[str, dict[str, float]]:
     inputs, flops = (tensor(HEADS), tensor(KEY_HEADS), tensor(KEY_HEADS)), 2 * HEADS * SIZE * length**2
     gradient, found = torch.randn_like(inputs[0]), {}
     for name, kernel in kernels(length).items():
+        if name.startswith("varlen, FA"):
+            activate_flash_attention_impl(name.removeprefix("varlen, "))
         with torch.no_grad():
             forward = seconds(lambda kernel=kernel: kernel(*inputs))
         both = seconds(lambda kernel=kernel: kernel(*inputs).backward(gradient))
         speeds = {"forward_tflops": flops / forward / 1e12, "backward_tflops": 2.5 * flops / (both - forward) / 1e12}
         found[name] = speeds | {"seconds": both}
+        restore_flash_attention_impl(_raise_warn=False)
         print(length, name, json.dumps(found[name]), flush=True)
     return found
 
@@ -85,6 +97,7 @@ def main() -> None:
     parser.add_argument("--lengths", type=int, nargs="+", default=[16_384, 65_536])
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
+    register()
     found = {str(length): measure(length) for length in given.lengths}
     result: dict[str, Any] = {"environment": environment(), "cudnn": torch.backends.cudnn.version(), "lengths": found}
     if given.json:

@@ -136,6 +136,7 @@ def apart(model: Path, temp: Path, given: argparse.Namespace) -> dict[str, Any]:
     if "seconds" in by_turns and "seconds" in at_once:
         longer = max(by_turns["seconds"]["rollout"], by_turns["seconds"]["trainer"])
         found["step_over_longer"] = at_once["seconds"]["step"] / longer
+        found["times_the_speed_of_by_turns"] = by_turns["seconds"]["step"] / at_once["seconds"]["step"]
     return found
 
 
@@ -249,7 +250,7 @@ def read_arguments(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--groups", type=int, default=8, help="of 8 episodes, in a step")
     parser.add_argument("--steps", type=int, default=3)
     parser.add_argument("--left-out", type=int, default=1, help="of the steps, the first ones, from the medians")
-    parser.add_argument("--checkpointing", default="selective", choices=["none", "selective", "full"])
+    parser.add_argument("--checkpointing", default="selective", help="activation_checkpoint of the trainer")
     parser.add_argument("--settings", nargs="*", choices=list(MISMATCHES), help="of the case mismatch; all by default")
     parser.add_argument("--minutes", type=float, default=9.0, help="of one run at most")
     parser.add_argument("--cpu", action="store_true")

@@ -176,7 +176,7 @@ def main() -> None:
     parser.add_argument("--prompt", type=float, default=0.125, help="share of a row that is not trained on")
     parser.add_argument("--reshard", default="default", choices=["default", "always", "never"])
     parser.add_argument("--attention", default="flex", choices=["flex", "varlen"])
-    parser.add_argument("--checkpoint", default="none", choices=["none", "selective", "full"])
+    parser.add_argument("--checkpoint", default="none", help="activation_checkpoint of the trainer")
     parser.add_argument("--micro-batch", type=int, default=0, help="tokens of one pass of the RL step; 0 is all")
     parser.add_argument("--warm", type=int, default=3, help="steps before those that are timed")
     parser.add_argument("--timed", type=int, default=6, help="steps that are timed")
@@ -185,16 +185,16 @@ def main() -> None:
     parser.add_argument("--rectangle", action="store_true", help="pack into sequences of --length")
     parser.add_argument("--only", default="", choices=["", "rl", "plain"])
     parser.add_argument("--profile", action="store_true", help="print what two further steps are made of")
-    parser.add_argument("--model", type=Path, help="the tokenizer of this folder; a tiny one is made by default")
+    parser.add_argument("--model", type=Path, help="made before by benchmarks.gpu.models, in the place of --shape")
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
     if given.lora:
         given.only = "rl"
     with tempfile.TemporaryDirectory() as temp:
-        folder = Path(temp) / "model"
-        tokenizer = given.model or make_tokenizer(Path(temp) / "tokenizer")
-        sizes = {"layers": given.layers, "positions": max(40_960, given.length)}
-        make_random_model(given.shape, tokenizer, folder, **sizes)
+        folder = given.model or Path(temp) / "model"
+        if given.model is None:
+            sizes = {"layers": given.layers, "positions": max(40_960, given.length)}
+            make_random_model(given.shape, make_tokenizer(Path(temp) / "tokenizer"), folder, **sizes)
         found: dict[str, Any] = {}
         for which in ("rl", "plain"):
             if given.only in ("", which):

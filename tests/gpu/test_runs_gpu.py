@@ -18,6 +18,7 @@ from trainers.setup.plan import make_plan
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(torch.cuda.device_count() < 1, reason="there is no GPU")]
 ROOT = Path(__file__).parents[2]
+SHARE_GIB = 28.0  # of a card that a run takes, so that several tests may share it
 
 
 @pytest.mark.timeout(420)
@@ -66,6 +67,7 @@ def test_a_dry_run_knows_the_memory(packed: bool, qwen3: Path, tmp_path: Path) -
     options = ["--model", str(qwen3), "--env", "math", "--steps", "3", "--dataset.held_out", "8", "--tasks", "64"]
     options += ["--env.max_turn_tokens", "128", "--training.learning_rate", "1e-6", f"--training.packing={packed}"]
     options += ["--training.max_tokens_per_micro_batch", "32768", "--training.batch_size", "16"]
+    options += ["--launcher.gpu_memory_gib", "0"]
     plan = make_plan(read_config(Config, options), GRPO)
     estimated = plan.cards[0].worst
     run(tmp_path / "run", *options)
@@ -77,8 +79,10 @@ def test_a_dry_run_knows_the_memory(packed: bool, qwen3: Path, tmp_path: Path) -
 
 def run(folder: Path, *options: str) -> str:
     """A run whose rewards say nothing of the answers, so that all groups have advantages."""
-    rewards = ("--training.reward", "benchmarks.gpu.first_steps:any_reward")
-    command = [sys.executable, "-m", "trainers.grpo", "--output", str(folder), *rewards, *options]
+    card = torch.cuda.get_device_properties(0).total_memory / 2**30
+    fixed = ["--training.reward", "benchmarks.gpu.first_steps:any_reward"]
+    fixed += ["--launcher.gpu_memory_gib", f"{min(SHARE_GIB, card):.1f}"]
+    command = [sys.executable, "-m", "trainers.grpo", "--output", str(folder), *fixed, *options]
     done = subprocess.run(
         command, cwd=ROOT, env={**os.environ, "PYTHONUNBUFFERED": "1"}, capture_output=True, text=True, timeout=400
     )

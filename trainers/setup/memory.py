@@ -230,9 +230,10 @@ def activation_bytes(draft: Draft, tokens: int) -> tuple[float, float]:
     - none: all of `_block_numbers`; compiled, without h and, if dense, m: kernels compute a norm and the gate again
     - selective: h, the block's input; attention's output, q; the outputs of every second matrix product,
       q + 2k + m + h. K experts have in the place of m + h only their choice: K float32 scores and K int64 indices
+    - attention: h, the block's input, and q, attention's output
     - full: h, the block's input
 
-    "selective" and "full" compute the block at work again. LoRA keeps each adapter's rank, and m more of the block at
+    All but "none" compute the block at work again. LoRA keeps each adapter's rank, and m more of the block at
     work. Context parallelism gathers 2k for each token of the other ranks.
     """
     shape, lora, mode = draft.sizes, draft.lora, draft.training.activation_checkpoint
@@ -245,6 +246,7 @@ def activation_bytes(draft: Draft, tokens: int) -> tuple[float, float]:
     numbers = {
         "none": everything - (h + (0 if shape.num_experts else m)) * draft.training.compile,
         "selective": h + 2 * q + 2 * k + of_mlp + of_adapters,
+        "attention": h + q,
         "full": h,
     }[mode]
     at_work += m * (lora is not None) + (0 if mode == "none" else everything)

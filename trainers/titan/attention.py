@@ -1,15 +1,17 @@
-"""Attention on the CPU: torch's own kernel instead of TorchTitan's."""
+"""Attention on the CPU, by torch's own kernel, and checkpointing that keeps what attention gives."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 # First of all TorchTitan imports: it settles the device for the others.
 import trainers.titan.device  # noqa: F401  # isort: skip
+from torchtitan.distributed.activation_checkpoint import SelectiveAC
 from torchtitan.models.common.attention import FlexAttention
 
 
@@ -53,3 +55,22 @@ def document_mask(positions: Tensor) -> Tensor:
     document = (positions == 0).cumsum(1)  # (B, L)
     same = document[:, :, None] == document[:, None, :]
     return same.tril_()[:, None]
+
+
+class AttentionAC(SelectiveAC):
+    """Keep the input of each block and the output of its attention, and compute the rest of the block again."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(SelectiveAC.Config):
+        pass
+
+    def get_save_ops(self) -> set[Any]:
+        return {
+            torch.ops.torch_attn._varlen_attn.default,
+            torch.ops.higher_order.flex_attention,
+            torch.ops.higher_order.inductor_compiled_code,  # flex, if the blocks are not compiled
+            torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default,
+            torch.ops.aten._scaled_dot_product_flash_attention.default,
+            torch.ops.aten._scaled_dot_product_efficient_attention.default,
+            torch.ops.aten._scaled_dot_product_cudnn_attention.default,
+        }

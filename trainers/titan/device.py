@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
-
 import torch
 import torchtitan.tools.utils as titan_utils
+
+from trainers.titan.flash_attention import choose, register
 
 # Without an accelerator TorchTitan assumes "cuda". Its other modules copy these two names when they are imported, so
 # they are set before anything else of TorchTitan is loaded.
 if not torch.accelerator.is_available():
     titan_utils.device_type, titan_utils.device_module = "cpu", torch.cpu
 
-# On Hopper TorchTitan's varlen attention asks for FlashAttention 3. Without its package torch's own kernel is used.
-if titan_utils.get_cuda_flash_attention_impl() == "FA3" and find_spec("flash_attn_interface") is None:
-    titan_utils.get_cuda_flash_attention_impl = lambda: None
+# TorchTitan goes by the GPU alone, and asks for packages that may not be there.
+titan_utils.get_cuda_flash_attention_impl = lambda: choose(torch.cuda.get_device_capability())
+register()
 
 SPMD_BACKEND = "partial_dtensor"  # the default, "spmd_types", wants fused QKV weights and every parameter on a mesh
 

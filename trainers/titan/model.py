@@ -24,7 +24,7 @@ from torchtitan.models.common import Decoder, RoPE
 from trainers.model.families import Experts, read_config, read_experts
 from trainers.model.shape import shape_of
 from trainers.titan.adapter_files import AdapterWeights, load_adapter
-from trainers.titan.attention import document_mask
+from trainers.titan.attention import AttentionAC, document_mask
 from trainers.titan.context import Context
 from trainers.titan.families import TITAN, titan_config
 from trainers.titan.fused_qkv import split_shards_on_save
@@ -37,7 +37,12 @@ from trainers.titan.weight_files import WeightFiles
 from trainers.titan.wide_head import head_modules, round_embedding, shard_with_wide_head
 
 # TorchTitan's settings of activation checkpointing.
-ACTIVATION_CHECKPOINTS = {"none": None, "selective": SelectiveAC.Config(), "full": FullAC.Config()}
+ACTIVATION_CHECKPOINTS = {
+    "none": None,
+    "selective": SelectiveAC.Config(),
+    "attention": AttentionAC.Config(),
+    "full": FullAC.Config(),
+}
 
 
 class TitanModel:

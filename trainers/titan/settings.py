@@ -77,7 +77,7 @@ class TrainerSettings(ForwardSettings):
     optimizer_state: Literal["float32", "bfloat16", "8bit"] = "float32"
     """Precision of AdamW's two moments: 8, 4 or 2 bytes a parameter. "bfloat16" needs a trainer on GPU without
     cpu_offload, "8bit" the package torchao."""
-    activation_checkpoint: Annotated[Literal["none", "selective", "full"], MAY_CHANGE] = "none"
+    activation_checkpoint: Annotated[Literal["none", "selective", "attention", "full"], MAY_CHANGE] = "none"
     """Activations that the backward pass computes again instead of keeping them: saves memory, costs time."""
     keep_logits_gib: Annotated[float, Ge(0), MAY_CHANGE] = 10.0
     """On GPU: keep the logits of a micro-batch up to this size for the backward pass; larger ones are computed
@@ -94,7 +94,7 @@ class TrainerSettings(ForwardSettings):
     "default" does but for the output layer, "never" is faster and holds the whole model in the compute dtype."""
     attention: Annotated[Literal["", "varlen", "flex", "sdpa"], MAY_CHANGE] = ""
     """The trainer's attention kernel. Empty is sdpa on CPU; on GPU varlen (FlashAttention), or flex in float32 and with
-    context parallelism. On GPU flex makes long rows faster, but compiles for each new length: docs/gpu.md."""
+    context parallelism. Flex compiles for each new length: docs/gpu.md."""
     compile: Annotated[bool, MAY_CHANGE] = False
     """Compile each transformer block: takes minutes at the start, and makes steps faster on a GPU."""
     deterministic: bool = False

@@ -159,11 +159,11 @@ LARGE = ("--model=Qwen/Qwen3-8B", *ONE[1:], "--launcher.gpu_memory_gib=80")
         (
             (*LARGE, "--lora.rank=16", "--launcher.gpu_memory_gib=24"),
             "on 2 such GPUs with --launcher.gpus_per_host 2 --services.trainer.procs 2 "
-            "--training.activation_checkpoint full --services.generator.procs 2",
+            "--training.activation_checkpoint attention --services.generator.procs 2",
         ),
         (
             (*LARGE, "--lora.rank=16", "--launcher.gpu_memory_gib=24", "--trainer.procs=2"),
-            "on 2 such GPUs with --launcher.gpus_per_host 2 --training.activation_checkpoint full "
+            "on 2 such GPUs with --launcher.gpus_per_host 2 --training.activation_checkpoint attention "
             "--services.generator.procs 2",
         ),
     ],

@@ -167,14 +167,15 @@ def test_ranks_that_share_rows_have_a_part_of_the_activations_and_all_keys_and_v
 
 def test_checkpointing_keeps_less() -> None:
     shape = replace(SMALL, num_hidden_layers=20)
-    none, selective, full = (
+    none, selective, attention, full = (
         activation_bytes(draft_of(shape, BFLOAT16, f"--training.activation_checkpoint={mode}"), 16)
-        for mode in ("none", "selective", "full")
+        for mode in ("none", "selective", "attention", "full")
     )
     compiled = activation_bytes(draft_of(shape, BFLOAT16, "--training.compile"), 16)
-    assert sum(full) < sum(selective) < sum(compiled) < sum(none)
+    assert sum(full) < sum(attention) < sum(selective) < sum(compiled) < sum(none)
     assert compiled == (2 * 16 * 20 * 3 * (8 + 8 + 4 + 16), 2 * 16 * 40)
     assert selective == (2 * 16 * 20 * (16 + 16 + 8 + 16), 2 * 16 * (132 + 40))
+    assert attention == (2 * 16 * 20 * (8 + 8), 2 * 16 * (132 + 40))
     assert full == (2 * 16 * 20 * 8, 2 * 16 * (132 + 40))
 
 

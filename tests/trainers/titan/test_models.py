@@ -12,6 +12,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
 
 pytest.importorskip("torchtitan")
 from safetensors.torch import load_file, save_file
@@ -223,7 +224,7 @@ def test_fused_projections_and_bfloat16_as_on_a_gpu(folder, make_trainer, monkey
 
 
 @pytest.mark.parametrize("name", ["qwen3", "llama-3.2-tied", "qwen2.5"])
-@pytest.mark.parametrize("mode", ["selective", "full"])
+@pytest.mark.parametrize("mode", ["selective", "attention", "full"])
 def test_activation_checkpointing_changes_no_gradient(folders, make_trainer, tmp_path, name, mode):
     samples = some_samples()
     kept, again = make_trainer(folders[name]), make_trainer(folders[name], activation_checkpoint=mode)
@@ -259,8 +260,25 @@ def count_calls(trainer: TitanTrainer) -> list[int]:
     return count
 
 
+@pytest.mark.parametrize(("mode", "times"), [("attention", 2), ("full", 4)])
+def test_kept_attention_is_not_computed_again(folders, make_trainer, mode, times):
+    calls = []
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            if function == torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default:
+                calls.append(function)
+            return function(*args, **(kwargs or {}))
+
+    trainer = make_trainer(folders["qwen3"], activation_checkpoint=mode)  # of two layers
+    tokens = torch.arange(12)[None]
+    with Watch():
+        trainer.model.logits(tokens, None, torch.arange(12)).sum().backward()
+    assert len(calls) == times
+
+
 def test_an_unknown_kind_of_activation_checkpointing_is_refused(folders, make_trainer):
-    with pytest.raises(UserError, match="activation_checkpoint is 'some'.*none, selective, full"):
+    with pytest.raises(UserError, match="activation_checkpoint is 'some'.*none, selective, attention, full"):
         make_trainer(folders["qwen3"], activation_checkpoint="some")
 
 

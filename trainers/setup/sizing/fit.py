@@ -145,8 +145,7 @@ def _remedies(draft: Draft, gpus: int) -> list[Remedy]:
         {"training.optimizer_state": "bfloat16"},
         *([{"training.optimizer_state": "8bit"}] if find_spec("torchao") and not draft.lora else []),
         *({"training.max_tokens_per_micro_batch": half} for half in halves),
-        {"training.activation_checkpoint": "selective"},
-        {"training.activation_checkpoint": "full"},
+        *({"training.activation_checkpoint": mode} for mode in ("selective", "attention", "full")),
         {"weights.store": "shared_memory"},  # in the host's memory, which may have no room
         *({"services.trainer.procs": procs} for procs in trainers),
         *({"services.generator.procs": procs} for procs in engines if draft.sizes.num_key_value_heads % procs == 0),
