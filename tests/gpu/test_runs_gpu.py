@@ -27,7 +27,7 @@ def test_a_run_of_the_tiny_model(env: str, tmp_path: Path) -> None:
     output = run(
         tmp_path / "run", "--env", env, "--steps", "5", "--warmup.steps", "40", "--generator.cuda_graphs=false"
     )
-    assert "weights go through GPU memory (CUDA IPC)" in output
+    assert "weights: through GPU memory (CUDA IPC)" in output
     check(tmp_path / "run", steps=5)
 
 
@@ -35,7 +35,7 @@ def test_a_run_of_the_tiny_model(env: str, tmp_path: Path) -> None:
 def test_a_run_in_the_shape_of_qwen3(qwen3: Path, tmp_path: Path) -> None:
     options = ["--model", str(qwen3), "--env", "math", "--steps", "3", "--env.max_turn_tokens", "128", "--tasks", "64"]
     output = run(tmp_path / "run", *options, "--dataset.held_out", "32", "--training.learning_rate", "1e-6")
-    assert "weights go through GPU memory (CUDA IPC)" in output
+    assert "weights: through GPU memory (CUDA IPC)" in output
     check(tmp_path / "run", steps=3)
 
 

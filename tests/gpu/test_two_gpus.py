@@ -48,6 +48,6 @@ SHORT = ("--env", "math", "--steps", "4", "--warmup.steps", "40", "--generator.c
 )
 def test_a_run_of_the_tiny_model(options: tuple[str, ...], store: str, tmp_path: Path) -> None:
     output = run(tmp_path / "run", *SHORT, *options)
-    (line,) = [line for line in output.splitlines() if "weights go through" in line]
+    (line,) = [line for line in output.splitlines() if "weights: through" in line]
     assert store in line
     check(tmp_path / "run", steps=4)

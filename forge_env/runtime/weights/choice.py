@@ -76,7 +76,7 @@ def choose_store(
         wanted, why = _fastest(size, needed, all_on_gpus, hosts, card or USUAL_GPU)
     else:
         why = "as --weights.store says"
-    return _STORES[wanted](), f"weights go through {_NAMES[wanted]}: {why}"
+    return _STORES[wanted](), f"through {_NAMES[wanted]}: {why}"
 
 
 def _fastest(size: int, needed: int, all_on_gpus: bool, hosts: int, card: float) -> tuple[StoreName, str]:
