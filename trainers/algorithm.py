@@ -59,7 +59,7 @@ class Algorithm:
         return f"trainers.train {self.target}" if self.target else f"trainers.{self.name}"
 
 
-def kl_remark(config: RunConfig) -> str:
+def kl_warning(config: RunConfig) -> str:
     """A warning about a KL penalty in the loss that adds only noise; "" if there is none.
 
     The gradient of k1 is the gradient of the token's logprob, with mean 0 over the policy's samples.
@@ -70,7 +70,7 @@ def kl_remark(config: RunConfig) -> str:
     if section.kl != "k1" or section.kl_straight_through:
         return ""
     return (
-        f"warning: --{name}.kl k1 in the loss has no expected gradient on the policy's own samples, so "
+        f"--{name}.kl k1 in the loss has no expected gradient on the policy's own samples, so "
         f"--{name}.beta {section.beta:g} holds nothing back: add --{name}.kl_straight_through true, or take "
         f"--{name}.kl k2, or --{name}.kl_in reward"
     )

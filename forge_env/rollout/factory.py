@@ -56,7 +56,7 @@ class EnvFactory:
             for option in required_options(function):
                 if option not in options:
                     raise UserError(f"the environment {self.name} needs the option {option}, which has no default")
-        for option in options.keys() - types.keys():
+        for option in sorted(options.keys() - types.keys()):
             raise UserError(f"the environment {self.name} has no option {option!r}. {nearest(option, types)}")
         self.options = {n: convert_option(self.name, n, value, types[n]) for n, value in options.items()}
         self._constructor_options = select_options(env_class.__init__, self.options)

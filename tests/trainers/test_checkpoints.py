@@ -161,17 +161,6 @@ def test_another_algorithm_or_too_few_steps_are_refused(tmp_path: Path) -> None:
         check_fits(find(tmp_path), "grpo", config_with(training__steps=30))
 
 
-def test_a_checkpoint_of_another_version_is_refused_by_the_setting_that_one_of_them_lacks(tmp_path: Path) -> None:
-    saved = asdict(config_with(env__options={"level": 2}, training__steps=40))
-    del saved["training"]["offload_sums"]
-    folder = path_of(tmp_path, 40)
-    folder.mkdir(parents=True)
-    extra = {"algorithm": "grpo", "command": "trainers.grpo", "config": saved}
-    write_manifest(folder, {"step": 40, "extra": extra})
-    with pytest.raises(UserError, match="saved by another version of forge_env: --training.offload_sums is a setting"):
-        check_fits(find(tmp_path), "grpo", config_with(env__options={"level": 2}))
-
-
 def test_moments_of_8_bits_keep_the_degree_of_tensor_parallelism(tmp_path: Path) -> None:
     config = config_with(training__optimizer_state="8bit", parallelism__tensor_parallel_degree=2)
     save(tmp_path, 40, config)

@@ -122,7 +122,7 @@ class Trainer:
 
     # ---- the reference model ----
 
-    async def settle_reference(self, kl_reference: Literal["", "generator", "model"], *, is_resumed: bool) -> None:
+    async def load_reference(self, kl_reference: Literal["", "generator", "model"], *, is_resumed: bool) -> None:
         """Give the reference model the weights that reinforcement learning starts from, and say what it is.
 
         Args:

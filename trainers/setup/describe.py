@@ -73,7 +73,7 @@ def describe_plan(plan: RunPlan) -> list[tuple[str, str]]:
         ("environment", _describe_env(plan)),
         *(("data", text) for text in plan.about_data),
         *_describe_steps(plan),
-        ("weights", plan.store_reason),
+        ("weights", plan.store_reason if plan.has_engine else ""),
         ("engine", plan.about_engine),
         ("adapters", _describe_adapters(plan)),
         ("precision", _describe_precision(plan)),
@@ -85,7 +85,7 @@ def describe_plan(plan: RunPlan) -> list[tuple[str, str]]:
 
 def describe_services(plan: RunPlan) -> str:
     """The services that are up once all processes are started, and the kind of device of each."""
-    services = ("envs", "generator", "trainer", "ref_model") if plan.has_engine else ("trainer",)
+    services = ("envs", "generator", "trainer", "ref_model")
     processes = [process for process in plan.placement.processes if process.service in services]
     devices = Counter((process.service, "GPU" if process.gpu is not None else "CPU") for process in processes)
     places = [f"{name} on {device}{f' x {count}' if count > 1 else ''}" for (name, device), count in devices.items()]
@@ -167,7 +167,7 @@ def _describe_defaults(plan: RunPlan) -> list[str]:
 
 
 def _describe_warnings(plan: RunPlan) -> list[str]:
-    """Unusual settings, and settings of vLLM that make logprobs inexact."""
+    """Unusual settings, a penalty that does nothing, and settings of vLLM that make logprobs inexact."""
     case, limit, warnings = case_of(plan.config), "env.max_turn_tokens", list[str]()
     for name in ("training.learning_rate", "warmup.learning_rate", limit):
         value, default = attrgetter(name)(plan.config), plan.defaults[name]
@@ -176,6 +176,8 @@ def _describe_warnings(plan: RunPlan) -> list[str]:
         if default.reason and not low <= value <= high:
             side, cut = "below" if value < low else "above", "; a longer turn is cut off" if name == limit else ""
             warnings.append(f"--{name} is {value:g}, far {side} what is usual for {case.name}: {usual:g}{cut}")
+    if plan.kl_warning:
+        warnings.append(plan.kl_warning)
     if plan.objective and (inexact := approximations(plan.engine.engine_args)):
         warnings.append(
             f"{', '.join(inexact)}: the engine's logprobs differ from the trainer's by more than rounding; each step "

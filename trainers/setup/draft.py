@@ -16,7 +16,7 @@ from forge_env.core.errors import ForgeError, UserError
 from forge_env.core.types import EpisodeLimits
 from forge_env.runtime.hosts.settings import HostSettings
 from forge_env.utils.settings import values_of
-from trainers.algorithm import Algorithm, kl_remark
+from trainers.algorithm import Algorithm, kl_warning
 from trainers.checkpoints import CheckpointConfig
 from trainers.config import RunConfig, TrainingConfig
 from trainers.lora import Lora
@@ -151,9 +151,9 @@ class Draft:
         return self.training.most_behind
 
     @property
-    def kl_remark(self) -> str:
+    def kl_warning(self) -> str:
         """A warning on the KL penalty; "" for none."""
-        return kl_remark(self.config)
+        return kl_warning(self.config)
 
     # ---- the engine ----
 
@@ -237,7 +237,8 @@ class Draft:
     def placement(self) -> Placement:
         """Where each process is. A reference model is started unless the trainer is its own, without its adapters."""
         needs_reference = self.objective is not None and self.objective.kl_reference == "model"
-        return make_placement(self.config, has_reference=needs_reference and not self.config.lora.is_on)
+        has_reference = needs_reference and not self.config.lora.is_on
+        return make_placement(self.config, has_reference=has_reference, has_engine=self.has_engine)
 
     @property
     def hosts(self) -> HostSettings | None:

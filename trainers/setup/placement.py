@@ -87,17 +87,20 @@ class Placement:
         return sorted({gpu for place in places for gpu in place.gpus})
 
 
-def make_placement(config: RunConfig, *, has_reference: bool) -> Placement:
+def make_placement(config: RunConfig, *, has_reference: bool, has_engine: bool = True) -> Placement:
     """Place every process of a run.
 
     Args:
         config: of the run.
         has_reference: whether a reference model is started.
+        has_engine: whether engines and environments are started.
     """
     num_hosts, per_host = config.launcher.count, gpus_per_host(config)
-    wanted = _gpus_wanted(config, has_reference)
+    started = {"generator": has_engine, "trainer": True, "ref_model": has_reference}
+    models = {name: getattr(config.services, name) for name, is_started in started.items() if is_started}
+    wanted = {name: each.procs * each.num_replicas for name, each in models.items() if each.with_gpus and each.procs}
     shared = _shares_gpus(config, wanted, num_hosts, per_host)
-    replicas = _place_replicas(config, has_reference, num_hosts, per_host, shared)
+    replicas = _place_replicas(config, models, num_hosts, per_host, shared)
     return Placement(
         num_hosts=num_hosts,
         gpus_per_host=per_host,
@@ -122,18 +125,6 @@ def gpus_available() -> int:
     return torch.cuda.device_count()
 
 
-def _gpus_wanted(config: RunConfig, has_reference: bool) -> dict[str, int]:
-    services = config.services
-    started = {"generator": services.generator, "trainer": services.trainer}
-    if has_reference:
-        started["ref_model"] = services.ref_model
-    return {
-        name: service.procs * service.num_replicas
-        for name, service in started.items()
-        if service.with_gpus and service.procs
-    }
-
-
 def _shares_gpus(config: RunConfig, wanted: Mapping[str, int], num_hosts: int, per_host: int) -> bool:
     if config.launcher.share_gpus == "no" or len(wanted) < 2:
         return False
@@ -143,9 +134,9 @@ def _shares_gpus(config: RunConfig, wanted: Mapping[str, int], num_hosts: int, p
 
 
 def _place_replicas(
-    config: RunConfig, has_reference: bool, hosts: int, per_host: int, shared: bool
+    config: RunConfig, models: Mapping[str, ServiceConfig], hosts: int, per_host: int, shared: bool
 ) -> dict[str, list[ReplicaPlace]]:
-    """Where the replicas of each service live.
+    """Where the replicas of each service live; `models` are the services with a model that are started.
 
     The trainer's ranks fill host after host from the first on, for they exchange most. Each replica of the generator
     goes to the host with the fewest processes of its kind, GPU or CPU, and an environment process to a host with a
@@ -165,9 +156,10 @@ def _place_replicas(
     spread = min(max(1, spread), hosts)
     for host in range(spread):
         load[host, services.trainer.with_gpus] += -(-services.trainer.procs // spread)
-    generators = [least_loaded(services.generator) for _ in range(services.generator.num_replicas)]
-    references = services.ref_model.num_replicas if has_reference else 0
-    reference_hosts = [least_loaded(services.ref_model) for _ in range(references)]
+    generators, reference_hosts = (
+        [least_loaded(models[name]) for _ in range(models[name].num_replicas)] if name in models else []
+        for name in ("generator", "ref_model")
+    )
     next_gpu: Counter[tuple[int, object]] = Counter()  # by host and, if they are shared, by service
 
     def place(service: ServiceConfig, host: int, num_hosts: int = 1) -> ReplicaPlace:
@@ -179,9 +171,10 @@ def _place_replicas(
         return ReplicaPlace(host=host, num_hosts=num_hosts, gpus=tuple(range(first, first + count)))
 
     trainer_first = place(services.trainer, 0, spread) if spread > 1 else None
+    envs = range(services.envs.num_replicas if generators else 0)
     return {
-        "store": [ReplicaPlace()],
-        "envs": [ReplicaPlace(host=generators[index % len(generators)]) for index in range(services.envs.num_replicas)],
+        "store": [ReplicaPlace()] if generators else [],
+        "envs": [ReplicaPlace(host=generators[index % len(generators)]) for index in envs],
         "generator": [place(services.generator, host) for host in generators],
         "trainer": [trainer_first or place(services.trainer, 0)],
         "ref_model": [place(services.ref_model, host) for host in reference_hosts],
@@ -198,14 +191,10 @@ def _processes(
     them too. Ranks that experts are spread over (EP) are neighbours. Groups that each hold all weights (HSDP) follow
     one another.
     """
-    placed = [
-        Process(service="controller", part="this process: the loop, the report"),
-        Process(
-            service="store",
-            host=0 if has_several_hosts else None,
-            part="two versions of the weights; a process for TorchStore only",
-        ),
-    ]
+    placed = [Process(service="controller", part="this process: the loop, the report")]
+    if replicas["store"]:
+        part = "two versions of the weights; a process for TorchStore only"
+        placed.append(Process(service="store", host=0 if has_several_hosts else None, part=part))
     parts_of_services = {
         "envs": ["environments, agents, tokenising, rewards"],
         "generator": [f"engine, TP {rank}" for rank in range(config.services.generator.procs)],

@@ -13,7 +13,7 @@ from forge_env.core.episode import Episode, Group, Turn
 from forge_env.core.errors import UserError
 from forge_env.core.types import Outcome, Task
 from trainers import grpo
-from trainers.algorithm import find_algorithm, kl_remark
+from trainers.algorithm import find_algorithm, kl_warning
 from trainers.config import SHORT_OPTIONS
 from trainers.dapo import OverlongPunishment, is_truncated
 from trainers.objective.advantages import centred, no_baseline
@@ -242,6 +242,6 @@ def test_an_episode_that_samples_all_it_can_loses_the_whole_penalty(
     ],
 )
 def test_a_penalty_without_an_expected_gradient_is_remarked_on(arguments: str, remarks: bool) -> None:
-    said = kl_remark(parse(grpo.Config, arguments.split(), SHORT_OPTIONS))
+    said = kl_warning(parse(grpo.Config, arguments.split(), SHORT_OPTIONS))
     assert bool(said) == remarks
     assert not remarks or ("--grpo.kl_straight_through true" in said and "--grpo.kl k2" in said)

@@ -210,7 +210,11 @@ def test_supervised_training_has_a_plan_too() -> None:
     assert lines["run"] == "150 optimizer steps" and not {"KL reference", "importance ratio", "staleness"} & set(lines)
 
 
-def test_a_plan_without_an_environment_speaks_of_the_trainer_alone() -> None:
+def test_a_plan_without_an_environment_has_the_trainer_alone() -> None:
+    gpus = ("--trainer.with_gpus", "--generator.with_gpus", "--launcher.gpus_per_host=2")
+    placement = plan_of("--sft.data=somebody/chats", *gpus, algorithm=sft.SFT).placement
+    assert [(each.service, each.gpu) for each in placement.processes] == [("controller", None), ("trainer", 0)]
+    assert placement.gpus_needed == 1
     plan = plan_of("--sft.data=somebody/chats", algorithm=sft.SFT)
     lines = dict(describe_plan(plan))
     assert lines["run"] == "as many steps as the epochs of the data have"

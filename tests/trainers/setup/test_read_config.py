@@ -12,9 +12,11 @@ from forge_env.core.errors import UserError
 from forge_env.utils.settings import with_values
 from trainers.checkpoints import path_of, write_manifest
 from trainers.config import RunConfig
+from trainers.dapo import DAPO
 from trainers.grpo import GRPO, Config
 from trainers.setup.options.read_config import give_dataset, read_config
 from trainers.setup.plan import make_plan
+from trainers.sft import SFT
 
 GUIDE = str(Path(__file__).parent / "data" / "torchforge_guide.yaml")
 
@@ -131,6 +133,30 @@ def test_a_run_that_is_resumed_has_its_own_settings(tmp_path: Path) -> None:
     assert (again.output, again.resume, again.checkpoint.step) == (str(tmp_path), True, 0)
     with pytest.raises(UserError, match="holds no complete checkpoint"):
         read_config(Config, ["--resume", "--output", str(tmp_path / "none")])
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "changes", "words"),
+    [
+        ("grpo", {"offload_sums": None}, "was saved by another version of forge_env: --training.offload_sums is a"),
+        ("grpo", {"gone": 1}, "was saved by another version of forge_env: --training.gone is a setting of one of"),
+        ("dapo", {}, "was saved by dapo: go on with python -m trainers.dapo"),
+        ("sft", {}, "was saved by sft: go on with python -m trainers.sft"),
+    ],
+)
+def test_a_checkpoint_of_another_version_or_algorithm_is_refused_as_such(
+    tmp_path: Path, algorithm: str, changes: dict[str, int | None], words: str
+) -> None:
+    configs = {"grpo": Config, "dapo": DAPO.config, "sft": SFT.config}
+    saved = asdict(with_values(configs[algorithm](), {"env.options": {"level": 2}}))
+    saved["training"] |= changes
+    saved["training"] = {name: value for name, value in saved["training"].items() if value is not None}
+    folder = path_of(tmp_path, 40)
+    folder.mkdir(parents=True)
+    extra = {"algorithm": algorithm, "command": f"trainers.{algorithm}", "config": saved}
+    write_manifest(folder, {"step": 40, "extra": extra})
+    with pytest.raises(UserError, match=f"step_000040 {words}"):
+        read_config(Config, ["--resume", "--output", str(tmp_path)])
 
 
 def test_a_run_that_goes_on_elsewhere_says_where_its_environment_was_registered(tmp_path: Path) -> None:

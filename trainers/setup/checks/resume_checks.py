@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
 from dataclasses import asdict
-from typing import Any, get_origin
+from typing import Any
 
 from forge_env.core.errors import UserError
-from forge_env.utils.settings import BY_CASE, leaves, may_change
+from forge_env.utils.settings import BY_CASE, may_change
 from trainers.checkpoints import Checkpoint
 from trainers.config import RunConfig
+from trainers.setup.options.parser import flatten
 
 
 def check_fits(checkpoint: Checkpoint, algorithm: str, config: RunConfig) -> None:
@@ -25,8 +25,8 @@ def check_fits(checkpoint: Checkpoint, algorithm: str, config: RunConfig) -> Non
             f"{checkpoint.path} was saved by {saved['algorithm']}, and this is {algorithm}: go on with "
             f"python -m {saved['command']}"
         )
-    before, now = dict(_leaves(saved["config"])), dict(_leaves(asdict(config)))
-    _check_names(checkpoint, config, before)
+    trees = (saved["config"], asdict(config))
+    before, now = ({name: value for name, value in flatten(tree) if value != {}} for tree in trees)
     free = may_change(config)
     differing = [
         f"--{name} is {_shown(now.get(name))} and was {_shown(before.get(name))}"
@@ -50,26 +50,6 @@ def check_fits(checkpoint: Checkpoint, algorithm: str, config: RunConfig) -> Non
             f"--training.steps is {config.training.steps}, and {checkpoint.path} is past that: give at least "
             f"{checkpoint.step}, or go on from an older one with --checkpoint.step"
         )
-
-
-def _check_names(checkpoint: Checkpoint, config: RunConfig, before: Mapping[str, Any]) -> None:
-    """Raise UserError if the checkpoint does not have the settings that runs have now."""
-    settings = leaves(config)
-    entries = tuple(f"{setting.name}." for setting in settings if get_origin(setting.kind) is dict)
-    names = {setting.name for setting in settings if f"{setting.name}." not in entries}
-    if other := sorted(names ^ {name for name in before if not name.startswith(entries)}):
-        raise UserError(
-            f"{checkpoint.path} was saved by another version of forge_env: --{other[0]} is a setting of one of the "
-            "two versions only; go on with the version that began the run"
-        )
-
-
-def _leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for name, value in tree.items():
-        if isinstance(value, dict):
-            yield from _leaves(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", value
 
 
 def _shown(value: Any) -> str:

@@ -7,7 +7,7 @@ of dictionaries by name (`--env.options.level 2`) and short names of sections, a
 from __future__ import annotations
 
 import typing
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, TypeVar
@@ -41,7 +41,7 @@ def parse(
         options[name] = [*options.pop(name, ()), text]
     files = [(path, _read_yaml(path)) for path in options.pop("config", ())]
     for source, data in [("the saved config", saved or {}), *files]:
-        for name, value in _flatten(data):
+        for name, value in flatten(data):
             settings.give(name, value, source)
     for name, texts in options.items():
         is_list = len(texts) > 1 and settings.is_entry(settings.dotted(name))
@@ -147,11 +147,11 @@ def _read_yaml(path: str) -> dict[str, Any]:
     return data
 
 
-def _flatten(data: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """The settings of nested sections by dotted name."""
+def flatten(data: Mapping[str, Any], whole: Collection[str] = (), prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """The settings of nested sections by dotted name; dictionaries with a name of `whole` stay whole."""
     for key, value in data.items():
-        if isinstance(value, Mapping) and value:
-            yield from _flatten(value, f"{prefix}{key}.")
+        if isinstance(value, Mapping) and value and f"{prefix}{key}" not in whole:
+            yield from flatten(value, whole, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", value
 

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_origin
 
 from forge_env.core.errors import UserError
 from forge_env.records.run_files import FACTS, read_object
 from forge_env.registry.registry import check_registered, env_class
-from forge_env.utils.settings import with_values
-from trainers.checkpoints import find
+from forge_env.utils.settings import leaves, with_values
+from trainers.checkpoints import Checkpoint, find
 from trainers.config import SHORT_OPTIONS, RunConfig
-from trainers.setup.options.parser import parse
+from trainers.setup.options.parser import flatten, parse
 from trainers.setup.placement import gpus_available
 
 C = TypeVar("C", bound=RunConfig)
@@ -34,7 +35,9 @@ def read_config(config_class: type[C], arguments: Sequence[str]) -> C:
     config, saved = parse(config_class, arguments, SHORT_OPTIONS), dict[str, Any]()
     if config.resume and config.output:
         facts = Path(config.output) / FACTS
-        saved |= find(facts.parent, config.checkpoint.step).extra["config"]
+        checkpoint = find(facts.parent, config.checkpoint.step)
+        _check_settings(checkpoint, config)
+        saved |= checkpoint.extra["config"]
         saved |= {name: getattr(config_class(), name) for name in ("output", "resume", "dry_run")}
         saved["checkpoint"] |= {"step": 0}
         check_registered(saved["env"]["name"], read_object(facts).get("registered") if facts.is_file() else None)
@@ -45,6 +48,23 @@ def read_config(config_class: type[C], arguments: Sequence[str]) -> C:
         services = (name for name in ("generator", "trainer", "ref_model") if getattr(config.services, name).procs)
         saved["services"] = {name: {"with_gpus": True} for name in services}
     return parse(config_class, arguments, SHORT_OPTIONS, saved=saved)
+
+
+def _check_settings(checkpoint: Checkpoint, config: RunConfig) -> None:
+    """Check that a checkpoint has the settings of this command.
+
+    Raises:
+        UserError: it was saved by another algorithm, or by another version of forge_env.
+    """
+    saved, dictionaries = checkpoint.extra, [item.name for item in leaves(config) if get_origin(item.kind) is dict]
+    if {saved["algorithm"], config.algorithm_name} & (saved["config"].keys() ^ vars(config).keys()):
+        raise UserError(f"{checkpoint.path} was saved by {saved['algorithm']}: go on with python -m {saved['command']}")
+    names, before = ({name for name, _ in flatten(tree, dictionaries)} for tree in (asdict(config), saved["config"]))
+    if other := sorted(names ^ before):
+        raise UserError(
+            f"{checkpoint.path} was saved by another version of forge_env: --{other[0]} is a setting of one of the "
+            "two versions only; go on with the version that began the run"
+        )
 
 
 def give_dataset(config: C) -> C:

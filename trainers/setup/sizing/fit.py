@@ -61,7 +61,7 @@ def _snapshot_bytes(draft: Draft) -> int:
 def plan_memory(draft: Draft, store: WeightStore | None) -> MemoryPlan:
     """Estimate the memory of all processes, and give the engine what the others on its GPU leave."""
     places, known = draft.placement.processes, draft.shape is not None
-    engines = [process for process in places if process.service == "generator" and draft.has_engine]
+    engines = [process for process in places if process.service == "generator"]
     snapshot = _snapshot_bytes(draft) if known else 0
     kept = store.keep * snapshot if store and isinstance(store, CudaIpcStore | NcclStore) else 0
     memory: dict[Process, Memory | None] = dict.fromkeys(places, Memory())
