@@ -87,7 +87,7 @@ def test_a_killed_run_goes_on_from_its_checkpoint(start) -> None:  # type: ignor
     console = again.end()
     assert again.process.returncode == 0, console
     assert f"grpo goes on after step {step}, from {newest}" in console
-    assert "held-out success before" not in console and "warm-up" not in console
+    assert "held-out success before" not in console and "warm-up of" not in console
     again.assert_nothing_left()
 
     assert _steps(killed.output) == list(range(1, step + 4))  # each once
