@@ -172,6 +172,7 @@ async def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
         loop.slow_callback_duration = options.slow / 1000
     groups = options.episodes // SIBLINGS
     arguments = ["--env", "benchmarks.long_episodes:LongEnv", "--grpo.n_samples", str(SIBLINGS)]
+    arguments += ["--model", "Qwen/Qwen3-0.6B"]  # which is not started
     config = parse(grpo.Config, [*arguments, "--steps", str(options.steps), *options.options], SHORT_OPTIONS)
     plan, probe = make_plan(config, grpo.GRPO), Probe()
     sampled = options.tokens // TURNS - ADDED

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 
+from forge_env.core.errors import UserError
 from tests.gpu.test_runs_gpu import ROOT, check, run
 from trainers.grpo import GRPO, Config
 from trainers.setup.options.read_config import read_config
@@ -132,8 +133,8 @@ def test_the_plan_asks_the_driver_what_a_card_has() -> None:
     options = ["--launcher.share_gpus", "yes"]
     card = make_plan(read_config(Config, options), GRPO).card
     assert card is not None and abs(card - torch.cuda.get_device_properties(0).total_memory) < 0.02 * card
-    (problem, *_) = make_plan(read_config(Config, [*options, "--launcher.gpu_memory_gib", "1000"]), GRPO).problems
-    assert "--launcher.gpu_memory_gib is 1000, and GPU 0 has" in problem
+    with pytest.raises(UserError, match="--launcher.gpu_memory_gib is 1000, and GPU 0 has"):
+        make_plan(read_config(Config, [*options, "--launcher.gpu_memory_gib", "1000"]), GRPO)
 
 
 def test_torch_keeps_the_trainer_to_its_cap(tiny_model: Path) -> None:
