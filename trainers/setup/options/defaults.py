@@ -104,7 +104,8 @@ def _defaults(config: RunConfig, shape: ModelShape | None) -> Iterator[tuple[str
         declared = declared_limits(env_class(env.name), env.options, name=env.name) if env.name else {}
     except UserError:
         declared = {}  # the checks of the environment report it
-    limits = {name: (value, case.name) for name, value in asdict(case.limits).items()}
+    shown = ("max_turns", "max_turn_tokens", "max_tokens")
+    limits = {name: (value, case.name if name in shown else "") for name, value in asdict(case.limits).items()}
     limits |= {name: (value, f"declared by {env.name}") for name, value in declared.items()}
     if longest > 0:
         limits |= dict.fromkeys(("max_tokens", "max_turn_tokens"), (longest, "training.seq_len"))
