@@ -83,7 +83,7 @@ def test_a_killed_run_goes_on_from_its_checkpoint(start) -> None:  # type: ignor
 
     refused = start("trainers.grpo", "--output", str(killed.output), "--steps", str(step + 3), *OPTIONS)
     assert "--resume" in refused.end() and refused.process.returncode == 2
-    again = start("trainers.grpo", "--output", str(killed.output), "--resume", "--steps", str(step + 3))
+    again = start("trainers.grpo", "--output", str(killed.output), "--resume", "--verbose", "--steps", str(step + 3))
     console = again.end()
     assert again.process.returncode == 0, console
     assert f"grpo goes on after step {step}, from {newest}" in console
