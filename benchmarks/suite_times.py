@@ -48,7 +48,8 @@ def _summed(values: Mapping[str, float], key: Callable[[str], str]) -> Counter[s
 def table(reports: Sequence[Path]) -> str:
     """Rows of seconds and tests for each report: the whole, the areas, and the files that take long."""
     found = [seconds_by_file(report) for report in reports]
-    lines = [f"cores: {os.cpu_count()}", f"{'':60}" + "".join(f"{report.stem:>10} s  tests" for report in reports)]
+    cores = len(os.sched_getaffinity(0))
+    lines = [f"cores: {cores}", f"{'':60}" + "".join(f"{report.stem:>10} s  tests" for report in reports)]
     groups: list[tuple[str, Callable[[str], str], float]] = [
         ("all", lambda path: "all", 0.0),
         ("by area", _area, 0.0),

@@ -60,7 +60,7 @@ async def open_insecure(
     async def start() -> Spawner:
         return Spawner()
 
-    slots = slots if slots is not None else 2 * (os.cpu_count() or 1)
+    slots = slots if slots is not None else 2 * len(os.sched_getaffinity(0))
     sandbox = NamespaceSandbox(
         await start(), "not used", slots=slots, max_sessions=max_sessions, start=start, backend=NAME
     )

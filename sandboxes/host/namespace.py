@@ -66,8 +66,8 @@ async def open_namespace_sandbox(
     """Open the sandbox and check that it isolates (once per process).
 
     Args:
-        slots: concurrent requests and cells; twice the number of CPUs by default, at most 128. Further ones wait, and
-            run in the order in which they came.
+        slots: concurrent requests and cells; by default twice the CPUs that this process may use, at most 128. Further
+            ones wait, and run in the order in which they came.
         warm: slots that are started before the sandbox is open, and kept; `slots`, but at most 8, by default. More are
             started in the background, ahead of demand.
         max_sessions: open sessions; a further one waits up to a minute until one is closed. A session takes three file
@@ -82,7 +82,7 @@ async def open_namespace_sandbox(
         UserError: a number is out of range, or a package is not installed or cannot be imported.
         SandboxUnavailable: the kernel refuses to isolate, or a canary of the self-test escaped.
     """
-    slots = slots if slots is not None else min(_MAX_SLOTS, 2 * (os.cpu_count() or 1))
+    slots = slots if slots is not None else min(_MAX_SLOTS, 2 * len(os.sched_getaffinity(0)))
     if not 1 <= slots <= _MAX_SLOTS:
         raise UserError(f"slots must be between 1 and {_MAX_SLOTS}, not {slots}.")
     warm = warm if warm is not None else min(slots, _DEFAULT_WARM)

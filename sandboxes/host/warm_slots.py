@@ -60,7 +60,7 @@ class WarmSlots(Generic[T]):
         self._name = name
         self._start, self._end, self._is_warm = start, end, is_warm
         self._warm, self._most = warm, most
-        self._at_once = os.cpu_count() or 1  # starts at a time: more would slow down the requests that run
+        self._at_once = len(os.sched_getaffinity(0))  # starts at a time: more would slow down the requests that run
         self._idle: list[T] = []
         self._busy = 0
         self._starting: set[asyncio.Task[None]] = set()

@@ -192,6 +192,18 @@ async def test_waiting_for_a_slot_is_not_wall_time() -> None:
     assert 0.4 <= sum(result.wall_s for result in results) <= seconds
 
 
+@shared_loop
+async def test_there_are_two_slots_for_each_cpu_that_the_process_may_use() -> None:
+    allowed = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(allowed)})
+    try:
+        async with open_sandbox("namespace") as sandbox:
+            assert isinstance(sandbox, NamespaceSandbox)
+            assert sandbox.slot_stats.idle == 2, "all of them are warm, as they are fewer than 8"
+    finally:
+        os.sched_setaffinity(0, allowed)
+
+
 # --- limits ---
 
 
