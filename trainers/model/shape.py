@@ -223,6 +223,7 @@ def made_shape(size: str) -> ModelShape:
         head_dim=made.head_dim,
         vocab_size=made.vocab_size,
         max_position_embeddings=made.max_position_embeddings,
+        tie_word_embeddings=made.tie_word_embeddings,
         qk_norm=FAMILIES[made.model_type].qk_norm,
         thinks=FAMILIES[made.model_type].thinks,
         num_experts=made.num_experts,

@@ -20,6 +20,8 @@ class ModelSize:
     rope_theta: float = 10_000.0
     vocab_size: int = 640
     """Upper bound; the tokenizer may need fewer entries."""
+    tie_word_embeddings: bool = False
+    """Whether the output layer is the embedding, as in Qwen3 of 0.6B to 4B."""
     num_experts: int = 0
     """Experts of each layer, instead of one MLP of `intermediate_size`; 0 for a dense model."""
     num_experts_per_tok: int = 0
@@ -41,6 +43,8 @@ MODEL_SIZES: Mapping[str, ModelSize] = {
         head_dim=64,
         max_position_embeddings=4096,
         vocab_size=1024,
+        # It learns to copy rare tokens in two thirds of the supervised steps: docs/gpu.md.
+        tie_word_embeddings=True,
     ),
     "tiny-moe": ModelSize(num_experts=8, num_experts_per_tok=2, moe_intermediate_size=192),
 }

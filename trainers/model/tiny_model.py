@@ -113,7 +113,6 @@ def _config(size: ModelSize, *, vocab_size: int) -> dict[str, object]:
         "hidden_act": "silu",
         "initializer_range": 0.02,
         "rms_norm_eps": 1e-6,
-        "tie_word_embeddings": False,
         "torch_dtype": "float32",
         "bos_token_id": None,
         "eos_token_id": SPECIAL_TOKENS.index("<|im_end|>"),
@@ -137,7 +136,7 @@ def _random_weights(config: dict[str, object], seed: int) -> dict[str, torch.Ten
 
     weights = {
         "model.embed_tokens.weight": matrix(vocab, width),
-        "lm_head.weight": matrix(vocab, width),
+        **({} if config["tie_word_embeddings"] else {"lm_head.weight": matrix(vocab, width)}),
         "model.norm.weight": torch.ones(width),
     }
     for i in range(sizes["num_hidden_layers"]):

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors import safe_open
 
 from envs.math import Math
 from forge_env.core.errors import UserError
@@ -51,12 +52,19 @@ def test_a_hundred_million_parameters_that_transformers_loads(made: tuple[Path, 
     assert logits.std() < 2, "a fresh model has no opinion yet"
 
 
+def test_the_output_layer_of_a_hundred_million_parameters_is_the_embedding(made: tuple[Path, int]) -> None:
+    folder, _ = made
+    with safe_open(folder / "model.safetensors", framework="pt") as file:
+        assert "model.embed_tokens.weight" in file.keys() and "lm_head.weight" not in file.keys()  # noqa: SIM118
+    assert read_shape(folder / "config.json").tie_word_embeddings and made_shape("100m").tie_word_embeddings
+
+
 def test_the_plan_knows_the_shape_before_the_model_is_made(made: tuple[Path, int]) -> None:
     folder, parameters = made
     planned, real = made_shape("100m"), read_shape(folder / "config.json")
     rows = planned.vocab_size - real.vocab_size  # the tokenizer of so little text needs fewer entries
     assert rows > 0
-    assert planned.parameters - 2 * rows * planned.hidden_size == real.parameters == parameters
+    assert planned.parameters - rows * planned.hidden_size == real.parameters == parameters
     assert find_shape("", "100m").shape == planned
 
 
