@@ -66,7 +66,7 @@ class ToolApi(ToolEnv):
             count: how many.
             seed: which ones, and in which order.
             tools: what the tasks are about.
-            level: 1 to 3. Of the shop: one change, changes that need look-ups, changes that have conditions.
+            level: 1 to 3. Of the shop: one change, changes that need look-ups, changes that compare what was looked up.
             operations: of the shop; only tasks that can be solved with them are drawn.
             data: a file of tasks.
 

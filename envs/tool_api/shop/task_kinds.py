@@ -198,7 +198,7 @@ KINDS: Mapping[str, Kind] = {
         writes=lambda f: _buy(f, f.sku),
     ),
     "buy_cheapest": Kind(
-        level=2,
+        level=3,
         subject=_PEOPLE,
         products=range(0, len(PRODUCTS), 5),  # one of each category
         numbers=range(1, 10),

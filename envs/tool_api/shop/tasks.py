@@ -25,9 +25,10 @@ LEVELS = (1, 2, 3)
 def shop_tasks(split: str = "train", *, count: int, seed: int = 0, levels: Sequence[int] = LEVELS) -> list[Task]:
     """Return distinct tasks of some levels.
 
-    Level 1 asks for one change, with one look-up at most; level 2 needs two look-ups or more before it; level 3 states
-    a condition, and in part of its tasks the right thing is to change nothing. `target` is the list of writes that
-    fulfil the task, as [operation, arguments]; `metadata` holds the level and how to make the shop.
+    Level 1 asks for one change, with one look-up at most. Level 2 needs two look-ups or more before it. Level 3
+    compares what was looked up, such as prices or dates; in part of its tasks the right thing is to change nothing.
+    `target` is the list of writes that fulfil the task, as [operation, arguments]; `metadata` holds the level
+    and how to make the shop.
 
     Raises:
         UserError: for an unknown split or level, or more tasks than there are.
