@@ -128,6 +128,11 @@ def loss(config: Config) -> DAPOLoss:
 
 def objective(config: Config, loss: Loss) -> Objective:
     section = config.dapo
+    if section.normalization == "mean" and section.overlong_penalty > 0:
+        raise UserError(
+            f"--dapo.normalization is 'mean', which needs rewards of 0 or more, and --dapo.overlong_penalty is "
+            f"{section.overlong_penalty:g}, which makes some negative: set --dapo.overlong_penalty 0"
+        )
     return make_objective(
         config,
         loss,

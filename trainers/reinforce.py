@@ -34,7 +34,7 @@ class ReinforceConfig(AlgorithmConfig):
     """What is subtracted from an episode's reward."""
     clip_ratio: Annotated[float, Ge(0)] = 0.2
     """A token's importance weight may differ from 1 by this at most. 0 is no weight, which is right on-policy only."""
-    normalization: Literal["none", "group", "batch"] = "none"
+    normalization: Literal["none", "group", "batch", "mean"] = "none"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,7 +12,7 @@ from forge_env.core.errors import UserError
 from forge_env.core.reward_value import are_same
 
 Baseline = Literal["mean", "leave_one_out", "none"]
-Normalization = Literal["none", "group", "batch"]
+Normalization = Literal["none", "group", "batch", "mean"]
 Advantages = Callable[[Sequence[float]], list[float]]
 
 
@@ -56,6 +56,33 @@ def leave_one_out(rewards: Sequence[float]) -> list[float]:
     return [n / (n - 1) * difference for difference in centred(rewards)] if n > 1 else [0.0] * n
 
 
+def relative_to_mean(rewards: Sequence[float], *, difference: Advantages = centred) -> list[float]:
+    """MaxRL's advantage, (R - mean) / mean, for rewards of 0 or more (arXiv 2602.02710).
+
+    It is the gradient of the logarithm of a group's success, where R - mean is that of the success itself. So a task
+    that is solved once in n episodes weighs n times as much as a task that is solved always. If no member of a group
+    has a reward, all advantages are 0.
+
+    Args:
+        rewards: of one group.
+        difference: the rewards less their baseline.
+
+    Raises:
+        UserError: for a reward below 0.
+
+    Examples:
+        >>> relative_to_mean([1.0, 0.0, 0.0, 0.0])
+        [3.0, -1.0, -1.0, -1.0]
+    """
+    if (lowest := min(rewards, default=0.0)) < 0:
+        raise UserError(
+            f"normalization is 'mean', which needs rewards of 0 or more, and a reward is {lowest:g}: set normalization "
+            "to 'group', or give a --reward that is not negative"
+        )
+    mean = statistics.fmean(rewards or [0.0])
+    return [value / mean if mean > 0 else 0.0 for value in difference(rewards)]
+
+
 def no_baseline(rewards: Sequence[float]) -> list[float]:
     """The rewards themselves."""
     return list(rewards)
@@ -93,6 +120,8 @@ def make_advantages(
     difference = BASELINES[baseline]
     if normalization == "none":
         return difference, None
+    if normalization == "mean":
+        return partial(relative_to_mean, difference=difference), None
     if normalization == "batch":
         return difference, partial(batch_std, std_eps=std_eps, ddof=ddof)
     if baseline == "mean":

@@ -41,8 +41,9 @@ class AlgorithmConfig:
     below."""
     correction_low: Annotated[float, Interval(ge=0, le=1)] = 1e-4
     correction_high: Annotated[float, Ge(1)] = 100.0
-    normalization: Literal["none", "group", "batch"] = "group"
-    """The advantages are divided by the standard deviation of the rewards of the group, or of the whole batch."""
+    normalization: Literal["none", "group", "batch", "mean"] = "group"
+    """What divides the advantages: "group" and "batch" are the standard deviation of the rewards of the group, or of
+    the whole batch; "mean" is the mean reward of the group, as in MaxRL, and needs rewards of 0 or more."""
     std_ddof: Annotated[int, Interval(ge=0, le=1)] = 1
     """1 divides the variance by n - 1, 0 by n."""
     std_eps: Annotated[float, Ge(0)] = 1e-4

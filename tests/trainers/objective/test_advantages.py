@@ -21,6 +21,7 @@ from trainers.objective.advantages import (
     has_signal,
     leave_one_out,
     make_advantages,
+    relative_to_mean,
 )
 
 rewards = st.lists(st.floats(-10, 10) | st.sampled_from([0.0, 1.0]), max_size=16)
@@ -90,7 +91,7 @@ def test_leave_one_out_is_the_reward_less_the_mean_of_the_others(values: list[fl
 
 
 @pytest.mark.parametrize("baseline", ["mean", "leave_one_out", "none"])
-@pytest.mark.parametrize("normalization", ["none", "group", "batch"])
+@pytest.mark.parametrize("normalization", ["none", "group", "batch", "mean"])
 def test_baselines_and_normalisations_are_independent(baseline, normalization) -> None:
     groups = [[1.0, 0.0, 0.0], [3.0, 1.0, 1.0]]
     function, scale = make_advantages(baseline, normalization, std_eps=0.1, ddof=1)
@@ -100,8 +101,28 @@ def test_baselines_and_normalisations_are_independent(baseline, normalization) -
     for group in groups:
         by_group = statistics.stdev(group) + 0.1 if normalization == "group" else 1.0
         by_batch = statistics.stdev(groups[0] + groups[1]) + 0.1 if normalization == "batch" else 1.0
-        expected = [advantage / by_group / by_batch for advantage in plain(group)]
+        by_mean = statistics.fmean(group) if normalization == "mean" else 1.0
+        expected = [advantage / by_group / by_batch / by_mean for advantage in plain(group)]
         assert [advantage / divisor for advantage in function(group)] == pytest.approx(expected)
+
+
+@given(st.integers(1, 16), st.integers(0, 16))
+def test_the_successes_of_a_task_that_is_solved_at_all_weigh_the_same_by_the_mean(
+    successes: int, failures: int
+) -> None:
+    """Their score functions are averaged, as in MaxRL's estimator; the baseline takes the same off all members."""
+    rewards = [1.0] * successes + [0.0] * failures
+    advantages = relative_to_mean(rewards)
+    assert sum(advantages) == pytest.approx(0.0, abs=1e-9)
+    weights = [advantage + 1.0 for advantage in advantages] if failures else [1.0] * successes
+    assert sum(weights[:successes]) == pytest.approx(len(rewards))
+    assert not any(weights[successes:])
+
+
+def test_by_the_mean_a_group_without_a_reward_has_no_advantage_and_a_negative_reward_is_refused() -> None:
+    assert relative_to_mean([0.0, 0.0]) == [0.0, 0.0] and relative_to_mean([]) == []
+    with pytest.raises(UserError, match=r"normalization is 'mean'.*-0\.5.*'group'"):
+        relative_to_mean([1.0, -0.5])
 
 
 @pytest.mark.parametrize(("eps", "ddof"), [(-1.0, 1), (math.nan, 1), (1e-4, 2)])
@@ -111,7 +132,7 @@ def test_settings_out_of_range(eps: float, ddof: int) -> None:
 
 
 @pytest.mark.parametrize("baseline", ["mean", "leave_one_out"])
-@pytest.mark.parametrize("normalization", ["none", "group"])
+@pytest.mark.parametrize("normalization", ["none", "group", "mean"])
 def test_a_spread_out_of_rounding_gives_no_advantage(baseline: Baseline, normalization: Normalization) -> None:
     rounded = [1.0 - 0.1 - 0.1 - 0.1, 0.7, 0.7]
     assert len(set(rounded)) == 2 and not has_signal(rounded)

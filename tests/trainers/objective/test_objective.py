@@ -188,6 +188,12 @@ def test_dr_grpo_is_a_setting_of_grpo() -> None:
     assert objective.loss.constant == 512 and objective.advantages([1.0, 0.0]) == [0.5, -0.5]
 
 
+@pytest.mark.parametrize("page", ["grpo", "gspo", "sapo", "cispo", "reinforce"])
+def test_maxrl_is_a_setting_of_every_page(page: str) -> None:
+    objective = made(page, f"--{page}.normalization", "mean")
+    assert objective.scale is None and objective.advantages([1.0, 0.0, 0.0, 0.0]) == [3.0, -1.0, -1.0, -1.0]
+
+
 def test_rloo_is_a_setting_of_reinforce() -> None:
     assert made("reinforce", "--reinforce.baseline", "leave_one_out").advantages([1.0, 0.0, 0.0]) == [1.0, -0.5, -0.5]
     assert made("reinforce", "--reinforce.baseline", "none", "--reinforce.n_samples", "1").advantages is no_baseline

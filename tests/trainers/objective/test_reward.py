@@ -105,7 +105,7 @@ def test_an_advantage_function_of_the_users_own_is_given_the_rewards_less_the_pe
 @given(
     st.lists(st.tuples(st.sampled_from([0.0, 0.5, 0.5 + 1e-12, 1.0]), st.floats(-3, 3)), min_size=2, max_size=6),
     st.sampled_from(["mean", "leave_one_out", "none"]),
-    st.sampled_from(["none", "group", "batch"]),
+    st.sampled_from(["none", "group", "batch", "mean"]),
     st.sampled_from(["episode", "turn"]),
     st.floats(1e-9, 1.0),
 )

@@ -377,6 +377,12 @@ OF_OTHERS = [
     (sft.SFT, "--training.steps=0", "--training.steps is 0; it must be at least 1, or -1 for the default"),
     (sft.SFT, "--sft.held_out_share=1", "--sft.held_out_share is 1.0; it must be at least 0 and below 1"),
     (dapo.DAPO, "--dapo.signal_error=-1", "--dapo.signal_error is -1; it must be at least 0"),
+    (
+        dapo.DAPO,
+        "--dapo.normalization=mean",
+        "--dapo.normalization is 'mean', which needs rewards of 0 or more, and --dapo.overlong_penalty is 1, which "
+        "makes some negative: set --dapo.overlong_penalty 0",
+    ),
     (dapo.DAPO, "--dapo.overlong_buffer=2", "--dapo.overlong_buffer is 2.0; it must be from 0 to 1"),
     (sapo.SAPO, "--sapo.tau_neg=0", "--sapo.tau_neg is 0.0; it must be above 0"),
     (reinforce.REINFORCE, "--reinforce.clip_ratio=-1", "--reinforce.clip_ratio is -1.0; it must be at least 0"),
