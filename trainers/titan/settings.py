@@ -137,10 +137,14 @@ class ParallelismConfig:
     other degrees, but not of replicas: this divides their number, and the number of experts. Tokens are exchanged
     between them, and each gathers the weights of its own experts only."""
 
+    @property
+    def others(self) -> int:
+        """The product of the degrees beside `data_parallel_shard_degree`."""
+        return self.tensor_parallel_degree * self.context_parallel_degree * self.data_parallel_replicate_degree
+
     def shards(self, procs: int) -> int:
         """The ranks of FSDP among `procs` trainer processes, with -1 resolved."""
-        others = self.tensor_parallel_degree * self.context_parallel_degree * self.data_parallel_replicate_degree
-        return self.data_parallel_shard_degree if self.data_parallel_shard_degree > 0 else max(1, procs // others)
+        return self.data_parallel_shard_degree if self.data_parallel_shard_degree > 0 else max(1, procs // self.others)
 
     def check_procs(self, procs: int) -> None:
         """Check the degrees against the number of the trainer's processes.
@@ -148,8 +152,8 @@ class ParallelismConfig:
         Raises:
             UserError: the degrees do not multiply to it, or experts cannot be spread over the processes.
         """
-        others = self.tensor_parallel_degree * self.context_parallel_degree * self.data_parallel_replicate_degree
-        needed = others * (-(-procs // others) if self.data_parallel_shard_degree == -1 else self.shards(procs))
+        shards = -(-procs // self.others) if self.data_parallel_shard_degree == -1 else self.shards(procs)
+        needed = self.others * shards
         if procs != needed:
             processes = "trainer process" if needed == 1 else "trainer processes"
             raise UserError(

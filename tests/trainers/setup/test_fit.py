@@ -145,6 +145,17 @@ LARGE = ("--model=Qwen/Qwen3-8B", *ONE[1:], "--launcher.gpu_memory_gib=80")
             ),
             "--services.trainer.procs 2",
         ),
+        # a degree that was set for fewer processes does not stay
+        (
+            (
+                *LARGE,
+                "--launcher.gpus_per_host=2",
+                "--training.activation_checkpoint=full",
+                "--weights.store=torchstore",
+                "--parallelism.data_parallel_shard_degree=1",
+            ),
+            "--services.trainer.procs 2 --parallelism.data_parallel_shard_degree -1",
+        ),
         (LARGE, "--training.activation_checkpoint selective --training.cpu_offload true"),
         (
             (*LARGE, "--launcher.gpu_memory_gib=24"),

@@ -110,7 +110,7 @@ def _settings_that_fit(draft: Draft, card: float) -> str:
 
     per_host, larger = draft.placement.gpus_per_host, (draft.services.trainer.procs << power for power in range(7))
     for gpus in (per_host, *(procs for procs in larger if per_host < procs <= MOST_GPUS)):
-        machine = {"launcher.gpus_per_host": gpus, "services.trainer.procs": gpus} if gpus > per_host else {}
+        machine = {"launcher.gpus_per_host": gpus, **_trainers(gpus)} if gpus > per_host else {}
         chosen, least = [machine], needed([machine])
         for remedy in _remedies(draft, gpus):
             if least > card and (now := needed([*chosen, remedy])) <= least:
@@ -147,8 +147,13 @@ def _remedies(draft: Draft, gpus: int) -> list[Remedy]:
         *({"training.max_tokens_per_micro_batch": half} for half in halves),
         *({"training.activation_checkpoint": mode} for mode in ("selective", "attention", "full")),
         {"weights.store": "shared_memory"},  # in the host's memory, which may have no room
-        *({"services.trainer.procs": procs} for procs in trainers),
+        *map(_trainers, trainers),
         *({"services.generator.procs": procs} for procs in engines if draft.sizes.num_key_value_heads % procs == 0),
         *([{"launcher.share_gpus": "no"}] if draft.config.launcher.share_gpus == "yes" else []),
         *([] if draft.lora else [offload, offload | {"training.offload_sums": True}]),  # an 8B step took twice as long
     ]
+
+
+def _trainers(procs: int) -> Remedy:
+    """`procs` processes, and no `parallelism.data_parallel_shard_degree` that was set for fewer."""
+    return {"services.trainer.procs": procs, "parallelism.data_parallel_shard_degree": -1}
