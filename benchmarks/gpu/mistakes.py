@@ -7,6 +7,7 @@ Prints JSON: for each kind of task, how many episodes failed at which turn.
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
 from collections import Counter
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from forge_env.core.episode import Episode, Turn, read_jsonl
+from forge_env.core.errors import UserError
 from forge_env.core.types import Message
 from forge_env.evaluation.evaluate import is_success
 from forge_env.registry.registry import env_class
@@ -24,13 +26,18 @@ def mistakes(env: str, episodes: Iterable[Episode]) -> dict[str, dict[str, int]]
     """Count failed episodes by kind of task, and by the first turn that the expert of `env` does otherwise.
 
     A call is named by its tool and the arguments that differ, such as "turn 3, create_order: items". Episodes that
-    follow the expert to their end, and fail all the same, count as "none".
+    follow the expert to their end, and fail all the same, count as "none". Episodes without a reward do not count.
+
+    Raises:
+        UserError: there is no such environment, or it has no expert.
     """
     counts: dict[str, Counter[str]] = {}
-    expert: Any = env_class(env)
+    expert: Any = getattr(env_class(env), "expert", None)
+    if expert is None:
+        raise UserError(f"the environment {env} has no expert to compare with: name one that has a staticmethod expert")
     for episode in episodes:
-        if not is_success(episode):
-            first = _first_mistake(expert.expert, episode)
+        if episode.reward is not None and not is_success(episode):
+            first = _first_mistake(expert, episode)
             counts.setdefault(episode.task.kind, Counter())[first] += 1
     return {kind: dict(counter.most_common()) for kind, counter in sorted(counts.items())}
 
@@ -67,5 +74,17 @@ def _difference(turn: Turn, wanted: list[tuple[str, Any]]) -> str:
     return "" if len(made) == len(wanted) else "a further call"
 
 
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("env", help="name of the environment")
+    parser.add_argument("episodes", type=Path, help="file of episodes, such as RUN/episodes/after.jsonl")
+    given = parser.parse_args()
+    try:
+        print(json.dumps(mistakes(given.env, read_jsonl(given.episodes)), indent=2))
+    except (UserError, OSError) as error:
+        parser.error(str(error))
+    return 0
+
+
 if __name__ == "__main__":
-    print(json.dumps(mistakes(sys.argv[1], read_jsonl(Path(sys.argv[2]))), indent=2))
+    sys.exit(main())
