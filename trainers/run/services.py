@@ -82,7 +82,7 @@ def make_reference(plan: RunPlan, launcher: Launcher, model: str) -> Service[Ref
 
 
 def _options(service: ReplicasConfig, places: Sequence[ReplicaPlace], start_seconds: float) -> ServiceOptions:
-    """How a service is run. Each replica has GPUs of its own, and its replacement gets the same GPUs."""
+    """How a service is run. The replacement of a replica gets the same GPUs."""
     procs, with_gpus = (service.procs, service.with_gpus) if isinstance(service, ServiceConfig) else (1, False)
     return ServiceOptions(
         procs=procs,

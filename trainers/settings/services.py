@@ -99,7 +99,8 @@ class LauncherConfig(HostSettings):
     it."""
     share_gpus: Literal["auto", "yes", "no"] = "auto"
     """Generator, trainer and reference model use the same GPUs. "auto" shares them if the run is on one machine with
-    fewer GPUs than they ask for together."""
+    fewer GPUs than they ask for together. "yes" also puts several engines on one GPU, if the machine has fewer GPUs
+    than the engines ask for."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -98,7 +98,7 @@ def make_placement(config: RunConfig, *, has_reference: bool, has_engine: bool =
     num_hosts, per_host = config.launcher.count, gpus_per_host(config)
     started = {"generator": has_engine, "trainer": True, "ref_model": has_reference}
     models = {name: getattr(config.services, name) for name, is_started in started.items() if is_started}
-    wanted = {name: each.procs * each.num_replicas for name, each in models.items() if each.with_gpus and each.procs}
+    wanted = {name: _gpus_wanted(config, each, per_host) for name, each in models.items() if each.with_gpus and each.procs}
     shared = _shares_gpus(config, wanted, num_hosts, per_host)
     replicas = _place_replicas(config, models, num_hosts, per_host, shared)
     return Placement(
@@ -125,6 +125,14 @@ def gpus_available() -> int:
     return torch.cuda.device_count()
 
 
+def _gpus_wanted(config: RunConfig, service: ServiceConfig, per_host: int) -> int:
+    """GPUs of all replicas of a service; with `share_gpus` "yes", replicas share GPUs if a machine has too few."""
+    all_replicas = service.procs * service.num_replicas
+    if config.launcher.share_gpus != "yes" or not per_host:
+        return all_replicas
+    return min(all_replicas, max(1, per_host // service.procs) * service.procs)
+
+
 def _shares_gpus(config: RunConfig, wanted: Mapping[str, int], num_hosts: int, per_host: int) -> bool:
     if config.launcher.share_gpus == "no" or len(wanted) < 2:
         return False
@@ -141,8 +149,8 @@ def _place_replicas(
     The trainer's ranks fill host after host from the first on, for they exchange most. Each replica of the generator
     goes to the host with the fewest processes of its kind, GPU or CPU, and an environment process to a host with a
     generator. On each host GPUs are handed out to the generator, the trainer and the reference model, in this order; a
-    trainer on several hosts comes first, so that its GPUs have the same numbers on all of them. Where GPUs are shared,
-    each of the three begins at the first.
+    trainer on several hosts comes first, so that its GPUs have the same numbers on all of them. If GPUs are shared, each
+    of the three begins at the first, and begins there again with the replica that finds no more GPUs.
     """
     services = config.services
     load: Counter[tuple[int, bool]] = Counter()  # processes, by host and whether they have GPUs
@@ -166,6 +174,8 @@ def _place_replicas(
         count = -(-service.procs // num_hosts) if service.with_gpus else 0
         owner = id(service) if shared else None
         first = next_gpu[host, owner]
+        if shared and service.with_gpus:
+            first %= _gpus_wanted(config, service, per_host)
         for index in range(host, host + num_hosts):
             next_gpu[index, owner] += count
         return ReplicaPlace(host=host, num_hosts=num_hosts, gpus=tuple(range(first, first + count)))

@@ -124,6 +124,29 @@ def test_shared_gpus_are_handed_out_once_to_each() -> None:
     assert plan_of(*arguments, "--launcher.share_gpus=no").placement.gpus_needed == 4
 
 
+@pytest.mark.parametrize(("procs", "replicas", "gpus"), [(1, 3, [0, 1, 0]), (2, 2, [0, 1, 0, 1]), (1, 2, [0, 1])])
+def test_engines_that_find_no_gpu_of_their_own_share_one(procs: int, replicas: int, gpus: list[int]) -> None:
+    arguments = ["--trainer.with_gpus", "--generator.with_gpus", "--launcher.gpus_per_host=2"]
+    arguments += [f"--generator.procs={procs}", f"--generator.num_replicas={replicas}"]
+    shared = plan_of(*arguments, "--launcher.share_gpus=yes").placement
+    assert [process.gpu for process in shared.processes if process.service == "generator"] == gpus
+    assert [process.gpu for process in shared.processes if process.service == "trainer"] == [0]
+    assert shared.gpus_needed == 2
+    assert plan_of(*arguments, "--launcher.share_gpus=no").placement.gpus_needed == procs * replicas + 1
+
+
+def test_engines_on_one_gpu_have_equal_parts_of_its_memory() -> None:
+    arguments = ["--model=Qwen/Qwen3-8B", "--training.cpu_offload", "--training.max_tokens_per_micro_batch=4096"]
+    arguments += ["--trainer.with_gpus", "--generator.with_gpus", "--launcher.gpus_per_host=1"]
+    arguments += ["--launcher.gpu_memory_gib=140", "--launcher.share_gpus=yes"]
+    one, two = (plan_of(*arguments, f"--generator.num_replicas={replicas}") for replicas in (1, 2))
+    engines = [memory.total for process, memory in two.processes if memory and process.service == "generator"]
+    assert len(engines) == 2 and engines[0] == engines[1] < 0.6 * one.cards[0].phases["rollouts"]["generator"]
+    assert two.cards[0].phases["rollouts"]["generator"] == sum(engines)
+    assert [plan.cards[0].worst for plan in (one, two)] == pytest.approx([0.9 * 140 * 2**30] * 2)
+    assert two.about_engine.startswith("each of the 2 engines on a GPU has a cache of ")
+
+
 def test_the_memory_of_weights_that_go_by_nccl() -> None:
     services = ["--trainer", "--generator", "--ref_model"]
     arguments = [*(f"{name}.with_gpus" for name in services), "--ref_model.procs=1", "--grpo.beta=0.1"]

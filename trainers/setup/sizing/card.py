@@ -38,18 +38,18 @@ class Card(NamedTuple):
 
 def cards(processes: Processes) -> list[Card]:
     """Every GPU if the memory of its processes is known, in the order of the processes."""
-    found: dict[str, dict[str, Memory]] = {}  # GPU -> service -> memory
+    found: dict[str, dict[str, list[Memory]]] = {}  # GPU -> service -> its processes there
     for process, memory in processes:
         if process.gpu is not None and memory and memory.total:
-            found.setdefault(process.where, {})[process.service] = memory
+            found.setdefault(process.where, {}).setdefault(process.service, []).append(memory)
     return [Card(where, _phases(memory)) for where, memory in found.items()]
 
 
-def _phases(memory: dict[str, Memory]) -> dict[str, dict[str, float]]:
-    peaks = {service: each.total for service, each in memory.items()}
-    if "generator" not in memory or memory["generator"].resting is None:
+def _phases(memory: dict[str, list[Memory]]) -> dict[str, dict[str, float]]:
+    peaks = {service: sum(each.total for each in there) for service, there in memory.items()}
+    if all(engine.resting is None for engine in memory.get("generator", [])):
         return {"all": peaks}
-    rests = {service: each.at_rest for service, each in memory.items()}
+    rests = {service: sum(each.at_rest for each in there) for service, there in memory.items()}
     awake, asleep = {"generator": peaks["generator"]}, {"generator": rests["generator"]}
     return {"rollouts": rests | awake, "training": peaks | asleep}
 

@@ -1,9 +1,9 @@
 """The settings of a run's engine: how large its cache is, and whether it sleeps while the trainer steps.
 
     the card x gpu_memory_utilization
-    - the engine's weights and buffers
     - the other processes of the run on this card: their peak, or if the engine sleeps, what they hold at rest
-    = the room for keys and values
+    = the room for all engines on this card; of an equal part of it, less an engine's weights and buffers
+    = the room for its keys and values
 
 The cache is what all requests need at their longest, if there is room; otherwise all the room there is. It has at least
 `LEAST_REQUESTS` requests of full length, even above gpu_memory_utilization; fit.py refuses what a card cannot hold.
@@ -25,13 +25,16 @@ LEAST_CACHE_GIB = 0.25  # for a small model, which would need less
 LEAST_REQUESTS = 4  # of full length; with fewer, most of a batch would wait in the queue
 
 
-def plan_engine(draft: Draft, *, others: float = 0.0, at_rest: float = 0.0) -> tuple[EngineSettings, str]:
+def plan_engine(
+    draft: Draft, *, others: float = 0.0, at_rest: float = 0.0, on_card: int = 1
+) -> tuple[EngineSettings, str]:
     """The settings of the engine of a run, and a sentence on its cache and its sleep; "" if there is none to say.
 
     Args:
         draft: of the run.
         others: peak of the run's other processes on the engine's GPU, in bytes.
         at_rest: bytes that they hold while the engine works.
+        on_card: the number of engines on one GPU.
     """
     generator, card, no_sleep = draft.services.generator, draft.card, cannot_sleep_reason(draft)
     settings, wanted = _settings(draft), generator.sleep
@@ -42,9 +45,12 @@ def plan_engine(draft: Draft, *, others: float = 0.0, at_rest: float = 0.0) -> t
     cache, sleeps = needed, settings.sleep
     if card is not None:
         held = engine_memory(draft, replace(settings, kv_cache_gib=0.0)).total
-        room = card * generator.gpu_memory_utilization - held
-        sleeps = others > 0 and (sleeps or (wanted == "auto" and not no_sleep and room - others < needed))
-        cache = max(chosen or min(LEAST_REQUESTS * one, needed), min(needed, room - (at_rest if sleeps else others)))
+
+        def room(taken: float) -> float:
+            return (card * generator.gpu_memory_utilization - taken) / on_card - held
+
+        sleeps = others > 0 and (sleeps or (wanted == "auto" and not no_sleep and room(others) < needed))
+        cache = max(chosen or min(LEAST_REQUESTS * one, needed), min(needed, room(at_rest if sleeps else others)))
 
     beside = f"{gib(others)} GiB of the other processes on its GPU"
     if card is None:
@@ -62,7 +68,8 @@ def plan_engine(draft: Draft, *, others: float = 0.0, at_rest: float = 0.0) -> t
         why = f", which is what the {beside} leave; it does not sleep: {reason}"
     keeps = card is not None and not sleeps
     does = ", and sleeps while the trainer steps" if sleeps else " while the trainer steps" if keeps else ""
-    about = f"the engine {'keeps' if keeps else 'has'} a cache of {gib(cache)} GiB{does}{why}"
+    who = "the engine" if on_card == 1 else f"each of the {on_card} engines on a GPU"
+    about = f"{who} {'keeps' if keeps else 'has'} a cache of {gib(cache)} GiB{does}{why}"
     return replace(settings, kv_cache_gib=cache / GIB, sleep=sleeps), about
 
 

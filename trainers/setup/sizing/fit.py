@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import reduce
@@ -76,7 +77,8 @@ def plan_memory(draft: Draft, store: WeightStore | None) -> MemoryPlan:
     beside = [[found for process, found in memory.items() if found and process.where == gpu] for gpu in gpus]
     others = max((sum(found.total for found in each) for each in beside), default=0.0)
     at_rest = max((sum(found.at_rest for found in each) for each in beside), default=0.0)
-    engine, about = plan_engine(draft, others=others, at_rest=at_rest)
+    on_card = max(Counter(engine.where for engine in engines if engine.gpu is not None).values(), default=1)
+    engine, about = plan_engine(draft, others=others, at_rest=at_rest, on_card=on_card)
     received = snapshot if isinstance(store, NcclStore) else 0
     memory |= dict.fromkeys(engines, engine_memory(draft, engine, received=received) if known else None)
     return MemoryPlan(engine, about, list(memory.items()))
