@@ -496,13 +496,15 @@ def _check_start(output: Path, console: str, names: set[str]) -> None:
     for earlier, later in (
         ("imports and settings", "model"), ("model", "launcher"), ("launcher", "processes"),
         ("trainer: import", "trainer: load"), ("trainer: load", "first optimizer step"),
-        ("environments", "demonstrations"),
+        ("environments", "demonstrations"), ("demonstrations", "warm-up"), ("trainer: load", "warm-up"),
         ("engine: import", "engine: load"), ("engine: load", "engine: first request"),
         ("engine: first request", "weights: pull"), ("weights: pull", "evaluation"), ("evaluation", "first rollouts"),
         ("first rollouts", "first optimizer step"),
     ):  # fmt: skip
         if {earlier, later} <= names:
             assert ends[earlier] <= phases[later][0] + 0.05, (earlier, later)  # of the clocks of two processes
+    if "demonstrations" in names:
+        assert phases["demonstrations"][0] < ends["trainer: load"], "the expert does not wait for the trainer"
     assert phases["imports and settings"][0] == 0.0 and ends["first optimizer step"] == pytest.approx(
         first_step, abs=0.1
     )

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 from agents.model_folder import fetch_config, find_model
 from agents.renderer.families import check_thinking
+from forge_env.core.episode import Episode
 from forge_env.core.errors import ServiceError, UserError, first_error
 from forge_env.core.types import Task
 from forge_env.evaluation.digests import changed, environment_digests, target_digests
@@ -26,10 +27,12 @@ from trainers.metrics.startup import Startup
 from trainers.model.make import count_parameters, make_model
 from trainers.model.shape import made_model
 from trainers.run.evaluations import Evaluations
+from trainers.run.rollouts import Rollouts
 from trainers.run.run import Run
 from trainers.run.run_folder import checkpoint_of, claim_folder, locked, new_folder
 from trainers.run.run_record import RunRecord, check_data, code_at_start, write_facts
 from trainers.run.start import start_parts
+from trainers.run.warmup import demonstrate
 from trainers.setup.describe import AT_START, describe_plan, describe_services
 from trainers.setup.plan import tasks_of, with_model
 from trainers.setup.run_plan import RunPlan
@@ -97,7 +100,16 @@ async def open_run(plan: RunPlan, data: TrainingData | None = None) -> AsyncIter
                     record.add_fact("data", files | data.record())
             _say_plan(plan, record)
             launcher = await _open_launcher(plan, stack, record)
-            trainer, rollouts = await start_parts(plan, launcher, str(model), record)
+            has_demonstrations = checkpoint is None and data is None and (plan.warmup.steps > 0 or plan.is_supervised)
+            demonstrations: list[Episode] = []
+
+            async def prepare_warmup(rollouts: Rollouts) -> None:
+                if has_demonstrations:
+                    state.is_empty = False  # it has episodes that show what the expert does
+                    demonstrations.extend(await demonstrate(rollouts, tasks.train))
+
+            parts = start_parts(plan, launcher, str(model), record, with_environments=prepare_warmup)
+            trainer, rollouts = await parts
             stack.push_async_callback(rollouts.weights.stop_waiting)
             stack.callback(record.stop_measuring)
             record.results["setup_seconds"] = time.perf_counter() - record.started
@@ -112,6 +124,7 @@ async def open_run(plan: RunPlan, data: TrainingData | None = None) -> AsyncIter
                 evaluations=Evaluations(rollouts=rollouts, held_out=held_out, kinds=kinds),
                 launcher=launcher,
                 train_tasks=tasks.train,
+                demonstrations=demonstrations,
                 checkpoint=checkpoint,
             )
             if not checkpoint:  # a resumed run first cuts its record back, see `restore`

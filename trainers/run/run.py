@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
+from forge_env.core.episode import Episode
 from forge_env.core.errors import ServiceError
 from forge_env.core.types import Task
 from forge_env.evaluation.kinds import Kinds
@@ -50,6 +51,8 @@ class Run:
     train_tasks: Sequence[Task]
     checkpoint: Checkpoint | None
     """The checkpoint that the run resumes from; None for a new run."""
+    demonstrations: Sequence[Episode] = ()
+    """The expert's episodes for a warm-up that is to come; empty without one."""
 
     @property
     def kinds(self) -> Kinds:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from agents.generator.policy import PolicyActor
@@ -23,7 +23,14 @@ from trainers.run.weight_sync import WeightSync
 from trainers.setup.run_plan import RunPlan
 
 
-async def start_parts(plan: RunPlan, launcher: Launcher, model: str, record: RunRecord) -> tuple[Trainer, Rollouts]:
+async def start_parts(
+    plan: RunPlan,
+    launcher: Launcher,
+    model: str,
+    record: RunRecord,
+    *,
+    with_environments: Callable[[Rollouts], Awaitable[None]],
+) -> tuple[Trainer, Rollouts]:
     """Start everything at once, and wait for all but the engines; without an environment, the trainer alone.
 
     Args:
@@ -31,6 +38,8 @@ async def start_parts(plan: RunPlan, launcher: Launcher, model: str, record: Run
         launcher: that ends everything.
         model: a Hugging Face folder.
         record: told of each phase of the start, and of every update of the weights.
+        with_environments: awaited as a part of the start, as soon as the environments are up. Trainer and engines may
+            not be up by then.
 
     Raises:
         UserError: an actor finds a mistake in the model or the environment.
@@ -52,7 +61,7 @@ async def start_parts(plan: RunPlan, launcher: Launcher, model: str, record: Run
         processes = launcher.processes("store", ForgeActor) if store.needs_process else None
         # The engines are the slowest to start, and the warm-up does not need them.
         engine_ready = asyncio.create_task(_waited(record, "starting the engine", engines.start()))
-        starts = {"starting the environments": envs.start(), "opening the store": store.open(processes)}
+        starts = {"opening the store": store.open(processes)}
         if reference is not None:
             starts["starting the reference model"] = reference.start()
         if processes is not None:
@@ -67,9 +76,17 @@ async def start_parts(plan: RunPlan, launcher: Launcher, model: str, record: Run
         seconds=seconds,
         sleeps=plan.engine.sleep and plan.environment is not None,
     )
+    rollouts = Rollouts(plan=plan, envs=envs, engines=engines, weights=weights, record=record)
+
+    async def start_environments() -> None:
+        await _waited(record, "starting the environments", envs.start())
+        await with_environments(rollouts)
+
     try:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(_waited(record, "starting the trainer", launcher.start("trainer", seconds=seconds)))
+            if plan.environment is not None:
+                tasks.create_task(start_environments())
             for what, start in starts.items():
                 tasks.create_task(_waited(record, what, start))
         if plan.own_algorithm:
@@ -79,8 +96,7 @@ async def start_parts(plan: RunPlan, launcher: Launcher, model: str, record: Run
     except BaseException:
         await weights.stop_waiting()
         raise
-    trainer = Trainer(plan, ranks, weights, record, reference)
-    return trainer, Rollouts(plan=plan, envs=envs, engines=engines, weights=weights, record=record)
+    return Trainer(plan, ranks, weights, record, reference), rollouts
 
 
 async def _waited(record: RunRecord, what: str, start: Awaitable[Any]) -> None:

@@ -15,6 +15,7 @@ from forge_env.core.types import Task
 from forge_env.evaluation.evaluate import Evaluation, evaluate, is_success
 from trainers.batching.batch import Sample
 from trainers.objective.plain_losses import SFTLoss
+from trainers.run.rollouts import Rollouts
 from trainers.run.run import Run
 from trainers.settings.tasks import WarmupConfig
 
@@ -32,15 +33,13 @@ async def warm_up(
     Stops early, at a probe that succeeds often enough.
 
     Args:
-        run: its model learns.
+        run: its model learns. Its demonstrations are not kept.
         steps: at most.
         around: entered for every step.
     """
     warmup = run.plan.warmup
-    with run.record.phase("demonstrations"):
-        demonstrations = await _demonstrations(run)
-    seed = run.plan.training.seed
-    shown = batches(demonstrations, warmup.batch_size, seed=seed, balance=warmup.balance)
+    demonstrations, run.demonstrations = run.demonstrations, ()
+    shown = batches(demonstrations, warmup.batch_size, seed=run.plan.training.seed, balance=warmup.balance)
     await run.trainer.begin(run.plan.warmup_rate)
     loss, success = SFTLoss(), 0.0
     names, now = ("loss", "success"), time.perf_counter()
@@ -73,25 +72,29 @@ def demonstrated(tasks: Sequence[Task], warmup: WarmupConfig) -> Sequence[Task]:
     return tasks[: max(1, len(tasks) - warmup.probe_tasks)][: warmup.demonstrations]
 
 
-async def _demonstrations(run: Run) -> list[Episode]:
-    """Let the environment's expert solve training tasks; keep full successes only."""
-    started = time.perf_counter()
-    assert run.plan.environment is not None, "demonstrations are an environment's"
-    can_demonstrate = run.plan.environment.env_class.can_demonstrate
-    tasks = [task for task in demonstrated(run.train_tasks, run.plan.warmup) if can_demonstrate(task)]
-    async with run.rollouts.moving("demonstrations"):
-        result = await evaluate(
-            lambda task, i: run.rollouts.run_group(run.rollouts.spec("demonstrations", i, task, agent="expert")),
-            tasks,
-            concurrency=run.plan.episodes_at_once,
-            on_done=lambda done: run.record.progress("demonstrations", done, len(tasks), {}, since=started),
-        )
-    run.record.episodes("demonstrations", result.episodes)
+async def demonstrate(rollouts: Rollouts, train_tasks: Sequence[Task]) -> list[Episode]:
+    """Let the environment's expert solve training tasks; returns full successes only. It needs no engine.
+
+    Raises:
+        UserError: the expert solved no task.
+    """
+    started, plan, record = time.perf_counter(), rollouts.plan, rollouts.record
+    assert plan.environment is not None, "demonstrations are an environment's"
+    can_demonstrate = plan.environment.env_class.can_demonstrate
+    tasks = [task for task in demonstrated(train_tasks, plan.warmup) if can_demonstrate(task)]
+    with record.phase("demonstrations"):
+        async with rollouts.moving("demonstrations"):
+            result = await evaluate(
+                lambda task, i: rollouts.run_group(rollouts.spec("demonstrations", i, task, agent="expert")),
+                tasks,
+                concurrency=plan.episodes_at_once,
+                on_done=lambda done: record.progress("demonstrations", done, len(tasks), {}, since=started),
+            )
+    record.episodes("demonstrations", result.episodes)
     solved = [episode for episode in result.valid if is_success(episode)]
     if not solved:
         reason = next((f": {episode.error}" for episode in result.episodes if episode.error), "")
-        name = run.plan.env.name
-        raise UserError(f"the expert of {name} solved none of its own tasks; the warm-up has no data{reason}")
+        raise UserError(f"the expert of {plan.env.name} solved none of its own tasks; the warm-up has no data{reason}")
     return solved
 
 

@@ -98,7 +98,9 @@ def make_placement(config: RunConfig, *, has_reference: bool, has_engine: bool =
     num_hosts, per_host = config.launcher.count, gpus_per_host(config)
     started = {"generator": has_engine, "trainer": True, "ref_model": has_reference}
     models = {name: getattr(config.services, name) for name, is_started in started.items() if is_started}
-    wanted = {name: _gpus_wanted(config, each, per_host) for name, each in models.items() if each.with_gpus and each.procs}
+    wanted = {
+        name: _gpus_wanted(config, each, per_host) for name, each in models.items() if each.with_gpus and each.procs
+    }
     shared = _shares_gpus(config, wanted, num_hosts, per_host)
     replicas = _place_replicas(config, models, num_hosts, per_host, shared)
     return Placement(
@@ -149,8 +151,8 @@ def _place_replicas(
     The trainer's ranks fill host after host from the first on, for they exchange most. Each replica of the generator
     goes to the host with the fewest processes of its kind, GPU or CPU, and an environment process to a host with a
     generator. On each host GPUs are handed out to the generator, the trainer and the reference model, in this order; a
-    trainer on several hosts comes first, so that its GPUs have the same numbers on all of them. If GPUs are shared, each
-    of the three begins at the first, and begins there again with the replica that finds no more GPUs.
+    trainer on several hosts comes first, so that its GPUs have the same numbers on all of them. If GPUs are shared,
+    each of the three begins at the first, and begins there again with the replica that finds no more GPUs.
     """
     services = config.services
     load: Counter[tuple[int, bool]] = Counter()  # processes, by host and whether they have GPUs
