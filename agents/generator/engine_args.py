@@ -27,6 +27,7 @@ SETTINGS: dict[str, Any] = {
     "watermark": float,
 }
 """The arguments of vLLM's EngineArgs that the run does not set itself, and that its logprobs and updates allow."""
+_FULL = 2  # of vLLM's CUDAGraphMode
 _DICTIONARIES = ("compilation_config", "speculative_config")
 QUANTIZATIONS = ("fp8_per_tensor", "fp8_per_channel", "fp8_per_block", "mxfp8")
 """Quantizations that vLLM makes of bfloat16 weights at every load: the trainer publishes such weights."""
@@ -56,8 +57,8 @@ def read_engine_args(given: Mapping[str, Any]) -> dict[str, Any]:
             {"speculative_config.method": "ngram"}.
 
     Raises:
-        UserError: a name is not in `SETTINGS`, a value has another type, or published weights cannot be loaded into a
-            quantization.
+        UserError: a name is not in `SETTINGS`, a value has another type, published weights cannot be loaded into a
+            quantization, or CUDA graphs would give wrong tokens.
     """
     args: dict[str, Any] = {}
     for dotted, text in given.items():
@@ -77,6 +78,12 @@ def read_engine_args(given: Mapping[str, Any]) -> dict[str, Any]:
         raise UserError(
             f"{OPTION}.quantization is {quantization}, which the bfloat16 weights that the trainer publishes cannot be "
             f"loaded into: take one that vLLM makes of them at every load, {', '.join(QUANTIZATIONS)}"
+        )
+    graphs = args.get("compilation_config", {}).get("cudagraph_mode")
+    if graphs == _FULL or str(graphs).upper() == "FULL":
+        raise UserError(
+            f"{OPTION}.compilation_config.cudagraph_mode is {graphs}, with which answers of vLLM 0.32 were measured "
+            "to be wrong: take FULL_AND_PIECEWISE, its default, or PIECEWISE"
         )
     return args
 

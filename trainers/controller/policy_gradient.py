@@ -23,7 +23,7 @@ from trainers.objective.objective import Objective
 from trainers.run.checkpointing import last_checkpoint, restore, until_stopped
 from trainers.run.open_run import open_run
 from trainers.run.run import Run
-from trainers.run.warmup import warm_up
+from trainers.run.warmup import kinds_left_out, warm_up
 from trainers.setup.run_plan import RunPlan
 
 
@@ -71,6 +71,12 @@ async def _begin(run: Run) -> _Start:
     record, algorithm, steps = run.record, run.plan.algorithm, run.plan.warmup.steps
     record.results["warmup_steps"] = 0
     if steps:
+        tasks = run.plan.steps * run.plan.training.groups_per_step
+        if left_out := kinds_left_out(run.plan.warmup, run.train_tasks, tasks):
+            record.warn(
+                f"the {tasks:,} tasks of this run's steps have none of kind {', '.join(left_out)}, since the warm-up "
+                "demonstrates all of them: the policy may forget them; set --warmup.demonstrations lower"
+            )
         with record.phase("warm-up"):
             record.results["warmup_steps"] = await warm_up(run, steps)
     await run.weights.sync(steps=0)

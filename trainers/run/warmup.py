@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from typing import Literal
@@ -19,10 +20,24 @@ from trainers.run.rollouts import Rollouts
 from trainers.run.run import Run
 from trainers.settings.tasks import WarmupConfig
 
+LEAST_EXPECTED = 5
+"""Tasks of a kind: with so many expected, less than one in a hundred runs has none of them by chance."""
+
 
 def tasks_after_warmup(warmup: WarmupConfig, tasks: Sequence[Task]) -> Sequence[Task]:
     """The training tasks in the order of their first pass; those that the warm-up demonstrated come last."""
     return undemonstrated_first(tasks, warmup) if warmup.steps else tasks
+
+
+def kinds_left_out(warmup: WarmupConfig, tasks: Sequence[Task], count: int) -> list[str]:
+    """Kinds of the demonstrated tasks that the first `count` tasks after the warm-up lack: a policy may forget them.
+
+    A kind that is so rare that fewer than `LEAST_EXPECTED` tasks were to be expected is not named.
+    """
+    kinds = Counter(task.kind for task in demonstrated(tasks, warmup))
+    taken = {task.kind for task in tasks_after_warmup(warmup, tasks)[:count]}
+    least = LEAST_EXPECTED / count * kinds.total()
+    return sorted(kind for kind, number in kinds.items() if kind not in taken and number >= least)
 
 
 async def warm_up(

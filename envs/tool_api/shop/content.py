@@ -102,7 +102,8 @@ def _products(rng: random.Random, focus: Focus) -> list[tuple[str, str, str, int
     similar = [i for i, product in enumerate(PRODUCTS) if product[1] == category and i != subject]
     different = [i for i, product in enumerate(PRODUCTS) if product[1] != category]
     chosen = [subject, *rng.sample(similar, 2), *rng.sample(different, OTHER_PRODUCTS)]
-    skus = [f"{rng.choice('ABCDEFGHJKLMNPQRSTUVWXYZ')}{n}" for n in rng.sample(range(100, 1000), len(chosen))]
+    numbers = rng.sample(range(100, 1000), len(chosen))
+    skus = [f"{PRODUCTS[i][1][:2].upper()}{n}" for i, n in zip(chosen, numbers, strict=True)]
     prices = rng.sample(range(300, 9000, 10), len(chosen))
     stocks = [rng.randint(12, 60) for _ in chosen]
     if focus.stock is not None:

@@ -175,8 +175,9 @@ KINDS: Mapping[str, Kind] = {
     "cancel_latest": Kind(
         level=2,
         subject=_PEOPLE,
-        text="Cancel the latest order of {email}.",
-        focus=lambda c, rng: Focus(customer=c.subject, status="placed"),
+        products=_PRODUCTS,
+        text="Cancel the latest order of {email}, with the {product}.",
+        focus=lambda c, rng: Focus(customer=c.subject, product=c.product, status="placed"),
         writes=lambda f: [("cancel_order", {"order_id": f.order_id})],
     ),
     "refund_latest": Kind(

@@ -55,6 +55,8 @@ def test_entries_of_a_dictionary_are_given_one_by_one_or_in_yaml() -> None:
         ({"block_size.x": 1}, "block_size is {'x': 1}; it must be a whole number"),
         ({"dtype": "float16"}, "it is bfloat16 on a GPU"),
         ({"gpu_memory_utilization": 0.5}, "it is --services.generator.gpu_memory_utilization"),
+        ({"compilation_config.cudagraph_mode": "full"}, "cudagraph_mode is full, with which answers of vLLM 0.32 were"),
+        ({"compilation_config": {"cudagraph_mode": 2}}, "take FULL_AND_PIECEWISE, its default, or PIECEWISE"),
         ({"quantization": "awq"}, f"take one that vLLM makes of them at every load, {', '.join(QUANTIZATIONS)}"),
     ],
 )

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from forge_env.core.episode import Episode
 from forge_env.core.types import Task
-from trainers.run.warmup import batches, demonstrated, tasks_after_warmup, undemonstrated_first
+from trainers.run.warmup import batches, demonstrated, kinds_left_out, tasks_after_warmup, undemonstrated_first
 from trainers.settings.tasks import WarmupConfig
 
 TASKS = [Task(prompt=(), id=str(number)) for number in range(10)]
@@ -43,6 +43,16 @@ def test_a_run_goes_through_them_in_this_order_after_a_warm_up_only() -> None:
     warmup = WarmupConfig(demonstrations=4, probe_tasks=2, steps=5)
     assert tasks_after_warmup(warmup, TASKS) == undemonstrated_first(TASKS, warmup)
     assert tasks_after_warmup(replace(warmup, steps=0), TASKS) == TASKS
+
+
+def test_kinds_that_the_warm_up_uses_up_are_named() -> None:
+    tasks = [Task(prompt=(), kind="rare" if number in (0, 2, 50) else "common") for number in range(100)]
+    warmup = WarmupConfig(demonstrations=20, probe_tasks=2, steps=5)
+    assert kinds_left_out(warmup, tasks, 60) == [], "one is left"
+    tasks[50] = tasks[51]
+    assert kinds_left_out(warmup, tasks, 60) == ["rare"]
+    assert kinds_left_out(warmup, tasks, 40) == [], "as fewer than five were to be expected"
+    assert kinds_left_out(warmup, tasks, 1000) == [], "as the pass reaches the demonstrated tasks"
 
 
 def _demonstrations(counts: Mapping[int, int]) -> list[Episode]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
@@ -442,6 +443,11 @@ def test_tasks_are_many_distinct_and_repeatable(level: int) -> None:
     assert len({task.prompt[0]["content"] for task in tasks}) == len({task.id for task in tasks}) == 1200
     assert {task.metadata["kind"] for task in tasks} == {name for name, kind in KINDS.items() if kind.level == level}
     assert all(json.loads(json.dumps([t.target, dict(t.metadata)])) == [t.target, t.metadata] for t in tasks[:50])
+
+
+def test_no_kind_of_level_2_is_used_up_by_thousands_of_tasks() -> None:
+    kinds = Counter(task.kind for task in shop_tasks(count=5000, levels=[2])[-1000:])
+    assert kinds.keys() == {"buy", "cancel_latest", "refund_latest"} and min(kinds.values()) > 200
 
 
 def test_the_test_split_is_new_in_content() -> None:
