@@ -66,7 +66,8 @@ def next_step(question: str, results: Sequence[str]) -> Step | None:
         return Step(code=f"print(open({name!r}).read()[:120])")
     if len(results) == 1:
         separator = next((s for s in _SEPARATORS if s in results[0]), ",")
-        code = f"rows = [line.split({separator!r}) for line in open({name!r})][1:]\nprint(len(rows))"
+        read = f"rows = [line.strip().split({separator!r}) for line in open({name!r})]"
+        code = f"{read}\nprint({{name: i for i, name in enumerate(rows.pop(0))}})"
         return Step(code=code)
     if len(results) == 2:
         where, amount = _columns(results[0])

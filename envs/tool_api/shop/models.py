@@ -48,8 +48,9 @@ class ShopInfo(BaseModel):
 
 
 class Product(BaseModel):
-    sku: str
+    # A name stands before its number, as a small model learns first to copy what follows a word that it looks for.
     name: str
+    sku: str
     category: str
     price_cents: int
     stock: int
@@ -73,8 +74,8 @@ class OrderSummary(BaseModel):
 
 
 class OrderItem(BaseModel):
-    sku: str
     name: str
+    sku: str
     quantity: int
     unit_cents: int
     refunded: int
