@@ -74,8 +74,8 @@ async def _begin(run: Run) -> _Start:
         tasks = run.plan.steps * run.plan.training.groups_per_step
         if left_out := kinds_left_out(run.plan.warmup, run.train_tasks, tasks):
             record.warn(
-                f"the warm-up demonstrates tasks of kind {', '.join(left_out)}, and none is among the {tasks:,} tasks of "
-                "this run's steps: the policy may forget the kind; set --warmup.demonstrations lower"
+                f"the warm-up demonstrates tasks of kind {', '.join(left_out)}, and the {tasks:,} tasks of this run's "
+                "steps have none of them: the policy may forget the kind; set --warmup.demonstrations lower"
             )
         with record.phase("warm-up"):
             record.results["warmup_steps"] = await warm_up(run, steps)

@@ -48,7 +48,6 @@ class ShopInfo(BaseModel):
 
 
 class Product(BaseModel):
-    # A name stands before its number, as a small model learns first to copy what follows a word that it looks for.
     name: str
     sku: str
     category: str

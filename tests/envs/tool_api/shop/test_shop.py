@@ -450,6 +450,11 @@ def test_no_kind_of_level_2_is_used_up_by_thousands_of_tasks() -> None:
     assert kinds.keys() == {"buy", "cancel_latest", "refund_latest"} and min(kinds.values()) > 200
 
 
+def test_the_order_of_a_task_has_one_to_three_items() -> None:
+    shops = [make_shop(str(seed), Focus(order=5000)) for seed in range(60)]
+    assert {sum(number == 5000 for number, *_ in shop.order_items) for shop in shops} == {1, 2, 3}
+
+
 def test_the_test_split_is_new_in_content() -> None:
     def questions(split: str, count: int, seeds: int) -> set[str]:
         return {t.prompt[0]["content"] for seed in range(seeds) for t in shop_tasks(split, count=count, seed=seed)}
