@@ -102,7 +102,7 @@ def make_placement(config: RunConfig, *, has_reference: bool, has_engine: bool =
         name: _gpus_wanted(config, each, per_host) for name, each in models.items() if each.with_gpus and each.procs
     }
     shared = _shares_gpus(config, wanted, num_hosts, per_host)
-    replicas = _place_replicas(config, models, num_hosts, per_host, shared)
+    replicas = _place_replicas(config, models, num_hosts, per_host, wanted if shared else None)
     return Placement(
         num_hosts=num_hosts,
         gpus_per_host=per_host,
@@ -144,9 +144,11 @@ def _shares_gpus(config: RunConfig, wanted: Mapping[str, int], num_hosts: int, p
 
 
 def _place_replicas(
-    config: RunConfig, models: Mapping[str, ServiceConfig], hosts: int, per_host: int, shared: bool
+    config: RunConfig, models: Mapping[str, ServiceConfig], hosts: int, per_host: int, shared: Mapping[str, int] | None
 ) -> dict[str, list[ReplicaPlace]]:
     """Where the replicas of each service live; `models` are the services with a model that are started.
+
+    `shared` are the GPUs that each of them wants, if they share GPUs.
 
     The trainer's ranks fill host after host from the first on, for they exchange most. Each replica of the generator
     goes to the host with the fewest processes of its kind, GPU or CPU, and an environment process to a host with a
@@ -170,26 +172,27 @@ def _place_replicas(
         [least_loaded(models[name]) for _ in range(models[name].num_replicas)] if name in models else []
         for name in ("generator", "ref_model")
     )
-    next_gpu: Counter[tuple[int, object]] = Counter()  # by host and, if they are shared, by service
+    next_gpu: Counter[tuple[int, str]] = Counter()  # by host and, if they are shared, by service
 
-    def place(service: ServiceConfig, host: int, num_hosts: int = 1) -> ReplicaPlace:
+    def place(name: str, host: int, num_hosts: int = 1) -> ReplicaPlace:
+        service = models[name]
         count = -(-service.procs // num_hosts) if service.with_gpus else 0
-        owner = id(service) if shared else None
+        owner = name if shared else ""
         first = next_gpu[host, owner]
-        if shared and service.with_gpus:
-            first %= _gpus_wanted(config, service, per_host)
+        if shared and name in shared:
+            first %= shared[name]
         for index in range(host, host + num_hosts):
             next_gpu[index, owner] += count
         return ReplicaPlace(host=host, num_hosts=num_hosts, gpus=tuple(range(first, first + count)))
 
-    trainer_first = place(services.trainer, 0, spread) if spread > 1 else None
+    trainer_first = place("trainer", 0, spread) if spread > 1 else None
     envs = range(services.envs.num_replicas if generators else 0)
     return {
         "store": [ReplicaPlace()] if generators else [],
         "envs": [ReplicaPlace(host=generators[index % len(generators)]) for index in envs],
-        "generator": [place(services.generator, host) for host in generators],
-        "trainer": [trainer_first or place(services.trainer, 0)],
-        "ref_model": [place(services.ref_model, host) for host in reference_hosts],
+        "generator": [place("generator", host) for host in generators],
+        "trainer": [trainer_first or place("trainer", 0)],
+        "ref_model": [place("ref_model", host) for host in reference_hosts],
     }
 
 
