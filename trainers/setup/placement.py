@@ -102,7 +102,7 @@ def make_placement(config: RunConfig, *, has_reference: bool, has_engine: bool =
         name: _gpus_wanted(config, each, per_host) for name, each in models.items() if each.with_gpus and each.procs
     }
     shared = _shares_gpus(config, wanted, num_hosts, per_host)
-    replicas = _place_replicas(config, models, num_hosts, per_host, wanted if shared else None)
+    replicas = _place_replicas(config, models, num_hosts, per_host, wanted if shared else {})
     return Placement(
         num_hosts=num_hosts,
         gpus_per_host=per_host,
@@ -144,11 +144,11 @@ def _shares_gpus(config: RunConfig, wanted: Mapping[str, int], num_hosts: int, p
 
 
 def _place_replicas(
-    config: RunConfig, models: Mapping[str, ServiceConfig], hosts: int, per_host: int, shared: Mapping[str, int] | None
+    config: RunConfig, models: Mapping[str, ServiceConfig], hosts: int, per_host: int, shared: Mapping[str, int]
 ) -> dict[str, list[ReplicaPlace]]:
     """Where the replicas of each service live; `models` are the services with a model that are started.
 
-    `shared` are the GPUs that each of them wants, if they share GPUs.
+    `shared` are the GPUs that each of them wants; empty if they do not share GPUs.
 
     The trainer's ranks fill host after host from the first on, for they exchange most. Each replica of the generator
     goes to the host with the fewest processes of its kind, GPU or CPU, and an environment process to a host with a
@@ -179,7 +179,7 @@ def _place_replicas(
         count = -(-service.procs // num_hosts) if service.with_gpus else 0
         owner = name if shared else ""
         first = next_gpu[host, owner]
-        if shared and name in shared:
+        if name in shared:
             first %= shared[name]
         for index in range(host, host + num_hosts):
             next_gpu[index, owner] += count
