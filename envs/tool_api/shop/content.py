@@ -144,6 +144,7 @@ def _items(
     rng: random.Random, focus: Focus, products: list[tuple[str, str, str, int, int]], is_subject: bool
 ) -> list[tuple[str, int, int, int]]:
     """Rows (sku, quantity, unit_cents, refunded) of one order. What was paid may be less than today's price."""
+    # An order of one item teaches to copy an article number before the right one has to be chosen.
     chosen = rng.sample(products[1:], rng.randint(0 if is_subject else 1, 2))
     items = [(p[0], rng.randint(1, 4), p[3] * rng.choice([8, 9, 10]) // 10, 0) for p in chosen]
     if not is_subject:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import asyncio
 import json
+import re
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
@@ -111,6 +113,15 @@ async def test_the_expert_solves_every_level(factory: EnvFactory, level: int, sp
         )
         assert (result.outcome, result.reward) == (Outcome.SCORED, 1.0), result.messages
     assert len({task.metadata["operation"] for task in tasks}) >= 2
+
+
+@shared_loop
+async def test_the_expert_of_level_4_prints_each_column_with_its_number(factory: EnvFactory) -> None:
+    [task] = CodeExec.tasks("train", count=1, level=4)
+    result = await run_episode(factory, ScriptedAgent(CodeExec.expert), task, seed=0, episode_id="e", limits=LIMITS)
+    head, columns, _ = [message["content"] for message in result.messages if message["role"] == "tool"]
+    names = re.split(r"[,;|\t]", head.splitlines()[0])
+    assert len(names) == 4 and ast.literal_eval(columns) == {name: number for number, name in enumerate(names)}
 
 
 @pytest.mark.parametrize("level", [2, 3, 4])
