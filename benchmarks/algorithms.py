@@ -17,11 +17,10 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from benchmarks.demo import KEPT, commit
-from benchmarks.machine import describe
+from benchmarks.demo import KEPT
+from benchmarks.machine import REPOSITORY, describe
 
 ALGORITHMS = ("grpo", "dapo", "gspo", "sapo", "cispo", "reinforce")
-REPOSITORY = Path(__file__).parents[1]
 RESULTS = REPOSITORY / "benchmarks" / "results" / "algorithms.json"
 PICTURE = REPOSITORY / "docs" / "algorithms.png"
 WINDOW = 10  # steps of the running mean
@@ -84,7 +83,7 @@ def main() -> int:
             run(algorithm, known.env, options, folders[0])
         newest = {name: next(f for f in folders if (f / name / "summary.json").is_file()) for name in ALGORITHMS}
         results = [read(algorithm, folder) for algorithm, folder in newest.items()]
-    written = {"machine": describe(), "commit": commit(), "env": known.env, "options": options, "runs": results}
+    written = {"machine": describe(), "env": known.env, "options": options, "runs": results}
     RESULTS.write_text(json.dumps(written, indent=2) + "\n")
     draw(results, known.env)
     for result in results:

@@ -63,12 +63,6 @@ def table(results: list[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def commit() -> str:
-    """Of the tree that runs; "" outside of a git repository."""
-    command = ["git", "-C", str(RESULTS), "rev-parse", "--short", "HEAD"]
-    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
-
-
 def draw(results: list[dict[str, Any]], env: str, path: Path) -> None:
     import matplotlib
 
@@ -102,7 +96,7 @@ def main() -> int:
         results = [run_seed(known.env, seed, options, Path(folder)) for seed in known.seeds]
     RESULTS.mkdir(exist_ok=True)
     path = RESULTS / f"demo_{known.env}.json"
-    written = {"machine": describe(), "commit": commit(), "options": options, "seeds": results}
+    written = {"machine": describe(), "options": options, "seeds": results}
     path.write_text(json.dumps(written, indent=2) + "\n")
     draw(results, known.env, path.with_suffix(".png"))
     print(table(results))

@@ -17,9 +17,9 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from benchmarks.algorithms import REPOSITORY, WINDOW
-from benchmarks.demo import KEPT, RESULTS, commit, with_interval
-from benchmarks.machine import describe
+from benchmarks.algorithms import WINDOW
+from benchmarks.demo import KEPT, RESULTS, with_interval
+from benchmarks.machine import REPOSITORY, describe
 
 PICTURE = REPOSITORY / "docs" / "experts.png"
 REPLAY = {"on": "#08519c", "off": "#d95f02"}  # and their colours
@@ -91,7 +91,7 @@ def main() -> int:
         for replay, seed in () if known.runs else pairs:
             run(known.env, replay, seed, options, folder)
         results = [read(replay, seed, folder) for replay, seed in pairs]
-    written = {"machine": describe(), "commit": commit(), "env": known.env, "options": options, "runs": results}
+    written = {"machine": describe(), "env": known.env, "options": options, "runs": results}
     (RESULTS / "expert_curves.json").write_text(json.dumps(written, indent=2) + "\n")
     draw(results, known.env)
     print(table(results))

@@ -19,7 +19,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from benchmarks.demo import KEPT, RESULTS, commit, with_interval
+from benchmarks.demo import KEPT, RESULTS, with_interval
 from benchmarks.machine import describe
 
 LORA = (
@@ -68,7 +68,7 @@ def main() -> int:
     known, options = parser.parse_known_args()
     with tempfile.TemporaryDirectory() as folder:
         results = [run_seed(known.env, seed, options, Path(folder)) for seed in known.seeds]
-    written = {"machine": describe(), "commit": commit(), "options": [*LORA, *options], "seeds": results}
+    written = {"machine": describe(), "options": [*LORA, *options], "seeds": results}
     (RESULTS / f"lora_demo_{known.env}.json").write_text(json.dumps(written, indent=2) + "\n")
     print(table(results))
     return 0

@@ -23,8 +23,6 @@ import torch
 
 from agents.generator.engine import VLLMEngine
 from agents.generator.settings import EngineSettings
-from benchmarks.demo import commit
-from benchmarks.gpu.learning import graphics
 from benchmarks.machine import describe
 from envs.math import Math
 from forge_env.core.episode import Row
@@ -121,8 +119,7 @@ def main() -> None:
             seconds[dtype] = time.perf_counter() - started
             print(dtype, json.dumps(trainers[dtype]), seconds, flush=True)
     result = {
-        "machine": describe() | graphics(),
-        "commit": commit(),
+        "machine": describe(),
         "model": str(given.model or "tiny-moe, random weights"),
         "tokens": sum(len(completion.token_ids) for completion in completions),
         "engine": "bfloat16",

@@ -30,7 +30,7 @@ from torch.nn.attention import (
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from torch.nn.attention.varlen import varlen_attn
 
-from benchmarks.gpu.runs import environment
+from benchmarks.machine import describe
 from trainers.titan.flash_attention import choose, register
 
 HEADS, KEY_HEADS, SIZE = 32, 8, 128
@@ -99,7 +99,7 @@ def main() -> None:
     given = parser.parse_args()
     register()
     found = {str(length): measure(length) for length in given.lengths}
-    result: dict[str, Any] = {"environment": environment(), "cudnn": torch.backends.cudnn.version(), "lengths": found}
+    result: dict[str, Any] = {"machine": describe(), "cudnn": torch.backends.cudnn.version(), "lengths": found}
     if given.json:
         given.json.write_text(json.dumps(result, indent=2) + "\n")
 

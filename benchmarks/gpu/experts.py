@@ -32,7 +32,8 @@ import torch.distributed as dist
 
 from benchmarks.gpu.large import run
 from benchmarks.gpu.models import make_random_model, make_tokenizer
-from benchmarks.gpu.runs import end_on_sigterm, environment, records
+from benchmarks.gpu.runs import end_on_sigterm, records
+from benchmarks.machine import describe
 from forge_env.runtime.weights import CudaIpcStore, SharedMemoryStore, TensorLayout, WeightStore, WeightStream
 from trainers.titan.parallel import init_process_group
 from trainers.titan.settings import TitanSettings
@@ -162,7 +163,7 @@ def main(arguments: Sequence[str]) -> None:
             make_random_model("tiny-moe" if given.cpu else "30B-A3B", tokenizer, model)
         found = {"publish": publish, "step": step}[given.case](model, given)
     settings = {name: str(value) if isinstance(value, Path) else value for name, value in vars(given).items()}
-    result = {"environment": environment(), "settings": settings, given.case: found}
+    result = {"machine": describe(), "settings": settings, given.case: found}
     print(json.dumps(result, indent=2), flush=True)
     if given.json:
         given.json.write_text(json.dumps(result, indent=2) + "\n")

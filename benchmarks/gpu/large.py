@@ -42,7 +42,6 @@ from typing import Any
 from benchmarks.gpu.models import SHAPES, make_random_model, make_tokenizer
 from benchmarks.gpu.runs import (
     end_on_sigterm,
-    environment,
     memory_of,
     mismatch_of,
     plan_of,
@@ -52,6 +51,7 @@ from benchmarks.gpu.runs import (
     startup_of,
     throughput,
 )
+from benchmarks.machine import describe
 from trainers.model.shape import read_shape
 from trainers.setup.placement import gpus_available
 
@@ -272,7 +272,7 @@ def main(arguments: Sequence[str]) -> dict[str, Any]:
             make_random_model(given.shape, make_tokenizer(Path(temp) / "tokenizer"), model, layers=given.layers)
         found = CASES[given.case](model, Path(temp), given)
     settings = {name: str(value) if isinstance(value, Path) else value for name, value in vars(given).items()}
-    result = {"environment": environment(), "settings": settings, given.case: found}
+    result = {"machine": describe(), "settings": settings, given.case: found}
     print(json.dumps(result, indent=2), flush=True)
     if given.json:
         given.json.write_text(json.dumps(result, indent=2) + "\n")

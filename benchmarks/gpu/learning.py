@@ -6,7 +6,7 @@
 Runs recipes/100m_NAME.yaml through `python -m trainers.grpo`: made, warmed up, measured, trained, measured. After the
 minutes, or on Ctrl-C or SIGTERM, the run is ended; the same command then goes on from its newest checkpoint, and starts
 again where there is none. The seconds of all calls are counted, from the command to the end of the run. With --json the
-figures are written, and the curve beside them as a PNG. Options that it does not know are those of the run.
+figures are written; `benchmarks.gpu.curves` draws them. Options that it does not know are those of the run.
 
 --cpu runs the CPU recipe with few steps instead: the same course, without a GPU.
 """
@@ -35,6 +35,7 @@ STOPPED = (
     -signal.SIGTERM,
 )  # exit codes after a SIGTERM; the second one is of an end at once
 ENDING_S = 90.0  # for a run to end all its processes; then it is killed
+OF_A_STEP = ("s/step", "seconds/rollout", "seconds/train", "entropy", "kl", "groups_with_signal")
 KEPT = (
     "env", "seed", "steps", "model_parameters", "warmup_steps", "success_before", "success_before_ci95",
     "success_after", "success_after_ci95", "success_tool_off", "evaluation_episodes", "evaluation_faults", "by_kind",
@@ -91,15 +92,18 @@ def measured(run: Path) -> dict[str, Any]:
     records = [json.loads(line) for line in lines]
     whole = json.loads(summary.read_text()) if summary.is_file() else {}
 
-    def points(phase: str, *names: str) -> list[dict[str, float]]:
-        wanted = ("step", "time", *names)
-        found = [record for record in records if record["phase"] == phase and names[0] in record]
-        return [{name: record[name] for name in wanted} for record in found]
+    def points(phase: str, *names: str, by_kind: bool = True) -> list[dict[str, float]]:
+        wanted = ("step", "time", "success", *names)
+        return [
+            {n: value for n, value in record.items() if n in wanted or (by_kind and n.startswith("success/"))}
+            for record in records
+            if record["phase"] == phase and "success" in record
+        ]
 
     curve = {
-        "warmup": points("warmup", "success", "loss"),
-        "train": points("train", "reward", "success", "s/step"),
-        "held_out": points("evaluation", "success", "success_low", "success_high"),
+        "warmup": points("warmup", "loss"),
+        "train": points("train", *OF_A_STEP, by_kind=False),
+        "held_out": points("evaluation", "success_low", "success_high"),
     }
     figures: dict[str, Any] = {name: whole[name] for name in KEPT if name in whole}
     figures |= {name: value for name, value in whole.items() if name.startswith("peak_")}
@@ -107,42 +111,6 @@ def measured(run: Path) -> dict[str, Any]:
     if held_out:
         figures["gain"] = held_out[-1] - held_out[0]
     return {"complete": bool(whole), **figures, "curve": curve}
-
-
-def graphics() -> dict[str, str]:
-    """The name of the GPU, where there is one."""
-    import torch
-
-    return {"gpu": torch.cuda.get_device_name()} if torch.cuda.is_available() else {}
-
-
-def draw(result: dict[str, Any], title: str, path: Path) -> None:
-    """The success on training tasks, and on held-out ones; the warm-up is left of 0."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-
-    figure, axes = plt.subplots(figsize=(8, 4.5), dpi=120)
-    warmup, train, held_out = (result["curve"][name] for name in ("warmup", "train", "held_out"))
-    last = warmup[-1]["step"] if warmup else 0
-    probes = ([point["step"] - last for point in warmup], [point["success"] for point in warmup])
-    axes.plot(*probes, color="#74c476", marker=".", label="probe tasks in the supervised warm-up")
-    axes.plot(*([p[name] for p in train] for name in ("step", "success")), color="#9ecae1", label="GRPO's own episodes")
-    rates = [point["success"] for point in held_out]
-    below = [max(0.0, point["success"] - point["success_low"]) for point in held_out]
-    above = [max(0.0, point["success_high"] - point["success"]) for point in held_out]
-    axes.errorbar(
-        [point["step"] for point in held_out], rates, yerr=[below, above], fmt="o", capsize=4, color="#08519c",
-        label="held-out tasks, 95% interval",
-    )  # fmt: skip
-    axes.axvline(0, color="grey", linewidth=0.8)
-    axes.set(xlabel="optimizer step", ylabel="success", ylim=(-0.02, 1.02), title=title)
-    axes.grid(alpha=0.3)
-    axes.legend(loc="best")
-    figure.tight_layout()
-    figure.savefig(path)
-    plt.close(figure)
 
 
 def main() -> int:
@@ -166,7 +134,7 @@ def main() -> int:
         kept["seconds"].append(time.perf_counter() - started)
         record.write_text(json.dumps(kept, indent=2) + "\n")
     result = {
-        "machine": describe() | graphics(),
+        "machine": describe(),
         "settings": {**asked, "minutes": given.minutes},
         "seconds_of_calls": kept["seconds"],
         "seconds": sum(kept["seconds"]),
@@ -175,8 +143,6 @@ def main() -> int:
     print(json.dumps({name: value for name, value in result.items() if name != "curve"}, indent=2))
     if given.json:
         given.json.write_text(json.dumps(result, indent=2) + "\n")
-        size = f"{result['model_parameters'] / 1e6:.1f}M parameters" if "model_parameters" in result else "not complete"
-        draw(result, f"{given.env}: {size}, {result['seconds']:.0f} s", given.json.with_suffix(".png"))
     if code in STOPPED and not result["complete"]:
         again = f"goes on after step {max(steps_of(run))}" if steps_of(run) else "starts again"
         print(f"the run was ended after {kept['seconds'][-1]:.0f} s: the same command {again}", flush=True)

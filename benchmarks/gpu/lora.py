@@ -31,7 +31,6 @@ from torch import Tensor
 
 from agents.generator.engine import VLLMEngine
 from agents.generator.settings import EngineSettings
-from benchmarks.gpu.learning import graphics
 from benchmarks.gpu.models import VOCABULARY, make_random_model, make_tokenizer
 from benchmarks.machine import describe
 from forge_env.core.turn import Completion
@@ -201,7 +200,7 @@ def main() -> None:
         if given.model is None:
             make_random_model(given.shape, make_tokenizer(Path(temp) / "tokenizer"), model)
         result: dict[str, Any] = {
-            "machine": describe() | graphics(),
+            "machine": describe(),
             "settings": {
                 name: value for name, value in vars(given).items() if name not in ("json", "model", "kernels")
             },

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import signal
 import statistics
@@ -15,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu.flops import PEAK_FLOPS, step_flops
-from benchmarks.machine import describe
 from forge_env.core.episode import Episode
 from trainers.grpo import GRPO, Config
 from trainers.model.shape import ModelShape
@@ -179,20 +177,3 @@ def _compared(planned: float, measured: float | None) -> dict[str, float | None]
         "measured_gib": round(measured / GIB, 2) if measured else None,
         "plan_above_percent": round(100 * (planned / measured - 1), 1) if measured else None,
     }
-
-
-def environment() -> dict[str, Any]:
-    """What the figures depend on: machine, versions, GPUs, driver, commit."""
-    asked = ["nvidia-smi", "--query-gpu=name,memory.total,driver_version,pstate", "--format=csv,noheader"]
-    return describe() | {"gpus": _said(asked).splitlines(), "commit": os.environ.get("COMMIT") or _said(_HEAD)}
-
-
-_HEAD = ["git", "rev-parse", "--short", "HEAD"]
-
-
-def _said(command: Sequence[str]) -> str:
-    """What a command prints; nothing where it cannot be run."""
-    try:
-        return subprocess.run(command, capture_output=True, text=True, timeout=30, check=True).stdout.strip()
-    except (OSError, subprocess.SubprocessError):
-        return ""

@@ -35,7 +35,7 @@ from torch import Tensor
 
 from benchmarks.gpu.flops import PEAK_FLOPS, step_flops
 from benchmarks.gpu.models import make_random_model, make_tokenizer
-from benchmarks.gpu.runs import environment
+from benchmarks.machine import describe
 from forge_env.core.episode import Row
 from trainers.batching.batch import Sample
 from trainers.lora import Lora
@@ -204,7 +204,7 @@ def main() -> None:
         found["speed_ratio"] = found["rl"]["tokens_per_second"] / found["plain"]["tokens_per_second"]
         found["memory_ratio"] = found["rl"]["peak_bytes"] / found["plain"]["peak_bytes"]
     result = {
-        "environment": environment(),
+        "machine": describe(),
         "settings": {name: str(value) for name, value in vars(given).items() if name not in ("json", "model")},
         **found,
     }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from typing import Literal
 
@@ -14,6 +14,7 @@ from forge_env.core.errors import UserError
 from forge_env.core.reward_value import reaches
 from forge_env.core.types import Task
 from forge_env.evaluation.evaluate import Evaluation, evaluate, is_success
+from forge_env.evaluation.kinds import Kinds
 from trainers.batching.batch import Sample
 from trainers.objective.plain_losses import SFTLoss
 from trainers.run.rollouts import Rollouts
@@ -56,21 +57,30 @@ async def warm_up(
     demonstrations, run.demonstrations = run.demonstrations, ()
     shown = batches(demonstrations, warmup.batch_size, seed=run.plan.training.seed, balance=warmup.balance)
     await run.trainer.begin(run.plan.warmup_rate)
-    loss, success = SFTLoss(), 0.0
+    loss, success = SFTLoss(), 0.0  # success of the last probe
     names, now = ("loss", "success"), time.perf_counter()
     run.record.follow("warmup", title="warm-up, at most", total=steps, names=names, since=now)
     for step in range(1, steps + 1):
         async with around():
             metrics = await run.trainer.step([Sample(rows=e.rows) for e in next(shown)], loss)
+        is_enough = False
         if step % warmup.probe_every == 0 and step >= warmup.learning_rate_warmup and warmup.until_success < 1:
             probe = await _probe(run, step)
             success = probe.success_rate
             metrics |= {"success": success} | run.kinds.evaluation_metrics(probe)
+            is_enough = learned_enough(warmup, probe, run.kinds)
         run.record.metrics("warmup", step, metrics)
-        if reaches(success, warmup.until_success):
+        if is_enough:
             break
     run.record.say(f"warm-up of {step} steps: loss {metrics['loss']:.3f}, success on probe tasks {success:.3f}")
     return step
+
+
+def learned_enough(warmup: WarmupConfig, probe: Evaluation, kinds: Kinds) -> bool:
+    """Whether a probe shows the success at which the warm-up stops, over all its tasks and in each kind that it has."""
+    rates = [of_kind.success_rate for of_kind in kinds.split(probe.episodes).values() if of_kind.attempts]
+    least = warmup.until_each_kind
+    return reaches(probe.success_rate, warmup.until_success) and all(reaches(rate, least) for rate in rates)
 
 
 def undemonstrated_first(tasks: Sequence[Task], warmup: WarmupConfig) -> list[Task]:
@@ -122,15 +132,23 @@ async def _probe(run: Run, step: int) -> Evaluation:
     return await run.rollouts.measure(specs)
 
 
+_LENGTHS: Mapping[str, Callable[[Episode], int]] = {
+    "none": lambda episode: 0,
+    "length": lambda episode: sum(len(turn.prompt_ids) + len(turn.token_ids) for turn in episode.turns),
+    "answer": lambda episode: len(episode.turns[-1].token_ids),
+}
+"""Value of `WarmupConfig.balance` -> the length of a demonstration, in tokens, that it looks at."""
+
+
 def batches(
-    episodes: Sequence[Episode], size: int, *, seed: int, balance: Literal["none", "length"]
+    episodes: Sequence[Episode], size: int, *, seed: int, balance: Literal["none", "length", "answer"]
 ) -> Iterator[list[Episode]]:
     """Go through the demonstrations again and again, in a new order each time.
 
-    With balance "length" this is done for each length by itself, and a batch draws the lengths. A length weighs as many
-    demonstrations as it has, at most `size`: so common lengths come equally often, and none that is rare is repeated
-    without end. A small model copies numbers from a fixed distance. Where nearly all demonstrations have one length, it
-    solves that length alone, and reinforcement learning gets no signal from the others.
+    With balance "length" or "answer" this is done for each length by itself, and a batch draws the lengths. A length
+    weighs as many demonstrations as it has, at most `size`: so common lengths come equally often, and none that is rare
+    is repeated without end. A small model copies numbers from a fixed distance. If nearly all demonstrations have one
+    length, it solves that length alone, and reinforcement learning gets no signal from the others.
 
     Args:
         episodes: the demonstrations.
@@ -141,8 +159,7 @@ def batches(
     rng, draws = random.Random(seed), random.Random(f"lengths/{seed}")
     by_length: dict[int, list[Episode]] = {}
     for episode in episodes:
-        length = sum(len(turn.prompt_ids) + len(turn.token_ids) for turn in episode.turns) if balance == "length" else 0
-        by_length.setdefault(length, []).append(episode)
+        by_length.setdefault(_LENGTHS[balance](episode), []).append(episode)
     orders = [_again_and_again(members, rng) for members in by_length.values()]
     weights = [min(len(members), size) for members in by_length.values()]
     while True:

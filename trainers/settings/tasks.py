@@ -117,6 +117,8 @@ class WarmupConfig:
     """Optimizer steps at most. -1: 200 for a model made on the spot, and none for a given one."""
     until_success: Annotated[float, Ge(0)] = 0.22
     """Stop as soon as the policy solves this share of the probe tasks; 1 never stops early."""
+    until_each_kind: Annotated[float, Interval(ge=0, le=1)] = 0.0
+    """Go on until the policy also solves this share of the probe tasks of each kind. 0 does not look at kinds."""
     probe_every: Annotated[int, Ge(1)] = 2
     """Steps between two probes."""
     probe_tasks: Annotated[int, Ge(1)] = 96
@@ -124,9 +126,9 @@ class WarmupConfig:
     demonstrations: Annotated[int, Ge(1)] = 1024
     batch_size: Annotated[int, Ge(1)] = 32
     """Demonstrations of one optimizer step."""
-    balance: Literal["none", "length"] = "length"
-    """"length" shows demonstrations of every common length, in tokens, equally often. "none" shows every demonstration
-    equally often."""
+    balance: Literal["none", "length", "answer"] = "length"
+    """"length" shows demonstrations of every common length, in tokens, equally often. "answer" does the same for the
+    length of the last turn. "none" shows every demonstration equally often."""
     learning_rate: Annotated[float, Interval(ge=0, le=1), OR_BY_CASE] = BY_CASE
     """-1: 3e-3 for the tiny model made on the spot, 6e-4 for the one of size 100m, 1e-5 for all weights of a given one,
     1e-4 for adapters."""

@@ -13,8 +13,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forge_env.core.episode import Episode
+from forge_env.core.turn import Turn
 from forge_env.core.types import Task
-from trainers.run.warmup import batches, demonstrated, kinds_left_out, tasks_after_warmup, undemonstrated_first
+from forge_env.evaluation.evaluate import Evaluation
+from forge_env.evaluation.kinds import Kinds
+from trainers.run.warmup import (
+    batches,
+    demonstrated,
+    kinds_left_out,
+    learned_enough,
+    tasks_after_warmup,
+    undemonstrated_first,
+)
 from trainers.settings.tasks import WarmupConfig
 
 TASKS = [Task(prompt=(), id=str(number)) for number in range(10)]
@@ -55,13 +65,42 @@ def test_kinds_that_the_warm_up_uses_up_are_named() -> None:
     assert kinds_left_out(warmup, tasks, 1000) == [], "as the pass reaches the demonstrated tasks"
 
 
+def _probe(solved: Mapping[str, str]) -> Evaluation:
+    """An evaluation of tasks by kind; "+" is a solved task, "-" one that is not."""
+    results = [(kind, mark) for kind, marks in solved.items() for mark in marks]
+    episodes = [
+        Episode(task=Task(prompt=(), id=str(number), kind=kind), turns=(), reward=float(mark == "+"))
+        for number, (kind, mark) in enumerate(results)
+    ]
+    return Evaluation(episodes=tuple(episodes))
+
+
+@pytest.mark.parametrize(
+    ("solved", "of_all", "of_each_kind", "enough"),
+    [
+        ({"buy": "+-", "refund": "--"}, 0.25, 0.0, True),
+        ({"buy": "+-", "refund": "--"}, 0.25, 0.1, False),
+        ({"buy": "++", "refund": "+-"}, 0.75, 0.5, True),
+        ({"buy": "+---", "refund": "+---"}, 0.5, 0.25, False),
+        ({"buy": "+-"}, 0.25, 0.1, True),  # a kind without a probe task says nothing
+    ],
+)
+def test_the_warm_up_stops_when_a_probe_reaches_both_shares(
+    solved: Mapping[str, str], of_all: float, of_each_kind: float, enough: bool
+) -> None:
+    warmup = WarmupConfig(until_success=of_all, until_each_kind=of_each_kind)
+    assert learned_enough(warmup, _probe(solved), Kinds(names=("buy", "refund"))) is enough
+
+
 def _demonstrations(counts: Mapping[int, int]) -> list[Episode]:
     """So many demonstrations of each length in tokens."""
     lengths = [length for length, count in counts.items() for _ in range(count)]
     return [Episode(prompt_ids=[1] * (length - 2), response_ids=[1, 2], reward=1.0) for length in lengths]
 
 
-def _shown(episodes: list[Episode], *, balance: Literal["none", "length"], size: int = 8, steps: int = 100) -> Counter:
+def _shown(
+    episodes: list[Episode], *, balance: Literal["none", "length", "answer"], size: int = 8, steps: int = 100
+) -> Counter:
     """How often each episode is shown, by its position."""
     steps_of = islice(batches(episodes, size, seed=0, balance=balance), steps)
     places = {id(episode): place for place, episode in enumerate(episodes)}
@@ -71,6 +110,21 @@ def _shown(episodes: list[Episode], *, balance: Literal["none", "length"], size:
 def test_common_lengths_are_shown_equally_often() -> None:
     shown = _shown(_demonstrations({10: 180, 12: 20}), balance="length")
     assert sum(shown.values()) == 800
+    assert sum(shown[place] for place in range(180)) == pytest.approx(400, abs=80)
+
+
+def test_balanced_answers_are_those_of_the_last_turn() -> None:
+    def turn(length: int, *, starts: bool) -> Turn:
+        message = {"role": "assistant", "content": ""}
+        return Turn(kind="tokens", observation=(), message=message, token_ids=[1] * length, starts_row=starts)
+
+    episodes = [
+        Episode(
+            task=TASKS[0], turns=(turn(1 + n % 7, starts=True), turn(2 if n < 180 else 3, starts=False)), reward=1.0
+        )
+        for n in range(200)
+    ]
+    shown = _shown(episodes, balance="answer")
     assert sum(shown[place] for place in range(180)) == pytest.approx(400, abs=80)
 
 
