@@ -2,16 +2,18 @@
 
     python -m benchmarks.gpu.models /tmp/8B --shape 8B
     python -m benchmarks.gpu.large shared --model /tmp/8B [--steps 3] [--json FILE] [OPTIONS OF THE RUN]
-    python -m benchmarks.gpu.large apart --model /tmp/8B
+    python -m benchmarks.gpu.large by_turns --model /tmp/8B --json by_turns.json
+    python -m benchmarks.gpu.large ahead --model /tmp/8B --steps 8 --left-out 3 --against by_turns.json
     python -m benchmarks.gpu.large publish --model /tmp/8B
     python -m benchmarks.gpu.large mismatch --shape 0.6B
     python -m benchmarks.gpu.large live --shape 0.6B --tokens 4096 --steps 8 --left-out 3
 
 - shared: the engine sleeps while the trainer, on all GPUs, steps. The step over the sum of its parts, MFU of training,
   and the memory that the driver counts for each process beside what `--dry-run` says.
-- apart: the engine on one GPU and the trainer on the other, with AdamW's moments in bfloat16. Two runs: with
-  `--training.staleness` 0 for the seconds of rollouts and of training, and with 1 for the step over the longer of them.
-  The first steps of the second run find their episodes ready: take --steps 6 --left-out 3.
+- by_turns: the engine on one GPU and the trainer on the other, with AdamW's moments in bfloat16: the seconds of
+  rollouts and of training.
+- ahead: the same with `--training.staleness 1`: the step over the longer of both, and how many times as fast it is as
+  that of the file --against. Its first steps find their episodes ready: leave three out.
 - publish: the trainer alone takes and commits snapshots, and says in which dtypes the bytes went.
 - live: engine and trainer share the card, and the engine samples while the trainer steps (staleness 1): how long the
   engine takes new weights, as a share of a step.
@@ -126,18 +128,38 @@ def shared(model: Path, temp: Path, given: argparse.Namespace) -> dict[str, Any]
     return run("shared", temp / "shared", model, [*ranks, *placing, *_fast(given)], given, **count)
 
 
-def apart(model: Path, temp: Path, given: argparse.Namespace) -> dict[str, Any]:
-    options = [*([] if given.cpu else (*APART, BF16_STATE)), *_fast(given)]
-    waiting, going_on = ([*options, f"--training.staleness={staleness}"] for staleness in (0, 1))
-    by_turns = run("by turns", temp / "by_turns", model, waiting, given, steps=1 + -(-given.steps // 3), left_out=1)
+def by_turns(model: Path, temp: Path, given: argparse.Namespace) -> dict[str, Any]:
+    return _apart("by_turns", 0, model, temp, given)
+
+
+def ahead(model: Path, temp: Path, given: argparse.Namespace) -> dict[str, Any]:
+    found = _apart("ahead", 1, model, temp, given)
+    return found | (compared(found, settings_of(given), json.loads(given.against.read_text())) if given.against else {})
+
+
+def compared(found: dict[str, Any], settings: dict[str, Any], by_turns: dict[str, Any]) -> dict[str, Any]:
+    """How much faster a run with staleness 1 is than the same by turns; nothing if one of them has no steps to count.
+
+    If the two differ in another setting, this is the trouble.
+    """
+    differing = [name for name in settings if name not in _OWN and settings[name] != by_turns["settings"].get(name)]
+    if differing:
+        return {"trouble": f"the run by turns had another {', '.join(differing)}"}
+    if "seconds" not in found or "seconds" not in by_turns["by_turns"]:
+        return {}
+    step, before = found["seconds"]["step"], by_turns["by_turns"]["seconds"]
+    longer = max(before["rollout"], before["trainer"])
+    return {"step_over_longer": step / longer, "times_the_speed_of_by_turns": before["step"] / step}
+
+
+_OWN = ("case", "steps", "left_out", "minutes", "json", "against")
+"""Settings in which two runs that are compared may differ."""
+
+
+def _apart(name: str, staleness: int, model: Path, temp: Path, given: argparse.Namespace) -> dict[str, Any]:
+    options = [*([] if given.cpu else (*APART, BF16_STATE)), *_fast(given), f"--training.staleness={staleness}"]
     count = {"steps": given.steps, "left_out": given.left_out}
-    at_once = run("at once", temp / "at_once", model, going_on, given, **count)
-    found: dict[str, Any] = {"by_turns": by_turns, "at_once": at_once}
-    if "seconds" in by_turns and "seconds" in at_once:
-        longer = max(by_turns["seconds"]["rollout"], by_turns["seconds"]["trainer"])
-        found["step_over_longer"] = at_once["seconds"]["step"] / longer
-        found["times_the_speed_of_by_turns"] = by_turns["seconds"]["step"] / at_once["seconds"]["step"]
-    return found
+    return run(name, temp / name, model, options, given, **count)
 
 
 def live(model: Path, temp: Path, given: argparse.Namespace) -> dict[str, Any]:
@@ -234,7 +256,7 @@ def troubles(found: Any) -> list[str]:
     return [found["trouble"]] if found.get("trouble") else [each for part in found.values() for each in troubles(part)]
 
 
-CASES = {"shared": shared, "apart": apart, "publish": publish, "mismatch": mismatch, "live": live}
+CASES = {"shared": shared, "by_turns": by_turns, "ahead": ahead, "publish": publish, "mismatch": mismatch, "live": live}
 
 
 def read_arguments(arguments: Sequence[str]) -> argparse.Namespace:
@@ -253,6 +275,7 @@ def read_arguments(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--checkpointing", default="selective", help="activation_checkpoint of the trainer")
     parser.add_argument("--settings", nargs="*", choices=list(MISMATCHES), help="of the case mismatch; all by default")
     parser.add_argument("--minutes", type=float, default=9.0, help="of one run at most")
+    parser.add_argument("--against", type=Path, help="for the case ahead: file of the case by_turns")
     parser.add_argument("--cpu", action="store_true")
     parser.add_argument("--json", type=Path)
     given, given_options = parser.parse_known_args(arguments)
@@ -264,6 +287,11 @@ def read_arguments(arguments: Sequence[str]) -> argparse.Namespace:
     return given
 
 
+def settings_of(given: argparse.Namespace) -> dict[str, Any]:
+    """The arguments as JSON."""
+    return {name: str(value) if isinstance(value, Path) else value for name, value in vars(given).items()}
+
+
 def main(arguments: Sequence[str]) -> dict[str, Any]:
     given = read_arguments(arguments)
     with tempfile.TemporaryDirectory() as temp:
@@ -271,8 +299,7 @@ def main(arguments: Sequence[str]) -> dict[str, Any]:
         if given.model is None:
             make_random_model(given.shape, make_tokenizer(Path(temp) / "tokenizer"), model, layers=given.layers)
         found = CASES[given.case](model, Path(temp), given)
-    settings = {name: str(value) if isinstance(value, Path) else value for name, value in vars(given).items()}
-    result = {"machine": describe(), "settings": settings, given.case: found}
+    result = {"machine": describe(), "settings": settings_of(given), given.case: found}
     print(json.dumps(result, indent=2), flush=True)
     if given.json:
         given.json.write_text(json.dumps(result, indent=2) + "\n")

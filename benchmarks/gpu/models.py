@@ -34,6 +34,13 @@ SHAPES: dict[str, dict[str, Any]] = {
         "num_attention_heads": 32,
         "tie_word_embeddings": False,
     },
+    "14B": {
+        "hidden_size": 5120,
+        "intermediate_size": 17408,
+        "num_hidden_layers": 40,
+        "num_attention_heads": 40,
+        "tie_word_embeddings": False,
+    },
     "30B-A3B": {
         "architectures": ["Qwen3MoeForCausalLM"],
         "model_type": "qwen3_moe",

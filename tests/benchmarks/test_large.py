@@ -75,6 +75,16 @@ def given(*options: str) -> Any:
     return large.read_arguments(["shared", *options])
 
 
+@pytest.mark.parametrize("shape", ["8B", "14B"])
+def test_a_trainer_over_two_gpus_and_two_engines_beside_it_can_be_planned(shape: str) -> None:
+    options = [f"--model=Qwen/Qwen3-{shape}", "--launcher.gpus_per_host=4", "--launcher.gpu_memory_gib=141"]
+    options += ["--generator.with_gpus", "--trainer.with_gpus", *large.episode_options(given()), *large.APART]
+    options += [large.BF16_STATE, *large.FAST, "--trainer.procs=2", "--services.generator.num_replicas=2"]
+    plan = plan_of([*options, "--training.activation_checkpoint=attention", "--training.staleness=1"])
+    assert not [problem for problem in plan.problems if problem.startswith("a GPU has ")]
+    assert [card.where for card in plan.cards] == ["GPU 0", "GPU 1", "GPU 2", "GPU 3"]
+
+
 @pytest.mark.parametrize("cards, gib", [(1, 141), (2, 80), (2, 141)])
 def test_the_runs_of_an_8b_shape_can_be_planned(cards: int, gib: int) -> None:
     """On two cards of 80 GB with offload, and on two of 141 GB; one card of 141 GB is too small for float32 moments."""
@@ -133,8 +143,20 @@ def test_memory_is_compared_by_gpu_and_service(tmp_path: Path) -> None:
     assert found["generator"]["measured_gib"] is None
 
 
+def test_a_run_ahead_is_compared_with_the_same_run_by_turns_only() -> None:
+    settings = {"case": "ahead", "shape": "8B", "steps": 8}
+    by_turns = {
+        "settings": {"case": "by_turns", "shape": "8B", "steps": 3},
+        "by_turns": {"seconds": {"step": 40.0, "rollout": 22.0, "trainer": 18.0}},
+    }
+    found = {"seconds": {"step": 25.0}}
+    speed = {"step_over_longer": 25 / 22, "times_the_speed_of_by_turns": 1.6}
+    assert large.compared(found, settings, by_turns) == speed
+    assert large.compared({}, settings, by_turns) == {}, "it had no steps to count"
+    of_another = large.compared(found, settings | {"shape": "14B"}, by_turns)
+    assert of_another == {"trouble": "the run by turns had another shape"}
+
+
 def test_the_troubles_of_all_runs_are_found() -> None:
-    assert large.troubles({"apart": {"by_turns": {"trouble": ""}, "at_once": {"trouble": "9 s were over"}}}) == [
-        "9 s were over"
-    ]
+    assert large.troubles({"plain": {"trouble": ""}, "fp8": {"trouble": "9 s were over"}}) == ["9 s were over"]
     assert not large.troubles({"shared": {"trouble": "", "seconds": {"step": 1.0}}})
