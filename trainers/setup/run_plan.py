@@ -135,10 +135,10 @@ class RunPlan(Draft):
         checks = (
             check_packages,
             self.training.check_packages,
-            self._check_allocation,
-            self._check_gpus,
-            self._check_fit,
-            self._check_host,
+            *([slurm_nodes] if self.config.launcher.kind == "slurm" else []),
+            lambda: check_gpus(self),
+            lambda: check_fit(self, self.memory),
+            lambda: check_host_memory(self, self.processes),
         )
         return [sentence for check in checks if (sentence := _refusal(check))]
 
@@ -150,19 +150,6 @@ class RunPlan(Draft):
         """
         for problem in self.problems:
             raise UserError(problem)
-
-    def _check_allocation(self) -> None:
-        if self.config.launcher.kind == "slurm":
-            slurm_nodes()
-
-    def _check_gpus(self) -> None:
-        check_gpus(self)
-
-    def _check_fit(self) -> None:
-        check_fit(self, self.memory)
-
-    def _check_host(self) -> None:
-        check_host_memory(self, self.processes)
 
     @property
     def missing(self) -> list[str]:
@@ -187,7 +174,7 @@ class RunPlan(Draft):
         return missing
 
 
-def _refusal(check: Callable[[], None]) -> str:
+def _refusal(check: Callable[[], object]) -> str:
     """The sentence of a check that fails; "" if it does not."""
     try:
         check()

@@ -138,13 +138,14 @@ class ParallelismConfig:
     between them, and each gathers the weights of its own experts only."""
 
     @property
-    def others(self) -> int:
+    def other_degrees(self) -> int:
         """The product of the degrees beside `data_parallel_shard_degree`."""
         return self.tensor_parallel_degree * self.context_parallel_degree * self.data_parallel_replicate_degree
 
     def shards(self, procs: int) -> int:
         """The ranks of FSDP among `procs` trainer processes, with -1 resolved."""
-        return self.data_parallel_shard_degree if self.data_parallel_shard_degree > 0 else max(1, procs // self.others)
+        degree = self.data_parallel_shard_degree
+        return degree if degree > 0 else max(1, procs // self.other_degrees)
 
     def check_procs(self, procs: int) -> None:
         """Check the degrees against the number of the trainer's processes.
@@ -152,8 +153,8 @@ class ParallelismConfig:
         Raises:
             UserError: the degrees do not multiply to it, or experts cannot be spread over the processes.
         """
-        shards = -(-procs // self.others) if self.data_parallel_shard_degree == -1 else self.shards(procs)
-        needed = self.others * shards
+        shards = -(-procs // self.other_degrees) if self.data_parallel_shard_degree == -1 else self.shards(procs)
+        needed = self.other_degrees * shards
         if procs != needed:
             processes = "trainer process" if needed == 1 else "trainer processes"
             raise UserError(
