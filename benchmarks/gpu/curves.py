@@ -40,7 +40,8 @@ def figures(result: Mapping[str, Any]) -> dict[str, Any]:
 def _means(points: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """Of each value over the points that have it; of step and time the last."""
     last = {name: points[-1][name] for name in ("step", "time")}
-    found = {name: [point[name] for point in points if name in point] for name in points[0] if name not in last}
+    names = dict.fromkeys(name for point in points for name in point if name not in last)
+    found = {name: [point[name] for point in points if name in point] for name in names}
     return last | {name: sum(values) / len(values) for name, values in found.items()}
 
 
@@ -68,7 +69,7 @@ def draw(results: Mapping[str, Mapping[str, Any]], path: Path) -> None:
         means = [sum(values) / len(values) for values in own]
         axes.plot([p["time"] for p in train], means, color="#bdbdbd", linewidth=1, label="sampled in training")
         kinds = dict.fromkeys(name for point in held_out for name in point if name.startswith("success/"))
-        for name in ("success", *kinds):
+        for name in ("success", *kinds) if held_out else ():
             points = [(point["time"], point[name]) for point in held_out if name in point]
             of_all = {"color": "black", "linewidth": 2, "zorder": 3} if name == "success" else {}
             axes.plot(*zip(*points, strict=True), "o-", markersize=3, label=name.removeprefix("success/"), **of_all)
@@ -88,6 +89,8 @@ def main() -> None:
     parser.add_argument("--what", required=True, help="what the runs are, in a sentence")
     parser.add_argument("--json", type=Path, required=True)
     given = parser.parse_args()
+    if len({path.stem for path in given.runs}) < len(given.runs):
+        parser.error("two of the files have one name, and their names are those of the runs: rename one")
     results = {path.stem: json.loads(path.read_text()) for path in given.runs}
     machines = [result["machine"] for result in results.values()]
     same = all(machine == machines[0] for machine in machines)

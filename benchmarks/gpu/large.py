@@ -134,26 +134,16 @@ def by_turns(model: Path, temp: Path, given: argparse.Namespace) -> dict[str, An
 
 def ahead(model: Path, temp: Path, given: argparse.Namespace) -> dict[str, Any]:
     found = _apart("ahead", 1, model, temp, given)
-    return found | (compared(found, settings_of(given), json.loads(given.against.read_text())) if given.against else {})
+    return found | (compared(found, json.loads(given.against.read_text())["by_turns"]) if given.against else {})
 
 
-def compared(found: dict[str, Any], settings: dict[str, Any], by_turns: dict[str, Any]) -> dict[str, Any]:
-    """How much faster a run with staleness 1 is than the same by turns; nothing if one of them has no steps to count.
-
-    If the two differ in another setting, this is the trouble.
-    """
-    differing = [name for name in settings if name not in _OWN and settings[name] != by_turns["settings"].get(name)]
-    if differing:
-        return {"trouble": f"the run by turns had another {', '.join(differing)}"}
-    if "seconds" not in found or "seconds" not in by_turns["by_turns"]:
+def compared(found: dict[str, Any], by_turns: dict[str, Any]) -> dict[str, float]:
+    """How much faster a run with staleness 1 is than the same by turns; {} if one of them has no steps to count."""
+    if "seconds" not in found or "seconds" not in by_turns:
         return {}
-    step, before = found["seconds"]["step"], by_turns["by_turns"]["seconds"]
+    step, before = found["seconds"]["step"], by_turns["seconds"]
     longer = max(before["rollout"], before["trainer"])
     return {"step_over_longer": step / longer, "times_the_speed_of_by_turns": before["step"] / step}
-
-
-_OWN = ("case", "steps", "left_out", "minutes", "json", "against")
-"""Settings in which two runs that are compared may differ."""
 
 
 def _apart(name: str, staleness: int, model: Path, temp: Path, given: argparse.Namespace) -> dict[str, Any]:
@@ -284,7 +274,27 @@ def read_arguments(arguments: Sequence[str]) -> argparse.Namespace:
         parser.error(f"--left-out is {given.left_out} and --steps is {given.steps}: some step must count")
     if given.cpu:
         given.shape, given.tokens, given.turns, given.groups = "tiny", 256, 2, 1
+    if given.against and (reason := _not_comparable(given)):
+        parser.error(f"--against {given.against}: {reason}")
     return given
+
+
+_OWN = ("case", "steps", "left_out", "minutes", "json", "against")
+"""Settings in which a run ahead and the same by turns may differ."""
+
+
+def _not_comparable(given: argparse.Namespace) -> str:
+    """Why a run ahead cannot be compared with that of the file --against; "" if it can."""
+    if given.case != "ahead":
+        return f"it is for the case ahead, and this one is {given.case}"
+    if not given.against.is_file():
+        return "there is no such file; the case by_turns writes it, with --json"
+    before = json.loads(given.against.read_text())
+    if "by_turns" not in before:
+        return f"it is of the case {before['settings']['case']}, and must be of by_turns"
+    mine, its = settings_of(given), before["settings"]
+    differing = [f"{name} {its.get(name)}" for name in mine if name not in _OWN and mine[name] != its.get(name)]
+    return f"its run had {', '.join(differing)}: give the same" if differing else ""
 
 
 def settings_of(given: argparse.Namespace) -> dict[str, Any]:

@@ -143,18 +143,36 @@ def test_memory_is_compared_by_gpu_and_service(tmp_path: Path) -> None:
     assert found["generator"]["measured_gib"] is None
 
 
-def test_a_run_ahead_is_compared_with_the_same_run_by_turns_only() -> None:
-    settings = {"case": "ahead", "shape": "8B", "steps": 8}
-    by_turns = {
-        "settings": {"case": "by_turns", "shape": "8B", "steps": 3},
-        "by_turns": {"seconds": {"step": 40.0, "rollout": 22.0, "trainer": 18.0}},
-    }
-    found = {"seconds": {"step": 25.0}}
+def test_how_many_times_as_fast_a_run_ahead_is() -> None:
+    by_turns = {"seconds": {"step": 40.0, "rollout": 22.0, "trainer": 18.0}}
     speed = {"step_over_longer": 25 / 22, "times_the_speed_of_by_turns": 1.6}
-    assert large.compared(found, settings, by_turns) == speed
-    assert large.compared({}, settings, by_turns) == {}, "it had no steps to count"
-    of_another = large.compared(found, settings | {"shape": "14B"}, by_turns)
-    assert of_another == {"trouble": "the run by turns had another shape"}
+    assert large.compared({"seconds": {"step": 25.0}}, by_turns) == speed
+    assert large.compared({}, by_turns) == {}, "it had no steps to count"
+
+
+@pytest.mark.parametrize(
+    ("case", "change", "reason"),
+    [
+        ("ahead", {}, ""),
+        ("ahead", {"groups": 5}, "its run had groups 5: give the same"),
+        ("ahead", None, "there is no such file"),
+        ("shared", {}, "it is for the case ahead, and this one is shared"),
+    ],
+)
+def test_a_run_ahead_is_compared_with_the_same_run_by_turns_only(
+    tmp_path: Path, capsys: pytest.CaptureFixture, case: str, change: dict[str, Any] | None, reason: str
+) -> None:
+    file = tmp_path / "by_turns.json"
+    if change is not None:
+        settings = large.settings_of(large.read_arguments(["by_turns", "--steps", "3", "--trainer.procs=2"]))
+        file.write_text(json.dumps({"settings": settings | change, "by_turns": {}}))
+    options = [case, "--steps", "8", "--trainer.procs=2", "--against", str(file)]
+    if not reason:
+        assert large.read_arguments(options).against == file
+        return
+    with pytest.raises(SystemExit):
+        large.read_arguments(options)
+    assert f"--against {file}: {reason}" in capsys.readouterr().err
 
 
 def test_the_troubles_of_all_runs_are_found() -> None:

@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
+import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+
+@pytest.fixture(scope="session", autouse=True)
+def ends_on_sigterm() -> Iterator[None]:
+    """SIGTERM ends the session as Ctrl-C does, so that the run that a test has started ends too."""
+    before = signal.signal(signal.SIGTERM, lambda *_: pytest.exit("SIGTERM", returncode=128 + signal.SIGTERM))
+    yield
+    signal.signal(signal.SIGTERM, before)
 
 
 @pytest.fixture(scope="session")
