@@ -29,7 +29,7 @@ def _commit() -> str:
     git = ["git", "-C", str(REPOSITORY)]
     changed = _said([*git, "status", "--porcelain", "--untracked-files=no", "--", *_CODE])
     head = _said([*git, "rev-parse", "--short", "HEAD"])
-    return os.environ.get("COMMIT") or (f"{head}-dirty" if changed else head)
+    return (f"{head}-dirty" if changed else head) or os.environ.get("COMMIT", "")
 
 
 def _said(command: Sequence[str]) -> str:
