@@ -12,8 +12,8 @@
   and the memory that the driver counts for each process beside what `--dry-run` says.
 - by_turns: the engine on one GPU and the trainer on the other, with AdamW's moments in bfloat16: the seconds of
   rollouts and of training.
-- ahead: the same with `--training.staleness 1`: the step over the longer of both, and how many times as fast it is as
-  that of the file --against. Its first steps find their episodes ready: leave three out.
+- ahead: the same with `--training.staleness 1`: the mean step over the longer of both, and how many times as fast it is
+  as that of the file --against. Its first steps find their episodes ready: leave three out.
 - publish: the trainer alone takes and commits snapshots, and says in which dtypes the bytes went.
 - live: engine and trainer share the card, and the engine samples while the trainer steps (staleness 1): how long the
   engine takes new weights, as a share of a step.
@@ -138,12 +138,12 @@ def ahead(model: Path, temp: Path, given: argparse.Namespace) -> dict[str, Any]:
 
 
 def compared(found: dict[str, Any], by_turns: dict[str, Any]) -> dict[str, float]:
-    """How much faster a run with staleness 1 is than the same by turns; {} if one of them has no steps to count."""
+    """How much faster the mean step with staleness 1 is than by turns; {} if one of the runs has no steps to count."""
     if "seconds" not in found or "seconds" not in by_turns:
         return {}
-    step, before = found["seconds"]["step"], by_turns["seconds"]
+    step, before = found["seconds"]["mean_step"], by_turns["seconds"]
     longer = max(before["rollout"], before["trainer"])
-    return {"step_over_longer": step / longer, "times_the_speed_of_by_turns": before["step"] / step}
+    return {"step_over_longer": step / longer, "times_the_speed_of_by_turns": before["mean_step"] / step}
 
 
 def _apart(name: str, staleness: int, model: Path, temp: Path, given: argparse.Namespace) -> dict[str, Any]:

@@ -97,10 +97,12 @@ def seconds_of(steps: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     """Medians of the parts of a step; "trainer" is the trainer's own time, without waiting for the engine's sleep.
 
     `step_over_parts` is step / (rollout + train), and `step_over_strict_parts` the same with the trainer's own time.
+    `mean_step` is no median: with staleness short and long steps alternate, and the mean says how fast the run is.
     """
     names = {name: f"seconds/{name}" for name in SECONDS} | {"trainer": "seconds"}
     found = {name: statistics.median(step[key] for step in steps) for name, key in names.items() if key in steps[0]}
     return found | {
+        "mean_step": statistics.fmean(step["seconds/step"] for step in steps),
         "step_over_parts": found["step"] / (found["rollout"] + found["train"]),
         "step_over_strict_parts": found["step"] / (found["rollout"] + found["trainer"]),
         "weights_over_step": sum(found.get(name, 0.0) for name in ("fetch", "swap")) / found["step"],

@@ -126,6 +126,7 @@ def test_seconds_are_medians_and_their_ratios() -> None:
     step = {"seconds": 4.0, "seconds/step": 11.0, "seconds/rollout": 5.0, "seconds/train": 5.0, "seconds/fetch": 0.1}
     found = seconds_of([step, step | {"seconds/step": 99.0}, step])
     assert found["step"] == 11.0 and found["step_over_parts"] == 1.1
+    assert found["mean_step"] == pytest.approx(121 / 3)
     assert found["step_over_strict_parts"] == pytest.approx(11 / 9)
     assert found["weights_over_step"] == pytest.approx(0.1 / 11)
 
@@ -144,9 +145,9 @@ def test_memory_is_compared_by_gpu_and_service(tmp_path: Path) -> None:
 
 
 def test_how_many_times_as_fast_a_run_ahead_is() -> None:
-    by_turns = {"seconds": {"step": 40.0, "rollout": 22.0, "trainer": 18.0}}
+    by_turns = {"seconds": {"mean_step": 40.0, "rollout": 22.0, "trainer": 18.0}}
     speed = {"step_over_longer": 25 / 22, "times_the_speed_of_by_turns": 1.6}
-    assert large.compared({"seconds": {"step": 25.0}}, by_turns) == speed
+    assert large.compared({"seconds": {"mean_step": 25.0}}, by_turns) == speed
     assert large.compared({}, by_turns) == {}, "it had no steps to count"
 
 
