@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from datetime import timedelta
+from typing import Any
 
 import torch.distributed as dist
 
@@ -18,18 +20,41 @@ from trainers.titan.settings import ParallelismConfig
 _GROUP_SECONDS = 86_400  # the caller of the ranks has deadlines; the first rank alone may write for an hour
 
 
+def _gloo(store: dist.Store, rank: int, size: int, timeout: timedelta) -> dist.ProcessGroupGloo:
+    """A group of gloo's with one worker thread.
+
+    By default it has two, and in torch 2.13 both write the name of a collective that has ended into one std::string,
+    without a lock (`ProcessGroupGloo::runLoop`). Two gathers that end at once, such as those of keys and values,
+    corrupt the heap.
+    """
+    gloo: Any = dist.ProcessGroupGloo  # the types that torch declares lack the names of its options
+    options = gloo._Options()
+    options._devices = [gloo.create_default_device()]
+    options._threads = 1
+    options._timeout = timeout
+    group: dist.ProcessGroupGloo = gloo(store, rank, size, options)
+    return group
+
+
+_GLOO = "gloo_of_one_thread"
+if titan_utils.device_type == "cpu":
+    dist.Backend.register_backend(_GLOO, _gloo, devices=["cpu"])
+    dist.Backend.default_device_backend_map["cpu"] = _GLOO  # what TorchTitan takes
+
+
 def init_process_group() -> bool:
     """Bring up the process group if there is none; returns whether it was made here."""
     if dist.is_initialized():
         return False
-    if titan_utils.device_type != "cpu":
+    on_cpu = titan_utils.device_type == "cpu"
+    if not on_cpu:
         titan_utils.device_module.set_device(int(os.environ.get("LOCAL_RANK", "0")))
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         # No flight recorder: it leaves a folder in the working directory.
         settings = CommConfig(trace_buf_size=0, init_timeout_seconds=_GROUP_SECONDS)
-        titan_dist.init_distributed(settings, enable_cpu_backend=titan_utils.device_type != "cpu")
+        titan_dist.init_distributed(settings, enable_cpu_backend=not on_cpu)
     else:  # a single process needs no port and no other rank
-        backend = "gloo" if titan_utils.device_type == "cpu" else "cpu:gloo,cuda:nccl"
+        backend = _GLOO if on_cpu else "cpu:gloo,cuda:nccl"
         dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
     return True
 

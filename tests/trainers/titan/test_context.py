@@ -182,6 +182,11 @@ def flex_logprobs(folder: Path, pack_length: int) -> list[list[float]]:
     return [found[index] for index in range(len(samples))]
 
 
+def worker_threads() -> int:
+    """Threads of this process that run the collectives of gloo's groups."""
+    return sum(path.read_text().strip() == "pt_gloo_runloop" for path in Path("/proc/self/task").glob("*/comm"))
+
+
 def be_a_rank(root: Path, cases: dict[str, dict[str, Any]]) -> None:
     init_process_group()
     rank = torch.distributed.get_rank()
@@ -190,6 +195,7 @@ def be_a_rank(root: Path, cases: dict[str, dict[str, Any]]) -> None:
         torch.save(result, root / f"{case} {rank}.pt")
     if torch.distributed.get_world_size() == 2:
         torch.save([flex_logprobs(root / "model", length) for length in (0, 256)], root / f"flex {rank}.pt")
+        torch.save(worker_threads(), root / f"threads {rank}.pt")
     torch.distributed.destroy_process_group()
 
 
@@ -216,6 +222,12 @@ def alone(root) -> dict[str, Any]:
 @pytest.mark.parametrize("case", CASES)
 def test_ranks_that_share_sequences_take_the_steps_of_one(root, alone, case):
     compare_with_one(root, alone, 2, case)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_the_group_of_all_ranks_has_one_worker_thread_on_a_cpu(root, rank):
+    """Two of them would corrupt the heap, see `trainers.titan.parallel`. Groups of one rank have none."""
+    assert torch.load(root / f"threads {rank}.pt") == 1
 
 
 @pytest.mark.slow
