@@ -29,7 +29,9 @@ def _gloo(store: dist.Store, rank: int, size: int, timeout: timedelta) -> dist.P
     """
     gloo: Any = dist.ProcessGroupGloo  # the types that torch declares lack the names of its options
     options = gloo._Options()
-    options._devices = [gloo.create_default_device()]
+    # Only the constructor that makes its own options reads the variable.
+    names = [name for name in os.environ.get("GLOO_SOCKET_IFNAME", "").split(",") if name]
+    options._devices = [gloo.create_device(interface=name) for name in names] or [gloo.create_default_device()]
     options._threads = 1
     options._timeout = timeout
     group: dist.ProcessGroupGloo = gloo(store, rank, size, options)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from tests.trainers.titan.test_trainer import make_model, make_samples
 from tests.trainers.titan.weights import weights_of
 from trainers.batching.batch import Sample, empty_batch, pack
 from trainers.losses import GRPOLoss, GSPOLoss
+from trainers.titan import parallel
 from trainers.titan.attention import document_mask
 from trainers.titan.context import Context, LocalBatch, head_tail, multiple_of_lengths
 from trainers.titan.model import TitanModel
@@ -228,6 +230,14 @@ def test_ranks_that_share_sequences_take_the_steps_of_one(root, alone, case):
 def test_the_group_of_all_ranks_has_one_worker_thread_on_a_cpu(root, rank):
     """Two of them would corrupt the heap, see `trainers.titan.parallel`. Groups of one rank have none."""
     assert torch.load(root / f"threads {rank}.pt") == 1
+
+
+def test_a_group_on_a_cpu_is_on_the_network_interface_that_its_process_names(monkeypatch):
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "no_such_one")
+    with pytest.raises(RuntimeError, match="no_such_one"):
+        parallel._gloo(torch.distributed.HashStore(), 0, 1, timedelta(seconds=9))
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    assert parallel._gloo(torch.distributed.HashStore(), 0, 1, timedelta(seconds=9)).size() == 1
 
 
 @pytest.mark.slow
