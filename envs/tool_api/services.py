@@ -102,7 +102,7 @@ async def open_services(
         cassette: file of recorded answers of openapi: sources.
         cassette_mode: "auto", "replay" or "record"; see `envs.tool_api.http.cassette`.
         requests_per_second: for each host; None for no limit. The shop has no limit.
-        host_concurrency: open requests, for each host.
+        host_concurrency: open requests, for each host; the shop has 4.
         base_url: of the service of the only openapi: source; see `envs.tool_api.sources`.
 
     Raises:
@@ -130,7 +130,7 @@ async def open_services(
         )
         shop = None
         if has_shop:
-            shop = await stack.enter_async_context(_open_shop(shop_operations(level, operations), host_concurrency))
+            shop = await stack.enter_async_context(_open_shop(shop_operations(level, operations)))
         yield Services(sources=sources, shop=shop, rewards=_rewards(reward))
 
 
@@ -149,9 +149,10 @@ def _check_cassette(others: Sequence[str], cassette: str, mode: str) -> None:
 
 
 @asynccontextmanager
-async def _open_shop(operations: Sequence[str], concurrency: int) -> AsyncIterator[ShopSessions]:
-    # A separate client: the state of the shop is scored, so no cassette may answer in its place.
-    settings = ApiSettings(concurrency=concurrency)
+async def _open_shop(operations: Sequence[str]) -> AsyncIterator[ShopSessions]:
+    # A separate client: the state of the shop is scored, so no cassette may answer in its place. Four requests keep the
+    # shop busy, and httpcore looks at every connection for each request: with 32 an episode took 1.3 of the CPU time.
+    settings = ApiSettings(concurrency=4)
     async with ShopServer() as server, ApiClient(settings) as client:
         api = await OpenApi.load(f"{server.base_url}/openapi.json", client=client, include=operations)
         yield ShopSessions(server=server, api=api, client=api.connect(client))
