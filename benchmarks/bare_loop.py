@@ -95,7 +95,7 @@ class BareLoop:
 
     def rollouts(self, tasks: list[Task]) -> list[dict[str, Any]]:
         """Two turns: a call, and an answer to what came back. A reward of 1 is for the expert's own answer."""
-        episodes = []
+        episodes: list[dict[str, Any]] = []
         for task in tasks:
             system: Message = {"role": "system", "content": self.env.system_prompt}  # type: ignore[attr-defined]
             conversation = Conversation(request_id="", observation=(system, *task.prompt))
@@ -150,7 +150,7 @@ class BareLoop:
         index = re.search(r"t\[(\d+)\]", task.prompt[0]["content"])
         assert index is not None
         value = str(task.metadata["table"][int(index[1])])
-        return self.env.expert([*task.prompt, {"role": "tool", "content": value}])["content"]  # type: ignore[attr-defined]
+        return self.env.expert([*task.prompt, {"role": "tool", "content": value}])["content"]
 
     def update(self, episodes: list[dict[str, Any]]) -> None:
         """One clipped policy-gradient step, token mean."""

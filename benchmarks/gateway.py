@@ -75,8 +75,10 @@ def make_tool(number: int) -> ToolSpec:
     names = [f"{_WORDS[number]}_{i}" for i in range(6)]
     properties = {name: {"type": "string", "description": text(150)} for name in names}
     parameters = {"type": "object", "properties": properties, "required": names[:2], "additionalProperties": False}
-    function = {"name": f"tool_{number}", "description": text(800), "parameters": parameters}
-    return {"type": "function", "function": function}
+    return {
+        "type": "function",
+        "function": {"name": f"tool_{number}", "description": text(800), "parameters": parameters},
+    }
 
 
 TOOLS = tuple(make_tool(number) for number in range(24))
@@ -108,7 +110,7 @@ def requests_of(number: int, requests: int, *, edits: bool = False) -> list[list
         if result is not None:
             function = {"name": "tool_1", "arguments": json.dumps(CALL["tool_calls"][0]["function"]["arguments"])}
             id_ = f"turn{turn - 1}-call_0"
-            call = {**CALL, "tool_calls": [{"id": id_, "type": "function", "function": function}]}
+            call: Message = {**CALL, "tool_calls": [{"id": id_, "type": "function", "function": function}]}
             said = [*said, call, {**result, "tool_call_id": id_}]
         system = f"It is {turn} o'clock. {SYSTEM}" if edits else SYSTEM
         asked.append([{"role": "system", "content": system}, *said[1:]])

@@ -52,14 +52,15 @@ def seconds(work: Callable[[], object]) -> float:
 def kernels(length: int) -> dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]]:
     """Each takes queries, keys and values, (1, heads, length, size)."""
 
-    def sdpa(backend: SDPBackend, *tensors: Tensor) -> Tensor:
+    def sdpa(backend: SDPBackend, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         with sdpa_kernel(backend):
-            return F.scaled_dot_product_attention(*tensors, is_causal=True, enable_gqa=True)
+            return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
 
     def varlen(*tensors: Tensor) -> Tensor:
         ends = torch.tensor([0, length], device="cuda", dtype=torch.int32)
-        rows = [tensor[0].transpose(0, 1).contiguous() for tensor in tensors]
-        found = varlen_attn(*rows, ends, ends, length, length, window_size=(-1, 0), enable_gqa=True)
+        q, k, v = (tensor[0].transpose(0, 1).contiguous() for tensor in tensors)
+        found = varlen_attn(q, k, v, ends, ends, length, length, window_size=(-1, 0), enable_gqa=True)
+        assert isinstance(found, Tensor)
         return found.transpose(0, 1)[None]
 
     mask = create_block_mask(lambda b, h, i, j: i >= j, None, None, length, length, device="cuda")
@@ -77,14 +78,17 @@ def measure(length: int) -> dict[str, dict[str, float]]:
     def tensor(heads: int) -> Tensor:
         return torch.randn(1, heads, length, SIZE, device="cuda", dtype=torch.bfloat16, requires_grad=True)
 
+    def step(kernel: Callable[..., Tensor]) -> None:
+        kernel(*inputs).backward(gradient)
+
     inputs, flops = (tensor(HEADS), tensor(KEY_HEADS), tensor(KEY_HEADS)), 2 * HEADS * SIZE * length**2
     gradient, found = torch.randn_like(inputs[0]), {}
     for name, kernel in kernels(length).items():
         if name.startswith("varlen, FA"):
             activate_flash_attention_impl(name.removeprefix("varlen, "))
         with torch.no_grad():
-            forward = seconds(lambda kernel=kernel: kernel(*inputs))
-        both = seconds(lambda kernel=kernel: kernel(*inputs).backward(gradient))
+            forward = seconds(functools.partial(kernel, *inputs))
+        both = seconds(functools.partial(step, kernel))
         speeds = {"forward_tflops": flops / forward / 1e12, "backward_tflops": 2.5 * flops / (both - forward) / 1e12}
         found[name] = speeds | {"seconds": both}
         restore_flash_attention_impl(_raise_warn=False)

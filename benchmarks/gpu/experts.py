@@ -150,7 +150,8 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--minutes", type=float, default=6.0, help="of the run at most")
     parser.add_argument("--cpu", action="store_true")
     parser.add_argument("--json", type=Path)
-    given, given.options = parser.parse_known_args(arguments)
+    given, options = parser.parse_known_args(arguments)
+    given.options = options
     if given.case == "rank":
         be_a_rank(given.model)
         return

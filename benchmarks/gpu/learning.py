@@ -123,7 +123,7 @@ def main() -> int:
     given, options = parser.parse_known_args()
     asked = {"env": given.env, "cpu": given.cpu, "options": options}
     run, record = given.output / "run", given.output / "calls.json"
-    kept = json.loads(record.read_text()) if record.is_file() else {"asked": asked, "seconds": []}
+    kept: dict[str, Any] = json.loads(record.read_text()) if record.is_file() else {"asked": asked, "seconds": []}
     if kept["asked"] != asked:
         parser.error(f"--output {given.output} holds a run of {kept['asked']}: give the same again, or another folder")
     code = 0

@@ -93,7 +93,7 @@ class Bench:
 
     def call(self, setting: Setting, layer: int) -> None:
         module = lora_shrink_op if self.case.op == "shrink" else lora_expand_op
-        module.get_lora_op_configs = lambda *args, **names: setting  # type: ignore[attr-defined]
+        module.get_lora_op_configs = lambda *args, **names: setting
         if self.case.op == "shrink":
             lora_shrink_op._lora_shrink(self.x, self.a[layer], self.low, *self.meta, 1.0)
         else:

@@ -75,7 +75,7 @@ def rows_of(given: argparse.Namespace, vocabulary: int) -> list[Row]:
 
 def plain_step(trainer: TitanTrainer, loss_of: Callable[..., Tensor], tokens: Tensor, positions: Tensor) -> None:
     """One optimizer step as TorchTitan's own trainer takes it."""
-    loss = loss_of(trainer.model._run(tokens, positions), tokens.roll(-1, 1)) / tokens.numel()
+    loss = loss_of(trainer.model._run(tokens, positions, None), tokens.roll(-1, 1)) / tokens.numel()
     loss.backward()
     titan_dist.clip_grad_norm_(list(trainer.model.module.parameters()), 1.0)
     trainer._optimizer.step()

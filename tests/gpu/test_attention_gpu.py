@@ -22,9 +22,8 @@ def exact(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
     """Causal attention of each row by itself, (tokens, heads, size) in float32."""
     rows = []
     for q, k, v in zip(*(part.split(ROWS) for part in (queries, keys, values)), strict=True):
-        out = F.scaled_dot_product_attention(
-            *(part.transpose(0, 1)[None] for part in (q, k, v)), is_causal=True, enable_gqa=True
-        )
+        q, k, v = (part.transpose(0, 1)[None] for part in (q, k, v))
+        out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
         rows.append(out[0].transpose(0, 1))
     return torch.cat(rows)
 
@@ -46,14 +45,16 @@ def test_packed_rows_have_the_outputs_and_gradients_of_single_ones(
     if kernels:
         activate_flash_attention_impl(kernels)
     try:
-        options = {"window_size": (-1, 0), "enable_gqa": True}
-        out = varlen_attn(*narrow, ends, ends, max(ROWS), max(ROWS), **options)
+        q, k, v = narrow
+        out = varlen_attn(q, k, v, ends, ends, max(ROWS), max(ROWS), window_size=(-1, 0), enable_gqa=True)
+        assert isinstance(out, Tensor)
         out.backward(gradient.bfloat16())
-        expected = exact(*wide)
+        expected = exact(wide[0], wide[1], wide[2])
         expected.backward(gradient)
     finally:
         if kernels:
             restore_flash_attention_impl()
     pairs = [(out, expected), *((ours.grad, theirs.grad) for ours, theirs in zip(narrow, wide, strict=True))]
     for ours, theirs in pairs:
+        assert ours is not None and theirs is not None
         assert (ours.float() - theirs).norm() < 0.01 * theirs.norm()

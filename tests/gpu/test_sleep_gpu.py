@@ -49,7 +49,7 @@ def used():
 async def greedy(engine, name):
     sampling = Sampling(max_tokens=48, temperature=0.0)
     calls = [engine.generate([i + 1, 50, *range(70, 90)], sampling, f"{name}/{i}") for i in range(8)]
-    return [(c.token_ids, c.versions) for c in await asyncio.gather(*calls)]
+    return [(c.token_ids.tolist(), c.versions) for c in await asyncio.gather(*calls)]
 
 
 async def main():

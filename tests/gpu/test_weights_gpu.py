@@ -166,7 +166,7 @@ async def test_a_killed_puller_ends_no_trainer_and_stops_no_other() -> None:
         dying = reader_of(store)
         try:
             assert await dying.ask("die 0") == "broken off"
-            assert await dying.ended() == -signal.SIGKILL
+            assert dying.ended() == -signal.SIGKILL
         finally:
             dying.close()
         assert store._publisher is not None
