@@ -246,14 +246,15 @@ async def test_the_scorer_of_the_run_scores_the_answer(served: Open, tmp_path: P
     grade = tmp_path / "grade.py"
     grade.write_text("def grade(answer, target):\n    return float(answer == target)\n")
     async with served(reward=f"{grade}:grade") as server:
-        episodes = [server.begin(SAYS_THREE, seed=i) for i in range(3)]
-        for answer in ({"answer": "3"}, {"answer": "4"}, {}):  # without one, the model's last message is the answer
+        # Episodes that begin together are handed out in any order.
+        for seed, answer in enumerate(({"answer": "3"}, {"answer": "4"}, {})):  # {}: the model's last message is it
+            server.begin(SAYS_THREE, seed=seed)
             session = await server.take()
             await server.chat(session, "go")
             refused = await server.finish(session, reward=1, **answer)
             assert refused.status_code == 400 and "the function grade scores the answer here" in error_of(refused)
             await server.finish(session, **answer)
-        done: list[Episode] = [await episode for episode in episodes]
+        done: list[Episode] = [await episode for episode in server.episodes]
     assert [e.reward for e in done] == [1, 0, 1]
 
 
