@@ -81,11 +81,19 @@ class Started:
 
 
 def _is_owned(name: str) -> bool:
-    """Whether the process whose id is in the name of a shared memory lives. Semaphores do not name theirs."""
+    """Whether a process lives that maps this shared memory, or whose id is in its name. Semaphores show neither."""
     if name.startswith("sem.mp-") and "PYTEST_XDIST_WORKER" in os.environ:
         return True
     pid = re.search(r"_(\d+)_", name)
-    return pid is not None and Path(f"/proc/{pid[1]}").exists()
+    return (pid is not None and Path(f"/proc/{pid[1]}").exists()) or _is_mapped(f"/dev/shm/{name}\n")
+
+
+def _is_mapped(file: str) -> bool:
+    for maps in Path("/proc").glob("[0-9]*/maps"):
+        with suppress(OSError):
+            if file in maps.read_text():
+                return True
+    return False
 
 
 @pytest.fixture

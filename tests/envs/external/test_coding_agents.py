@@ -26,7 +26,7 @@ from tests.envs.external.external_playing import calls, make_long_model, says
 from tests.envs.serving import serve
 
 LIMITS = EpisodeLimits(max_tokens=100_000, step_seconds=120.0)
-ENGINE_LIMITS = EpisodeLimits(max_turns=6, max_tokens=60_000, max_turn_tokens=60, step_seconds=120.0)
+ENGINE_LIMITS = EpisodeLimits(max_turns=6, max_tokens=75_000, max_turn_tokens=60, step_seconds=120.0)
 RESULTS = ROOT / "benchmarks" / "results" / "agents.json"
 
 
@@ -124,12 +124,12 @@ async def test_a_coding_agent_has_the_tools_of_the_mcp_servers_of_its_task(
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)  # it starts an engine, which reads prompts of 50,000 tokens
+@pytest.mark.timeout(900)  # it starts an engine, which reads prompts of 60,000 tokens
 async def test_a_real_engine_answers_every_coding_agent_and_its_tokens_are_exact(
     tiny_model: Path, tmp_path: Path
 ) -> None:
     """A random model solves nothing: what is asserted is that requests are answered, and what was recorded."""
-    make_long_model(tiny_model, tmp_path / "model", positions=65_536)
+    make_long_model(tiny_model, tmp_path / "model", positions=81_920)
     settings = AgentSettings(env="external", max_tokens=ENGINE_LIMITS.max_tokens, concurrency=1)
     async with open_agent(f"checkpoint:{tmp_path}", settings) as agent:
         episodes = [await episode_of(name, agent, tmp_path, ENGINE_LIMITS) for name in AGENTS]
