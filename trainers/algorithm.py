@@ -120,6 +120,11 @@ def make_objective(
     if section.n_samples < least:
         option = f"--{algorithm}.n_samples is {section.n_samples}"
         raise UserError(f"{option}; an advantage needs at least {least} episodes of each task")
+    if section.n_samples == 1 and section.normalization == "group":
+        raise UserError(
+            f"--{algorithm}.n_samples is 1 and --{algorithm}.normalization is group, which divides by the deviation of "
+            "a group, and one episode has none: set it to none or batch"
+        )
     advantages, scale = make_advantages(baseline, section.normalization, std_eps=section.std_eps, ddof=section.std_ddof)
     return Objective(
         loss=loss,

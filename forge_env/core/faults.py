@@ -27,7 +27,7 @@ class FaultPolicy:
 
     mode: Literal["refill", "shrink", "drop"] = "shrink"
     min_valid: int = 2
-    """Minimum number of valid episodes of a group; fewer than two have no baseline."""
+    """Minimum number of valid episodes of a group; fewer than two have no baseline. A group of one needs that one."""
     tries: int = 2
     """Maximum number of runs of one sibling with "refill", the first one included."""
     refills_timeouts: bool = True
@@ -52,7 +52,7 @@ class FaultPolicy:
         """Whether a group can be trained on."""
         if self.mode == "drop" and len(group.valid) < len(group.episodes):
             return False
-        return len(group.valid) >= self.min_valid
+        return len(group.valid) >= min(self.min_valid, len(group.episodes))
 
 
 SHRINK = FaultPolicy()

@@ -15,6 +15,7 @@ from typing import Literal
 import numpy as np
 
 from forge_env.core.episode import Episode
+from forge_env.core.reward_value import ROUNDING
 
 Credit = Literal["episode", "turn"]
 
@@ -39,10 +40,14 @@ def target_logprobs(episode: Episode) -> np.ndarray:
 def returns_to_go(reward: float, step_rewards: Sequence[float]) -> list[float]:
     """The return from each turn on: the whole reward less the step rewards of the turns before.
 
-    >>> returns_to_go(3.0, [1.0, 0.5, 0.0])
-    [3.0, 2.0, 1.5]
+    The reward is a rounded sum of them, so what is left at the end may be rounding: that is 0.
+
+    >>> returns_to_go(3.0, [1.0, 0.5, 0.0]), returns_to_go(0.1 + 0.7, [0.1, 0.7, 0.0])[-1]
+    ([3.0, 2.0, 1.5], 0.0)
     """
-    return [math.fsum((reward, *(-r for r in step_rewards[:turn]))) for turn in range(len(step_rewards))]
+    least = ROUNDING * max(1.0, *map(abs, (reward, *step_rewards)))
+    rest = (math.fsum((reward, *(-r for r in step_rewards[:turn]))) for turn in range(1, len(step_rewards)))
+    return [reward, *(0.0 if abs(value) <= least else value for value in rest)][: len(step_rewards)]
 
 
 def turn_advantages(

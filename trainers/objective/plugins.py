@@ -12,6 +12,8 @@ def my_reward(episode):                      # a forge_env.core.episode.Episode 
 
 With `--grpo.credit turn` the advantage function is called once for each turn, with the returns of the siblings that
 took the turn. The reward function replaces the environment's reward in training, and in the test of dynamic sampling.
+It is called once for each episode. With `--grpo.credit turn` the environment's step rewards are subtracted from its
+result, turn by turn: add the environment's reward to it if there are step rewards.
 What an algorithm adds to a reward, such as DAPO's overlong punishment, is added to its result. Reports show the
 environment's reward and success. Both functions are called in threads of the controller, and the reward function for
 one episode at a time.

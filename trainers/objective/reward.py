@@ -1,7 +1,7 @@
 """The reward of a training step, from the environment's reward to the number that advantages are taken of.
 
 1. The task's reward: the environment's `episode.reward`, or the number of the user's function (`--reward`). Dynamic
-   sampling judges a group by it.
+   sampling judges a group by it. The function is called once for each episode: a model that judges may change its mind.
 2. Plus what the algorithm adds: DAPO's overlong punishment. Advantages are taken of this sum.
 3. Less the KL penalty, with `kl_in reward`: beta times the KL estimate of each sampled token.
 
@@ -17,8 +17,9 @@ What a run reports as reward and success is always the environment's.
 from __future__ import annotations
 
 import math
+import weakref
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
@@ -72,13 +73,19 @@ class TrainingReward:
     """What the algorithm adds to it."""
     kl_penalty: KLPenalty | None = None
     """What is subtracted, if the KL penalty is not a term of the loss."""
+    _known: dict[int, tuple[weakref.ref[Episode], float]] = field(default_factory=dict, compare=False, repr=False)
+    """The user's rewards of the episodes that still live, by `id`."""
 
     def of_task(self, episode: Episode) -> float:
         """Step 1: the environment's reward, or the user's instead."""
         assert episode.reward is not None, "a valid episode has a reward"
         if self.user_reward is None:
             return episode.reward
-        return self.user_reward(own_episode(episode))
+        number = id(episode)
+        if number not in self._known:
+            value = self.user_reward(own_episode(episode))
+            self._known[number] = weakref.ref(episode, lambda _: self._known.pop(number, None)), value
+        return self._known[number][1]
 
     def __call__(self, episode: Episode) -> float:
         """Steps 1 and 2: the number that advantages are taken of."""

@@ -93,8 +93,14 @@ def undemonstrated_first(tasks: Sequence[Task], warmup: WarmupConfig) -> list[Ta
 
 
 def demonstrated(tasks: Sequence[Task], warmup: WarmupConfig) -> Sequence[Task]:
-    """The training tasks that the expert shows: the first ones, but none of the last, which are the probe's."""
-    return tasks[: max(1, len(tasks) - warmup.probe_tasks)][: warmup.demonstrations]
+    """The training tasks that the expert shows: the first ones, but none of the probe's."""
+    return tasks[: max(1, len(tasks) - len(probed(tasks, warmup)))][: warmup.demonstrations]
+
+
+def probed(tasks: Sequence[Task], warmup: WarmupConfig) -> Sequence[Task]:
+    """The training tasks of a probe: the last ones, but at most half of all. None if nothing is probed."""
+    is_probed = warmup.until_success < 1
+    return tasks[-min(warmup.probe_tasks, max(1, len(tasks) // 2)) :] if is_probed else ()
 
 
 async def demonstrate(rollouts: Rollouts, train_tasks: Sequence[Task]) -> list[Episode]:
@@ -126,7 +132,7 @@ async def demonstrate(rollouts: Rollouts, train_tasks: Sequence[Task]) -> list[E
 async def _probe(run: Run, step: int) -> Evaluation:
     """Measure the present weights on training tasks that no demonstration shows."""
     await run.weights.sync(steps=0)
-    tasks = run.train_tasks[-run.plan.warmup.probe_tasks :]
+    tasks = probed(run.train_tasks, run.plan.warmup)
     probe = f"probe/{step}"
     specs = [run.rollouts.spec(probe, i, task, agent="policy", is_measured=True) for i, task in enumerate(tasks)]
     return await run.rollouts.measure(specs)

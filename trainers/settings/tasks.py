@@ -122,7 +122,7 @@ class WarmupConfig:
     probe_every: Annotated[int, Ge(1)] = 2
     """Steps between two probes."""
     probe_tasks: Annotated[int, Ge(1)] = 96
-    """Training tasks of one probe, none of them among the demonstrations."""
+    """Training tasks of one probe, at most half of all training tasks. No demonstration shows them."""
     demonstrations: Annotated[int, Ge(1)] = 1024
     batch_size: Annotated[int, Ge(1)] = 32
     """Demonstrations of one optimizer step."""

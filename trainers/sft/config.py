@@ -72,14 +72,19 @@ class Config(RunConfig):
         for name, instead in INSTEAD.items():
             allowed = (getattr(TrainingConfig(), name), getattr(self.warmup, instead, None))
             if getattr(self.training, name) not in allowed:  # the config of an earlier run has both
-                remedy = f"on demonstrations it is --warmup.{instead}" if instead else "leave it out on demonstrations"
-                raise UserError(f"--training.{name} needs --sft.data: {remedy}")
+                remedy = f"set --warmup.{instead}" if instead else "it needs --sft.data"
+                raise UserError(f"--training.{name} has no effect on demonstrations: {remedy}")
         for setting in fields(SFTConfig):
             if getattr(self.sft, setting.name) != setting.default:
                 raise UserError(f"--sft.{setting.name} needs --sft.data: leave it out on demonstrations")
 
     def _check_data(self) -> None:
         sft = self.sft
+        if self.training.batch_size != TrainingConfig().batch_size:
+            raise UserError(
+                f"--training.batch_size is {self.training.batch_size}, and with --sft.data a step is measured in "
+                "tokens: set --sft.tokens_per_step instead"
+            )
         if self.evaluation.interval and not self.env.name:
             raise UserError("--evaluation.interval needs an environment to measure success in: name it with --env")
         if sft.streaming and self.training.steps == BY_CASE:

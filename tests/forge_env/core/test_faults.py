@@ -119,7 +119,7 @@ def test_for_any_mix_of_faults(mix: list[tuple[list[str], float]], policy: Fault
 
     # what becomes of the group
     whole = len(valid) == len(fates)
-    assert policy.keeps(group) == (len(valid) >= policy.min_valid and (whole or policy.mode != "drop"))
+    assert policy.keeps(group) == (len(valid) >= min(policy.min_valid, len(fates)) and (whole or policy.mode != "drop"))
 
 
 def test_a_refilled_sibling_has_the_same_seed_and_another_id() -> None:

@@ -561,14 +561,15 @@ async def test_a_good_group_now_and_then_keeps_the_run_going() -> None:
     assert len(record.trained) == 3
 
 
-async def test_groups_of_one_end_the_run_with_a_sentence() -> None:
-    """`--grpo.n_samples 1`: every group is dropped, and no episode has an error to name."""
+async def test_a_group_of_one_episode_is_trained_on() -> None:
+    """`--reinforce.n_samples 1`, without a baseline."""
 
     async def run_group(task: Task, index: int) -> Group:
         return group(index, [Outcome.SCORED])
 
-    with pytest.raises(ServiceError):
-        await Record(run_group).loop().run()
+    record = Record(run_group)
+    await record.loop(steps=2).run()
+    assert len(record.trained) == 2
 
 
 # ---- dynamic sampling ----

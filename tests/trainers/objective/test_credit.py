@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from forge_env.core.episode import Episode
 from tests.trainers.episodes import episode, group, numbered_episodes, turn
 from trainers.batching.batch import Sample, pack
-from trainers.objective.advantages import Advantages, centred, group_relative, no_baseline
+from trainers.objective.advantages import Advantages, centred, group_relative, no_baseline, relative_to_mean
 from trainers.objective.credit import by_turn, per_target, returns_to_go, target_logprobs, turn_advantages, turn_targets
 from trainers.objective.objective import Objective
 from trainers.objective.reward import TrainingReward
@@ -92,6 +92,12 @@ def test_step_rewards_are_subtracted_from_the_shaped_reward() -> None:
     reward = TrainingReward(user_reward=lambda e: 10 * e.reward)
     found = credited(no_baseline, *two, reward=reward, needs_siblings=False)
     assert found == [[10.0, 9.0], [30.0, 29.0]]
+
+
+def test_what_rounding_leaves_of_a_reward_is_no_return() -> None:
+    rewards = [0.1, 0.7, 0.0]
+    three = episode(*(turn(1, reward=reward) for reward in rewards), reward=math.fsum([0.1, 0.7]))
+    assert credited(relative_to_mean, three, three) == [[0.0] * 3] * 2
 
 
 @settings(deadline=None)

@@ -16,6 +16,7 @@ from trainers import grpo
 from trainers.algorithm import find_algorithm, kl_warning
 from trainers.config import SHORT_OPTIONS
 from trainers.dapo import OverlongPunishment, is_truncated
+from trainers.losses import SimpleGRPOLoss
 from trainers.objective.advantages import centred, no_baseline
 from trainers.objective.loss_call import LossCall
 from trainers.objective.objective import Objective
@@ -251,3 +252,20 @@ def test_a_penalty_without_an_expected_gradient_is_remarked_on(arguments: str, r
     said = kl_warning(parse(grpo.Config, arguments.split(), SHORT_OPTIONS))
     assert bool(said) == remarks
     assert not remarks or ("--grpo.kl_straight_through true" in said and "--grpo.kl k2" in said)
+
+
+def test_a_reward_function_is_asked_once_for_each_episode_while_it_lives() -> None:
+    """A model that judges may change its mind, between dynamic sampling and the step too."""
+    answers = iter([1.0, 0.0, 0.5, 0.25])
+    objective = Objective(
+        loss=SimpleGRPOLoss(),
+        advantages=centred,
+        group_size=2,
+        reward=TrainingReward(user_reward=lambda e: next(answers)),
+    )
+    judged = group(episode(0.0), episode(0.0))
+    assert objective.task_rewards(judged) == [1.0, 0.0]
+    assert objective.rewards([judged]) == [[1.0, 0.0]]
+    assert [sample.advantage for sample in objective.samples([judged])] == [0.5, -0.5]
+    assert objective.task_rewards(group(episode(0.0), episode(0.0))) == [0.5, 0.25]
+    assert list(objective.reward._known) == list(map(id, judged.episodes)), "what is gone is forgotten"

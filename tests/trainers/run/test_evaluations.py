@@ -297,8 +297,8 @@ def test_only_weights_that_the_engines_get_can_be_evaluated() -> None:
             "--sft.data chats.jsonl --evaluation.interval 2",
             "--evaluation.interval needs an environment to measure success in",
         ),
-        ("--training.learning_rate 1e-4", "needs --sft.data: on demonstrations it is --warmup.learning_rate"),
-        ("--training.lr_schedule cosine", "--training.lr_schedule needs --sft.data: leave it out on demonstrations"),
+        ("--training.learning_rate 1e-4", "no effect on demonstrations: set --warmup.learning_rate"),
+        ("--training.lr_schedule cosine", "no effect on demonstrations: it needs --sft.data"),
         ("--sft.epochs 2", "--sft.epochs needs --sft.data: leave it out on demonstrations"),
     ],
 )

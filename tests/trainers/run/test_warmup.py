@@ -22,6 +22,7 @@ from trainers.run.warmup import (
     demonstrated,
     kinds_left_out,
     learned_enough,
+    probed,
     tasks_after_warmup,
     undemonstrated_first,
 )
@@ -40,13 +41,21 @@ def test_if_all_other_tasks_are_shown_the_probes_tasks_come_first() -> None:
     assert [task.id for task in undemonstrated_first(TASKS, warmup)] == list("8901234567")
 
 
-@given(st.integers(1, 10), st.integers(0, 12), st.integers(1, 12))
+@given(st.integers(1, 10), st.integers(1, 12), st.integers(1, 12))
 def test_no_task_is_lost(tasks: int, probes: int, demonstrations: int) -> None:
     warmup = replace(WarmupConfig(), demonstrations=demonstrations, probe_tasks=probes)
     given, shown = TASKS[:tasks], demonstrated(TASKS[:tasks], warmup)
+    measured = probed(given, warmup)
+    assert measured == given[-len(measured) :] and (tasks == 1 or not set(map(id, shown)) & set(map(id, measured)))
+    assert len(measured) <= max(1, tasks // 2) and len(shown) >= min(tasks // 2, demonstrations)
     ordered = undemonstrated_first(given, warmup)
     assert sorted(ordered, key=lambda task: task.id) == given
     assert ordered[len(ordered) - len(shown) :] == list(shown) and shown
+
+
+def test_a_warm_up_that_never_stops_early_shows_the_tasks_of_the_probe_too() -> None:
+    warmup = WarmupConfig(until_success=1.0, demonstrations=100, probe_tasks=2)
+    assert demonstrated(TASKS, warmup) == TASKS and not probed(TASKS, warmup)
 
 
 def test_a_run_goes_through_them_in_this_order_after_a_warm_up_only() -> None:

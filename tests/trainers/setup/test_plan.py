@@ -445,7 +445,7 @@ def test_what_a_dry_run_finds_wrong_beyond_the_checks(capsys: pytest.CaptureFixt
     assert f"there is no file {missing}" in printed(capsys, "--dataset.path", missing, code=2)
     assert "no_such_module" in printed(capsys, "--loss", "no_such_module:Loss", code=2)
     assert "no model folder /no/such" in printed(capsys, "--model", "/no/such", code=2)
-    assert "--loss, --advantages and --reward" in printed(capsys, "--loss", "a:b", code=2, algorithm=sft.SFT)
+    assert "are for policy gradients" in printed(capsys, "--loss", "a:b", code=2, algorithm=sft.SFT)
 
 
 def test_fewer_gpus_than_needed_are_missing() -> None:

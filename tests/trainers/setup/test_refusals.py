@@ -374,6 +374,18 @@ OF_OTHERS = [
         "--sft.data=who/knows --sft.streaming",
         "with --sft.streaming the length of the data is not known: say with --steps when to end",
     ),
+    (
+        sft.SFT,
+        "--sft.data=chats.jsonl --training.batch_size=1",
+        "--training.batch_size is 1, and with --sft.data a step is measured in tokens: set --sft.tokens_per_step "
+        "instead",
+    ),
+    (
+        sft.SFT,
+        "--env=math --training.entropy_coef=0.1",
+        "--loss, --advantages, --reward and --training.entropy_coef are for policy gradients: supervised training has "
+        "its own loss",
+    ),
     (sft.SFT, "--training.steps=0", "--training.steps is 0; it must be at least 1, or -1 for the default"),
     (sft.SFT, "--sft.held_out_share=1", "--sft.held_out_share is 1.0; it must be at least 0 and below 1"),
     (dapo.DAPO, "--dapo.signal_error=-1", "--dapo.signal_error is -1; it must be at least 0"),
@@ -386,6 +398,12 @@ OF_OTHERS = [
     (dapo.DAPO, "--dapo.overlong_buffer=2", "--dapo.overlong_buffer is 2.0; it must be from 0 to 1"),
     (sapo.SAPO, "--sapo.tau_neg=0", "--sapo.tau_neg is 0.0; it must be above 0"),
     (reinforce.REINFORCE, "--reinforce.clip_ratio=-1", "--reinforce.clip_ratio is -1.0; it must be at least 0"),
+    (
+        reinforce.REINFORCE,
+        "--reinforce.n_samples=1 --reinforce.baseline=none --reinforce.normalization=group",
+        "--reinforce.n_samples is 1 and --reinforce.normalization is group, which divides by the deviation of a group, "
+        "and one episode has none: set it to none or batch",
+    ),
     (sft.SFT, "--warmup.batch_size=0", "--warmup.batch_size is 0; it must be at least 1"),
 ]
 

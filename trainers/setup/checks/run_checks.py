@@ -82,9 +82,10 @@ def check_demonstrations(config: RunConfig, environment: EnvFactory, tasks: Sequ
 
 def check_plugins(draft: Draft) -> None:
     training = draft.training
-    if draft.is_supervised and (training.loss or training.advantages or training.reward):
+    if draft.is_supervised and (training.loss or training.advantages or training.reward or training.entropy_coef):
         raise UserError(
-            "--loss, --advantages and --reward are for policy gradients: supervised training has its own loss"
+            "--loss, --advantages, --reward and --training.entropy_coef are for policy gradients: supervised training "
+            "has its own loss"
         )
 
 
