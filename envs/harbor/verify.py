@@ -11,7 +11,7 @@ from pathlib import PurePosixPath
 from envs.harbor.config import Artifact, HarborTask, Step, resolved
 from envs.workspace.output import shorten
 from envs.workspace.submission import Copies, Wanted, copy_out
-from forge_env.core.reward_value import reaches
+from forge_env.core.reward_value import MAX_REWARD, reaches
 from forge_env.core.sandbox import ExecStatus
 from forge_env.core.workspace import Snapshot, Workspace, WorkspaceFileError
 
@@ -156,13 +156,13 @@ async def _read_reward(workspace: Workspace, output: str) -> HarborVerdict:
 
 
 def _rewards(text: str, *, is_json: bool) -> dict[str, float]:
-    """Read the rewards of a file. Raises ValueError for anything but finite numbers."""
+    """Read the rewards of a file. Raises ValueError for anything but rewards."""
     value = json.loads(text) if is_json else float(text)
     rewards = value if isinstance(value, dict) else {"reward": value}
     for name, number in rewards.items():
         is_number = isinstance(number, (int, float)) and not isinstance(number, bool)
-        if not is_number or not math.isfinite(number):
-            raise ValueError(f"{name} is {number!r:.40}; it is a finite number")
+        if not is_number or not abs(number) <= MAX_REWARD:
+            raise ValueError(f"{name} is {number!r:.40}; it is a number of a size of {MAX_REWARD:g} at most")
     if not rewards:
         raise ValueError("it is empty")
     return {str(name): float(number) for name, number in rewards.items()}

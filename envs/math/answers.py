@@ -34,9 +34,12 @@ _FORMULA = re.compile(
 )
 _ANSWER_IS = re.compile(r"\banswer\s*(?:is|:|=)\s*:?", re.IGNORECASE)
 _ARITHMETIC = re.compile(
-    r"\$?\s*(?:[a-zA-Z](?:\([a-z]\))?\s*=?)?(?:[\d\s+*/().^{}=-]|\\(?:times|cdot|div|[dt]?frac))*", re.ASCII
+    r"\$?\s*(?:[a-zA-Z](?:\([a-z]\))?\s*(?:=|$))?(?:[\d\s+*/().^{}=-]|\\(?:times|cdot|div|[dt]?frac))*", re.ASCII
 )
-_NAME = re.compile(r"(?:\\(?:text|mathrm)\{)?\\?[a-zA-Z][a-zA-Z ]*'?\}?(?:\s*_\{?\w+\}?)?(?:\([^()=]*\))?\s*")
+_NAME = re.compile(
+    r"(?!\\(?:ln|log|exp|sqrt|sin|cos|tan|cot)\b)(?:\\(?:text|mathrm)\{)?\\?[a-zA-Z][a-zA-Z ]*'?\}?"
+    r"(?:\s*_\{?\w+\}?)?(?:\([^()=]*\))?\s*"
+)
 _NAMED_NUMBER, _LETTERS = re.compile(r"([a-zA-Z])\s*="), re.compile(r"[a-zA-Z]")
 _UNREADABLE = re.compile(r"\d\s+\d|\d\s*_")
 """What math-verify reads otherwise than it is meant: it adds numbers side by side, and drops the base of 123_5."""
@@ -108,7 +111,8 @@ def same_answer(answer: str, target: str, *, tolerance: float = 0.0) -> bool:
     For a target that is a number the answer must be a number, equal exactly or within the relative `tolerance`;
     unevaluated arithmetic is wrong. Words are compared as words. Everything else (expressions, sets, intervals,
     equations) is compared by math-verify in a helper process, and must have the form of the target: it has no further
-    operations to evaluate, no equation where the target has none, and the same case of symbols.
+    operations to evaluate, no equation where the target has none, and the same case of symbols. A target that
+    math-verify cannot read is compared as text.
 
     Raises:
         UserError: when math-verify is needed and not installed.

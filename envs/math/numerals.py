@@ -71,7 +71,11 @@ _UNIT_ALIASES = {
 }  # fmt: skip
 _KNOWN_UNITS = frozenset(_UNIT_ALIASES) | frozenset(_UNIT_ALIASES.values())
 _JOINING = ("or", "and", "to", "not", "nor", "but", "versus", "vs", "is", "are", "maybe", "either")
-_OPERATIONS = ("plus", "minus", "times", "over", "modulo", "mod", "squared", "cubed", "factorial", "root", "power")
+_OPERATIONS = (
+    *("plus", "minus", "times", "over", "divided", "modulo", "mod", "squared", "cubed", "factorial", "root", "power"),
+    *("choose", "negative"),
+)
+_FRACTIONS = ("halves", "thirds", "fifths", "tenths", "hundredths", "thousandths")
 _SYMBOLS = ("pi", "infinity", "inf", "infty", "sqrt", "sin", "cos", "tan", "cot", "log", "ln", "exp", *"eixyz")
 _LONG_UNITS = "|".join(sorted((unit for unit in _KNOWN_UNITS if len(unit) > 1), reverse=True))
 _BEHIND = re.compile(
@@ -79,7 +83,7 @@ _BEHIND = re.compile(
     r"|\\text\{(?P<text>[^{}]*)\}\s*(?:\^\{(?P<power>[23])\})?"
     rf"|(?<![a-zA-Z\\])(?P<word>(?:(?:square|cubic)\s+)?(?:{_LONG_UNITS})s?)\s*(?:\^\{{(?P<raised>[23])\}})?)"
 )
-_NO_UNITS = frozenset((*_JOINING, *_OPERATIONS, *_SYMBOLS))
+_NO_UNITS = frozenset((*_JOINING, *_OPERATIONS, *_FRACTIONS, *_SYMBOLS))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,6 +1,7 @@
 """Compares pairs of expressions by math-verify, for `envs.processes.worker`; each comparison is a fork of its own.
 
-A comparison writes "target" when it has read the target, and then "equal" or "different".
+A comparison writes "target" when it has read the target, and then "equal" or "different". It writes "unreadable" if the
+grammar refuses the target.
 """
 
 from __future__ import annotations
@@ -70,7 +71,10 @@ def open_library(run_forked: RunForked) -> Callable[[Request], Request]:
 def _compare(request: Request, write: Write) -> None:
     try:
         target = _parse(request["target"])
-        write("target")
+    except (Exception, RecursionError, MemoryError):
+        return write("unreadable")
+    write("target")
+    try:
         is_equal = _equal(target, _parse(request["answer"]), request["tolerance"])
     except (Exception, RecursionError, MemoryError):
         is_equal = False  # the algebra cannot read it, or cannot hold it

@@ -43,6 +43,15 @@ def json_problem(value: Any) -> str:
     return ""
 
 
+def record_problem(value: Any) -> str:
+    """Check that JSON holds a value as it is, so that a record of it is graded as the value itself."""
+    if problem := json_problem(value):
+        return problem
+    if json.loads(json.dumps(value)) != value:
+        return "holds a tuple, or a dict with a key that is no text, which a record cannot keep: use lists and text"
+    return ""
+
+
 def kind_problem(value: Any) -> str:
     """Check the name of a kind of task: it is a part of the names of metrics, and is printed in tables."""
     if not isinstance(value, str):

@@ -11,17 +11,19 @@ import copy
 import inspect
 import json
 import math
+import sys
 import types
 import typing
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Annotated, Any, NotRequired, Required, TypeVar
 from weakref import WeakKeyDictionary
 
 import docstring_parser
 import typing_extensions
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 from pydantic.errors import PydanticUserError
+from pydantic.fields import FieldInfo
 from pydantic.json_schema import GenerateJsonSchema
 from pydantic_core import PydanticSerializationError
 
@@ -36,6 +38,8 @@ Arguments = Callable[[dict[str, Any]], dict[str, Any]]
 """Coerces the arguments of a call. Raises ValueError, which names the mistake."""
 
 _MARK = "__forge_tool__"
+_PYDANTIC_TAKES_ALL = sys.version_info >= (3, 12)
+"""Whether pydantic takes the TypedDicts of `typing`."""
 _TEXTS_IN_TEXTS = 4
 """How often arguments are read that are JSON text within JSON text."""
 _WANT_DATA = frozenset(
@@ -218,11 +222,20 @@ def make_tool(
     for i, parameter in enumerate(_parameters(name, function)[is_method:]):
         if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
             raise UserError(f"the tool {name} has the parameter {parameter}: a model passes arguments by name only")
-        annotation = Any if parameter.annotation is parameter.empty else _supported(parameter.annotation)
-        default = ... if parameter.default is parameter.empty else parameter.default
+        annotation = Any if parameter.annotation is parameter.empty else _supported(parameter.annotation, name)
         # An alias: the parameter may have a name that pydantic models reserve, such as "schema".
-        description = descriptions.get(parameter.name) or None
-        fields[f"argument_{i}"] = (annotation, Field(default, alias=parameter.name, description=description))
+        about: dict[str, Any] = {"alias": parameter.name}
+        if text := descriptions.get(parameter.name):
+            about["description"] = text
+        info = parameter.default
+        if isinstance(info, FieldInfo):  # n: int = Field(10, ge=1)
+            annotation = Annotated[annotation, info]
+            if not info.is_required():
+                kind = "default" if info.default_factory is None else "default_factory"
+                about[kind] = getattr(info, kind)
+        elif info is not parameter.empty:
+            about["default"] = info
+        fields[f"argument_{i}"] = (annotation, Field(**about))
     try:
         model = create_model(f"{name}_arguments", __config__=ConfigDict(extra="forbid"), **fields)
         schema = _without_titles(model.model_json_schema(schema_generator=_Schema))
@@ -329,15 +342,35 @@ def _parameters(name: str, function: Callable[..., Any]) -> list[inspect.Paramet
         raise UserError(f"the signature of the tool {name} cannot be read: {error}") from None
 
 
-def _supported(annotation: Any) -> Any:
-    """Replace TypedDicts of `typing` in an annotation: pydantic does not support them before Python 3.12."""
+def _supported(annotation: Any, tool: str, within: tuple[Any, ...] = ()) -> Any:
+    """Replace TypedDicts of `typing` in an annotation: pydantic does not support them before Python 3.12.
+
+    Args:
+        annotation: of a parameter.
+        tool: name of the tool, for errors.
+        within: the TypedDicts that the annotation is a part of.
+
+    Raises:
+        UserError: for a TypedDict that contains itself.
+    """
+    if _PYDANTIC_TAKES_ALL:
+        return annotation
     if typing.is_typeddict(annotation):
-        hints = typing.get_type_hints(annotation, include_extras=True)
-        fields = {name: _supported(hint) for name, hint in hints.items()}
+        if annotation in within:
+            raise UserError(
+                f"the tool {tool} takes {annotation.__name__}, a TypedDict of typing that contains itself: take "
+                "typing_extensions.TypedDict, or a pydantic model"
+            )
+        fields: dict[str, Any] = {}
+        for name, hint in typing.get_type_hints(annotation, include_extras=True).items():
+            field_type = _supported(hint, tool, (*within, annotation))
+            if typing.get_origin(hint) not in (Required, NotRequired):
+                field_type = (Required if name in annotation.__required_keys__ else NotRequired)[field_type]
+            fields[name] = field_type
         make: Any = typing_extensions.TypedDict
-        return make(annotation.__name__, fields, total=annotation.__total__)
+        return make(annotation.__name__, fields)
     arguments = typing.get_args(annotation)
-    replaced = tuple(_supported(argument) for argument in arguments)
+    replaced = tuple(_supported(argument, tool, within) for argument in arguments)
     if replaced == arguments:
         return annotation
     origin: Any = typing.get_origin(annotation)

@@ -14,7 +14,7 @@ from itertools import islice
 from typing import Any
 
 from forge_env.core.errors import ForgeError, UserError
-from forge_env.core.message_shape import json_problem, kind_problem, messages_problem
+from forge_env.core.message_shape import kind_problem, messages_problem, record_problem
 from forge_env.core.own_copies import own_task
 from forge_env.core.types import Task
 from forge_env.core.user_code import NOT_CAUGHT, describe
@@ -99,7 +99,7 @@ def _check_tasks(split: str, tasks: Sequence[Any]) -> None:
         if problem := kind_problem(task.kind):
             raise BadTasks(f"{where}: its kind {problem}")
         for part, value in (("target", task.target), ("metadata", dict(task.metadata))):
-            if problem := json_problem(value):
+            if problem := record_problem(value):
                 raise BadTasks(f"{where}: its {part} {problem}")
         if task.id in seen:
             raise BadTasks(f"tasks({split!r}) holds the id {task.id!r} more than once: draw without repetition")

@@ -12,6 +12,7 @@ import dataclasses
 import functools
 import inspect
 import json
+import math
 import typing
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -163,6 +164,8 @@ def out_of_bounds(value: float, marks: Sequence[Any]) -> str:
         return bounds_of(marks)
     if isinstance(value, int) and value > LARGEST:
         return f"at most {LARGEST}"
+    if math.isinf(value):
+        return "finite"
     return ""
 
 

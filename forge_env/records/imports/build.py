@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -12,6 +11,7 @@ from forge_env.core.episode import Episode
 from forge_env.core.errors import UserError
 from forge_env.core.lineage import Lineage
 from forge_env.core.message_shape import messages_problem
+from forge_env.core.reward_value import MAX_REWARD
 from forge_env.core.turn import Turn
 from forge_env.core.types import Message, Outcome, Task, ToolCall, ToolUse
 from forge_env.records.exports.run_facts import IMPORTED
@@ -118,8 +118,8 @@ def _outcome(about: Mapping[str, Any], default_reward: float | None) -> tuple[Ou
             "it holds no reward, and an Episode has one: say with --reward what such records count as, "
             "--reward 1 for demonstrations for example"
         )
-    if isinstance(reward, bool) or not isinstance(reward, (int, float)) or not math.isfinite(reward):
-        raise BadRecord(f"its reward is {reward!r}, not a finite number")
+    if isinstance(reward, bool) or not isinstance(reward, (int, float)) or not abs(reward) <= MAX_REWARD:
+        raise BadRecord(f"its reward is {reward!r:.80}, not a number of a size of {MAX_REWARD:g} at most")
     return outcome, float(reward)
 
 
@@ -163,6 +163,8 @@ def _task(about: Any, shown: Sequence[Message]) -> Task:
     if not isinstance(about, Mapping):
         return Task(prompt=tuple(shown))
     metadata, prompt = about.get("metadata"), about.get("prompt")
+    if prompt is not None and (problem := messages_problem(prompt)):
+        raise BadRecord(f"in the prompt of its task, {problem}")
     return Task(
         prompt=tuple(shown if prompt is None else prompt),
         target=about.get("target"),
@@ -188,5 +190,5 @@ def _text(value: Any) -> str:
 
 
 def _number(value: Any) -> float:
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= MAX_REWARD
     return float(value) if is_number else 0.0

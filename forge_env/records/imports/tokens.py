@@ -60,7 +60,7 @@ def check_logprobs(logprobs: Sequence[Any], tokens: Sequence[int], most: float =
     """
     if len(logprobs) != len(tokens):
         raise BadRecord(f"it has {len(logprobs)} logprobs for {len(tokens)} tokens")
-    if not all(type(p) in (int, float) and math.isfinite(p) and p <= most for p in logprobs):
+    if not all(type(p) in (int, float) and -math.inf < p < math.inf and p <= most for p in logprobs):
         raise BadRecord("a logprob is no finite number" + " up to 0" * (most == 0))
 
 

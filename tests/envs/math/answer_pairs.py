@@ -9,6 +9,15 @@ from __future__ import annotations
 PAIRS: dict[str, list[tuple[str, str, bool]]] = {
     # section: (answer, target, verdict)
     "numbers": [
+        ("5 divided by 2", "5", False),
+        ("5 choose 2", "5", False),
+        ("5 tenths", "5", False),
+        ("x^2=5", "5", False),
+        ("x/2=5", "x=5", False),
+        ("x+2=5", "x=5", False),
+        ("\\ln x=5", "5", False),
+        ("f(x)=2+3=5", "5", True),
+        ("\\theta = 5", "5", True),
         ("893", "893", True),
         ("893.0", "893", True),
         ("893.", "893", True),

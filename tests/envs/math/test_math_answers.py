@@ -359,6 +359,7 @@ def test_only_the_limit_of_processor_time_is_the_answers_doing() -> None:
     for code in (-signal.SIGKILL, -signal.SIGSEGV, 1):
         with pytest.raises(ServiceError, match=f"ended with status {int(code)}"):
             _verdict({"written": ["target"], "exit_code": code}, "x")
+    assert not _verdict({"written": ["unreadable"], "exit_code": 0}, "x")
     with pytest.raises(EnvError, match="the target 'x' takes the math grader too long"):
         _verdict({"written": [], "exit_code": -signal.SIGPROF}, "x")
 
@@ -375,6 +376,11 @@ def test_a_helper_that_died_while_idle_harms_nothing(verifier: Verifier) -> None
 def test_a_target_that_takes_too_long_is_no_fault_of_the_answer(verifier: Verifier) -> None:
     with pytest.raises(EnvError, match="the target .* takes the math grader too long to read"):
         verifier.compare(HARD_TO_READ, "x", 0.0)
+
+
+@pytest.mark.parametrize("target", [r"x\equiv 2 \pmod 5", r"A \Rightarrow B", "(x-1)^2 (x+3"])
+def test_an_answer_to_a_target_that_no_grammar_reads_is_right_or_wrong_by_its_text(target: str) -> None:
+    assert same_answer(target, target) and not same_answer(r"x\equiv 3 \pmod 5", target)
 
 
 def test_without_math_verify_numbers_work_and_the_rest_says_what_is_missing() -> None:

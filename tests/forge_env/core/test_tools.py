@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import json
+import sys
 from dataclasses import dataclass
 from datetime import date
 from typing import Annotated, Any, Literal, NotRequired, TypedDict
@@ -271,6 +272,59 @@ def odd(
 ) -> dict[str, Any]:
     """Take odd ones."""
     return locals()
+
+
+class Named(TypedDict):
+    name: str
+
+
+class Aged(Named, total=False):
+    age: int
+
+
+class Tree(TypedDict):
+    children: "list[Tree]"  # noqa: UP037
+
+
+def test_pydantics_fields_describe_bound_and_fill_parameters() -> None:
+    def search(
+        near: Annotated[int, pydantic.Field(description="how near", le=9)],
+        n: int = pydantic.Field(10, ge=1, description="how many"),
+        tags: list[str] = pydantic.Field(default_factory=lambda: ["new"]),  # noqa: B008
+        query: str = pydantic.Field(description="what"),
+    ) -> None:
+        """Search.
+
+        Args:
+            n: a number.
+        """
+
+    made = make_tool(search)
+    assert made.parameters["required"] == ["near", "query"]
+    properties = made.parameters["properties"]
+    assert properties["near"] == {"description": "how near", "maximum": 9, "type": "integer"}
+    assert properties["n"] == {"description": "a number.", "default": 10, "minimum": 1, "type": "integer"}
+    filled = {"near": 1, "query": "x", "n": 10, "tags": ["new"]}
+    assert made.arguments({"near": 1, "query": "x"}) == filled
+
+
+def test_a_typed_dict_needs_the_keys_of_its_parents() -> None:
+    def take(person: Aged) -> None:
+        """Take it."""
+
+    made = make_tool(take)
+    assert made.arguments({"person": {"name": "Ada"}}) == {"person": {"name": "Ada"}}
+    with pytest.raises(ValueError, match="person.name: Field required"):
+        made.arguments({"person": {}})
+
+
+@pytest.mark.skipif(sys.version_info >= (3, 12), reason="pydantic takes it")
+def test_a_typed_dict_that_contains_itself_is_refused() -> None:
+    def take(tree: Tree) -> None:
+        """Take it."""
+
+    with pytest.raises(UserError, match="the tool take takes Tree, a TypedDict of typing that contains itself"):
+        make_tool(take)
 
 
 def test_a_schema_is_json_whatever_the_defaults_are() -> None:

@@ -107,6 +107,18 @@ class Things(Base):
         return [Task(prompt=ask(f"{split} {i}"), id=str(i), target=object()) for i in range(count)]
 
 
+class Pair(Base):
+    @classmethod
+    def tasks(cls, split="train", *, count, seed=0):
+        return [Task(prompt=ask(f"{split} {i}"), id=str(i), target=(1, i)) for i in range(count)]
+
+
+class NumberAsKey(Base):
+    @classmethod
+    def tasks(cls, split="train", *, count, seed=0):
+        return [Task(prompt=ask(f"{split} {i}"), id=str(i), metadata={"prices": {1: 2}}) for i in range(count)]
+
+
 class NoNumber(Base):
     @classmethod
     def tasks(cls, split="train", *, count, seed=0):
@@ -135,6 +147,7 @@ class None_(Base):
     """Has no tasks of its own."""
 '''
 
+TUPLE = "holds a tuple, or a dict with a key that is no text, which a record cannot keep: use lists and text"
 SENTENCES = {
     "Raises": "tasks('test', count=1) (bad.py:22): KeyError: 'rows'",
     "Exits": "tasks('test', count=1) (bad.py:28): SystemExit: no data",
@@ -148,6 +161,8 @@ SENTENCES = {
     'prompt=({"role": "user", "content": "..."},)',
     "Things": "the task '0' of the split 'test': its target cannot be written as JSON (Object of type object is not "
     "JSON serializable); keep to dicts, lists, text, finite numbers, booleans and None",
+    "Pair": f"the task '0' of the split 'test': its target {TUPLE}",
+    "NumberAsKey": f"the task '0' of the split 'test': its metadata {TUPLE}",
     "NoNumber": "the task '0' of the split 'test': its metadata cannot be written as JSON (Out of range float values "
     "are not JSON compliant); keep to dicts, lists, text, finite numbers, booleans and None",
     "NumberAsKind": "the task '0' of the split 'test': its kind is a int; it is a text",

@@ -82,6 +82,7 @@ def test_a_setting_or_a_whole_section_may_change() -> None:
         (0, [Ge(1), Or(-1, "for all that are left")], "at least 1, or -1 for all that are left"),
         (LARGEST + 1, [], "at most 2147483647"),
         (1e12, [Ge(0)], ""),
+        (float("inf"), [Gt(0)], "finite"),
     ],
 )
 def test_a_number_out_of_bounds_is_told_its_bounds(value: float, marks: list[Any], words: str) -> None:

@@ -344,6 +344,8 @@ def test_what_no_episode_can_hold_is_left_out_and_named(tmp_path: Path, read: Co
         ("openai", {"messages": [CHAT[0], {"role": "tool", "content": "2"}, CHAT[3]]}, "no tool_call_id"),
         ("openai", {"messages": CHAT, "reward": "high"}, "its reward is 'high'"),
         ("openai", {"messages": CHAT, "reward": float("nan")}, "its reward is nan"),
+        ("openai", {"messages": CHAT, "reward": 10**400}, "0, not a number of a size of 1e+09 at most"),
+        ("openai", {"messages": CHAT, "episode": {"reward": 1, "task": {"prompt": 5}}}, "the messages are a int"),
         ("openai", {"messages": CHAT}, "it holds no reward"),
         ("openai", {"messages": 5}, "it has no messages"),
         ("openai", "[" * 100_000, "recursion"),
