@@ -206,6 +206,15 @@ async def test_commands_run_at_once(workspace: Workspace) -> None:
     assert [result.stdout for result in results] == [f"{n}\n" for n in range(10)]
 
 
+async def test_the_users_are_the_lines_of_their_file(workspace: Workspace) -> None:
+    """A name may hold a character that ends a line for Python only."""
+    await workspace.put("/etc/passwd", "root:x:0:0:a\u2028b\fc:/root:/bin/sh\n".encode())
+    assert (await workspace.exec("echo $HOME", user="root")).stdout == "/root\n"
+    with pytest.raises(UserError, match="no user 'ghost'"):
+        await workspace.put("/etc/passwd", b"root:x:0:0:\fghost:x:0:0::/:sh\n")
+        await workspace.exec("true", user="ghost")
+
+
 async def test_a_shell_keeps_its_state(workspace: Workspace) -> None:
     shell = await workspace.open_shell(env={"GIVEN": "given"})
     assert (await shell.run("cd /tmp; x=1; f() { echo f$1; }")).ok
