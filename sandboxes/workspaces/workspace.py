@@ -137,7 +137,7 @@ class BoxWorkspace:
         if not argv:
             raise UserError("a command of a workspace is empty; name a program.")
         request = {"argvs": [argv]} | self._surroundings(user, env, cwd)
-        data = stdin.encode() if isinstance(stdin, str) else stdin
+        data = stdin.encode("utf-8", "replace") if isinstance(stdin, str) else stdin
         seconds = self.limits.wall_s if timeout_s is None else timeout_s
         box, watched = await self._live_box(), self.started.watched
         return await run_command(box, request, data, seconds, self.limits, watched, on_output)

@@ -248,11 +248,36 @@ async def test_a_shell_that_ends_says_so_and_starts_again(workspace: Workspace) 
     shell = await workspace.open_shell()
     ended = await shell.run("echo bye; exit 4")
     assert (ended.status, ended.exit_code, ended.stdout, ended.state_lost) == (NONZERO, 4, "bye\n", True)
+    assert not ended.in_new_shell
     killed = await shell.run("kill -9 $$")
     assert killed.status is SIGNALED and killed.signal == 9 and killed.state_lost
+    assert killed.in_new_shell
     assert (await shell.run("exec sleep 0")).state_lost
     await workspace.end_processes()
     assert (await shell.run("echo again")).stdout == "again\n"
+
+
+async def test_what_has_no_bytes_is_no_command_and_leaves_the_shell(workspace: Workspace) -> None:
+    shell = await workspace.open_shell()
+    await shell.run("x=kept")
+    command = "echo '\ud800'"
+    for result in (await shell.run(command), await workspace.exec(command)):
+        assert (result.status, result.exit_code, result.state_lost) == (NONZERO, 126, False)
+        assert "surrogates not allowed" in result.stderr
+    assert (await shell.run("echo $x")).stdout == "kept\n"
+    assert (await workspace.exec("cat", stdin="a\ud800")).stdout == "a?"
+
+
+async def test_after_a_cancelled_command_a_new_shell_begins(workspace: Workspace) -> None:
+    shell = await workspace.open_shell()
+    task = asyncio.create_task(shell.run("x=old; sleep 600"))
+    await until_running(workspace, 1)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    result = await shell.run("echo $x; echo ran >> /tmp/ran; cat /tmp/ran")
+    assert (result.status, result.stdout, result.state_lost) == (OK, "\nran\n", True)
+    assert await running(workspace) == 0
 
 
 async def test_a_shell_of_a_command_that_forges_reports(workspace: Workspace) -> None:
