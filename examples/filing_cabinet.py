@@ -109,7 +109,7 @@ class FilingCabinet(ToolEnv):
 
 def _make_task(rng: random.Random, target: str) -> Task:
     names = rng.sample(NAMES, 5)
-    notes = [(rng.choice(DRAWERS), name, rng.randint(10, 99)) for name in names]
+    notes = [[rng.choice(DRAWERS), name, rng.randint(10, 99)] for name in names]
     amounts = {name: amount for _, name, amount in notes}
     question = f'Add the amounts on the notes "{names[0]}" and "{names[1]}", and file the sum as "{target}".'
     return Task(

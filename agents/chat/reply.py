@@ -85,7 +85,7 @@ def _count(used: Any, name: str) -> int:
 
 
 def _error_of(data: Any) -> Any:
-    return data.get("error", data) if isinstance(data, dict) else data
+    return (data.get("error") or data) if isinstance(data, dict) else data
 
 
 def says_context_full(data: Any) -> bool:

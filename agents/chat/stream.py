@@ -28,7 +28,7 @@ async def read_body(response: httpx.Response) -> Any:
             chunk = json.loads(data)
         except (ValueError, RecursionError):
             return data
-        if not isinstance(chunk, dict) or "error" in chunk:
+        if not isinstance(chunk, dict) or chunk.get("error"):
             return chunk
         answer.add(chunk)
     return answer.body()
@@ -36,9 +36,20 @@ async def read_body(response: httpx.Response) -> Any:
 
 async def _events(response: httpx.Response) -> AsyncIterator[str]:
     """Yield the data of the events; comments and event names carry no data."""
-    async for line in response.aiter_lines():
-        if line.startswith("data:"):
-            yield line.removeprefix("data:").strip()
+    async for line in _lines(response):
+        if line.startswith(b"data:"):
+            yield line.removeprefix(b"data:").decode("utf-8", "replace").strip()
+
+
+async def _lines(response: httpx.Response) -> AsyncIterator[bytes]:
+    """Yield the lines as bytes, which are cut only at LF and CR: text is also cut at U+2028, which JSON may hold."""
+    rest = b""
+    async for part in response.aiter_bytes():
+        lines = (rest + part).splitlines(keepends=True)  # if a part ends between CR and LF, there is an empty line more
+        rest = lines.pop() if lines and not lines[-1].endswith((b"\r", b"\n")) else b""
+        for line in lines:
+            yield line
+    yield rest
 
 
 class _Answer:

@@ -223,9 +223,10 @@ class _Delivery:
         # In one message: a client may close the connection as soon as it has read the end of the response.
         try:
             events = b"".join(self._dialect.events(reply.result(), self._pending.request))
-            self._remember()
-        except RequestRefused as refusal:
-            events = b"".join(self._dialect.error_events(refusal))
+        except RequestRefused as refusal:  # a refused request is open no more: a retry is asked anew
+            await self._send({"type": "http.response.body", "body": b"".join(self._dialect.error_events(refusal))})
+            return
+        self._remember()
         await self._send({"type": "http.response.body", "body": events})
         self._session.delivered(self._pending)
 

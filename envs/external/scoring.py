@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import stat
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -43,7 +44,8 @@ def read_result(file: str | None, stdout: str, last_words: str) -> Result:
     Raises:
         EnvError: when the file is no such object, or the reward is none.
     """
-    lines = [line for line in stdout.splitlines() if line.strip()]
+    # Not by `splitlines`, which also cuts at U+2028 and form feeds: an answer may hold them.
+    lines = [line for line in re.split("[\\r\\n]", stdout) if line.strip()]
     line = lines[-1].strip() if lines else ""
     printed = _object(line) or {}
     answer = last_words if printed else line or last_words

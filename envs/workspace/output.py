@@ -45,7 +45,9 @@ def describe(result: CommandResult, limit_s: float) -> str:
         parts.append(f"[the output was cut{size}]")
     if reason := _reason(result, limit_s):
         parts.append(f"[{reason}]")
-    if result.state_lost:
+    if result.in_new_shell:
+        parts.append("[the shell had ended: this command ran in a new one]")
+    elif result.state_lost:
         parts.append("[the shell has ended: the next command runs in a new one]")
     return "\n".join(parts) or "[no output]"
 

@@ -136,6 +136,8 @@ class CommandResult:
     state_lost: bool = False
     """In a shell: it ended in or before this command, so variables, functions and the working directory are gone. In a
     workspace: it has ended (for lack of memory, for example), and only `close` is left."""
+    in_new_shell: bool = False
+    """In a shell: it had ended before this command, which ran in a new one."""
 
     @property
     def ok(self) -> bool:

@@ -176,8 +176,9 @@ class Init:
             reason = str(failure.filename or "")[:_MAX_REASON]
             self.answer({"refused": request["run"], "errno": failure.errno, "reason": reason})
         except Exception as failure:
+            # The error number tells it from a refusal, which is the caller's mistake.
             reason = f"{type(failure).__name__}: {failure}"[:_MAX_REASON]
-            self.answer({"refused": request["run"], "reason": reason})
+            self.answer({"refused": request["run"], "errno": errno.EIO, "reason": reason})
         finally:
             os._exit(code)
 

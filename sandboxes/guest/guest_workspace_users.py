@@ -91,7 +91,7 @@ def _rows(path: str, columns: int) -> Iterator[list[str]]:
             text += chunk
     finally:
         os.close(fd)
-    for line in text.decode("utf-8", "replace").splitlines():
+    for line in text.decode("utf-8", "replace").split("\n"):  # `splitlines` also cuts within names
         row = line.split(":")
         if len(row) == columns:
             yield row

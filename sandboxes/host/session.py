@@ -177,9 +177,13 @@ class NamespaceSession:
 def _inside(path: str) -> str:
     """Return the normalised path. Raises SessionFileError if it leads out of the directory."""
     parts = PurePosixPath(path).parts
-    if not parts or parts[0].startswith("/") or ".." in parts or "\0" in path:
+    try:
+        size = len(os.fsencode(path))
+    except UnicodeEncodeError:  # half of a surrogate pair
+        size = 0
+    if not size or not parts or parts[0].startswith("/") or ".." in parts or "\0" in path:
         raise SessionFileError(f"{path!r} is no relative path inside the session's directory")
-    if len(path.encode("utf-8", "replace")) > _MAX_PATH_BYTES:
+    if size > _MAX_PATH_BYTES:
         raise SessionFileError(f"a path may have {_MAX_PATH_BYTES} bytes; this one begins with {path[:40]!r}")
     return "/".join(parts)
 

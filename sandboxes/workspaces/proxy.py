@@ -116,9 +116,9 @@ class Proxy:
                 out_writer.write(first)
             else:
                 writer.write(b"HTTP/1.1 200 Connection established\r\n\r\n")
-            async with asyncio.TaskGroup() as both:
-                both.create_task(_copy(reader, out_writer))
-                both.create_task(_copy(out_reader, writer))
+            async with asyncio.timeout(_IDLE_S) as idle, asyncio.TaskGroup() as both:
+                both.create_task(_copy(reader, out_writer, idle))
+                both.create_task(_copy(out_reader, writer, idle))
         except* (OSError, TimeoutError):
             pass
         finally:
@@ -164,13 +164,12 @@ async def _connect(host: str, port: int) -> tuple[asyncio.StreamReader, asyncio.
         raise Refused("502 Bad Gateway", f"{host}:{port} cannot be reached: {error}") from error
 
 
-async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    while True:
-        async with asyncio.timeout(_IDLE_S):
-            chunk = await reader.read(_CHUNK)
-        if not chunk:
-            break
+async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, idle: asyncio.Timeout) -> None:
+    """Copy to the end. Args: idle: of both directions, since a long download has one that is silent."""
+    while chunk := await reader.read(_CHUNK):
         writer.write(chunk)
         await writer.drain()
+        if not idle.expired():
+            idle.reschedule(asyncio.get_running_loop().time() + _IDLE_S)
     with contextlib.suppress(OSError, RuntimeError):
         writer.write_eof()

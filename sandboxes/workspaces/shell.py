@@ -52,10 +52,16 @@ class BoxShell:
         async with self._one_at_a_time:
             if self._closed:
                 raise SandboxError("the shell is closed")
+            try:
+                quoted = shlex.quote(command).encode("utf-8", "surrogateescape")
+            except UnicodeEncodeError as failure:  # as `exec` answers what no program can be given
+                error = f"{SHELLS[-1][0]}: {failure}\n"
+                size = len(error)
+                return CommandResult(status=ExecStatus.NONZERO, exit_code=126, stderr=error, stderr_bytes=size)
             lost = await self._ensure_started()
             assert self._process is not None
-            result = await self._process.run(command, timeout_s or self._limits.wall_s, self._watched())
-            return replace(result, state_lost=True) if lost else result
+            result = await self._process.run(quoted, timeout_s or self._limits.wall_s, self._watched())
+            return replace(result, state_lost=True, in_new_shell=True) if lost else result
 
     async def close(self) -> None:
         self._closed = True
@@ -66,7 +72,7 @@ class BoxShell:
         """Raises UserError if the workspace refuses to start it."""
         await self._ensure_started()
         assert self._process is not None
-        result = await self._process.run(":", self._limits.wall_s, self._watched())
+        result = await self._process.run(b":", self._limits.wall_s, self._watched())
         if not result.ok:
             raise SandboxError(f"a shell did not start: {result.stderr.strip() or result.status}")
 
@@ -88,6 +94,7 @@ class _Process:
         self, box: Box, request: dict[str, Any], limits: WorkspaceLimits, on_output: OnOutput | None = None
     ) -> None:
         self._box, self._loop = box, asyncio.get_running_loop()
+        self._is_killed = False
         self._outputs = Outputs(limits, self._kill, on_output)
         self._stdin, guest_stdin = socket.socketpair()
         self._stdin.setblocking(False)
@@ -108,9 +115,9 @@ class _Process:
 
     @property
     def alive(self) -> bool:
-        return self._box.alive and not self._answered.done()
+        return self._box.alive and not self._is_killed and not self._answered.done()
 
-    async def run(self, command: str, timeout_s: float, watched: Watched) -> CommandResult:
+    async def run(self, quoted: bytes, timeout_s: float, watched: Watched) -> CommandResult:
         begin, timed_out = time.monotonic(), False
 
         def time_out() -> None:
@@ -125,7 +132,7 @@ class _Process:
         self._code = code = self._loop.create_future()
         deadline = self._loop.call_later(timeout_s, time_out)
         try:
-            await self._send(command)
+            await self._send(quoted)
             ended = await code
         except BaseException:
             self._kill()
@@ -157,16 +164,17 @@ class _Process:
         exit_code = None if status is ExecStatus.TIMEOUT else code
         return CommandResult(status=status, exit_code=exit_code, wall_s=wall_s, **self._outputs.fields())
 
-    async def _send(self, command: str) -> None:
+    async def _send(self, quoted: bytes) -> None:
         """Send a command as one line of the shell: it has no standard input, and not the pipe of reports."""
-        line = f"eval {shlex.quote(command)} </dev/null {_REPORT_FD}>&-\n"
-        report = f'printf "%s %d\\n" {self._nonce.decode()} "$?" >&{_REPORT_FD}\n'
+        line = b"eval %b </dev/null %d>&-\n" % (quoted, _REPORT_FD)
+        report = b'printf "%%s %%d\\n" %b "$?" >&%d\n' % (self._nonce, _REPORT_FD)
         try:
-            await self._loop.sock_sendall(self._stdin, (line + report).encode("utf-8", "surrogateescape"))
+            await self._loop.sock_sendall(self._stdin, line + report)
         except OSError:
             pass  # it has just ended: `_on_end` answers
 
     def _kill(self) -> None:
+        self._is_killed = True  # it takes a while to end, and must get no other command meanwhile
         self._box.kill(self._number)
 
     def _kill_unless(self, code: asyncio.Future[int | None]) -> None:

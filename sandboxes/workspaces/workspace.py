@@ -137,7 +137,7 @@ class BoxWorkspace:
         if not argv:
             raise UserError("a command of a workspace is empty; name a program.")
         request = {"argvs": [argv]} | self._surroundings(user, env, cwd)
-        data = stdin.encode() if isinstance(stdin, str) else stdin
+        data = stdin.encode("utf-8", "replace") if isinstance(stdin, str) else stdin
         seconds = self.limits.wall_s if timeout_s is None else timeout_s
         box, watched = await self._live_box(), self.started.watched
         return await run_command(box, request, data, seconds, self.limits, watched, on_output)
@@ -372,8 +372,8 @@ class BoxWorkspace:
         started: Callable[[], None] = lambda: None,
     ) -> None:
         """Work on files inside. Args: started: called when the workspace has the descriptors."""
-        if not path or "\0" in path:
-            raise WorkspaceFileError(f"{path!r} is no path")
+        if not _is_path(path):
+            raise WorkspaceFileError(f"{path[:_SHOWN]!r} is no path")
         box = await self._live_box()
         request = {"do": do, "path": path, "workdir": self.image.workdir or "/", "user": str(user or 0)} | fields
         number, answered = box.start(request, fds)
@@ -388,6 +388,14 @@ class BoxWorkspace:
         finally:
             deadline.cancel()
         _require_done(path, answer)
+
+
+def _is_path(path: str) -> bool:
+    """Whether the kernel can be asked for it. A model may write half of a surrogate pair, which has no bytes."""
+    try:
+        return bool(path) and b"\0" not in os.fsencode(path)
+    except UnicodeEncodeError:
+        return False
 
 
 def _require_done(path: str, answer: Answer | None) -> None:

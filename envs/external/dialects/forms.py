@@ -89,7 +89,9 @@ def openai_choice(choice: Any) -> tuple[str, ...] | None:
             return (part["name"],)
         allowed = choice.get("allowed_tools", choice)
         if choice.get("type") == "allowed_tools" and isinstance(allowed, dict) and allowed.get("mode") == "required":
-            items = [item.get("function", item) for item in allowed.get("tools") or () if isinstance(item, dict)]
+            tools = allowed.get("tools")
+            listed = tools if isinstance(tools, list) else []
+            items = [item.get("function", item) for item in listed if isinstance(item, dict)]
             names = tuple(str(item.get("name")) for item in items if isinstance(item, dict))
             if names:
                 return names

@@ -203,7 +203,7 @@ def _history(body: Mapping[str, Any], histories: Histories) -> tuple[Message, ..
     name = body.get("previous_response_id")
     if name is None:
         return ()
-    if name not in histories:
+    if not isinstance(name, str) or name not in histories:
         raise RequestRefused(
             400,
             f"previous_response_id is {name!r:.60}, and this episode has given no such response",

@@ -249,6 +249,11 @@ async def test_garbage_is_tried_again_and_then_named(chat_server: Any, data: Any
     assert len(chat_server.asked) == 4
 
 
+async def test_an_error_of_null_is_not_the_reason(chat_server: Any) -> None:
+    chat_server.will(chat_server.sends({"error": None, "detail": "it sleeps"}))
+    assert "it sleeps" in await refused(chat_server, PolicyError, retries=0)
+
+
 REFUSALS: dict[str, tuple[tuple[int, str, str | None], type[Exception], str]] = {
     "wrong key": (
         (401, f"Incorrect API key: {KEY}", None),
@@ -323,6 +328,18 @@ async def test_a_streamed_answer_equals_an_unstreamed_one(chat_server: Any) -> N
     assert turn.message == {"role": "assistant", "content": "I add", "reasoning_content": "hm", "tool_calls": [CALL]}
     assert (action.tool_calls[0].arguments, action.finish_reason) == ({"expression": "2 + 2"}, "stop")
     assert dict(turn.usage) == {"prompt_tokens": 9, "completion_tokens": 4}
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
+async def test_only_ends_of_lines_cut_a_stream(chat_server: Any, end: str) -> None:
+    text = "a\u2028b\u2029c\x85d"
+    events = "".join(
+        f"data: {json.dumps(one | {'error': None}, ensure_ascii=False)}{end}{end}"
+        for one in (piece(content=text), piece("stop"))
+    )
+    chat_server.will(chat_server.streams(*events))  # by single characters, so that a part ends between CR and LF
+    turn, _ = await ask(chat_server, idle_timeout=20.0, retries=0)
+    assert turn.message["content"] == text
 
 
 async def test_a_streamed_answer_may_take_longer_than_any_deadline(chat_server: Any) -> None:

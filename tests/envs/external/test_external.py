@@ -124,6 +124,8 @@ async def test_the_environment_of_the_tasks_scores_the_answer() -> None:
         ("a\nb\n\n", None, ("b", None)),
         ("", None, ("words", None)),
         ('x\n{"answer": 5}\n', None, ("5", None)),
+        ('{"answer": "a\u2028b\x85c"}\n', None, ("a\u2028b\x85c", None)),
+        ("50%\rx\x0cy\r\n", None, ("x\x0cy", None)),
         ('{"reward": 1}', None, ("words", None)),
         ('{"reward": 1}', '{"reward": 0.5}', ("words", 0.5)),
         ('{"answer": "said", "reward": NaN}', '{"reward": true}', ("said", 1.0)),

@@ -201,7 +201,7 @@ async def test_a_client_that_hangs_up_in_the_middle_of_a_stream_for_good_is_a_fa
     assert "the answer to request 1 did not reach the program" in episode.error
 
 
-async def test_a_refusal_in_a_stream_that_has_begun_is_the_sdks_error(
+async def test_a_refusal_in_a_stream_that_has_begun_is_the_sdks_error_and_not_the_answer_of_a_retry(
     factory: EnvFactory, tiny_model: Path, tmp_path: Path, sdk: Sdk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An exception; of Responses the event that is called error, which its SDK passes on."""
@@ -217,4 +217,8 @@ async def test_a_refusal_in_a_stream_that_has_begun_is_the_sdks_error(
         else:
             with pytest.raises(sdk.errors.APIError, match="the grammar cannot be compiled"):
                 [event async for event in stream]
-        await program.end()
+        monkeypatch.setattr(gateway, "KEEP_ALIVE_SECONDS", 30.0)
+        with pytest.raises(sdk.errors.APIStatusError, match="the grammar cannot be compiled"):
+            await sdk.ask(client, stream=True, extra_headers={"x-stainless-retry-count": "1"})
+        episode = await program.end()
+    assert sum(episode.info["refused_requests"].values()) == 2

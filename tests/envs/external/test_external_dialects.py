@@ -246,6 +246,7 @@ async def test_responses_in_a_stream(factory: EnvFactory, tiny_model: Path, tmp_
         ({"text": {"format": {"type": "json_schema"}}}, "is no JSON Schema"),
         ({"background": True}, "background is true"),
         ({"conversation": "conv_1"}, "none are kept"),
+        ({"previous_response_id": []}, "previous_response_id is []"),
         ({"max_output_tokens": 0}, "max_output_tokens is 0"),
     ],
 )

@@ -337,6 +337,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"messages": [{"role": "assistant", "tool_calls": [5]}]}, "tool_calls"),
     ({"tools": [{"type": "web_search"}]}, "no function with a name"),
     ({"functions": [{"name": "f"}]}, "functions"),
+    ({"tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": 1}}}, "tool_choice is"),
 ]
 
 

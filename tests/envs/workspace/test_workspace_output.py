@@ -60,6 +60,10 @@ def test_a_passage_is_replaced_where_it_occurs_once() -> None:
         (CommandResult(status=ExecStatus.SIGNALED, signal=11), "[killed by signal 11]"),
         (CommandResult(status=ExecStatus.TIMEOUT, wall_s=6.4), "[killed: it ran longer than 5 s]"),
         (CommandResult(status=ExecStatus.MEMORY, state_lost=True), "[killed by the limit of memory]\n[the shell has"),
+        (
+            CommandResult(status=ExecStatus.OK, stdout="a\n", state_lost=True, in_new_shell=True),
+            "a\n[the shell had ended: this command ran in a new one]",
+        ),
         (CommandResult(status=ExecStatus.OUTPUT_LIMIT), "[killed by the limit of output]"),
         (
             CommandResult(status=ExecStatus.OK, stdout="a", truncated_stdout=True, stdout_bytes=9),

@@ -332,13 +332,14 @@ async def test_put_and_get(opened: Opener) -> None:
 @pytest.mark.parametrize(
     "path", ["", ".", "/", "/etc/passwd", "..", "../x", "a/../../x", "x\0y", "n" * 4096, "a/" * 3000, "\ud800"]
 )
-async def test_paths_that_lead_outside_are_refused(opened: Opener, path: str) -> None:
+async def test_paths_that_lead_outside_are_refused_and_the_state_is_kept(opened: Opener, path: str) -> None:
     session = await opened()
+    await session.run("state = []")
     with pytest.raises(SessionFileError):
         await session.put(path, b"x")
     with pytest.raises(SessionFileError):
         await session.get(path)
-    assert await printed(session, "import os; print(os.listdir())") == "[]\n"
+    assert await printed(session, "import os; print(state + os.listdir())") == "[]\n"
 
 
 async def test_sizes_are_capped(opened: Opener) -> None:

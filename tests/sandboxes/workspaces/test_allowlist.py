@@ -11,6 +11,7 @@ import pytest_asyncio
 
 from forge_env.core.errors import UserError
 from forge_env.core.workspace import Network, NetworkMode, UnpackedImage, Workspaces
+from sandboxes.workspaces import proxy
 from sandboxes.workspaces.proxy import Allowlist
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -79,6 +80,36 @@ async def test_an_open_connection_ends_with_the_workspace(workspaces: Workspaces
             async with asyncio.timeout(30):
                 assert await asyncio.get_running_loop().sock_recv(connection, 1) == b""
         await asyncio.gather(task, return_exceptions=True)  # it saw the end of its connection, or was killed
+
+
+async def test_only_a_connection_that_is_idle_in_both_directions_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(proxy, "_IDLE_S", 1.0)
+    now, sent, is_sent = asyncio.get_running_loop().time, 0, False
+
+    async def download(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal sent, is_sent
+        end = now() + 1.5
+        while now() < end:
+            writer.write(b"x")
+            sent += 1
+            await asyncio.sleep(0.01)
+        is_sent = True  # it stays open, so that only the proxy ends it
+
+    server = await asyncio.start_server(download, "127.0.0.1", 0)
+    host = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    listener = socket.create_server(("127.0.0.1", 0))
+    inside = await proxy.Proxy.start(listener, Allowlist((host,)))
+    reader, writer = await asyncio.open_connection(*listener.getsockname())
+    try:
+        writer.write(f"CONNECT {host} HTTP/1.1\r\n\r\n".encode())
+        await reader.readuntil(b"\r\n\r\n")
+        async with asyncio.timeout(30):
+            received = len(await reader.read())
+        assert is_sent and received == sent
+    finally:
+        writer.close()
+        await inside.close()
+        server.close()
 
 
 async def test_rules() -> None:

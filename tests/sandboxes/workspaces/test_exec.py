@@ -206,6 +206,15 @@ async def test_commands_run_at_once(workspace: Workspace) -> None:
     assert [result.stdout for result in results] == [f"{n}\n" for n in range(10)]
 
 
+async def test_the_users_are_the_lines_of_their_file(workspace: Workspace) -> None:
+    """A name may hold a character that ends a line for Python only."""
+    await workspace.put("/etc/passwd", "root:x:0:0:a\u2028b\fc:/root:/bin/sh\n".encode())
+    assert (await workspace.exec("echo $HOME", user="root")).stdout == "/root\n"
+    with pytest.raises(UserError, match="no user 'ghost'"):
+        await workspace.put("/etc/passwd", b"root:x:0:0:\fghost:x:0:0::/:sh\n")
+        await workspace.exec("true", user="ghost")
+
+
 async def test_a_shell_keeps_its_state(workspace: Workspace) -> None:
     shell = await workspace.open_shell(env={"GIVEN": "given"})
     assert (await shell.run("cd /tmp; x=1; f() { echo f$1; }")).ok
@@ -239,11 +248,36 @@ async def test_a_shell_that_ends_says_so_and_starts_again(workspace: Workspace) 
     shell = await workspace.open_shell()
     ended = await shell.run("echo bye; exit 4")
     assert (ended.status, ended.exit_code, ended.stdout, ended.state_lost) == (NONZERO, 4, "bye\n", True)
+    assert not ended.in_new_shell
     killed = await shell.run("kill -9 $$")
     assert killed.status is SIGNALED and killed.signal == 9 and killed.state_lost
+    assert killed.in_new_shell
     assert (await shell.run("exec sleep 0")).state_lost
     await workspace.end_processes()
     assert (await shell.run("echo again")).stdout == "again\n"
+
+
+async def test_what_has_no_bytes_is_no_command_and_leaves_the_shell(workspace: Workspace) -> None:
+    shell = await workspace.open_shell()
+    await shell.run("x=kept")
+    command = "echo '\ud800'"
+    for result in (await shell.run(command), await workspace.exec(command)):
+        assert (result.status, result.exit_code, result.state_lost) == (NONZERO, 126, False)
+        assert "surrogates not allowed" in result.stderr
+    assert (await shell.run("echo $x")).stdout == "kept\n"
+    assert (await workspace.exec("cat", stdin="a\ud800")).stdout == "a?"
+
+
+async def test_after_a_cancelled_command_a_new_shell_begins(workspace: Workspace) -> None:
+    shell = await workspace.open_shell()
+    task = asyncio.create_task(shell.run("x=old; sleep 600"))
+    await until_running(workspace, 1)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    result = await shell.run("echo $x; echo ran >> /tmp/ran; cat /tmp/ran")
+    assert (result.status, result.stdout, result.state_lost) == (OK, "\nran\n", True)
+    assert await running(workspace) == 0
 
 
 async def test_a_shell_of_a_command_that_forges_reports(workspace: Workspace) -> None:

@@ -60,16 +60,24 @@ async def test_special_files_and_odd_paths_are_refused(workspace: Workspace) -> 
         "/file/x",
         "",
         "\0",
+        "/tmp/\ud800",
         "/" + "x" * 300,
         "x/" * 3000,
     ):
         with pytest.raises(WorkspaceFileError):
             await workspace.get(path)
-    for path in ("/folder", "/", "/file/x", "/fifo/x", "/dev/new", "/proc/new", "", "a\0b", "/" + "x" * 300):
+    for path in ("/folder", "/", "/file/x", "/fifo/x", "/dev/new", "/proc/new", "", "a\0b", "/\ud800", "/" + "x" * 300):
         with pytest.raises(WorkspaceFileError):
             await workspace.put(path, b"x")
     await workspace.put("/fifo", b"a file now")
     assert await workspace.get("/fifo") == b"a file now"
+
+
+async def test_work_on_files_that_breaks_is_an_error_of_the_file(workspace: Workspace, tmp_path: Path) -> None:
+    with pytest.raises(WorkspaceFileError, match="TypeError"):
+        await workspace.get_tree("/etc", tmp_path / "out", max_files=None)  # type: ignore[arg-type]
+    with pytest.raises(UserError, match="nobody-here"):
+        await workspace.put("/file", b"x", user="nobody-here")
 
 
 async def test_a_path_of_any_length_is_answered(workspace: Workspace, tmp_path: Path) -> None:
