@@ -12,6 +12,7 @@ import logging
 import queue
 import threading
 import time
+from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -81,7 +82,7 @@ class EngineThread(threading.Thread):
         self._settings = settings
         self._answers = answers
         self._batch_delay = BatchDelay(settings.gather_s, settings.gather_most_s)
-        self._batch: Batch | None = None  # the next one; it starts when the engine is idle
+        self._batches: deque[Batch] = deque()  # the next ones; each starts when the engine is idle
 
     def progress(self) -> tuple[int, int]:
         """A value that changes whenever a token is computed; it is read on the event loop."""
@@ -193,10 +194,10 @@ class EngineThread(threading.Thread):
     def _admit_requests(self) -> bool:
         """Handle the inbox, and wait for more requests if a delay pays; returns False after STOP."""
         while True:
-            if self._batch is not None and not self.is_asleep:
+            if self._batches and not self.is_asleep:
                 if self.engine.has_unfinished_requests():
                     return True
-                self._begin(self._batch)
+                self._begin(self._batches.popleft())
             wait = None if self.is_asleep else self._batch_delay.seconds_to_wait(len(self.pending))
             try:
                 item = self.inbox.get(block=wait != 0, timeout=wait or None)
@@ -209,7 +210,7 @@ class EngineThread(threading.Thread):
             if isinstance(item, Command):
                 self._run(item)
             elif isinstance(item, Batch):
-                self._batch = item
+                self._batches.append(item)
             elif not item.future.done():
                 self._admit(item)
                 if not item.scores_prompt:  # a scored prompt does not announce more requests
@@ -221,7 +222,6 @@ class EngineThread(threading.Thread):
             if not request.future.done():
                 self._admit(request)
         self._batch_delay.arrived(len(self.pending))
-        self._batch = None
 
     def _run(self, command: Command) -> None:
         self.is_commanded = True

@@ -321,16 +321,20 @@ async def test_a_sleeping_engine_computes_nothing_and_wakes_by_weights(engine: V
     await engine.sleep()
     assert engine.is_asleep and not running.done()
     waiting = asyncio.ensure_future(_greedy(engine))
-    batch = asyncio.ensure_future(engine.generate_batch([Request((3, 4), Sampling(max_tokens=2), "batch")]))
+    batches = [
+        asyncio.ensure_future(engine.generate_batch([Request((3, 4), Sampling(max_tokens=2), f"batch {n}")]))
+        for n in range(2)
+    ]
     steps = engine.stats.steps
     await engine._command(lambda: None)  # by then the requests have come
-    assert engine.stats.steps == steps and not waiting.done() and not batch.done()
+    assert engine.stats.steps == steps and not any(task.done() for task in (waiting, *batches))
     await engine.update_weights(old + 1, _weights(model))
     assert not engine.is_asleep and await waiting == before, "the same weights"
-    completion, (of_batch,) = await running, await batch
+    completion = await running
     assert [version for version, _ in completion.versions] == [old, old + 1]
     assert sum(count for _, count in completion.versions) == len(completion.token_ids) == 200
-    assert isinstance(of_batch, Completion) and of_batch.versions == ((old + 1, 2),)
+    for (of_batch,) in await asyncio.gather(*batches):
+        assert isinstance(of_batch, Completion) and of_batch.versions == ((old + 1, 2),)
     alone = await engine.generate([1, 2], Sampling(max_tokens=200, temperature=0.0), "alone")
     assert tuple(alone.token_ids) == tuple(completion.token_ids)
     assert max(abs(a - b) for a, b in zip(alone.logprobs, completion.logprobs, strict=True)) < 1e-4

@@ -635,6 +635,8 @@ def test_a_folder_of_something_else_or_in_use_is_refused(run: Run) -> None:
         ({"thinking": "of"}, "thinking is 'of'. Did you mean off?"),
         ({"thinking": "off"}, "thinking is 'off', and a scripted agent has none"),
         ({"agent": "openai:gpt@http://127.0.0.1:9/v1", "thinking": "loud"}, "thinking is 'loud'"),
+        ({"agent": "openai:gpt@ftp://127.0.0.1:9/v1"}, "'ftp://127.0.0.1/v1' is no plain address"),
+        ({"agent": "openai:gpt@localhost:9/v1"}, "has the address localhost:9/v1: write it as http://localhost:9/v1"),
         ({"like": "run"}, "--like run is for an endpoint, openai:"),
         ({"adapter": "mine"}, "the adapter is mine and the agent is scripted:expert: an adapter is for local models"),
     ],
