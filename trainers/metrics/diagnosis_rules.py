@@ -367,11 +367,9 @@ def _not_moving(history: History, facts: RunFacts) -> Case | None:
     has_moved |= newest.get("success_low", 0.0) > first.get("success_high", 1.0)
     if has_moved:
         return None
-    held_out = (
-        f", and held-out success from {first['success']:.3f} to {newest['success']:.3f}" if first and newest else ""
-    )
-    if len(history.evaluations) < 2 or not {"success"} <= first.keys() & newest.keys():
-        held_out = ""
+    held_out = ""
+    if len(history.evaluations) > 1 and "success" in first.keys() & newest.keys():  # it has none if all were faults
+        held_out = f", and held-out success from {first['success']:.3f} to {newest['success']:.3f}"
     return Case(
         "not_moving",
         f"in {history.steps:,} steps the reward went from {before[0]:.3g} to {now[0]:.3g}{held_out}, which may be "

@@ -82,9 +82,12 @@ class Delivery:
         """Judge what engines score after they have taken a version over.
 
         Returns:
-            delivery/difference, the largest of any engine; and delivery/missing, if a move could be judged.
+            delivery/difference, the largest of any engine; and delivery/missing, if a move could be judged. Neither for
+            a version that two later ones have replaced.
         """
-        trainer, differences, missing = self._trainer[version], [], []
+        if (trainer := self._trainer.get(version)) is None:
+            return {}  # they came while a new engine took it over, which takes the newest over next
+        differences, missing = [], []
         for name, logprobs in scored:
             if not logprobs:
                 continue  # it was too busy

@@ -203,6 +203,7 @@ def test_a_run_that_does_not_move_is_found_at_its_end_or_after_many_steps() -> N
     diagnosis = Diagnosis(FACTS)
     for number, values in enumerate(level, 1):
         diagnosis.log("train", number, {**HEALTHY, **values})
+    diagnosis.log("evaluation", 0, {"episodes": 0.0, "faults": 8.0})
     diagnosis.finish()
     assert kinds(diagnosis.findings) == ["not_moving"]
     assert kinds(found(*level, level[0])) == ["not_moving"]

@@ -165,3 +165,11 @@ def test_which_runs_are_exact(options: list[str], is_exact: bool) -> None:
 def test_an_engine_with_a_short_context_is_asked_a_shorter_prompt() -> None:
     assert Delivery(context=8).prompt == PROMPT[:7] and Delivery().prompt == PROMPT
     assert len(set(PROMPT)) == len(PROMPT) and max(PROMPT) < 64
+
+
+def test_a_version_that_two_updates_have_replaced_meanwhile_is_not_judged() -> None:
+    """A new engine may take so long to take a version over: the run goes on, and the engine takes the newest next."""
+    delivery, answers = Delivery(), walk(3, 1e-3)
+    for version, answer in zip((-1, 0, 1, 2), answers, strict=True):
+        delivery.published(version, answer)
+    assert delivery.check(0, [Scored("generator", tuple(answers[1]))]) == {}
