@@ -127,6 +127,7 @@ class VLLMEngine:
         self._check_running()
         trials = [self._try_grammar(sampling) for _, sampling, *_ in requests]
         tried = await asyncio.gather(*trials, return_exceptions=True)
+        self._check_running()  # nobody would answer requests of an engine that has ended meanwhile
         batch = [self._request(*request) for request, wrong in zip(requests, tried, strict=True) if wrong is None]
         self._thread.inbox.put(Batch(batch))
         try:

@@ -206,6 +206,8 @@ class Loop:
         """Evaluate the weights of a step. Rollouts go on meanwhile, if settings allow it; the weights do not change."""
         if self._pull is not None:
             await self._pull  # its metrics are for the next update
+            if self._is_stopping:
+                return
         try:
             async with asyncio.timeout(None) as self._evaluation:
                 await self.learner.evaluate(step)

@@ -17,6 +17,7 @@ from agents.generator.grammar_trial import GrammarTrials
 from agents.generator.settings import EngineSettings
 from forge_env.core.errors import PolicyError, TurnRefused
 from forge_env.core.types import Sampling
+from forge_env.rollout.lockstep import Request
 from tests.helpers.waiting import wait_until
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -92,3 +93,6 @@ async def test_an_engine_that_closes_meanwhile_answers(tiny_model: Path, monkeyp
     async with asyncio.timeout(60):
         with pytest.raises(PolicyError, match="was closed"):
             await engine.generate([1], sampling, "r")
+        engine._closed = False
+        with pytest.raises(PolicyError, match="was closed"):
+            await engine.generate_batch([Request((1,), sampling, "r"), Request((1,), Sampling(), "s")])

@@ -953,6 +953,22 @@ async def test_a_loop_that_waits_for_groups_or_an_evaluation_stops_at_once() -> 
     assert loop.state.steps_done == 2
 
 
+async def test_a_loop_that_is_stopped_while_engines_take_weights_over_begins_no_evaluation() -> None:
+    async def pull_weights(step: int) -> dict[str, float]:
+        loop.stop()
+        return await record.pull(step)
+
+    async def evaluate(step: int) -> None:
+        raise AssertionError("an evaluation began")
+
+    record = Record(ready_at_once)
+    given = {"is_evaluated": lambda step: True, "evaluate": evaluate, "pull_weights": pull_weights}
+    loop = record.loop(steps=50, staleness=1, **given)
+    async with nothing_left():
+        await loop.run()
+    assert loop.state.steps_done == 1
+
+
 async def test_a_window_that_is_begun_is_finished_before_the_loop_stops() -> None:
     async def begin_window(batches: Sequence[Sequence[Group]]) -> dict[str, float]:
         loop.stop()
