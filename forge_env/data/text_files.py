@@ -48,7 +48,7 @@ def read_json(path: Path, *, exact: bool = False) -> Iterator[Row]:
         return
     try:
         whole = _decoder(exact).decode(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         yield from read_json_lines(path, exact=exact)
         return
     listed = _list_within(whole)

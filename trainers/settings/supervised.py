@@ -23,7 +23,7 @@ class SFTConfig:
     """Times that the data is gone through, unless --steps says when to end."""
     min_reward: float = 1.0
     """The least reward of an Episode that is learned from."""
-    held_out_share: Annotated[float, Interval(ge=0, lt=1)] = 0.02
+    held_out_share: Annotated[float, Interval(ge=0, le=0.5)] = 0.02
     """Share of the conversations that is kept for the held-out loss before and after; 0 is none."""
     tokens_per_step: Annotated[int, Ge(0)] = 0
     """Tokens of one optimizer step at most; 0 is training.max_tokens_per_micro_batch for each micro-step."""

@@ -108,6 +108,10 @@ def data_digests(config: RunConfig) -> dict[str, str]:
     """The digests of the local files that a run learns from and is measured on, by path."""
     files = [find_file(own_data(config), split) for split in (config.dataset.split, "test")]
     files.append(find_file(chat_data(config)))
+    sets = config.evaluation.sets
+    for name in {dotted.partition(".")[0]: None for dotted in sets}:
+        data, split = sets.get(f"{name}.options.data", own_data(config)), sets.get(f"{name}.split", "test")
+        files.append(find_file(str(data), str(split)))
     return {str(file): file_digest(file) for file in dict.fromkeys(files) if file is not None and file.is_file()}
 
 

@@ -70,6 +70,9 @@ def find_shape(columns: Collection[str], *, source: str, messages_field: str = "
     Raises:
         UserError: naming the columns, if they have no known shape.
     """
+    there = ", ".join(map(str, columns)) or "(none)"
+    if messages_field not in ("messages", *columns):
+        raise UserError(f"--sft.messages_field is {messages_field!r}, and {source} has the columns {there}: name one")
     for name in (messages_field, "conversations"):
         if name in columns:
             return Shape(columns=f"the column {name}", read=partial(_from_list, name))
@@ -77,7 +80,7 @@ def find_shape(columns: Collection[str], *, source: str, messages_field: str = "
         if asked in columns and answered in columns:
             return Shape(columns=f"the columns {asked} and {answered}", read=partial(_from_pair, asked, answered))
     raise UserError(
-        f"{source} has the columns {', '.join(map(str, columns)) or '(none)'}; a chat dataset has messages, "
+        f"{source} has the columns {there}; a chat dataset has messages, "
         "conversations, prompt and completion, or question and answer: name the column of its messages with "
         "--sft.messages_field"
     )

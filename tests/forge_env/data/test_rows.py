@@ -170,6 +170,7 @@ def test_a_table_has_dates_and_decimals_as_exact_text(tmp_path: Path) -> None:
         ("a.json", '[{"a": 1, "a": 2},\n 3, {"a": 1}]', ["row 1: it has 'a' twice", "row 2: it is 3", {"a": 1}]),
         ("a.json", '{"messages": [{"role": "user"}]}', [{"messages": [{"role": "user"}]}]),
         ("a.json", "[]", []),
+        ("a.json", '{"a": ' * 100_000, ["line 1: it is "]),
         ("a.csv", "a,b\n1,2\n3\n\n4,5,6\n", [{"a": "1", "b": "2"}, "line 3: it has 1 cells", "line 5: it has 3 cells"]),
         (
             "a.csv",

@@ -387,7 +387,7 @@ OF_OTHERS = [
         "its own loss",
     ),
     (sft.SFT, "--training.steps=0", "--training.steps is 0; it must be at least 1, or -1 for the default"),
-    (sft.SFT, "--sft.held_out_share=1", "--sft.held_out_share is 1.0; it must be at least 0 and below 1"),
+    (sft.SFT, "--sft.held_out_share=1", "--sft.held_out_share is 1.0; it must be from 0 to 0.5"),
     (dapo.DAPO, "--dapo.signal_error=-1", "--dapo.signal_error is -1; it must be at least 0"),
     (
         dapo.DAPO,

@@ -139,10 +139,11 @@ def test_a_run_that_goes_on_finds_its_files_from_any_folder_and_refuses_changed_
     folder.mkdir()
     tasks = plan_of("--env", "math", "--env.options.data", "q.jsonl", *MODEL)
     sets = ("--evaluation.sets.other.options.data", "q.jsonl")
-    assert plan_of("--env", "math", *sets, *MODEL).config.evaluation.sets["other.options.data"] == str(problems)
+    measured = plan_of("--env", "math", *sets, *MODEL)
+    assert measured.config.evaluation.sets["other.options.data"] == str(problems)
     chats = replace(tasks, config=with_values(sft.SFT.config(), {"sft.data": str(problems)}))
     monkeypatch.chdir(folder)
-    for plan in (tasks, chats):
+    for plan in (tasks, measured, chats):
         problems.write_text(problems.read_text())
         (folder / "run.json").write_text("{}")
         record = check_data(folder, plan.data_digests())

@@ -190,6 +190,8 @@ def test_the_shapes(row: dict[str, Any], found: str) -> None:
 def test_a_column_of_another_name() -> None:
     shape = find_shape(["dialogue", "id"], source="test", messages_field="dialogue")
     assert shape.read({"dialogue": list(OPENAI)}).messages == OPENAI
+    with pytest.raises(UserError, match=r"messages_field is 'dialog', and test has the columns prompt, completion"):
+        find_shape(["prompt", "completion"], source="test", messages_field="dialog")
 
 
 @pytest.mark.parametrize("tools", [[TOOL], [TOOL["function"]], json.dumps([TOOL])])
