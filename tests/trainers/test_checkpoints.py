@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
+from datetime import datetime
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,7 +19,8 @@ from trainers import sft
 from trainers.checkpoints import MANIFEST, clean, find, path_of, prune, steps_of, write_manifest
 from trainers.config import RunConfig
 from trainers.grpo import GRPO, Config
-from trainers.run.run_folder import checkpoint_of, claim_folder, locked
+from trainers.run import run_folder
+from trainers.run.run_folder import checkpoint_of, claim_folder, locked, new_folder
 from trainers.setup.checks.resume_checks import check_fits
 from trainers.setup.plan import make_plan
 
@@ -209,6 +212,16 @@ def test_a_folder_that_holds_a_run_is_refused_and_the_way_on_is_named(tmp_path: 
     with pytest.raises(UserError, match="is not empty.*--resume"):
         claim_folder(str(tmp_path))
     assert claim_folder(str(tmp_path / "new")).is_dir()
+
+
+def test_runs_that_begin_in_the_same_second_have_folders_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(run_folder, "datetime", SimpleNamespace(now=lambda: datetime(2026, 1, 2)))
+    plan = make_plan(Config(), GRPO)
+    folders = [claim_folder(new_folder(plan)).name for _ in range(3)]
+    assert folders == [f"grpo-code_exec-20260102-000000{more}" for more in ("", "-2", "-3")]
 
 
 def test_a_run_that_cannot_be_resumed_is_refused_before_it_starts(tmp_path: Path) -> None:

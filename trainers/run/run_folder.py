@@ -31,7 +31,19 @@ def claim_folder(path: str) -> Path:
 
 
 def new_folder(plan: RunPlan) -> str:
-    return f"outputs/{plan.algorithm}-{plan.env.name or 'data'}-{datetime.now():%Y%m%d-%H%M%S}"
+    """Make a folder of its own for a run; another run may begin in the same second."""
+    path = name = f"outputs/{plan.algorithm}-{plan.env.name or 'data'}-{datetime.now():%Y%m%d-%H%M%S}"
+    number = 1
+    while True:
+        try:
+            Path(path).mkdir(parents=True)
+        except FileExistsError:
+            number += 1
+            path = f"{name}-{number}"
+        except OSError:
+            return path  # `claim_folder` says why
+        else:
+            return path
 
 
 def checkpoint_of(plan: RunPlan) -> Checkpoint | None:
