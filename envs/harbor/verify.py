@@ -150,7 +150,7 @@ async def _read_reward(workspace: Workspace, output: str) -> HarborVerdict:
             continue
         try:
             return HarborVerdict(rewards=_rewards(data.decode(), is_json=path.endswith("json")), output=output)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             return HarborVerdict(rewards=None, reason=f"{path} is no reward: {error}", output=output)
     return HarborVerdict(rewards=None, reason="the verifier wrote no reward", output=output)
 

@@ -26,7 +26,7 @@ from envs.openenv.session import BadAction, Observed
 from envs.openenv.tasks import SOURCES, seed_tasks, server_tasks
 from forge_env.core.env import Env, StepResult
 from forge_env.core.errors import EnvError, UserError
-from forge_env.core.reward_value import reward_value
+from forge_env.core.reward_value import reaches, reward_value
 from forge_env.core.types import Action, Message, Task, ToolCall, ToolFailure, ToolUse
 
 _OVER = "Error: the episode is over."
@@ -99,7 +99,7 @@ class OpenEnv(Env):
         return f"calls openenv:{cls.source}"
 
     def success(self, reward: float) -> bool:
-        return reward >= self._success_reward if self._verdict is None else self._verdict
+        return reaches(reward, self._success_reward) if self._verdict is None else self._verdict
 
     async def reset(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> Any:
         await self.close()

@@ -258,6 +258,7 @@ def _is_probability(answer: str, entry: dict[str, Any]) -> float:
 
 def _is_one_number(answer: str, entry: dict[str, Any]) -> float:
     """Return 1 for a text with the right number as its only one; it may have words and units."""
+    answer = answer.replace("\u2212", "-")  # the minus sign of mathematics, which models write
     numbers = re.findall(r"-?(?:\d[\d,]*\.?\d*|\.\d+)", answer)
     if len(numbers) != 1 or re.search(r"\d\s*[-+*/^e]|[-+*/^]\s*\d", answer.replace(numbers[0], "0", 1)):
         return 0.0

@@ -24,7 +24,7 @@ from envs.verifiers.process import Rollout
 from envs.verifiers.setup import VerifiersSetup, target_of
 from forge_env.core.env import StepResult, TimeSpentBy
 from forge_env.core.errors import TooFewTasks, UserError
-from forge_env.core.reward_value import reward_value
+from forge_env.core.reward_value import reaches, reward_value
 from forge_env.core.types import Action, Message, Task
 from forge_env.records.exports.conversation import plain
 
@@ -113,7 +113,7 @@ class Verifiers(External):
         return {} if max_turns is None else {"max_turns": max_turns}
 
     def success(self, reward: float) -> bool:
-        return reward >= self._success_reward
+        return reaches(reward, self._success_reward)
 
     async def answer(self, context: int, action: Action) -> None:
         """Deliver an answer; the JSON reader of verifiers refuses half a surrogate pair, which a model may write."""

@@ -92,4 +92,6 @@ def wrong_answer(constraint: Constraint, text: str, calls: tuple[str, ...]) -> s
         error = best_match(Draft202012Validator(json.loads(constraint.schema)).iter_errors(value))
     except (ValueError, RecursionError):
         return f"its text {text!r:.80} is no JSON"
+    except OverflowError:  # `multipleOf` divides by a fraction as a float, which holds no such number
+        return "a number in its JSON is too large"
     return f"its JSON does not fit the schema: {error.message:.200}" if error is not None else ""

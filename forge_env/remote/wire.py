@@ -72,6 +72,8 @@ class Answer:
 
     def dump(self) -> bytes:
         values = {name: value for name in self.__slots__ if (value := getattr(self, name))}
+        if self.result is not None:
+            values["result"] = self.result  # also an empty one
         return json.dumps(values, separators=(",", ":")).encode()  # ASCII: a text may hold lone surrogates
 
     @classmethod

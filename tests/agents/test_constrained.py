@@ -95,6 +95,7 @@ async def test_a_policy_without_grammars_is_refused(tiny_model: Path, renderer: 
         (FORM, {"content": '{"pens": 1}'}, ""),
         (FORM, {"content": "{}"}, "'pens' is a required property"),
         (FORM, {"content": "one"}, "is no JSON"),
+        (Constraint(schema='{"multipleOf": 0.01}'), {"content": str(10**400)}, "a number in its JSON is too large"),
         (FORM, {"content": "", "tool_calls": ["add"]}, "no tool may be"),
         (Constraint(tools=("add",)), {"content": "", "tool_calls": ["add"]}, ""),
         (Constraint(tools=("add",)), {"content": "3"}, "calls no tool, and has to call add"),

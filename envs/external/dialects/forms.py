@@ -105,7 +105,7 @@ def anthropic_choice(choice: Any) -> tuple[str, ...] | None:
         return None
     if kind == "any":
         return ()
-    if kind == "tool" and isinstance(choice.get("name"), str):
+    if kind == "tool" and isinstance(choice, dict) and isinstance(choice.get("name"), str):
         return (choice["name"],)
     raise _not_offered(choice, "auto, none, any, or tool with a name")
 

@@ -92,6 +92,7 @@ class Desk:
     def take(self) -> Visit | None:
         """Take the session that has waited longest; None if none is on offer."""
         if not self._offered:
+            self._arrived.clear()  # here: whoever waits begins to wait later, and would miss an offer made before that
             return None
         visit = self._offered.popleft()
         self._open[visit.id] = visit
@@ -99,8 +100,7 @@ class Desk:
         return visit
 
     async def arrival(self) -> None:
-        """Wait until a session is offered."""
-        self._arrived.clear()
+        """Wait until a session is offered after the last `take` that found none."""
         await self._arrived.wait()
 
     def stop(self) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import functools
 import json
+import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
@@ -48,7 +49,7 @@ class SchemaArguments:
         raise ValueError("; ".join(_problem(error) for error in self._errors(value)[:_MAX_PROBLEMS]) + ".")
 
     def _errors(self, value: dict[str, Any]) -> list[Any]:
-        return list(islice(self._validator.iter_errors(value), 50))
+        return _errors(self._validator, value, 50)
 
 
 def output_check(schema: Mapping[str, Any]) -> Callable[[Any], str]:
@@ -60,10 +61,20 @@ def output_check(schema: Mapping[str, Any]) -> Callable[[Any], str]:
         return lambda value: problem
 
     def check(value: Any) -> str:
-        errors = list(islice(validator.iter_errors(value), 1))
+        try:
+            errors = _errors(validator, value, 1)
+        except ValueError as error:
+            return str(error)
         return _problem(errors[0]) if errors else ""
 
     return check
+
+
+def _errors(validator: Any, value: Any, most: int) -> list[Any]:
+    try:
+        return list(islice(validator.iter_errors(value), most))
+    except OverflowError:  # `multipleOf` divides by a fraction as a float, which holds no such number
+        raise ValueError("a number in it is too large") from None
 
 
 def without_titles(schema: Any) -> Any:
@@ -229,7 +240,8 @@ def _converted(kind: str, value: Any) -> tuple[bool, Any]:
     if not isinstance(value, str):
         return False, value
     try:
-        read = json.loads(value.strip().lower() if kind == "boolean" else value)
+        text = value.strip().lower() if kind == "boolean" else value
+        read = json.loads(text, parse_float=_finite, parse_constant=_finite)
     except (ValueError, RecursionError):
         return False, value
     is_integer = isinstance(read, int) and not isinstance(read, bool)
@@ -242,6 +254,14 @@ def _converted(kind: str, value: Any) -> tuple[bool, Any]:
         "null": read is None,
     }
     return fits.get(kind, False), read
+
+
+def _finite(text: str) -> float:
+    """Read a number that JSON can hold; Python reads NaN, Infinity and 1e999, too."""
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(f"{text:.40} is no JSON number")
+    return number
 
 
 def _problem(error: Any) -> str:

@@ -168,6 +168,11 @@ def test_a_part_of_a_field_that_is_ignored_is_named(
     assert read(path, changed).ignored == expected
 
 
+def test_a_tool_choice_that_is_a_text_is_refused() -> None:
+    with pytest.raises(RequestRefused, match="it is auto, none, any, or tool with a name"):
+        read("/v1/messages", {"tool_choice": "tool"})
+
+
 async def test_an_unknown_field_is_refused_in_the_form_of_the_dialect(tiny_model: Path, tmp_path: Path) -> None:
     async with opened(folder=tmp_path) as factory, playing(factory, says(tiny_model, "hi"), tmp_path) as program:
         headers = {"authorization": f"Bearer {program.token}", "anthropic-version": "2023-06-01"}

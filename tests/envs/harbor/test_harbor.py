@@ -12,6 +12,7 @@ import forge_env
 from agents.scripted import ScriptedAgent
 from envs.bug_fix.to_harbor import main as write_bug_fixes
 from envs.harbor.config import find_tasks, read_task
+from envs.harbor.verify import _read_reward
 from envs.workspace.cheats import SCRIPTS, workspace_cheats
 from envs.workspace.messages import call, say
 from forge_env import Outcome
@@ -95,6 +96,15 @@ async def test_a_verifier_without_a_reward_is_a_fault_of_the_task_or_zero_for_wh
     broken = await play(fragile, call("shell", command="touch /tmp/x"), say("done"))
     assert (broken.outcome, broken.reward) == (Outcome.SCORED, 0.0)
     assert broken.info["verdict"]["reason"] == "the verifier wrote no reward"
+
+
+async def test_a_reward_that_is_nested_too_deep_is_no_reward() -> None:
+    class Files:
+        async def get(self, path: str, *, max_bytes: int) -> bytes:
+            return b"[" * max_bytes
+
+    verdict = await _read_reward(Files(), "")  # type: ignore[arg-type]
+    assert verdict.rewards is None and "reward.json is no reward" in verdict.reason
 
 
 async def test_steps_follow_each_other_and_a_threshold_ends_them(tmp_path: Path) -> None:

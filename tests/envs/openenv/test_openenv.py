@@ -17,6 +17,7 @@ import pytest
 
 from envs.openenv.container import is_image
 from envs.openenv.description import base_url
+from envs.openenv.env import OpenEnv
 from envs.openenv.observations import call_text, observation_text
 from forge_env.check import run_checks
 from forge_env.check.strategies import StrategyAgent, actions_in_order, final_answer, tool_calls
@@ -58,6 +59,10 @@ async def test_text_becomes_the_only_field_and_reward_and_end_come_along(small: 
     assert (lost.outcome, lost.reward, len(lost.turns), lost.success) == (Outcome.SCORED, 0.0, 3, False)
     assert server.resets == [{"level": 2, "seed": 7}] * 2
     assert server.sessions == 0, "each episode has ended its session"
+
+
+def test_a_sum_of_rewards_reaches_success_reward_but_for_rounding() -> None:
+    assert [OpenEnv().success(reward) for reward in (0.7 + 0.2 + 0.1, 0.999)] == [True, False]
 
 
 @pytest.mark.parametrize(

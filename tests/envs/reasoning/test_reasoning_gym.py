@@ -18,7 +18,7 @@ from agents.scripted import ScriptedAgent
 from envs.reasoning import env as reasoning_gym_env
 from envs.reasoning.env import ReasoningGym, dataset_names, extract_answer, resolve, score_all
 from envs.reasoning.process import Worker, worker
-from envs.reasoning.worker import _uses_numbers, literal
+from envs.reasoning.worker import _is_one_number, _uses_numbers, literal
 from forge_env import EnvError, EnvFactory, EpisodeLimits, Outcome, Task, UserError, env_class, run_episode
 from tests.helpers.packages import needs
 
@@ -171,6 +171,13 @@ def test_arithmetic_with_given_numbers(numbers: list[int], target: int, right: l
     entry = {"metadata": {"numbers": numbers, "target": target}}
     assert [_uses_numbers(text, entry) for text in right] == [1.0] * len(right)
     assert [text for text in wrong if _uses_numbers(text, entry)] == []
+
+
+@pytest.mark.parametrize(
+    ("answer", "gold", "score"), [("\u22125", "5", 0.0), ("\u22125", "-5", 1.0), ("5 km", "5", 1.0)]
+)
+def test_the_minus_sign_of_mathematics_is_a_minus(answer: str, gold: str, score: float) -> None:
+    assert _is_one_number(answer, {"answer": gold}) == score
 
 
 def test_a_dataset_whose_scorer_takes_anything_says_so() -> None:

@@ -19,6 +19,7 @@ from forge_env.core.types import Action, EpisodeLimits, Message, Outcome, ToolCa
 from forge_env.evaluation.digests import environment_digests
 from forge_env.remote.env import RemoteEnv
 from forge_env.remote.server_address import ServerAddress
+from forge_env.remote.wire import Answer
 from forge_env.rollout.factory import EnvFactory, make
 from forge_env.rollout.rollout import run_episode
 from tests.forge_env.serve.served import Proxy, Served, served, server_process
@@ -103,6 +104,12 @@ async def test_an_episode_of_a_tool_env_is_the_same(counter: Served, turns: Sequ
     if turns[-1] == "0":
         assert episodes[0].success, "its own idea of success came along"
     assert "refused_requests" in episodes[0].info
+
+
+@pytest.mark.parametrize("result", [{}, [], "", 0, False, None])
+def test_an_empty_result_arrives_as_it_is(result: Any) -> None:
+    """An environment may list no cheats, and a session that could not begin has no final info."""
+    assert Answer.load(Answer(result=result).dump()).result == result
 
 
 @pytest.mark.parametrize(

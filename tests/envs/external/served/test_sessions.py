@@ -14,6 +14,9 @@ import pytest
 from agents.renderer.decoding import open_decoder
 from agents.scripted import ScriptedAgent
 from envs.external import env
+from envs.external.scoring import Scorer
+from envs.external.served.desk import Desk
+from envs.external.session import ProgramSession
 from forge_env.core.episode import Episode, write_jsonl
 from forge_env.core.errors import UserError
 from forge_env.core.types import EpisodeLimits, Outcome
@@ -119,6 +122,18 @@ async def test_who_waits_gets_the_next_session_and_who_has_gone_takes_none(serve
             await server.chat(session, "go")
             assert (await server.finish(session, reward=1)).json()["reward"] == 1
         assert [(await e).reward for e in episodes] == [1, 1]
+
+
+async def test_an_offer_between_the_look_and_the_wait_of_an_agent_is_not_missed() -> None:
+    desk = Desk(Scorer(), token=TOKEN, public_url="", take_seconds=60)
+    visit = desk.visit(ProgramSession(), TASK, 0, EpisodeLimits())
+    assert desk.take() is None
+    offering = asyncio.create_task(desk.offer(visit))
+    waiting = asyncio.create_task(desk.arrival())  # begins after the offer
+    async with asyncio.timeout(5):
+        await waiting
+    assert desk.take() is visit
+    await offering
 
 
 async def test_a_session_that_nobody_takes_or_finishes_is_a_fault_with_its_reason(served: Open) -> None:

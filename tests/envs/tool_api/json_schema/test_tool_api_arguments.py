@@ -1,4 +1,4 @@
-"""Made-up arguments fit the schemas that they are made for, whatever the tool takes."""
+"""Made-up arguments fit the schemas that they are made for, whatever the tool takes; checks refuse and never break."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from jsonschema import Draft202012Validator  # type: ignore[import-untyped]
 from pydantic import AnyUrl, BaseModel, Field
 
 from envs.tool_api.json_schema.sampling import LARGEST, draw_arguments
+from envs.tool_api.json_schema.validation import SchemaArguments, output_check
 from forge_env.core.tools import make_tool
 
 
@@ -100,3 +101,23 @@ def test_they_are_small_and_what_is_optional_comes_and_goes() -> None:
 def test_a_schema_that_nothing_fits_is_refused(schema: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="the schema of its arguments"):
         draw_arguments(schema, random.Random(0))
+
+
+@pytest.mark.parametrize(
+    ("schema", "value"),
+    [
+        ({"type": "number", "multipleOf": 0.01}, 10**400),
+        ({"type": "number"}, "1e999"),
+        ({"type": "number"}, "NaN"),
+        ({"type": "array"}, "[-Infinity]"),
+    ],
+    ids=["huge", "1e999", "NaN", "in a text"],
+)
+def test_a_number_that_no_float_or_no_json_holds_is_a_mistake_in_the_call(schema: dict[str, Any], value: Any) -> None:
+    check = SchemaArguments({"type": "object", "properties": {"a": schema}}, where="the tool")
+    with pytest.raises(ValueError, match=r"too large|is not of type"):
+        check({"a": value})
+
+
+def test_a_number_that_no_float_holds_breaks_the_schema_of_a_result() -> None:
+    assert output_check({"properties": {"a": {"multipleOf": 0.01}}})({"a": 10**400}) == "a number in it is too large"

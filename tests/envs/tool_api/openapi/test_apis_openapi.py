@@ -187,6 +187,7 @@ async def test_headers_cookies_and_json_in_a_parameter(client: ApiClient, runnin
         document({"/echo/x": {"get": operation(parameter("X-One", "header"))}}), client=client, base_url=running.url
     )
     assert "printable ASCII" in await ask(tools, "do", **{"X-One": "a\r\nX-Evil: 1"})
+    assert json.loads(await ask(tools, "do", **{"X-One": " a b "}))["headers"] == {"x-one": "a b"}
 
 
 async def test_bodies(client: ApiClient, running: Service) -> None:
