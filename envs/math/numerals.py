@@ -72,9 +72,9 @@ _UNIT_ALIASES = {
 _KNOWN_UNITS = frozenset(_UNIT_ALIASES) | frozenset(_UNIT_ALIASES.values())
 _JOINING = ("or", "and", "to", "not", "nor", "but", "versus", "vs", "is", "are", "maybe", "either")
 _OPERATIONS = (
-    *("plus", "minus", "times", "over", "divided", "modulo", "mod", "squared", "cubed", "factorial", "root", "power"),
-    *("choose", "negative"),
-)
+    "plus", "minus", "times", "over", "divided", "modulo", "mod", "squared", "cubed", "factorial", "root", "power",
+    "choose", "negative",
+)  # fmt: skip
 _FRACTIONS = ("halves", "thirds", "fifths", "tenths", "hundredths", "thousandths")
 _SYMBOLS = ("pi", "infinity", "inf", "infty", "sqrt", "sin", "cos", "tan", "cot", "log", "ln", "exp", *"eixyz")
 _LONG_UNITS = "|".join(sorted((unit for unit in _KNOWN_UNITS if len(unit) > 1), reverse=True))

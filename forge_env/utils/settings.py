@@ -164,7 +164,7 @@ def out_of_bounds(value: float, marks: Sequence[Any]) -> str:
         return bounds_of(marks)
     if isinstance(value, int) and value > LARGEST:
         return f"at most {LARGEST}"
-    if math.isinf(value):
+    if value in (math.inf, -math.inf):
         return "finite"
     return ""
 

@@ -222,6 +222,10 @@ def test_runs_that_begin_in_the_same_second_have_folders_of_their_own(
     plan = make_plan(Config(), GRPO)
     folders = [claim_folder(new_folder(plan)).name for _ in range(3)]
     assert folders == [f"grpo-code_exec-20260102-000000{more}" for more in ("", "-2", "-3")]
+    (tmp_path / "outputs").rename("kept")
+    (tmp_path / "outputs").symlink_to("not mounted")
+    with pytest.raises(UserError, match="--output outputs/grpo.* cannot be made"):
+        claim_folder(new_folder(plan))
 
 
 def test_a_run_that_cannot_be_resumed_is_refused_before_it_starts(tmp_path: Path) -> None:

@@ -73,7 +73,9 @@ class TrainingReward:
     """What the algorithm adds to it."""
     kl_penalty: KLPenalty | None = None
     """What is subtracted, if the KL penalty is not a term of the loss."""
-    _known: dict[int, tuple[weakref.ref[Episode], float]] = field(default_factory=dict, compare=False, repr=False)
+    _known: dict[int, tuple[weakref.ref[Episode], float]] = field(
+        default_factory=dict, init=False, compare=False, repr=False
+    )
     """The user's rewards of the episodes that still live, by `id`."""
 
     def of_task(self, episode: Episode) -> float:

@@ -37,13 +37,12 @@ def new_folder(plan: RunPlan) -> str:
     while True:
         try:
             Path(path).mkdir(parents=True)
-        except FileExistsError:
+            return path
+        except OSError:
+            if not Path(path).is_dir():
+                return path  # it cannot be made, and `claim_folder` says why
             number += 1
             path = f"{name}-{number}"
-        except OSError:
-            return path  # `claim_folder` says why
-        else:
-            return path
 
 
 def checkpoint_of(plan: RunPlan) -> Checkpoint | None:

@@ -83,6 +83,7 @@ def test_a_setting_or_a_whole_section_may_change() -> None:
         (LARGEST + 1, [], "at most 2147483647"),
         (1e12, [Ge(0)], ""),
         (float("inf"), [Gt(0)], "finite"),
+        (-(10**400), [], ""),
     ],
 )
 def test_a_number_out_of_bounds_is_told_its_bounds(value: float, marks: list[Any], words: str) -> None:
