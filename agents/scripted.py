@@ -20,7 +20,7 @@ from forge_env.registry.registry import env_class, load
 from forge_env.utils.threads import invoker
 
 if TYPE_CHECKING:
-    from agents.renderer.families import Thinking
+    from agents.renderer.conversation_format import Thinking
     from agents.renderer.rendering import Renderer
 
 Script = Callable[[list[Message]], Message] | Callable[[list[Message]], Awaitable[Message]]
@@ -147,7 +147,7 @@ class ScriptedAgent:
             message=message,
             tool_calls=calls,
             prompt_ids=array_of(new, IDS),
-            token_ids=array_of(self._renderer.write(message), IDS),
+            token_ids=array_of(self._renderer.write(message, tools), IDS),
             starts_row=not len(row),
             constraint=label,
         )

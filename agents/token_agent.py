@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from agents.constrained import ConstrainedTurn
-from agents.renderer.families import Thinking
+from agents.renderer.conversation_format import Thinking
 from agents.renderer.rendering import Renderer
 from agents.stop_strings import truncate_at_stop
 from agents.thought_budget import context_digest, sample_within
@@ -85,7 +85,7 @@ class TokenAgent:
         if asked.stop:
             completion = truncate_at_stop(completion, asked.stop, self.renderer.decode)
         sampled = completion.token_ids.tolist()
-        action = self.renderer.read(sampled, completion.finish_reason)
+        action = self.renderer.read(sampled, completion.finish_reason, tools)
         # Of the earlier turns' tokens only the last one was not an input yet. The last one of this turn is not one
         # either.
         first, end = max(0, len(row) - 1), len(prompt) + len(sampled) - 1
