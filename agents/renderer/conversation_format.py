@@ -22,7 +22,7 @@ from agents.renderer.chat_template import (
     find_template,
     flag_line,
 )
-from agents.renderer.dialects import DIALECTS, from_openai, parse, write
+from agents.renderer.dialects import from_openai, matching, new_id, parse, write
 from agents.renderer.reading import END_THINK, THINK, AnswerForm
 from agents.renderer.tokenizer import FastTokenizer
 from forge_env.core.errors import TemplateError, UserError, nearest
@@ -80,14 +80,9 @@ class ConversationFormat:
     """Why the template cannot be used with tools; "" if it can."""
     arguments_are_text: bool = False
     """Whether the template takes the arguments of a call as JSON text."""
-    short_ids: bool = False
-    """Whether the template wants call ids of nine letters and digits, as Mistral's do."""
     has_system: bool = True
     notes: tuple[str, ...] = ()
     """Sentences on what the run does otherwise than the model's template, for the plan of a run."""
-
-    def call_id(self, number: int) -> str:
-        return f"call{number:05d}" if self.short_ids else f"call_{number}"
 
     def prepared(self, message: Mapping[str, Any]) -> dict[str, Any]:
         """A message as the template takes it. Calls that cannot be read, or are too many, are text again."""
@@ -152,7 +147,7 @@ class _Learner:
         opening, ends = self._around_answers(template)
         template = self._that_keeps(template, opening) if END_THINK in opening else template
         thinks, writes = self._thoughts(template, opening)
-        dialect, problem, one_call, as_text, short = self._calls(template, opening, ends)
+        dialect, problem, one_call, as_text = self._calls(template, opening, ends)
         ids = [self._tokenizer.token_id(end) for end in ends]
         return ConversationFormat(
             template=template,
@@ -167,7 +162,6 @@ class _Learner:
             ),
             tools_problem=problem,
             arguments_are_text=as_text,
-            short_ids=short,
             has_system=has_system,
             notes=tuple(self._notes),
         )
@@ -294,28 +288,30 @@ class _Learner:
             )
         return thinks, writes
 
-    def _calls(self, template: ChatTemplate, opening: str, ends: Sequence[str]) -> tuple[str, str, bool, bool, bool]:
-        """The dialect, why there is none, and the forms of calls: one a turn, text as arguments, short ids."""
+    def _calls(self, template: ChatTemplate, opening: str, ends: Sequence[str]) -> tuple[str, str, bool, bool]:
+        """The dialect, why there is none, whether an answer has room for one call only, and whether arguments are
+        text."""
         problem = ""
-        for as_text, short in ((False, False), (True, False), (False, True), (True, True)):
+        for as_text, ids in ((False, "openai"), (True, "openai"), (False, "mistral"), (True, "mistral")):
             try:
-                text = self._of_calls(template, opening, ends, trial_calls(1, as_text=as_text, short=short))
+                text = self._of_calls(template, opening, ends, trial_calls(1, ids, as_text=as_text))
             except TemplateError as error:
                 problem = problem or f"refuses a call ({error})"
                 continue
             problem = "writes calls in a form that is not known here"
-            for dialect in DIALECTS:
-                if not _reads(text, dialect, 1):
-                    continue
-                try:
-                    both = self._of_calls(template, opening, ends, trial_calls(2, as_text=as_text, short=short))
-                    is_single = not _reads(both, dialect, 2)
-                except TemplateError:
-                    is_single = True
-                if is_single:
-                    self._notes.append("the chat template has room for one call in an answer")
-                return dialect, "", is_single, as_text, short
-        return "none", problem, False, False, False
+            if not (dialect := matching(text, from_openai({"tool_calls": trial_calls(1)}), TRIAL_TOOLS)):
+                continue
+            both = trial_calls(2, dialect, as_text=as_text)
+            try:
+                text = self._of_calls(template, opening, ends, both)
+                read = [(call.name, call.arguments) for call in parse(text, dialect, TRIAL_TOOLS)[1]]
+                is_single = read != [("look_up", arguments) for arguments in _CALLS]
+            except TemplateError:
+                is_single = True
+            if is_single:
+                self._notes.append("the chat template has room for one call in an answer")
+            return dialect, "", is_single, as_text
+        return "none", problem, False, False
 
     def _of_calls(self, template: ChatTemplate, opening: str, ends: Sequence[str], calls: Sequence[Any]) -> str:
         """What the template writes of an answer of calls."""
@@ -327,20 +323,13 @@ class _Learner:
         return body[:cut].split(END_THINK)[-1]
 
 
-def _reads(text: str, dialect: str, count: int) -> bool:
-    """Whether a dialect reads the calls of a trial in a text, and nothing else."""
-    content, read = parse(text, dialect, TRIAL_TOOLS)
-    expected = [("look_up", arguments) for arguments in _CALLS[:count]]
-    return not content.strip() and [(call.name, call.arguments) for call in read] == expected
-
-
-def trial_calls(count: int, *, as_text: bool = False, short: bool = False) -> list[dict[str, Any]]:
-    """The calls of a trial, in the shape of messages."""
+def trial_calls(count: int, dialect: str = "openai", *, as_text: bool = False) -> list[dict[str, Any]]:
+    """The calls of a trial, in the shape of messages, with ids of a dialect."""
     calls = []
-    for number, arguments in enumerate(_CALLS[:count]):
+    for index, arguments in enumerate(_CALLS[:count]):
         value: Any = json.dumps(arguments, ensure_ascii=False) if as_text else dict(arguments)
-        function = {"name": "look_up", "arguments": value}
-        calls.append({"id": f"call{number:05d}" if short else f"call_{number}", "type": "function", "function": function})
+        id_ = new_id(dialect, "look_up", index)
+        calls.append({"id": id_, "type": "function", "function": {"name": "look_up", "arguments": value}})
     return calls
 
 

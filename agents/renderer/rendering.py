@@ -9,7 +9,6 @@ rewrites earlier turns, the next turn starts a new row.
 
 from __future__ import annotations
 
-import functools
 import json
 import re
 import sys
@@ -40,7 +39,7 @@ from forge_env.core.constraint import Constraint
 from forge_env.core.errors import TemplateError, UserError
 from forge_env.core.protocols import Conversation
 from forge_env.core.tokens import IDS, NO_IDS, Ids, as_list, join_arrays
-from forge_env.core.types import Action, Message, ToolCall, ToolSpec
+from forge_env.core.types import Action, Message, ToolSpec
 
 _MARKS = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", THINK, END_THINK)
 """Marks of templates that may be plain text to the tokenizer; messages of users and tools may not contain them."""
@@ -234,14 +233,11 @@ class Renderer:
         message: Message = {"role": "assistant", "content": answer.content}
         if answer.thought:
             message["reasoning_content"] = answer.thought
-        calls = tuple([self._interned(i, call) for i, call in enumerate(answer.calls)])
+        # Interned: thousands of live episodes call the same few tools.
+        calls = tuple([replace(call, id=sys.intern(call.id), name=sys.intern(call.name)) for call in answer.calls])
         if calls:
             message["tool_calls"] = to_openai(calls)
         return Action(message=message, tool_calls=calls, finish_reason=finish_reason)
-
-    def _interned(self, number: int, call: ToolCall) -> ToolCall:
-        """Thousands of live episodes call the same few tools, by the same few ids."""
-        return replace(call, id=_interned(self.format.call_id(number)), name=sys.intern(call.name))
 
     def _is_token(self, text: str) -> bool:
         return text in self._tokenizer.special_tokens
@@ -373,17 +369,18 @@ class Renderer:
     def _learn_bridge(self, role: str) -> TemplateParts | None:
         """Learn the template parts of messages that follow a turn, if they are the same after each turn."""
         user: Any = {"role": "user", "content": "?"}
-        calls = {"role": "assistant", "content": "", "tool_calls": trial_calls(1)} if role == "tool" else None
-        answer: Any = calls or {"role": "assistant", "content": "a"}
-        other = {"role": "assistant", "content": "b c", **({"tool_calls": trial_calls(2)[1:]} if calls else {})}
+        answer: Any = {"role": "assistant", "content": "a"}
+        other: Any = {"role": "assistant", "content": "b c"}
+        both = trial_calls(2, self.format.answers.dialect)
+        if role == "tool":
+            answer, other = {**answer, "tool_calls": both[:1]}, {**other, "tool_calls": both[1:]}
         cases = [([user], answer), ([user, {"role": "assistant", "content": "b"}, user], other)]
         if role == "tool":
-            cases.append(([user, answer, {"role": "tool", "content": "r", "tool_call_id": "call_0"}], other))
+            cases.append(([user, answer, {"role": "tool", "content": "r", "tool_call_id": both[0]["id"]}], other))
 
         def render(contents: Sequence[str]) -> list[int] | None:
-            new = [{"role": role, "content": content, "tool_call_id": "call_0"} for content in contents]
             try:
-                texts = {self._behind(before, case, new, (), "") for before, case in cases}
+                texts = {self._behind(before, case, _following(role, case, contents), (), "") for before, case in cases}
             except TemplateError:
                 return None
             text = texts.pop()
@@ -436,6 +433,12 @@ def _with_thought(message: Message) -> Message:
     return {**message, "reasoning_content": thought.removeprefix(THINK).strip("\n"), "content": rest.lstrip("\n")}
 
 
+def _following(role: str, answer: Mapping[str, Any], contents: Sequence[str]) -> list[dict[str, Any]]:
+    """Messages that follow an answer of a trial."""
+    calls = answer.get("tool_calls") or [{"id": ""}]
+    return [{"role": role, "content": content, "tool_call_id": calls[0]["id"]} for content in contents]
+
+
 def _last_row(conversation: Conversation) -> np.ndarray:
     parts: list[np.ndarray] = []
     for turn in conversation.turns:
@@ -443,6 +446,3 @@ def _last_row(conversation: Conversation) -> np.ndarray:
             parts.clear()
         parts += (turn.prompt_ids, turn.token_ids)
     return join_arrays(IDS, *parts)
-
-
-_interned = functools.cache(str)

@@ -62,7 +62,7 @@ def _exchange(renderer: Renderer, tools: Sequence[ToolSpec]) -> Iterator[tuple[M
     thought: Any = {"reasoning_content": "So."} if renderer.thinks else {}
     numbers = (1, 1) if renderer.format.answers.one_call else (1, 2)
     for count, text in zip(numbers if tools else (), ("", "Again:"), strict=False):
-        calls: Any = trial_calls(count, short=renderer.format.short_ids)
+        calls: Any = trial_calls(count, renderer.format.answers.dialect)
         calls = [{**call, "function": {**call["function"], "name": tools[0]["function"]["name"]}} for call in calls]
         answer: Message = {"role": "assistant", "content": text, **thought, "tool_calls": calls}
         results = zip(("A letter.", "{}"), calls, strict=False)

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from agents.renderer.conversation_format import Thinking
+from agents.renderer.conversation_format import Thinking, ToolsForm
 from agents.renderer.rendering import Renderer
 from agents.renderer.tokenizer import FastTokenizer
 from forge_env.core.episode import Episode, Row, Turn
@@ -25,8 +25,8 @@ class RowMaker:
     If the template renders a turn differently once it is history, a new row begins, as in a rollout.
     """
 
-    def __init__(self, model: str | Path, *, thinking: Thinking = "off") -> None:
-        self._renderer = Renderer(model, thinking=thinking)
+    def __init__(self, model: str | Path, *, thinking: Thinking = "off", tools: ToolsForm = "auto") -> None:
+        self._renderer = Renderer(model, thinking=thinking, tools=tools)
         self._tokenizer = FastTokenizer(model)
         self._ends = self._renderer.format.ends
 
