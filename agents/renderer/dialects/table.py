@@ -63,7 +63,12 @@ def _arg_keys(tag: str, *, prefix: str = "", suffix: str = "", sep: str = "\n", 
     """``<tag>NAME<arg_key>P</arg_key><arg_value>VALUE</arg_value></tag>``, with a line for each part."""
     key, value = f"{prefix}arg_key{suffix}", f"{prefix}arg_value{suffix}"
     arguments = Pairs(
-        start=f"<{key}>", key_end=f"</{key}>", gap="\n", value_start=f"<{value}>", end=f"</{value}>", style="glm_xml"
+        start=f"<{key}>",
+        key_end=f"</{key}>",
+        gap="\n",
+        value_start=f"<{value}>",
+        end=f"</{value}>",
+        style="" if prefix or suffix else "glm_xml",
     )
     return Marked(
         open=f"<{tag}{suffix}>",
