@@ -1,6 +1,6 @@
 """All dialects by name, most often seen first.
 
-Their names are those of vLLM's parsers where it has one for the form.
+They have the names of vLLM's parsers for the same forms.
 """
 
 from __future__ import annotations
@@ -219,7 +219,7 @@ _IDS: Mapping[str, str] = {
     "mistral_json": "call{index:05}",
     "kimi_k2": "functions.{name}:{index}",
 }
-"""Forms of ids: nine letters and digits for Mistral, whose templates refuse other ids."""
+"""Forms of ids: nine letters and digits for Mistral, since its templates refuse other ids."""
 
 
 def dialect_of(name: str) -> Dialect:
