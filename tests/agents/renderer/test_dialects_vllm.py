@@ -1,4 +1,4 @@
-"""Dialects against vLLM's parsers of the same forms: they read alike, but for the cases that stand here with a reason."""
+"""Dialects against the parsers of vLLM: they read alike, except for the cases that stand here with a reason."""
 
 from __future__ import annotations
 
@@ -14,24 +14,16 @@ from forge_env.core.types import ToolCall, ToolSpec
 pytestmark = pytest.mark.slow
 
 PARSERS = {
-    name: name
-    for name in ["hermes", "mimo", "seed_oss", "pythonic", "lfm2", "olmo3", "mistral", "longcat", "hy_v3", "gemma4"]
-} | {
+    **{
+        name: name
+        for name in ("hermes", "mimo", "seed_oss", "pythonic", "lfm2", "olmo3", "mistral", "longcat", "hy_v3")
+    },
+    **{name: name for name in ("gemma4", "functiongemma", "minimax_m2", "kimi_k2", "minicpm5", "jamba", "granite")},
+    **{name: name for name in ("deepseek_v3", "deepseek_v31", "deepseek_v32", "deepseek_v4", "xlam")},
     "llama": "llama3_json",
     "qwen_xml": "qwen3_coder",
     "glm": "glm47",
-    "functiongemma": "functiongemma",
-    "minimax_m2": "minimax_m2",
-    "deepseek_v3": "deepseek_v3",
-    "deepseek_v31": "deepseek_v31",
-    "deepseek_v32": "deepseek_v32",
-    "deepseek_v4": "deepseek_v4",
-    "kimi_k2": "kimi_k2",
-    "minicpm5": "minicpm5",
-    "jamba": "jamba",
-    "granite": "granite",
     "phi4_mini": "phi4_mini_json",
-    "xlam": "xlam",
     "gigachat": "gigachat3",
     "internlm": "internlm",
 }
