@@ -172,7 +172,9 @@ class Renderer:
         opening = self.format.opening
         if answer.startswith(opening):
             return answer[len(opening) :]
-        content = answer.rpartition(END_THINK)[2].lstrip("\n") if answer.lstrip().startswith((THINK, END_THINK)) else answer
+        content = (
+            answer.rpartition(END_THINK)[2].lstrip("\n") if answer.lstrip().startswith((THINK, END_THINK)) else answer
+        )
         return (CLOSE_THOUGHT if self.format.answers.opens_thought else "") + content
 
     def encode(self, text: str) -> list[int]:
