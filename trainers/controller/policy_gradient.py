@@ -16,7 +16,7 @@ from trainers.controller.alarms import MismatchAlarm, make_alarm
 from trainers.controller.learner import Learner
 from trainers.controller.loop import Loop
 from trainers.controller.loop_state import LoopSettings, LoopState
-from trainers.controller.policy_gradient_summary import check_trained, summarise
+from trainers.controller.policy_gradient_summary import summarise
 from trainers.metrics.diagnosis import Diagnosis, Finding
 from trainers.metrics.diagnosis_rules import RunFacts
 from trainers.objective.objective import Objective
@@ -63,7 +63,7 @@ async def _phases(run: Run, objective: Objective) -> None:
         await run.trainer.export()
     diagnosis.finish()
     await invoke(summarise, run, start.before, after, start.tool_off, diagnosis, train_seconds)
-    await invoke(check_trained, run.record.folder)
+    state.drops.check_trained()
 
 
 async def _begin(run: Run) -> _Start:
@@ -163,6 +163,7 @@ def _settings(plan: RunPlan) -> LoopSettings:
         staleness=plan.staleness,
         sync_interval=plan.training.sync_interval,
         patience=plan.patience,
+        signal_error=plan.training.signal_error,
         in_waves=plan.training.deterministic,
         in_windows=plan.old_logprobs == "trainer",  # frozen before each window
     )

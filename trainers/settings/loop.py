@@ -48,6 +48,11 @@ class LoopOptions:
     """The run warns if the mean |logprob difference| of trainer and engine on the same weights is above this. 0 is 1e-4
     if both compute in float32, and else 0.1."""
 
+    signal_error: Annotated[int, Ge(0), MAY_CHANGE] = 5
+    """The run ends with the reason if its first steps, this number of them, have no gradient, because no group had a
+    signal: all its episodes have one reward. With dynamic sampling it ends after as many groups as these steps take,
+    and later after 512 in a row. 0 never ends it."""
+
     @property
     def most_behind(self) -> int:
         """`staleness`, with -1 resolved."""
