@@ -175,7 +175,8 @@ def _describe_warnings(plan: RunPlan) -> list[str]:
         low, high = (usual / FEW, math.inf) if name == limit else (usual / FAR, usual * FAR)
         if default.reason and not low <= value <= high:
             side, cut = "below" if value < low else "above", "; a longer turn is cut off" if name == limit else ""
-            warnings.append(f"--{name} is {value:g}, far {side} what is usual for {case.name}: {usual:g}{cut}")
+            trained = case.name if name == limit else default.reason
+            warnings.append(f"--{name} is {value:g}, far {side} what is usual for {trained}: {usual:g}{cut}")
     if plan.kl_warning:
         warnings.append(plan.kl_warning)
     if plan.objective and (inexact := approximations(plan.engine.engine_args)):

@@ -36,8 +36,8 @@ class TrainingRate(RateSettings):
     """The learning rate of training, with defaults by what is trained."""
 
     learning_rate: Annotated[float, OR_BY_CASE] = BY_CASE
-    """-1: 6e-4 for the tiny model made on the spot, 6e-5 for the one of size 100m, 1e-6 for all weights of a given one,
-    1e-5 for adapters; in supervised training as warmup.learning_rate."""
+    """-1: by the number of parameters, from 6e-4 for half a million to 1e-6 for 8 billion and more, and ten times that
+    for adapters; in supervised training as warmup.learning_rate."""
     lr_schedule: Schedule = "linear"
     warmup_steps: Annotated[int, OR_BY_CASE] = BY_CASE
     """-1: for a model made on the spot a twentieth of the steps, for a given one half of them, and 10 at most; none in
