@@ -62,6 +62,7 @@ async def _phases(run: Run, objective: Objective) -> None:
         after = await run.evaluations.evaluate("after", step=run.plan.steps)
         await run.trainer.export()
     diagnosis.finish()
+    run.record.add_fact("findings", diagnosis.summary())
     await invoke(summarise, run, start.before, after, start.tool_off, diagnosis, train_seconds)
     state.drops.check_trained()
 

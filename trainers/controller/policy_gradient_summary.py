@@ -71,7 +71,8 @@ def summarise(
             if finding.last_step > finding.step
             else f"step {finding.step}"
         )
-        record.say(f"may have kept this run from learning, {when}: {finding}")
+        more = " more" if diagnosis.has_learned else ""
+        record.say(f"may have kept this run from learning{more}, {when}: {finding}")
     record.say(f"curve {picture}, checkpoints {record.folder / 'checkpoints'}, model {record.folder / 'model'}")
 
 
