@@ -9,7 +9,6 @@ from functools import partial
 
 from agents.generator.engine_args import approximations
 from forge_env.evaluation.evaluate import Evaluation
-from forge_env.tool_env.tool_env import ToolEnv
 from forge_env.utils.threads import invoke
 from trainers.checkpoints import Checkpoint
 from trainers.controller.alarms import MismatchAlarm, make_alarm
@@ -86,7 +85,7 @@ async def _begin(run: Run) -> _Start:
     record.say(f"held-out success before {algorithm}: {before}")
     run.evaluations.say_by_kind(before)
     tool_off = None
-    if _has_tools(run.plan):
+    if await run.evaluations.has_tools():
         with record.phase("evaluation without tools"):
             tool_off = await run.evaluations.evaluate("tool_off", use_tools=False)
         record.say(f"held-out success with the tool switched off: {tool_off}")
@@ -102,9 +101,11 @@ async def _resume(run: Run, checkpoint: Checkpoint) -> _Start:
         place = await restore(run, checkpoint)
     await run.weights.sync(steps=checkpoint.step)
     run.weights.ages.load_state_dict(place["ages"])
+    before = run.record.evaluation("before")
+    assert before is not None, "a checkpoint is written after the first evaluation"
     return _Start(
-        before=run.record.evaluation("before"),
-        tool_off=run.record.evaluation("tool_off") if _has_tools(run.plan) else None,
+        before=before,
+        tool_off=run.record.evaluation("tool_off"),
         state=state,
         seconds=place["seconds"],
     )
@@ -168,7 +169,3 @@ def _settings(plan: RunPlan) -> LoopSettings:
         in_waves=plan.training.deterministic,
         in_windows=plan.old_logprobs == "trainer",  # frozen before each window
     )
-
-
-def _has_tools(plan: RunPlan) -> bool:
-    return plan.environment is not None and issubclass(plan.environment.env_class, ToolEnv)

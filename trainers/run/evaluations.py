@@ -12,6 +12,7 @@ from typing import Any
 from forge_env.core.errors import InvariantError
 from forge_env.evaluation.evaluate import Evaluation
 from forge_env.evaluation.kinds import Kinds
+from forge_env.rollout.rollout import GroupSpec
 from forge_env.utils.threads import invoke
 from trainers.run.rollouts import Rollouts
 from trainers.run.run_record import RunRecord
@@ -58,6 +59,11 @@ class Evaluations:
         values |= {"version": self.rollouts.weights.in_engines, "seconds/evaluation": time.perf_counter() - started}
         self.record.metrics("evaluation", step, values)
         return headline
+
+    async def has_tools(self) -> bool:
+        """Whether an instance for the first task of the headline has tools, and can switch them off."""
+        held_out = self.held_out[""]
+        return await self.rollouts.offers_tools(self._spec(held_out, 0, held_out.env_options))
 
     async def evaluate_step(self, step: int) -> None:
         """Evaluate the weights of a step between the first and the last, which the engines have; each step once."""
@@ -112,10 +118,8 @@ class Evaluations:
 
     async def _measure(self, phase: str, name: str, step: int | None, env_options: Mapping[str, Any]) -> Evaluation:
         held_out, started = self.held_out[name], time.perf_counter()
-        of_set: dict[str, Any] = {"agent": held_out.agent, "count": held_out.n, "is_measured": True}
-        of_set["env_options"] = {**held_out.env_options, **env_options}
-        # The phase of the seeds is not the name of this evaluation: every evaluation has the same seeds.
-        specs = [self.rollouts.spec(held_out.seeds, i, task, **of_set) for i, task in enumerate(held_out.tasks)]
+        options = {**held_out.env_options, **env_options}
+        specs = [self._spec(held_out, i, options) for i in range(len(held_out.tasks))]
         result = await self.rollouts.measure(
             specs, lambda done: self.record.progress(phase, done, len(specs), {}, since=started)
         )
@@ -123,6 +127,11 @@ class Evaluations:
         if step is not None:
             self._check_versions(result)
         return result
+
+    def _spec(self, held_out: HeldOutSet, index: int, options: Mapping[str, Any]) -> GroupSpec:
+        """The group of a task. The phase of its seeds is not the name of an evaluation: all have the same seeds."""
+        of_set: dict[str, Any] = {"agent": held_out.agent, "count": held_out.n, "is_measured": True}
+        return self.rollouts.spec(held_out.seeds, index, held_out.tasks[index], env_options=options, **of_set)
 
     def _check_versions(self, result: Evaluation) -> None:
         versions = {version for episode in result.valid for version in episode.versions}
