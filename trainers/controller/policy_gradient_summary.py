@@ -61,6 +61,8 @@ def summarise(
     record.say(f"held-out success after {algorithm}: {after}")
     off = "" if tool_off is None else f", and {tool_off.success_rate:.3f} with the tool switched off"
     record.say(f"it was {before} before{off}")
+    if greedy := run.evaluations.greedy_change:
+        record.say(greedy)
     for name, change in by_kind.items():
         record.say(f"held-out success of {name}: {change}")
     if level := verdict_note(by_kind):

@@ -65,6 +65,13 @@ class Evaluations:
         held_out = self.held_out[""]
         return await self.rollouts.offers_tools(self._spec(held_out, 0, held_out.env_options))
 
+    @property
+    def greedy_change(self) -> str:
+        """The greedy success of the first and of the last evaluation, in a sentence; "" if none is measured."""
+        rates = self._greedy_success(self.by_step).items()
+        text = ", ".join(f"{rate:.3f} {name.rpartition('_')[2]}" for name, rate in rates if rate is not None)
+        return f"held-out success at temperature 0: {text}" if text else ""
+
     async def evaluate_step(self, step: int) -> None:
         """Evaluate the weights of a step between the first and the last, which the engines have; each step once."""
         if step in await invoke(lambda: self.by_step):  # the file grows with the run
@@ -94,10 +101,15 @@ class Evaluations:
         success = {step: values["success"] for step, values in by_step.items() if "success" in values}
         best = max(success, key=lambda step: (success[step], -step), default=None)
         return {
+            **self._greedy_success(by_step),
             "best_step": best,
             "best_success": None if best is None else success[best],
             "evaluations": self._sets_measured([record for _, record in sorted(by_step.items())]),
         }
+
+    def _greedy_success(self, by_step: Mapping[int, Mapping[str, float]]) -> dict[str, float | None]:
+        steps = {"before": 0, "after": self.rollouts.plan.steps}
+        return {f"greedy_success_{when}": by_step.get(step, {}).get("greedy/success") for when, step in steps.items()}
 
     def _sets_measured(self, records: list[dict[str, float]]) -> dict[str, dict[str, Any]]:
         return {
