@@ -25,7 +25,8 @@ class LoopOptions:
     """Another name for env.max_tokens, the most tokens of an episode and of a training row; 0 uses env.max_tokens. A
     turn may then use all of them, unless env.max_turn_tokens says otherwise."""
     packing: Annotated[bool, MAY_CHANGE] = False
-    """Rows share sequences of max_tokens_per_micro_batch tokens; otherwise they are padded to one length."""
+    """Rows share sequences of max_tokens_per_micro_batch tokens; otherwise they are padded to one length. It is true
+    by default if the trainer is on GPUs, unless training.attention is sdpa."""
     entropy_coef: float = 0.0
     """Weight of the entropy bonus."""
     loss: str = ""

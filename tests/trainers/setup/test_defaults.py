@@ -91,6 +91,66 @@ def test_a_larger_model_has_a_smaller_rate_down_to_that_of_8_billion(name: str, 
     assert plan_of(f"--model={name}").config.training.learning_rate == rate
 
 
+ON_A_GPU = ("--trainer.with_gpus", "--generator.with_gpus", "--launcher.gpus_per_host=1")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "tokens"),
+    [
+        (["--model=Qwen/Qwen3-0.6B", "--launcher.gpu_memory_gib=80"], 16384),
+        (["--model.size=100m", "--launcher.gpu_memory_gib=24"], 16384),
+        (["--model=Qwen/Qwen3-4B", "--launcher.gpu_memory_gib=80"], 4096),
+        (["--model=Qwen/Qwen3-0.6B"], 4096),  # a card of unknown size
+        (["--model=nobody/knows-this", "--launcher.gpu_memory_gib=80"], 4096),
+        (["--model=Qwen/Qwen3-0.6B", "--launcher.gpu_memory_gib=80", "--training.max_tokens_per_micro_batch=512"], 512),
+    ],
+)
+def test_the_micro_batch_on_a_gpu_is_what_the_card_has_room_for(arguments: list[str], tokens: int) -> None:
+    plan = plan_of(*ON_A_GPU, *arguments)
+    assert plan.config.training.max_tokens_per_micro_batch == tokens
+    said = [text for text in said_of(plan) if "max_tokens_per_micro_batch" in text]
+    assert bool(said) == (tokens > 4096) and all("GiB has room for it" in text for text in said)
+    smaller = plan_of(*ON_A_GPU, *arguments[:2], "--training.max_tokens_per_micro_batch=4096")
+    assert plan.engine.sleep == smaller.engine.sleep, "the engine pays nothing for it"
+
+
+def test_a_model_that_is_read_later_gets_its_micro_batch_then(tmp_path: Path) -> None:
+    plan = plan_of(*ON_A_GPU, "--model=nobody/knows-this", "--launcher.gpu_memory_gib=80", "--env.max_tokens=1024")
+    read = with_model(plan, folder_of(tmp_path / "model", "100m"))
+    assert read.config.training.max_tokens_per_micro_batch == 16384
+
+
+def test_supervised_steps_are_measured_in_micro_batches_of_one_size() -> None:
+    arguments = ("--model=Qwen/Qwen3-0.6B", "--launcher.gpu_memory_gib=80", "--sft.data=somebody/chats")
+    assert plan_of(*ON_A_GPU, *arguments, algorithm=sft.SFT).config.training.max_tokens_per_micro_batch == 4096
+
+
+@pytest.mark.parametrize(
+    ("arguments", "packing", "compiled"),
+    [
+        ([], False, False),
+        ([*ON_A_GPU], True, True),
+        ([*ON_A_GPU, "--training.packing=false", "--training.compile=false"], False, False),
+        ([*ON_A_GPU, "--training.attention=sdpa"], False, True),
+        (["--generator.with_gpus"], False, False),
+        (["--training.packing"], True, False),
+    ],
+)
+def test_a_trainer_on_a_gpu_packs_and_is_compiled_where_it_can(
+    arguments: list[str], packing: bool, compiled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trainers.setup.options.read_config.gpus_available", lambda: 0)
+    monkeypatch.setenv("CC", "cc")
+    training = read_config(GRPO.config, arguments).training
+    assert (training.packing, training.compile) == (packing, compiled)
+
+
+def test_without_a_c_compiler_nothing_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CC", raising=False)
+    monkeypatch.setattr("shutil.which", lambda name: None)
+    assert not read_config(GRPO.config, ON_A_GPU).training.compile
+
+
 def test_supervised_training_has_the_rate_of_the_warm_up() -> None:
     for arguments, rate in (([], 3e-3), ([GIVEN], 1e-5), ([GIVEN, "--lora.rank=8"], 1e-4)):
         for source in ("--env=code_exec", "--sft.data=somebody/chats"):

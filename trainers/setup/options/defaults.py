@@ -66,6 +66,9 @@ class Case(NamedTuple):
     limits: EpisodeLimits
 
 
+MICRO_BATCH = "training.max_tokens_per_micro_batch"
+LARGER_MICRO_BATCHES = (16384, 8192)
+"""Of policy gradients on GPUs: the first that the card has room for, see `trainers.setup.plan`."""
 SMALL = EpisodeLimits(max_turns=3, max_turn_tokens=32, max_tokens=512, episode_seconds=300.0)
 TINY = Case("a tiny model made on the spot", 20, 200, SMALL)
 LARGER = Case("a model of size 100m made on the spot", 20, 200, SMALL)
@@ -130,6 +133,7 @@ def _defaults(config: RunConfig, shape: ModelShape | None) -> Iterator[tuple[str
     size = f", {shape.parameters / 1e6:,.0f} million parameters" if shape is not None and config.model.path else ""
     reinforced, supervised = (float(f"{factor * rate:g}") for rate in (rates.reinforced, rates.supervised))
     yield "training.learning_rate", reinforced if config.algorithm else supervised, case.name + size
+    yield MICRO_BATCH, 4096, ""
     warmup = case.warmup_steps if config.warmup.steps == BY_CASE else config.warmup.steps
     has_demonstrations = warmup > 0 if config.algorithm else env.name
     yield "warmup.learning_rate", supervised, case.name + size if has_demonstrations else ""
