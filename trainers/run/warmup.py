@@ -141,6 +141,8 @@ async def demonstrate(rollouts: Rollouts, train_tasks: Sequence[Task]) -> list[E
     solved = [episode for episode in result.valid if is_success(episode)]
     if not solved:
         reason = next((f": {episode.error}" for episode in result.episodes if episode.error), "")
+        ended = (f", for --env.{limit} ended {count} of its episodes" for limit, count in result.ended_by.items())
+        reason = reason or "".join(ended)
         raise UserError(f"the expert of {plan.env.name} solved none of its own tasks; the warm-up has no data{reason}")
     return solved
 

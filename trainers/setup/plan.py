@@ -15,6 +15,7 @@ from trainers.config import RunConfig
 from trainers.model.shape import read_shape
 from trainers.setup.checks import engine_checks, machine_checks, model_checks, run_checks
 from trainers.setup.draft import Draft, plan_objective
+from trainers.setup.expert_need import with_room_for_expert
 from trainers.setup.held_out import HeldOutSet, check_sets, held_out_sets
 from trainers.setup.memory import gib
 from trainers.setup.options.defaults import LARGER_MICRO_BATCHES, MICRO_BATCH, Default, take_again, take_defaults
@@ -68,7 +69,7 @@ def make_plan(config: RunConfig, algorithm: Algorithm) -> RunPlan:
     check_bounds(config)
     config = config.resolved()
     model = model_checks.find_model(config)
-    config, defaults = take_defaults(config, model.shape)
+    config, defaults = with_room_for_expert(*take_defaults(config, model.shape))
     objective = plan_objective(config, algorithm)
     source = own_data(config) or config.dataset.path  # as the user wrote it
     config = give_dataset(resolve_sources(config))
@@ -107,7 +108,7 @@ def with_model(plan: RunPlan, folder: Path) -> RunPlan:
     if plan.shape is not None:
         return plan
     shape = read_shape(folder / "config.json")
-    config, defaults = take_again(plan.config, plan.defaults, shape)
+    config, defaults = with_room_for_expert(*take_again(plan.config, plan.defaults, shape))
     model = replace(plan.model, shape=shape, where=f"the folder {folder}", missing="")
     plan = replace(plan, config=config, defaults=defaults, model=model)
     for check in OF_SIZES:
