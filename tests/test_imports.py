@@ -41,7 +41,7 @@ ROOMS = {
     "trainers": """settings checkpoints model lora batching objective metrics titan config algorithm setup run
         controller train grpo dapo gspo sapo cispo reinforce losses sft""",
     "trainers.setup": """packages signals placement options deadlines expert_need run_tasks held_out draft
-        memory sizing checks run_plan plan describe entry""",
+        memory cost sizing checks run_plan plan describe entry""",
     "trainers.setup.sizing": "card engine fit",
 }
 APART = {"grpo", "dapo", "gspo", "sapo", "cispo", "reinforce", "sft"}  # algorithms do not import each other

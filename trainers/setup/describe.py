@@ -14,6 +14,7 @@ from rich.table import Table
 
 from agents.generator.engine_args import approximations
 from forge_env.utils.settings import BY_CASE, leaves
+from trainers.setup.cost import describe_cost
 from trainers.setup.memory import gib
 from trainers.setup.options.defaults import case_of
 from trainers.setup.run_plan import RunPlan
@@ -73,6 +74,7 @@ def describe_plan(plan: RunPlan) -> list[tuple[str, str]]:
         ("environment", _describe_env(plan)),
         *(("data", text) for text in plan.about_data),
         *_describe_steps(plan),
+        ("cost of a step", describe_cost(plan)),
         ("weights", plan.store_reason if plan.has_engine else ""),
         ("engine", plan.about_engine),
         ("adapters", _describe_adapters(plan)),
