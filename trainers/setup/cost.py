@@ -10,8 +10,8 @@ RATE = 1e11
 tokens: 400 sampled tokens a second, which are 1.1e11, and training at 1e11 to 2.5e11. The demo's tiny model takes 1.3 s
 a step, where the estimate says 2."""
 SAMPLE, TRAIN, TRAIN_ADAPTERS = 2, 6, 4
-"""FLOPs of a token and a parameter that it is multiplied with (arXiv 2001.08361, table 1): a forward pass, and a step of
-the trainer. Frozen weights need no gradients of their own."""
+"""FLOPs of a token and a parameter that it is multiplied with (arXiv 2001.08361, table 1): a forward pass, and a step
+of the trainer. Frozen weights need no gradients of their own."""
 
 
 def describe_cost(draft: Draft) -> str:
