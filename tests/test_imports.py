@@ -40,8 +40,8 @@ ROOMS = {
     "envs.tool_api": "http json_schema mcp openapi shop tool_names answers call_tasks sources tasks services env",
     "trainers": """settings checkpoints model lora batching objective metrics titan config algorithm setup run
         controller train grpo dapo gspo sapo cispo reinforce losses sft""",
-    "trainers.setup": """packages signals placement options deadlines run_tasks held_out draft
-        memory sizing checks run_plan plan describe entry""",
+    "trainers.setup": """packages signals placement options deadlines expert_need run_tasks held_out draft
+        memory cost sizing checks run_plan plan describe entry""",
     "trainers.setup.sizing": "card engine fit",
 }
 APART = {"grpo", "dapo", "gspo", "sapo", "cispo", "reinforce", "sft"}  # algorithms do not import each other

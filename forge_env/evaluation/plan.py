@@ -102,6 +102,17 @@ class EvalPlan:
                 "--max-turn-tokens, which the thought and the answer share, or leave --max-thinking-tokens out"
             )
 
+    @property
+    def sampling(self) -> dict[str, Any]:
+        """The settings in which the greedy attempts of an evaluation differ from the others."""
+        return {"n": self.n, "temperature": self.temperature, "top_p": self.top_p}
+
+    def greedily(self) -> EvalPlan | None:
+        """The plan of one attempt at each task at temperature 0; None for an agent elsewhere, or one that is greedy."""
+        if split_agent(self.agent)[0] not in LOCAL or self.deterministic or self.temperature == 0:
+            return None
+        return replace(self, n=1, temperature=0.0, top_p=None)
+
     def to_dict(self, factory: EnvFactory, tasks: Sequence[Task], extended_from: Sequence[int] = ()) -> dict[str, Any]:
         """Return the plan as JSON data, with digests of its tasks and of everything that it names.
 

@@ -201,10 +201,11 @@ class Report:
         """Record the episodes of an optimizer step and their advantages; see `trainers.metrics.trained`."""
         self._record.write(self._trained.write, step, list(advantages))
 
-    def evaluation(self, phase: str) -> Evaluation:
-        """Read an evaluation back from its file of episodes."""
+    def evaluation(self, phase: str) -> Evaluation | None:
+        """Read an evaluation back from its file of episodes; None if there was none."""
         self._record.flush()
-        return Evaluation(episodes=tuple(read_jsonl(self._episodes(phase))))
+        file = self._episodes(phase)
+        return Evaluation(episodes=tuple(read_jsonl(file))) if file.is_file() else None
 
     def _episodes(self, phase: str) -> Path:
         return self.folder / "episodes" / f"{phase}.jsonl"

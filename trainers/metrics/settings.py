@@ -26,8 +26,9 @@ class EvaluationConfig:
     """The sampling temperature of evaluations, which does not follow the temperature of training; 0 is greedy."""
     top_p: Annotated[float, Interval(gt=0, le=1)] = 1.0
     """The share of the probability, the likeliest tokens first, that evaluations sample from; 1 is all."""
-    greedy: bool = False
-    """Each evaluation also measures a second figure: temperature 0, one attempt at each task."""
+    greedy: bool = True
+    """Each evaluation also measures a second figure: temperature 0, one attempt at each task. With temperature 0 there
+    is none beside it."""
     sets: dict[str, Any] = field(default_factory=dict)
     """Further held-out sets of the same environment. Each has a figure of its own: `--evaluation.sets.NAME.split`,
     `.tasks`, and `.options.OPTION` for options of the environment that differ."""

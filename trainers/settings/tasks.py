@@ -139,7 +139,7 @@ class WarmupConfig:
     """"length" shows demonstrations of every common length, in tokens, equally often. "answer" does the same for the
     length of the last turn. "none" shows every demonstration equally often."""
     learning_rate: Annotated[float, Interval(ge=0, le=1), OR_BY_CASE] = BY_CASE
-    """-1: 3e-3 for the tiny model made on the spot, 6e-4 for the one of size 100m, 1e-5 for all weights of a given one,
-    1e-4 for adapters."""
+    """-1: by the number of parameters, from 3e-3 for half a million to 1e-5 for 8 billion and more, and ten times that
+    for adapters."""
     learning_rate_warmup: Annotated[int, Ge(0)] = 50
     """Steps over which the learning rate rises from 0."""

@@ -14,6 +14,7 @@ from rich.table import Table
 
 from agents.generator.engine_args import approximations
 from forge_env.utils.settings import BY_CASE, leaves
+from trainers.setup.cost import describe_cost
 from trainers.setup.memory import gib
 from trainers.setup.options.defaults import case_of
 from trainers.setup.run_plan import RunPlan
@@ -73,6 +74,7 @@ def describe_plan(plan: RunPlan) -> list[tuple[str, str]]:
         ("environment", _describe_env(plan)),
         *(("data", text) for text in plan.about_data),
         *_describe_steps(plan),
+        ("cost of a step", describe_cost(plan)),
         ("weights", plan.store_reason if plan.has_engine else ""),
         ("engine", plan.about_engine),
         ("adapters", _describe_adapters(plan)),
@@ -175,7 +177,8 @@ def _describe_warnings(plan: RunPlan) -> list[str]:
         low, high = (usual / FEW, math.inf) if name == limit else (usual / FAR, usual * FAR)
         if default.reason and not low <= value <= high:
             side, cut = "below" if value < low else "above", "; a longer turn is cut off" if name == limit else ""
-            warnings.append(f"--{name} is {value:g}, far {side} what is usual for {case.name}: {usual:g}{cut}")
+            trained = case.name if name == limit else default.reason
+            warnings.append(f"--{name} is {value:g}, far {side} what is usual for {trained}: {usual:g}{cut}")
     if plan.kl_warning:
         warnings.append(plan.kl_warning)
     if plan.objective and (inexact := approximations(plan.engine.engine_args)):

@@ -28,6 +28,7 @@ INSTEAD = {
 @dataclass(frozen=True, kw_only=True)
 class SFTTrainingConfig(TrainingConfig):
     steps: Annotated[int, OR_BY_CASE] = BY_CASE
+    max_tokens_per_micro_batch: int = 4096  # on any card: the size of a step follows it
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -388,7 +388,7 @@ OF_OTHERS = [
     ),
     (sft.SFT, "--training.steps=0", "--training.steps is 0; it must be at least 1, or -1 for the default"),
     (sft.SFT, "--sft.held_out_share=1", "--sft.held_out_share is 1.0; it must be from 0 to 0.5"),
-    (dapo.DAPO, "--dapo.signal_error=-1", "--dapo.signal_error is -1; it must be at least 0"),
+    (dapo.DAPO, "--training.signal_error=-1", "--training.signal_error is -1; it must be at least 0"),
     (
         dapo.DAPO,
         "--dapo.normalization=mean",
