@@ -33,8 +33,8 @@ from forge_env.core.types import Message, ToolCall, ToolSpec
 
 NAME = "forge_env"
 """Of the parsers, in the options of vLLM's server."""
-_UNIQUE = re.compile(r"-[0-9a-f]{12}$")
-"""What is added to the id of a call, since clients expect ids that no other answer has."""
+_UNIQUE = re.compile(r"-[0-9a-f]{12}(x?)$")
+"""What is added to the id of a call, since clients expect ids that no other answer has; x if it cannot be read."""
 _OPENING = 8
 """The tokens at the end of a prompt that may begin an answer."""
 
@@ -231,15 +231,16 @@ def _call(call: Any) -> Any:
     """A call with the id and the arguments that the answer had; `ChatAgent` wraps arguments that are no object."""
     if not isinstance(call, Mapping) or not isinstance(function := call.get("function"), Mapping):
         return call
-    if isinstance(arguments := function.get("arguments"), str):
+    id_, arguments = str(call.get("id") or ""), function.get("arguments")
+    if isinstance(arguments, str) and (unique := _UNIQUE.search(id_)) and unique[1]:
         value, _ = decode_all(arguments)
-        if isinstance(value, dict) and value.keys() == {"unreadable"} and isinstance(value["unreadable"], str):
+        if isinstance(value, dict) and isinstance(value.get("unreadable"), str):
             function = {**function, "arguments": value["unreadable"]}
-    return {**call, "id": _UNIQUE.sub("", str(call.get("id") or "")), "function": dict(function)}
+    return {**call, "id": _UNIQUE.sub("", id_), "function": dict(function)}
 
 
 def _ids(calls: Sequence[ToolCall]) -> list[str]:
-    return [f"{call.id}-{uuid.uuid4().hex[:12]}" for call in calls]
+    return [f"{call.id}-{uuid.uuid4().hex[:12]}{'x' * (call.arguments is None)}" for call in calls]
 
 
 def _error(call: ToolCall) -> dict[str, str]:
