@@ -174,9 +174,7 @@ def install(renderer: Renderer) -> None:
     ) -> Any:
         tools = list(renderer.prepared_tools(tool_dicts)) if tool_dicts else tool_dicts
         template = renderer.format.template.source
-        return await preprocess(
-            self, request, prepared(renderer, messages), template, *args, tool_dicts=tools, **more
-        )
+        return await preprocess(self, request, prepared(renderer, messages), template, *args, tool_dicts=tools, **more)
 
     async def chat_completion_full_generator(
         self: Any, request: Any, results: AsyncIterator[Any], *args: Any, **more: Any
@@ -217,7 +215,7 @@ def _message(message: Mapping[str, Any]) -> Message:
         plain["tool_call_id"] = _UNIQUE.sub("", str(plain["tool_call_id"]))
     if (calls := plain.pop("tool_calls", None)) is not None and (listed := list(calls)):
         plain["tool_calls"] = [_call(call) for call in listed]
-    return plain  # type: ignore[no-any-return]
+    return plain
 
 
 def _text_of(content: Any) -> Any:

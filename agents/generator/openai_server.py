@@ -121,9 +121,7 @@ def open_renderer(settings: Mapping[str, Any]) -> Renderer:
         UserError: from the renderer.
     """
     template = settings.get("template")
-    return Renderer(
-        settings["model"], thinking=settings["thinking"], template=Path(template) if template else None
-    )
+    return Renderer(settings["model"], thinking=settings["thinking"], template=Path(template) if template else None)
 
 
 async def serve_model(server: ModelServer, token: str, announce: Callable[[str, str, list[str]], None]) -> None:
@@ -211,12 +209,16 @@ def _on_gpu() -> bool:
     return torch.cuda.is_available()
 
 
+def use_parser(settings: Mapping[str, Any]) -> None:
+    """Let vLLM's server in this process read and render with the renderer of `ModelServer.command`."""
+    importlib.import_module(PARSER).install(open_renderer(settings))
+
+
 def main() -> None:
     """Be vLLM's server, with the options of the command line, until process PID ends."""
     die_with(int(sys.argv[1]), group=True)
-    settings = json.loads(sys.argv[2])
+    use_parser(json.loads(sys.argv[2]))
     sys.argv[1:] = sys.argv[3:]
-    importlib.import_module(PARSER).install(open_renderer(settings))
     runpy.run_module(SERVER, run_name="__main__", alter_sys=True)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from agents.renderer.model_json import SPACE, decode
 
+
 def before_marks(text: str, marks: Iterable[str]) -> int:
     """The length of a text before its first mark, or before an end that may be the beginning of a mark.
 

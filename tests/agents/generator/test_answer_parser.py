@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from tokenizers.decoders import DecodeStream
 from vllm.entrypoints.generate.base.protocol import ToolCall as ServedCall
@@ -18,11 +20,14 @@ from agents.chat.agent import ChatAgent, _action
 from agents.chat.reply import read_reply
 from agents.chat.stream import _Answer
 from agents.generator.answer_parser import AnswerParser, prepared
+from agents.generator.openai_server import ModelServer, serve_model
 from agents.renderer.dialects import DIALECTS, new_id, write
 from agents.renderer.dialects.table import dialect_of
 from agents.renderer.reading import AnswerForm
 from agents.renderer.rendering import Renderer
+from agents.renderer.served import texts_of_export
 from envs.math import Math
+from forge_env.core.protocols import Conversation
 from forge_env.core.types import Action, Message, ToolCall
 
 TOOLS = Math().tools
@@ -48,7 +53,16 @@ def answers(dialect: str) -> Iterator[str]:
     one, two = write([ONE], dialect), write([ONE, TWO], dialect)
     marks = [mark for mark in dialect_of(dialect).marks if mark]
     yield from ("", "Three.", " Three\n", '{"name": "Bob", "age": 5}', '{"three": 3}', "[3]", "<th", "a <tool_ca")
-    yield from (one, two, f"So:\n{one}", f"{one}\nDone.", one[: len(one) // 2], one[:-1], one[1:], one.replace('"', "'"))
+    yield from (
+        one,
+        two,
+        f"So:\n{one}",
+        f"{one}\nDone.",
+        one[: len(one) // 2],
+        one[:-1],
+        one[1:],
+        one.replace('"', "'"),
+    )
     yield from (one.replace(NAME, ""), one.replace(NAME, "other"), f"{one}{one}", two[: -len(two) // 4])
     yield from (mark + "x" for mark in marks)
     for thought in ("<think>\nI add.\n</think>\n\n", f"<think>{one}</think>", "<think></think>", "<think>I add. "):
@@ -148,7 +162,9 @@ def histories(renderer: Renderer) -> Iterator[list[Message]]:
         yield [{"role": "user", "content": "1 + 2?"}, message, *(results or [{"role": "user", "content": "Sure?"}])]
 
 
-@pytest.mark.parametrize("form", [{"dialect": "hermes"}, {"dialect": "hermes", "one_call": True}, {"dialect": "mistral"}])
+@pytest.mark.parametrize(
+    "form", [{"dialect": "hermes"}, {"dialect": "hermes", "one_call": True}, {"dialect": "mistral"}]
+)
 async def test_the_messages_of_a_request_are_those_of_the_run(renderer: Renderer, form: dict[str, Any]) -> None:
     form = with_form(renderer, **form)
     async with ChatAgent("m", "http://127.0.0.1:1/v1", api_key_env="") as agent:
@@ -193,3 +209,48 @@ def test_a_stop_text_of_the_client_is_no_limit(renderer: Renderer) -> None:
     parser = parser_of(renderer)
     assert parser.parse(f"<think>I call. {call} ", request(stop=["END"]), True, ids)[2]
     assert not parser.parse(f"<think>I call. {call} END", request(), True, ids)[2]
+
+
+@pytest.mark.slow
+async def test_a_served_model_is_read_and_prompted_as_in_the_run(
+    renderer: Renderer, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """vLLM's server on a tiny model, which is held to the texts that are to be read."""
+    shutil.copytree(tiny_model, tmp_path / "model")
+    for name, text in texts_of_export(tiny_model, "off", "auto", temperature=1.0)[0].items():
+        (tmp_path / "model" / name).write_text(text)
+    monkeypatch.setenv("OPENAI_API_KEY", "secret")
+    announced: asyncio.Future[tuple[str, str]] = asyncio.get_running_loop().create_future()
+    server = asyncio.create_task(
+        serve_model(
+            ModelServer(run=str(tmp_path / "model"), port=0),
+            "secret",
+            lambda name, url, options: announced.set_result((name, url)),
+        )
+    )
+    try:
+        await asyncio.wait({announced, server}, return_when=asyncio.FIRST_COMPLETED)
+        name, url = announced.result()
+        question: Message = {"role": "user", "content": "1 + 2?"}
+        kinds: list[str] = []
+        for text in answers("hermes"):
+            ids = renderer.encode(text)
+            if not text.strip() or renderer.decode(ids) != text:
+                continue
+            inside = parts(renderer.read([*ids, renderer.stop_token_ids[0]], "stop", TOOLS))
+            for idle in (None, 300.0):  # in full, and as a stream
+                more = {"structured_outputs": {"choice": [text]}}
+                async with ChatAgent(name, url, timeout=300.0, idle_timeout=idle, extra_body=more) as agent:
+                    asked = Conversation(request_id="", observation=(question,), max_turn_tokens=400, max_tokens=1500)
+                    assert parts((await agent.act(asked, TOOLS))[1]) == inside, text
+            kinds += {"error" if call[3] else "call" for call in inside[2]} or {"answer"}
+        assert min(kinds.count(kind) for kind in ("answer", "call", "error")) > 5
+        async with ChatAgent(name, url) as agent, httpx.AsyncClient(trust_env=False, timeout=60.0) as client:
+            for messages in histories(renderer):
+                body = {"model": name, "messages": agent.sent(messages), "tools": TOOLS}
+                answer = await client.post(f"{url.removesuffix('/v1')}/tokenize", json=body)
+                first = Conversation(request_id="", observation=tuple(messages))
+                assert answer.json()["tokens"] == renderer.next_prompt(first, TOOLS)[1], messages
+    finally:
+        server.cancel()
+        await asyncio.wait({server})

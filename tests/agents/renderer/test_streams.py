@@ -1,4 +1,4 @@
-"""What a stream may have of an answer before the answer ends is the beginning of what the reader returns for all of it."""
+"""What a stream has of an answer is the beginning of what the reader returns for the full answer."""
 
 from __future__ import annotations
 
@@ -29,8 +29,18 @@ def pieces(dialect: str) -> st.SearchStrategy[str]:
     calls = [ToolCall(id="call_0", name="add", arguments={"a": 1, "b": "<x> {"})]
     written = write(calls, dialect)
     marks = [mark for mark in dialect_of(dialect).marks if mark]
-    parts = [THINK, END_THINK, written, written[: len(written) // 2], written[1:], *marks, *(mark[:-1] for mark in marks)]
-    return st.sampled_from([*parts, " ", "\n", "So", "{", "[", "}", '{"name": "add", "arguments": {"a": 2}}', "<tool", "é"])
+    parts = [
+        THINK,
+        END_THINK,
+        written,
+        written[: len(written) // 2],
+        written[1:],
+        *marks,
+        *(mark[:-1] for mark in marks),
+    ]
+    return st.sampled_from(
+        [*parts, " ", "\n", "So", "{", "[", "}", '{"name": "add", "arguments": {"a": 2}}', "<tool", "é"]
+    )
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)
