@@ -111,8 +111,12 @@ def _to_json(value: Any, ensure_ascii: bool = False, **options: Any) -> str:
     return json.dumps(value, ensure_ascii=ensure_ascii, **options)
 
 
-def find_template(folder: Path) -> ChatTemplate:
+def find_template(folder: Path, written: Path | None = None) -> ChatTemplate:
     """The chat template of a Hugging Face folder.
+
+    Args:
+        folder: of the model.
+        written: a file with another template for this model, as an adapter has it.
 
     Raises:
         UserError: there is none, there are several, or it is not valid Jinja.
@@ -120,8 +124,8 @@ def find_template(folder: Path) -> ChatTemplate:
     config = read_tokenizer_config(folder)
     tokens = {name: _text_of(config[name]) for name in _TOKENS if config.get(name)}
     source: Any = config.get("chat_template") or ""
-    if (folder / TEMPLATE).is_file():
-        source = (folder / TEMPLATE).read_text(encoding="utf-8")
+    if (file := written or folder / TEMPLATE).is_file():
+        source = file.read_text(encoding="utf-8")
     if isinstance(source, list):  # several templates by name
         named = {str(entry.get("name")): entry.get("template") for entry in source if isinstance(entry, dict)}
         if len(named) != 1:

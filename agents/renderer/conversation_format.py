@@ -113,7 +113,9 @@ class ConversationFormat:
         return self.template.render(prepared, tools, add_generation_prompt=add_generation_prompt)
 
 
-def learn_format(folder: Path, tokenizer: FastTokenizer, thinking: str, tools: str = "auto") -> ConversationFormat:
+def learn_format(
+    folder: Path, tokenizer: FastTokenizer, thinking: str, tools: str = "auto", template: Path | None = None
+) -> ConversationFormat:
     """Learn the format of the model in a Hugging Face folder.
 
     Args:
@@ -121,6 +123,7 @@ def learn_format(folder: Path, tokenizer: FastTokenizer, thinking: str, tools: s
         tokenizer: of the model.
         thinking: one of `Thinking`.
         tools: one of `ToolsForm`.
+        template: a file with another chat template than the folder's.
 
     Raises:
         UserError: a setting is unknown or does not fit the model, or no run can use its template.
@@ -128,7 +131,7 @@ def learn_format(folder: Path, tokenizer: FastTokenizer, thinking: str, tools: s
     for name, value, allowed in (("thinking", thinking, Thinking), ("renderer.tools", tools, ToolsForm)):
         if value not in get_args(allowed):
             raise UserError(f"{name} is {value!r}. {nearest(value, get_args(allowed))}")
-    own = find_template(folder)
+    own = find_template(folder, template)
     return _Learner(folder, tokenizer, own, thinking, tools).learn()
 
 

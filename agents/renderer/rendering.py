@@ -53,14 +53,22 @@ class Renderer:
         thinking: whether the model thinks before it answers. The thoughts of earlier turns are kept or dropped as the
             template does: Qwen3 keeps those since the last message of a user, so they stay through a loop of calls.
         tools: who describes the tools, see `ToolsForm`.
+        template: a file with another chat template than the folder's, as an adapter has it.
 
     Raises:
         UserError: the folder has no tokenizer or no chat template that a run can use, or `thinking` does not fit it.
     """
 
-    def __init__(self, model: str | Path, *, thinking: Thinking = "off", tools: ToolsForm = "auto") -> None:
+    def __init__(
+        self,
+        model: str | Path,
+        *,
+        thinking: Thinking = "off",
+        tools: ToolsForm = "auto",
+        template: Path | None = None,
+    ) -> None:
         self._tokenizer = FastTokenizer(model)
-        self.format = learn_format(Path(model), self._tokenizer, thinking, tools)
+        self.format = learn_format(Path(model), self._tokenizer, thinking, tools, template)
         """What the chat template does."""
         self.thinks = self.format.thinks
         self.stop_token_ids: tuple[int, ...] = self.format.stop_token_ids
@@ -242,6 +250,14 @@ class Renderer:
         if calls:
             message["tool_calls"] = to_openai(calls)
         return Action(message=message, tool_calls=calls, finish_reason=finish_reason)
+
+    def prepared(self, messages: Sequence[Message]) -> list[dict[str, Any]]:
+        """Messages as the chat template takes them, for a server that executes it: see `next_prompt`."""
+        return [self.format.prepared(message) for message in self._defused(messages)]
+
+    def prepared_tools(self, tools: Sequence[ToolSpec]) -> Sequence[ToolSpec]:
+        """Tools as the chat template takes them."""
+        return self._defused_tools(tools)[0]
 
     def _is_token(self, text: str) -> bool:
         return text in self._tokenizer.special_tokens
