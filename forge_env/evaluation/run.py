@@ -83,7 +83,8 @@ async def run_evaluation(
         if missing:
             async with factory, open_agent(plan.agent, settings) as agent:
                 folder.begin()
-                if found := await _rendered_otherwise(plan, factory, agent, tasks[0], like):
+                otherwise = await _rendered_otherwise(plan, factory, agent, tasks[0], like)
+                for found in filter(None, (getattr(agent, "warning", ""), otherwise)):
                     warn(found)
                 await _AttemptRunner(plan, factory, agent, folder, ended).run_all(missing, concurrency)
         folder.begin()
