@@ -22,7 +22,6 @@ import numpy as np
 from agents.renderer.conversation_format import (
     AFTER_THOUGHT,
     CLOSE_THOUGHT,
-    TRIAL_TOOLS,
     Thinking,
     ToolsForm,
     learn_format,
@@ -34,7 +33,7 @@ from agents.renderer.model_json import decode_all, dump
 from agents.renderer.reading import END_THINK, THINK
 from agents.renderer.template_parts import TemplateParts, learn_template_parts
 from agents.renderer.tokenizer import FastTokenizer
-from agents.renderer.trial import prompts, trial
+from agents.renderer.trial import prompts, trial, trial_tools
 from forge_env.core.constraint import Constraint
 from forge_env.core.errors import TemplateError, UserError
 from forge_env.core.protocols import Conversation
@@ -313,7 +312,7 @@ class Renderer:
         Returns:
             Sentences on when rows begin.
         """
-        tools = () if self.format.tools_problem else TRIAL_TOOLS
+        tools = trial_tools(self)
         turns = trial(self, tools=tools)
         for messages, ids in prompts(turns):
             if ids != self._tokenizer.encode(self._render(messages, tools, add_generation_prompt=True)):

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from forge_env.core.episode import Episode
 from forge_env.core.errors import UserError, nearest
-from forge_env.core.types import EpisodeLimits, Task
+from forge_env.core.types import HOTTEST, EpisodeLimits, Task
 from forge_env.evaluation.digests import depends_on, task_digests
 from forge_env.records.run_files import limits_from, trained_config
 from forge_env.registry.agent_spec import split_agent
@@ -84,8 +84,10 @@ class EvalPlan:
             )
         if self.tasks < 1 or self.n < 1:
             raise UserError(f"tasks is {self.tasks} and n is {self.n}; both must be 1 or more")
-        if self.temperature is not None and not 0 <= self.temperature < float("inf"):
-            raise UserError(f"the temperature is {self.temperature}; it is 0, which is greedy, or more")
+        if self.temperature is not None and not 0 <= self.temperature <= HOTTEST:
+            raise UserError(
+                f"--temperature is {self.temperature:g}; it must be from 0, which is greedy, to {HOTTEST:g}"
+            )
         if self.top_p is not None and not 0 < self.top_p <= 1:
             raise UserError(f"top_p is {self.top_p}; it is above 0 and at most 1")
         for name, seconds in (("answer_seconds", self.answer_seconds), ("idle_seconds", self.idle_seconds)):

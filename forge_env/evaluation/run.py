@@ -83,7 +83,8 @@ async def run_evaluation(
                 await stack.enter_async_context(factory)
                 agents.append(await stack.enter_async_context(open_agent(plan.agent, settings)))
                 main.folder.begin()
-                if found := await _rendered_otherwise(plan, factory, agents[0], tasks[0], like):
+                otherwise = await _rendered_otherwise(plan, factory, agents[0], tasks[0], like)
+                for found in filter(None, (getattr(agents[0], "warning", ""), otherwise)):
                     warn(found)
             return agents[0]
 

@@ -51,7 +51,7 @@ async def _phases(run: Run, objective: Objective) -> None:
     start = await (_resume(run, run.checkpoint) if run.checkpoint else _begin(run))
     if diagnosis.findings:  # of the steps before the checkpoint
         run.record.add_fact("findings", diagnosis.summary())
-    await run.trainer.load_reference(objective.kl_reference, is_resumed=run.checkpoint is not None)
+    await run.trainer.load_reference(objective.kl_reference)
     started = time.perf_counter() - start.seconds
     learner = Learner(run=run, objective=objective, alarm=alarm, diagnosis=diagnosis, started=started)
     state = await _train(run, learner, start.state)

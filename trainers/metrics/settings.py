@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 from annotated_types import Ge, Interval
 
 from forge_env.core.errors import UserError
+from forge_env.core.types import HOTTEST
 from forge_env.utils.settings import MAY_CHANGE
 
 
@@ -22,7 +23,7 @@ class EvaluationConfig:
     """Optimizer steps between two evaluations; 0 is none between the first and the last."""
     n: Annotated[int, Ge(1)] = 1
     """Attempts at each task."""
-    temperature: Annotated[float, Ge(0)] = 1.0
+    temperature: Annotated[float, Interval(ge=0, le=HOTTEST)] = 1.0
     """The sampling temperature of evaluations, which does not follow the temperature of training; 0 is greedy."""
     top_p: Annotated[float, Interval(gt=0, le=1)] = 1.0
     """The share of the probability, the likeliest tokens first, that evaluations sample from; 1 is all."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
+from agents.model_folder import weight_files
+from agents.model_weights import places
 from forge_env.core.episode import Episode
 from forge_env.core.errors import UserError
 from forge_env.core.reward_value import reaches
@@ -21,13 +23,7 @@ CORPUS_TASKS = 192  # demonstrations with the text that trains the tokenizer of 
 
 def count_parameters(model: Path) -> int:
     """Count the parameters of a Hugging Face folder from the headers of its files."""
-    from safetensors import safe_open
-
-    total = 0
-    for path in model.glob("*.safetensors"):
-        with safe_open(path, framework="pt") as file:
-            total += sum(math.prod(file.get_slice(name).get_shape()) for name in file.keys())  # noqa: SIM118
-    return total
+    return sum(math.prod(place.shape) for place in places(weight_files(model)).values())
 
 
 async def make_model(folder: Path, factory: EnvFactory, *, seed: int, limits: EpisodeLimits, size: str = "tiny") -> int:

@@ -20,6 +20,10 @@ class ModelConfig:
     size: Literal["tiny", "100m", "tiny-moe"] = "tiny"
     """Size of the model that is made on the spot: half a million parameters, a hundred million, or a tiny one with
     experts."""
+    new_rows: Literal["off", "on"] = "off"
+    """Give tokens of the chat template that `path` was never trained on, such as <tool_call>, rows of their own in the
+    embedding and the output layer: the mean of the rows of their text's pieces, plus noise. The run then begins with a
+    copy of the model in its folder. The plan names such tokens."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -36,7 +36,7 @@ OF_SETTINGS: tuple[Check, ...] = (
     run_checks.check_metrics,
     run_checks.check_pace,
     run_checks.check_schedule,
-    run_checks.check_resume,
+    run_checks.check_folder,
     model_checks.check_shape,
     lambda draft: draft.config.parallelism.check_procs(draft.services.trainer.procs),
     machine_checks.check_trainer,
@@ -79,6 +79,9 @@ def make_plan(config: RunConfig, algorithm: Algorithm) -> RunPlan:
     draft = Draft(config=config, defaults=defaults, trained_by=algorithm, model=model, objective=objective)
     for check in (*OF_SETTINGS, *OF_SIZES):
         check(draft)
+    if model.folder is not None:
+        model = model_checks.check_folder(draft, model.folder)
+    config.check_data(model.folder)
     tasks = _local_tasks(config, environment, source)
     if tasks is not None and environment is not None:
         run_checks.check_demonstrations(config, environment, tasks.train, source)
@@ -137,6 +140,18 @@ def _with_micro_batch(plan: RunPlan) -> RunPlan:
         if has_same_engine and max(usage.worst for usage in larger.cards) <= card:
             return larger
     return plan
+
+
+def with_folder(plan: RunPlan, folder: Path) -> RunPlan:
+    """The plan with what the files of the model say; the same object if they were here when it was made.
+
+    Raises:
+        UserError: when they cannot be used, or as `with_model`.
+    """
+    if plan.model.folder is not None:
+        return plan
+    plan = with_model(plan, folder)
+    return replace(plan, model=model_checks.check_folder(plan, folder)) if plan.model.path else plan
 
 
 def tasks_of(plan: RunPlan) -> tuple[RunTasks, dict[str, HeldOutSet]]:
