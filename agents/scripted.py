@@ -20,7 +20,7 @@ from forge_env.registry.registry import env_class, load
 from forge_env.utils.threads import invoker
 
 if TYPE_CHECKING:
-    from agents.renderer.families import Thinking
+    from agents.renderer.conversation_format import Thinking, ToolsForm
     from agents.renderer.rendering import Renderer
 
 Script = Callable[[list[Message]], Message] | Callable[[list[Message]], Awaitable[Message]]
@@ -33,6 +33,7 @@ def scripted_agent(
     *,
     model: str = "",
     thinking: Thinking = "off",
+    tools: ToolsForm = "auto",
     answer_seconds: float = ANSWER_SECONDS,
 ) -> ScriptedAgent:
     """The scripted agent of a name.
@@ -43,12 +44,13 @@ def scripted_agent(
             function of the conversation.
         model: folder of a model; with one, the turns hold its tokens.
         thinking: see `ScriptedAgent`.
+        tools: see `ScriptedAgent`.
         answer_seconds: see `ScriptedAgent`.
 
     Raises:
         UserError: the environment has no expert, or there is no such function.
     """
-    settings: dict[str, Any] = {"model": model, "thinking": thinking, "answer_seconds": answer_seconds}
+    settings: dict[str, Any] = {"model": model, "thinking": thinking, "tools": tools, "answer_seconds": answer_seconds}
     if script == "null":
         return ScriptedAgent(say_nothing, **settings)
     if script != "expert":
@@ -96,6 +98,7 @@ class ScriptedAgent:
         model: folder of a model.
         thinking: whether this model thinks, see `Renderer`. If so, the tokens of an answer begin with the message's
             reasoning_content, or with an empty thought.
+        tools: who describes the tools to this model, see `ToolsForm`.
         name: of the script, for messages; by default the function's.
         answer_seconds: time limit for an answer, in seconds.
     """
@@ -108,12 +111,13 @@ class ScriptedAgent:
         *,
         model: str = "",
         thinking: Thinking = "off",
+        tools: ToolsForm = "auto",
         name: str = "",
         answer_seconds: float = ANSWER_SECONDS,
     ) -> None:
         self._script = invoker(script)
         self._name = name or getattr(script, "__qualname__", type(script).__name__)
-        self._renderer = _renderer(model, thinking) if model else None
+        self._renderer = _renderer(model, thinking, tools) if model else None
         self.answer_seconds = answer_seconds
 
     async def act(self, conversation: Conversation, tools: Sequence[ToolSpec]) -> tuple[Turn, Action]:
@@ -147,7 +151,7 @@ class ScriptedAgent:
             message=message,
             tool_calls=calls,
             prompt_ids=array_of(new, IDS),
-            token_ids=array_of(self._renderer.write(message), IDS),
+            token_ids=array_of(self._renderer.write(message, tools), IDS),
             starts_row=not len(row),
             constraint=label,
         )
@@ -235,10 +239,10 @@ def _wrong_with_call(call: Any) -> str:
     return ""
 
 
-def _renderer(model: str, thinking: Thinking) -> Renderer:
+def _renderer(model: str, thinking: Thinking, tools: ToolsForm) -> Renderer:
     from agents.renderer.rendering import Renderer  # needs the tokenizer packages; text agents do not
 
-    return Renderer(model, thinking=thinking)
+    return Renderer(model, thinking=thinking, tools=tools)
 
 
 class ScriptedPolicy:

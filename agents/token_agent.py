@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from agents.constrained import ConstrainedTurn
-from agents.renderer.families import Thinking
+from agents.renderer.conversation_format import Thinking, ToolsForm
 from agents.renderer.rendering import Renderer
 from agents.stop_strings import truncate_at_stop
 from agents.thought_budget import context_digest, sample_within
@@ -30,6 +30,7 @@ class TokenAgent:
         top_p: see `Sampling`; 1 in training.
         thinking: whether the model thinks before it answers, see `Renderer`. `EpisodeLimits.max_thinking_tokens` limits
             a thought.
+        tools: who describes the tools, see `ToolsForm`.
     """
 
     completes = True
@@ -45,8 +46,9 @@ class TokenAgent:
         temperature: float = 1.0,
         top_p: float = 1.0,
         thinking: Thinking = "off",
+        tools: ToolsForm = "auto",
     ) -> None:
-        self.renderer = Renderer(model, thinking=thinking)
+        self.renderer = Renderer(model, thinking=thinking, tools=tools)
         self._policy = policy
         self._temperature = temperature
         self._top_p = top_p
@@ -82,10 +84,10 @@ class TokenAgent:
             raise ContextFull(f"the prompt has {len(prompt)} tokens, and the context {conversation.max_tokens}")
         grammar = self.renderer.grammar(asked.constraint, tools) if asked.constraint is not None else ""
         completion, seen = await self._sample(conversation, asked, prompt, room, grammar)
-        if asked.stop:
-            completion = truncate_at_stop(completion, asked.stop, self.renderer.decode)
+        if stop := (*asked.stop, *self.renderer.stop):
+            completion = truncate_at_stop(completion, stop, self.renderer.decode)
         sampled = completion.token_ids.tolist()
-        action = self.renderer.read(sampled, completion.finish_reason)
+        action = self.renderer.read(sampled, completion.finish_reason, tools)
         # Of the earlier turns' tokens only the last one was not an input yet. The last one of this turn is not one
         # either.
         first, end = max(0, len(row) - 1), len(prompt) + len(sampled) - 1
@@ -137,7 +139,7 @@ class TokenAgent:
             max_tokens=room,
             seed=None if seed is None else _turn_seed(seed, turn, 0),
             stop_token_ids=self.renderer.stop_token_ids,
-            stop=asked.stop,
+            stop=(*asked.stop, *self.renderer.stop),
             grammar=grammar,
         )
         budget = conversation.max_thinking_tokens

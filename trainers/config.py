@@ -21,7 +21,7 @@ from trainers.metrics.settings import EvaluationConfig, MetricsConfig
 from trainers.objective.settings import AlgorithmConfig
 from trainers.settings.loop import LoopOptions
 from trainers.settings.services import DeadlinesConfig, LauncherConfig, ServicesConfig
-from trainers.settings.tasks import DatasetConfig, EnvConfig, ModelConfig, WarmupConfig
+from trainers.settings.tasks import DatasetConfig, EnvConfig, ModelConfig, RendererConfig, WarmupConfig
 from trainers.titan.settings import MoEConfig, ParallelismConfig, TrainerSettings, TrainingRate
 
 SHORT_OPTIONS = {
@@ -62,6 +62,7 @@ class RunConfig:
     model: ModelConfig = field(default_factory=ModelConfig)
     dataset: DatasetConfig = field(default_factory=DatasetConfig)
     env: EnvConfig = field(default_factory=EnvConfig)
+    renderer: RendererConfig = field(default_factory=RendererConfig)
     warmup: WarmupConfig = field(default_factory=WarmupConfig)
     training: TrainingConfig = field(default_factory=TrainingConfig)
     lora: LoraConfig = field(default_factory=LoraConfig)

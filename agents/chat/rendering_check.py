@@ -33,12 +33,13 @@ async def compare_rendering(
     Raises:
         UserError: `like` is not the folder of a run, or of its model, or the packages that render are missing.
     """
-    if importlib.util.find_spec("renderers") is None:  # an endpoint can be evaluated without it
+    if importlib.util.find_spec("tokenizers") is None:  # an endpoint can be evaluated without it
         if like:
-            raise UserError(f"--like {like} needs the package renderers: pip install 'forge-env[agents]'")
+            raise UserError(f"--like {like} needs the package tokenizers: pip install 'forge-env[agents]'")
         return ""
     from agents.renderer.rendering import Renderer
-    from agents.renderer.served import difference, prompts, trial
+    from agents.renderer.served import difference
+    from agents.renderer.trial import prompts, trial
 
     folder = Path(like).expanduser() if like else None
     connection: dict[str, Any] = {"timeout": _SECONDS, "headers": agent.client.headers(), "verify": ssl_context()}

@@ -22,7 +22,7 @@ from forge_env.core.types import Action, Sampling, ToolSpec
 from forge_env.utils.deadlines import queued
 
 if TYPE_CHECKING:
-    from agents.renderer.families import Thinking
+    from agents.renderer.conversation_format import Thinking
     from forge_env.registry.agent_spec import AgentSettings
 
 START_SECONDS = 1800.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from agents.renderer.families import Thinking
+from agents.renderer.conversation_format import Thinking
 from agents.renderer.rendering import Renderer
 from forge_env.core.episode import Turn
 from forge_env.core.types import Message

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from forge_env.core.constraint import Constraint
 from forge_env.core.errors import TurnRefused
 from forge_env.core.types import FunctionSpec, ToolSpec
-
-if TYPE_CHECKING:
-    from agents.renderer.families import Calls
 
 _MOST_WHITESPACE = 32
 """Characters between two parts of a JSON text; without a limit a model may write white space forever."""
@@ -19,7 +16,7 @@ _Format = dict[str, Any]
 
 
 def grammar_of(
-    constraint: Constraint, tools: Sequence[ToolSpec], calls: Calls, token_id: Callable[[str], int | None]
+    constraint: Constraint, tools: Sequence[ToolSpec], calls: str, token_id: Callable[[str], int | None]
 ) -> str:
     """A structural tag of XGrammar, as JSON. The JSON of an answer follows the order of its schema.
 
@@ -45,7 +42,7 @@ def grammar_of(
     return json.dumps({"type": "structural_tag", "format": answer})
 
 
-def _call(function: FunctionSpec, calls: Calls, token_id: Callable[[str], int | None]) -> _Format:
+def _call(function: FunctionSpec, calls: str, token_id: Callable[[str], int | None]) -> _Format:
     name, arguments = json.dumps(function["name"]), _json(function["parameters"])
     if calls == "llama":
         return _sequence(_text(f'{{"name": {name}, "parameters": '), arguments, _text("}"))

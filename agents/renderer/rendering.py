@@ -1,102 +1,116 @@
-"""Messages to tokens and back. Sampled tokens are never tokenised again.
+"""Messages to tokens and back, by the model's own chat template. Sampled tokens are never tokenised again.
 
 Only the renderer writes special tokens. If a message or the spec of a tool spells one out, in any of its fields, it
 becomes plain text: a space follows its first character. The prompt is then tokenised in one piece, as servers do it.
 
-The `renderers` library has the templates of the model families. The prompt of a new turn continues the sampled ids. If
-the template would rewrite earlier turns, the next turn starts a new row.
+The prompt of a new turn continues the sampled ids with what the template writes behind the turn. If the template
+rewrites earlier turns, the next turn starts a new row.
 """
 
 from __future__ import annotations
 
-import functools
 import json
 import re
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from renderers.base import ParsedToolCall, ToolCallParseStatus
 
-from agents.renderer.dialects import parse, to_openai
-from agents.renderer.families import (
+from agents.renderer.conversation_format import (
     AFTER_THOUGHT,
     CLOSE_THOUGHT,
-    END_THINK,
-    THINK,
+    TRIAL_TOOLS,
     Thinking,
-    check_thinking,
-    find_family,
+    ToolsForm,
+    learn_format,
+    trial_calls,
 )
+from agents.renderer.dialects import to_openai
 from agents.renderer.grammar import grammar_of
-from agents.renderer.model_json import arguments_of, decode_all, dump, read_arguments
+from agents.renderer.model_json import decode_all, dump
+from agents.renderer.reading import END_THINK, THINK
 from agents.renderer.template_parts import TemplateParts, learn_template_parts
-from agents.renderer.tokenizer import FastTokenizer, chat_template
+from agents.renderer.tokenizer import FastTokenizer
+from agents.renderer.trial import prompts, trial
 from forge_env.core.constraint import Constraint
 from forge_env.core.errors import TemplateError, UserError
 from forge_env.core.protocols import Conversation
 from forge_env.core.tokens import IDS, NO_IDS, Ids, as_list, join_arrays
-from forge_env.core.types import Action, Message, ToolCall, ToolSpec
+from forge_env.core.types import Action, Message, ToolSpec
+
+_MARKS = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", THINK, END_THINK)
+"""Marks of templates that may be plain text to the tokenizer; messages of users and tools may not contain them."""
 
 
 class Renderer:
-    """Renders conversations for the model in a Hugging Face folder: Qwen3, dense and MoE, Qwen2.5, Llama from 3.1 on.
+    """Renders conversations for the model in a Hugging Face folder, by its chat template.
 
     Args:
         model: the folder.
-        thinking: whether the model thinks before it answers. Without thinking, a prompt of Qwen3 ends with an empty
-            thought. With thinking, the thoughts of earlier turns are kept or dropped as the family's template does:
-            Qwen3 keeps the thoughts since the last message of a user, so they stay through a loop of tool calls.
+        thinking: whether the model thinks before it answers. The thoughts of earlier turns are kept or dropped as the
+            template does: Qwen3 keeps those since the last message of a user, so they stay through a loop of calls.
+        tools: who describes the tools, see `ToolsForm`.
 
     Raises:
-        UserError: the model family is not supported, the tokenizer is not of this family, or `thinking` is "on" and the
-            model has no thinking.
+        UserError: the folder has no tokenizer or no chat template that a run can use, or `thinking` does not fit it.
     """
 
-    def __init__(self, model: str | Path, *, thinking: Thinking = "off") -> None:
-        self._family = find_family(Path(model))
-        self.thinks = check_thinking(Path(model), thinking)
+    def __init__(self, model: str | Path, *, thinking: Thinking = "off", tools: ToolsForm = "auto") -> None:
         self._tokenizer = FastTokenizer(model)
-        create = self._family.create_thinking if self.thinks else self._family.create
-        assert create is not None, "check_thinking has found the family to have thinking"
-        try:
-            self._renderer = create(self._tokenizer, chat_template(Path(model)))
-        except AssertionError as error:
-            raise UserError(f"the tokenizer in {model} is not of the model's family: {error}") from None
-        self.stop_token_ids: tuple[int, ...] = tuple(self._renderer.get_stop_token_ids())
-        special = sorted([*self._tokenizer.special_tokens, *self._family.marks], key=len, reverse=True)
+        self.format = learn_format(Path(model), self._tokenizer, thinking, tools)
+        """What the chat template does."""
+        self.thinks = self.format.thinks
+        self.stop_token_ids: tuple[int, ...] = self.format.stop_token_ids
+        self.stop: tuple[str, ...] = tuple(end for end in self.format.ends[:1] if not self._is_token(end))
+        """The end of an answer, if it is ordinary text to the tokenizer."""
+        marks = [mark for mark in _MARKS if mark in self.format.template.source]
+        tokens = {token for token in self._tokenizer.special_tokens if len(token.strip()) > 1}  # Gemma's are spaces too
+        special = sorted({*tokens, *marks, *self.stop}, key=len, reverse=True)
         self._special = re.compile("|".join(map(re.escape, special)) or "(?!)")
-        self._think, self._end_think = self._tokenizer.convert_tokens_to_ids([THINK, END_THINK])
+        self._think, self._end_think = (self._tokenizer.token_id(mark) for mark in (THINK, END_THINK))
         self.close_thought: tuple[int, ...] = tuple(self._tokenizer.encode(CLOSE_THOUGHT)) if self.thinks else ()
         """The tokens that end a thought; the answer comes next."""
-        self.end_thought: int = self._end_think
-        """The token that ends a thought."""
+        self.end_thought: int = -1 if self._end_think is None else self._end_think
+        """The token that ends a thought; -1 if the tokenizer has none, and then the model does not think."""
         self.after_thought: tuple[int, ...] = tuple(self._tokenizer.encode(AFTER_THOUGHT)) if self.thinks else ()
         """The tokens between `end_thought` and the answer."""
         self._first_prompts: dict[Any, TemplateParts | None] = {}
         self._tools: dict[int, tuple[Sequence[ToolSpec], Sequence[ToolSpec], str]] = {}
         self._bridges = {role: self._learn_bridge(role) for role in ("tool", "user")}
+        self._continues = True
+        self.notes: tuple[str, ...] = (*self.format.notes, *self._proof())
+        """Sentences on what the run does otherwise than the model's template, and when a row begins."""
 
     def next_prompt(self, conversation: Conversation, tools: Sequence[ToolSpec]) -> tuple[np.ndarray, list[int]]:
-        """The next prompt in two parts: the tokens of earlier turns, none if a row starts, and the new tokens."""
+        """The next prompt in two parts: the tokens of earlier turns, none if a row starts, and the new tokens.
+
+        Raises:
+            TemplateError: the template has no place for the messages or the tools.
+        """
+        self.check_tools(tools)
         row = _last_row(conversation)
         tools, text_of_tools = self._defused_tools(tools)
-        if len(row):
-            new = self._defused(conversation.observation)
-            bridged = self._bridge(row, conversation.turns[-1].token_ids.tolist(), new, tools)
-            if bridged is not None:
-                return row, bridged
         if not conversation.turns:
             return NO_IDS, self._first_prompt(self._defused(conversation.observation), tools, text_of_tools)
-        messages = self._defused(conversation.messages)
-        if self._family.one_call:
-            messages = _one_call_each(messages)
-        prompt = self._render(messages, tools, add_generation_prompt=True)
-        if self.thinks and len(row) and prompt[: len(row)] == row.tolist():  # no thought to drop: nothing is rewritten
-            return row, prompt[len(row) :]
-        return NO_IDS, prompt
+        if len(row) and self._continues and (added := self._continuation(conversation, tools)) is not None:
+            return row, added
+        text = self._render(self._defused(conversation.messages), tools, add_generation_prompt=True)
+        return NO_IDS, self._tokenizer.encode(text)
+
+    def check_tools(self, tools: Sequence[ToolSpec]) -> None:
+        """Check that the template can be used with these tools.
+
+        Raises:
+            TemplateError: it cannot.
+        """
+        if tools and self.format.tools_problem:
+            raise TemplateError(
+                f"the chat template in {self._tokenizer.name_or_path} {self.format.tools_problem}, and the environment "
+                "has tools: set renderer.tools to text, and they are described in the system message"
+            )
 
     def plain_prompt(self, conversation: Conversation, prompt: str | Sequence[int]) -> tuple[np.ndarray, list[int]]:
         """Like `next_prompt`, for a prompt without a template.
@@ -122,25 +136,44 @@ class Renderer:
             )
         return (row if is_old else NO_IDS), new
 
-    def write(self, message: Message) -> list[int]:
-        """The tokens of `message` as a model would sample them, with the end-of-turn token.
+    def write(self, message: Message, tools: Sequence[ToolSpec] = ()) -> list[int]:
+        """The tokens of `message` as a model would sample them, with the tokens that end a turn.
 
         With thinking they begin with the message's reasoning, or with an empty thought, as the template renders it.
 
         Raises:
-            UserError: the message has reasoning, and the model does not think.
+            UserError: the message has reasoning, and the model does not think; or it has several calls, and the
+                template has room for one.
         """
-        question: list[Any] = [{"role": "user", "content": "?"}]
-        prompt = self._tokenizer.decode(self._render(question, add_generation_prompt=True))
-        full = self._tokenizer.decode(self._render([*question, *self._defused([message])]))
-        if not full.startswith(prompt):
+        thought = message.get("reasoning_content")
+        if thought and not self.thinks:
             raise UserError(
                 f"a scripted message holds reasoning, and the model in {self._tokenizer.name_or_path} answers without: "
                 f"let it think (thinking on), or leave reasoning_content out of {message!r}"
             )
+        if self.format.answers.one_call and len(message.get("tool_calls") or ()) > 1:
+            raise UserError(
+                f"a scripted message holds {len(message['tool_calls'])} calls, and the chat template in "
+                f"{self._tokenizer.name_or_path} has room for one call in an answer: write one a message"
+            )
+        question = self.format.question
+        base = self._render(question, tools, add_generation_prompt=True).removesuffix(self.format.opening)
+        full = self._render([*question, *self._defused([message])], tools)
+        if not full.startswith(base):
+            raise UserError(f"the chat template in {self._tokenizer.name_or_path} does not write {message!r:.200}")
+        answer = full[len(base) :]
+        start, end = self._first_end(answer)
+        answer = answer[:end] if end else answer + self.format.ends[0]
         # Text rather than ids: no model could sample a token that spans the end of the prompt.
-        answer = self._tokenizer.encode(full[len(prompt) :])
-        return answer[: next(i for i, t in enumerate(answer) if t in self.stop_token_ids) + 1]
+        return self._tokenizer.encode(self._after_opening(answer))
+
+    def _after_opening(self, answer: str) -> str:
+        """An answer as a conversation holds it, without what the prompt has begun of it."""
+        opening = self.format.opening
+        if answer.startswith(opening):
+            return answer[len(opening) :]
+        content = answer.rpartition(END_THINK)[2].lstrip("\n") if answer.lstrip().startswith((THINK, END_THINK)) else answer
+        return (CLOSE_THOUGHT if self.format.answers.opens_thought else "") + content
 
     def encode(self, text: str) -> list[int]:
         """Tokens of a text; special tokens in it are recognised."""
@@ -156,8 +189,8 @@ class Renderer:
         return self.decode(token_ids[:-1] if ended else token_ids)
 
     def text(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> str:
-        """A conversation as a template writes it, with special tokens, also those that a message spells out."""
-        return self._tokenizer.decode(self._render(messages, tools))
+        """A conversation as the template writes it, with special tokens, also those that a message spells out."""
+        return self._render(messages, tools)
 
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes of a token, which may be a part of a character."""
@@ -171,72 +204,48 @@ class Renderer:
             tools: the tools that it may name.
 
         Raises:
-            TurnRefused: it names a tool that is not one of them.
+            TurnRefused: it names a tool that is not one of them, or the form of the calls has no grammar.
         """
-        return grammar_of(constraint, tools, self._family.calls, self._tokenizer.convert_tokens_to_ids)
+        return grammar_of(constraint, tools, self.format.answers.dialect, self._tokenizer.token_id)
 
     def is_in_thought(self, token_ids: Sequence[int]) -> bool:
-        """Whether the tokens of a turn begin with a thought and do not end it."""
-        if self._think not in token_ids or self._end_think in token_ids:
+        """Whether the tokens of a turn are a thought, or begin one, and do not end it."""
+        if self._end_think in token_ids:
             return False
-        return not self.decode(token_ids[: list(token_ids).index(self._think)]).strip()
+        if self.format.answers.opens_thought:
+            return True
+        return self._think in token_ids and not self.decode(token_ids[: list(token_ids).index(self._think)]).strip()
 
-    def read(self, token_ids: Ids, finish_reason: str) -> Action:
-        """Parse sampled tokens into an action. No sampled text raises.
+    def read(self, token_ids: Ids, finish_reason: str, tools: Sequence[ToolSpec] | None = None) -> Action:
+        """Parse sampled tokens into an action, see `AnswerForm.read`. No sampled text raises.
 
-        A thought becomes `reasoning_content`, and a call in it is no call. A call ends a thought that has no end of its
-        own, unless a limit has cut the thought off.
+        Args:
+            token_ids: of the turn.
+            finish_reason: "length" if a limit has cut it.
+            tools: what may be called; None if that is not known.
         """
-        token_ids = as_list(token_ids)
-        if self.thinks and finish_reason == "length" and self.is_in_thought(token_ids):
-            return self._cut_thought(token_ids)
-        try:
-            # Without the prompt: it matters only if it opens the reasoning, and no supported template opens it.
-            parsed = self._renderer.parse_response(token_ids)
-        except (ValueError, RecursionError, TypeError, KeyError) as error:  # JSON too deep, numbers too long
-            return self._unreadable(token_ids, finish_reason, error)
-        content = parsed.content or ""
-        calls = tuple([_tool_call(i, call) for i, call in enumerate(parsed.tool_calls)])
-        if not calls:
-            content, calls = parse(content, self._family.dialect)
-        message: Message = {"role": "assistant", "content": content}
-        if parsed.reasoning_content:
-            message["reasoning_content"] = parsed.reasoning_content
+        ids = as_list(token_ids)
+        end = next((i for i, token in enumerate(ids) if token in self.stop_token_ids), len(ids))
+        text = self.decode(ids[:end])
+        if self.stop:
+            text = text.partition(self.stop[0])[0]
+        answer = self.format.answers.read(text, tools=tools, is_cut=finish_reason == "length")
+        message: Message = {"role": "assistant", "content": answer.content}
+        if answer.thought:
+            message["reasoning_content"] = answer.thought
+        # Interned: thousands of live episodes call the same few tools.
+        calls = tuple([replace(call, id=sys.intern(call.id), name=sys.intern(call.name)) for call in answer.calls])
         if calls:
             message["tool_calls"] = to_openai(calls)
         return Action(message=message, tool_calls=calls, finish_reason=finish_reason)
 
-    def _cut_thought(self, token_ids: Sequence[int]) -> Action:
-        thought = self.decode([t for t in token_ids[list(token_ids).index(self._think) :] if t != self._think])
-        message: Message = {"role": "assistant", "content": "", "reasoning_content": thought}
-        return Action(message=message, finish_reason="length")
-
-    def _unreadable(self, token_ids: Sequence[int], finish_reason: str, error: Exception) -> Action:
-        text = self._tokenizer.decode([t for t in token_ids if t not in self.stop_token_ids])
-        call = ToolCall(id="call_0", name="", arguments=None, raw=text, error=f"It could not be read: {error}.")
-        return Action(message={"role": "assistant", "content": text}, tool_calls=(call,), finish_reason=finish_reason)
+    def _is_token(self, text: str) -> bool:
+        return text in self._tokenizer.special_tokens
 
     def _render(
         self, messages: Sequence[Any], tools: Sequence[ToolSpec] = (), *, add_generation_prompt: bool = False
-    ) -> list[int]:
-        try:
-            ids = self._renderer.render_ids(
-                list(messages), tools=list(tools) or None, add_generation_prompt=add_generation_prompt
-            )
-        except ValueError as error:
-            where = self._tokenizer.name_or_path
-            raise TemplateError(
-                f"the template of the model in {where} has no place for this conversation: {error}"
-            ) from None
-        return self._as_served(ids)
-
-    def _as_served(self, ids: Sequence[int]) -> list[int]:
-        """Rendered tokens as a server makes them, by tokenising a rendered text in one piece.
-
-        The `renderers` library tokenises the parts of a template separately, and a token may span two parts. Special
-        tokens split a text, so the text after one can be tokenised without the text before it.
-        """
-        return self._tokenizer.encode(self._tokenizer.decode(ids))
+    ) -> str:
+        return self.format.render(messages, tools, add_generation_prompt=add_generation_prompt)
 
     def _defused(self, messages: Sequence[Message]) -> list[Message]:
         """Keep messages from forging turns: if one of their fields spells out a special token, it becomes plain
@@ -246,7 +255,7 @@ class Renderer:
     def _defused_message(self, message: Message) -> Message:
         if message["role"] != "assistant":
             return {**message, "content": self._defuse(message["content"])}
-        if self._family.create_thinking is not None:
+        if self.format.writes_thoughts:
             message = _with_thought(message)
         defused: Message = self._defuse({key: value for key, value in message.items() if key != "tool_calls"})
         if "tool_calls" in message:
@@ -273,54 +282,129 @@ class Renderer:
             return {self._defuse(key): self._defuse(item) for key, item in value.items()}
         return [self._defuse(item) for item in value] if isinstance(value, (list, tuple)) else value
 
-    def _bridge(
-        self, row: np.ndarray, sampled: list[int], new: list[Message], tools: Sequence[ToolSpec]
-    ) -> list[int] | None:
-        """The tokens of new messages that continue a row; None if the template would rewrite the row."""
-        role = new[0]["role"] if new else ""
-        parts = self._bridges.get(role)
-        # If a turn ended with the stop token, without reasoning, the continuation depends on the new messages only.
-        is_plain = sampled[-1] == self.stop_token_ids[0] and self._think not in sampled
-        if parts is not None and is_plain and all(message["role"] == role for message in new):
-            return parts.fill(self._tokenizer, [message["content"] for message in new])
-        before = row[: -len(sampled)].tolist()
-        bridged = self._renderer.bridge_to_next_turn(before, sampled, new, tools=list(tools) or None)
-        if bridged is None or bridged.token_ids[: len(row)] != before + sampled:
+    # ---- the tokens behind a turn ----
+
+    def _proof(self) -> tuple[str, ...]:
+        """Play a trial and compare each prompt with the template's of the full conversation, token by token.
+
+        If one differs, no row is continued: each turn begins a row with the template's own tokens. So a tokenizer may
+        join what the prompt ends with and what is sampled, or a template may write an answer in another way later.
+
+        Returns:
+            Sentences on when rows begin.
+        """
+        tools = () if self.format.tools_problem else TRIAL_TOOLS
+        turns = trial(self, tools=tools)
+        for messages, ids in prompts(turns):
+            if ids != self._tokenizer.encode(self._render(messages, tools, add_generation_prompt=True)):
+                self._continues = False
+                return ("each turn begins a row, since earlier turns are other tokens in the chat template",)
+        begins = {turn.observation[-1]["role"] for turn in turns[1:] if turn.starts_row}
+        who = {"tool": "a result of a tool", "user": "a message of a user"}
+        return tuple(
+            f"{who[role]} begins a row, since the chat template rewrites earlier turns then" for role in sorted(begins)
+        )
+
+    def _continuation(self, conversation: Conversation, tools: Sequence[ToolSpec]) -> list[int] | None:
+        """The tokens that continue a row; None if the template rewrites the row."""
+        new = self._defused(conversation.observation)
+        if not new:
             return None
-        return self._as_served(bridged.token_ids[len(row) :])
+        sampled = conversation.turns[-1].token_ids.tolist()
+        role = new[0]["role"]
+        parts = self._bridges[role] if role in self._bridges and self._is_plain(role, sampled) else None
+        if parts is not None and (len(new) == 1 or parts.between) and all(m["role"] == role for m in new):
+            return parts.fill(self._tokenizer, [message["content"] for message in new])
+        messages = self._defused(conversation.messages)
+        behind = self._behind(messages[: -len(new) - 1], messages[-len(new) - 1], new, tools, self.decode(sampled))
+        return None if behind is None else self._tokens_behind(sampled, behind)
+
+    def _is_plain(self, role: str, sampled: Sequence[int]) -> bool:
+        """Whether what follows depends on the new messages only: the turn has ended, and no thought may be dropped."""
+        is_ended = bool(self.stop_token_ids) and sampled[-1] == self.stop_token_ids[0] and not self.stop
+        if not self.thinks:
+            return is_ended and self._think not in sampled
+        has_thought = self.format.opening or self._think in sampled or self._end_think in sampled
+        return is_ended and role == "tool" and not has_thought
+
+    def _behind(
+        self, before: Sequence[Any], answer: Mapping[str, Any], new: Sequence[Any], tools: Sequence[ToolSpec], text: str
+    ) -> str | None:
+        """What the template writes between the end of an answer and the next answer.
+
+        None if it rewrites what came before: the prompt of the answer, or the thought in it.
+        """
+        prompt = self._render(before, tools, add_generation_prompt=True)
+        full = self._render([*before, answer, *new], tools, add_generation_prompt=True)
+        if not full.startswith(prompt):
+            return None
+        written = full[len(prompt) :]
+        start, end = self._first_end(written)
+        if not end:
+            return None
+        thought = str(answer.get("reasoning_content") or "").strip()
+        has_thought = THINK in text or (self.format.answers.opens_thought and END_THINK in text)
+        if thought not in written[:start] or (has_thought and END_THINK not in written[:start]):
+            return None
+        return written[end:]
+
+    def _first_end(self, text: str) -> tuple[int, int]:
+        """The place of the first end of an answer in a text: its start, and the index after it, 0 if there is none."""
+        places = [(text.index(end), len(end)) for end in self.format.ends if end in text]
+        start, length = min(places, default=(0, 0))
+        return start, start + length
+
+    def _tokens_behind(self, sampled: Sequence[int], behind: str) -> list[int] | None:
+        """The tokens of a text behind sampled ones; None if what was sampled goes on otherwise."""
+        end = self.format.ends[0]
+        if not self.stop:
+            is_ended = sampled[-1] in self.stop_token_ids
+            ids = self._tokenizer.encode(end + behind)  # a special token before a text decides how the text begins
+            return ids[1:] if is_ended else ids
+        _, mark, rest = self.decode(sampled).partition(end)  # the last token may reach beyond the end of the answer
+        if not mark:
+            return self._tokenizer.encode(behind if sampled[-1] in self.stop_token_ids else end + behind)
+        return self._tokenizer.encode(behind[len(rest) :]) if behind.startswith(rest) else None
 
     def _learn_bridge(self, role: str) -> TemplateParts | None:
-        """Learn the template parts of messages that follow a turn of the model."""
-        end = self.stop_token_ids[0]
-        question: list[Any] = [{"role": "user", "content": "?"}]
-        before = self._render(question, add_generation_prompt=True)
-        sampled = [*self._tokenizer.encode("a"), end]
+        """Learn the template parts of messages that follow a turn, if they are the same after each turn."""
+        user: Any = {"role": "user", "content": "?"}
+        answer: Any = {"role": "assistant", "content": "a"}
+        other: Any = {"role": "assistant", "content": "b c"}
+        both = trial_calls(2, self.format.answers.dialect)
+        if role == "tool":
+            answer, other = {**answer, "tool_calls": both[:1]}, {**other, "tool_calls": both[1:]}
+        cases = [([user], answer), ([user, {"role": "assistant", "content": "b"}, user], other)]
+        if role == "tool":
+            cases.append(([user, answer, {"role": "tool", "content": "r", "tool_call_id": both[0]["id"]}], other))
 
         def render(contents: Sequence[str]) -> list[int] | None:
-            new: list[Any] = [{"role": role, "content": content} for content in contents]
-            bridged = self._renderer.bridge_to_next_turn(before, sampled, new)
-            row = [*before, *sampled]
-            if bridged is None or bridged.token_ids[: len(row)] != row:
+            try:
+                texts = {self._behind(before, case, _following(role, case, contents), (), "") for before, case in cases}
+            except TemplateError:
                 return None
-            return self._as_served(bridged.token_ids[len(row) :])
+            text = texts.pop()
+            return None if text is None or texts else self._tokens_behind([self.stop_token_ids[0]], text)
 
-        return learn_template_parts(self._tokenizer, render, most=3)
+        if self.stop or not self.stop_token_ids:
+            return None
+        return learn_template_parts(self._tokenizer, render, most=3) or learn_template_parts(self._tokenizer, render)
+
+    # ---- first prompts ----
 
     def _first_prompt(self, messages: list[Message], tools: Sequence[ToolSpec], text_of_tools: str) -> list[int]:
         """Render a first prompt. First prompts of one environment differ only in the last message."""
         *others, last = messages
-        if last["role"] != "user":
-            return self._render(messages, tools, add_generation_prompt=True)
         key = (text_of_tools, *((m["role"], m["content"]) for m in others))
-        if any(m.keys() != {"role", "content"} for m in others):
-            return self._render(messages, tools, add_generation_prompt=True)
+        if last["role"] != "user" or any(m.keys() != {"role", "content"} for m in others):
+            return self._tokenizer.encode(self._render(messages, tools, add_generation_prompt=True))
         if key not in self._first_prompts:
             if len(self._first_prompts) >= 64:
                 self._first_prompts.clear()
             self._first_prompts[key] = self._learn_first_prompt(others, tools)
         parts = self._first_prompts[key]
         if parts is None:
-            return self._render(messages, tools, add_generation_prompt=True)
+            return self._tokenizer.encode(self._render(messages, tools, add_generation_prompt=True))
         return parts.fill(self._tokenizer, [last["content"]])
 
     def _defused_tools(self, tools: Sequence[ToolSpec]) -> tuple[Sequence[ToolSpec], str]:
@@ -336,26 +420,23 @@ class Renderer:
     def _learn_first_prompt(self, others: list[Message], tools: Sequence[ToolSpec]) -> TemplateParts | None:
         def render(contents: Sequence[str]) -> list[int]:
             last: Message = {"role": "user", "content": contents[0]}
-            return self._render([*others, last], tools, add_generation_prompt=True)
+            return self._tokenizer.encode(self._render([*others, last], tools, add_generation_prompt=True))
 
         return learn_template_parts(self._tokenizer, render)
 
 
 def _with_thought(message: Message) -> Message:
     """A message with its thought as its reasoning, as templates read it, if its content begins with a thought."""
-    thought, end, rest = message["content"].lstrip().partition(END_THINK)
+    thought, end, rest = (message.get("content") or "").lstrip().partition(END_THINK)
     if "reasoning_content" in message or not end or not thought.startswith(THINK):
         return message
     return {**message, "reasoning_content": thought.removeprefix(THINK).strip("\n"), "content": rest.lstrip("\n")}
 
 
-def _one_call_each(messages: Sequence[Message]) -> list[Message]:
-    """Split assistant messages with several calls, for templates with one call per message."""
-    split: list[Message] = []
-    for message in messages:
-        calls = message.get("tool_calls", [])
-        split += [message] if len(calls) < 2 else [{**message, "tool_calls": [call]} for call in calls]
-    return split
+def _following(role: str, answer: Mapping[str, Any], contents: Sequence[str]) -> list[dict[str, Any]]:
+    """Messages that follow an answer of a trial."""
+    calls = answer.get("tool_calls") or [{"id": ""}]
+    return [{"role": role, "content": content, "tool_call_id": calls[0]["id"]} for content in contents]
 
 
 def _last_row(conversation: Conversation) -> np.ndarray:
@@ -365,27 +446,3 @@ def _last_row(conversation: Conversation) -> np.ndarray:
             parts.clear()
         parts += (turn.prompt_ids, turn.token_ids)
     return join_arrays(IDS, *parts)
-
-
-def _tool_call(index: int, parsed: ParsedToolCall) -> ToolCall:
-    name = parsed.name if isinstance(parsed.name, str) else ""
-    arguments, problem = read_arguments(parsed.arguments)
-    written = None if parsed.arguments else decode_all(parsed.raw)[0]
-    if isinstance(written, dict) and "name" in written:  # the parser knows only one of the two keys
-        arguments, problem = arguments_of(written)
-    why = ""
-    if parsed.status is not ToolCallParseStatus.OK:
-        why = f"The call could not be read: {parsed.status.value}."
-    elif not name or (arguments is None and " not a JSON object" in problem):
-        why = 'A call is a JSON object with a "name" and an object of "arguments".'
-    elif problem:
-        why = f"The call could not be read: {problem}."
-    if why:
-        return ToolCall(id=_call_id(index), name=name, arguments=None, raw=parsed.raw, error=why)
-    # Interned: thousands of live episodes call the same few tools.
-    return ToolCall(id=parsed.id or _call_id(index), name=sys.intern(name), arguments=arguments)
-
-
-@functools.cache
-def _call_id(index: int) -> str:
-    return f"call_{index}"

@@ -54,7 +54,7 @@ def learn_template_parts(tokenizer: FastTokenizer, render: Render, *, most: int 
         most: the largest number of contents; above 1, the tokens between two contents are learnt, too.
     """
     alone = render([MARK])
-    special = {tokenizer.convert_tokens_to_ids(token) for token in tokenizer.special_tokens}
+    special = {tokenizer.token_id(token) for token in tokenizer.special_tokens}
     split = None if alone is None else _split(tokenizer, alone, special)
     if split is None:
         return None
@@ -76,7 +76,8 @@ def _split(
 ) -> tuple[tuple[int, ...], str, str, tuple[int, ...]] | None:
     """The tokens before, the text on both sides, and the tokens after the run of plain tokens with the mark."""
     starts = [i + 1 for i, token in enumerate(ids) if token in special]
-    for start, end in zip(starts, [*(s - 1 for s in starts[1:]), len(ids)], strict=True):
+    ends = [*(s - 1 for s in starts[1:]), len(ids)]
+    for start, end in zip(starts, ends, strict=False):  # without a special token there are no starts
         text = tokenizer.decode(list(ids[start:end]))
         if text.count(MARK) == 1:
             before, _, after = text.partition(MARK)

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from tokenizers import Tokenizer
 
@@ -22,8 +19,6 @@ class FastTokenizer:
         UserError: the folder holds no tokenizer.
     """
 
-    unk_token_id = None
-
     def __init__(self, folder: str | Path) -> None:
         path = Path(folder) / "tokenizer.json"
         if not path.is_file():
@@ -33,12 +28,9 @@ class FastTokenizer:
         self.name_or_path = str(folder)
         self._tokenizer = Tokenizer.from_file(str(path))
         self._short: dict[str, list[int]] = {}
-        config = Path(folder) / "tokenizer_config.json"
-        eos = json.loads(config.read_text()).get("eos_token") if config.is_file() else None
-        eos = eos.get("content") if isinstance(eos, dict) else eos
-        self.eos_token_id = self._tokenizer.token_to_id(eos) if eos else None
 
-    def encode(self, text: str, *_: Any, **__: Any) -> list[int]:
+    def encode(self, text: str) -> list[int]:
+        """Tokens of a text; special tokens in it are recognised."""
         if len(text) > SHORT:
             return self._encode(text)
         ids = self._short.get(text)
@@ -49,17 +41,23 @@ class FastTokenizer:
         return ids.copy()
 
     def _encode(self, text: str) -> list[int]:
-        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
+        try:
+            ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
+        except TypeError:  # a lone surrogate, which JSON can spell out and no tokenizer takes
+            return self._encode(text.encode("utf-8", "replace").decode())
         return ids
 
-    def decode(self, token_ids: int | Ids, *_: Any, **__: Any) -> str:
-        ids = [token_ids] if isinstance(token_ids, int) else as_list(token_ids)
-        return self._tokenizer.decode(ids, skip_special_tokens=False)
+    def decode(self, token_ids: Ids) -> str:
+        """Text of tokens, with special tokens."""
+        return self._tokenizer.decode(as_list(token_ids), skip_special_tokens=False)
 
-    def convert_tokens_to_ids(self, tokens: str | Sequence[str]) -> Any:
-        if isinstance(tokens, str):
-            return self._tokenizer.token_to_id(tokens)
-        return [self._tokenizer.token_to_id(token) for token in tokens]
+    def token_id(self, text: str) -> int | None:
+        """The id of a text that is one token of the vocabulary; otherwise None."""
+        return self._tokenizer.token_to_id(text)
+
+    def token_text(self, token_id: int) -> str:
+        """The text of a token of the vocabulary; "" if there is none of this id."""
+        return self._tokenizer.id_to_token(token_id) or ""
 
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes of a token, which may be a part of a character. The vocabulary is byte-level BPE."""
@@ -75,17 +73,6 @@ class FastTokenizer:
 
     def __len__(self) -> int:
         return self._tokenizer.get_vocab_size()
-
-
-def chat_template(folder: Path) -> str:
-    """The chat template of a Hugging Face folder; "" if it has none."""
-    file = folder / "chat_template.jinja"
-    if file.is_file():
-        return file.read_text(encoding="utf-8")
-    config = folder / "tokenizer_config.json"
-    template = json.loads(config.read_text()).get("chat_template") if config.is_file() else None
-    # Some folders hold several templates by name.
-    return template if isinstance(template, str) else json.dumps(template or "", ensure_ascii=False)
 
 
 def _byte_characters() -> dict[str, int]:

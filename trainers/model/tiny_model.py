@@ -17,7 +17,7 @@ import torch
 from safetensors.torch import save_file
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from agents.renderer.families import QWEN3_TEMPLATE
+from agents.renderer.chat_template import QWEN3_TEMPLATE
 from agents.renderer.rendering import Renderer
 from forge_env.core.types import Message, ToolSpec
 from trainers.model.families import FAMILIES

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from agents.model_folder import fetch_config, find_model
-from agents.renderer.families import check_thinking
+from agents.renderer.rendering import Renderer
 from forge_env.core.episode import Episode
 from forge_env.core.errors import ServiceError, UserError, first_error
 from forge_env.core.types import Task
@@ -88,7 +88,7 @@ async def open_run(plan: RunPlan, data: TrainingData | None = None) -> AsyncIter
             with record.phase("model"):
                 model, parameters = await _prepare_model(plan, record, checkpoint, data)
             plan = with_model(plan, model)
-            check_thinking(model, plan.env.thinking)
+            Renderer(model, thinking=plan.env.thinking, tools=plan.renderer.tools)
             record.results |= {"command": plan.command, "model": str(model), "model_parameters": parameters}
             _write_facts(plan, record)
             record.add_fact("data", files | tasks.record)

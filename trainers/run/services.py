@@ -104,18 +104,19 @@ def _agents(plan: RunPlan, model: str, policy: ServiceClient[PolicyActor]) -> di
     assert plan.environment is not None
     engines = ActorPolicy(policy)
     asked: Policy = LockstepPolicy(engines) if plan.training.deterministic else engines
-    evaluation, thinking = plan.evaluation, plan.env.thinking
+    evaluation = plan.evaluation
+    rendered = {"model": model, "thinking": plan.env.thinking, "tools": plan.renderer.tools}
     sampling = {
         "policy": {"temperature": plan.temperature},  # and no top_p, which would bias the ratio
         "evaluated": {"temperature": evaluation.temperature, "top_p": evaluation.top_p},
         "greedy": {"temperature": 0.0},
     }
     agents: dict[str, AgentSpec] = {
-        name: ("agents.token_agent:TokenAgent", {"model": model, "policy": asked, "thinking": thinking, **settings})
+        name: ("agents.token_agent:TokenAgent", {**rendered, "policy": asked, **settings})
         for name, settings in sampling.items()
     }
     if hasattr(plan.environment.env_class, "expert"):
-        expert = {"env": plan.env.name, "model": model, "thinking": thinking}
+        expert = {"env": plan.env.name, **rendered}
         agents["expert"] = ("agents.scripted:scripted_agent", expert)
     return agents
 

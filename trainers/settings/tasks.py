@@ -55,6 +55,15 @@ class EnvName:
 
 
 @dataclass(frozen=True, kw_only=True)
+class RendererConfig:
+    """How conversations become tokens: the model's own chat template decides."""
+
+    tools: Literal["auto", "template", "text"] = "auto"
+    """Who describes tools to the model: "template" is the chat template, "text" a text in the system message, with calls
+    and results as text between marks. "auto" is the text if the chat template has no place for tools."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class EnvConfig(EpisodeLimits, EnvName):
     max_turns: Annotated[int, OR_BY_CASE] = BY_CASE
     """-1: what the environment declares, or else 3 with a model made on the spot, and 8

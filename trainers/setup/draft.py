@@ -28,7 +28,7 @@ from trainers.objective.old_logprobs import choose_old_logprobs
 from trainers.objective.plugins import resolve
 from trainers.settings.services import ServicesConfig
 from trainers.settings.supervised import SFTConfig
-from trainers.settings.tasks import EnvConfig, WarmupConfig
+from trainers.settings.tasks import EnvConfig, RendererConfig, WarmupConfig
 from trainers.setup.deadlines import Deadlines
 from trainers.setup.options.defaults import Default
 from trainers.setup.placement import Placement, make_placement
@@ -63,6 +63,10 @@ class Draft:
     @property
     def env(self) -> EnvConfig:
         return self.config.env
+
+    @property
+    def renderer(self) -> RendererConfig:
+        return self.config.renderer
 
     @property
     def warmup(self) -> WarmupConfig:

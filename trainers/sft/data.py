@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agents.model_folder import context_length
+from agents.renderer.conversation_format import ToolsForm
 from forge_env.core.episode import Row
 from forge_env.core.errors import ForgeError, UserError
 from forge_env.core.types import Message, ToolSpec
@@ -49,13 +50,17 @@ class SFTData:
         training: the section of that name.
         env: the section of that name; it says whether thoughts are learned, and has the environment's options.
         model_size: of a model that is made on the spot.
+        tools: who describes the tools to the model.
 
     Raises:
         UserError: the data cannot be read, or has no known shape.
     """
 
-    def __init__(self, sft: SFTConfig, *, training: TrainingConfig, env: EnvConfig, model_size: str = "tiny") -> None:
+    def __init__(
+        self, sft: SFTConfig, *, training: TrainingConfig, env: EnvConfig, model_size: str = "tiny", tools: ToolsForm = "auto"
+    ) -> None:
         self._sft, self._training, self._env, self._model_size = sft, training, env, model_size
+        self._tools_form: ToolsForm = tools
         self._source: Source = open_source(sft)
         self.about = self._source.about
         self.held_out: list[Sample] = []
@@ -96,7 +101,7 @@ class SFTData:
             UserError: nothing is left to train on.
         """
         sft = self._sft
-        self._maker = RowMaker(model, thinking=self._env.thinking)
+        self._maker = RowMaker(model, thinking=self._env.thinking, tools=self._tools_form)
         self._limit = self._row_limit(model)
         for number, sample in enumerate(self._read(self.left_out)):
             (self.held_out if self._is_held_out(number) else self._samples).append(sample)

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from agents.renderer.families import Thinking
+from agents.renderer.conversation_format import Thinking, ToolsForm
 from agents.renderer.rendering import Renderer
 from agents.renderer.tokenizer import FastTokenizer
 from forge_env.core.episode import Episode, Row, Turn
@@ -25,10 +25,10 @@ class RowMaker:
     If the template renders a turn differently once it is history, a new row begins, as in a rollout.
     """
 
-    def __init__(self, model: str | Path, *, thinking: Thinking = "off") -> None:
-        self._renderer = Renderer(model, thinking=thinking)
+    def __init__(self, model: str | Path, *, thinking: Thinking = "off", tools: ToolsForm = "auto") -> None:
+        self._renderer = Renderer(model, thinking=thinking, tools=tools)
         self._tokenizer = FastTokenizer(model)
-        self._ends = [self._tokenizer.decode(token) for token in self._renderer.stop_token_ids]
+        self._ends = self._renderer.format.ends
 
     def render(
         self, messages: Sequence[Message], tools: Sequence[ToolSpec], *, context: Collection[int] = ()
@@ -60,7 +60,7 @@ class RowMaker:
             raise BadRow(f"an assistant message spells out {end}, which would end it there")
         try:
             row, new = self._renderer.next_prompt(conversation, tools)
-            written = self._renderer.write(message)
+            written = self._renderer.write(message, tools)
         except UserError as error:
             raise BadRow(str(error)) from None
         return Turn(

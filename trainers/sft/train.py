@@ -60,7 +60,7 @@ async def _train_on_data(plan: RunPlan, sft: SFTConfig) -> None:
     from trainers.run.open_run import open_run
     from trainers.sft.data import SFTData
 
-    data = SFTData(sft, training=plan.training, env=plan.env, model_size=plan.model.size)
+    data = SFTData(sft, training=plan.training, env=plan.env, model_size=plan.model.size, tools=plan.renderer.tools)
 
     async def phases(run: Run) -> None:
         run.record.say(f"{sft.data}: {data.about}")

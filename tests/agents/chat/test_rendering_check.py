@@ -12,7 +12,7 @@ from transformers import AutoTokenizer
 
 from agents.chat.agent import ChatAgent
 from agents.chat.rendering_check import compare_rendering
-from agents.renderer.families import QWEN3_TEMPLATE
+from agents.renderer.chat_template import QWEN3_TEMPLATE
 from agents.renderer.served import TEMPLATE, texts_of_export, with_template
 from envs.math import Math
 from forge_env.core.errors import UserError

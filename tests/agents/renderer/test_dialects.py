@@ -1,18 +1,23 @@
-"""Dialects: what is written is read back, nothing raises, and what cannot be read tells the model the right form."""
+"""Dialects: what is written is read back, nothing raises, and what cannot be read tells the model the right form.
+
+`test_dialects_vllm.py` compares them with vLLM's parsers.
+"""
 
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from agents.renderer.dialects import DIALECTS, from_openai, parse, to_openai, write
+from agents.renderer.dialects import DIALECTS, from_openai, matching, new_id, parse, to_openai, write
+from agents.renderer.dialects.table import dialect_of
 from agents.renderer.model_json import MAX_DEPTH, flaw
 from forge_env.core.errors import UserError
-from forge_env.core.types import Message, ToolCall
+from forge_env.core.types import Message, ToolCall, ToolSpec
 
 CALLING = [dialect for dialect in DIALECTS if dialect != "none"]
 
@@ -25,9 +30,22 @@ json_values = st.recursive(
 tricky = st.sampled_from(["</tool_call>", '"}; {"name"', "<tool_call>", "<|python_tag|>", "\ud800", "a\nb", '"\\'])
 arguments = st.dictionaries(st.text(max_size=5) | tricky, json_values | tricky, max_size=3)
 names = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=8)
-calls = st.lists(st.builds(lambda n, a: ToolCall(id="", name=n, arguments=a), names, arguments), max_size=3).map(
-    lambda made: tuple(ToolCall(id=f"call_{i}", name=c.name, arguments=c.arguments) for i, c in enumerate(made))
+identifiers = st.from_regex(r"[a-z_][a-z0-9_]{0,6}", fullmatch=True)
+# Texts between marks, which no quotes protect: they hold neither marks nor the line ends that some templates add.
+plain = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="<|\n\r"), max_size=9)
+
+
+def numbered(dialect: str, named: list[tuple[str, dict[str, Any]]]) -> tuple[ToolCall, ...]:
+    return tuple(ToolCall(id=new_id(dialect, n, i), name=n, arguments=a) for i, (n, a) in enumerate(named))
+
+
+calls = st.lists(st.tuples(names, arguments), max_size=3)
+simple_calls = st.lists(
+    st.tuples(identifiers, st.dictionaries(identifiers, json_values.filter(lambda v: type(v) is not str) | plain)),
+    max_size=3,
+    unique_by=lambda call: call[0],
 )
+IN_JSON = [dialect for dialect in CALLING if 'name": "TOOL"' in dialect_of(dialect).form]
 # What plain text around calls may hold: nothing that is itself the beginning of one.
 words = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="<{["), max_size=12).map(str.strip)
 
@@ -90,18 +108,43 @@ def test_reading_never_raises_and_is_stable(dialect: str, text: str) -> None:
     json.dumps(to_openai(calls))
 
 
-@pytest.mark.parametrize("dialect", CALLING)
-@settings(max_examples=100, deadline=None)
-@given(content=words, wanted=calls)
-def test_what_is_written_is_read_back(dialect: str, content: str, wanted: tuple[ToolCall, ...]) -> None:
+@pytest.mark.parametrize("dialect", IN_JSON)
+@settings(max_examples=50, deadline=None)
+@given(content=words, made=calls)
+def test_what_is_written_is_read_back(dialect: str, content: str, made: list[tuple[str, dict[str, Any]]]) -> None:
+    check_written(dialect, content, numbered(dialect, made))
+
+
+@pytest.mark.parametrize("dialect", [dialect for dialect in CALLING if dialect not in IN_JSON])
+@settings(max_examples=50, deadline=None)
+@given(content=words, made=simple_calls)
+@example(content="", made=[("a", {"x": "null", "y": "3", "z": "[1]"})])
+def test_what_is_written_without_quotes_is_read_back(
+    dialect: str, content: str, made: list[tuple[str, dict[str, Any]]]
+) -> None:
+    check_written(dialect, content, numbered(dialect, made), tools=[tool(name, args) for name, args in made])
+
+
+def check_written(
+    dialect: str, content: str, wanted: tuple[ToolCall, ...], tools: list[ToolSpec] | None = None
+) -> None:
     message: Message = {"role": "assistant", "content": content, "tool_calls": to_openai(wanted)}
-    assert parse(write(message, dialect), dialect) == (content, wanted)
-    assert parse(write(wanted, dialect), dialect) == ("", wanted)
+    assert parse(write(message, dialect), dialect, tools or []) == (content, wanted)
+    assert parse(write(wanted, dialect), dialect, tools or []) == ("", wanted)
+
+
+def tool(name: str, arguments: dict[str, Any]) -> ToolSpec:
+    """A tool whose parameters have the types of some arguments."""
+    kinds = {type(None): "null", bool: "boolean", int: "integer", float: "number", str: "string", list: "array"}
+    properties = {key: {"type": kinds.get(type(value), "object")} for key, value in arguments.items()}
+    function: Any = {"name": name, "description": "", "parameters": {"type": "object", "properties": properties}}
+    return {"type": "function", "function": function}
 
 
 @settings(max_examples=100, deadline=None)
-@given(content=any_text | structured, wanted=calls)
-def test_the_openai_dialect_carries_any_content(content: str, wanted: tuple[ToolCall, ...]) -> None:
+@given(content=any_text | structured, made=calls)
+def test_the_openai_dialect_carries_any_content(content: str, made: list[tuple[str, dict[str, Any]]]) -> None:
+    wanted = numbered("openai", made)
     message: Message = {"role": "assistant", "content": content, "tool_calls": to_openai(wanted)}
     text = write(message, "openai")
     if wanted:
@@ -111,8 +154,9 @@ def test_the_openai_dialect_carries_any_content(content: str, wanted: tuple[Tool
 
 
 @settings(max_examples=100, deadline=None)
-@given(wanted=calls)
-def test_openai_messages_are_read_back_with_arguments_as_text_or_object(wanted: tuple[ToolCall, ...]) -> None:
+@given(made=calls)
+def test_openai_messages_are_read_back_with_arguments_as_text_or_object(made: list[tuple[str, dict[str, Any]]]) -> None:
+    wanted = numbered("openai", made)
     listed = to_openai(wanted)
     assert from_openai({"tool_calls": listed}) == wanted
     as_objects = [
@@ -143,6 +187,8 @@ def test_any_message_is_read(item: Any) -> None:
 # ---- cases ----
 
 A, B = ToolCall(id="call_0", name="a", arguments={"x": 1}), ToolCall(id="call_1", name="b", arguments={})
+MISTRAL = (replace(A, id="call00000"), replace(B, id="abcdefghi"))
+SCHEMA = [tool("a", {"x": 1}), tool("b", {})]
 READ: dict[str, tuple[str, str, str, tuple[ToolCall, ...]]] = {
     "hermes, by the template": (
         "hermes",
@@ -160,6 +206,52 @@ READ: dict[str, tuple[str, str, str, tuple[ToolCall, ...]]] = {
     "openai, list": ("openai", '[{"function": {"name": "a", "arguments": "{\\"x\\": 1}"}}]', "", (A,)),
     "openai, one": ("openai", '{"id": "call_0", "function": {"name": "a", "arguments": {"x": 1}}}', "", (A,)),
     "openai, message": ("openai", '{"content": "so", "tool_calls": [{"name": "a", "arguments": {"x":1}}]}', "so", (A,)),
+    "qwen_xml": (
+        "qwen_xml",
+        "so\n\n<tool_call>\n<function=a>\n<parameter=x>\n1\n</parameter>\n</function>\n</tool_call>\n"
+        "<tool_call><function=b></function></tool_call>",
+        "so",
+        (A, B),
+    ),
+    "glm": (
+        "glm",
+        "<tool_call>a\n<arg_key>x</arg_key>\n<arg_value>1</arg_value>\n</tool_call><tool_call>b</tool_call>",
+        "",
+        (A, B),
+    ),
+    "minimax_m2, without its section": ("minimax_m2", '<invoke name="b"></invoke>', "", (replace(B, id="call_0"),)),
+    "pythonic": ("pythonic", " [a(x=1), b()]", "", (A, B)),
+    "pythonic, a list that is the answer": ("pythonic", "[1, a]", "[1, a]", ()),
+    "lfm2, words after it": ("lfm2", "so <|tool_call_start|>[a(x=1)]<|tool_call_end|>ok", "so ok", (A,)),
+    "olmo3": ("olmo3", "<function_calls>a(x=1)\nb()</function_calls>", "", (A, B)),
+    "mistral": ("mistral", 'so[TOOL_CALLS]a[ARGS]{"x": 1}[TOOL_CALLS]b[CALL_ID]abcdefghi[ARGS]{}', "so", MISTRAL),
+    "mistral, JSON": (
+        "mistral",
+        '[TOOL_CALLS] [{"name": "a", "arguments": {"x": 1}}, {"name": "b", "id": "abcdefghi"}]',
+        "",
+        MISTRAL,
+    ),
+    "kimi_k2": (
+        "kimi_k2",
+        "<|tool_calls_section_begin|><|tool_call_begin|>functions.a:7<|tool_call_argument_begin|>"
+        '{"x": 1}<|tool_call_end|><|tool_calls_section_end|>',
+        "",
+        (replace(A, id="functions.a:7"),),
+    ),
+    "deepseek_v4": (
+        "deepseek_v4",
+        '<｜DSML｜tool_calls><｜DSML｜invoke name="a"><｜DSML｜parameter name="x" string="false">1</｜DSML｜parameter>'
+        "</｜DSML｜invoke></｜DSML｜tool_calls>",
+        "",
+        (A,),
+    ),
+    "gemma4": ("gemma4", "<|tool_call>call:a{x:1}<tool_call|><|tool_call>call:b{}<tool_call|>", "", (A, B)),
+    "cohere": (
+        "cohere",
+        '<|START_ACTION|>[\n {"tool_call_id": "0", "tool_name": "a", "parameters": {"x": 1}}\n]<|END_ACTION|>',
+        "",
+        (A,),
+    ),
     "openai, no arguments": ("openai", '[{"function": {"name": "b", "arguments": ""}, "id": "call_1"}]', "", (B,)),
     "openai, JSON that is the answer": ("openai", "[1, 2]", "[1, 2]", ()),
     "none": ("none", '<tool_call>{"name": "a"}</tool_call>', '<tool_call>{"name": "a"}</tool_call>', ()),
@@ -169,7 +261,7 @@ READ: dict[str, tuple[str, str, str, tuple[ToolCall, ...]]] = {
 @pytest.mark.parametrize("case", READ)
 def test_what_models_write_is_read(case: str) -> None:
     dialect, text, content, calls = READ[case]
-    assert parse(text, dialect) == (content, calls)
+    assert parse(text, dialect, SCHEMA) == (content, calls)
 
 
 WRONG = {
@@ -183,7 +275,7 @@ WRONG = {
     "another key": ("hermes", '<tool_call>{"name": "a", "args": {"x": 1}}</tool_call>', '"args" is not their name'),
     "no name": ("hermes", '<tool_call>{"arguments": {}}</tool_call>', '"name" is missing'),
     "no object": ("hermes", "<tool_call>[]</tool_call>", "a list and not a JSON object"),
-    "more after it": ("hermes", '<tool_call>{"name": "a", "arguments": {}} x</tool_call>', "goes on after the end"),
+    "more after it": ("hermes", '<tool_call>{"name": "a", "arguments": {}} x</tool_call>', "goes on after its end (x)"),
     "duplicate key": (
         "hermes",
         '<tool_call>{"name": "a", "arguments": {"x": 1, "x": 2}}</tool_call>',
@@ -203,11 +295,6 @@ WRONG = {
     "openai, cut off": ("openai", '[{"function": {"name": "a", "argu', "not valid JSON"),
     "openai, arguments": ("openai", '[{"function": {"name": "a", "arguments": "{"}}]', "not valid JSON"),
 }
-FORMS = {
-    "hermes": '<tool_call>{"name": "TOOL", "arguments": {...}}</tool_call>',
-    "llama": '{"name": "TOOL", "parameters": {...}}',
-    "openai": '"function": {"name": "TOOL", "arguments": {...}}',
-}
 
 
 @pytest.mark.parametrize("case", WRONG)
@@ -215,8 +302,126 @@ def test_what_cannot_be_read_says_why_and_shows_the_form(case: str) -> None:
     dialect, text, why = WRONG[case]
     content, [call] = parse(text, dialect)
     assert (content, call.arguments) == ("", None)
-    assert why in call.error and FORMS[dialect] in call.error
+    assert why in call.error and call.error.endswith(f": write {FORMS.get(dialect) or dialect_of(dialect).form}.")
     assert call.raw and call.raw in text.replace('\\"', '"')
+
+
+FORMS = {  # of the others: as the table has it
+    "hermes": '<tool_call>{"name": "TOOL", "arguments": {...}}</tool_call>',
+    "llama": '{"name": "TOOL", "parameters": {...}}',
+    "qwen_xml": "<tool_call><function=TOOL> <parameter=PARAMETER> VALUE </parameter></function></tool_call>",
+    "pythonic": "[TOOL(PARAMETER=VALUE, ...)]",
+    "mistral": "[TOOL_CALLS]TOOL[ARGS]{...}",
+}
+TWO = ToolCall(id="", name="add", arguments={"key_x": "a", "key_y": "b"})
+# The dialect "openai" is a document, and no text around calls.
+WITH_TEXT = [dialect for dialect in CALLING if dialect != "openai"]
+
+
+@pytest.mark.parametrize("dialect", WITH_TEXT)
+class TestAllDialectsReadAlike:
+    def test_a_key_that_appears_twice(self, dialect: str) -> None:
+        content, [call] = parse(write([TWO], dialect).replace("key_y", "key_x"), dialect)
+        assert (content, call.arguments) == ("", None)
+        form = dialect_of(dialect).form
+        assert call.error == f'The call cannot be read because the key "key_x" appears twice: write {form}.'
+
+    def test_a_mark_inside_a_value(self, dialect: str) -> None:
+        for mark in dialect_of(dialect).marks or (write([TWO], dialect),):
+            call = ToolCall(id=new_id(dialect, "add", 0), name="add", arguments={"x": f"a {mark} b"})
+            assert parse(write([call], dialect), dialect) == ("", (call,)), mark
+
+    def test_text_after_the_calls(self, dialect: str) -> None:
+        written = write([TWO], dialect)
+        for after in (" ok", "\n\nok\n"):
+            content, [call] = parse(written + after, dialect)
+            assert (content, call.arguments) == ("ok", TWO.arguments)
+
+    def test_a_call_without_its_end(self, dialect: str) -> None:
+        close = getattr(dialect_of(dialect), "close", "")
+        written = write([TWO], dialect)
+        cut = written[: written.rindex(close)] if close else written[:-1]
+        content, [call] = parse(f"{cut}", dialect)
+        assert (content, call.arguments) == ("", None) and call.raw in written
+        assert call.error.endswith(f": write {dialect_of(dialect).form}.")
+        assert not close or f"because it does not end with {close}:" in call.error
+
+
+@pytest.mark.parametrize("dialect", [d for d in WITH_TEXT if getattr(dialect_of(d), "close", "")])
+def test_a_bad_call_between_good_ones(dialect: str) -> None:
+    good = write([TWO], dialect)
+    _, calls = parse(f"{good}\n{good.replace('key_y', 'key_x')}\n{good}", dialect)
+    assert [call.arguments for call in calls] == [TWO.arguments, None, TWO.arguments]
+
+
+def test_marks_around_no_call_are_a_call_that_cannot_be_read() -> None:
+    content, [call] = parse("so <minimax:tool_call>\nadd 1\n</minimax:tool_call>", "minimax_m2")
+    assert content == "so" and "it holds no call" in call.error and call.raw.startswith("add 1")
+
+
+TYPES: dict[str, tuple[Any, str, Any]] = {
+    "text stays text": ({"type": "string"}, "3", "3"),
+    "no type": ({}, "3", "3"),
+    "integer": ({"type": "integer"}, "3", 3),
+    "integer, a fraction": ({"type": "integer"}, "1.5", 1.5),
+    "integer, no number": ({"type": "integer"}, "three", "three"),
+    "number": ({"type": "number"}, " 1e3 ", 1000.0),
+    "not finite": ({"type": "number"}, "1e999", "1e999"),
+    "NaN": ({"type": "number"}, "NaN", "NaN"),
+    "boolean": ({"type": "boolean"}, "true", True),
+    "boolean, of Python": ({"type": "boolean"}, "False", False),
+    "boolean, one": ({"type": "boolean"}, "1", 1),
+    "null or text": ({"anyOf": [{"type": "string"}, {"type": "null"}]}, "null", None),
+    "None or text": ({"type": ["string", "null"]}, "None", None),
+    "a number or text": ({"type": ["string", "integer"]}, "3", 3),
+    "a fraction is no integer, but text": ({"type": ["string", "integer"]}, "3.5", "3.5"),
+    "list": ({"type": "array"}, '["a", 1]', ["a", 1]),
+    "list, of Python": ({"type": "array"}, "['a', True, None]", ["a", True, None]),
+    "object": ({"type": "object"}, '{"a": {"b": []}}', {"a": {"b": []}}),
+    "object, of Python": ({"type": "object"}, "{'a': 'it\\'s'}", {"a": "it's"}),
+    "object, broken": ({"type": "object"}, "{'a': ", "{'a': "),
+    "object, deep": ({"type": "object"}, '{"a":' * 99, '{"a":' * 99),
+    "constants": ({"enum": [1, 2]}, "2", 2),
+    "a definition": ({"$ref": "#/$defs/Point"}, '{"x": 1}', {"x": 1}),
+    "a schema that is none": ({"type": 3, "enum": None}, "3", "3"),
+}
+
+
+@pytest.mark.parametrize("case", TYPES)
+def test_values_without_quotes_have_the_type_of_their_parameter(case: str) -> None:
+    schema, text, value = TYPES[case]
+    function: Any = {
+        "name": "add",
+        "description": "",
+        "parameters": {"properties": {"x": schema}, "$defs": {"Point": {"type": "object"}}},
+    }
+    written = f"<tool_call>\n<function=add>\n<parameter=x>\n{text}\n</parameter>\n</function>\n</tool_call>"
+    [call] = parse(written, "qwen_xml", [{"type": "function", "function": function}])[1]
+    assert call.arguments == {"x": value} and type(call.arguments["x"]) is type(value)
+    assert parse(written, "qwen_xml")[1][0].arguments == {"x": text}, "without the tool it is text"
+
+
+ADD = [tool("add", {})]
+
+
+@pytest.mark.parametrize(
+    ("text", "tools", "called"),
+    [
+        ('{"name": "Bob", "age": 5}', [], False),
+        ('{"name": "Bob", "age": 5}', ADD, False),
+        ('{"name": "add"}', ADD, True),
+        ('{"name": "add"}', [], False),
+        ('{"name": "Bob", "arguments": {}}', [], True),
+        ('{"name": "Bob", "parameters": {}}', ADD, True),
+        ('{"name": "Bob", "arguments"', [], True),
+    ],
+)
+def test_json_without_a_mark_is_a_call_only_with_arguments_or_an_offered_name(
+    text: str, tools: list[ToolSpec], called: bool
+) -> None:
+    for dialect, answer in (("llama", text), ("xlam", f"[{text}]" if text.endswith("}") else f"[{text}")):
+        content, calls = parse(answer, dialect, tools)
+        assert (len(calls) == 1) == called and (content == answer) != called
 
 
 ARGUMENTS: dict[str, dict[str, Any] | None] = {
@@ -283,5 +488,13 @@ def test_reasoning_is_not_written() -> None:
 
 def test_an_unknown_dialect_is_named() -> None:
     for use in (lambda: parse("", "hermse"), lambda: write((), "hermse")):
-        with pytest.raises(UserError, match=r"no dialect 'hermse'.*Did you mean hermes\?.*llama, none, openai"):
+        with pytest.raises(UserError, match=r"no dialect 'hermse'.*Did you mean hermes\?.*llama.*none, olmo3, openai"):
             use()
+
+
+def test_the_dialect_of_a_text_is_one_that_writes_it() -> None:
+    calls = [ToolCall(id="", name="a", arguments={"x": 1}), ToolCall(id="", name="b", arguments={})]
+    assert {d: matching(f"{write(calls, d)}<|im_end|>", calls, SCHEMA) for d in CALLING if d != "openai"} == {
+        d: d for d in CALLING if d != "openai"
+    }
+    assert matching("no call", calls, SCHEMA) == ""

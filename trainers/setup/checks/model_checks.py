@@ -35,10 +35,10 @@ def check_thinking(draft: Draft) -> None:
     """
     env, path = draft.env, draft.config.model.path
     folder = Path(path).expanduser()
-    if env.thinking != "off" and path and (folder / "config.json").is_file():
-        from agents.renderer.families import check_thinking as check  # slow import, which most runs do not need
+    if path and (folder / "config.json").is_file():
+        from agents.renderer.rendering import Renderer  # slow import, which most runs do not need
 
-        check(folder, env.thinking)
+        Renderer(folder, thinking=env.thinking, tools=draft.renderer.tools)
     elif env.thinking == "on" and draft.shape is not None and not draft.shape.thinks:
         raise UserError(f"--env.thinking is on, and the model {path} has none: set it to off, or choose another model")
 

@@ -1,0 +1,186 @@
+"""The chat template of a model, executed as transformers and the servers on it do.
+
+What a run adds is written before the template, in Jinja: `effective` is the text that the run executes and that an
+export holds, so that other programs render what the training rendered.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import jinja2.ext
+import jinja2.meta
+import jinja2.nodes
+import jinja2.sandbox
+from jinja2.parser import Parser
+
+from forge_env.core.errors import TemplateError, UserError
+
+TEMPLATE = "chat_template.jinja"
+"""The file of a model's folder with the chat template."""
+QWEN3_TEMPLATE = Path(__file__).with_name("qwen3_chat_template.jinja")
+"""Qwen3's format, in which the empty thought before an answer stays when the answer is history."""
+TEXT_TOOLS = Path(__file__).with_name("text_tools.jinja")
+"""Written before a template without tools: it describes tools in the system message, and calls are text."""
+THINKING_FLAGS = ("enable_thinking", "thinking")
+"""Variables by which templates are asked for thoughts or for none."""
+DATE = "26 Jul 2024"
+"""The date of today in every prompt, as Llama 3.1's template has it: a run must not depend on the day."""
+_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+
+
+class ChatTemplate:
+    """A Jinja source and the variables that its tokenizer gives it.
+
+    Args:
+        source: the Jinja source.
+        tokens: the texts of special tokens by the names of `tokenizer_config.json`.
+        where: of the template, for errors.
+
+    Raises:
+        UserError: the source is not valid Jinja.
+    """
+
+    def __init__(self, source: str, tokens: Mapping[str, str], where: str) -> None:
+        self.source, self.where, self._tokens = source, where, dict(tokens)
+        self.formats: set[str] = set()
+        """The formats in which the template has asked for today's date."""
+        environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols]
+        )
+        environment.filters["tojson"] = _to_json
+        environment.globals |= {"raise_exception": _refuse, "strftime_now": self._today}
+        try:
+            self._compiled = environment.from_string(source)
+            self.reads = jinja2.meta.find_undeclared_variables(environment.parse(source))
+        except jinja2.TemplateError as error:
+            raise UserError(
+                f"the chat template in {where} is not valid Jinja: {error}; copy the template from the model again"
+            ) from None
+
+    def render(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any] = (), *, add_generation_prompt: bool = False
+    ) -> str:
+        """The text of a conversation.
+
+        Raises:
+            TemplateError: the template refuses it, or fails on it.
+        """
+        values = {"messages": list(messages), "tools": list(tools) or None, "documents": None}
+        try:
+            return self._compiled.render(**self._tokens, **values, add_generation_prompt=add_generation_prompt)
+        except Exception as error:  # a template can raise anything
+            roles = ", ".join(str(message.get("role")) for message in messages)
+            what = str(error) if isinstance(error, jinja2.TemplateError) else f"{type(error).__name__}: {error}"
+            raise TemplateError(
+                f"the chat template in {self.where} has no place for this conversation ({roles:.120}): {what:.300}"
+            ) from None
+
+    def token(self, name: str) -> str:
+        """The text of a special token, such as "eos_token"; "" if there is none."""
+        return self._tokens.get(name, "")
+
+    def replaced(self, source: str) -> ChatTemplate:
+        """Another source for the same model."""
+        return ChatTemplate(source, self._tokens, self.where)
+
+    def _today(self, form: str) -> str:
+        self.formats.add(form)
+        return DATE
+
+
+class _Generation(jinja2.ext.Extension):
+    """The block {% generation %}, with which some templates mark answers; it is its content."""
+
+    tags = {"generation"}
+
+    def parse(self, parser: Parser) -> list[jinja2.nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def _refuse(message: str) -> None:
+    raise jinja2.TemplateError(message)
+
+
+def _to_json(value: Any, ensure_ascii: bool = False, **options: Any) -> str:
+    return json.dumps(value, ensure_ascii=ensure_ascii, **options)
+
+
+def find_template(folder: Path) -> ChatTemplate:
+    """The chat template of a Hugging Face folder.
+
+    Raises:
+        UserError: there is none, there are several, or it is not valid Jinja.
+    """
+    config = read_tokenizer_config(folder)
+    tokens = {name: _text_of(config[name]) for name in _TOKENS if config.get(name)}
+    source: Any = config.get("chat_template") or ""
+    if (folder / TEMPLATE).is_file():
+        source = (folder / TEMPLATE).read_text(encoding="utf-8")
+    if isinstance(source, list):  # several templates by name
+        named = {str(entry.get("name")): entry.get("template") for entry in source if isinstance(entry, dict)}
+        if len(named) != 1:
+            raise UserError(
+                f"the model in {folder} has {len(named)} chat templates, {', '.join(named)}: write the one to use into "
+                f"{folder / TEMPLATE}"
+            )
+        [source] = named.values()
+    if not source or not isinstance(source, str):
+        raise UserError(
+            f"the model in {folder} has no chat template, so there is no form for a conversation: write one into "
+            f"{folder / TEMPLATE}, or take the instruct version of the model"
+        )
+    return ChatTemplate(source, tokens, str(folder))
+
+
+def read_tokenizer_config(folder: Path) -> dict[str, Any]:
+    """The tokenizer_config.json of a folder; {} if there is none.
+
+    Raises:
+        UserError: it is damaged.
+    """
+    file = folder / "tokenizer_config.json"
+    try:
+        config = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    except ValueError as error:
+        raise UserError(f"{file} is not valid JSON ({error}): copy it from the model again") from None
+    if not isinstance(config, dict):
+        raise UserError(f"{file} holds no JSON object: copy it from the model again")
+    return config
+
+
+def _text_of(token: Any) -> str:
+    return str(token.get("content", "")) if isinstance(token, dict) else str(token)
+
+
+def effective(
+    template: ChatTemplate, *, thinks: bool | None = None, formats: Iterable[str] = (), with_text_tools: bool = False
+) -> ChatTemplate:
+    """The template with what a run adds before it.
+
+    Args:
+        template: of the model.
+        thinks: the value of the flags for thoughts; None leaves them to the template.
+        formats: the formats of today's date, which becomes `DATE`.
+        with_text_tools: whether `TEXT_TOOLS` comes before it.
+    """
+    parts = []
+    if thinks is not None:
+        parts += [flag_line(name, thinks) for name in THINKING_FLAGS if name in template.reads]
+    if dates := sorted(formats):
+        table = ", ".join(f"{json.dumps(form)}: {json.dumps(DATE)}" for form in dates)
+        parts.append(f"{{%- macro strftime_now(form) -%}}{{% set dates = {{ {table} }} %}}{{{{ dates[form] }}}}")
+        parts.append("{%- endmacro -%}\n")
+    if with_text_tools:
+        parts.append(TEXT_TOOLS.read_text(encoding="utf-8"))
+    return template.replaced("".join(parts) + template.source) if parts else template
+
+
+def flag_line(name: str, value: bool) -> str:
+    """Jinja that sets a flag unless a request has set it."""
+    return f"{{%- if {name} is not defined %}}{{% set {name} = {str(value).lower()} %}}{{% endif -%}}\n"

@@ -1,0 +1,381 @@
+"""What a chat template does, learnt by executing it on trial messages.
+
+Nothing is known by the name of a model. The template writes an answer, and the text around it tells what a prompt begins
+of an answer and what ends it. It writes calls, and the dialect whose reader returns the same calls is the model's. What
+no run can use is refused here in one sentence, before anything else starts.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from agents.renderer.chat_template import (
+    DATE,
+    QWEN3_TEMPLATE,
+    THINKING_FLAGS,
+    ChatTemplate,
+    effective,
+    find_template,
+    flag_line,
+)
+from agents.renderer.dialects import from_openai, matching, new_id, parse, write
+from agents.renderer.reading import END_THINK, THINK, AnswerForm
+from agents.renderer.tokenizer import FastTokenizer
+from forge_env.core.errors import TemplateError, UserError, nearest
+from forge_env.core.types import Message, ToolCall, ToolSpec
+
+Thinking = Literal["off", "on", "template"]
+"""Whether a model thinks before it answers; "template" is the default of its chat template."""
+ToolsForm = Literal["auto", "template", "text"]
+"""Who describes the tools: the chat template, or a text in the system message; "auto" is the text if the template has
+no place for them."""
+
+AFTER_THOUGHT = "\n\n"
+CLOSE_THOUGHT = f"\n{END_THINK}{AFTER_THOUGHT}"
+"""The text of a chat template between a thought and the answer."""
+_MARK = "@probe@"
+_SYSTEM: Message = {"role": "system", "content": "Be brief."}
+_USER: Message = {"role": "user", "content": "What is it?"}
+TRIAL_TOOLS: tuple[ToolSpec, ...] = (
+    {
+        "type": "function",
+        "function": {
+            "name": "look_up",
+            "description": "Look a word up.",
+            "parameters": {
+                "type": "object",
+                "properties": {"word": {"type": "string"}, "count": {"type": "integer"}},
+                "required": ["word"],
+            },
+        },
+    },
+)
+_CALLS = ({"word": "é"}, {"word": "two words", "count": 2})
+"""The arguments of the calls of a trial."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConversationFormat:
+    """The facts of a chat template that a renderer needs."""
+
+    template: ChatTemplate
+    """As it is executed, with what a run adds before it."""
+    opening: str = ""
+    """What the prompt writes of the answer: nothing, the beginning of a thought, or an empty thought."""
+    ends: tuple[str, ...]
+    """Texts that end an answer; the template writes the first one."""
+    stop_token_ids: tuple[int, ...] = ()
+    """The ends that are tokens. An end that is several tokens is ordinary text, at which sampling stops."""
+    question: tuple[Message, ...] = (_USER,)
+    """The shortest conversation that the template takes."""
+    thinks: bool = False
+    writes_thoughts: bool = False
+    """Whether the template writes the thoughts of earlier answers."""
+    answers: AnswerForm = AnswerForm()
+    tools_problem: str = ""
+    """Why the template cannot be used with tools; "" if it can."""
+    arguments_are_text: bool = False
+    """Whether the template takes the arguments of a call as JSON text."""
+    has_system: bool = True
+    notes: tuple[str, ...] = ()
+    """Sentences on what the run does otherwise than the model's template, for the plan of a run."""
+
+    def prepared(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        """A message as the template takes it. Calls that cannot be read, or are too many, are text again."""
+        copy = {**message, "content": message.get("content") or ""}
+        listed = copy.pop("tool_calls", None)
+        if message["role"] != "assistant" or not listed:
+            return copy
+        calls = from_openai(message)
+        if any(call.arguments is None for call in calls) or (self.answers.one_call and len(calls) > 1):
+            return {**copy, "content": write(message, self.answers.dialect)}  # type: ignore[arg-type]
+        return {**copy, "tool_calls": [self._call(call) for call in calls]}
+
+    def _call(self, call: ToolCall) -> dict[str, Any]:
+        arguments: Any = call.arguments or {}
+        if self.arguments_are_text:
+            arguments = json.dumps(arguments, ensure_ascii=False)
+        return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": arguments}}
+
+    def render(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[ToolSpec] = (), *, add_generation_prompt: bool
+    ) -> str:
+        """The text of a conversation.
+
+        Raises:
+            TemplateError: the template refuses it.
+        """
+        prepared = [self.prepared(message) for message in messages]
+        return self.template.render(prepared, tools, add_generation_prompt=add_generation_prompt)
+
+
+def learn_format(folder: Path, tokenizer: FastTokenizer, thinking: str, tools: str = "auto") -> ConversationFormat:
+    """Learn the format of the model in a Hugging Face folder.
+
+    Args:
+        folder: of the model.
+        tokenizer: of the model.
+        thinking: one of `Thinking`.
+        tools: one of `ToolsForm`.
+
+    Raises:
+        UserError: a setting is unknown or does not fit the model, or no run can use its template.
+    """
+    for name, value, allowed in (("thinking", thinking, Thinking), ("renderer.tools", tools, ToolsForm)):
+        if value not in get_args(allowed):
+            raise UserError(f"{name} is {value!r}. {nearest(value, get_args(allowed))}")
+    own = find_template(folder)
+    return _Learner(folder, tokenizer, own, thinking, tools).learn()
+
+
+class _Learner:
+    def __init__(self, folder: Path, tokenizer: FastTokenizer, own: ChatTemplate, thinking: str, tools: str) -> None:
+        self._folder, self._tokenizer, self._own = folder, tokenizer, own
+        self._thinking, self._tools = thinking, tools
+        self._question = [_USER]
+        self._notes: list[str] = []
+
+    def learn(self) -> ConversationFormat:
+        template = self._effective()
+        has_system = _renders(template, [_SYSTEM, _USER])
+        if not has_system:
+            self._notes.append("the chat template has no place for a system message")
+        opening, ends = self._around_answers(template)
+        template = self._that_keeps(template, opening) if END_THINK in opening else template
+        thinks, writes = self._thoughts(template, opening)
+        dialect, problem, one_call, as_text = self._calls(template, opening, ends)
+        ids = [self._tokenizer.token_id(end) for end in ends]
+        return ConversationFormat(
+            template=template,
+            opening=opening,
+            ends=tuple(ends),
+            stop_token_ids=tuple(id_ for id_ in ids if id_ is not None),
+            question=tuple(self._question),
+            thinks=thinks,
+            writes_thoughts=writes,
+            answers=AnswerForm(
+                dialect=dialect, opens_thought=THINK in opening and END_THINK not in opening, one_call=one_call
+            ),
+            tools_problem=problem,
+            arguments_are_text=as_text,
+            has_system=has_system,
+            notes=tuple(self._notes),
+        )
+
+    def _refuse(self, what: str, remedy: str) -> UserError:
+        return UserError(f"the chat template in {self._folder} {what}: {remedy}")
+
+    def _effective(self) -> ChatTemplate:
+        """The template with its flags, a date that stays, and a text of the tools if it has no place for them."""
+        thinks = None if self._thinking == "template" else self._thinking == "on"
+        template = effective(self._own, thinks=thinks)
+        self._question = self._first_question(template)
+        first = template.render(self._question, add_generation_prompt=True)
+        if template.render(self._question, add_generation_prompt=True) != first:
+            raise self._refuse(
+                "writes something else for the same conversation each time",
+                "take what is random out of it, since a run renders a conversation turn by turn",
+            )
+        with_text = self._tools == "text" or (self._tools == "auto" and not self._holds_tools(template))
+        if template.formats:
+            self._notes.append(f"the chat template writes today's date, which is {DATE} in every prompt of the run")
+        if with_text:
+            cause = "" if self._tools == "text" else ", since the chat template has no place for tools"
+            self._notes.append(
+                f"tools are described in the system message, and calls are text between <tool_call> and </tool_call>{cause}"
+            )
+        return effective(self._own, thinks=thinks, formats=template.formats, with_text_tools=with_text)
+
+    def _first_question(self, template: ChatTemplate) -> list[Message]:
+        """The shortest conversation that the template takes."""
+        try:
+            template.render([_USER], add_generation_prompt=True)
+        except TemplateError:
+            if not _renders(template, [_SYSTEM, _USER]):
+                raise
+            return [_SYSTEM, _USER]
+        return [_USER]
+
+    def _holds_tools(self, template: ChatTemplate) -> bool:
+        """Whether the template describes tools."""
+        for messages in (self._question, [_SYSTEM, _USER]):
+            try:
+                plain = template.render(messages, add_generation_prompt=True)
+                return template.render(messages, TRIAL_TOOLS, add_generation_prompt=True) != plain
+            except TemplateError:
+                continue
+        return False
+
+    def _around_answers(self, template: ChatTemplate) -> tuple[str, list[str]]:
+        """What a prompt begins of an answer, and the texts that end one."""
+        prompt = template.render(self._question, add_generation_prompt=True)
+        text = template.render([*self._question, {"role": "assistant", "content": _MARK}])
+        before, mark, after = text.partition(_MARK)
+        if not mark:
+            raise self._refuse("does not write the content of an answer", "take a template for conversations")
+        opening = _opening(prompt)
+        base = prompt.removesuffix(opening)
+        rest = before.removeprefix(base)
+        if not before.startswith(base) or (rest.strip() and END_THINK not in rest and THINK not in rest):
+            raise self._refuse(
+                f"begins an answer with {prompt[-40:]!r} in a prompt and with {before[-40:]!r} in a conversation",
+                "make the two equal, so that what is sampled can stand in a conversation",
+            )
+        special = set(self._tokenizer.special_tokens)
+        saved = [self._own.token("eos_token"), *map(self._tokenizer.token_text, _saved_ends(self._folder))]
+        saved = [token for token in dict.fromkeys(saved) if token and token in special]
+        end = _first_token(after, special) or after.strip()
+        if not end:  # some templates end only those answers that something follows
+            more = [*self._question, {"role": "assistant", "content": _MARK}, _USER]
+            after = template.render(more, add_generation_prompt=True).partition(_MARK)[2].lstrip()
+            end = next((token for token in saved if after.startswith(token)), "")
+        if not end:
+            raise self._refuse(
+                "writes nothing after an answer, so that its end could not be told",
+                "let it write the token that ends an answer",
+            )
+        return opening, [end, *(token for token in saved if token != end)]
+
+    def _that_keeps(self, template: ChatTemplate, opening: str) -> ChatTemplate:
+        """Qwen3's format without thoughts: the same template, but the empty thought stays in earlier answers.
+
+        It is taken only if it writes the same as the model's template in each trial, but for the empty thoughts.
+        """
+        lines = "".join(flag_line(name, False) for name in THINKING_FLAGS if name in self._own.reads)
+        ours = self._own.replaced(lines + QWEN3_TEMPLATE.read_text(encoding="utf-8"))
+        if ours.source == template.source:
+            return template
+        for messages, tools in _conversations():
+            for prompt in (False, True):
+                try:
+                    texts = [each.render(messages, tools, add_generation_prompt=prompt) for each in (template, ours)]
+                except TemplateError:
+                    return template
+                if len({text.replace(opening, "") for text in texts}) > 1:
+                    return template
+        self._notes.append(
+            "the empty thought before an answer stays in the prompts of later turns, where the chat template drops it"
+        )
+        return ours
+
+    def _thoughts(self, template: ChatTemplate, opening: str) -> tuple[bool, bool]:
+        """Whether the model thinks in the run, and whether its template writes the thoughts of earlier answers."""
+        answer = {"role": "assistant", "content": _MARK, "reasoning_content": "probe thought"}
+        text = template.render([*self._question, answer])
+        writes = THINK in text.split("probe thought")[0][-40:] and END_THINK in text and "probe thought" in text
+        known = writes or THINK in opening
+        is_off = END_THINK in opening
+        tokens = [mark for mark in (THINK, END_THINK) if self._tokenizer.token_id(mark) is None]
+        if self._thinking == "on" and (not known or is_off):
+            raise UserError(
+                f"thinking is on, and the model in {self._folder} has no thinking, by its chat template: set it to off, "
+                "or choose another model"
+            )
+        thinks = known and not is_off and (self._thinking != "off" or THINK in opening)
+        if thinks and self._thinking == "off":
+            raise UserError(
+                f"thinking is off, and the chat template in {self._folder} begins a thought before each answer: set it "
+                "to on, or choose another model"
+            )
+        if thinks and tokens:
+            raise UserError(
+                f"the model in {self._folder} thinks, and {tokens[0]} is no token of its tokenizer: add {THINK} and "
+                f"{END_THINK} to it as tokens, or set thinking to off"
+            )
+        return thinks, writes
+
+    def _calls(self, template: ChatTemplate, opening: str, ends: Sequence[str]) -> tuple[str, str, bool, bool]:
+        """The dialect, why there is none, whether an answer has room for one call only, and whether arguments are
+        text."""
+        problem = ""
+        for as_text, ids in ((False, "openai"), (True, "openai"), (False, "mistral"), (True, "mistral")):
+            try:
+                text = self._of_calls(template, opening, ends, trial_calls(1, ids, as_text=as_text))
+            except TemplateError as error:
+                problem = problem or f"refuses a call ({error})"
+                continue
+            problem = "writes calls in a form that is not known here"
+            if not (dialect := matching(text, from_openai({"tool_calls": trial_calls(1)}), TRIAL_TOOLS)):
+                continue
+            both = trial_calls(2, dialect, as_text=as_text)
+            try:
+                text = self._of_calls(template, opening, ends, both)
+                read = [(call.name, call.arguments) for call in parse(text, dialect, TRIAL_TOOLS)[1]]
+                is_single = read != [("look_up", arguments) for arguments in _CALLS]
+            except TemplateError:
+                is_single = True
+            if is_single:
+                self._notes.append("the chat template has room for one call in an answer")
+            return dialect, "", is_single, as_text
+        return "none", problem, False, False
+
+    def _of_calls(self, template: ChatTemplate, opening: str, ends: Sequence[str], calls: Sequence[Any]) -> str:
+        """What the template writes of an answer of calls."""
+        answer = {"role": "assistant", "content": "", "tool_calls": list(calls)}
+        text = template.render([*self._question, answer], TRIAL_TOOLS)
+        start = template.render(self._question, TRIAL_TOOLS, add_generation_prompt=True)
+        body = text.removeprefix(start.removesuffix(opening))
+        cut = min((body.index(end) for end in ends if end in body), default=len(body))
+        return body[:cut].split(END_THINK)[-1]
+
+
+def trial_calls(count: int, dialect: str = "openai", *, as_text: bool = False) -> list[dict[str, Any]]:
+    """The calls of a trial, in the shape of messages, with ids of a dialect."""
+    calls = []
+    for index, arguments in enumerate(_CALLS[:count]):
+        value: Any = json.dumps(arguments, ensure_ascii=False) if as_text else dict(arguments)
+        id_ = new_id(dialect, "look_up", index)
+        calls.append({"id": id_, "type": "function", "function": {"name": "look_up", "arguments": value}})
+    return calls
+
+
+def _conversations() -> list[tuple[list[Any], Sequence[ToolSpec]]]:
+    """Trial conversations, with and without tools and a system message."""
+    call = {"role": "assistant", "content": "", "tool_calls": trial_calls(1)}
+    two = {"role": "assistant", "content": "So:", "tool_calls": trial_calls(2)}
+    results = [{"role": "tool", "content": text, "tool_call_id": f"call_{i}"} for i, text in enumerate(("{}", " é\n"))]
+    answer, more = {"role": "assistant", "content": "A letter."}, {"role": "user", "content": "Sure?\n"}
+    return [
+        ([_USER], ()),
+        ([_SYSTEM, _USER, answer, more, answer, _USER], ()),
+        ([_SYSTEM, _USER, call, results[0], answer, more], TRIAL_TOOLS),
+        ([_USER, two, *results, call, results[0], answer, more, answer, more], TRIAL_TOOLS),
+    ]
+
+
+def _renders(template: ChatTemplate, messages: Sequence[Message]) -> bool:
+    """Whether the template writes the first message."""
+    try:
+        return messages[0]["content"] in template.render(messages, add_generation_prompt=True)
+    except TemplateError:
+        return False
+
+
+def _opening(prompt: str) -> str:
+    """What a prompt of the question begins of an answer: from the marks of a thought on."""
+    tail = prompt.rpartition(_USER["content"])[2]
+    places = [tail.index(mark) for mark in (THINK, END_THINK) if mark in tail]
+    return tail[min(places) :] if places else ""
+
+
+def _first_token(text: str, special: set[str]) -> str:
+    """The special token that comes first in a text; "" if there is none."""
+    places = [(text.index(token), -len(token), token) for token in special if token and token in text]
+    return min(places)[2] if places else ""
+
+
+def _saved_ends(folder: Path) -> list[int]:
+    """The tokens that end an answer, from the settings of generation and of the model."""
+    ids: list[int] = []
+    for name in ("generation_config.json", "config.json"):
+        file = folder / name
+        try:
+            value = json.loads(file.read_text(encoding="utf-8")).get("eos_token_id") if file.is_file() else None
+        except (ValueError, AttributeError):
+            raise UserError(f"{file} is damaged: copy it from the model again") from None
+        ids += [id_ for id_ in (value if isinstance(value, list) else [value]) if type(id_) is int]
+    return ids

@@ -1,0 +1,81 @@
+"""An answer's text to a thought, content and calls: the one reader, in a run and behind a server."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from agents.renderer.dialects import parse
+from agents.renderer.model_json import dump
+from forge_env.core.types import ToolCall, ToolSpec
+
+THINK, END_THINK = "<think>", "</think>"
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The parts of an answer."""
+
+    content: str
+    thought: str | None
+    """None if the answer has no thought."""
+    calls: tuple[ToolCall, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnswerForm:
+    """How answers of a model are written."""
+
+    dialect: str = "none"
+    """Of its calls, see `agents.renderer.dialects`."""
+    opens_thought: bool = False
+    """Whether the prompt has begun the thought already."""
+    one_call: bool = False
+    """Whether an answer has room for one call only."""
+
+    def read(self, text: str, *, tools: Sequence[ToolSpec] | None, is_cut: bool) -> Answer:
+        """Read an answer. No text raises.
+
+        A thought at the beginning is no content, and a call in it is no call. A call ends a thought that has no end of
+        its own, unless a limit has cut the answer.
+
+        Args:
+            text: without the token that ended it.
+            tools: what may be called: without tools there are no calls. None if that is not known, as in a record.
+            is_cut: whether a limit has ended the answer.
+        """
+        thought, rest = self._split(text)
+        if rest is None:  # the thought has no end
+            assert thought is not None
+            if is_cut:
+                return Answer("", thought, ())
+            before, calls = self._calls(thought, tools)
+            return Answer("", before.strip(), calls) if calls else Answer("", thought.strip(), ())
+        content, calls = self._calls(rest, tools)
+        return Answer(content.strip(), None if thought is None else thought.strip(), calls)
+
+    def _split(self, text: str) -> tuple[str | None, str | None]:
+        """The thought, None if there is none, and the text after it, None if the thought has no end."""
+        body = text.lstrip()
+        if body.startswith(THINK):
+            body = body[len(THINK) :]
+        elif not self.opens_thought:
+            return None, text
+        thought, end, rest = body.partition(END_THINK)
+        return thought, rest if end else None
+
+    def _calls(self, text: str, tools: Sequence[ToolSpec] | None) -> tuple[str, tuple[ToolCall, ...]]:
+        if tools is not None and not tools:
+            return text, ()
+        content, calls = parse(text, self.dialect, tools or ())
+        if self.one_call and len(calls) > 1:
+            error = "The call cannot be read because it is not the only one: write one call a turn."
+            calls = (calls[0], *(_refused(call, error) for call in calls[1:]))
+        return content, calls
+
+
+def _refused(call: ToolCall, error: str) -> ToolCall:
+    if call.arguments is None:
+        return call
+    raw = dump({"name": call.name, "arguments": call.arguments})
+    return replace(call, arguments=None, raw=raw, error=error)
