@@ -96,7 +96,7 @@ class ChatTemplate:
 class _Generation(jinja2.ext.Extension):
     """The block {% generation %}, with which some templates mark answers; it is its content."""
 
-    tags = {"generation"}
+    tags = {"generation"}  # noqa: RUF012 (as the base class declares it)
 
     def parse(self, parser: Parser) -> list[jinja2.nodes.Node]:
         next(parser.stream)

@@ -1,8 +1,8 @@
 """What a chat template does, learnt by executing it on trial messages.
 
-Nothing is known by the name of a model. The template writes an answer, and the text around it tells what a prompt begins
-of an answer and what ends it. It writes calls, and the dialect whose reader returns the same calls is the model's. What
-no run can use is refused here in one sentence, before anything else starts.
+Nothing is known by the name of a model. The template writes an answer, and the text around it tells what a prompt
+begins of an answer and what ends it. It writes calls, and the dialect whose reader returns the same calls is the
+model's. What no run can use is refused here in one sentence, before anything else starts.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class ConversationFormat:
     thinks: bool = False
     writes_thoughts: bool = False
     """Whether the template writes the thoughts of earlier answers."""
-    answers: AnswerForm = AnswerForm()
+    answers: AnswerForm
     tools_problem: str = ""
     """Why the template cannot be used with tools; "" if it can."""
     arguments_are_text: bool = False
@@ -158,7 +158,10 @@ class _Learner:
             thinks=thinks,
             writes_thoughts=writes,
             answers=AnswerForm(
-                dialect=dialect, opens_thought=THINK in opening and END_THINK not in opening, one_call=one_call
+                dialect=dialect,
+                has_thoughts=writes or thinks,
+                opens_thought=THINK in opening and END_THINK not in opening,
+                one_call=one_call,
             ),
             tools_problem=problem,
             arguments_are_text=as_text,
@@ -186,7 +189,8 @@ class _Learner:
         if with_text:
             cause = "" if self._tools == "text" else ", since the chat template has no place for tools"
             self._notes.append(
-                f"tools are described in the system message, and calls are text between <tool_call> and </tool_call>{cause}"
+                "tools are described in the system message, and calls are text between <tool_call> and </tool_call>"
+                + cause
             )
         return effective(self._own, thinks=thinks, formats=template.formats, with_text_tools=with_text)
 
@@ -272,8 +276,8 @@ class _Learner:
         tokens = [mark for mark in (THINK, END_THINK) if self._tokenizer.token_id(mark) is None]
         if self._thinking == "on" and (not known or is_off):
             raise UserError(
-                f"thinking is on, and the model in {self._folder} has no thinking, by its chat template: set it to off, "
-                "or choose another model"
+                f"thinking is on, and the model in {self._folder} has no thinking, by its chat template: set it to "
+                "off, or choose another model"
             )
         thinks = known and not is_off and (self._thinking != "off" or THINK in opening)
         if thinks and self._thinking == "off":

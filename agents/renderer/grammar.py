@@ -3,31 +3,34 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from agents.renderer.dialects.bodies import Piece
+from agents.renderer.dialects.table import dialect_of
 from forge_env.core.constraint import Constraint
 from forge_env.core.errors import TurnRefused
 from forge_env.core.types import FunctionSpec, ToolSpec
 
 _MOST_WHITESPACE = 32
 """Characters between two parts of a JSON text; without a limit a model may write white space forever."""
+_MARK = re.compile(r"(<[^<>\s]+>|\[[A-Z_]+\])")
 _Format = dict[str, Any]
+_TokenId = Callable[[str], int | None]
 
 
-def grammar_of(
-    constraint: Constraint, tools: Sequence[ToolSpec], calls: str, token_id: Callable[[str], int | None]
-) -> str:
+def grammar_of(constraint: Constraint, tools: Sequence[ToolSpec], dialect: str, token_id: _TokenId) -> str:
     """A structural tag of XGrammar, as JSON. The JSON of an answer follows the order of its schema.
 
     Args:
         constraint: the form of the answer.
         tools: the tools that it may name; the arguments of a call fit the parameters of its tool.
-        calls: the form of calls in the model's template.
+        dialect: of the model's calls.
         token_id: the id of a text that is one token of the vocabulary, such as a mark; otherwise None.
 
     Raises:
-        TurnRefused: the constraint names a tool that is not there.
+        TurnRefused: the constraint names a tool that is not there, or no grammar can say the calls of the dialect.
     """
     functions = {tool["function"]["name"]: tool["function"] for tool in tools}
     if missing := [name for name in constraint.tools if name not in functions]:
@@ -35,33 +38,38 @@ def grammar_of(
         raise TurnRefused(
             f"the tool {missing[0]!r:.80} has to be called, and is no tool of the request; they are {offered}"
         )
-    choices = [_call(functions[name], calls, token_id) for name in constraint.tools]
+    choices = [_call(functions[name], dialect, token_id) for name in constraint.tools]
     if constraint.schema:
         choices.append(_json(json.loads(constraint.schema)))
     answer = choices[0] if len(choices) == 1 else {"type": "or", "elements": choices}
     return json.dumps({"type": "structural_tag", "format": answer})
 
 
-def _call(function: FunctionSpec, calls: str, token_id: Callable[[str], int | None]) -> _Format:
-    name, arguments = json.dumps(function["name"]), _json(function["parameters"])
-    if calls == "llama":
-        return _sequence(_text(f'{{"name": {name}, "parameters": '), arguments, _text("}"))
-    begin, end = (_mark(mark, token_id) for mark in ("<tool_call>", "</tool_call>"))
-    return _sequence(begin, _text(f'\n{{"name": {name}, "arguments": '), arguments, _text("}\n"), end)
+def _call(function: FunctionSpec, dialect: str, token_id: _TokenId) -> _Format:
+    pieces = dialect_of(dialect).pieces(function)
+    if pieces is None:
+        raise TurnRefused(
+            f"the tool {function['name']!r:.80} has to be called, and no grammar can say the calls of the model's "
+            f"dialect, {dialect}: let the model choose"
+        )
+    return {"type": "sequence", "elements": [element for piece in pieces for element in _elements(piece, token_id)]}
 
 
-def _mark(text: str, token_id: Callable[[str], int | None]) -> _Format:
-    id_ = token_id(text)
-    return _text(text) if id_ is None else {"type": "token", "token": id_}
-
-
-def _text(value: str) -> _Format:
-    return {"type": "const_string", "value": value}
+def _elements(piece: Piece, token_id: _TokenId) -> list[_Format]:
+    if not isinstance(piece, str):
+        schema, style = piece
+        return [_json(schema) | ({} if style == "json" else {"style": style})]
+    parts = [(part, token_id(part) if _MARK.fullmatch(part) else None) for part in _MARK.split(piece) if part]
+    elements: list[_Format] = []
+    for text, id_ in parts:
+        if id_ is not None:
+            elements.append({"type": "token", "token": id_})
+        elif elements and elements[-1]["type"] == "const_string":
+            elements[-1]["value"] += text
+        else:
+            elements.append({"type": "const_string", "value": text})
+    return elements
 
 
 def _json(schema: Any) -> _Format:
     return {"type": "json_schema", "json_schema": schema, "max_whitespace_cnt": _MOST_WHITESPACE}
-
-
-def _sequence(*elements: _Format) -> _Format:
-    return {"type": "sequence", "elements": list(elements)}

@@ -28,6 +28,8 @@ class AnswerForm:
 
     dialect: str = "none"
     """Of its calls, see `agents.renderer.dialects`."""
+    has_thoughts: bool = True
+    """Whether the template knows thoughts; otherwise their marks are text of the answer."""
     opens_thought: bool = False
     """Whether the prompt has begun the thought already."""
     one_call: bool = False
@@ -56,6 +58,8 @@ class AnswerForm:
 
     def _split(self, text: str) -> tuple[str | None, str | None]:
         """The thought, None if there is none, and the text after it, None if the thought has no end."""
+        if not self.has_thoughts:
+            return None, text
         body = text.lstrip()
         if body.startswith(THINK):
             body = body[len(THINK) :]

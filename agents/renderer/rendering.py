@@ -162,7 +162,7 @@ class Renderer:
         if not full.startswith(base):
             raise UserError(f"the chat template in {self._tokenizer.name_or_path} does not write {message!r:.200}")
         answer = full[len(base) :]
-        start, end = self._first_end(answer)
+        _, end = self._first_end(answer)
         answer = answer[:end] if end else answer + self.format.ends[0]
         # Text rather than ids: no model could sample a token that spans the end of the prompt.
         return self._tokenizer.encode(self._after_opening(answer))
@@ -172,7 +172,9 @@ class Renderer:
         opening = self.format.opening
         if answer.startswith(opening):
             return answer[len(opening) :]
-        content = answer.rpartition(END_THINK)[2].lstrip("\n") if answer.lstrip().startswith((THINK, END_THINK)) else answer
+        content = (
+            answer.rpartition(END_THINK)[2].lstrip("\n") if answer.lstrip().startswith((THINK, END_THINK)) else answer
+        )
         return (CLOSE_THOUGHT if self.format.answers.opens_thought else "") + content
 
     def encode(self, text: str) -> list[int]:
@@ -214,7 +216,9 @@ class Renderer:
             return False
         if self.format.answers.opens_thought:
             return True
-        return self._think in token_ids and not self.decode(token_ids[: list(token_ids).index(self._think)]).strip()
+        if self._think is None or self._think not in token_ids:
+            return False
+        return not self.decode(token_ids[: list(token_ids).index(self._think)]).strip()
 
     def read(self, token_ids: Ids, finish_reason: str, tools: Sequence[ToolSpec] | None = None) -> Action:
         """Parse sampled tokens into an action, see `AnswerForm.read`. No sampled text raises.
@@ -343,8 +347,8 @@ class Renderer:
         if not end:
             return None
         thought = str(answer.get("reasoning_content") or "").strip()
-        has_thought = THINK in text or (self.format.answers.opens_thought and END_THINK in text)
-        if thought not in written[:start] or (has_thought and END_THINK not in written[:start]):
+        has_end = END_THINK not in text or END_THINK[1:] in written[:start]  # it may be defused
+        if thought not in written[:start] or not has_end:
             return None
         return written[end:]
 

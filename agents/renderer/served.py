@@ -81,9 +81,7 @@ def first_difference(renderer: Renderer, render: Render, tools: Sequence[ToolSpe
     return ""
 
 
-def with_template(
-    renderer: Renderer, tokenizer: Any, template: str, tools: Sequence[ToolSpec] = TRIAL_TOOLS
-) -> Render:
+def with_template(renderer: Renderer, tokenizer: Any, template: str, tools: Sequence[ToolSpec] = TRIAL_TOOLS) -> Render:
     """What Transformers and its users render with a chat template.
 
     Args:

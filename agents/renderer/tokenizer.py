@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 
 from tokenizers import Tokenizer
@@ -26,7 +27,7 @@ class FastTokenizer:
                 f"the model folder {folder} holds no tokenizer.json: save its tokenizer there in Hugging Face format"
             )
         self.name_or_path = str(folder)
-        self._tokenizer = Tokenizer.from_file(str(path))
+        self._tokenizer = _load(path.resolve(), path.stat().st_mtime_ns)
         self._short: dict[str, list[int]] = {}
 
     def encode(self, text: str) -> list[int]:
@@ -73,6 +74,12 @@ class FastTokenizer:
 
     def __len__(self) -> int:
         return self._tokenizer.get_vocab_size()
+
+
+@functools.lru_cache(maxsize=2)
+def _load(path: Path, changed: int) -> Tokenizer:
+    """The tokenizer of a file, which takes a second to read if its vocabulary is large."""
+    return Tokenizer.from_file(str(path))
 
 
 def _byte_characters() -> dict[str, int]:

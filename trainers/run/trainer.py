@@ -106,9 +106,7 @@ class Trainer:
         the sampling of the training, so that others who serve them use them as they were trained."""
         await self._weights.make_room()
         plan, record, model = self._plan, self._record, str(self._record.results["model"])
-        texts, left = texts_of_export(
-            Path(model), plan.env.thinking, plan.renderer.tools, temperature=plan.temperature
-        )
+        texts, left = texts_of_export(Path(model), plan.env.thinking, plan.renderer.tools, temperature=plan.temperature)
         if left:
             record.say(
                 "warning: the chat template of the exported model does not render what the training did, so that the "

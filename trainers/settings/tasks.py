@@ -59,8 +59,8 @@ class RendererConfig:
     """How conversations become tokens: the model's own chat template decides."""
 
     tools: Literal["auto", "template", "text"] = "auto"
-    """Who describes tools to the model: "template" is the chat template, "text" a text in the system message, with calls
-    and results as text between marks. "auto" is the text if the chat template has no place for tools."""
+    """Who describes tools to the model: "template" is the chat template; "text" is a text in the system message, and
+    calls and results are text between marks. "auto" is "text" if the chat template has no place for tools."""
 
 
 @dataclass(frozen=True, kw_only=True)

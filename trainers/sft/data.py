@@ -57,7 +57,13 @@ class SFTData:
     """
 
     def __init__(
-        self, sft: SFTConfig, *, training: TrainingConfig, env: EnvConfig, model_size: str = "tiny", tools: ToolsForm = "auto"
+        self,
+        sft: SFTConfig,
+        *,
+        training: TrainingConfig,
+        env: EnvConfig,
+        model_size: str = "tiny",
+        tools: ToolsForm = "auto",
     ) -> None:
         self._sft, self._training, self._env, self._model_size = sft, training, env, model_size
         self._tools_form: ToolsForm = tools

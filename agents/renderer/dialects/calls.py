@@ -39,7 +39,7 @@ class Block(NamedTuple):
     calls: list[Written]
     end: int
     problem: str = ""
-    """Why there are no calls; `end` is then the end of what was read."""
+    """Why there are no calls; `end` is then the place of the problem."""
     name: str = ""
     """The name of the call that has the problem, if it is known."""
 

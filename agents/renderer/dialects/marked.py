@@ -18,7 +18,7 @@ _NO_MARK = re.compile("(?!)")
 
 @dataclass(frozen=True, kw_only=True)
 class Marked:
-    """A dialect whose calls stand behind a mark. All other text is content."""
+    """A dialect with a mark before its calls. All other text is content."""
 
     body: Body
     open: str
@@ -102,7 +102,7 @@ class Marked:
 
 @dataclass(frozen=True, kw_only=True)
 class Bare:
-    """A dialect whose calls begin the answer, without a mark. Text after them is content."""
+    """A dialect without a mark: its calls begin the answer. Text after them is content."""
 
     body: Body
     looks: Callable[[str, Tools], bool]

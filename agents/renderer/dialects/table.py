@@ -1,6 +1,6 @@
 """All dialects by name, most often seen first.
 
-Their names are those of vLLM's parsers where it has one for the form.
+They have the names of vLLM's parsers for the same forms.
 """
 
 from __future__ import annotations
@@ -63,7 +63,12 @@ def _arg_keys(tag: str, *, prefix: str = "", suffix: str = "", sep: str = "\n", 
     """``<tag>NAME<arg_key>P</arg_key><arg_value>VALUE</arg_value></tag>``, with a line for each part."""
     key, value = f"{prefix}arg_key{suffix}", f"{prefix}arg_value{suffix}"
     arguments = Pairs(
-        start=f"<{key}>", key_end=f"</{key}>", gap="\n", value_start=f"<{value}>", end=f"</{value}>", style="glm_xml"
+        start=f"<{key}>",
+        key_end=f"</{key}>",
+        gap="\n",
+        value_start=f"<{value}>",
+        end=f"</{value}>",
+        style="" if prefix or suffix else "glm_xml",
     )
     return Marked(
         open=f"<{tag}{suffix}>",
@@ -214,7 +219,7 @@ _IDS: Mapping[str, str] = {
     "mistral_json": "call{index:05}",
     "kimi_k2": "functions.{name}:{index}",
 }
-"""Forms of ids: nine letters and digits for Mistral, whose templates refuse other ids."""
+"""Forms of ids: nine letters and digits for Mistral, since its templates refuse other ids."""
 
 
 def dialect_of(name: str) -> Dialect:

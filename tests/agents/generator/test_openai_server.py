@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 import torch
+from agents.renderer.families import NO_THINKING, QWEN3_TEMPLATE
 from safetensors import safe_open
 from safetensors.torch import save_file
 
 from agents.generator.openai_server import ModelServer, _end
-from agents.renderer.families import NO_THINKING, QWEN3_TEMPLATE
 from agents.renderer.served import TEMPLATE, texts_of_export
 from forge_env.core.errors import UserError
 from forge_env.registry.agent_spec import AgentSettings, open_agent

@@ -1,0 +1,90 @@
+"""Grammars of answers: XGrammar accepts with them what a dialect writes, and its marks are tokens if they can be."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+import xgrammar
+
+from agents.renderer.dialects import DIALECTS, new_id, parse, write
+from agents.renderer.dialects.table import dialect_of
+from agents.renderer.grammar import grammar_of
+from forge_env.core.constraint import Constraint
+from forge_env.core.errors import TurnRefused
+from forge_env.core.types import FunctionSpec, ToolCall, ToolSpec
+
+FUNCTION: FunctionSpec = {
+    "name": "look_up",
+    "description": "",
+    "parameters": {
+        "type": "object",
+        "properties": {
+            "word": {"type": "string"},
+            "times": {"type": "integer"},
+            "exact": {"type": "boolean"},
+            "items": {"type": "array", "items": {"type": "string"}},
+        },
+        "required": ["word"],
+    },
+}
+TOOLS: list[ToolSpec] = [{"type": "function", "function": FUNCTION}]
+WITHOUT = [dialect for dialect in DIALECTS if dialect_of(dialect).pieces(FUNCTION) is None]
+END = 256
+"""Ends an answer; the tokens before it are the 256 bytes, those after it marks."""
+
+
+def compiled(grammar: str, marks: list[str]) -> xgrammar.GrammarMatcher:
+    vocabulary = [*(bytes([byte]) for byte in range(256)), b"</s>", *(mark.encode() for mark in marks)]
+    info = xgrammar.TokenizerInfo(vocabulary, vocab_type=xgrammar.VocabType.RAW, stop_token_ids=[END])
+    return xgrammar.GrammarMatcher(xgrammar.GrammarCompiler(info).compile_structural_tag(grammar))
+
+
+def accepts(matcher: xgrammar.GrammarMatcher, text: str) -> bool:
+    matcher.reset()
+    return all(matcher.accept_token(byte) for byte in text.encode()) and matcher.accept_token(END)
+
+
+@pytest.mark.parametrize("dialect", [dialect for dialect in DIALECTS if dialect not in WITHOUT])
+def test_a_grammar_takes_what_its_dialect_writes(dialect: str) -> None:
+    matcher = compiled(grammar_of(Constraint(tools=("look_up",)), TOOLS, dialect, lambda text: None), [])
+    every: dict[str, Any] = {"word": 'é "q" <b>\nx', "times": 3, "exact": True, "items": ["x", "y"]}
+    for arguments in (every, {"word": "a"}):
+        call = ToolCall(id=new_id(dialect, "look_up", 0), name="look_up", arguments=arguments)
+        text = write([call], dialect)
+        assert accepts(matcher, text), text
+        assert parse(text, dialect, TOOLS) == ("", (call,))
+    missing = write([ToolCall(id=new_id(dialect, "look_up", 0), name="look_up", arguments={"times": 1})], dialect)
+    assert not accepts(matcher, missing) and not accepts(matcher, "Hello.")
+
+
+@pytest.mark.parametrize("dialect", WITHOUT)
+def test_a_dialect_without_a_grammar_is_refused_in_one_sentence(dialect: str) -> None:
+    with pytest.raises(TurnRefused, match=f"'look_up' has to be called, and no grammar can say .* {dialect}: let"):
+        grammar_of(Constraint(tools=("look_up",)), TOOLS, dialect, lambda text: None)
+
+
+def test_a_mark_is_a_token_if_the_vocabulary_has_it() -> None:
+    ids = {"<tool_call>": 257, "</tool_call>": 258}
+    grammar = grammar_of(Constraint(tools=("look_up",)), TOOLS, "qwen_xml", ids.get)
+    elements = json.loads(grammar)["format"]["elements"]
+    assert elements[0] == {"type": "token", "token": 257} and elements[-1] == {"type": "token", "token": 258}
+    assert "".join(element["value"] for element in elements[1:3]) == "\n<function=look_up>\n"
+    written = write([ToolCall(id="", name="look_up", arguments={"word": "a"})], "qwen_xml")
+    inner = written.removeprefix("<tool_call>").removesuffix("</tool_call>")
+    matcher = compiled(grammar, [*ids])
+    assert all(matcher.accept_token(token) for token in (257, *inner.encode(), 258, END))
+    assert not accepts(matcher, written), "the mark's text is another sequence of tokens"
+
+
+def test_json_or_a_call() -> None:
+    constraint = Constraint(schema='{"type": "object", "properties": {"x": {"type": "integer"}}}', tools=("look_up",))
+    matcher = compiled(grammar_of(constraint, TOOLS, "hermes", lambda text: None), [])
+    assert accepts(matcher, '{"x": 1}')
+    assert accepts(matcher, write([ToolCall(id="", name="look_up", arguments={"word": "a"})], "hermes"))
+
+
+def test_a_tool_that_is_not_offered_is_named() -> None:
+    with pytest.raises(TurnRefused, match="'add' has to be called, and is no tool of the request; they are look_up"):
+        grammar_of(Constraint(tools=("add",)), TOOLS, "hermes", lambda text: None)
