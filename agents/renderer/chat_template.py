@@ -27,7 +27,7 @@ QWEN3_TEMPLATE = Path(__file__).with_name("qwen3_chat_template.jinja")
 TEXT_TOOLS = Path(__file__).with_name("text_tools.jinja")
 """Written before a template without tools: it describes tools in the system message, and calls are text."""
 THINKING_FLAGS = ("enable_thinking", "thinking")
-"""Variables by which templates are asked for thoughts or for none."""
+"""The flags of templates that switch thoughts on or off."""
 DATE = "26 Jul 2024"
 """The date of today in every prompt, as Llama 3.1's template has it: a run must not depend on the day."""
 _TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
@@ -94,7 +94,7 @@ class ChatTemplate:
 
 
 class _Generation(jinja2.ext.Extension):
-    """The block {% generation %}, with which some templates mark answers; it is its content."""
+    """The block {% generation %} marks answers in some templates. It renders its content."""
 
     tags = {"generation"}  # noqa: RUF012 (as the base class declares it)
 
@@ -165,7 +165,7 @@ def _text_of(token: Any) -> str:
 def effective(
     template: ChatTemplate, *, thinks: bool | None = None, formats: Iterable[str] = (), with_text_tools: bool = False
 ) -> ChatTemplate:
-    """The template with what a run adds before it.
+    """The template, and before it the additions of a run.
 
     Args:
         template: of the model.

@@ -1,8 +1,8 @@
 """What a chat template does, learnt by executing it on trial messages.
 
 Nothing is known by the name of a model. The template writes an answer, and the text around it tells what a prompt
-begins of an answer and what ends it. It writes calls, and the dialect whose reader returns the same calls is the
-model's. What no run can use is refused here in one sentence, before anything else starts.
+begins of an answer and what ends it. It writes calls, and the model's dialect is the one that
+reads the same calls back. What no run can use is refused here in one sentence, before anything else starts.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class ConversationFormat:
     """The facts of a chat template that a renderer needs."""
 
     template: ChatTemplate
-    """As it is executed, with what a run adds before it."""
+    """As it is executed, with the additions of a run."""
     opening: str = ""
     """What the prompt writes of the answer: nothing, the beginning of a thought, or an empty thought."""
     ends: tuple[str, ...]

@@ -15,7 +15,7 @@ of the trainer. Frozen weights need no gradients of their own."""
 
 
 def describe_cost(draft: Draft) -> str:
-    """The cost of a step whose episodes are all as long as they may be; "" for a run on GPUs, or of unknown sizes."""
+    """The cost of a step if all its episodes have the maximal length; "" for a run on GPUs, or of unknown sizes."""
     services = draft.services
     is_on_cpu = not services.trainer.with_gpus and not services.generator.with_gpus
     if not is_on_cpu or draft.objective is None or draft.shape is None:

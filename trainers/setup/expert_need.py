@@ -1,6 +1,6 @@
 """What an environment's expert needs of an episode, found out by playing it: default limits that would cut it off grow.
 
-Only an environment whose instances share nothing is played for a plan: one that opens sandboxes or processes is first
+An environment is played for a plan only if its instances share nothing: one that opens sandboxes or processes is first
 played when the run starts, see `trainers.model.make`.
 """
 

@@ -123,7 +123,7 @@ def with_model(plan: RunPlan, folder: Path) -> RunPlan:
 
 
 def _with_micro_batch(plan: RunPlan) -> RunPlan:
-    """The plan with the largest micro-batch by default for which the card has room beside the same engine."""
+    """The plan with the largest micro-batch by default that fits on the card beside the same engine."""
     is_by_case, card = plan.defaults[MICRO_BATCH].is_taken, plan.card
     if not is_by_case or card is None or plan.shape is None or not plan.cards:
         return plan
@@ -143,7 +143,7 @@ def _with_micro_batch(plan: RunPlan) -> RunPlan:
 
 
 def with_folder(plan: RunPlan, folder: Path) -> RunPlan:
-    """The plan with what the files of the model say; the same object if they were here when it was made.
+    """The plan with the facts of the model's files; the same object if they were here when it was made.
 
     Raises:
         UserError: when they cannot be used, or as `with_model`.
