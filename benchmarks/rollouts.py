@@ -8,8 +8,8 @@ All figures are of one run:
     copied      time of such a step, with an environment that overrides `step`, so that all it is given and all it
                 returns are copied, against the time with one that does not
     tokens      environment steps/s with every token accounted for: rendered, bridged, parsed, checked
-    step        CPU time of a step with tokens: the whole; what the library `renderers` takes, with its calls of the
-                tokenizer; and the difference, which is our own. Then the same without our calls of `tokenizers`, too
+    step        CPU time of a step with tokens: the whole; what the library `tokenizers` takes; and the difference,
+                which is our own
     memory      growth for each live episode, with 4,096 of them that wait for the model's last turn
     latency     a batch of 1,024 episodes with a model that takes 500 ms a turn, against the ideal of five times 500 ms
     plain       steps/s as above when the tool, the reward and the script are plain functions, not coroutines
@@ -237,14 +237,11 @@ async def measure_steps(model: str) -> dict[str, float]:
         "plain_token_steps_per_second": 1e6 / plain_tokens,
     }
     # Clocks cost CPU time, too: the figures below are of runs with them.
-    clock, renderer = LibraryClock(), agent.renderer
-    renderer._renderer = Timed(renderer._renderer, clock)
-    whole, library = await cpu_per_step(agent, clock)
-    figures |= {"token_step_us": whole, "renderers_us": library, "token_step_own_us": whole - library}
-    tokenizer: Any = renderer._tokenizer
+    clock = LibraryClock()
+    tokenizer: Any = agent.renderer._tokenizer
     tokenizer._tokenizer = Timed(tokenizer._tokenizer, clock)
     whole, library = await cpu_per_step(agent, clock)
-    return figures | {"renderers_and_tokenizers_us": library, "own_without_tokenizers_us": whole - library}
+    return figures | {"token_step_us": whole, "tokenizers_us": library, "token_step_own_us": whole - library}
 
 
 class GatheringPolicy(PreparedPolicy):

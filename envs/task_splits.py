@@ -21,8 +21,8 @@ def bucket(content: object, buckets: int) -> int:
     return int.from_bytes(value, "little") % buckets
 
 
-def is_held_out_pair(operation: str, constant: int) -> bool:
-    """Whether a pair of operation and constant is held out from training: one in ten."""
+def is_held_out_pair(operation: str, constant: Hashable) -> bool:
+    """Whether a pair of operation and constant, or constants, is held out from training: one in ten."""
     return bucket((operation, constant), 10) == 0
 
 
@@ -32,7 +32,7 @@ def draw_tasks(
     count: int,
     seed: int,
     draw: Callable[[random.Random], C],
-    pair: Callable[[C], tuple[str, int]],
+    pair: Callable[[C], tuple[str, Hashable]],
     make: Callable[[C], Task],
     by_pair_only: bool = False,
 ) -> list[Task]:

@@ -31,8 +31,8 @@ ROOMS = {
         check report viewer runtime cli __main__""",
     "forge_env.runtime": "calls process hosts weights spawned launcher service actor host",
     "forge_env.runtime.weights": "tensor_layout weight_stream store torchstore_compat torchstore one_host nccl choice",
-    "agents": """model_folder answer_form stop_strings thought_budget renderer constrained token_agent chat scripted
-        factories generator""",
+    "agents": """model_folder model_weights answer_form stop_strings thought_budget renderer served_tokenizer
+        folder_checks constrained token_agent chat scripted factories generator""",
     "sandboxes": "guest host images docker workspaces settings",
     "envs": """task_splits task_kinds data_tasks processes math code_exec tool_api workspace bug_fix harbor swe external
         gymnasium_text reasoning textarena suites verifiers openenv ors actors""",
@@ -40,8 +40,8 @@ ROOMS = {
     "envs.tool_api": "http json_schema mcp openapi shop tool_names answers call_tasks sources tasks services env",
     "trainers": """settings checkpoints model lora batching objective metrics titan config algorithm setup run
         controller train grpo dapo gspo sapo cispo reinforce losses sft""",
-    "trainers.setup": """packages signals placement options deadlines run_tasks held_out draft
-        memory sizing checks run_plan plan describe entry""",
+    "trainers.setup": """packages signals placement options deadlines expert_need run_tasks held_out draft
+        memory cost sizing checks run_plan plan describe entry""",
     "trainers.setup.sizing": "card engine fit",
 }
 APART = {"grpo", "dapo", "gspo", "sapo", "cispo", "reinforce", "sft"}  # algorithms do not import each other

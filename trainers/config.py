@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
+from pathlib import Path
 from typing import Annotated, Self
 
 from agents.generator.settings import UpdateOption
@@ -91,6 +92,16 @@ class RunConfig:
             UserError: the data cannot be read.
         """
         return ()
+
+    def check_data(self, model: Path | None) -> None:
+        """Check that such data can be learned from, as far as it is on this machine.
+
+        Args:
+            model: its folder; None if it is not here, or not made yet.
+
+        Raises:
+            UserError: no row of it can be used.
+        """
 
     @property
     def algorithm(self) -> AlgorithmConfig | None:

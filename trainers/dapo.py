@@ -38,9 +38,6 @@ class DAPOConfig(AlgorithmConfig):
     clip_high: Annotated[float, Ge(0)] = 0.28
     dynamic_sampling: bool = True
     """Sample a group anew if all its episodes have one reward."""
-    signal_error: Annotated[int, Ge(0)] = 512
-    """The run ends with an error after this number of dropped groups in a row. 0 never ends it: a step then waits as
-    long as groups come back."""
     overlong_length: Annotated[int, Ge(0)] = 0
     """From this number of sampled tokens in an episode on, the penalty is due in full. 0 is the most that an episode
     can sample: env.max_turns times env.max_turn_tokens, or what its first prompt leaves of env.max_tokens if that is
@@ -139,7 +136,6 @@ def objective(config: Config, loss: Loss) -> Objective:
         addition=_punishment(config).of_episode,
         skips=is_truncated if section.overlong_filtering else None,
         needs_signal=section.dynamic_sampling,
-        signal_error=section.signal_error,
     )
 
 

@@ -7,7 +7,7 @@ trained. trainers/titan/lora.py builds them; trainers/titan/adapter_files.py rea
 from __future__ import annotations
 
 import difflib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal
 from annotated_types import Gt, Interval
 
 from agents.generator.adapter_folder import read_config
-from agents.generator.lora_slot import RANKS, TARGETS
+from agents.generator.lora_slot import PREFIX, RANKS, TARGETS
 from forge_env.core.errors import UserError
 from forge_env.utils.settings import MAY_CHANGE
 from trainers.model.shape import ModelShape
@@ -174,7 +174,7 @@ def _check_targets(names: Sequence[str]) -> None:
 def check_adapter(folder: Path, lora: Lora) -> None:
     """Check that a PEFT folder has a plain adapter with the rank and alpha of `lora`.
 
-    Its targets are checked against the weights, when these are read.
+    `check_adapter_shapes` checks its tensors.
 
     Raises:
         UserError: it has not.
@@ -185,6 +185,40 @@ def check_adapter(folder: Path, lora: Lora) -> None:
             raise UserError(
                 f"--lora.{name} is {value:g}, and the adapter in {folder} has {key} = {saved.get(key)}: set "
                 f"--lora.{name} to that"
+            )
+
+
+def adapter_shapes(lora: Lora, shape: ModelShape) -> dict[str, tuple[int, ...]]:
+    """The name and the shape of every tensor of an adapter's file, by PEFT's names."""
+    sizes, shapes = target_sizes(shape), dict[str, tuple[int, ...]]()
+    for layer in range(shape.num_hidden_layers):
+        for target in lora.targets:
+            inputs, outputs = sizes[target]
+            name = f"{PREFIX}model.layers.{layer}.{'mlp' if target in IN_MLP else 'self_attn'}.{target}"
+            shapes |= {f"{name}.lora_A.weight": (lora.rank, inputs), f"{name}.lora_B.weight": (outputs, lora.rank)}
+    return shapes
+
+
+def check_adapter_shapes(
+    folder: Path, lora: Lora, expected: Mapping[str, tuple[int, ...]], present: Mapping[str, tuple[int, ...]]
+) -> None:
+    """Check the tensors of an adapter's file against those that the model and the targets ask for.
+
+    Raises:
+        UserError: a tensor is missing, superfluous, or of another shape.
+    """
+    for name in sorted(expected.keys() | present.keys()):
+        if name not in present or name not in expected:
+            state = "lacks" if name not in present else "has"
+            raise UserError(
+                f"the adapter in {folder} {state} {name}, which does not fit lora.targets, {','.join(lora.targets)}, "
+                "of this model: set lora.targets to the target_modules of its adapter_config.json, or choose its own "
+                "model"
+            )
+        if expected[name] != present[name]:
+            raise UserError(
+                f"the adapter in {folder} is not of this model: {name} has shape {present[name]} where "
+                f"{expected[name]} is expected."
             )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Self
 
 from agents.answer_form import check_answer
@@ -13,7 +14,7 @@ from agents.renderer.model_json import decode_all
 from forge_env.core.constraint import Constraint
 from forge_env.core.episode import Turn
 from forge_env.core.protocols import ContextFull, Conversation
-from forge_env.core.types import Action, Message, ToolSpec
+from forge_env.core.types import Action, Message, ToolCall, ToolSpec
 from forge_env.core.usage import Prices, Usage
 
 OPENAI = "https://api.openai.com/v1"
@@ -169,6 +170,8 @@ def _form(constraint: Constraint, tools: Sequence[ToolSpec]) -> dict[str, Any]:
 
 def _action(reply: Reply) -> Action:
     calls = from_openai(reply.message)
+    if isinstance(listed := reply.message.get("tool_calls"), list):
+        calls = tuple(map(_refused, calls, listed))
     message: Message = {"role": "assistant", "content": reply.text}
     reasoning = reply.message.get("reasoning_content") or reply.message.get("reasoning")
     if reasoning and isinstance(reasoning, str):
@@ -176,6 +179,15 @@ def _action(reply: Reply) -> Action:
     if calls:
         message["tool_calls"] = to_openai(calls)
     return Action(message=message, tool_calls=calls, finish_reason=reply.finish_reason, usage=dict(reply.usage))
+
+
+def _refused(call: ToolCall, item: Any) -> ToolCall:
+    """A call with the sentence of `forge-env serve`, which has read the text of the call and could not."""
+    function = item.get("function") if isinstance(item, Mapping) else None
+    error = function.get("unreadable") if isinstance(function, Mapping) else None
+    if not error or not isinstance(error, str):
+        return call
+    return replace(call, arguments=None, raw=str(function.get("arguments") or ""), error=error)  # type: ignore[union-attr]
 
 
 def _sent(message: Message, *, thoughts: bool) -> dict[str, Any]:

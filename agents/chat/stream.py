@@ -85,6 +85,8 @@ class _Answer:
         )
         if call.get("id"):
             known["id"] = call["id"]
+        if error := call.get("unreadable"):
+            known["function"]["unreadable"] = error
         function = call.get("function")
         for name in ("name", "arguments"):
             part = function.get(name) if isinstance(function, dict) else None

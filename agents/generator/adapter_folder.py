@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agents.generator.lora_slot import PREFIX, RANKS, TARGETS
+from agents.model_folder import weight_files
+from agents.model_weights import places
 from forge_env.core.errors import UserError
 
 if TYPE_CHECKING:
@@ -74,7 +76,10 @@ def open_adapter(path: Path, model: Path, *, option: str = "--adapter") -> Adapt
         )
     if not isinstance(alpha, int | float):
         raise UserError(f"{option} is {path} with lora_alpha = {alpha!r}, which must be a number")
-    halves, weights = _shapes([path / WEIGHTS]), _shapes(sorted(model.glob("*.safetensors")))
+    halves, weights = (
+        {name: place.shape for name, place in places(files).items()}
+        for files in ([path / WEIGHTS], weight_files(model))
+    )
     if not halves:
         raise UserError(f"{option} is {path}, and its {WEIGHTS} is empty: choose another adapter")
     for name in halves:
@@ -134,21 +139,3 @@ def _split(name: str) -> tuple[str, str]:
         if name.startswith(PREFIX) and name.endswith(f".{half}.weight"):
             return name.removeprefix(PREFIX).removesuffix(f".{half}.weight"), half
     return "", ""
-
-
-def _shapes(files: list[Path]) -> dict[str, tuple[int, ...]]:
-    """The shapes of the tensors of files, from their headers.
-
-    Raises:
-        UserError: a file is damaged.
-    """
-    from safetensors import SafetensorError, safe_open
-
-    shapes: dict[str, tuple[int, ...]] = {}
-    for path in files:
-        try:
-            with safe_open(path, framework="pt") as file:
-                shapes |= {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
-        except SafetensorError as error:
-            raise UserError(f"{path} is damaged: {error}; copy it again") from None
-    return shapes

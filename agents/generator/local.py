@@ -9,10 +9,12 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, cast
 
+from agents.folder_checks import check_folder
 from agents.generator.adapter_folder import AdapterFolder, open_adapter
 from agents.generator.engine import VLLMEngine
 from agents.generator.settings import EngineSettings
 from agents.model_folder import context_length, find_model, split_adapter
+from agents.served_tokenizer import REMEDY
 from agents.token_agent import TokenAgent
 from forge_env.core.errors import PolicyError, UserError
 from forge_env.core.protocols import Agent, Conversation
@@ -113,6 +115,9 @@ class LocalAgent(TokenAgent):
         sampling: as for `TokenAgent`.
     """
 
+    warning = ""
+    """What an evaluation says of the model's folder."""
+
     def __init__(self, model: str, policy: LocalPolicy, *, context: int, **sampling: Any) -> None:
         super().__init__(model, policy, **sampling)
         self._context = context
@@ -127,8 +132,8 @@ async def open_vllm(model: str, settings: AgentSettings) -> AsyncIterator[Agent]
     """Open vllm:MODEL, a Hugging Face folder or hub id, or the folder of an adapter, which names its model.
 
     Raises:
-        UserError: there is no such model, adapter or vLLM, --temperature is given with --deterministic, or --thinking
-            on for a model that has no thinking.
+        UserError: there is no such model, adapter or vLLM, --temperature is given with --deterministic, or the folder
+            cannot be used: its template, its tokenizer, its output layer, or --thinking on without thinking.
         PolicyError: the engine does not start.
     """
     temperature = 1.0 if settings.temperature is None else settings.temperature
@@ -144,6 +149,8 @@ async def open_vllm(model: str, settings: AgentSettings) -> AsyncIterator[Agent]
     folder = find_model(model, option="vllm:")
     adapter = open_adapter(Path(adapter_folder).expanduser(), folder) if adapter_folder else None
     context = min(settings.max_tokens, context_length(folder) or settings.max_tokens)
+    thinking = cast("Thinking", settings.thinking or "off")  # the renderer checks it
+    tokenizer = check_folder(folder, thinking).tokenizer
     policy = LocalPolicy(
         folder,
         _engine(settings, context, lora_rank=adapter.rank if adapter else 0),
@@ -152,8 +159,8 @@ async def open_vllm(model: str, settings: AgentSettings) -> AsyncIterator[Agent]
         answer_seconds=settings.answer_seconds,
     )
     top_p = 1.0 if settings.top_p is None else settings.top_p
-    thinking = cast("Thinking", settings.thinking or "off")  # the renderer checks it
     agent = LocalAgent(str(folder), policy, context=context, temperature=temperature, top_p=top_p, thinking=thinking)
+    agent.warning = f"{tokenizer}; {REMEDY}" if tokenizer else ""
     async with policy:
         yield agent
 

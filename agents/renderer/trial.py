@@ -17,17 +17,20 @@ if TYPE_CHECKING:
 _PROMPT: tuple[Message, ...] = ({"role": "system", "content": "Be brief."}, {"role": "user", "content": "What is é?"})
 
 
-def trial(renderer: Renderer, prompt: Sequence[Message] = (), tools: Sequence[ToolSpec] = TRIAL_TOOLS) -> list[Turn]:
+def trial(renderer: Renderer, prompt: Sequence[Message] = (), tools: Sequence[ToolSpec] | None = None) -> list[Turn]:
     """Play a conversation of calls, answers and questions, as a rollout would; returns its turns.
 
     Args:
         renderer: of the model.
         prompt: the first messages; if empty, the trial's own.
-        tools: the first one is called; without tools there are answers only.
+        tools: the first one is called; without tools there are answers only. None is a tool of the trial, if the
+            template can be used with tools.
 
     Raises:
         TemplateError: the template has no place for them.
     """
+    if tools is None:
+        tools = trial_tools(renderer)
     first = tuple(prompt) or (_PROMPT if renderer.format.has_system else _PROMPT[1:])
     conversation = Conversation(request_id="trial", observation=first)
     for answer, following in _exchange(renderer, tools):
@@ -43,6 +46,11 @@ def trial(renderer: Renderer, prompt: Sequence[Message] = (), tools: Sequence[To
         conversation.turns.append(turn)
         conversation.observation = tuple(following)
     return conversation.turns
+
+
+def trial_tools(renderer: Renderer) -> Sequence[ToolSpec]:
+    """The tools of a trial; none if the template cannot be used with tools."""
+    return () if renderer.format.tools_problem else TRIAL_TOOLS
 
 
 def prompts(turns: Sequence[Turn]) -> Iterator[tuple[list[Message], list[int]]]:

@@ -16,7 +16,7 @@ from forge_env.core.types import EpisodeLimits
 from forge_env.registry.registry import load
 from forge_env.rollout.factory import make
 from forge_env.rollout.lockstep import Wave
-from forge_env.rollout.rollout import GroupSpec, run_group
+from forge_env.rollout.rollout import GroupSpec, offers_tools, run_group
 from forge_env.runtime.actor import ForgeActor, concurrent_endpoint, long_endpoint
 from forge_env.utils.gc_settings import relax_garbage_collector
 from forge_env.utils.threads import invoke
@@ -36,7 +36,9 @@ class EnvActor(ForgeActor):
         on_fault: which episodes that failed are run again.
     """
 
-    idempotent = frozenset({"run_group", "run_wave"})  # a group that a dead process had begun is lost with it
+    idempotent = frozenset(
+        {"run_group", "run_wave", "offers_tools"}
+    )  # a group that a dead process had begun is lost with it
 
     def __init__(
         self,
@@ -82,6 +84,11 @@ class EnvActor(ForgeActor):
             except* Exception as errors:
                 raise first_error(errors) from None
         return [group.result() for group in groups]
+
+    @long_endpoint
+    async def offers_tools(self, spec: GroupSpec) -> bool:
+        """Whether an instance for the task of a group has tools, and can switch them off."""
+        return await offers_tools(self._factory, spec.task, seed=spec.seed, env_options=spec.env_options)
 
     @concurrent_endpoint
     async def ended(self) -> int:

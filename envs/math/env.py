@@ -13,7 +13,7 @@ from envs.math.answers import needs_verifier
 from envs.math.cheats import cheats
 from envs.math.dataset_tasks import load_tasks
 from envs.math.rewards import MathReward
-from envs.math.story_tasks import Story, read_story, tasks_of_level
+from envs.math.story_tasks import STORIES, Story, read_story, tasks_of_level
 from envs.math.verifier import require_math_verify
 from envs.task_splits import SYMBOLS, draw_tasks
 from forge_env.core.errors import UserError
@@ -87,21 +87,22 @@ class Math(ToolEnv):
         kind: str = "",
         streaming: bool = False,
     ) -> Sequence[Task]:
-        """Return word problems of a level from 1 to 4, or problems from `data`: a hub id or a local file.
+        """Return word problems of a level from 0 to 4, or problems from `data`: a hub id or a local file.
 
         Args:
             split: "train" or "test"; of `data` any split that it has.
             count: how many.
             seed: which ones, and in which order.
-            level: 1 is one story of two operations, 2 has two steps, 3 exact fractions, 4 algebra.
+            level: 0 has small numbers and one to three steps, 1 is one story of two operations, 2 has two steps, 3
+                exact fractions, 4 algebra.
             data: the source of `envs.math.dataset_tasks.load_tasks`, with the columns `question`, `answer` and `kind`,
                 and `streaming`.
 
         Raises:
             UserError: for a level or source that does not exist, and for tasks that need math-verify without it.
         """
-        if level not in (1, 2, 3, 4):
-            raise UserError(f"math has no level {level}; the levels are 1, 2, 3 and 4")
+        if level not in (1, *STORIES):
+            raise UserError(f"math has no level {level}; the levels are 0, 1, 2, 3 and 4")
         tasks: Sequence[Task]
         if data:
             columns = {"question": question, "answer": answer, "kind": kind}

@@ -1,7 +1,8 @@
-"""The word problems of the math environment above level 1, and how each is solved from its text.
+"""The word problems of the math environment, and how each is solved from its text.
 
-Level 2 has stories of two steps and three operations, level 3 percentages, fractions and rates with exact answers,
-level 4 algebra whose answer is a number, a pair, a set, an interval or an expression. Level 1 is in envs/math/env.py.
+Level 0 has stories of one to three steps with small numbers, for models that speak and hardly calculate. Level 2 has
+stories of two steps and three operations, level 3 percentages, fractions and rates with exact answers, level 4 algebra
+whose answer is a number, a pair, a set, an interval or an expression. Level 1 is in envs/math/env.py.
 """
 
 from __future__ import annotations
@@ -18,12 +19,15 @@ from fractions import Fraction
 from envs.task_splits import draw_tasks
 from forge_env.core.types import Task
 
-Content = tuple[str, tuple[int, ...]]  # name of the story, its numbers in the order of its text
+Content = tuple[str, tuple[int, ...], *tuple[str, ...]]  # name of the story, its numbers and words in the text's order
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Story:
-    """A text with the numbers {0}, {1}, .. in this order, and the answer as a function of them."""
+    """A text with the numbers {0}, {1}, .. in this order, and the answer as a function of them.
+
+    Words of the text that change nothing, such as {name}, are drawn from `WORDS`.
+    """
 
     text: str
     ranges: Sequence[tuple[int, int]]
@@ -37,13 +41,21 @@ class Story:
     """Converts the drawn numbers to those of the text, such as roots to coefficients."""
 
     @property
+    def words(self) -> tuple[str, ...]:
+        """The lists of `WORDS` that the text takes a word from."""
+        return tuple(dict.fromkeys(re.findall(r"\{([a-z]+)\}", self.text)))
+
+    @property
     def pattern(self) -> re.Pattern[str]:
-        """Matches the text with any numbers, each a group."""
-        return re.compile(re.sub(r"\\\{\d\\\}", r"(-?\\d+)", re.escape(self.text)))
+        """Matches the text with any numbers, each a group, and any words."""
+        with_words = re.sub(r"\\\{[a-z]+\\\}", r"\\w+", re.escape(self.text))
+        return re.compile(re.sub(r"\\\{\d\\\}", r"(-?\\d+)", with_words))
 
 
 def tasks_of_level(level: int, split: str, *, count: int, seed: int) -> list[Task]:
-    """Draw distinct tasks of a level from 2 to 4; held-out tasks are new in content, see `draw_tasks`.
+    """Draw distinct tasks of level 0, 2, 3 or 4; held-out tasks are new in content, see `draw_tasks`.
+
+    At level 0 the numbers of a held-out story are new, for other words alone would be no new content.
 
     Raises:
         UserError: for an unknown split, or more tasks than there are.
@@ -55,15 +67,16 @@ def tasks_of_level(level: int, split: str, *, count: int, seed: int) -> list[Tas
             name = rng.choice(list(stories))
             numbers = tuple(rng.randint(low, high) for low, high in stories[name].ranges)
             if stories[name].fits(*numbers):
-                return name, stories[name].change(*numbers)
+                words = (rng.choice(WORDS[kind]) for kind in stories[name].words)
+                return name, stories[name].change(*numbers), *words
 
     def make(content: Content) -> Task:
-        name, numbers = content
+        name, numbers, *words = content
         story = stories[name]
         metadata: dict[str, object] = {"operation": name, "constant": numbers[-1], "level": level}
         if level == 4:
             metadata["format"] = "boxed"
-        question = story.text.format(*numbers)
+        question = story.text.format(*numbers, **dict(zip(story.words, words, strict=True)))
         return Task(
             prompt=({"role": "user", "content": question},),
             target=story.answer(*numbers),
@@ -71,7 +84,15 @@ def tasks_of_level(level: int, split: str, *, count: int, seed: int) -> list[Tas
             kind=name,
         )
 
-    return draw_tasks(split, count=count, seed=seed, draw=draw, pair=lambda c: (c[0], c[1][-1]), make=make)
+    return draw_tasks(
+        split,
+        count=count,
+        seed=seed,
+        draw=draw,
+        pair=lambda c: (c[0], c[1] if level == 0 else c[1][-1]),
+        make=make,
+        by_pair_only=level == 0,
+    )
 
 
 def read_story(question: str) -> tuple[int, Story, tuple[int, ...]] | None:
@@ -171,11 +192,89 @@ def _latex(value: Fraction) -> str:
     return f"{'-' if value < 0 else ''}\\frac{{{abs(value.numerator)}}}{{{value.denominator}}}"
 
 
-_SMALL, _LARGE = (2, 19), (11, 99)
+WORDS = {
+    "name": ["Anna", "Ben", "Ella", "Hugo", "Leo", "Mia", "Nina", "Omar", "Paul", "Tom"],
+    "friend": ["Emma", "Ivan", "Kate", "Lily", "Max", "Noah", "Ruth", "Sam", "Sara", "Zoe"],
+    "things": [
+        "apples",
+        "balls",
+        "books",
+        "cards",
+        "coins",
+        "eggs",
+        "keys",
+        "marbles",
+        "nuts",
+        "pens",
+        "shells",
+        "stamps",
+    ],
+    "boxes": ["bags", "baskets", "bowls", "boxes", "jars"],
+}
+
+_FEW, _SMALL, _LARGE = (2, 9), (2, 19), (11, 99)
 _SIGNED = (-12, 12)
 _ROOTS = ((-40, 40), (-40, 40))
 
 STORIES: dict[int, dict[str, Story]] = {
+    0: {
+        "find": Story(
+            text="{name} has {0} {things} and finds {1} more. How many {things} does {name} have now?",
+            ranges=((2, 60), (2, 40)),
+            steps=("{0} + {1}",),
+            answer=lambda a, b: str(a + b),
+        ),
+        "give": Story(
+            text="{name} has {0} {things} and gives {1} of them to {friend}. How many {things} does {name} have left?",
+            ranges=((2, 50), (2, 40)),
+            steps=("{0} - {1}",),
+            answer=lambda a, b: str(a - b),
+            change=lambda rest, given: (rest + given, given),
+        ),
+        "packs": Story(
+            text="{name} has {0} {boxes} with {1} {things} in each. How many {things} does {name} have in all?",
+            ranges=(_FEW, (3, 12)),
+            steps=("{0} * {1}",),
+            answer=lambda a, b: str(a * b),
+        ),
+        "parts": Story(
+            text="{name} shares {0} {things} equally among {1} friends. How many {things} does each friend get?",
+            ranges=((2, 12), _FEW),
+            steps=("{0} // {1}",),
+            answer=lambda a, b: str(a // b),
+            change=lambda part, friends: (part * friends, friends),
+        ),
+        "lose": Story(
+            text="{name} has {0} {things}. {friend} gives {name} {1} more, and then {name} loses {2}. "
+            "How many {things} does {name} have now?",
+            ranges=((5, 50), (5, 40), (10, 95)),
+            steps=("{0} + {1}", "{r} - {2}"),
+            answer=lambda a, b, c: str(a + b - c),
+            change=lambda a, b, percent: (a, b, (a + b) * percent // 100),
+        ),
+        "gift": Story(
+            text="{name} buys {0} {boxes} of {1} {things} each, and {friend} gives {name} {2} more {things}. "
+            "How many {things} does {name} have?",
+            ranges=(_FEW, _FEW, _SMALL),
+            steps=("{0} * {1}", "{r} + {2}"),
+            answer=lambda a, b, c: str(a * b + c),
+        ),
+        "both": Story(
+            text="{name} has {0} {things}. {friend} has {1} more {things} than {name}. "
+            "How many {things} do they have together?",
+            ranges=((5, 50), (2, 30)),
+            steps=("{0} + {1}", "{r} + {0}"),
+            answer=lambda a, b: str(a + a + b),
+        ),
+        "sell": Story(
+            text="{name} fills {0} {boxes} with {1} {things} each and has {2} {things} besides. "
+            "{name} then sells {3} {things}. How many {things} are left?",
+            ranges=(_FEW, _FEW, _SMALL, (20, 95)),
+            steps=("{0} * {1}", "{r} + {2}", "{r} - {3}"),
+            answer=lambda a, b, c, d: str(a * b + c - d),
+            change=lambda a, b, c, percent: (a, b, c, (a * b + c) * percent // 100),
+        ),
+    },
     2: {
         "stock": Story(
             text="A shop gets {0} boxes of {1} pens and {2} loose pens. Then {3} pens are sold. How many pens remain?",

@@ -61,14 +61,14 @@ def _show_phase(phase: str, comparisons: Sequence[Comparison]) -> None:
             f"{c.second:.3f}",
             f"{c.paired.difference.value:+.3f}{gap}[{c.paired.difference.low:+.3f}, {c.paired.difference.high:+.3f}]",
             f"{c.paired.wins}/{c.paired.losses}/{c.paired.ties}",
-            f"{c.p_value:.4f}",
+            f"{c.paired.p_value:.4f}",
         )
         for c in comparisons
     ]
     columns = ("", "first", "second", "difference", f"better/{gap.strip(' ')}worse/same", "p")
     show_table(columns, rows, whole=range(1, len(columns)))
     if (kinds := sum(bool(c.kind) for c in comparisons)) > 1:
-        note(f"{prefix}each p of the {kinds} kinds is corrected for their number, by Holm's method")
+        note(f"{prefix}p and interval of each of the {kinds} kinds are corrected for their number, by Holm's method")
 
 
 def _finite(value: Any) -> Any:

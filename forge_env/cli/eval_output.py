@@ -43,7 +43,10 @@ class LiveProgress:
             self._bar.stop()
 
     def update(self, total: int, episode: Episode | None) -> None:
-        """Count an episode, run or read; None before the first one."""
+        """Count an episode, run or read; None before the first one, and again before the greedy ones."""
+        if episode is None and self.total:
+            self.done = self._successes = self._timeouts = self._faults = 0
+            self._title += ", greedy"
         self.total = total
         if episode is not None:
             self.done += episode.outcome.is_attempt
@@ -53,7 +56,8 @@ class LiveProgress:
             prompt, completion = tokens_of(episode)
             self._prompt, self._completion = self._prompt + prompt, self._completion + completion
         if self._bar is not None:
-            self._bar.update(self._task, total=total, completed=self.done, figures=self._figures())
+            shown = {"total": total, "completed": self.done, "description": self._title}
+            self._bar.update(self._task, figures=self._figures(), **shown)
         elif not self._quiet:
             self._lines.write(f"{self._title}: {self.done}/{total}  {self._figures()}")
 
@@ -77,7 +81,8 @@ def show_result(result: dict[str, Any]) -> None:
     show_table(
         ("figure", "value", "95% interval, by task"),
         [(name, _number(result[name]), _range(result["intervals"][name])) for name in names]
-        + _without_timeouts(result),
+        + _without_timeouts(result)
+        + _greedy(result),
     )
     _show_kinds(result)
     if len(parts := result.get("rewards", {})) > 1:  # one part is the reward itself
@@ -131,6 +136,12 @@ def _without_timeouts(result: dict[str, Any]) -> list[tuple[str, str, str]]:
     without = result["without_timeouts"]
     name = f"avg@{result['n']}"
     return [(f"{name} without {result['timeouts']} time-outs", _number(without[name]), _range(without["ci95"]))]
+
+
+def _greedy(result: dict[str, Any]) -> list[tuple[str, str, str]]:
+    """The row of the success at temperature 0, if it was measured."""
+    figures = result.get("greedy")
+    return [("avg@1 greedy", _number(figures["avg@1"]), _range(figures["ci95"]))] if figures else []
 
 
 def _bar() -> Any:

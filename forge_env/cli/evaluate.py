@@ -38,6 +38,7 @@ _ADAPTER = "Folder of an adapter in PEFT's format, for the model of vllm:."
 _OTEL = "OpenTelemetry spans of episodes, turns and tool calls: off, spans, or messages for their texts, too."
 _OUT = "Folder of the results; the same command resumes what is unfinished, and more --tasks extend it."
 _TASKS = "Number of tasks; else 200, or as many as there are."
+_GREEDY = "Beside the attempts of a local model, one at each task at temperature 0."
 _SAMPLING = "Of sampling; else 1, or the endpoint's default."
 
 Options = Annotated[list[str], typer.Option(help="Option of the environment, such as level=2; may be repeated.")]
@@ -83,6 +84,7 @@ def evaluate(
     temperature: Sampling = None,
     top_p: Sampling = None,
     deterministic: Annotated[bool, typer.Option("--deterministic", help="Greedy, and exactly repeatable.")] = False,
+    greedy: Annotated[bool, typer.Option(help=_GREEDY)] = True,
     thinking: Thinking = None,
     adapter: Adapter = "",
     like: Annotated[str, typer.Option(help=_LIKE)] = "",
@@ -128,6 +130,7 @@ def evaluate(
         "api_key_env": api_key_env,
         "prices": _prices(price_prompt, price_completion),
         "like": like,
+        "greedy": greedy,
         "at_most": tasks is None,
     }
     return _run(plan, out, settings, otel, as_json=as_json)

@@ -14,7 +14,7 @@ ForgeError
 │       ├── MissedDeadline   no answer in time
 │       ├── ReplicaDied      the replica died during a call that may have had an effect
 │       └── ReplicaBroken    the replica reports that it cannot work any more
-├── NothingTrained           a run ended as planned, and no step changed the model: exit code 3
+├── NothingTrained           no step of a run had a gradient: exit code 3
 └── InvariantError           internal data is wrong: a bug, so it always raises
 """
 
@@ -98,7 +98,7 @@ class ReplicaBroken(ServiceError):
 
 
 class NothingTrained(ForgeError):
-    """A run that ended as planned trained nothing; its record is complete. The message says why."""
+    """No step of a run had a gradient, at its end or in all its first steps. The message says why."""
 
 
 class InvariantError(ForgeError):

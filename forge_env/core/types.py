@@ -216,6 +216,10 @@ class Task:
             object.__setattr__(self, "id", hashlib.blake2b(content.encode(), digest_size=8).hexdigest())
 
 
+HOTTEST = 2.0
+"""The highest sampling temperature: engines and endpoints refuse a higher one."""
+
+
 @record
 class Sampling:
     """Sampling parameters of a policy."""

@@ -13,7 +13,7 @@ from forge_env.evaluation.evaluate import is_success
 from forge_env.evaluation.kinds import NO_KIND, OTHER_KINDS, Kinds
 from forge_env.records.run_files import episode_files
 from forge_env.utils.digests import value_digest
-from forge_env.utils.statistics import Paired, clustered_mean, holm, paired
+from forge_env.utils.statistics import Paired, Pairs, clustered_mean, compare_all
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,9 +31,7 @@ class Comparison:
     first: float
     second: float
     paired: Paired
-    """Statistics of the second run minus the first."""
-    p_value: float
-    """The p-value of `paired`; for a kind of task it is corrected for the number of kinds (Holm)."""
+    """Statistics of the second run minus the first; those of kinds are corrected for the number of kinds."""
     unpaired: tuple[int, int]
     """Number of episodes of each run that the other one lacks."""
     other_seeds: int
@@ -77,15 +75,16 @@ def _by_kind(phase: str, a: dict[Key, Episode], b: dict[Key, Episode]) -> list[C
     """Compare the success of each kind of task that both runs have; none for tasks without kinds."""
     kinds = Kinds.of({key[0]: episode.task for run in (a, b) for key, episode in run.items()}.values())
     names = (*kinds.names, OTHER_KINDS, NO_KIND) if kinds.names else ()
-    found: list[Comparison] = []
+    found: list[tuple[Comparison, Pairs]] = []
     for name in names:
         a_of_kind, b_of_kind = (
             {key: episode for key, episode in run.items() if kinds.name_of(episode.task) == name} for run in (a, b)
         )
         if a_of_kind.keys() & b_of_kind.keys():
-            found.append(replace(_compare(phase, a_of_kind, b_of_kind, "success", _success), kind=name))
-    corrected = holm([comparison.paired.p_value for comparison in found])
-    return [replace(comparison, p_value=p_value) for comparison, p_value in zip(found, corrected, strict=True)]
+            of_kind = replace(_compare(phase, a_of_kind, b_of_kind, "success", _success), kind=name)
+            found.append((of_kind, _pairs(a_of_kind, b_of_kind, _success)))
+    corrected = compare_all([pairs for _, pairs in found])
+    return [replace(of_kind, paired=paired) for (of_kind, _), paired in zip(found, corrected, strict=True)]
 
 
 def _by_key(episodes: Iterable[Episode]) -> dict[Key, Episode]:
@@ -99,27 +98,31 @@ def _with_reward(episodes: dict[Key, Episode]) -> dict[Key, Episode]:
 def _compare(
     phase: str, a: dict[Key, Episode], b: dict[Key, Episode], measure: str, value: Callable[[Episode], float]
 ) -> Comparison:
-    tasks: dict[str, list[Key]] = defaultdict(list)
-    for key in sorted(a.keys() & b.keys()):
-        tasks[key[0]].append(key)
-    x, y = ([sum(value(run[k]) for k in keys) / len(keys) for keys in tasks.values()] for run in (a, b))
-    common = a.keys() & b.keys()
-    are_shares = all(0 <= share <= 1 for share in (*x, *y))
-    statistics = paired(y, x, attempts=(len(common), len(common)) if are_shares else None)
+    pairs, common = _pairs(a, b, value), a.keys() & b.keys()
     return Comparison(
         phase=phase,
         measure=measure,
-        tasks=len(tasks),
+        tasks=len(pairs.first),
         all_tasks=(len({task for task, _ in a}), len({task for task, _ in b})),
         episodes=len(common),
-        first=clustered_mean(x).value,
-        second=clustered_mean(y).value,
-        paired=statistics,
-        p_value=statistics.p_value,
+        first=clustered_mean(pairs.second).value,
+        second=clustered_mean(pairs.first).value,
+        paired=compare_all([pairs])[0],
         unpaired=(len(a) - len(common), len(b) - len(common)),
         other_seeds=sum(a[key].seed != b[key].seed for key in common),
         envs=(_env(a), _env(b)),
     )
+
+
+def _pairs(a: dict[Key, Episode], b: dict[Key, Episode], value: Callable[[Episode], float]) -> Pairs:
+    """The values of the second run and those of the first, by task, of the attempts that both have."""
+    tasks: dict[str, list[Key]] = defaultdict(list)
+    for key in sorted(a.keys() & b.keys()):
+        tasks[key[0]].append(key)
+    x, y = ([sum(value(run[k]) for k in keys) / len(keys) for keys in tasks.values()] for run in (a, b))
+    common = sum(map(len, tasks.values()))
+    are_shares = all(0 <= share <= 1 for share in (*x, *y))
+    return Pairs(first=y, second=x, attempts=(common, common) if are_shares else None)
 
 
 def _check_tasks(first: Path, second: Path, a: dict[Key, Episode], b: dict[Key, Episode]) -> None:

@@ -20,9 +20,10 @@ from forge_env.evaluation.metrics import model_call_metrics
 from forge_env.utils.statistics import (
     Estimate,
     Paired,
+    Pairs,
     clustered_mean,
     clustered_share,
-    paired,
+    compare_all,
     pass_at_k,
     pass_hat_k,
 )
@@ -120,11 +121,16 @@ class Evaluation:
 
     def change_since(self, before: Evaluation) -> Paired | None:
         """Compare the success with an earlier evaluation, on the tasks that both have; None without any."""
+        pairs = self.pairs_since(before)
+        return compare_all([pairs])[0] if pairs else None
+
+    def pairs_since(self, before: Evaluation) -> Pairs | None:
+        """The success on the tasks that an earlier evaluation has too; None without any."""
         tasks = [task for task in before.by_task if task in self.by_task]
         if not tasks:
             return None
         after, then = (sum(len(run.by_task[task]) for task in tasks) for run in (self, before))
-        return paired(self._rates_of(tasks), before._rates_of(tasks), attempts=(after, then))
+        return Pairs(first=self._rates_of(tasks), second=before._rates_of(tasks), attempts=(after, then))
 
     def metrics(self) -> dict[str, float]:
         """Return the figures as flat metrics, without those that were not measured."""

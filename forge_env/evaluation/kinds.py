@@ -8,14 +8,13 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any
 
 from forge_env.core.episode import Episode
 from forge_env.core.reward_value import reaches
 from forge_env.core.types import Task
 from forge_env.evaluation.evaluate import Evaluation, is_success
-from forge_env.utils.statistics import Paired, holm
+from forge_env.utils.statistics import LEVEL, Paired, compare_all
 
 MAX_KINDS = 32
 """Kinds with figures of their own: each of them is several metrics."""
@@ -23,9 +22,6 @@ NO_KIND, OTHER_KINDS = "no_kind", "other_kinds"
 """Names in the place of a kind: of tasks without one, where others have one; and of all kinds above `MAX_KINDS`."""
 SOLVED = 0.95
 """A kind with at least this success rate counts as solved."""
-SIGNIFICANT = 0.05
-"""A change of success with a lower p-value is more than chance."""
-
 NOT_SHOWN = "no change shown"
 """The verdict on a kind with a change that may be chance: more tasks may show one."""
 
@@ -104,9 +100,10 @@ class Kinds:
         names = (name for name in (*self.names, OTHER_KINDS, NO_KIND) if name in first or name in last)
         empty = Evaluation(episodes=())
         changes = {name: KindChange(before=first.get(name, empty), after=last.get(name, empty)) for name in names}
-        tested = {name: change.paired.p_value for name, change in changes.items() if change.paired is not None}
-        corrected = dict(zip(tested, holm(list(tested.values())), strict=True))
-        return {name: replace(change, p_value=corrected.get(name)) for name, change in changes.items()}
+        pairs = {name: change.after.pairs_since(change.before) for name, change in changes.items()}
+        tested = {name: of_kind for name, of_kind in pairs.items() if of_kind is not None}
+        compared = dict(zip(tested, compare_all(list(tested.values())), strict=True))
+        return {name: replace(change, paired=compared.get(name)) for name, change in changes.items()}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,14 +112,8 @@ class KindChange:
 
     before: Evaluation
     after: Evaluation
-    p_value: float | None = None
-    """Of the change on the same tasks, corrected for the number of kinds (Holm); None is the p-value of this kind
-    alone."""
-
-    @cached_property
-    def paired(self) -> Paired | None:
-        """The change on the tasks that both evaluations have; None without any."""
-        return self.after.change_since(self.before)
+    paired: Paired | None = None
+    """The change on the tasks that both evaluations have, corrected for the number of kinds; None without any."""
 
     @property
     def verdict(self) -> str:
@@ -133,7 +124,7 @@ class KindChange:
         """
         if self.paired is None:
             return ""
-        if (self.paired.p_value if self.p_value is None else self.p_value) < SIGNIFICANT:
+        if self.paired.is_different:
             return "better" if self.paired.difference.value > 0 else "worse"
         if reaches(self.before.success_rate, SOLVED):
             return "solved before training"
@@ -150,7 +141,7 @@ class KindChange:
             "success_after_ci95": after and after.interval,
             "difference": self.paired and self.paired.difference.value,
             "difference_ci95": self.paired and self.paired.difference.interval,
-            "p_value": self.p_value,
+            "p_value": self.paired and self.paired.p_value,
             "verdict": self.verdict,
         }
 
@@ -159,7 +150,7 @@ class KindChange:
         text, verdict = " to ".join(rates), self.verdict
         if verdict == NOT_SHOWN and self.paired is not None:
             low, high = self.paired.difference.interval
-            return f"{verdict} ({text}, 95% interval of the difference [{low:+.3f}, {high:+.3f}])"
+            return f"{verdict} ({text}, interval of the difference [{low:+.3f}, {high:+.3f}])"
         return f"{text}, {verdict}" if verdict else text
 
 
@@ -168,5 +159,8 @@ def verdict_note(changes: Mapping[str, KindChange]) -> str:
     tests = sum(change.paired is not None for change in changes.values())
     if not tests:
         return ""
-    corrected = f", corrected for {tests} kinds by Holm's method" if tests > 1 else ""
-    return f"a kind is called better or worse at p < {SIGNIFICANT:g} of the sign-flip test{corrected}"
+    corrected = f", both corrected for {tests} kinds by Holm's method" if tests > 1 else ""
+    return (
+        f"a kind is called better or worse at p < {LEVEL:g} of the sign-flip test, if the 95% interval of the "
+        f"difference is without 0{corrected}"
+    )

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from forge_env.core.episode import Episode
 from forge_env.core.errors import UserError, nearest
-from forge_env.core.types import EpisodeLimits, Task
+from forge_env.core.types import HOTTEST, EpisodeLimits, Task
 from forge_env.evaluation.digests import depends_on, task_digests
 from forge_env.records.run_files import limits_from, trained_config
 from forge_env.registry.agent_spec import split_agent
@@ -84,8 +84,10 @@ class EvalPlan:
             )
         if self.tasks < 1 or self.n < 1:
             raise UserError(f"tasks is {self.tasks} and n is {self.n}; both must be 1 or more")
-        if self.temperature is not None and not 0 <= self.temperature < float("inf"):
-            raise UserError(f"the temperature is {self.temperature}; it is 0, which is greedy, or more")
+        if self.temperature is not None and not 0 <= self.temperature <= HOTTEST:
+            raise UserError(
+                f"--temperature is {self.temperature:g}; it must be from 0, which is greedy, to {HOTTEST:g}"
+            )
         if self.top_p is not None and not 0 < self.top_p <= 1:
             raise UserError(f"top_p is {self.top_p}; it is above 0 and at most 1")
         for name, seconds in (("answer_seconds", self.answer_seconds), ("idle_seconds", self.idle_seconds)):
@@ -101,6 +103,17 @@ class EvalPlan:
                 f"max_thinking_tokens is {thought}, and a turn has max_turn_tokens, {turn}, at most: raise "
                 "--max-turn-tokens, which the thought and the answer share, or leave --max-thinking-tokens out"
             )
+
+    @property
+    def sampling(self) -> dict[str, Any]:
+        """The settings in which the greedy attempts of an evaluation differ from the others."""
+        return {"n": self.n, "temperature": self.temperature, "top_p": self.top_p}
+
+    def greedily(self) -> EvalPlan | None:
+        """The plan of one attempt at each task at temperature 0; None for an agent elsewhere, or one that is greedy."""
+        if split_agent(self.agent)[0] not in LOCAL or self.deterministic or self.temperature == 0:
+            return None
+        return replace(self, n=1, temperature=0.0, top_p=None)
 
     def to_dict(self, factory: EnvFactory, tasks: Sequence[Task], extended_from: Sequence[int] = ()) -> dict[str, Any]:
         """Return the plan as JSON data, with digests of its tasks and of everything that it names.

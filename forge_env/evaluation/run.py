@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AsyncExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, cast
 
 from forge_env.core.episode import Episode, Group
 from forge_env.core.errors import UserError
@@ -26,8 +27,11 @@ from forge_env.utils.targets import load
 
 COMPARE = "agents.chat.rendering_check:compare_rendering"
 """The function that compares an endpoint with a run: forge_env does not import agents."""
+GREEDY = "greedy"
+"""The folder of the attempts at temperature 0, inside of the evaluation's, and the name of their figure."""
 Progress = Callable[[int, "Episode | None"], None]
-"""Called with the number of attempts, and each episode that was read or run; None before the first one."""
+"""Called with the number of attempts, and each episode that was read or run; None before the first one. The greedy
+attempts come after all others, and begin anew."""
 
 
 async def run_evaluation(
@@ -40,6 +44,7 @@ async def run_evaluation(
     api_key_env: str = "OPENAI_API_KEY",
     prices: Prices | None = None,
     like: str = "",
+    greedy: bool = True,
     warn: Callable[[str], None] = lambda text: None,
     progress: Progress = lambda total, episode: None,
     spans: SpanSender | None = None,
@@ -48,6 +53,9 @@ async def run_evaluation(
 
     An interrupted evaluation is resumed: recorded episodes are kept, faulted ones are run again. A cancelled or failed
     call leaves a folder that can be resumed. A folder with fewer tasks is extended: its tasks come first.
+
+    With `greedy` a local model that samples also makes one attempt at each task at temperature 0. These attempts are an
+    evaluation of their own, in the folder greedy, and their success is the figure "greedy".
 
     With `at_most` nobody has named the number of tasks, and fewer will do. `spans` gets the episodes that are run now.
     `like` is the folder of a training run, and `warn` is told where the endpoint of an "openai:" agent renders prompts
@@ -64,35 +72,39 @@ async def run_evaluation(
     factory = make(plan.env, **plan.options)
     earlier = extended_from(path, plan.tasks)
     tasks = draw_tasks(factory, plan, earlier, at_most=at_most)
-    attempts = all_attempts(tasks, plan.n)
     settings = _agent_settings(plan, concurrency, requests_per_minute, api_key_env)
     whole = plan.to_dict(factory, tasks, earlier)
-    extends = before_extension(whole, tasks[: earlier[-1]]) if earlier else None
-    with EvalFolder(path, whole, extends) as folder:
-        progress(len(attempts), None)
-        recorded = {Attempt.of(episode): episode for episode in folder.episodes()}
-        for episode in recorded.values():
-            progress(len(attempts), episode)
-        missing = {attempt: task for attempt, task in attempts.items() if attempt not in recorded}
+    main = _Part(plan, path, whole, tasks, progress, spans)
+    async with AsyncExitStack() as stack:
+        agents: list[Agent] = []
 
-        def ended(episode: Episode) -> None:
-            if spans is not None:
-                spans.add(episode)
-            progress(len(attempts), episode)
-
-        if missing:
-            async with factory, open_agent(plan.agent, settings) as agent:
-                folder.begin()
-                if found := await _rendered_otherwise(plan, factory, agent, tasks[0], like):
+        async def agent() -> Agent:
+            if not agents:
+                await stack.enter_async_context(factory)
+                agents.append(await stack.enter_async_context(open_agent(plan.agent, settings)))
+                main.folder.begin()
+                otherwise = await _rendered_otherwise(plan, factory, agents[0], tasks[0], like)
+                for found in filter(None, (getattr(agents[0], "warning", ""), otherwise)):
                     warn(found)
-                await _AttemptRunner(plan, factory, agent, folder, ended).run_all(missing, concurrency)
-        folder.begin()
-        result = summarise(plan, attempts, folder.episodes(), folder.faults(), prices)
-        folder.finish({**folder.plan, **result})
+            return agents[0]
+
+        with main.opened(earlier) as folder:
+            if main.missing:
+                await main.run(factory, await agent(), concurrency)
+            result = main.summary(prices)
+            if greedy and (of_greedy := plan.greedily()) and result["episodes"]:
+                beside = _Part(of_greedy, path / GREEDY, {**whole, **of_greedy.sampling}, tasks, progress)
+                with beside.opened(extended_from(path / GREEDY, plan.tasks)) as greedy_folder:
+                    if beside.missing:
+                        await beside.run(factory, cast(_Samples, await agent()).greedily(), concurrency)
+                    figures = beside.summary(None)
+                    greedy_folder.finish({**greedy_folder.plan, **figures})
+                result[GREEDY] = {name: figures[name] for name in ("avg@1", "ci95", "episodes", "faults")}
+            folder.finish({**folder.plan, **result})
     return {
         **result,
-        "episodes_run": len(missing),
-        "episodes_read": len(recorded),
+        "episodes_run": len(main.missing),
+        "episodes_read": len(main.attempts) - len(main.missing),
         "dropped_faults": folder.dropped_faults,
         **({"extended_from": earlier} if earlier else {}),
         **({"rows": str(tasks.rows)} if isinstance(tasks, DataTasks) and tasks.rows.left_out.total else {}),
@@ -127,26 +139,63 @@ async def _rendered_otherwise(plan: EvalPlan, factory: EnvFactory, agent: Agent,
     return found
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class _AttemptRunner:
-    """Runs attempts of one evaluation, and records their episodes."""
+class _Samples(Protocol):
+    """An agent of a local model."""
+
+    def greedily(self) -> Agent: ...
+
+
+@dataclasses.dataclass
+class _Part:
+    """The attempts of one folder: those that it holds, and those that are run now."""
 
     plan: EvalPlan
-    factory: EnvFactory
-    agent: Agent
-    folder: EvalFolder
-    on_episode: Callable[[Episode], None]
+    path: Path
+    settings: dict[str, Any]
+    """The plan as JSON data, with its digests."""
+    tasks: Sequence[Task]
+    progress: Progress
+    spans: SpanSender | None = None
 
-    async def run_all(self, attempts: dict[Attempt, Task], concurrency: int) -> None:
-        """Run attempts with the function that evaluates during training, too; here a group is one episode."""
-        order = list(attempts)
-        await evaluate(lambda task, i: self.run_one(task, order[i]), list(attempts.values()), concurrency=concurrency)
+    def __post_init__(self) -> None:
+        self.attempts = all_attempts(self.tasks, self.plan.n)
+        self.missing = self.attempts
 
-    async def run_one(self, task: Task, attempt: Attempt) -> Group:
+    @contextmanager
+    def opened(self, earlier: Sequence[int]) -> Iterator[EvalFolder]:
+        """Open the folder, and read which attempts it lacks; `earlier` are its numbers of tasks before."""
+        settings = {**self.settings, "extended_from": list(earlier)}
+        if not earlier:
+            del settings["extended_from"]
+        extends = before_extension(settings, self.tasks[: earlier[-1]]) if earlier else None
+        with EvalFolder(self.path, settings, extends) as self.folder:
+            self.progress(len(self.attempts), None)
+            recorded = {Attempt.of(episode): episode for episode in self.folder.episodes()}
+            for episode in recorded.values():
+                self.progress(len(self.attempts), episode)
+            self.missing = {attempt: task for attempt, task in self.attempts.items() if attempt not in recorded}
+            yield self.folder
+
+    def summary(self, prices: Prices | None) -> dict[str, Any]:
+        """The figures of all attempts."""
+        self.folder.begin()
+        return summarise(self.plan, self.attempts, self.folder.episodes(), self.folder.faults(), prices)
+
+    async def run(self, factory: EnvFactory, agent: Agent, concurrency: int) -> None:
+        """Run the attempts with the function that evaluates during training, too; here a group is one episode."""
+        self.folder.begin()
+        order = list(self.missing)
+        await evaluate(
+            lambda task, i: self._run_one(factory, agent, task, order[i]),
+            list(self.missing.values()),
+            concurrency=concurrency,
+        )
+
+    async def _run_one(self, factory: EnvFactory, agent: Agent, task: Task, attempt: Attempt) -> Group:
         started, clock = time.time(), time.perf_counter()
         episode = await run_episode(
-            self.factory,
-            self.agent,
+            factory,
+            agent,
             task,
             seed=episode_seed(self.plan.seed, attempt),
             episode_id=attempt.episode_id,
@@ -156,5 +205,7 @@ class _AttemptRunner:
         times = {"started": started, "seconds": time.perf_counter() - clock}
         episode = dataclasses.replace(episode, info={**episode.info, **times})
         self.folder.add(episode)
-        self.on_episode(episode)
+        if self.spans is not None:
+            self.spans.add(episode)
+        self.progress(len(self.attempts), episode)
         return Group(task=task, episodes=(episode,), id=attempt.episode_id)

@@ -17,17 +17,28 @@ from forge_env.core.episode import Episode, Group, Turn
 from forge_env.core.errors import EnvError, ForgeError, InfraError, first_error
 from forge_env.core.faults import SHRINK, FaultPolicy
 from forge_env.core.lineage import Lineage
+from forge_env.core.own_copies import own_task
 from forge_env.core.protocols import Agent
 from forge_env.core.types import EpisodeLimits, Outcome, Task
 from forge_env.core.usage import start_recording, stop_recording
 from forge_env.core.user_code import error_text
 from forge_env.rollout.concurrent_turns import play_concurrently
 from forge_env.rollout.conversations import Conversations
-from forge_env.rollout.env_calls import UNSTOPPED_CLOSE_SECONDS, close_env, final_info_of, success_of, unstopped_tools
+from forge_env.rollout.env_calls import (
+    UNSTOPPED_CLOSE_SECONDS,
+    call_env,
+    close_env,
+    final_info_of,
+    success_of,
+    unstopped_tools,
+)
 from forge_env.rollout.env_results import recorded_info
 from forge_env.rollout.episode_run import EpisodeRun, LimitReached
 from forge_env.rollout.factory import EnvFactory
+from forge_env.rollout.options import option_types
 from forge_env.rollout.repeated import repeated_tokens
+from forge_env.utils.deadlines import Deadline
+from forge_env.utils.threads import invoke
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,6 +194,27 @@ async def run_episode(
         info=run.info,
         lineage=lineage,
     )
+
+
+async def offers_tools(factory: EnvFactory, task: Task, *, seed: int, env_options: Mapping[str, Any]) -> bool:
+    """Whether an instance of the environment has tools once it is reset for a task, and can switch them off.
+
+    An instance that cannot be made or reset counts as one that has: its episodes report the fault.
+    """
+    if "use_tools" not in option_types(factory.env_class.__init__):
+        return False
+    limits = factory.episode_limits()
+    env: Env | None = None
+    try:
+        env = await factory.construct(env_options, seconds=limits.step_seconds)
+        call = invoke(env.reset, seed=seed, options={"task": own_task(task), "limits": limits})
+        await call_env("reset", call, Deadline(limits.step_seconds))
+        return bool(env.tools)
+    except ForgeError:
+        return True
+    finally:
+        if env is not None:
+            await close_env(env, limits.step_seconds)
 
 
 def _lineage(run: EpisodeRun, turns: Sequence[Turn]) -> tuple[Lineage, ...]:

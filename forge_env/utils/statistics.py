@@ -9,8 +9,11 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from statistics import NormalDist
 
+LEVEL = 0.05
+"""The chance that an interval misses the truth, and that a test calls equal runs different."""
 Z95 = 1.959964
 """The normal quantile of a 95% interval."""
 MAX_EXACT_TASKS = 12
@@ -46,6 +49,36 @@ class Paired:
     p_value: float
     """Of the two-sided sign-flip test: the probability of such a difference between equal runs."""
 
+    @property
+    def is_different(self) -> bool:
+        """Whether the difference is more than chance: its interval is without 0."""
+        return not self.difference.low <= 0 <= self.difference.high
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pairs:
+    """What two runs measured on the same tasks, in the same order."""
+
+    first: Sequence[float]
+    """One value for each task."""
+    second: Sequence[float]
+    attempts: tuple[int, int] | None = None
+    """Total numbers of attempts of both runs, if the values are shares from 0 to 1."""
+
+    @property
+    def differences(self) -> list[float]:
+        return [a - b for a, b in zip(self.first, self.second, strict=True)]
+
+    def difference(self, level: float) -> Estimate:
+        """The mean difference with its interval of 1 - `level`.
+
+        It is `clustered_mean` of the differences: the difficulty that a task has for both runs cancels out. For shares
+        it is `share_difference`.
+        """
+        if self.attempts is None:
+            return clustered_mean(self.differences, level=level)
+        return share_difference(self.first, self.second, self.attempts, level=level)
+
 
 def pass_at_k(attempts: int, successes: int, k: int) -> float:
     """Unbiased estimate of the probability that at least one of k attempts succeeds.
@@ -73,21 +106,21 @@ def pass_hat_k(attempts: int, successes: int, k: int) -> float:
     return math.comb(successes, k) / math.comb(attempts, k)
 
 
-def wilson(successes: float, trials: float) -> tuple[float, float]:
-    """Wilson's score interval of a proportion (Wilson 1927) at 95%.
+def wilson(successes: float, trials: float, *, level: float = LEVEL) -> tuple[float, float]:
+    """Wilson's score interval of a proportion (Wilson 1927), at 95% by default.
 
     >>> tuple(round(x, 3) for x in wilson(8, 10))
     (0.49, 0.943)
     """
     if trials == 0:
         return 0.0, 1.0
-    p, z = successes / trials, Z95
+    p, z = successes / trials, normal(level)
     centre = (p + z * z / (2 * trials)) / (1 + z * z / trials)
     half = z * math.sqrt(p * (1 - p) / trials + z * z / (4 * trials**2)) / (1 + z * z / trials)
     return max(0.0, centre - half), min(1.0, centre + half)
 
 
-def clustered_share(values: Sequence[float], *, attempts: int) -> Estimate:
+def clustered_share(values: Sequence[float], *, attempts: int, level: float = LEVEL) -> Estimate:
     """Return the mean of a share that was measured on each task, with an interval within 0 and 1.
 
     The variance of the mean m of T tasks is v = sum((x - m)^2) / (T (T - 1)), Miller's clustered one for tasks of equal
@@ -101,6 +134,7 @@ def clustered_share(values: Sequence[float], *, attempts: int) -> Estimate:
     Args:
         values: one for each task, from 0 to 1.
         attempts: total number of attempts of all tasks.
+        level: the chance that the interval misses the truth.
     """
     tasks = len(values)
     if not tasks:
@@ -109,13 +143,13 @@ def clustered_share(values: Sequence[float], *, attempts: int) -> Estimate:
     squares = math.fsum((x - mean) ** 2 for x in values)
     trials = float(tasks)
     if squares > 1e-18 * tasks:
-        effective = mean * (1 - mean) * tasks * (tasks - 1) / squares * (Z95 / student(tasks - 1)) ** 2
+        effective = mean * (1 - mean) * tasks * (tasks - 1) / squares * (normal(level) / student(tasks - 1, level)) ** 2
         trials = min(max(tasks, effective), max(attempts, tasks))
-    low, high = wilson(mean * trials, trials)
+    low, high = wilson(mean * trials, trials, level=level)
     return Estimate(value=mean, low=min(low, mean), high=max(high, mean), tasks=tasks)
 
 
-def clustered_mean(values: Sequence[float]) -> Estimate:
+def clustered_mean(values: Sequence[float], *, level: float = LEVEL) -> Estimate:
     """Return the mean of a quantity measured on each task, m plus and minus t sqrt(sum((x - m)^2) / (T (T - 1))).
 
     Miller's clustered standard error for tasks of equal weight, with the corrections for few tasks: T - 1, and
@@ -128,23 +162,29 @@ def clustered_mean(values: Sequence[float]) -> Estimate:
     if tasks == 1:
         return Estimate(value=mean, low=-math.inf, high=math.inf, tasks=1)
     error = math.sqrt(math.fsum((x - mean) ** 2 for x in values) / (tasks * (tasks - 1)))
-    half = student(tasks - 1) * error
+    half = student(tasks - 1, level) * error
     return Estimate(value=mean, low=mean - half, high=mean + half, tasks=tasks)
 
 
-def student(freedom: int) -> float:
-    """Return Student's t for a 95% interval; exact for 1 and 2 degrees of freedom, else by an expansion in 1 / freedom.
+def normal(level: float) -> float:
+    """Return the normal quantile of an interval that misses the truth by this chance."""
+    return Z95 if level == LEVEL else NormalDist().inv_cdf(1 - level / 2)
 
-    Abramowitz and Stegun, 26.7.5; the error is below 0.004.
+
+def student(freedom: int, level: float = LEVEL) -> float:
+    """Return Student's t for an interval that misses the truth by this chance; exact for 1 and 2 degrees of freedom,
+    else by an expansion in 1 / freedom.
+
+    Abramowitz and Stegun, 26.7.5; the error is below 0.004 at 95%.
 
     >>> round(student(10), 3)
     2.228
     """
     if freedom == 1:
-        return math.tan(math.pi * 0.475)
+        return math.tan(math.pi * (1 - level) / 2)
     if freedom == 2:
-        return 0.95 / math.sqrt(2 * 0.975 * 0.025)
-    z = Z95
+        return (1 - level) / math.sqrt(2 * (1 - level / 2) * level / 2)
+    z = normal(level)
     terms = (
         (z**3 + z) / 4,
         (5 * z**5 + 16 * z**3 + 3 * z) / 96,
@@ -154,29 +194,35 @@ def student(freedom: int) -> float:
     return z + math.fsum(term / freedom**power for power, term in enumerate(terms, 1))
 
 
-def paired(first: Sequence[float], second: Sequence[float], *, attempts: tuple[int, int] | None = None) -> Paired:
-    """Compare two runs on the same tasks, with values in the same order.
+def compare_all(family: Sequence[Pairs]) -> list[Paired]:
+    """Compare two runs in several respects, such as kinds of task, with verdicts that hold for all of them together.
 
-    The interval is `clustered_mean` of the differences: the difficulty that a task has for both cancels out. For shares
-    it is `share_difference`. The p-value is the sign-flip test's (Fisher 1935): exact for few differing tasks, else
-    from fixed random flips.
-
-    Args:
-        first: one value for each task.
-        second: the same of the other run.
-        attempts: total numbers of attempts of both runs, if the values are shares from 0 to 1.
+    The p-values are those of the sign-flip test (Fisher 1935), exact for few differing tasks, else from fixed random
+    flips, corrected for their number (`holm`). Each interval is at the level at which Holm's method tests its p-value.
+    An interval contains 0 if the test does not call the runs different: the two never contradict each other.
     """
-    differences = [a - b for a, b in zip(first, second, strict=True)]
+    p_values = [_sign_flips([d for d in pairs.differences if d != 0]) for pairs in family]
+    return [
+        _compared(pairs, *tested) for pairs, *tested in zip(family, holm(p_values), holm_levels(p_values), strict=True)
+    ]
+
+
+def _compared(pairs: Pairs, p_value: float, level: float) -> Paired:
+    difference, differences = pairs.difference(level), pairs.differences
+    if p_value >= LEVEL:
+        difference = replace(difference, low=min(difference.low, 0.0), high=max(difference.high, 0.0))
     return Paired(
-        difference=share_difference(first, second, attempts) if attempts else clustered_mean(differences),
+        difference=difference,
         wins=sum(d > 0 for d in differences),
         losses=sum(d < 0 for d in differences),
         ties=sum(d == 0 for d in differences),
-        p_value=_sign_flips([d for d in differences if d != 0]),
+        p_value=p_value,
     )
 
 
-def share_difference(first: Sequence[float], second: Sequence[float], attempts: tuple[int, int]) -> Estimate:
+def share_difference(
+    first: Sequence[float], second: Sequence[float], attempts: tuple[int, int], *, level: float = LEVEL
+) -> Estimate:
     """Return the mean difference of shares that two runs have on the same tasks, with an interval within -1 and 1.
 
     Newcombe's interval for paired proportions (1998, "Improved confidence intervals for the difference between binomial
@@ -189,7 +235,10 @@ def share_difference(first: Sequence[float], second: Sequence[float], attempts: 
     (0.117, 0.763)
     """
     tasks = len(first)
-    a, b = (clustered_share(values, attempts=count) for values, count in zip((first, second), attempts, strict=True))
+    a, b = (
+        clustered_share(values, attempts=count, level=level)
+        for values, count in zip((first, second), attempts, strict=True)
+    )
     if not tasks:
         return Estimate(value=math.nan, low=-1.0, high=1.0, tasks=0)
     covariance = math.fsum((x - a.value) * (y - b.value) for x, y in zip(first, second, strict=True)) / tasks
@@ -221,6 +270,20 @@ def holm(p_values: Sequence[float]) -> list[float]:
         highest = max(highest, min(1.0, p_values[index] * (len(p_values) - rank)))
         corrected[index] = highest
     return corrected
+
+
+def holm_levels(p_values: Sequence[float], level: float = LEVEL) -> list[float]:
+    """Return the level at which Holm's method tests each p-value; after the first that fails it goes no further.
+
+    >>> [round(level, 4) for level in holm_levels([0.01, 0.04, 0.03])]
+    [0.0167, 0.025, 0.025]
+    """
+    levels, is_open, at = [level] * len(p_values), True, level
+    for rank, index in enumerate(sorted(range(len(p_values)), key=lambda i: p_values[i])):
+        at = level / (len(p_values) - rank) if is_open else at
+        is_open &= p_values[index] < at
+        levels[index] = at
+    return levels
 
 
 def _sign_flips(differences: Sequence[float]) -> float:

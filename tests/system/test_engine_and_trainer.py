@@ -436,8 +436,11 @@ async def test_a_request_that_comes_as_the_engine_breaks_is_answered(engine: VLL
     assert engine.broken.startswith("the engine broke")
 
 
-async def test_an_output_layer_that_is_the_embedding_takes_new_weights_over(model: Path, tmp_path: Path) -> None:
-    """On a CPU such a layer has a packed copy of the weight, which an update has to make anew.
+@pytest.mark.parametrize("has_copy", [False, True])
+async def test_an_output_layer_that_is_the_embedding_takes_new_weights_over(
+    model: Path, tmp_path: Path, has_copy: bool
+) -> None:
+    """On a CPU such a layer has a packed copy of the weight, which an update has to make anew. A file may have one.
 
     Last: when an engine of this process ends, vLLM ends the process groups of the others, too.
     """
@@ -445,7 +448,8 @@ async def test_an_output_layer_that_is_the_embedding_takes_new_weights_over(mode
     from trainers.titan.trainer import TitanSettings, TitanTrainer
 
     old = {name: weight for name, weight in _weights(model).items() if name != "lm_head.weight"}
-    _copy_with(model, tmp_path / "tied", old)
+    copy = {"lm_head.weight": old["model.embed_tokens.weight"].clone()} if has_copy else {}
+    _copy_with(model, tmp_path / "tied", old | copy)
     config = tmp_path / "tied" / "config.json"
     config.write_text(json.dumps(json.loads(config.read_text()) | {"tie_word_embeddings": True}))
     new = {name: weight.roll(1, 0) if "embed" in name else weight for name, weight in old.items()}

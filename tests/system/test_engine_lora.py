@@ -262,7 +262,7 @@ async def test_an_export_is_evaluated_as_the_model_that_was_trained(
     limits = EpisodeLimits(max_turns=2, max_turn_tokens=12, max_tokens=1024)
     plan = EvalPlan(env="math", agent=f"vllm:{model}", adapter=adapter, tasks=2, limits=limits)
     result = await run_evaluation(plan, tmp_path / "out")
-    assert result["episodes"] == 2 and result.get("adapter", "") == adapter
+    assert result["episodes"] == result["greedy"]["episodes"] == 2 and result.get("adapter", "") == adapter
     written = json.loads((tmp_path / "out" / "eval.json").read_text())
     assert ("adapter/adapter_model.safetensors" in written["depends_on"]["agent"]) == bool(adapter)
     samples = [Sample(rows=episode.rows) for episode in read_jsonl(tmp_path / "out" / "episodes.jsonl")]

@@ -20,14 +20,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.torch import load_file
 
 from agents.renderer.decoding import open_decoder
+from agents.renderer.tokenizer import FastTokenizer
 from forge_env.cli.main import main
 from forge_env.core.episode import read_jsonl
 from forge_env.records.audit import audit
 from forge_env.report.numbers import short
 from tests.envs.external.coding_agents import in_sandbox
 from tests.envs.external.external_playing import make_long_model
+from tests.helpers.model_folders import change_weights, make_model_folder
 from tests.helpers.waiting import wait_until
 from trainers.checkpoints import steps_of
 
@@ -213,7 +216,7 @@ UNLEARNED = {
 def test_a_run_that_is_made_to_fail_says_why(start, kind: str) -> None:  # type: ignore[no-untyped-def]
     run = start(
         "trainers.grpo", "--env", "code_exec", "--steps", "8", "--tasks", "1024", "--dataset.held_out", "64",
-        "--training.batch_size", "8", "--grpo.n_samples", "4", *UNLEARNED[kind],
+        "--training.batch_size", "8", "--grpo.n_samples", "4", "--training.signal_error", "0", *UNLEARNED[kind],
     )  # fmt: skip
     console = run.end()
     assert run.process.returncode in (0, 3), console  # 3: no step had a gradient
@@ -682,6 +685,33 @@ def test_sft_with_a_tool_of_the_users_own(start, tmp_path: Path, monkeypatch: py
     assert sum(startup["demonstrations"]) <= startup["first optimizer step"][0] <= startup["first_step"]
     demonstrations = list(read_jsonl(run.output / "episodes" / "demonstrations.jsonl"))
     assert {use.name for e in demonstrations for turn in e.turns for use in turn.tool_uses} == {"add"}
+    run.assert_nothing_left()
+
+
+@pytest.mark.slow
+def test_marks_with_new_rows_are_learned(start, tmp_path: Path, tiny_model: Path) -> None:  # type: ignore[no-untyped-def]
+    """A model in which both marks of a call have one row learns to call its tool, and is exported with the new rows."""
+    model = make_model_folder(tmp_path / "model", tiny_model, tie_word_embeddings=True)
+    embedding = load_file(model / "model.safetensors")["model.embed_tokens.weight"]
+    first, second = FastTokenizer(model).convert_tokens_to_ids(["<tool_call>", "</tool_call>"])
+    embedding[second] = embedding[first]
+    change_weights(model, model__embed_tokens__weight=embedding)
+    run = start(
+        "trainers.sft", "--env", "math", "--model", str(model), "--model.new_rows", "on", "--steps", "140",
+        "--tasks", "1024", "--warmup.learning_rate", "3e-3", "--warmup.learning_rate_warmup", "10",
+        "--warmup.batch_size", "16", "--dataset.held_out", "32", *SHORT,
+    )  # fmt: skip
+    console = run.end()
+    assert run.process.returncode == 0, console
+    assert "new rows: <tool_call>, </tool_call> get rows of their own" in console
+    episodes = list(read_jsonl(run.output / "episodes" / "after.jsonl"))
+    assert sum(any(turn.tool_uses for turn in episode.turns) for episode in episodes) > len(episodes) / 2
+    begun, trained = (
+        load_file(run.output / name / "model.safetensors")["model.embed_tokens.weight"]
+        for name in ("initial_model", "model")
+    )
+    assert not begun[first].equal(begun[second]) and trained.shape == begun.shape
+    _check_export(run.output / "model")
     run.assert_nothing_left()
 
 

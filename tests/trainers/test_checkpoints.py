@@ -20,8 +20,9 @@ from trainers.checkpoints import MANIFEST, clean, find, path_of, prune, steps_of
 from trainers.config import RunConfig
 from trainers.grpo import GRPO, Config
 from trainers.run import run_folder
-from trainers.run.run_folder import checkpoint_of, claim_folder, locked, new_folder
-from trainers.setup.checks.resume_checks import check_fits
+from trainers.run.run_folder import claim_folder, new_folder
+from trainers.setup.checks.resume_checks import check_fits, checkpoint_of, locked
+from trainers.setup.options.read_config import read_config
 from trainers.setup.plan import make_plan
 
 
@@ -232,14 +233,51 @@ def test_a_run_that_cannot_be_resumed_is_refused_before_it_starts(tmp_path: Path
     assert checkpoint_of(make_plan(Config(), GRPO)) is None
     config = config_with(resume=True, output=str(tmp_path), training__steps=40)
     with pytest.raises(UserError, match="holds no complete checkpoint"):
-        checkpoint_of(make_plan(config, GRPO))
-    save(tmp_path, 40, make_plan(config, GRPO).config)
+        make_plan(config, GRPO)
+    new = with_values(config, {"resume": False, "output": ""})
+    save(tmp_path, 40, make_plan(new, GRPO).config)
     assert checkpoint_of(make_plan(config, GRPO)) is not None  # killed while it was measured
     (tmp_path / "summary.json").write_text("{}")
     with pytest.raises(UserError, match="is complete, with all its 40 steps"):
-        checkpoint_of(make_plan(config, GRPO))
+        make_plan(config, GRPO)
     config = with_values(config, {"training.steps": 41})
     assert checkpoint_of(make_plan(config, GRPO)) is not None
+
+
+def test_a_plan_refuses_what_a_resumed_run_would_miss(tmp_path: Path, tiny_model: Path) -> None:
+    """The record, the data, the reference model, the model, and another process: each in one sentence."""
+    data, reference = tmp_path / "q.jsonl", ["--ref_model.procs=1", "--grpo.beta=0.1"]
+    rows = [json.dumps({"question": f"1 + {n}", "answer": n + 1}) for n in range(40)]
+    data.write_text("\n".join(rows))
+    options = ["--env=math", f"--env.options.data={data}", f"--model={tiny_model}", "--steps=60", *reference]
+    plan = make_plan(read_config(Config, options), GRPO)
+    run = tmp_path / "run"
+    report, results = {"report": {"bytes": {"metrics.jsonl": 5}}}, {"results": {"warmup_steps": 3}}
+    save(run, 40, plan.config, **report, **results)
+    (run / "run.json").write_text(json.dumps({"data": {"files": plan.data_digests()}}))
+    (run / "metrics.jsonl").write_text("12345")
+    (run / "reference.safetensors").write_text("")
+
+    def refusal() -> str:
+        with pytest.raises(UserError) as caught:
+            make_plan(read_config(Config, ["--resume", f"--output={run}"]), GRPO)
+        return str(caught.value)
+
+    make_plan(read_config(Config, ["--resume", f"--output={run}"]), GRPO)
+    with locked(run):
+        assert f"another process is at work on the run in {run}" in refusal()
+    (run / "reference.safetensors").unlink()
+    assert f"{run}/reference.safetensors is missing, the reference model" in refusal()
+    data.write_text("\n".join(rows[1:]))
+    assert f"the data file {data} has changed since this run began" in refusal()
+    (run / "metrics.jsonl").write_text("1")
+    assert "metrics.jsonl has 1 bytes, and had 5 when the checkpoint was saved" in refusal()
+
+
+def test_a_folder_that_cannot_be_made_is_refused_by_the_plan(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match="--output .*/file/run cannot be made: Not a directory; choose another folder"):
+        make_plan(config_with(output=str(tmp_path / "file" / "run")), GRPO)
 
 
 def test_two_processes_cannot_be_at_work_on_one_run(tmp_path: Path) -> None:

@@ -1,15 +1,20 @@
-"""DropCounts: the groups that a run could not train on, and how the episodes without a reward ended."""
+"""DropCounts: the groups that taught a run nothing, and how the episodes without a reward ended."""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import get_args
 
 from forge_env.core.episode import Group
-from forge_env.core.errors import ServiceError
+from forge_env.core.errors import NothingTrained, ServiceError
 from forge_env.core.types import Outcome
+from trainers.metrics.signal_counts import Fate
 
 MAX_FAULTS_IN_A_ROW = 32  # groups with too few valid episodes; then something is broken for good
+MAX_FLAT_IN_A_ROW = 512  # groups that dynamic sampling drops, in a run that has learned: a step would wait for ever
+_GO_ON = "; --training.signal_error 0 goes on without an end"
 
 
 @dataclass(slots=True, kw_only=True)
@@ -23,16 +28,32 @@ class DropCounts:
     faulty_in_a_row: int = 0
     flat: int = 0
     """Groups that were dropped because all their valid episodes have one reward. A flat group is no fault."""
-    flat_in_a_row: int = 0
+    silent: dict[str, int] = field(default_factory=dict)
+    """Fate -> groups without a signal in a row, which were dropped, or trained on in a step without a gradient."""
+    silent_reward: float = 0.0
+    """The reward of the last of them, or the mean of the last step."""
+    idle_steps: int = 0
+    """The first optimizer steps, which had no gradient."""
+    not_finite: int = 0
+    """Those of them whose loss or gradient was not finite."""
+    has_learned: bool = False
+    """Whether an optimizer step had a gradient."""
+
+    @property
+    def silent_in_a_row(self) -> int:
+        """Their number."""
+        return sum(self.silent.values())
 
     def add_outcomes(self, group: Group) -> None:
         for episode in group.faults:
             outcome = episode.outcome.value
             self.outcomes[outcome] = self.outcomes.get(outcome, 0) + 1
 
-    def keep(self) -> None:
-        """A group can be trained on, so that both rows end."""
-        self.faulty_in_a_row = self.flat_in_a_row = 0
+    def keep(self, *, has_signal: bool) -> None:
+        """A group can be trained on; `has_signal` says that it is known to have one."""
+        self.faulty_in_a_row = 0
+        if has_signal:
+            self.silent = {}
 
     def drop_faulty(self, reason: str) -> None:
         """Count a group with too few valid episodes, or none.
@@ -45,24 +66,58 @@ class DropCounts:
         if self.faulty_in_a_row >= MAX_FAULTS_IN_A_ROW:
             raise ServiceError(f"{MAX_FAULTS_IN_A_ROW} groups in a row had too few valid episodes; {reason}")
 
-    def drop_flat(self, reward: float, most: int) -> None:
-        """Count a group with one reward. It ends a row of faulty groups.
+    def drop_flat(self, fate: Fate, reward: float, *, most: int) -> None:
+        """Count a group that dynamic sampling drops, which ends a row of faulty groups.
 
         Args:
+            fate: of the group.
             reward: of all its episodes.
-            most: of such groups in a row; 0 is without end.
+            most: of such groups in a row, in a run that has not learned yet; 0 is without end, in any run.
 
         Raises:
-            ServiceError: there were `most` of them in a row.
+            NothingTrained: there were `most` of them in a row, and no step before.
+            ServiceError: there were MAX_FLAT_IN_A_ROW of them in a row, in a run that has learned.
         """
         self.faulty_in_a_row = 0
         self.flat += 1
-        self.flat_in_a_row += 1
-        if most and self.flat_in_a_row >= most:
-            raise ServiceError(
-                f"{self.flat_in_a_row} groups in a row were dropped, each with one reward for all its episodes, "
-                f"{reward:g} in the last: the tasks are too easy or too hard, or dynamic sampling must be off"
-            )
+        self._add({fate: 1}, reward)
+        row = self.silent_in_a_row
+        if most and row >= (MAX_FLAT_IN_A_ROW if self.has_learned else most):
+            text = f"{row:,} groups in a row were dropped: {self._why()}, or dynamic sampling must be off"
+            raise ServiceError(text) if self.has_learned else NothingTrained(f"nothing was trained: {text}{_GO_ON}")
+
+    def train(self, metrics: Mapping[str, float], *, has_gradient: bool, most: int) -> None:
+        """Count an optimizer step.
+
+        Args:
+            metrics: of the step.
+            has_gradient: whether it learned something.
+            most: of the first steps without a gradient; 0 is without end.
+
+        Raises:
+            NothingTrained: so many steps had none, and no step before had one.
+        """
+        if self.has_learned:
+            return
+        if has_gradient:
+            self.has_learned, self.silent = True, {}
+            return
+        self.idle_steps += 1
+        self.not_finite += bool(metrics["skipped"] and metrics["tokens"])
+        if not self.flat:  # dropped groups are counted already, and the metrics have them too
+            fates = {fate: int(metrics[f"signal/{fate}"]) for fate in get_args(Fate)}
+            self._add(fates, metrics.get("training_reward", 0.0))
+        if most and self.idle_steps >= most:
+            raise NothingTrained(f"{self._nothing('the first')}{_GO_ON}")
+
+    def check_trained(self) -> None:
+        """Check that a complete run has trained.
+
+        Raises:
+            NothingTrained: none of its optimizer steps had a gradient.
+        """
+        if not self.has_learned:
+            raise NothingTrained(self._nothing("all"))
 
     @property
     def metrics(self) -> dict[str, float]:
@@ -72,6 +127,38 @@ class DropCounts:
             "groups_dropped": float(self.faulty),
             "groups_without_signal": float(self.flat),
         }
+
+    def _add(self, fates: Mapping[Fate, int], reward: float) -> None:
+        for fate, count in fates.items():
+            self.silent[fate] = self.silent.get(fate, 0) + count
+        self.silent_reward = reward
+
+    def _nothing(self, which: str) -> str:
+        steps = "the only step" if self.idle_steps == 1 else f"{which} {self.idle_steps:,} steps"
+        return f"nothing was trained: {steps} had no gradient: {self._why()}"
+
+    def _why(self) -> str:
+        """Why the groups of a row taught nothing, and what to do."""
+        failed, solved, same = (self.silent.get(fate, 0) for fate in get_args(Fate))
+        total, reward = self.silent_in_a_row, f"{self.silent_reward:g}"
+        if self.not_finite:
+            return "loss or gradient was not finite: lower --training.learning_rate, or look at --loss if there is one"
+        if not total:
+            return "no episode had a token to learn from: raise --env.max_tokens, or shorten the prompts"
+        faults = f", and {self.faulty:,} more were dropped with faults" if self.faulty else ""
+        if solved == total:
+            return f"always rewarded, all {total:,} groups had successes only{faults}; take harder tasks"
+        if failed == total and self.silent_reward <= 0:
+            return (
+                f"never rewarded, all {total:,} groups were without a success, with reward {reward}{faults}; take "
+                "easier tasks, a longer warm-up or a stronger model; forge-env check ENV shows whether the expert "
+                "is rewarded"
+            )
+        return (
+            f"each of {total:,} groups had one reward for all its episodes, {reward} in the last, {failed:,} of them "
+            f"without a success, {solved:,} with successes only and {same:,} with both{faults}; the reward does not "
+            "tell episodes apart, or the tasks are too easy or too hard"
+        )
 
 
 def why_faulty(group: Group) -> str:

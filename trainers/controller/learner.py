@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from forge_env.core.episode import Group
@@ -61,6 +61,17 @@ class Learner:
         """Take note of a group that dynamic sampling drops, with the task rewards of its valid episodes."""
         self.signal.add(group, rewards)
         self.diagnosis.waiting(self.signal.metrics)
+
+    def has_gradient(self, metrics: Mapping[str, float]) -> bool:
+        """Whether a step with these metrics has learned from its rewards.
+
+        The KL penalty alone does not count: it holds the model near its start, where its gradient is rounding.
+        """
+        if metrics["skipped"] or not metrics["grad_norm"] > 0:
+            return False
+        training = self.run.plan.training
+        has_own_parts = bool(training.entropy_coef or training.loss or training.advantages)
+        return metrics["groups_with_signal"] > 0 or has_own_parts or not self.objective.needs_siblings
 
     # ---- steps ----
 

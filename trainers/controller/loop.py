@@ -22,6 +22,7 @@ from trainers.controller.drop_counts import why_faulty
 from trainers.controller.loop_state import LoopSettings, LoopState
 from trainers.controller.ready_groups import ReadyGroup
 from trainers.controller.schedule import Schedule
+from trainers.metrics.signal_counts import fate_of
 from trainers.objective.advantages import has_signal
 
 if TYPE_CHECKING:  # tests run the loop without actors
@@ -160,6 +161,8 @@ class Loop:
             }
             self.learner.record_step(step, groups, metrics | self._counts | seconds)
             self.steps_done = step
+            most = self.settings.signal_error if step < self.settings.steps else 0  # a run that is done says it itself
+            self.drops.train(metrics, has_gradient=self.learner.has_gradient(metrics), most=most)
             if is_evaluated and not self._is_stopping:
                 await self._evaluate(step)
             if self._is_stopping and not self.is_in_window:
@@ -280,9 +283,10 @@ class Loop:
         elif self.learner.objective.needs_signal and not has_signal(task_rewards):
             self._drop(number, "no signal")
             self.learner.dropped(group, task_rewards)
-            self.drops.drop_flat(task_rewards[0], self.learner.objective.signal_error)
+            steps = self.settings.signal_error
+            self.drops.drop_flat(fate_of(group), task_rewards[0], most=steps * self.settings.batch_size)
         else:
-            self.drops.keep()
+            self.drops.keep(has_signal=self.learner.objective.needs_signal)
             self._ready[number] = group
             self.lengths.finished(group)
             self.ledger.finish(number)
@@ -318,7 +322,7 @@ class Loop:
 
     def _waiting_for(self) -> str:
         """Why the next step cannot begin, as the end of a sentence."""
-        if row := self.drops.flat_in_a_row:
+        if self.learner.objective.needs_signal and (row := self.drops.silent_in_a_row):
             return f"the last {row} groups were dropped, each with one reward for all its episodes"
         schedule, due = self._schedule, self._schedule.overdue()
         text = f"{schedule.ready} of {schedule.open} open groups are finished, {self.settings.batch_size} make a step"

@@ -27,6 +27,8 @@ class LoopSettings:
     """Optimizer steps between two updates of the engines; at most staleness + 1, or no group could ever begin."""
     patience: float = 600.0
     """Seconds to wait for one step's groups while nothing moves."""
+    signal_error: int = 0
+    """The run ends if so many of its first steps have no gradient; 0 is never."""
     in_waves: bool = False
     """Begin all admitted groups at once, as one wave, and the next wave when all are back. Then the clock does not
     decide which episodes run together."""

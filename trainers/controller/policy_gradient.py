@@ -9,14 +9,13 @@ from functools import partial
 
 from agents.generator.engine_args import approximations
 from forge_env.evaluation.evaluate import Evaluation
-from forge_env.tool_env.tool_env import ToolEnv
 from forge_env.utils.threads import invoke
 from trainers.checkpoints import Checkpoint
 from trainers.controller.alarms import MismatchAlarm, make_alarm
 from trainers.controller.learner import Learner
 from trainers.controller.loop import Loop
 from trainers.controller.loop_state import LoopSettings, LoopState
-from trainers.controller.policy_gradient_summary import check_trained, summarise
+from trainers.controller.policy_gradient_summary import summarise
 from trainers.metrics.diagnosis import Diagnosis, Finding
 from trainers.metrics.diagnosis_rules import RunFacts
 from trainers.objective.objective import Objective
@@ -52,7 +51,7 @@ async def _phases(run: Run, objective: Objective) -> None:
     start = await (_resume(run, run.checkpoint) if run.checkpoint else _begin(run))
     if diagnosis.findings:  # of the steps before the checkpoint
         run.record.add_fact("findings", diagnosis.summary())
-    await run.trainer.load_reference(objective.kl_reference, is_resumed=run.checkpoint is not None)
+    await run.trainer.load_reference(objective.kl_reference)
     started = time.perf_counter() - start.seconds
     learner = Learner(run=run, objective=objective, alarm=alarm, diagnosis=diagnosis, started=started)
     state = await _train(run, learner, start.state)
@@ -62,8 +61,9 @@ async def _phases(run: Run, objective: Objective) -> None:
         after = await run.evaluations.evaluate("after", step=run.plan.steps)
         await run.trainer.export()
     diagnosis.finish()
+    run.record.add_fact("findings", diagnosis.summary())
     await invoke(summarise, run, start.before, after, start.tool_off, diagnosis, train_seconds)
-    await invoke(check_trained, run.record.folder)
+    state.drops.check_trained()
 
 
 async def _begin(run: Run) -> _Start:
@@ -85,7 +85,7 @@ async def _begin(run: Run) -> _Start:
     record.say(f"held-out success before {algorithm}: {before}")
     run.evaluations.say_by_kind(before)
     tool_off = None
-    if _has_tools(run.plan):
+    if await run.evaluations.has_tools():
         with record.phase("evaluation without tools"):
             tool_off = await run.evaluations.evaluate("tool_off", use_tools=False)
         record.say(f"held-out success with the tool switched off: {tool_off}")
@@ -101,9 +101,11 @@ async def _resume(run: Run, checkpoint: Checkpoint) -> _Start:
         place = await restore(run, checkpoint)
     await run.weights.sync(steps=checkpoint.step)
     run.weights.ages.load_state_dict(place["ages"])
+    before = run.record.evaluation("before")
+    assert before is not None, "a checkpoint is written after the first evaluation"
     return _Start(
-        before=run.record.evaluation("before"),
-        tool_off=run.record.evaluation("tool_off") if _has_tools(run.plan) else None,
+        before=before,
+        tool_off=run.record.evaluation("tool_off"),
         state=state,
         seconds=place["seconds"],
     )
@@ -163,10 +165,7 @@ def _settings(plan: RunPlan) -> LoopSettings:
         staleness=plan.staleness,
         sync_interval=plan.training.sync_interval,
         patience=plan.patience,
+        signal_error=plan.training.signal_error,
         in_waves=plan.training.deterministic,
         in_windows=plan.old_logprobs == "trainer",  # frozen before each window
     )
-
-
-def _has_tools(plan: RunPlan) -> bool:
-    return plan.environment is not None and issubclass(plan.environment.env_class, ToolEnv)

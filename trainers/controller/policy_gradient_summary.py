@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 
-from forge_env.core.errors import NothingTrained
 from forge_env.evaluation.evaluate import Evaluation
 from forge_env.evaluation.kinds import verdict_note
 from trainers.metrics.diagnosis import Diagnosis
-from trainers.run.evaluations import records_of
 from trainers.run.run import SAMPLES_SHOWN, Run
 
 
@@ -64,6 +61,8 @@ def summarise(
     record.say(f"held-out success after {algorithm}: {after}")
     off = "" if tool_off is None else f", and {tool_off.success_rate:.3f} with the tool switched off"
     record.say(f"it was {before} before{off}")
+    if greedy := run.evaluations.greedy_change:
+        record.say(greedy)
     for name, change in by_kind.items():
         record.say(f"held-out success of {name}: {change}")
     if level := verdict_note(by_kind):
@@ -74,29 +73,9 @@ def summarise(
             if finding.last_step > finding.step
             else f"step {finding.step}"
         )
-        record.say(f"may have kept this run from learning, {when}: {finding}")
+        more = " more" if diagnosis.has_learned else ""
+        record.say(f"may have kept this run from learning{more}, {when}: {finding}")
     record.say(f"curve {picture}, checkpoints {record.folder / 'checkpoints'}, model {record.folder / 'model'}")
-
-
-def check_trained(folder: Path) -> None:
-    """Check that a complete run has trained: that one of its optimizer steps had a gradient.
-
-    Args:
-        folder: of the run.
-
-    Raises:
-        NothingTrained: when none had.
-    """
-    steps = records_of(folder, "train")
-    if any(not step["skipped"] and step["grad_norm"] > 0 for step in steps):
-        return
-    why = f"the episodes of each group had one reward, in the last step {steps[-1]['reward']:g} on average"
-    if any(step["skipped"] for step in steps):
-        why = "gradients were not finite"
-    raise NothingTrained(
-        f"nothing was trained: there was no gradient to use in any of the {len(steps)} steps, for {why}; begin with a "
-        "model that solves some of the tasks and not all, or take other tasks"
-    )
 
 
 def _rate(evaluation: Evaluation | None) -> float | None:

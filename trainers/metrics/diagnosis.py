@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from trainers.metrics.diagnosis_rules import History, RunFacts, Values, cases
+from trainers.metrics.diagnosis_rules import FEW, History, RunFacts, Values, cases
 from trainers.metrics.sink import Record
 
 
@@ -57,6 +57,11 @@ class Diagnosis:
         return list(self._found.values())
 
     @property
+    def has_learned(self) -> bool:
+        """Whether success is higher than at the beginning by more than chance."""
+        return self._history.has_learned
+
+    @property
     def steps(self) -> int:
         """Optimizer steps that it has seen."""
         return self._history.steps
@@ -75,9 +80,16 @@ class Diagnosis:
         self._look(self._history.last_step + 1)
 
     def finish(self) -> None:
-        """The training is done: look for reasons that only a whole run shows."""
-        self._history.is_done = True
-        self._look(self._history.last_step)
+        """The training is done: look for reasons that only a whole run shows, and leave out those that it refutes.
+
+        A run that has learned refutes what was not true any more in its last steps.
+        """
+        history = self._history
+        history.is_done = True
+        self._look(history.last_step)
+        if history.has_learned:
+            stands = history.last_step - FEW
+            self._found = {kind: finding for kind, finding in self._found.items() if finding.last_step > stands}
 
     def go_back(self, records: Sequence[Record]) -> None:
         """Be as if these records had been logged, without telling anybody again."""

@@ -137,6 +137,12 @@ class History:
         (before, noise), (now, noise_now) = _estimate(self.first, "success"), _estimate(self.last(), "success")
         return now - before > MOVED * math.hypot(noise, noise_now) and now - before > 0.01
 
+    @property
+    def has_learned(self) -> bool:
+        """Whether success rose by more than chance, in training or on held-out tasks."""
+        first, newest = (self.evaluations or [{}])[0], (self.evaluations or [{}])[-1]
+        return self.has_risen or newest.get("success_low", 0.0) > first.get("success_high", 1.0)
+
 
 def cases(history: History, facts: RunFacts) -> Iterator[Case]:
     """Everything that is true of the present state. A cause that explains another finding takes its place."""
@@ -363,10 +369,9 @@ def _not_moving(history: History, facts: RunFacts) -> Case | None:
     count = min(WINDOW, history.steps // 2)
     before, now = (_estimate(steps, "training_reward") for steps in (history.first[:count], history.last(count)))
     has_moved = abs(now[0] - before[0]) > MOVED * math.hypot(before[1], now[1])
-    first, newest = (history.evaluations or [{}])[0], (history.evaluations or [{}])[-1]
-    has_moved |= newest.get("success_low", 0.0) > first.get("success_high", 1.0)
-    if has_moved:
+    if has_moved or history.has_learned:
         return None
+    first, newest = (history.evaluations or [{}])[0], (history.evaluations or [{}])[-1]
     held_out = ""
     if len(history.evaluations) > 1 and "success" in first.keys() & newest.keys():  # it has none if all were faults
         held_out = f", and held-out success from {first['success']:.3f} to {newest['success']:.3f}"

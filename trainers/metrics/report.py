@@ -110,28 +110,13 @@ class Report:
                 sizes[str(path.relative_to(self.folder))] = os.fstat(file.fileno()).st_size
         return {"bytes": sizes, "seconds": self.console.seconds()}
 
-    def check(self, mark: Mapping[str, Any]) -> None:
-        """Check that no file has become shorter than at a mark.
-
-        Raises:
-            UserError: a file has fewer bytes than at the mark.
-        """
-        for name, size in mark["bytes"].items():
-            path = self.folder / name
-            bytes_now = path.stat().st_size if path.is_file() else 0
-            if bytes_now < size:
-                raise UserError(
-                    f"{path} has {bytes_now} bytes, and had {size} when the checkpoint was saved: a run cannot go on "
-                    f"without its record"
-                )
-
     def go_back(self, mark: Mapping[str, Any]) -> None:
         """Return to a mark: cut off everything after it in every file and sink.
 
         Raises:
-            UserError: as in `check`, before anything changes.
+            UserError: as in `check_mark`, before anything changes.
         """
-        self.check(mark)
+        check_mark(self.folder, mark)
         sizes = {self.folder / name: size for name, size in mark["bytes"].items()}
         metrics = sizes.pop(self.folder / "metrics.jsonl")
         for path, size in sizes.items():
@@ -201,10 +186,11 @@ class Report:
         """Record the episodes of an optimizer step and their advantages; see `trainers.metrics.trained`."""
         self._record.write(self._trained.write, step, list(advantages))
 
-    def evaluation(self, phase: str) -> Evaluation:
-        """Read an evaluation back from its file of episodes."""
+    def evaluation(self, phase: str) -> Evaluation | None:
+        """Read an evaluation back from its file of episodes; None if there was none."""
         self._record.flush()
-        return Evaluation(episodes=tuple(read_jsonl(self._episodes(phase))))
+        file = self._episodes(phase)
+        return Evaluation(episodes=tuple(read_jsonl(file))) if file.is_file() else None
 
     def _episodes(self, phase: str) -> Path:
         return self.folder / "episodes" / f"{phase}.jsonl"
@@ -249,3 +235,19 @@ def _end_reason(error: BaseException) -> str:
     if isinstance(cause, asyncio.CancelledError | KeyboardInterrupt):
         return "it was stopped"
     return str(cause) if isinstance(cause, ForgeError) else f"{type(cause).__name__}: {cause}"
+
+
+def check_mark(folder: Path, mark: Mapping[str, Any]) -> None:
+    """Check that no file of a run's folder has become shorter than at a mark of `Report.mark`.
+
+    Raises:
+        UserError: a file has fewer bytes than at the mark.
+    """
+    for name, size in mark["bytes"].items():
+        path = folder / name
+        bytes_now = path.stat().st_size if path.is_file() else 0
+        if bytes_now < size:
+            raise UserError(
+                f"{path} has {bytes_now} bytes, and had {size} when the checkpoint was saved: a run cannot go on "
+                f"without its record"
+            )

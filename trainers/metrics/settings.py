@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 from annotated_types import Ge, Interval
 
 from forge_env.core.errors import UserError
+from forge_env.core.types import HOTTEST
 from forge_env.utils.settings import MAY_CHANGE
 
 
@@ -22,12 +23,13 @@ class EvaluationConfig:
     """Optimizer steps between two evaluations; 0 is none between the first and the last."""
     n: Annotated[int, Ge(1)] = 1
     """Attempts at each task."""
-    temperature: Annotated[float, Ge(0)] = 1.0
+    temperature: Annotated[float, Interval(ge=0, le=HOTTEST)] = 1.0
     """The sampling temperature of evaluations, which does not follow the temperature of training; 0 is greedy."""
     top_p: Annotated[float, Interval(gt=0, le=1)] = 1.0
     """The share of the probability, the likeliest tokens first, that evaluations sample from; 1 is all."""
-    greedy: bool = False
-    """Each evaluation also measures a second figure: temperature 0, one attempt at each task."""
+    greedy: bool = True
+    """Each evaluation also measures a second figure: temperature 0, one attempt at each task. With temperature 0 there
+    is none beside it."""
     sets: dict[str, Any] = field(default_factory=dict)
     """Further held-out sets of the same environment. Each has a figure of its own: `--evaluation.sets.NAME.split`,
     `.tasks`, and `.options.OPTION` for options of the environment that differ."""

@@ -4,11 +4,20 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from typing import Literal
 
 from forge_env.core.episode import Group
 from forge_env.evaluation.evaluate import is_success
 from forge_env.evaluation.kinds import Kinds
 from trainers.objective.advantages import has_signal
+
+Fate = Literal["failed", "solved", "same"]
+
+
+def fate_of(group: Group) -> Fate:
+    """How a group without a signal ended: without a success, with successes only, or with both."""
+    successes = sum(map(is_success, group.valid))
+    return "same" if 0 < successes < len(group.valid) else "solved" if successes else "failed"
 
 
 class SignalCounts:
@@ -26,8 +35,7 @@ class SignalCounts:
         """Count a group, with the rewards of its valid episodes that training uses."""
         names = ["groups"]
         if not has_signal(rewards):
-            successes = sum(map(is_success, group.valid))
-            names.append("same" if 0 < successes < len(group.valid) else "solved" if successes else "failed")
+            names.append(fate_of(group))
         suffixes = ["", f"/{self._kinds.name_of(group.task)}"] if self._kinds.names else [""]
         self._counts.update(f"signal/{name}{suffix}" for name in names for suffix in suffixes)
 

@@ -8,12 +8,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from agents.model_folder import config_of
 from forge_env.core.errors import UserError
 
 _SIZES = (
@@ -62,14 +62,7 @@ def read_config(path: Path) -> dict[str, Any]:
         UserError: there is no such file, it is no JSON object, lacks a size, or its family or a setting is not
             supported.
     """
-    try:
-        config: Any = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise UserError(f"{path.parent} is not a Hugging Face model folder: it has no {path.name}") from None
-    except ValueError as error:
-        raise UserError(f"{path} is not valid JSON: {error}") from None
-    if not isinstance(config, dict):
-        raise UserError(f"{path} is not the config of a model: it holds no JSON object")
+    config = config_of(path.parent)
     architecture = (config.get("architectures") or [config.get("model_type", "unknown")])[0]
     family = FAMILIES.get(config.get("model_type", ""))
     # A folder made by hand may leave the architecture out; then the model type counts.

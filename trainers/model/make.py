@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
+from agents.model_folder import weight_files
+from agents.model_weights import places
 from forge_env.core.episode import Episode
 from forge_env.core.errors import UserError
 from forge_env.core.reward_value import reaches
@@ -12,20 +14,16 @@ from forge_env.core.types import EpisodeLimits, Message
 from forge_env.evaluation.evaluate import evaluate
 from forge_env.rollout.factory import EnvFactory
 from forge_env.rollout.rollout import GroupSpec, run_group
+from trainers.model.expert import solved_by_expert, too_few_turns
 from trainers.model.sizes import MODEL_SIZES
 
+FEW = 4  # tasks of the expert that a limit ended, which are played again without it
 CORPUS_TASKS = 192  # demonstrations with the text that trains the tokenizer of a model made on the spot
 
 
 def count_parameters(model: Path) -> int:
     """Count the parameters of a Hugging Face folder from the headers of its files."""
-    from safetensors import safe_open
-
-    total = 0
-    for path in model.glob("*.safetensors"):
-        with safe_open(path, framework="pt") as file:
-            total += sum(math.prod(file.get_slice(name).get_shape()) for name in file.keys())  # noqa: SIM118
-    return total
+    return sum(math.prod(place.shape) for place in places(weight_files(model)).values())
 
 
 async def make_model(folder: Path, factory: EnvFactory, *, seed: int, limits: EpisodeLimits, size: str = "tiny") -> int:
@@ -64,9 +62,19 @@ async def _expert_conversations(factory: EnvFactory, *, seed: int, limits: Episo
     )
     solved = [episode.messages for episode in evaluation.episodes if _solves(episode)]
     if len(solved) < len(tasks):
-        errors = {e.error or f"reward {e.reward}" for e in evaluation.episodes if not _solves(e)}
-        raise UserError(f"the expert of {factory.name} failed on {len(tasks) - len(solved)} tasks: {min(errors)}")
+        failed = [episode for episode in evaluation.episodes if not _solves(episode)]
+        cut = [episode.task for episode in failed if episode.ended_by == "max_turns"]
+        needed = max((len(episode.turns) for episode in await solved_by_expert(factory, cut[:FEW])), default=0)
+        if needed > limits.max_turns:
+            raise UserError(too_few_turns(factory.name, needed, limits.max_turns))
+        raise UserError(f"the expert of {factory.name} failed on {len(failed)} tasks: {min(map(_why, failed))}")
     return solved
+
+
+def _why(episode: Episode) -> str:
+    """Why the expert did not solve a task, with the limit that ended it."""
+    ended = "" if episode.ended_by in ("", "environment") else f", ended by --env.{episode.ended_by}"
+    return episode.error or f"reward {episode.reward:g}{ended}"
 
 
 def _solves(episode: Episode) -> bool:

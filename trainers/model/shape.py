@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -177,6 +177,16 @@ class FoundModel:
     """The folder or the hub id that the user names; "" for a model made on the spot."""
     size: str = "tiny"
     """The size of a model made on the spot."""
+    untrained: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Tokens of the template with rows that were never trained, by matrix; see `trainers.model.new_rows`."""
+    tokenizer: str = ""
+    """How programs that serve the model tokenise otherwise; "" if they do not, or if the folder is not here yet."""
+
+    @property
+    def folder(self) -> Path | None:
+        """The folder that the user names; None for a hub id, or for a model made on the spot."""
+        folder = Path(self.path).expanduser()
+        return folder if self.path and folder.exists() else None
 
 
 def find_shape(path: str, size: str = "tiny") -> FoundModel:

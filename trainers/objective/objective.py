@@ -48,8 +48,6 @@ class Objective:
     """True for an episode that takes part in the baseline and is not learned from."""
     needs_signal: bool = False
     """Whether a group is sampled anew if all its episodes have one task reward (dynamic sampling)."""
-    signal_error: int = 512
-    """If groups without a signal are sampled anew: the run ends after this number of them in a row; 0 is never."""
 
     def samples(
         self,

@@ -7,6 +7,8 @@ from typing import Annotated, ClassVar, Literal
 
 from annotated_types import Ge, Interval
 
+from forge_env.core.types import HOTTEST
+
 
 @dataclass(frozen=True, kw_only=True)
 class AlgorithmConfig:
@@ -17,7 +19,7 @@ class AlgorithmConfig:
 
     n_samples: Annotated[int, Ge(1)] = 8
     """Episodes of one group."""
-    temperature: Annotated[float, Ge(0.01)] = 1.0
+    temperature: Annotated[float, Interval(ge=0.01, le=HOTTEST)] = 1.0
     """The sampling temperature; all logprobs are taken at it."""
     credit: Literal["episode", "turn"] = "episode"
     """"episode": every token answers for the whole reward of its episode. "turn": for the reward from its own turn

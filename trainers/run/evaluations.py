@@ -12,6 +12,7 @@ from typing import Any
 from forge_env.core.errors import InvariantError
 from forge_env.evaluation.evaluate import Evaluation
 from forge_env.evaluation.kinds import Kinds
+from forge_env.rollout.rollout import GroupSpec
 from forge_env.utils.threads import invoke
 from trainers.run.rollouts import Rollouts
 from trainers.run.run_record import RunRecord
@@ -59,6 +60,18 @@ class Evaluations:
         self.record.metrics("evaluation", step, values)
         return headline
 
+    async def has_tools(self) -> bool:
+        """Whether an instance for the first task of the headline has tools, and can switch them off."""
+        held_out = self.held_out[""]
+        return await self.rollouts.offers_tools(self._spec(held_out, 0, held_out.env_options))
+
+    @property
+    def greedy_change(self) -> str:
+        """The greedy success of the first and of the last evaluation, in a sentence; "" if none is measured."""
+        rates = self._greedy_success(self.by_step).items()
+        text = ", ".join(f"{rate:.3f} {name.rpartition('_')[2]}" for name, rate in rates if rate is not None)
+        return f"held-out success at temperature 0: {text}" if text else ""
+
     async def evaluate_step(self, step: int) -> None:
         """Evaluate the weights of a step between the first and the last, which the engines have; each step once."""
         if step in await invoke(lambda: self.by_step):  # the file grows with the run
@@ -88,10 +101,15 @@ class Evaluations:
         success = {step: values["success"] for step, values in by_step.items() if "success" in values}
         best = max(success, key=lambda step: (success[step], -step), default=None)
         return {
+            **self._greedy_success(by_step),
             "best_step": best,
             "best_success": None if best is None else success[best],
             "evaluations": self._sets_measured([record for _, record in sorted(by_step.items())]),
         }
+
+    def _greedy_success(self, by_step: Mapping[int, Mapping[str, float]]) -> dict[str, float | None]:
+        steps = {"before": 0, "after": self.rollouts.plan.steps}
+        return {f"greedy_success_{when}": by_step.get(step, {}).get("greedy/success") for when, step in steps.items()}
 
     def _sets_measured(self, records: list[dict[str, float]]) -> dict[str, dict[str, Any]]:
         return {
@@ -112,10 +130,8 @@ class Evaluations:
 
     async def _measure(self, phase: str, name: str, step: int | None, env_options: Mapping[str, Any]) -> Evaluation:
         held_out, started = self.held_out[name], time.perf_counter()
-        of_set: dict[str, Any] = {"agent": held_out.agent, "count": held_out.n, "is_measured": True}
-        of_set["env_options"] = {**held_out.env_options, **env_options}
-        # The phase of the seeds is not the name of this evaluation: every evaluation has the same seeds.
-        specs = [self.rollouts.spec(held_out.seeds, i, task, **of_set) for i, task in enumerate(held_out.tasks)]
+        options = {**held_out.env_options, **env_options}
+        specs = [self._spec(held_out, i, options) for i in range(len(held_out.tasks))]
         result = await self.rollouts.measure(
             specs, lambda done: self.record.progress(phase, done, len(specs), {}, since=started)
         )
@@ -123,6 +139,11 @@ class Evaluations:
         if step is not None:
             self._check_versions(result)
         return result
+
+    def _spec(self, held_out: HeldOutSet, index: int, options: Mapping[str, Any]) -> GroupSpec:
+        """The group of a task. The phase of its seeds is not the name of an evaluation: all have the same seeds."""
+        of_set: dict[str, Any] = {"agent": held_out.agent, "count": held_out.n, "is_measured": True}
+        return self.rollouts.spec(held_out.seeds, index, held_out.tasks[index], env_options=options, **of_set)
 
     def _check_versions(self, result: Evaluation) -> None:
         versions = {version for episode in result.valid for version in episode.versions}

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from agents.model_folder import fetch_config, find_model
-from agents.renderer.rendering import Renderer
 from forge_env.core.episode import Episode
 from forge_env.core.errors import ServiceError, UserError, first_error
 from forge_env.core.types import Task
@@ -25,17 +24,22 @@ from forge_env.utils.gc_settings import shorten_collections
 from trainers.checkpoints import Checkpoint, steps_of
 from trainers.metrics.startup import Startup
 from trainers.model.make import count_parameters, make_model
+from trainers.model.new_rows import make_folder
 from trainers.model.shape import made_model
 from trainers.run.evaluations import Evaluations
 from trainers.run.rollouts import Rollouts
 from trainers.run.run import Run
-from trainers.run.run_folder import checkpoint_of, claim_folder, locked, new_folder
-from trainers.run.run_record import RunRecord, check_data, code_at_start, write_facts
+from trainers.run.run_folder import claim_folder, new_folder
+from trainers.run.run_record import RunRecord, code_at_start, write_facts
 from trainers.run.start import start_parts
 from trainers.run.warmup import demonstrate
+from trainers.setup.checks.resume_checks import check_data, checkpoint_of, locked
 from trainers.setup.describe import AT_START, describe_plan, describe_services
-from trainers.setup.plan import tasks_of, with_model
+from trainers.setup.plan import tasks_of, with_folder, with_model
 from trainers.setup.run_plan import RunPlan
+
+INITIAL = "initial_model"
+"""The folder, in that of the run, of a model that was made for it."""
 
 
 class TrainingData(Protocol):
@@ -74,8 +78,6 @@ async def open_run(plan: RunPlan, data: TrainingData | None = None) -> AsyncIter
             state.is_empty = checkpoint is None
             record = stack.enter_context(RunRecord(folder, plan.record, startup))
             stack.enter_context(_with_what_is_kept(record, plan.command))
-            if checkpoint:
-                record.check(checkpoint.extra["report"])
             with record.phase("tasks"):
                 tasks, held_out = tasks_of(plan)
                 files = check_data(folder, plan.data_digests())
@@ -87,8 +89,8 @@ async def open_run(plan: RunPlan, data: TrainingData | None = None) -> AsyncIter
                 record.say(sentence)
             with record.phase("model"):
                 model, parameters = await _prepare_model(plan, record, checkpoint, data)
-            plan = with_model(plan, model)
-            Renderer(model, thinking=plan.env.thinking, tools=plan.renderer.tools)
+            plan = with_folder(plan, model)
+            model = _with_new_rows(plan, record, model)
             record.results |= {"command": plan.command, "model": str(model), "model_parameters": parameters}
             _write_facts(plan, record)
             record.add_fact("data", files | tasks.record)
@@ -186,7 +188,7 @@ async def _prepare_model(
         model = find_model(plan.model.path)
         record.say(f"model {model}")
         return model, count_parameters(model)
-    model = record.folder / "initial_model"
+    model = record.folder / INITIAL
     if checkpoint:
         return find_model(str(model)), count_parameters(model)
     if data is not None:
@@ -198,6 +200,17 @@ async def _prepare_model(
         )
     record.say(f"made {made_model(plan.model.size)} with {parameters:,} parameters")
     return model, parameters
+
+
+def _with_new_rows(plan: RunPlan, record: RunRecord, model: Path) -> Path:
+    """The folder of the model, or of a copy with new rows, if they are asked for and needed."""
+    marks, copy = plan.model.untrained, record.folder / INITIAL
+    if plan.config.model.new_rows == "off" or not marks:
+        return model
+    if not copy.is_dir():  # a resumed run has it
+        make_folder(model, marks, copy, seed=plan.training.seed)
+    record.say(f"the model with new rows is in {copy}")
+    return copy
 
 
 def _write_facts(plan: RunPlan, record: RunRecord) -> None:
@@ -238,8 +251,8 @@ async def _open_launcher(plan: RunPlan, stack: AsyncExitStack, record: RunRecord
 
 def _say_plan(plan: RunPlan, record: RunRecord) -> None:
     for name, text in describe_plan(plan):
-        if name == "warning":
-            record.warn(text)
+        if name in ("warning", "no effect"):
+            record.warn(text if name == "warning" else f"{name}: {text}")
         elif name in AT_START:
             record.say(f"{name}: {text}")
 

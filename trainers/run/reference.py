@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 else:
     TitanReference = ImportedLater("trainers.titan.reference:TitanReference")
 
-KEPT_AS = "reference.safetensors"
-
 
 class ReferenceActor(ModelActor[TitanReference]):
     """Computes logprobs under weights that nobody trains."""

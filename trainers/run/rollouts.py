@@ -88,6 +88,11 @@ class Rollouts:
                 on_done(len(groups))
         return Evaluation(episodes=tuple(episode for group in groups for episode in group.episodes))
 
+    async def offers_tools(self, spec: GroupSpec) -> bool:
+        """Whether an instance of the environment for this group has tools, and can switch them off."""
+        async with self.moving(_phase(spec)):
+            return await self.envs.route(EnvActor.offers_tools, spec)
+
     def moving(self, phase: str) -> AbstractAsyncContextManager[None]:
         """Enter it to wait for groups: it raises when there is no progress for `RunPlan.patience` seconds."""
         seconds = self.plan.patience

@@ -12,7 +12,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from forge_env.core.errors import UserError
 from forge_env.records.run_files import CONFIG
 from forge_env.registry.registry import registration
 from forge_env.utils.atomic import replace_file
@@ -87,29 +86,6 @@ def code_at_start(folder: Path) -> dict[str, dict[str, str]]:
     path = folder / "run.json"
     code = json.loads(path.read_text()).get("code") if path.is_file() else None
     return code if isinstance(code, dict) else {}
-
-
-def check_data(folder: Path, digests: Mapping[str, str]) -> dict[str, Any]:
-    """Return what run.json says of the files of data.
-
-    Args:
-        folder: of the run.
-        digests: of the files, by path.
-
-    Raises:
-        UserError: a file has changed since the run in this folder began.
-    """
-    path = folder / "run.json"
-    saved = (json.loads(path.read_text()).get("data") or {}) if path.is_file() else {}
-    before, now = saved.get("files") or {}, dict(digests)
-    for name in before:
-        if before[name] != now.get(name):
-            what = "has changed since this run began" if name in now else "is not there any more"
-            raise UserError(
-                f"the data file {name} {what}, so that the run would go on with other data: put the file back as it "
-                "was, or start a new run"
-            )
-    return {"files": now} if now else {}
 
 
 def add_fact(folder: Path, name: str, value: Any) -> None:

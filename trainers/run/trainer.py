@@ -7,17 +7,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from agents.renderer.served import texts_of_export
-from forge_env.core.errors import UserError
+from agents.served_tokenizer import plain_config
 from forge_env.runtime.calls.answers import unless_gone, within
 from forge_env.runtime.calls.endpoints import Endpoint
 from forge_env.runtime.launcher import Spawned
 from forge_env.runtime.process.ranks import AllRanks
 from forge_env.runtime.service import Service
 from trainers.batching.batch import Sample
-from trainers.run.reference import KEPT_AS, ReferenceActor, ask_reference
+from trainers.run.reference import ReferenceActor, ask_reference
 from trainers.run.run_record import RunRecord
 from trainers.run.trainer_actor import TrainerActor
 from trainers.run.weight_sync import WeightSync
+from trainers.setup.checks.resume_checks import REFERENCE, REFERENCE_ADAPTER
 from trainers.setup.run_plan import RunPlan
 from trainers.titan.settings import RateSettings
 
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
     from trainers.objective.loss_call import Loss
 
 STEP = "the trainer, which has training.step_seconds for a step,"
-KEPT_ADAPTER = "reference_adapter"
 
 
 class Trainer:
@@ -52,7 +52,7 @@ class Trainer:
         self.ranks, self.reference = ranks, reference
         self.tokens_trained = 0
         self._plan, self._weights, self._record = plan, weights, record
-        self._kept = record.folder / KEPT_AS  # the weights that the reference model is given, if there are some
+        self._kept = record.folder / REFERENCE  # the weights that the reference model is given, if there are some
 
     async def begin(self, rate: RateSettings) -> None:
         """Begin a phase of training with a fresh optimizer and a learning rate."""
@@ -106,70 +106,61 @@ class Trainer:
         the sampling of the training, so that others who serve them use them as they were trained."""
         await self._weights.make_room()
         plan, record, model = self._plan, self._record, str(self._record.results["model"])
-        texts, left = texts_of_export(
-            Path(model), plan.env.thinking, plan.renderer.tools, temperature=plan.temperature
-        )
+        texts, left = texts_of_export(Path(model), plan.env.thinking, plan.renderer.tools, temperature=plan.temperature)
         if left:
             record.say(
                 "warning: the chat template of the exported model does not render what the training did, so that the "
                 f"model may do worse behind a server: {left}"
             )
+        if plan.model.tokenizer:
+            texts["tokenizer_config.json"] = plain_config(Path(model))
         with record.timeline.span("trainer", "export"):
             ranks = self.ranks.deadline(plan.deadlines.weights, "the export")
             await ranks.call_one(TrainerActor.export_hf, str(record.folder / "model"), texts=texts)
         if plan.lora:
             ranks = self.ranks.deadline(plan.deadlines.weights, "the export of the adapter")
-            folder, base = str(record.folder / "adapter"), plan.model.path or model
+            has_own = Path(model).is_relative_to(record.folder)  # made for the run, or with new rows
+            folder, base = str(record.folder / "adapter"), str(Path(model).resolve()) if has_own else plan.model.path
             await ranks.call_one(TrainerActor.export_adapter, folder, base=base, texts=texts)
 
     # ---- the reference model ----
 
-    async def load_reference(self, kl_reference: Literal["", "generator", "model"], *, is_resumed: bool) -> None:
+    async def load_reference(self, kl_reference: Literal["", "generator", "model"]) -> None:
         """Give the reference model the weights that reinforcement learning starts from, and say what it is.
 
         Args:
             kl_reference: of the objective.
-            is_resumed: whether the run goes on from a checkpoint.
-
-        Raises:
-            UserError: the file or folder of a resumed run is missing.
         """
         if kl_reference == "generator":
             self._record.say(
                 "there is no reference model: ref_logprobs, and a KL penalty, are the generator's own logprobs"
             )
         elif kl_reference == "model" and self._plan.lora:
-            origin = await self._settle_adapters(self._plan.lora.adapter, is_resumed)
+            origin = await self._settle_adapters(self._plan.lora.adapter)
             self._record.say(f"the reference model is the trainer's own, {origin}")
         elif kl_reference == "model":
-            origin = await self._settle_model(is_resumed)
+            origin = await self._settle_model()
             place = "GPU" if self._plan.services.ref_model.with_gpus else "CPU"
             self._record.say(f"the reference model, on {place} and frozen, is {origin}")
 
-    async def _settle_model(self, is_resumed: bool) -> str:
+    async def _settle_model(self) -> str:
         """Give a reference model of its own the warmed-up weights; returns their origin, as words."""
         assert self.reference is not None
         seconds, what = self._plan.deadlines.weights, "read from"
         if not self._kept.exists():  # else the run is resumed, and its policy is no longer the one that it started from
             if not self._record.results["warmup_steps"]:
                 return f"the model {self._record.results['model']}"
-            if is_resumed:
-                raise UserError(
-                    f"--resume: {self._kept} is missing, the reference model that this run was trained against"
-                )
             ranks, what = self.ranks.deadline(seconds, "writing the weights of the reference model"), "kept as"
             await ranks.call_one(TrainerActor.write_weights, str(self._kept))
         await self.reference.deadline(seconds).fanout(ReferenceActor.load, str(self._kept))
         self.reference.on_ready = self._hand_over
         return f"the policy after the warm-up, {what} {self._kept}"
 
-    async def _settle_adapters(self, adapter: str, is_resumed: bool) -> str:
+    async def _settle_adapters(self, adapter: str) -> str:
         """Let the trainer keep the adapters after a warm-up; returns what its reference is."""
         if not self._record.results["warmup_steps"]:
             return f"with the adapter {adapter}" if adapter else "without its adapters"
-        kept = self._record.folder / KEPT_ADAPTER
-        if is_resumed and not kept.exists():
-            raise UserError(f"--resume: {kept} is missing, the adapter that this run was trained against")
+        kept = self._record.folder / REFERENCE_ADAPTER
         ranks = self.ranks.deadline(self._plan.deadlines.weights, "writing the weights of the reference model")
         await ranks.call_one(TrainerActor.keep_reference, str(kept), is_written=kept.exists())
         return f"with the adapter that it had after the warm-up, kept as {kept}"

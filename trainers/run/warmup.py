@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import time
 from collections import Counter
@@ -57,23 +58,38 @@ async def warm_up(
     demonstrations, run.demonstrations = run.demonstrations, ()
     shown = batches(demonstrations, warmup.batch_size, seed=run.plan.training.seed, balance=warmup.balance)
     await run.trainer.begin(run.plan.warmup_rate)
-    loss, success = SFTLoss(), 0.0  # success of the last probe
+    loss, probe = SFTLoss(), Evaluation(episodes=())  # the last one
     names, now = ("loss", "success"), time.perf_counter()
     run.record.follow("warmup", title="warm-up, at most", total=steps, names=names, since=now)
     for step in range(1, steps + 1):
         async with around():
             metrics = await run.trainer.step([Sample(rows=e.rows) for e in next(shown)], loss)
         is_enough = False
-        if step % warmup.probe_every == 0 and step >= warmup.learning_rate_warmup and warmup.until_success < 1:
+        if step % warmup.probe_every == 0 and warmup.until_success < 1:
             probe = await _probe(run, step)
-            success = probe.success_rate
-            metrics |= {"success": success} | run.kinds.evaluation_metrics(probe)
+            metrics |= {"success": probe.success_rate} | run.kinds.evaluation_metrics(probe)
             is_enough = learned_enough(warmup, probe, run.kinds)
         run.record.metrics("warmup", step, metrics)
         if is_enough:
             break
-    run.record.say(f"warm-up of {step} steps: loss {metrics['loss']:.3f}, success on probe tasks {success:.3f}")
+    success = f", success on probe tasks {probe.success_rate:.3f}" if probe.attempts else ""
+    run.record.say(f"warm-up of {step} steps: loss {metrics['loss']:.3f}{success}")
+    if text := overshoot(warmup, probe):
+        run.record.warn(text)
     return step
+
+
+def overshoot(warmup: WarmupConfig, probe: Evaluation) -> str:
+    """A warning if the last probe is above the goal by more than chance; "" otherwise."""
+    goal, success = warmup.until_success, probe.success_rate
+    if not probe.attempts or warmup.until_each_kind or probe.interval[0] <= goal:
+        return ""
+    sooner = " --warmup.probe_every 1 or" if warmup.probe_every > 1 else ""
+    return (
+        f"warning: the warm-up overshot its goal: success on probe tasks is {success:.3f}, {success - goal:.3f} above "
+        f"--warmup.until_success {goal:g}, so that less is left to learn by reward: try{sooner} a lower "
+        f"--warmup.learning_rate (now {warmup.learning_rate:g})"
+    )
 
 
 def learned_enough(warmup: WarmupConfig, probe: Evaluation, kinds: Kinds) -> bool:
@@ -125,17 +141,32 @@ async def demonstrate(rollouts: Rollouts, train_tasks: Sequence[Task]) -> list[E
     solved = [episode for episode in result.valid if is_success(episode)]
     if not solved:
         reason = next((f": {episode.error}" for episode in result.episodes if episode.error), "")
+        ended = (f", for --env.{limit} ended {count} of its episodes" for limit, count in result.ended_by.items())
+        reason = reason or "".join(ended)
         raise UserError(f"the expert of {plan.env.name} solved none of its own tasks; the warm-up has no data{reason}")
     return solved
 
 
+def first_part(until_success: float) -> int:
+    """Probe tasks of which a policy at the goal fails all in one probe of a hundred: (1 - goal)^tasks is 0.01."""
+    return math.ceil(math.log(0.01) / math.log1p(-until_success)) if 0 < until_success < 1 else 1
+
+
 async def _probe(run: Run, step: int) -> Evaluation:
-    """Measure the present weights on training tasks that no demonstration shows."""
+    """Measure the present weights on training tasks that no demonstration shows.
+
+    A probe ends after its first part if no task of it is solved: so a model that can do nothing yet costs little.
+    """
     await run.weights.sync(steps=0)
     tasks = probed(run.train_tasks, run.plan.warmup)
     probe = f"probe/{step}"
     specs = [run.rollouts.spec(probe, i, task, agent="policy", is_measured=True) for i, task in enumerate(tasks)]
-    return await run.rollouts.measure(specs)
+    part = first_part(run.plan.warmup.until_success)
+    first = await run.rollouts.measure(specs[:part])
+    if not first.successes or part >= len(specs):
+        return first
+    rest = await run.rollouts.measure(specs[part:])
+    return Evaluation(episodes=first.episodes + rest.episodes)
 
 
 _LENGTHS: Mapping[str, Callable[[Episode], int]] = {

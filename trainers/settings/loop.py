@@ -25,7 +25,8 @@ class LoopOptions:
     """Another name for env.max_tokens, the most tokens of an episode and of a training row; 0 uses env.max_tokens. A
     turn may then use all of them, unless env.max_turn_tokens says otherwise."""
     packing: Annotated[bool, MAY_CHANGE] = False
-    """Rows share sequences of max_tokens_per_micro_batch tokens; otherwise they are padded to one length."""
+    """Rows share sequences of max_tokens_per_micro_batch tokens; otherwise they are padded to one length. It is true
+    by default if the trainer is on GPUs, unless training.attention is sdpa."""
     entropy_coef: float = 0.0
     """Weight of the entropy bonus."""
     loss: str = ""
@@ -47,6 +48,11 @@ class LoopOptions:
     mismatch_alarm: Annotated[float, Ge(0), MAY_CHANGE] = 0.0
     """The run warns if the mean |logprob difference| of trainer and engine on the same weights is above this. 0 is 1e-4
     if both compute in float32, and else 0.1."""
+
+    signal_error: Annotated[int, Ge(0), MAY_CHANGE] = 5
+    """The run ends with the reason if its first steps, this number of them, have no gradient, because no group had a
+    signal: all its episodes have one reward. With dynamic sampling it ends after as many groups as these steps take,
+    and later after 512 in a row. 0 never ends it."""
 
     @property
     def most_behind(self) -> int:

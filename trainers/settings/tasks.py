@@ -20,6 +20,10 @@ class ModelConfig:
     size: Literal["tiny", "100m", "tiny-moe"] = "tiny"
     """Size of the model that is made on the spot: half a million parameters, a hundred million, or a tiny one with
     experts."""
+    new_rows: Literal["off", "on"] = "off"
+    """Give tokens of the chat template that `path` was never trained on, such as <tool_call>, rows of their own in the
+    embedding and the output layer: the mean of the rows of their text's pieces, plus noise. The run then begins with a
+    copy of the model in its folder. The plan names such tokens."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,8 +63,8 @@ class RendererConfig:
     """How conversations become tokens: the model's own chat template decides."""
 
     tools: Literal["auto", "template", "text"] = "auto"
-    """Who describes tools to the model: "template" is the chat template, "text" a text in the system message, with calls
-    and results as text between marks. "auto" is the text if the chat template has no place for tools."""
+    """Who describes tools to the model: "template" is the chat template; "text" is a text in the system message, and
+    calls and results are text between marks. "auto" is "text" if the chat template has no place for tools."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,7 +143,7 @@ class WarmupConfig:
     """"length" shows demonstrations of every common length, in tokens, equally often. "answer" does the same for the
     length of the last turn. "none" shows every demonstration equally often."""
     learning_rate: Annotated[float, Interval(ge=0, le=1), OR_BY_CASE] = BY_CASE
-    """-1: 3e-3 for the tiny model made on the spot, 6e-4 for the one of size 100m, 1e-5 for all weights of a given one,
-    1e-4 for adapters."""
+    """-1: by the number of parameters, from 3e-3 for half a million to 1e-5 for 8 billion and more, and ten times that
+    for adapters."""
     learning_rate_warmup: Annotated[int, Ge(0)] = 50
     """Steps over which the learning rate rises from 0."""

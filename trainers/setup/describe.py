@@ -13,7 +13,11 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 
 from agents.generator.engine_args import approximations
+from agents.served_tokenizer import PLAIN
 from forge_env.utils.settings import BY_CASE, leaves
+from trainers.model.new_rows import untrained_marks
+from trainers.setup.checks.no_effect import no_effect
+from trainers.setup.cost import describe_cost
 from trainers.setup.memory import gib
 from trainers.setup.options.defaults import case_of
 from trainers.setup.run_plan import RunPlan
@@ -23,7 +27,7 @@ from trainers.setup.sizing.card import host_parts
 FAR, FEW = 30, 8
 """A learning rate that is FAR times the usual one, or a part of it, is warned of; so is a limit of tokens per turn that
 is below the usual one by the factor FEW."""
-AT_START = ("importance ratio", "weights", "engine", "adapters", "defaults")
+AT_START = ("importance ratio", "weights", "engine", "adapters", "new rows", "defaults")
 """The lines that the start of a run says, beside the warnings."""
 REFERENCES = {
     "": "none: nothing asks for it",
@@ -73,11 +77,14 @@ def describe_plan(plan: RunPlan) -> list[tuple[str, str]]:
         ("environment", _describe_env(plan)),
         *(("data", text) for text in plan.about_data),
         *_describe_steps(plan),
+        ("cost of a step", describe_cost(plan)),
         ("weights", plan.store_reason if plan.has_engine else ""),
         ("engine", plan.about_engine),
         ("adapters", _describe_adapters(plan)),
+        ("new rows", _describe_new_rows(plan)),
         ("precision", _describe_precision(plan)),
         *(("defaults", text) for text in _describe_defaults(plan)),
+        *(("no effect", text) for text in no_effect(plan)),
         *(("warning", text) for text in _describe_warnings(plan)),
     ]
     return [(name, text) for name, text in lines if text]
@@ -147,6 +154,14 @@ def _describe_adapters(plan: RunPlan) -> str:
     return f"{count}{sent}: {reason}"
 
 
+def _describe_new_rows(plan: RunPlan) -> str:
+    """The tokens that get new rows; "" if none do."""
+    marks = untrained_marks(plan.model.untrained)
+    if not marks or plan.config.model.new_rows == "off":
+        return ""
+    return f"{marks} get rows of their own, in a copy of the model in the run's folder"
+
+
 def _describe_precision(plan: RunPlan) -> str:
     dtype = plan.trainer_dtype
     weights = "float32 adapters and frozen weights in its dtype" if plan.lora else "float32 weights"
@@ -175,7 +190,15 @@ def _describe_warnings(plan: RunPlan) -> list[str]:
         low, high = (usual / FEW, math.inf) if name == limit else (usual / FAR, usual * FAR)
         if default.reason and not low <= value <= high:
             side, cut = "below" if value < low else "above", "; a longer turn is cut off" if name == limit else ""
-            warnings.append(f"--{name} is {value:g}, far {side} what is usual for {case.name}: {usual:g}{cut}")
+            trained = case.name if name == limit else default.reason
+            warnings.append(f"--{name} is {value:g}, far {side} what is usual for {trained}: {usual:g}{cut}")
+    if plan.model.tokenizer:
+        warnings.append(f"{plan.model.tokenizer}; the model that the run exports names {PLAIN}, and has one meaning")
+    if (marks := untrained_marks(plan.model.untrained)) and plan.config.model.new_rows == "off":
+        warnings.append(
+            f"{marks} of the chat template were never trained: their rows equal the rows of other tokens, so that the "
+            "model cannot tell them apart; --model.new_rows on gives them rows of their own"
+        )
     if plan.kl_warning:
         warnings.append(plan.kl_warning)
     if plan.objective and (inexact := approximations(plan.engine.engine_args)):

@@ -1,10 +1,9 @@
-"""The held-out sets of a run: what its evaluations measure, sampled and, with `evaluation.greedy`, greedily too.
+"""The held-out sets of a run: what its evaluations measure, sampled and, unless `evaluation.greedy` is false, greedily.
 
 The first set, sampled on the test split of the run's own environment, is the headline. `evaluation.sets` adds sets of
 the same environment by name::
 
     evaluation:
-      greedy: true
       sets:
         hard: {options: {level: 4}, tasks: 64}
         validation: {split: validation}

@@ -9,14 +9,16 @@ from pathlib import Path
 from forge_env.core.errors import UserError
 from forge_env.data.rows import find_file
 from forge_env.rollout.factory import EnvFactory
-from forge_env.utils.settings import checked_sections
+from forge_env.utils.settings import checked_sections, with_values
 from trainers.algorithm import Algorithm
 from trainers.config import RunConfig
 from trainers.model.shape import read_shape
 from trainers.setup.checks import engine_checks, machine_checks, model_checks, run_checks
 from trainers.setup.draft import Draft, plan_objective
+from trainers.setup.expert_need import with_room_for_expert
 from trainers.setup.held_out import HeldOutSet, check_sets, held_out_sets
-from trainers.setup.options.defaults import take_again, take_defaults
+from trainers.setup.memory import gib
+from trainers.setup.options.defaults import LARGER_MICRO_BATCHES, MICRO_BATCH, Default, take_again, take_defaults
 from trainers.setup.options.parser import check_bounds
 from trainers.setup.options.read_config import give_dataset
 from trainers.setup.packages import check_ours
@@ -25,6 +27,8 @@ from trainers.setup.run_tasks import RunTasks, own_data, read_run_tasks, resolve
 from trainers.setup.sizing.fit import check_fit
 
 Check = Callable[[Draft], None]
+ALMOST = 0.9
+"""Part of the engine's cache that a larger micro-batch has to leave."""
 
 OF_SETTINGS: tuple[Check, ...] = (
     lambda draft: check_sets(draft.config),
@@ -32,7 +36,7 @@ OF_SETTINGS: tuple[Check, ...] = (
     run_checks.check_metrics,
     run_checks.check_pace,
     run_checks.check_schedule,
-    run_checks.check_resume,
+    run_checks.check_folder,
     model_checks.check_shape,
     lambda draft: draft.config.parallelism.check_procs(draft.services.trainer.procs),
     machine_checks.check_trainer,
@@ -65,7 +69,7 @@ def make_plan(config: RunConfig, algorithm: Algorithm) -> RunPlan:
     check_bounds(config)
     config = config.resolved()
     model = model_checks.find_model(config)
-    config, defaults = take_defaults(config, model.shape)
+    config, defaults = with_room_for_expert(*take_defaults(config, model.shape))
     objective = plan_objective(config, algorithm)
     source = own_data(config) or config.dataset.path  # as the user wrote it
     config = give_dataset(resolve_sources(config))
@@ -75,10 +79,13 @@ def make_plan(config: RunConfig, algorithm: Algorithm) -> RunPlan:
     draft = Draft(config=config, defaults=defaults, trained_by=algorithm, model=model, objective=objective)
     for check in (*OF_SETTINGS, *OF_SIZES):
         check(draft)
+    if model.folder is not None:
+        model = model_checks.check_folder(draft, model.folder)
+    config.check_data(model.folder)
     tasks = _local_tasks(config, environment, source)
     if tasks is not None and environment is not None:
         run_checks.check_demonstrations(config, environment, tasks.train, source)
-    return RunPlan(
+    plan = RunPlan(
         config=config,
         defaults=defaults,
         trained_by=algorithm,
@@ -90,6 +97,7 @@ def make_plan(config: RunConfig, algorithm: Algorithm) -> RunPlan:
         tasks=tasks,
         about_data=[*(tasks.about if tasks else ()), *config.describe_data()],
     )
+    return _with_micro_batch(plan)
 
 
 def with_model(plan: RunPlan, folder: Path) -> RunPlan:
@@ -103,14 +111,47 @@ def with_model(plan: RunPlan, folder: Path) -> RunPlan:
     if plan.shape is not None:
         return plan
     shape = read_shape(folder / "config.json")
-    config, defaults = take_again(plan.config, plan.defaults, shape)
+    config, defaults = with_room_for_expert(*take_again(plan.config, plan.defaults, shape))
     model = replace(plan.model, shape=shape, where=f"the folder {folder}", missing="")
     plan = replace(plan, config=config, defaults=defaults, model=model)
     for check in OF_SIZES:
         check(plan)
+    plan = _with_micro_batch(plan)
     check_fit(plan, plan.memory)
     machine_checks.check_host_memory(plan, plan.processes)
     return plan
+
+
+def _with_micro_batch(plan: RunPlan) -> RunPlan:
+    """The plan with the largest micro-batch by default that fits on the card beside the same engine."""
+    is_by_case, card = plan.defaults[MICRO_BATCH].is_taken, plan.card
+    if not is_by_case or card is None or plan.shape is None or not plan.cards:
+        return plan
+    for tokens in LARGER_MICRO_BATCHES:
+        default = Default(tokens, f"a GPU of {gib(card)} GiB has room for it", is_taken=True)
+        larger = replace(
+            plan,
+            config=with_values(plan.config, {MICRO_BATCH: tokens}),
+            defaults={**plan.defaults, MICRO_BATCH: default},
+        )
+        has_same_engine = larger.engine.sleep == plan.engine.sleep and (
+            larger.engine.kv_cache_gib >= ALMOST * plan.engine.kv_cache_gib
+        )
+        if has_same_engine and max(usage.worst for usage in larger.cards) <= card:
+            return larger
+    return plan
+
+
+def with_folder(plan: RunPlan, folder: Path) -> RunPlan:
+    """The plan with the facts of the model's files; the same object if they were here when it was made.
+
+    Raises:
+        UserError: when they cannot be used, or as `with_model`.
+    """
+    if plan.model.folder is not None:
+        return plan
+    plan = with_model(plan, folder)
+    return replace(plan, model=model_checks.check_folder(plan, folder)) if plan.model.path else plan
 
 
 def tasks_of(plan: RunPlan) -> tuple[RunTasks, dict[str, HeldOutSet]]:

@@ -28,9 +28,7 @@ from forge_env.data.rows import find_file
 from forge_env.rollout.factory import EnvFactory
 from forge_env.runtime.hosts.settings import slurm_nodes
 from forge_env.runtime.weights import WeightStore
-from trainers.checkpoints import Checkpoint
 from trainers.setup.checks.machine_checks import check_gpus, check_host_memory
-from trainers.setup.checks.resume_checks import check_fits
 from trainers.setup.draft import Draft
 from trainers.setup.options.defaults import rising_steps
 from trainers.setup.packages import check_packages, missing_packages
@@ -74,14 +72,6 @@ class RunPlan(Draft):
     def with_steps(self, steps: int) -> RunPlan:
         """The same plan for another number of optimizer steps."""
         return replace(self, steps=steps)
-
-    def check_resumes(self, checkpoint: Checkpoint) -> None:
-        """Check that the run may go on from a checkpoint.
-
-        Raises:
-            UserError: otherwise, see `trainers.setup.checks.resume_checks`.
-        """
-        check_fits(checkpoint, self.algorithm, self.config)
 
     def data_digests(self) -> dict[str, str]:
         """The digests of the local files that the run learns from and is measured on, by path."""

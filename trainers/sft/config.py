@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
+from pathlib import Path
 from typing import Annotated, Self
 
 from forge_env.core.errors import UserError
@@ -28,6 +29,7 @@ INSTEAD = {
 @dataclass(frozen=True, kw_only=True)
 class SFTTrainingConfig(TrainingConfig):
     steps: Annotated[int, OR_BY_CASE] = BY_CASE
+    max_tokens_per_micro_batch: int = 4096  # on any card: the size of a step follows it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,6 +69,15 @@ class Config(RunConfig):
         from trainers.sft.source import open_source
 
         return (open_source(self.sft).summary(),)
+
+    def check_data(self, model: Path | None) -> None:
+        if not self.sft.data or find_file(self.sft.data) is None:
+            return
+        from trainers.sft.data import SFTData
+
+        data = SFTData(self.sft, training=self.training, env=self.env, model_size=self.model.size)
+        if model is not None or not self.model.path:
+            data.check(model)
 
     def _refuse_settings_of_data(self) -> None:
         for name, instead in INSTEAD.items():

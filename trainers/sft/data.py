@@ -57,7 +57,13 @@ class SFTData:
     """
 
     def __init__(
-        self, sft: SFTConfig, *, training: TrainingConfig, env: EnvConfig, model_size: str = "tiny", tools: ToolsForm = "auto"
+        self,
+        sft: SFTConfig,
+        *,
+        training: TrainingConfig,
+        env: EnvConfig,
+        model_size: str = "tiny",
+        tools: ToolsForm = "auto",
     ) -> None:
         self._sft, self._training, self._env, self._model_size = sft, training, env, model_size
         self._tools_form: ToolsForm = tools
@@ -93,6 +99,20 @@ class SFTData:
             size=replace(size, max_position_embeddings=length),
         )
 
+    def check(self, model: Path | None) -> None:
+        """Read up to the first row that can be used, with a model or, if it is not made yet, without one.
+
+        Raises:
+            UserError: there is none.
+        """
+        if model is not None:
+            self._open(model)
+            is_empty = next(self._read(self.left_out), None) is None
+        else:
+            is_empty = not any(isinstance(example, Example) for _, example in self._source)
+        if is_empty:
+            raise UserError(self._nothing_left())
+
     async def prepare(self, model: Path, say: Callable[[str], None] = lambda text: None) -> int:
         """Render for this model: everything, or only the held-out part of a stream; returns the number of optimizer
         steps.
@@ -101,8 +121,7 @@ class SFTData:
             UserError: nothing is left to train on.
         """
         sft = self._sft
-        self._maker = RowMaker(model, thinking=self._env.thinking, tools=self._tools_form)
-        self._limit = self._row_limit(model)
+        self._open(model)
         for number, sample in enumerate(self._read(self.left_out)):
             (self.held_out if self._is_held_out(number) else self._samples).append(sample)
             if number % 64 == 63:
@@ -196,6 +215,10 @@ class SFTData:
             except ForgeError as error:
                 raise BadRow(f"it is text, and the tools of its environment {env} are not to be had: {error}") from None
         return self._tools.get(env, ())
+
+    def _open(self, model: Path) -> None:
+        self._maker = RowMaker(model, thinking=self._env.thinking, tools=self._tools_form)
+        self._limit = self._row_limit(model)
 
     def _row_limit(self, model: Path) -> int:
         training, context = self._training, context_length(model)

@@ -167,6 +167,8 @@ async def _measure(run: Run) -> dict[str, object]:
     after = await run.evaluations.evaluate("after", step=run.plan.steps)
     run.record.samples(f"the first {SAMPLES_SHOWN} held-out tasks after sft", after.episodes[:SAMPLES_SHOWN])
     run.record.say(f"held-out success after sft: {after}")
+    if greedy := run.evaluations.greedy_change:
+        run.record.say(greedy)
     run.evaluations.say_by_kind(after)
     by_kind = run.kinds.changes(None, after)
     return {

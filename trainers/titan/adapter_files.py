@@ -18,8 +18,7 @@ from torch import Tensor
 
 from agents.generator.adapter_folder import CONFIG, WEIGHTS
 from agents.generator.lora_slot import PREFIX
-from forge_env.core.errors import UserError
-from trainers.lora import adapter_config
+from trainers.lora import adapter_config, check_adapter_shapes
 from trainers.titan.shards import gather_full, reshard
 from trainers.titan.weight_files import WeightFiles, write_file
 from trainers.titan.whole_folder import is_first, replacement, write_texts
@@ -107,19 +106,7 @@ def load_adapter(model: Any, folder: Path) -> None:
     """
     files, layers = WeightFiles(folder, [folder / WEIGHTS]), _layers(model)
     expected = {name: shape for layer in layers for name, shape in layer.shapes.items()}
-    for name in sorted(expected.keys() | files.shapes.keys()):
-        if name not in files.shapes or name not in expected:
-            state = "lacks" if name not in files.shapes else "has"
-            targets = ",".join(model.adapters.lora.targets)
-            raise UserError(
-                f"the adapter in {folder} {state} {name}, which does not fit lora.targets, {targets}, of this model: "
-                "set lora.targets to the target_modules of its adapter_config.json, or choose its own model"
-            )
-        if expected[name] != files.shapes[name]:
-            raise UserError(
-                f"the adapter in {folder} is not of this model: {name} has shape {files.shapes[name]} where "
-                f"{expected[name]} is expected."
-            )
+    check_adapter_shapes(folder, model.adapters.lora, expected, files.shapes)
     model.adapters.load({layer.weight: _read(files, layer) for layer in layers})
 
 

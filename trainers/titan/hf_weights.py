@@ -30,16 +30,13 @@ import trainers.titan.device  # noqa: F401  # isort: skip
 from torchtitan.models.common.attention import FusedQKVLinear
 from torchtitan.protocols.state_dict_adapter import StateDictAdapter
 
-from forge_env.core.errors import InvariantError, UserError
+from agents.model_weights import HEAD
+from forge_env.core.errors import InvariantError
+from trainers.model.weights import check_weights
 from trainers.titan.experts import is_expert
 from trainers.titan.lora import adapted, is_adapter
 from trainers.titan.shards import gather_full, reshard, shard_of
 from trainers.titan.weight_files import WeightFiles
-
-HEAD = "lm_head.weight"
-"""The output layer's weight, in both naming schemes."""
-OLD = "rotary_emb.inv_freq"
-"""Old folders have a weight with this end of its name, which no model reads."""
 
 
 class HFWeights:
@@ -108,7 +105,8 @@ class HFWeights:
         Raises:
             UserError: names or shapes do not fit the model (checked before any tensor is read), or a file is damaged.
         """
-        self._check(files)
+        expected = {name: tuple(tensor.shape) for name, tensor in self.layout(torch.float32).items()}
+        check_weights(files.where, expected, files.shapes)
         for name, parameter in self._parameters():
             shard, place = shard_of(name, parameter)
             on_meta = _meta(parameter, parameter.dtype)
@@ -122,24 +120,6 @@ class HFWeights:
                     part.copy_(files.read(hf_name, place[1:]))
             else:
                 shard.copy_(self._from_hf(name, {hf_name: files.read(hf_name) for hf_name in pieces})[place])
-
-    def _check(self, files: WeightFiles) -> None:
-        expected = {name: tuple(tensor.shape) for name, tensor in self.layout(torch.float32).items()}
-        # Some folders have a copy of the tied weight, and old ones the frequencies of the position embedding.
-        present = {
-            name: shape
-            for name, shape in files.shapes.items()
-            if not (self._tied and name == HEAD) and not name.endswith(OLD)
-        }
-        for name in sorted(expected.keys() | present.keys()):
-            if name not in present or name not in expected:
-                state = "lacks" if name not in present else "has a superfluous"
-                raise UserError(f"{files.where} does not fit its config.json: it {state} weight {name}.")
-            if expected[name] != present[name]:
-                raise UserError(
-                    f"{files.where} does not fit its config.json: weight {name} has shape {present[name]} "
-                    f"where {expected[name]} is expected."
-                )
 
     def _parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """All parameters but adapters, under TorchTitan's names, sharded as between two steps."""

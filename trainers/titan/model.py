@@ -21,6 +21,7 @@ from torchtitan.distributed import ParallelDims
 from torchtitan.distributed.activation_checkpoint import FullAC, SelectiveAC
 from torchtitan.models.common import Decoder, RoPE
 
+from agents.model_weights import check_head
 from trainers.model.families import Experts, read_config, read_experts
 from trainers.model.shape import shape_of
 from trainers.titan.adapter_files import AdapterWeights, load_adapter
@@ -85,6 +86,7 @@ class TitanModel:
         self._has_wide_head = settings.head_dtype(dtype) != dtype
         self._lora = lora
         files = WeightFiles.of_folder(folder)
+        check_head(folder)
         self.module = self._build(settings, dtype, weights)
         kept_logit_bytes = settings.keep_logits_gib * 2**30 if self.device.type != "cpu" else 0
         split_shards_on_save(self.module)

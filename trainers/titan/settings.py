@@ -36,8 +36,8 @@ class TrainingRate(RateSettings):
     """The learning rate of training, with defaults by what is trained."""
 
     learning_rate: Annotated[float, OR_BY_CASE] = BY_CASE
-    """-1: 6e-4 for the tiny model made on the spot, 6e-5 for the one of size 100m, 1e-6 for all weights of a given one,
-    1e-5 for adapters; in supervised training as warmup.learning_rate."""
+    """-1: by the number of parameters, from 6e-4 for half a million to 1e-6 for 8 billion and more, and ten times that
+    for adapters; in supervised training as warmup.learning_rate."""
     lr_schedule: Schedule = "linear"
     warmup_steps: Annotated[int, OR_BY_CASE] = BY_CASE
     """-1: for a model made on the spot a twentieth of the steps, for a given one half of them, and 10 at most; none in
@@ -53,10 +53,11 @@ class ForwardSettings:
     """What the trainer computes in; "auto" is float32 on CPU and bfloat16, over float32 weights, on GPU."""
     fp32_head: bool = False
     """Compute the output layer in float32 with float32 weights, if the trainer computes in bfloat16."""
-    max_tokens_per_micro_batch: Annotated[int, Interval(ge=1, le=2**24), MAY_CHANGE] = 4096
+    max_tokens_per_micro_batch: Annotated[int, Interval(ge=1, le=2**24), OR_BY_CASE, MAY_CHANGE] = BY_CASE
     """Tokens of one forward pass at most, padding included, shared by the processes of context parallelism. A longer
     row has a pass of its own, and the rows of a longer episode go to several. Smaller micro-batches waste less
-    padding."""
+    padding. -1 is 4096; in policy gradients on GPUs it is 16384 or 8192 if the card has room for it beside the whole
+    engine."""
 
     def dtype_on(self, with_gpus: bool) -> str:
         """What a process computes in, on a GPU or on a CPU: "float32" or "bfloat16"."""
@@ -96,7 +97,8 @@ class TrainerSettings(ForwardSettings):
     """The trainer's attention kernel. Empty is sdpa on CPU; on GPU varlen (FlashAttention), or flex in float32 and with
     context parallelism. Flex compiles for each new length: docs/gpu.md."""
     compile: Annotated[bool, MAY_CHANGE] = False
-    """Compile each transformer block: takes minutes at the start, and makes steps faster on a GPU."""
+    """Compile each transformer block: takes a minute or more at the start, and makes steps faster on a GPU. It is true
+    by default if the trainer is on GPUs and this machine has a C compiler."""
     deterministic: bool = False
     """A run on CPU repeats bit by bit, also if it is killed and resumed. Turns are in lockstep, which costs time. All
     groups of a step, or of a window of steps, are sampled from the weights that it begins with."""

@@ -18,6 +18,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from agents.model_folder import weight_files
+from agents.model_weights import places
 from forge_env.core.errors import InvariantError, UserError
 
 SINGLE = "model.safetensors"
@@ -45,14 +47,11 @@ class WeightFiles:
         if missing:
             raise UserError(f"{where} has no weights: {', '.join(missing)} is missing.")
         self.where = where
-        self.shapes: dict[str, tuple[int, ...]] = {}
-        self._files: dict[str, Path] = {}
+        there = places(files)
+        self.shapes = {name: place.shape for name, place in there.items()}
+        self._files = {name: place.file for name, place in there.items()}
         self._places: dict[str, tuple[str, int, int]] = {}  # dtype, and begin and end of the tensor in its file
         for file in files:
-            with _opened(file) as content:  # checks the header
-                for name in content.keys():  # noqa: SIM118  not a dictionary
-                    self.shapes[name] = tuple(content.get_slice(name).get_shape())
-                    self._files[name] = file
             self._places |= _places(file)
 
     @classmethod
@@ -62,13 +61,7 @@ class WeightFiles:
         Raises:
             UserError: a file, or the index, is missing or damaged.
         """
-        index, names = folder / INDEX, {SINGLE}
-        if index.is_file():
-            try:
-                names = set(json.loads(index.read_text())["weight_map"].values())
-            except (ValueError, KeyError, AttributeError):
-                raise UserError(f"{index} is damaged: it has no weight_map.") from None
-        return cls(folder, [folder / name for name in sorted(names)])
+        return cls(folder, weight_files(folder))
 
     def read(self, name: str, place: tuple[slice, ...] | None = None) -> Tensor:
         """A tensor, or a slice of it, on the CPU, in the file's dtype.
@@ -158,7 +151,7 @@ def _opened(path: Path) -> Iterator[Any]:
         with safe_open(path, framework="pt") as content:
             yield content
     except SafetensorError as error:
-        raise UserError(f"{path} is damaged: {error}.") from None
+        raise UserError(f"{path} is damaged: {error}; copy it again") from None
 
 
 def _places(path: Path) -> dict[str, tuple[str, int, int]]:

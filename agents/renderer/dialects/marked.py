@@ -9,7 +9,7 @@ from functools import cached_property
 
 from agents.renderer.dialects.bodies import Body, Piece
 from agents.renderer.dialects.calls import Calls, Tools, Written
-from agents.renderer.dialects.scan import Scan
+from agents.renderer.dialects.scan import Scan, before_marks, sure_unless_json
 from agents.renderer.model_json import SPACE, shorten
 from forge_env.core.types import FunctionSpec, ToolCall
 
@@ -93,6 +93,10 @@ class Marked:
         written = f"{start}{self.between.join(blocks)}{end}"
         return f"{content}\n{written}" if content else written
 
+    def sure(self, text: str) -> int:
+        """The length of the beginning of an answer that is content, however the answer goes on."""
+        return before_marks(text, [self.open, *(mark.strip() for mark in self.section if mark)])
+
     def pieces(self, function: FunctionSpec) -> list[Piece] | None:
         """The parts of a call of one tool, for a grammar; None if no grammar can say them."""
         inner = self.body.pieces(function)
@@ -127,6 +131,9 @@ class Bare:
             return content
         written = self.body.write(calls)
         return f"{written}\n{content}" if content else written
+
+    def sure(self, text: str) -> int:
+        return sure_unless_json(text)
 
     def pieces(self, function: FunctionSpec) -> list[Piece] | None:
         return self.body.pieces(function)

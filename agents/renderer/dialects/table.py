@@ -33,6 +33,9 @@ class Dialect(Protocol):
 
     def write(self, content: str, calls: Calls) -> str: ...
 
+    def sure(self, text: str) -> int:
+        """The length of the beginning of an answer that is content, however the answer goes on."""
+
     def pieces(self, function: FunctionSpec) -> list[Piece] | None:
         """The parts of a call of one tool, for a grammar; None if no grammar can say them."""
 
@@ -47,6 +50,9 @@ class NoCalls:
 
     def write(self, content: str, calls: Calls) -> str:
         return content
+
+    def sure(self, text: str) -> int:
+        return len(text)
 
     def pieces(self, function: FunctionSpec) -> list[Piece] | None:
         return None

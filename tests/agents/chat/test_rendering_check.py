@@ -12,8 +12,9 @@ from transformers import AutoTokenizer
 
 from agents.chat.agent import ChatAgent
 from agents.chat.rendering_check import compare_rendering
-from agents.renderer.chat_template import QWEN3_TEMPLATE
-from agents.renderer.served import TEMPLATE, texts_of_export, with_template
+from agents.renderer.chat_template import QWEN3_TEMPLATE, TEMPLATE
+from agents.renderer.rendering import Renderer
+from agents.renderer.served import texts_of_export, with_template
 from envs.math import Math
 from forge_env.core.errors import UserError
 from forge_env.core.types import Message
@@ -28,7 +29,7 @@ def run(tiny_model: Path, tmp_path: Path) -> Path:
     """The folder of a run without thinking, as far as it is read."""
     folder = tmp_path / "run"
     shutil.copytree(tiny_model, folder / "model")
-    for name, text in texts_of_export(tiny_model, "off", temperature=1.0)[0].items():
+    for name, text in texts_of_export(tiny_model, "off", "auto", temperature=1.0)[0].items():
         (folder / "model" / name).write_text(text)
     (folder / "config.yaml").write_text("env: {name: math, thinking: 'off'}\n")
     return folder
@@ -36,10 +37,10 @@ def run(tiny_model: Path, tmp_path: Path) -> Path:
 
 def renders(server: ChatServer, model: Path, template: str) -> None:
     """Let the server render with a template as vLLM's does."""
-    tokenizer = AutoTokenizer.from_pretrained(str(model))
+    renderer, tokenizer = Renderer(model), AutoTokenizer.from_pretrained(str(model))
 
     def render(body: dict[str, Any]) -> list[int]:
-        return with_template(tokenizer, template, body["tools"])(body["messages"])
+        return with_template(renderer, tokenizer, template, body["tools"])(body["messages"])
 
     server.render = render
 
@@ -87,9 +88,9 @@ async def test_an_endpoint_that_cannot_be_asked_is_only_named_if_a_run_was(chat_
     chat_server.root = str(run / "nowhere")
     assert await compare(chat_server) == ""
     chat_server.root = str(run / "model")
-    (run / "model" / "config.json").write_text('{"architectures": ["OtherForCausalLM"]}')
+    (run / "model" / TEMPLATE).write_text("{{ messages")
     assert await compare(chat_server) == ""
-    with pytest.raises(UserError, match="is a OtherForCausalLM; the supported architectures are"):
+    with pytest.raises(UserError, match="the chat template in .* is not valid Jinja"):
         await compare(chat_server, str(run))
     with pytest.raises(UserError, match=r"--like .* holds no model/ with a tokenizer.json: name a finished"):
         await compare(chat_server, str(run / "nowhere"))

@@ -25,9 +25,10 @@ def model(tmp_path: Path) -> Path:
     """The weights of a model, in two files."""
     folder = tmp_path / "model"
     folder.mkdir()
-    for number in range(2):
-        name = f"model.layers.{number}.self_attn.q_proj.weight"
-        save_file({name: torch.zeros(6, 4)}, folder / f"model-{number}.safetensors")
+    places = {f"model.layers.{number}.self_attn.q_proj.weight": f"model-{number}.safetensors" for number in range(2)}
+    for name, file in places.items():
+        save_file({name: torch.zeros(6, 4)}, folder / file)
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
     return folder
 
 

@@ -16,9 +16,10 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from agents.generator.openai_server import ModelServer, _end
-from agents.renderer.families import NO_THINKING, QWEN3_TEMPLATE
-from agents.renderer.served import TEMPLATE, texts_of_export
+from agents.generator.openai_server import ModelServer, _end, open_renderer
+from agents.renderer.chat_template import QWEN3_TEMPLATE, TEMPLATE
+from agents.renderer.rendering import Renderer
+from agents.renderer.served import texts_of_export
 from forge_env.core.errors import UserError
 from forge_env.registry.agent_spec import AgentSettings, open_agent
 from tests.helpers.waiting import is_alive, until, wait_until
@@ -28,7 +29,7 @@ from tests.helpers.waiting import is_alive, until, wait_until
 def run(tiny_model: Path, tmp_path: Path) -> Path:
     folder = tmp_path / "my run"
     shutil.copytree(tiny_model, folder / "model")
-    for name, text in texts_of_export(tiny_model, "off", temperature=1.0)[0].items():
+    for name, text in texts_of_export(tiny_model, "off", "auto", temperature=1.0)[0].items():
         (folder / "model" / name).write_text(text)
     (folder / "config.yaml").write_text("env: {name: math, thinking: 'off'}\n")
     return folder
@@ -51,7 +52,7 @@ def make_adapter(folder: Path, model: Path, *, base: str | None = None, **files:
 
 
 def options_of(server: ModelServer) -> tuple[str, dict[str, Any]]:
-    name, words = server.command()
+    name, _, words = server.command()
     options: dict[str, Any] = {}
     for word in words:
         if word.startswith("--"):
@@ -61,41 +62,47 @@ def options_of(server: ModelServer) -> tuple[str, dict[str, Any]]:
     return name, {option: values[0] if len(values) == 1 else values for option, values in options.items()}
 
 
-def test_a_run_is_served_by_its_name_with_the_parser_of_its_family(run: Path) -> None:
+def renderer_of(server: ModelServer) -> Renderer:
+    return open_renderer(server.command()[1])
+
+
+def test_a_run_is_served_by_its_name_with_our_parser(run: Path) -> None:
     name, options = options_of(ModelServer(run=str(run), port=8001))
     assert name == options["--served-model-name"] == "my run"
     assert options["--model"] == str(run / "model")
     assert (options["--host"], options["--port"]) == ("127.0.0.1", "8001")
-    assert options["--tool-call-parser"] == "hermes" and "--enable-auto-tool-choice" in options
-    assert not options.keys() & {"--reasoning-parser", "--default-chat-template-kwargs", "--enable-lora"}
+    assert options["--tool-call-parser"] == "forge_env" and "--enable-auto-tool-choice" in options
+    assert not options.keys() & {"--reasoning-parser", "--enable-lora"}
+    renderer = renderer_of(ModelServer(run=str(run)))
+    assert renderer.format.template.source == (run / "model" / TEMPLATE).read_text()
+    assert (renderer.thinks, renderer.format.answers.dialect) == (False, "hermes")
 
 
 def test_a_model_that_thinks_gets_the_parser_of_thoughts(run: Path) -> None:
-    _, options = options_of(ModelServer(run=str(run), thinking="on"))
-    assert options["--reasoning-parser"] == "qwen3"
-    assert json.loads(options["--default-chat-template-kwargs"]) == {"enable_thinking": True}
+    server = ModelServer(run=str(run), thinking="on")
+    assert options_of(server)[1]["--reasoning-parser"] == "forge_env"
+    assert renderer_of(server).thinks
     (run / "config.yaml").write_text("env: {name: math, thinking: template}\n")
-    (run / "model" / TEMPLATE).write_text(texts_of_export(run / "model", "on", temperature=1.0)[0][TEMPLATE])
-    _, options = options_of(ModelServer(run=str(run)))
-    assert options["--reasoning-parser"] == "qwen3"
-    assert "--default-chat-template-kwargs" not in options  # the template of this export thinks by default
+    assert not renderer_of(ModelServer(run=str(run))).thinks
+    (run / "model" / TEMPLATE).write_text(texts_of_export(run / "model", "on", "auto", temperature=1.0)[0][TEMPLATE])
+    assert options_of(ModelServer(run=str(run)))[1]["--reasoning-parser"] == "forge_env"
 
 
 def test_adapters_are_served_beside_their_model_with_the_template_that_they_were_trained_with(run: Path) -> None:
     model = run / "model"
-    adapter = make_adapter(run / "adapter", model, chat_template_jinja="as trained")
+    trained = texts_of_export(model, "on", "auto", temperature=1.0)[0][TEMPLATE]
+    adapter = make_adapter(run / "adapter", model, chat_template_jinja=trained)
     name, options = options_of(ModelServer(run=str(model), adapters=(f"mine={adapter}",)))
     assert (name, options["--lora-modules"]) == ("my run", f"mine={adapter}")
     assert (options["--max-loras"], options["--max-lora-rank"]) == ("1", "8")
-    assert options["--chat-template"] == str(adapter / TEMPLATE)
+    (run / "config.yaml").unlink()
+    assert renderer_of(ModelServer(run=str(model), adapters=(f"mine={adapter}",))).format.template.source == trained
+    (adapter / TEMPLATE).write_text((model / TEMPLATE).read_text())
     (model / TEMPLATE).write_text(QWEN3_TEMPLATE.read_text())  # the model thinks by default, and the adapter does not
-    (adapter / TEMPLATE).write_text(NO_THINKING)
     name, options = options_of(ModelServer(run=str(adapter)))
     assert (name, options["--served-model-name"], options["--model"]) == ("my run", "my run-base", str(model))
     assert options["--lora-modules"] == f"my run={adapter}"
     assert "--reasoning-parser" not in options
-    (run / "config.yaml").unlink()
-    assert "--reasoning-parser" not in options_of(ModelServer(run=str(adapter)))[1]
     assert "--reasoning-parser" in options_of(ModelServer(run=str(model)))[1]
 
 
@@ -145,8 +152,8 @@ def test_a_server_leaves_nothing_if_the_process_that_started_it_is_killed(tmp_pa
         import os, subprocess, sys
         sys.path.insert(0, {str(tmp_path)!r})
         started = "from agents.generator import openai_server as s; import sys; sys.path.insert(0, {str(tmp_path)!r}); "
-        started += "s.SERVER = 'stays'; s.main()"
-        child = subprocess.Popen([sys.executable, "-c", started, str(os.getpid())], start_new_session=True)
+        started += "s.SERVER, s.use_parser = 'stays', dict; s.main()"
+        child = subprocess.Popen([sys.executable, "-c", started, str(os.getpid()), "{{}}"], start_new_session=True)
         child.wait()
     """
     owner = subprocess.Popen([sys.executable, "-c", textwrap.dedent(code)], stdout=subprocess.PIPE, text=True)

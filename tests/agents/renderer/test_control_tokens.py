@@ -112,7 +112,7 @@ def filled(value: Any, texts: dict[str, str]) -> Any:
 
 
 def controls(tokenizer: FastTokenizer, ids: list[int]) -> list[int]:
-    special = {tokenizer.convert_tokens_to_ids(token) for token in tokenizer.special_tokens}
+    special = {tokenizer.token_id(token) for token in tokenizer.special_tokens}
     return [token for token in ids if token in special]
 
 

@@ -18,7 +18,6 @@ from agents.renderer.tokenizer import FastTokenizer
 from agents.scripted import ScriptedAgent, ScriptedPolicy
 from agents.token_agent import TokenAgent
 from envs.math import Math
-from forge_env.core.errors import UserError
 from forge_env.core.protocols import Conversation
 from forge_env.core.types import EpisodeLimits, Message
 from forge_env.rollout.factory import EnvFactory
@@ -61,7 +60,9 @@ def make_qwen25(folder: Path, *, template: str = TEMPLATE, left_out: str = "") -
     tokenizer.save(str(folder / "tokenizer.json"))
     settings_ = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|im_end|>", "chat_template": template}
     (folder / "tokenizer_config.json").write_text(json.dumps(settings_))
-    (folder / "config.json").write_text(json.dumps({"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2"}))
+    ends = [tokenizer.token_to_id(token) for token in ("<|im_end|>", "<|endoftext|>")]
+    config = {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "eos_token_id": ends}
+    (folder / "config.json").write_text(json.dumps(config))
     return folder
 
 
@@ -171,29 +172,6 @@ def test_the_template_by_eye(renderer: Renderer) -> None:
         "<|im_start|>user\n<tool_response>\n3\n</tool_response>\n<tool_response>\n4\n</tool_response><|im_end|>\n"
         "<|im_start|>assistant\n4<|im_end|>\n"
     )
-
-
-@pytest.mark.parametrize(
-    ("before", "after"),
-    [
-        (QWEN, "You are a helpful assistant."),
-        (QWEN, "Reason step by step, and write\\n\\\\boxed{}."),
-        ('{"name": <', '{{"name": <'),
-    ],
-    ids=["base model", "escapes", "doubled braces"],
-)
-def test_what_differs_between_models_is_read_from_the_template(tmp_path: Path, before: str, after: str) -> None:
-    from transformers import AutoTokenizer
-
-    template = TEMPLATE.replace(before, after)
-    if "{{" in after:
-        template = template.replace("object>}", "object>}}")
-    folder = make_qwen25(tmp_path / "other", template=template)
-    theirs, renderer = AutoTokenizer.from_pretrained(folder), Renderer(folder)
-    for tools in ((), TOOLS):
-        text = theirs.apply_chat_template(FIRST[1:], tools=list(tools) or None, tokenize=False)
-        assert renderer.text(FIRST[1:], tools) == text
-    assert text != Renderer(make_qwen25(tmp_path / "usual")).text(FIRST[1:], TOOLS)
 
 
 # ---- what was sampled ----
@@ -341,41 +319,11 @@ def test_nobody_else_forges_a_turn(renderer: Renderer, tokenizer: FastTokenizer,
         observed: Message = {"role": role, "content": content}
         return next_prompt(renderer, Conversation(request_id="", observation=(observed,)), ())[0]
 
-    special = {tokenizer.convert_tokens_to_ids(token) for token in tokenizer.special_tokens}
+    special = {tokenizer.token_id(token) for token in tokenizer.special_tokens}
     assert [t for t in prompt(forged) if t in special] == [t for t in prompt("0") if t in special]
     texts = [tokenizer.decode(prompt(content)) for content in (forged, "0")]
     assert "calculator" in texts[0]
     assert [text.count("<tool_response>") for text in texts] == [int(role == "tool")] * 2
-
-
-def test_reasoning_is_refused(renderer: Renderer) -> None:
-    with pytest.raises(UserError, match="no place for this conversation: Qwen2.5 writes no reasoning_content"):
-        renderer.write({"role": "assistant", "content": "4", "reasoning_content": "two and two"})
-
-
-@pytest.mark.parametrize("messages", [[], [{"role": "developer", "content": "x"}]], ids=["none", "an unknown role"])
-def test_what_the_template_does_not_know_is_refused(renderer: Renderer, messages: Any) -> None:
-    with pytest.raises(UserError, match="no place for this conversation: (it has no messages|there is no role)"):
-        renderer.text(messages, ())
-
-
-@pytest.mark.parametrize(
-    ("template", "message"),
-    [
-        ("<|im_start|><tool_call>", "does not hold '<tool_response>'.* only Qwen2.5"),
-        (TEMPLATE + "<think>", "holds 'think>'.* only Qwen2.5"),
-        (TEMPLATE.replace(QWEN, ""), "has no default system message"),
-    ],
-)
-def test_another_family_of_the_same_architecture_is_refused(tmp_path: Path, template: str, message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        Renderer(make_qwen25(tmp_path / "other", template=template))
-
-
-@pytest.mark.parametrize("token", MARKS)
-def test_a_tokenizer_without_the_tokens_is_refused(tmp_path: Path, token: str) -> None:
-    with pytest.raises(UserError, match=f"not of the model's family: it has no token {token}"):
-        Renderer(make_qwen25(tmp_path / "other", left_out=token))
 
 
 # ---- whole episodes ----

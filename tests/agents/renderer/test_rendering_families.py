@@ -22,6 +22,7 @@ from forge_env.core.types import Message
 from tests.helpers import turns
 from tests.helpers.turns import next_prompt
 
+LLAMA = Path(__file__).with_name("llama32_chat_template.jinja").read_text()
 TOOLS = Math().tools
 FIRST: tuple[Message, ...] = ({"role": "system", "content": "Be brief."}, {"role": "user", "content": "2 + 2?"})
 SPECIAL = [
@@ -47,7 +48,7 @@ PIECES = [
 ]
 
 
-def make_llama(folder: Path, *, template: str = "<|start_header_id|>ipython", special: list[str] = SPECIAL) -> Path:
+def make_llama(folder: Path, *, template: str = LLAMA, special: list[str] = SPECIAL) -> Path:
     """A folder with what a renderer needs of a Llama 3.2: the tokenizer knows bytes and special tokens."""
     folder.mkdir()
     tokenizer = Tokenizer(models.BPE())
@@ -63,6 +64,8 @@ def make_llama(folder: Path, *, template: str = "<|start_header_id|>ipython", sp
     tokenizer.save(str(folder / "tokenizer.json"))
     (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|eot_id|>", "chat_template": template}))
     (folder / "config.json").write_text(json.dumps({"architectures": ["LlamaForCausalLM"]}))
+    ends = [tokenizer.token_to_id(token) for token in ("<|end_of_text|>", "<|eom_id|>", "<|eot_id|>")]
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": ends}))
     return folder
 
 
@@ -141,7 +144,7 @@ def test_llama_a_prompt_begins_with_exactly_the_row_so_far(
 READ = {
     "text": ("4<|eot_id|>", "4", []),
     "call": (f"{ONE}<|eot_id|>", "", [{"expression": "1 + 1"}]),
-    "two calls": (f"{ONE}; {ONE}<|eot_id|>", "", [{"expression": "1 + 1"}] * 2),
+    "two calls": (f"{ONE}; {ONE}<|eot_id|>", "", [{"expression": "1 + 1"}, None]),
     "tag": (f"<|python_tag|>{ONE}<|eom_id|>", "", [{"expression": "1 + 1"}]),
     "cut off": ('{"name": "calculator", "parameters": {"expr', "", [None]),
     "JSON that is the answer": ('{"answer": 4}<|eot_id|>', '{"answer": 4}', []),
@@ -155,35 +158,29 @@ def test_llama_what_a_model_wrote_is_read(renderer: Renderer, tokenizer: FastTok
     assert (action.text, [call.arguments for call in action.tool_calls]) == (content, arguments)
 
 
-def test_llama_several_calls_are_rendered_again_one_by_one(renderer: Renderer, tokenizer: FastTokenizer) -> None:
-    """Without a new message there is nothing to bridge, and a new row starts."""
+def test_llama_several_calls_are_text_again_in_a_new_row(renderer: Renderer, tokenizer: FastTokenizer) -> None:
+    """The template has room for one call. Without a new message there is nothing to continue with, and a row starts."""
     conversation = Conversation(request_id="c", observation=FIRST)
     add_turn(renderer, conversation, tokenizer.encode(f"{ONE}; {ONE}<|eot_id|>"))
+    assert "not the only one: write one call a turn" in conversation.turns[-1].tool_calls[1].error
     conversation.observation = ()
     prompt, old, starts_row = next_prompt(renderer, conversation, TOOLS)
     assert (old, starts_row) == (0, True)
-    assert tokenizer.decode(prompt).count(f"<|end_header_id|>\n\n{ONE}<|eot_id|>") == 2
+    assert tokenizer.decode(prompt).count(f"<|end_header_id|>\n\n{ONE}; {{") == 1
 
 
 def test_llama_what_an_expert_writes_is_read_back(renderer: Renderer, tokenizer: FastTokenizer) -> None:
     call: dict[str, Any] = {"function": {"name": "calculator", "arguments": {"expression": "1 + 1"}}}
     token_ids = renderer.write({"role": "assistant", "content": "", "tool_calls": [call]})
     assert tokenizer.decode(token_ids) == f"{ONE}<|eot_id|>"
-    with pytest.raises(UserError, match="no place for this conversation: .*single tool call"):
+    with pytest.raises(UserError, match="holds 2 calls, and the chat template .* has room for one call"):
         renderer.write({"role": "assistant", "content": "", "tool_calls": [call, call]})
 
 
-def test_llama_tools_want_a_user(renderer: Renderer) -> None:
-    with pytest.raises(UserError, match="no place for this conversation"):
-        next_prompt(renderer, Conversation(request_id="c", observation=FIRST[:1]), TOOLS)
-
-
-@pytest.mark.parametrize("template", ["{{ bos }}[INST]", "<|im_start|>", "", "<|start_header_id|>user"])
-def test_another_family_of_the_same_architecture_is_refused(tmp_path: Path, template: str) -> None:
-    with pytest.raises(UserError, match=r"LlamaForCausalLM, and its chat template does not hold .* Llama 3.1"):
-        Renderer(make_llama(tmp_path / "other", template=template))
-
-
-def test_a_tokenizer_without_the_tokens_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"tokenizer in .* is not of the model's family: .*eom_id"):
-        Renderer(make_llama(tmp_path / "other", special=[token for token in SPECIAL if token != "<|eom_id|>"]))
+def test_llama_json_that_names_no_tool_is_the_answer(renderer: Renderer, tokenizer: FastTokenizer) -> None:
+    bob = '{"name": "Bob", "age": 5}'
+    action = renderer.read(tokenizer.encode(f"{bob}<|eot_id|>"), "stop", TOOLS)
+    assert (action.text, action.tool_calls) == (bob, ())
+    assert renderer.read(tokenizer.encode(ONE), "stop", ()).text == ONE  # nothing may be called
+    [call] = renderer.read(tokenizer.encode('{"name": "calculator"}'), "stop", TOOLS).tool_calls
+    assert call.name == "calculator"

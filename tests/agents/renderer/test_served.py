@@ -15,9 +15,11 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_token
 from transformers import AutoTokenizer
 from transformers.convert_slow_tokenizer import TikTokenConverter
 
-from agents.renderer.families import NO_THINKING, QWEN3_TEMPLATE, Thinking, check_thinking
+from agents.renderer.chat_template import QWEN3_TEMPLATE, TEMPLATE, flag_line
+from agents.renderer.conversation_format import Thinking
 from agents.renderer.rendering import Renderer
-from agents.renderer.served import GENERATION, TEMPLATE, difference, prompts, texts_of_export, trial, with_template
+from agents.renderer.served import GENERATION, difference, texts_of_export, with_template
+from agents.renderer.trial import prompts, trial
 from forge_env.core.types import Message, ToolSpec
 
 HERE = Path(__file__).parent
@@ -50,6 +52,11 @@ SPECIAL = {
         "<|eom_id|>",
         "<|python_tag|>",
     ],
+}
+ENDS = {
+    QWEN3: ["<|im_end|>", "<|endoftext|>"],
+    QWEN25: ["<|im_end|>", "<|endoftext|>"],
+    LLAMA: ["<|eot_id|>", "<|end_of_text|>", "<|eom_id|>"],
 }
 DEFAULT = "You are Qwen, created by Alibaba Cloud. You are a helpful assistant."
 WORDS = r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -147,8 +154,9 @@ def make_folder(vocabulary: str, tmp_path: Path) -> Callable[[str], Path]:
         tokenizer.save(str(tmp_path / "tokenizer.json"))
         settings = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": special[0], "bos_token": special[1]}
         (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
-        (tmp_path / "config.json").write_text(json.dumps({"architectures": [architecture]}))
         (tmp_path / GENERATION).write_text(json.dumps({"temperature": 0.6, "top_k": 20, "pad_token_id": 7}))
+        ends = [tokenizer.token_to_id(token) for token in ENDS[architecture]]
+        (tmp_path / "config.json").write_text(json.dumps({"architectures": [architecture], "eos_token_id": ends}))
         (tmp_path / TEMPLATE).write_text(OWN[architecture])
         return tmp_path
 
@@ -158,7 +166,7 @@ def make_folder(vocabulary: str, tmp_path: Path) -> Callable[[str], Path]:
 def first_difference(renderer: Renderer, folder: Path, tools: Sequence[ToolSpec], turns: Sequence[Any]) -> str:
     """Between the recorded prompts and those of Transformers, which reads the folder as it is."""
     tokenizer = AutoTokenizer.from_pretrained(str(folder))
-    render = with_template(tokenizer, tokenizer.chat_template, tools)
+    render = with_template(renderer, tokenizer, tokenizer.chat_template, tools)
     found = (difference(renderer, ids, render(messages)) for messages, ids in prompts(turns))
     return next(filter(None, found), "")
 
@@ -170,7 +178,7 @@ def test_an_export_renders_what_was_recorded_turn_by_turn(
 ) -> None:
     folder = make_folder(architecture)
     renderer = Renderer(folder, thinking=thinking)
-    texts, left = texts_of_export(folder, thinking, temperature=0.9)
+    texts, left = texts_of_export(folder, thinking, "auto", temperature=0.9)
     assert left == ""
     for name, text in texts.items():
         (folder / name).write_text(text)
@@ -189,7 +197,7 @@ def test_a_qwen3_without_thoughts_in_its_template_is_rendered_without_them(
     assert DEFAULT not in INSTRUCT
     (folder / TEMPLATE).write_text(INSTRUCT)
     renderer = Renderer(folder)
-    texts, left = texts_of_export(folder, "off", temperature=1.0)
+    texts, left = texts_of_export(folder, "off", "auto", temperature=1.0)
     assert (texts[TEMPLATE], left) == (INSTRUCT, "")
     for tools in ((), TOOLS):
         turns = trial(renderer, PROMPT, tools)
@@ -199,23 +207,41 @@ def test_a_qwen3_without_thoughts_in_its_template_is_rendered_without_them(
     assert "think" not in renderer.decode(turns[-1].prompt_ids) + renderer.decode(turns[-1].token_ids)
 
 
-def test_the_models_own_template_is_kept_if_it_renders_what_was_trained(make_folder: Callable[[str], Path]) -> None:
+def test_an_export_has_the_template_that_the_run_has_executed(make_folder: Callable[[str], Path]) -> None:
+    """The model's own behind the flag of the run; without thinking, one that keeps the empty thoughts of Qwen3."""
     folder = make_folder(QWEN3)
-    assert texts_of_export(folder, "on", temperature=1.0)[0][TEMPLATE] == OWN[QWEN3]
-    text = texts_of_export(folder, "off", temperature=1.0)[0][TEMPLATE]
-    assert text == NO_THINKING + QWEN3_TEMPLATE.read_text()
-    (folder / TEMPLATE).write_text(text)
-    assert not check_thinking(folder, "template") and check_thinking(folder, "on")
+    assert texts_of_export(folder, "template", "auto", temperature=1.0)[0][TEMPLATE] == OWN[QWEN3]
+    on = texts_of_export(folder, "on", "auto", temperature=1.0)[0][TEMPLATE]
+    assert on == flag_line("enable_thinking", True) + OWN[QWEN3]
+    off = texts_of_export(folder, "off", "auto", temperature=1.0)[0][TEMPLATE]
+    assert off == flag_line("enable_thinking", False) + QWEN3_TEMPLATE.read_text()
+    (folder / TEMPLATE).write_text(off)
+    assert not Renderer(folder, thinking="template").thinks and Renderer(folder, thinking="on").thinks
 
 
 def test_the_own_template_of_qwen3_differs_from_training_without_thinking(make_folder: Callable[[str], Path]) -> None:
     folder = make_folder(QWEN3)
     renderer = Renderer(folder, thinking="off")
-    assert "and it has its end" in first_difference(renderer, folder, TOOLS, trial(renderer, PROMPT, TOOLS))
+    assert "the empty thought before an answer stays" in renderer.notes[0]
+    assert first_difference(renderer, folder, TOOLS, trial(renderer, PROMPT, TOOLS)) != ""
 
 
-def test_a_template_of_another_format_is_left_with_the_first_difference(make_folder: Callable[[str], Path]) -> None:
+def test_a_template_that_only_resembles_qwen3s_is_rendered_as_it_is(make_folder: Callable[[str], Path]) -> None:
+    """Its empty thoughts are dropped, so that each turn begins a row; nothing is taken from another template."""
+    folder = make_folder(QWEN3)
+    (folder / TEMPLATE).write_text(OWN[QWEN3].replace("# Tools", "# My tools"))
+    renderer = Renderer(folder, thinking="off")
+    turns = trial(renderer, PROMPT, TOOLS)
+    assert "# My tools" in renderer.decode(turns[0].prompt_ids)
+    assert all(turn.starts_row for turn in turns)
+    assert any("begins a row" in note for note in renderer.notes)
+
+
+def test_another_template_is_trained_in_its_own_dialect(make_folder: Callable[[str], Path]) -> None:
     folder = make_folder(QWEN25)
     (folder / TEMPLATE).write_text(OWN[QWEN25].replace("'\\n' + tool|tojson", "'\\n' + tool.function|tojson"))
-    _, left = texts_of_export(folder, "off", temperature=1.0)
-    assert "the run has " in left and "type" in left
+    texts, left = texts_of_export(folder, "off", "auto", temperature=1.0)
+    assert left == ""
+    (folder / TEMPLATE).write_text(texts[TEMPLATE])
+    renderer = Renderer(folder)
+    assert first_difference(renderer, folder, TOOLS, trial(renderer, PROMPT, TOOLS)) == ""

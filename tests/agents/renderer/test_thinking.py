@@ -11,10 +11,8 @@ from typing import Any
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from renderers import Qwen3RendererConfig, create_renderer
 from transformers import AutoTokenizer
 
-from agents.renderer.families import check_thinking
 from agents.renderer.rendering import Renderer
 from agents.renderer.tokenizer import FastTokenizer
 from envs.math import Math
@@ -46,9 +44,16 @@ def tokenizer(tiny_model: Path) -> FastTokenizer:
 
 
 @pytest.fixture(scope="module")
-def theirs(tokenizer: FastTokenizer) -> dict[bool, Any]:
-    """The library's renderer, by whether it thinks."""
-    return {on: create_renderer(tokenizer, Qwen3RendererConfig(enable_thinking=on)) for on in (False, True)}
+def theirs(tiny_model: Path, ours: dict[bool, Renderer]) -> Callable[..., str]:
+    """What transformers renders with the template of a run."""
+    tokenizer = AutoTokenizer.from_pretrained(tiny_model)
+
+    def render(thinks: bool, messages: Any, tools: Any = (), *, prompt: bool) -> str:
+        template = ours[thinks].format.template.source
+        options = {"tools": list(tools) or None, "add_generation_prompt": prompt, "tokenize": False}
+        return str(tokenizer.apply_chat_template(list(messages), chat_template=template, **options))
+
+    return render
 
 
 # ---- token by token, over conversations of several turns ----
@@ -76,34 +81,25 @@ def spoken(thought: str, content: str, calls: bool, *, thinks: bool) -> str:
 @example([(("so", "4", True), "tool", "2"), (("and", "5", False), "user", "sure?")], True, True)
 @example([(("", "4", False), "user", "sure?"), (("yes", "5", True), "tool", "5")], False, True)
 @example([(("", "4", True), "tool", "2"), (("", "5", False), "user", "sure?")], True, False)
-def test_prompts_equal_the_librarys(
+def test_prompts_are_those_of_transformers(
     ours: dict[bool, Renderer],
     tokenizer: FastTokenizer,
-    theirs: dict[bool, Any],
+    theirs: Callable[..., str],
     script: list[Any],
     with_tools: bool,
     thinks: bool,
 ) -> None:
-    """Every prompt is the text that the library renders of the whole conversation, and how it goes on from the row so
-    far; the library tokenises parts of it apart."""
+    """Every prompt is the text that transformers renders of the whole conversation, and goes on from the row so far."""
     renderer = ours[thinks]
     tools = TOOLS if with_tools else ()
     conversation = Conversation(request_id="c", observation=FIRST)
     row: list[int] = []
     for (thought, content, calls), role, reply in script:
+        calls = calls and with_tools
         sampled = tokenizer.encode(spoken(thought, content, calls, thinks=thinks))
-        rendered = theirs[thinks].render_ids(
-            conversation.messages, tools=list(tools) or None, add_generation_prompt=True
-        )
-        bridged = row and theirs[thinks].bridge_to_next_turn(
-            row[: -len(conversation.turns[-1].token_ids)],
-            conversation.turns[-1].token_ids.tolist(),
-            list(conversation.observation),
-            tools=list(tools) or None,
-        )
+        rendered = theirs(thinks, map(renderer.format.prepared, conversation.messages), tools, prompt=True)
         prompt, old = add_turn(renderer, conversation, sampled, tools)
-        assert tokenizer.decode(prompt) == tokenizer.decode(rendered)
-        assert not bridged or (tokenizer.decode(bridged.token_ids) == tokenizer.decode(prompt) and old == len(row))
+        assert tokenizer.decode(prompt) == rendered
         assert prompt[:old] == row[:old] and old in (0, len(row))
         message = conversation.turns[-1].message
         assert message.get("reasoning_content", "") == (thought.strip() if thinks else "")
@@ -115,16 +111,15 @@ def test_prompts_equal_the_librarys(
 @settings(max_examples=40, deadline=None)
 @given(thought=text, content=text, calls=st.booleans())
 def test_a_demonstration_has_its_thought_or_an_empty_one(
-    thinker: Renderer, tokenizer: FastTokenizer, theirs: dict[bool, Any], thought: str, content: str, calls: bool
+    thinker: Renderer, tokenizer: FastTokenizer, theirs: Callable[..., str], thought: str, content: str, calls: bool
 ) -> None:
     call = {"type": "function", "function": {"name": "calculator", "arguments": {"expression": "1 + 1"}}}
     plain: Message = {"role": "assistant", "content": content, "tool_calls": [call] * calls}
     thoughtful: Message = {**plain, "reasoning_content": thought}
     for message, written in ((thoughtful, thought), (plain, "")):
         prompt, *_ = next_prompt(thinker, Conversation(request_id="c", observation=FIRST), TOOLS)
-        whole = theirs[True].render_ids([*FIRST, message], tools=list(TOOLS))
         ids = thinker.write(message)
-        assert tokenizer.decode([*prompt, *ids]) + "\n" == tokenizer.decode(whole)
+        assert tokenizer.decode([*prompt, *ids]) + "\n" == theirs(True, [*FIRST, message], TOOLS, prompt=False)
         assert tokenizer.decode(ids).startswith(f"<think>\n{written}\n</think>\n\n")
         assert thinker.read(ids, "stop").message.get("reasoning_content", "") == written
 
@@ -195,12 +190,14 @@ def copy_of(model: Path, folder: Path, change: Callable[[str], str] = str, **con
     return folder
 
 
-def test_a_family_without_thinking_refuses_on_and_ignores_the_rest(tiny_model: Path, tmp_path: Path) -> None:
-    def qwen25(template: str) -> str:
-        return "<|im_start|>system\\nYou are Qwen.<|im_end|> <tool_call> <tool_response>"
+def test_a_template_without_thinking_refuses_on_and_ignores_the_rest(tiny_model: Path, tmp_path: Path) -> None:
+    def never(template: str) -> str:
+        return template.replace("{%- set thinks = enable_thinking is not defined or enable_thinking -%}", "").replace(
+            "think>", "b>"
+        )
 
-    folder = copy_of(tiny_model, tmp_path / "qwen25", qwen25, architectures=["Qwen2ForCausalLM"])
-    with pytest.raises(UserError, match=r"thinking is on, and the model in .*qwen25 has no thinking.*set it to off"):
+    folder = copy_of(tiny_model, tmp_path / "never", never)
+    with pytest.raises(UserError, match=r"thinking is on, and the model in .*never has no thinking.*set it to off"):
         Renderer(folder, thinking="on")
     conversation = Conversation(request_id="c", observation=FIRST)
     off, template = Renderer(folder), Renderer(folder, thinking="template")
@@ -208,29 +205,46 @@ def test_a_family_without_thinking_refuses_on_and_ignores_the_rest(tiny_model: P
     assert next_prompt(off, conversation, TOOLS) == next_prompt(template, conversation, TOOLS)
 
 
-def test_template_is_what_the_chat_template_does(thinker: Renderer, tiny_model: Path, tmp_path: Path) -> None:
+def test_template_is_what_the_chat_template_does(
+    thinker: Renderer, tiny_model: Path, theirs: Callable[..., str]
+) -> None:
     conversation = Conversation(request_id="c", observation=FIRST)
     template = Renderer(tiny_model, thinking="template")
     assert template.thinks
     prompt, *_ = next_prompt(template, conversation, TOOLS)
     assert prompt == next_prompt(thinker, conversation, TOOLS)[0]
-    theirs = AutoTokenizer.from_pretrained(tiny_model)
-    text = theirs.apply_chat_template(list(FIRST), tools=list(TOOLS), add_generation_prompt=True, tokenize=False)
-    assert template.decode(prompt) == text
-    never = copy_of(tiny_model, tmp_path / "never", lambda t: t.replace("<think>", ""))
-    assert check_thinking(never, "template") is False
-    with pytest.raises(UserError, match="has no thinking"):
-        check_thinking(never, "on")
+    assert template.decode(prompt) == theirs(True, FIRST, TOOLS, prompt=True)
 
 
-@pytest.mark.parametrize("thinking", ["on", "template"])
-def test_a_template_that_begins_the_thought_is_refused(tiny_model: Path, tmp_path: Path, thinking: str) -> None:
-    begun = copy_of(tiny_model, tmp_path / "m", lambda t: t + r"{{ '<|im_start|>assistant\n<think>\n' }}")
-    with pytest.raises(UserError, match=rf"thinking is {thinking}, and the chat template .* writes <think> itself"):
-        check_thinking(begun, thinking)
-    assert check_thinking(begun, "off") is False
+BEGUN = {
+    "a line end that is escaped": r"{{- '<think>\n' }}",
+    "a line end as it is": "{{- '<think>\n' }}",
+    "an expression": r"{{- '<thi' + 'nk>' + '\n' }}",
+}
+
+
+@pytest.mark.parametrize("case", BEGUN)
+def test_a_thought_that_the_template_begins_is_known_however_it_is_written(
+    tiny_model: Path, tmp_path: Path, case: str
+) -> None:
+    """The prompt has the mark, what is sampled has not, and the record's thought is whole."""
+    empty = r"{%- if not thinks %}{{ '<think>\n\n</think>\n\n' }}{% endif -%}"
+    begun = copy_of(tiny_model, tmp_path / "m", lambda template: template.replace(empty, BEGUN[case]))
+    renderer = Renderer(begun, thinking="on")
+    prompt, *_ = next_prompt(renderer, Conversation(request_id="c", observation=FIRST), TOOLS)
+    assert renderer.decode(prompt).endswith("<|im_start|>assistant\n<think>\n")
+    thought, answer = "hm", f"so\n{CALL}"
+    sampled = renderer.encode(f"{thought}\n</think>\n\n{answer}<|im_end|>")
+    assert renderer.is_in_thought(renderer.encode(thought)) and not renderer.is_in_thought(sampled)
+    message = renderer.read(sampled, "stop", TOOLS).message
+    assert (message["reasoning_content"], message["content"]) == (thought, "so")
+    assert renderer.write(message, TOOLS) == sampled
+    with pytest.raises(UserError, match="thinking is off, and the chat template in .* begins a thought"):
+        Renderer(begun, thinking="off")
 
 
 def test_an_unknown_setting_is_named(tiny_model: Path) -> None:
     with pytest.raises(UserError, match="thinking is 'of'. Did you mean off"):
-        check_thinking(tiny_model, "of")
+        Renderer(tiny_model, thinking="of")  # type: ignore[arg-type]
+    with pytest.raises(UserError, match="renderer.tools is 'texts'. Did you mean text"):
+        Renderer(tiny_model, tools="texts")  # type: ignore[arg-type]

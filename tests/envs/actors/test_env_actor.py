@@ -1,4 +1,4 @@
-"""EnvActor: the group that arrives has its episodes' lines with it, and its tokens are still packed."""
+"""EnvActor: the group that arrives has its episodes' lines with it, its tokens still packed; its tools are known."""
 
 from __future__ import annotations
 
@@ -28,6 +28,9 @@ async def test_a_group_arrives_with_its_lines(launcher: Launcher, tiny_model: Pa
     asked: dict[str, Any] = {"agent": "expert", "count": 2, "seed": 3, "env_options": {}}
     group = await envs.route(EnvActor.run_group, GroupSpec(task=task, group_id="g", **asked))
     (other,) = await envs.route(EnvActor.run_wave, [GroupSpec(task=task, group_id="h", **asked)])
+    assert await envs.route(EnvActor.offers_tools, GroupSpec(task=task, **asked))
+    without = asked | {"env_options": {"calculator": False}}
+    assert not await envs.route(EnvActor.offers_tools, GroupSpec(task=task, **without))
     for episode in (*group.episodes, *other.episodes):
         line = vars(episode)["line"]
         assert episode.turns and all(len(turn.token_ids) for turn in episode.turns)

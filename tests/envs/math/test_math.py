@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from agents.scripted import ScriptedAgent
 from envs.math import Math, calculate
 from envs.math.answers import same_answer
+from envs.math.story_tasks import STORIES
 from forge_env.core.errors import UserError
 from forge_env.core.types import Action, EpisodeLimits, Task, ToolCall
 from forge_env.evaluation.evaluate import Evaluation
@@ -137,13 +138,37 @@ async def test_a_calculator_that_was_taken_away_cannot_be_called() -> None:
 LEVELS = [2, 3, 4]
 
 
-@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("level", [0, *LEVELS])
 @pytest.mark.parametrize("options", [{}, {"calculator": False}])
 async def test_the_expert_solves_every_level(level: int, options: dict[str, bool]) -> None:
-    tasks = [*Math.tasks("train", count=15, level=level), *Math.tasks("test", count=5, level=level)]
+    tasks = [*Math.tasks("train", count=45, level=level), *Math.tasks("test", count=5, level=level)]
     result = await run(ScriptedAgent(Math.expert), tasks, **options)
-    assert [e.reward for e in result.episodes] == [1.0] * 20
-    assert {len(e.turns) for e in result.episodes} == {3 if level == 2 and not options else 1}
+    assert [e.reward for e in result.episodes] == [1.0] * 50
+    turns = {} if options else {0: {2, 3, 4}, 2: {3}}
+    assert {len(e.turns) for e in result.episodes} == turns.get(level, {1})
+
+
+def test_held_out_stories_of_level_0_have_numbers_that_are_not_in_training() -> None:
+    train, test = (Math.tasks(split, count=count, level=0) for split, count in (("train", 4000), ("test", 250)))
+    told = {(task.kind, *numbers(task)) for task in train}
+    assert [task for task in test if (task.kind, *numbers(task)) in told] == []
+    for tasks in (train, test):
+        assert all(sum(task.kind == kind for task in tasks) > len(tasks) / 16 for kind in STORIES[0])
+
+
+def test_targets_of_level_0_are_right() -> None:
+    right = {
+        "find": lambda a, b: a + b,
+        "give": lambda a, b: a - b,
+        "packs": lambda a, b: a * b,
+        "parts": lambda a, b: a / b,
+        "lose": lambda a, b, c: a + b - c,
+        "gift": lambda a, b, c: a * b + c,
+        "both": lambda a, b: 2 * a + b,
+        "sell": lambda a, b, c, d: a * b + c - d,
+    }
+    for task in Math.tasks(count=400, level=0):
+        assert int(task.target) == right[task.kind](*numbers(task)) > 0
 
 
 @pytest.mark.parametrize("level", LEVELS)
@@ -218,9 +243,9 @@ def _line_at(target: str, x: int) -> float:
     return float(eval(re.sub(r"(?<=[\d)])x", "*x", text), {"__builtins__": {}}, {"x": x}))
 
 
-@pytest.mark.parametrize("level", [0, 5, -1])
+@pytest.mark.parametrize("level", [5, -1])
 def test_a_level_that_there_is_not(level: int) -> None:
-    with pytest.raises(UserError, match=f"math has no level {level}; the levels are 1, 2, 3 and 4"):
+    with pytest.raises(UserError, match=f"math has no level {level}; the levels are 0, 1, 2, 3 and 4"):
         Math.tasks(count=1, level=level)
 
 
@@ -249,7 +274,7 @@ async def test_the_graders_process_ends_with_the_factory() -> None:
 # ---- cheats ----
 
 
-@pytest.mark.parametrize("level", [1, 2, 3])
+@pytest.mark.parametrize("level", [0, 1, 2, 3])
 async def test_no_cheat_scores_where_the_answer_is_a_number(level: int) -> None:
     for task in Math.tasks(count=30, level=level):
         env = Math()

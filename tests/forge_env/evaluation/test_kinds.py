@@ -6,12 +6,13 @@ import pickle
 from collections.abc import Sequence
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from forge_env.core.episode import Episode
 from forge_env.core.types import Outcome, Task
 from forge_env.evaluation.evaluate import Evaluation
-from forge_env.evaluation.kinds import MAX_KINDS, NO_KIND, OTHER_KINDS, KindChange, Kinds, verdict_note
-from forge_env.utils.statistics import share_difference
+from forge_env.evaluation.kinds import MAX_KINDS, NO_KIND, OTHER_KINDS, Kinds, verdict_note
 
 
 def task(number: int, kind: str = "") -> Task:
@@ -117,7 +118,7 @@ def test_of_many_kinds_those_with_the_most_tasks_keep_their_names() -> None:
     ],
 )
 def test_what_became_of_a_kind(before: list[float], after: list[float], verdict: str) -> None:
-    change = KindChange(before=measured(before), after=measured(after))
+    [change] = Kinds(names=("buy",)).changes(measured(before), measured(after)).values()
     assert change.verdict == verdict
     assert (verdict or "to -") in str(change)
 
@@ -126,15 +127,37 @@ def test_kinds_are_judged_together() -> None:
     """Six of six tasks are p = 0.03: shown for one kind, and no more than one of nine may have by chance."""
     before, after = measured([0.0] * 6, "kind 0"), measured([1.0] * 6, "kind 0")
     [alone] = Kinds(names=("kind 0",)).changes(before, after).values()
-    assert (alone.verdict, alone.p_value) == ("better", 2 / 64)
+    assert alone.paired is not None and (alone.verdict, alone.paired.p_value) == ("better", 2 / 64)
     others = tuple(e for i in range(1, 9) for e in measured([0.0, 1.0], f"kind {i}", first=10 * i).episodes)
     before, after = (Evaluation(episodes=(*run.episodes, *others)) for run in (before, after))
     changes = Kinds(names=tuple(f"kind {i}" for i in range(9))).changes(before, after)
-    assert (changes["kind 0"].verdict, changes["kind 0"].p_value) == ("no change shown", 9 * 2 / 64)
-    low, high = share_difference([1.0] * 6, [0.0] * 6, (6, 6)).interval
-    words = f"no change shown (0.000 to 1.000, 95% interval of the difference [{low:+.3f}, {high:+.3f}])"
-    assert str(changes["kind 0"]) == words
-    assert verdict_note(changes).endswith("at p < 0.05 of the sign-flip test, corrected for 9 kinds by Holm's method")
+    of_kind = changes["kind 0"]
+    assert of_kind.paired is not None and (of_kind.verdict, of_kind.paired.p_value) == ("no change shown", 9 * 2 / 64)
+    assert str(of_kind) == "no change shown (0.000 to 1.000, interval of the difference [+0.000, +1.000])"
+    note = verdict_note(changes)
+    assert "p < 0.05 of the sign-flip test" in note and note.endswith("corrected for 9 kinds by Holm's method")
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    st.lists(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 2)), min_size=1, max_size=30), min_size=1, max_size=6)
+)
+def test_no_verdict_stands_beside_an_interval_that_contradicts_it(kinds: list[list[tuple[int, int]]]) -> None:
+    runs = []
+    for run in (0, 1):
+        episodes = [
+            episode(100 * k + i, float(attempt < pair[run]), f"kind {k}", attempt)
+            for k, pairs in enumerate(kinds)
+            for i, pair in enumerate(pairs)
+            for attempt in range(2)
+        ]
+        runs.append(Evaluation(episodes=tuple(episodes)))
+    for change in Kinds(names=tuple(f"kind {k}" for k in range(len(kinds)))).changes(*runs).values():
+        assert change.paired is not None
+        low, high = change.paired.difference.interval
+        verdict = "better" if low > 0 else "worse" if high < 0 else ""
+        assert change.verdict == verdict or (not verdict and change.verdict not in ("better", "worse"))
+        assert not verdict or change.paired.p_value < 0.05
 
 
 def test_the_changes_name_every_kind_of_both_evaluations() -> None:

@@ -88,13 +88,13 @@ def test_success_by_kind_of_task(tmp_path: Path) -> None:
     page, reader = render_page(read_run(folder)), read(folder)
     text = " ".join(reader.text.split())
     assert "<h2>Success by kind of task" in page
-    assert "easy solved before training 6 1 [0.610, 1] 1 [0.610, 1] +0.000 [-0.390, +0.390] (0 / 0) 1 to 1 hard" in text
+    assert "easy solved before training 6 1 [0.610, 1] 1 [0.610, 1] +0.000 [-0.489, +0.489] (0 / 0) 1 to 1 hard" in text
     rates = r"0 \[0, 0\.\d+\] 0\.750 \[0\.\d+, 0\.\d+\] \+0\.750 \[\+0\.\d+, \+0\.\d+\] \(9 / 0\)"
     assert re.search(rf"hard better 12 {rates} 0\.100 to 1 never", text)
     assert "Solved before training, with a success of at least 0.95: easy (1 of 4 kinds)" in text
     assert "Never solved, neither before nor after training: never (1 of 4 kinds)" in text
     assert "No change shown: what there is on the same tasks may be chance: <b> (1 of 4 kinds)" in text
-    assert "at p < 0.05 of the sign-flip test, corrected for 4 kinds by Holm's method." in text
+    assert "of the difference is without 0, both corrected for 4 kinds by Holm's method." in text
     assert "Better: hard (1 of 4 kinds)" in text
     assert page.index("<figcaption>Reward") < page.index("<figcaption>easy"), "the curve of the reward comes first"
     assert 'class="wide stacked"' in page and '<td class="number" data-label="in training">1 to 1</td>' in page

@@ -150,8 +150,7 @@ async def test_a_slow_reader_keeps_its_version(store: CudaIpcStore) -> None:
 
 
 def shared_memory_files() -> set[str]:
-    """Without those that the CUDA driver makes for each process, and leaves when that ends."""
-    return {name for name in os.listdir(SHARED_MEMORY) if not name.startswith("cuda.shm.")}
+    return set(os.listdir(SHARED_MEMORY))
 
 
 PUBLISHER = """
@@ -208,7 +207,12 @@ async def test_what_torch_removes_itself_at_this_process_s_end_is_left_to_it() -
         counter.touch()
         (store.folder / f"{name}.outside").write_text(str(counter))
     store._writable["own.segment"] = torch.empty(1)
+    of_driver = [SHARED_MEMORY / f"cuda.shm.0.{pid:x}.1" for pid in (os.getpid(), os.getppid())]
+    for file in of_driver:  # the CUDA driver leaves such a file for each process that shares an event
+        file.touch()
     await store.close()
     assert not store.folder.exists()
     assert {name: counter.exists() for name, counter in counters.items()} == {"own": True, "other": False}
-    counters["own"].unlink()
+    assert [file.exists() for file in of_driver] == [False, True]
+    for file in (counters["own"], of_driver[1]):
+        file.unlink()

@@ -378,9 +378,11 @@ async def test_what_nobody_could_remove_the_next_run_removes(tmp_path: Path) -> 
     assert folder.is_dir()
     outside = tmp_path / f"{folder.name}_counter"
     outside.touch()
-    (folder / "a.outside").write_text(str(outside))
+    second = outside.with_name(f"{outside.name}_2")
+    second.touch()
+    (folder / "a.outside").write_text(f"{outside}\n{outside}_gone\n{second}")
     await following.open()
-    assert not folder.exists() and not outside.exists()
+    assert not folder.exists() and not outside.exists() and not second.exists()
     assert store.folder.is_dir() and following.folder.is_dir()  # their makers are alive
     for opened in (store, following):
         await opened.close()

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 import random
 import statistics
+from collections.abc import Sequence
+from dataclasses import replace
 from itertools import combinations, product
 
 import pytest
@@ -13,10 +15,13 @@ from hypothesis import strategies as st
 
 from forge_env.utils.statistics import (
     Z95,
+    Paired,
+    Pairs,
     clustered_mean,
     clustered_share,
+    compare_all,
     holm,
-    paired,
+    holm_levels,
     pass_at_k,
     pass_hat_k,
     share_difference,
@@ -155,6 +160,10 @@ def test_little_says_little() -> None:
 # ---- pairs ----
 
 
+def paired(first: Sequence[float], second: Sequence[float], attempts: tuple[int, int] | None = None) -> Paired:
+    return compare_all([Pairs(first=first, second=second, attempts=attempts)])[0]
+
+
 @settings(deadline=None)
 @given(NUMBERS, st.randoms(use_true_random=False))
 def test_pairs_against_all_flips(values: list[float], rng: random.Random) -> None:
@@ -168,7 +177,9 @@ def test_pairs_against_all_flips(values: list[float], rng: random.Random) -> Non
     assert (result.wins, result.losses, result.ties) == tuple(
         sum(map(f, gaps)) for f in (lambda d: d > 0, lambda d: d < 0, lambda d: d == 0)
     )
-    assert result.difference == clustered_mean(gaps)
+    plain = clustered_mean(gaps)
+    low, high = (plain.low, plain.high) if result.p_value < 0.05 else (min(plain.low, 0.0), max(plain.high, 0.0))
+    assert result.difference == replace(plain, low=low, high=high)
 
 
 def test_many_pairs_are_sampled_the_same_way_each_time() -> None:
@@ -199,6 +210,21 @@ def test_the_difference_of_shares_has_an_interval_around_it_between_minus_one_an
 def test_several_tests_are_corrected_for_their_number() -> None:
     assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
     assert holm([0.9, 0.8]) == [1.0, 1.0] and holm([0.04]) == [0.04] and holm([]) == []
+
+
+def test_each_interval_of_a_family_is_at_the_level_of_its_test() -> None:
+    p_values = [0.01, 0.04, 0.03, 0.005]
+    assert holm_levels(p_values) == pytest.approx([0.05 / 3, 0.025, 0.025, 0.0125])
+    tests = zip(holm(p_values), p_values, holm_levels(p_values), strict=True)
+    assert all((corrected < 0.05) == (p < level) for corrected, p, level in tests)
+    won = Pairs(first=[1.0] * 12 + [0.0] * 8, second=[0.0] * 20, attempts=(20, 20))
+    even = Pairs(first=[1.0, 0.0], second=[0.0, 1.0], attempts=(2, 2))
+    first, *others = compare_all([won, even, even, even])
+    assert first.difference == won.difference(0.05 / 4) and first.difference.low < won.difference(0.05).low
+    assert all(other.difference == even.difference(0.05 / 3) for other in others)
+    assert won.difference(0.0125).high - won.difference(0.0125).low > 1.2 * (
+        won.difference(0.05).high - won.difference(0.05).low
+    )
 
 
 def test_runs_of_different_tasks_are_no_pairs() -> None:

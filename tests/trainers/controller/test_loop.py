@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import json
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
 import pytest
@@ -16,16 +17,17 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from forge_env.core.episode import Episode, Group, Turn
-from forge_env.core.errors import ReplicaDied, ServiceError
+from forge_env.core.errors import NothingTrained, ReplicaDied, ServiceError
 from forge_env.core.faults import SHRINK
 from forge_env.core.types import Outcome, Task
 from forge_env.rollout.rollout import GroupSpec
-from trainers.controller.drop_counts import MAX_FAULTS_IN_A_ROW
+from trainers.controller.drop_counts import MAX_FAULTS_IN_A_ROW, MAX_FLAT_IN_A_ROW, DropCounts
 from trainers.controller.ledger import Ledger
 from trainers.controller.loop import Loop
 from trainers.controller.loop_state import LoopSettings, LoopState
 from trainers.controller.ready_groups import ReadyGroup
-from trainers.objective.advantages import group_relative
+from trainers.metrics.signal_counts import fate_of
+from trainers.objective.advantages import group_relative, has_signal
 from trainers.objective.objective import Objective
 from trainers.objective.reward import TrainingReward
 
@@ -131,7 +133,22 @@ class Record:
     async def train(self, groups: Sequence[Group]) -> dict[str, float]:
         self.trained.append([int(group.id) for group in groups])
         await ticks(self.train_ticks)
-        return {"loss": 0.5}
+        signal = [group.id for group in groups if has_signal([episode.reward or 0.0 for episode in group.valid])]
+        counts = {f"signal/{fate}": 0.0 for fate in ("failed", "solved", "same")}
+        for flat in groups:
+            if flat.id not in signal:
+                counts[f"signal/{fate_of(flat)}"] += 1
+        return {
+            "loss": 0.5,
+            "grad_norm": float(len(signal)),
+            "skipped": 0.0,
+            "tokens": 9.0,
+            "training_reward": groups[0].valid[0].reward or 0.0,
+            **counts,
+        }
+
+    def has_gradient(self, metrics: Mapping[str, float]) -> bool:
+        return metrics.get("grad_norm", 1.0) > 0
 
     def keeps(self, group: Group) -> bool:
         return SHRINK.keeps(group)
@@ -615,10 +632,13 @@ async def test_too_many_without_a_signal_end_the_run_and_each_is_taken_note_of()
 
     dropped: list[list[float]] = []
     record = Record(run_group)
-    objective = {"needs_signal": True, "signal_error": 8}
+    loop = record.loop(
+        objective={"needs_signal": True}, signal_error=4, dropped=lambda group, rewards: dropped.append(rewards)
+    )
+    words = r"nothing was trained: 8 groups in a row were dropped: each of 8 .* 0\.25 in the last.*too easy or too hard"
     async with nothing_left():
-        with pytest.raises(ServiceError, match=r"8 groups in a row .* 0\.25 .*too easy or too hard"):
-            await record.loop(objective=objective, dropped=lambda group, rewards: dropped.append(rewards)).run()
+        with pytest.raises(NothingTrained, match=words):
+            await loop.run()
     assert dropped == [[0.25, 0.25]] * 8
     assert record.trained == []
 
@@ -628,7 +648,7 @@ async def test_a_group_with_a_signal_now_and_then_keeps_the_run_going() -> None:
         return group(index) if index % 8 == 7 else flat_group(index)
 
     record = Record(run_group)
-    await record.loop(steps=3, batch_size=1, objective={"needs_signal": True, "signal_error": 8}).run()
+    await record.loop(steps=3, batch_size=1, signal_error=8, objective={"needs_signal": True}).run()
     assert len(record.trained) == 3
 
 
@@ -637,8 +657,67 @@ async def test_a_run_may_wait_for_a_signal_without_end() -> None:
         return group(index) if index > 600 else flat_group(index)
 
     record = Record(run_group)
-    await record.loop(steps=1, batch_size=1, objective={"needs_signal": True, "signal_error": 0}).run()
+    await record.loop(steps=1, batch_size=1, signal_error=0, objective={"needs_signal": True}).run()
     assert len(record.trained) == 1
+
+
+async def test_a_run_that_has_learned_waits_longer_for_a_signal() -> None:
+    async def run_group(task: Task, index: int) -> Group:
+        return group(index) if index == 0 else flat_group(index, reward=1.0)
+
+    record = Record(run_group)
+    with pytest.raises(ServiceError, match=f"{MAX_FLAT_IN_A_ROW} groups in a row were dropped: always rewarded"):
+        await record.loop(steps=2, batch_size=1, signal_error=1, objective={"needs_signal": True}).run()
+    assert record.trained == [[0]]
+
+
+@pytest.mark.parametrize("in_windows", [False, True])
+async def test_first_steps_without_a_gradient_end_a_run_of_any_algorithm(in_windows: bool) -> None:
+    async def run_group(task: Task, index: int) -> Group:
+        return flat_group(index, reward=0.0)
+
+    record = Record(run_group)
+    loop = record.loop(steps=9, signal_error=3, sync_interval=2, staleness=1, in_windows=in_windows)
+    record.instead["record_step"] = lambda step, groups, metrics: record.steps.append(step)
+    words = (
+        "nothing was trained: the first 3 steps had no gradient: never rewarded, all 6 groups .*signal_error 0 goes on"
+    )
+    async with nothing_left():
+        with pytest.raises(NothingTrained, match=words):
+            await loop.run()
+    assert record.steps == [1, 2, 3], "the last of them is written down too"
+
+
+@pytest.mark.parametrize(("signal_error", "first"), [(3, 5), (0, 99), (6, 99)])
+async def test_a_gradient_in_one_of_the_first_steps_is_enough(signal_error: int, first: int) -> None:
+    async def run_group(task: Task, index: int) -> Group:
+        return group(index) if index == first else flat_group(index)
+
+    loop = Record(run_group).loop(steps=6, signal_error=signal_error)
+    await loop.run()
+    assert loop.steps_done == 6 and loop.drops.has_learned == (first == 5)
+    if first != 5:
+        with pytest.raises(NothingTrained, match="all 6 steps had no gradient"):
+            loop.drops.check_trained()
+
+
+async def test_a_resumed_run_goes_on_counting_its_first_steps() -> None:
+    async def run_group(task: Task, index: int) -> Group:
+        return flat_group(index, reward=1.0)
+
+    record, states = Record(run_group), []
+
+    async def after_step(step: int, state: LoopState | None) -> None:
+        assert state is not None
+        states.append(json.loads(json.dumps(asdict(state.drops))))
+
+    await record.loop(steps=3, after_step=after_step).run()
+    again = Record(run_group, published=2, version=2)
+    again.instead["record_step"] = lambda step, groups, metrics: again.steps.append(step)
+    loop = again.loop(steps=9, signal_error=3, steps_done=2, drops=DropCounts(**states[1]))
+    with pytest.raises(NothingTrained, match="the first 3 steps .* always rewarded, all 6 groups"):
+        await loop.run()
+    assert again.steps == [3]
 
 
 async def test_a_reward_of_the_users_own_is_what_a_signal_is_judged_by() -> None:
@@ -757,8 +836,8 @@ async def test_no_signal_in_waves_ends_the_run() -> None:
 
     record = Record(lambda task, index: pytest.fail("a group was begun alone"))
     async with nothing_left():
-        with pytest.raises(ServiceError, match="8 groups in a row"):
-            await record.loop(objective={"needs_signal": True, "signal_error": 8}, run_wave=flat).run()
+        with pytest.raises(NothingTrained, match="8 groups in a row"):
+            await record.loop(objective={"needs_signal": True}, signal_error=4, run_wave=flat).run()
 
 
 async def test_a_wave_that_never_comes_back_ends_the_run() -> None:

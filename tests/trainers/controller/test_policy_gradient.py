@@ -1,16 +1,14 @@
-"""What serves as the reference model, settings that contradict each other, and a run that has trained nothing."""
+"""What serves as the reference model, and settings that contradict each other."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 
-from forge_env.core.errors import NothingTrained, UserError
+from forge_env.core.errors import UserError
 from trainers.algorithm import find_algorithm
 from trainers.config import SHORT_OPTIONS
-from trainers.controller.policy_gradient_summary import check_trained
 from trainers.objective.objective import Objective
 from trainers.objective.reward import KLPenalty
 from trainers.setup.describe import describe_services
@@ -82,25 +80,3 @@ def test_settings_that_contradict_each_other(arguments: tuple[str, ...], words: 
 @pytest.mark.parametrize("page", ["grpo", "dapo", "gspo", "sapo", "cispo", "reinforce"])
 def test_every_page_can_take_old_logprobs(page: str) -> None:
     assert resolved("--training.old_logprobs", "trainer", page=page)[0].kl_reference == ""
-
-
-def step(grad_norm: float | None, *, skipped: int = 0, phase: str = "train") -> str:
-    return json.dumps({"phase": phase, "step": 1, "grad_norm": grad_norm, "skipped": skipped, "reward": 0.25}) + "\n"
-
-
-def test_a_run_that_had_one_gradient_has_trained(tmp_path: Path) -> None:
-    (tmp_path / "metrics.jsonl").write_text(step(0.0) + step(0.5) + step(0.0))
-    check_trained(tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("lines", "words"),
-    [
-        (step(0.5, phase="warmup") + step(0.0) + step(0.0), "any of the 2 steps, .* one reward, in the last step 0.25"),
-        (step(0.0) + step(None, skipped=1), "gradients were not finite"),
-    ],
-)
-def test_a_run_without_any_gradient_has_trained_nothing(tmp_path: Path, lines: str, words: str) -> None:
-    (tmp_path / "metrics.jsonl").write_text(lines)
-    with pytest.raises(NothingTrained, match=words):
-        check_trained(tmp_path)

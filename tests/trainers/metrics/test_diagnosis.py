@@ -279,3 +279,32 @@ def test_groups_are_counted_by_outcome_and_by_kind() -> None:
     }
     counts.clear()
     assert set(counts.metrics.values()) == {0}
+
+
+def ended(*steps: Mapping[str, float], success: tuple[float, float]) -> Diagnosis:
+    """The diagnosis of a whole run of these steps, with the success of its first and of its last evaluation."""
+    diagnosis = Diagnosis(FACTS)
+    bounds = [{"success": value, "success_low": value - 0.05, "success_high": value + 0.05} for value in success]
+    diagnosis.log("evaluation", 0, bounds[0])
+    for number, values in enumerate(steps, 1):
+        diagnosis.log("train", number, {**HEALTHY, **values})
+    diagnosis.log("evaluation", len(steps), bounds[1])
+    diagnosis.finish()
+    return diagnosis
+
+
+def test_what_later_steps_refute_does_not_stand_at_the_end() -> None:
+    rising = [{"success": step / 100, "training_reward": step / 100} for step in range(60)]
+    learned = ended(*[FAILED] * 5, *rising, success=(0.03, 0.58))
+    assert learned.has_learned and learned.findings == []
+
+
+def test_what_is_true_until_the_end_or_of_a_run_that_has_not_learned_stands() -> None:
+    rising = [{"success": step / 100, "training_reward": step / 100} for step in range(60)]
+    cut = {"ended_by/max_turn_tokens": 0.9}
+    learned = ended(*[{**step, **cut} for step in rising], success=(0.03, 0.58))
+    assert learned.has_learned and kinds(learned.findings) == ["truncated"]
+    not_learned = ended(
+        *[FAILED] * 5, *[{}] * 30, *[{"success": 0.0, "training_reward": 0.0}] * 20, success=(0.03, 0.03)
+    )
+    assert not not_learned.has_learned and "too_hard" in kinds(not_learned.findings)

@@ -75,8 +75,9 @@ def test_going_back_cuts_later_records_only(open_report, tmp_path: Path) -> None
     again = open_report()
     again.go_back(mark)
     assert steps_in(tmp_path) == [("warmup", 5), ("train", 1), ("train", 2)]
-    assert [e.reward for e in again.evaluation("train").episodes] == [0.1, 0.2]
-    assert again.evaluation("before").success_rate == 0.5
+    train, before = again.evaluation("train"), again.evaluation("before")
+    assert train is not None and [e.reward for e in train.episodes] == [0.1, 0.2]
+    assert before is not None and before.success_rate == 0.5 and again.evaluation("tool_off") is None
     assert trained_steps(tmp_path) == [1, 2]
     assert not (tmp_path / "episodes" / "after.jsonl").exists() and not (tmp_path / "summary.json").exists()
     assert not (tmp_path / "report.html").exists()
@@ -88,7 +89,8 @@ def test_going_back_cuts_later_records_only(open_report, tmp_path: Path) -> None
     again.mark()  # what was to be written is on the disk
     assert steps_in(tmp_path)[-1] == ("train", 3) and len(again.curve) == 3
     assert trained_steps(tmp_path) == [1, 2, 3]
-    assert [e.reward for e in again.evaluation("train").episodes] == [0.1, 0.2, 0.3]
+    train = again.evaluation("train")
+    assert train is not None and [e.reward for e in train.episodes] == [0.1, 0.2, 0.3]
     last = json.loads((tmp_path / "metrics.jsonl").read_text().splitlines()[-1])
     assert last["time"] >= mark["seconds"]  # the run's own time goes on
     again.close()

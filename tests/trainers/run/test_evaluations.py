@@ -189,7 +189,7 @@ def test_nothing_that_was_measured_is_no_figure() -> None:
 
 
 SETS = (
-    *("--evaluation.greedy", "true", "--evaluation.temperature", "0.5", "--evaluation.top_p", "0.9"),
+    *("--evaluation.temperature", "0.5", "--evaluation.top_p", "0.9"),
     *("--evaluation.sets.hard.options.level", "2", "--evaluation.sets.hard.tasks", "2"),
 )
 
@@ -224,7 +224,13 @@ async def test_every_figure_has_its_own_metrics_and_what_it_depends_on(tmp_path:
     assert (first["greedy/temperature"], first["greedy/n"], first["sets/hard/top_p"]) == (0, 1, 0.9)
     assert last["success"] == last["greedy/success"] == pytest.approx(2 / 3)
     assert last["sets/hard/success"] == last["sets/hard/greedy/success"] == 1.0
-    summary = json.loads((tmp_path / "summary.json").read_text())["evaluations"]
+    whole = json.loads((tmp_path / "summary.json").read_text())
+    assert (whole["greedy_success_before"], whole["greedy_success_after"]) == (
+        pytest.approx(1 / 3),
+        pytest.approx(2 / 3),
+    )
+    assert run.evaluations.greedy_change == "held-out success at temperature 0: 0.333 before, 0.667 after"
+    summary = whole["evaluations"]
     assert list(summary) == ["headline", "hard", "greedy", "hard.greedy"]
     assert summary["hard"]["options"] == {"level": "2"} and summary["headline"]["options"] == {}
     assert summary["hard"]["tasks"] == 2 and summary["hard"]["success_first"] == 0.5
@@ -233,6 +239,18 @@ async def test_every_figure_has_its_own_metrics_and_what_it_depends_on(tmp_path:
     assert "after training; hard, greedy (temperature 0)" in page
     assert "before training (temperature 0.5, top_p 0.9)" in page
     assert len(list(read_jsonl(tmp_path / "episodes/after.hard.greedy.jsonl"))) == 2
+
+
+@pytest.mark.parametrize("options", [("--evaluation.greedy", "false"), ("--evaluation.temperature", "0")])
+async def test_there_is_no_second_figure_where_it_is_switched_off_or_would_be_the_first(
+    tmp_path: Path, options: tuple[str, ...]
+) -> None:
+    config = parse(grpo.Config, [*OPTIONS, *options], SHORT_OPTIONS)
+    with RunRecord(tmp_path, asdict(config)) as record:
+        run, policy = open_measured(config, record)
+        await run.evaluations.evaluate("before", step=0)
+        assert list(run.evaluations.held_out) == [""] and len(policy.asked) == 3
+        assert run.evaluations.greedy_change == ""
 
 
 # ---- settings ----

@@ -1,12 +1,13 @@
-"""Which tasks the warm-up shows, and which are left for reinforcement learning."""
+"""Which tasks the warm-up shows, which are left for reinforcement learning, and when it stops."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import islice
-from typing import Literal
+from types import SimpleNamespace
+from typing import Literal, cast
 
 import pytest
 from hypothesis import given
@@ -17,14 +18,19 @@ from forge_env.core.turn import Turn
 from forge_env.core.types import Task
 from forge_env.evaluation.evaluate import Evaluation
 from forge_env.evaluation.kinds import Kinds
+from trainers.batching.batch import Sample
+from trainers.run.run import Run
 from trainers.run.warmup import (
     batches,
     demonstrated,
+    first_part,
     kinds_left_out,
     learned_enough,
+    overshoot,
     probed,
     tasks_after_warmup,
     undemonstrated_first,
+    warm_up,
 )
 from trainers.settings.tasks import WarmupConfig
 
@@ -99,6 +105,81 @@ def test_the_warm_up_stops_when_a_probe_reaches_both_shares(
 ) -> None:
     warmup = WarmupConfig(until_success=of_all, until_each_kind=of_each_kind)
     assert learned_enough(warmup, _probe(solved), Kinds(names=("buy", "refund"))) is enough
+
+
+@dataclass
+class Warming:
+    """A run of which only the probes matter; `solves` says how many of the first `tasks` are solved at a step."""
+
+    solves: Callable[[int, int], int]
+    warmup: WarmupConfig
+    probes: list[tuple[int, int]] = field(default_factory=list)
+    """Step and number of tasks."""
+    said: list[str] = field(default_factory=list)
+    step: int = 0
+
+    async def train(self, samples: Sequence[Sample], loss: object) -> dict[str, float]:
+        self.step += 1
+        return {"loss": 1.0}
+
+    async def measure(self, specs: Sequence[int]) -> Evaluation:
+        self.probes.append((self.step, len(specs)))
+        solved = self.solves(self.step, 1 + specs[-1])
+        return Evaluation(
+            episodes=tuple(Episode(task=Task(prompt=(), id=str(i)), turns=(), reward=float(i < solved)) for i in specs)
+        )
+
+    async def run(self, steps: int) -> int:
+        async def nothing(*_: object, **__: object) -> None:
+            pass
+
+        tasks = [Task(prompt=(), id=str(number)) for number in range(400)]
+        plan = SimpleNamespace(warmup=self.warmup, training=SimpleNamespace(seed=0), warmup_rate=None)
+        record = SimpleNamespace(
+            follow=lambda *_, **__: None, metrics=lambda *_: None, say=self.said.append, warn=self.said.append
+        )
+        run = SimpleNamespace(
+            plan=plan,
+            record=record,
+            demonstrations=_demonstrations({10: 4}),
+            trainer=SimpleNamespace(begin=nothing, step=self.train),
+            weights=SimpleNamespace(sync=nothing),
+            rollouts=SimpleNamespace(spec=lambda phase, i, task, **_: i, measure=self.measure),
+            kinds=Kinds(),
+            train_tasks=tasks,
+        )
+        return await warm_up(cast(Run, run), steps)
+
+
+async def test_the_warm_up_probes_from_its_first_interval_on_and_a_hopeless_probe_is_short() -> None:
+    warmup = WarmupConfig(until_success=0.22, probe_every=2, probe_tasks=96, learning_rate_warmup=50)
+    part = first_part(0.22)
+    assert part == 19 and 0.78**part < 0.01 < 0.78 ** (part - 1)
+    warming = Warming(lambda step, tasks: 0 if step < 6 else 25, warmup)
+    assert await warming.run(200) == 6, "long before the learning rate has risen"
+    assert warming.probes == [(2, 19), (4, 19), (6, 19), (6, 77)]
+    assert len(warming.said) == 1 and "success on probe tasks 0.260" in warming.said[0], "0.26 may be 0.22 by chance"
+
+
+async def test_a_warm_up_that_overshot_says_by_how_much() -> None:
+    warmup = WarmupConfig(until_success=0.22, probe_every=4, learning_rate=1e-3)
+    warming = Warming(lambda step, tasks: tasks, warmup)
+    assert await warming.run(200) == 4
+    assert (
+        "overshot its goal: success on probe tasks is 1.000, 0.780 above --warmup.until_success 0.22" in warming.said[1]
+    )
+    assert "--warmup.probe_every 1" in warming.said[1]
+    assert overshoot(warmup, _probe({"buy": "+" * 27 + "-" * 69})) == "", "0.28125 may be 0.22 by chance"
+    assert "0.155 above" in overshoot(warmup, _probe({"buy": "+" * 36 + "-" * 60}))
+    assert overshoot(replace(warmup, until_each_kind=0.1), _probe({"buy": "+" * 96})) == "", (
+        "one kind waited for another"
+    )
+
+
+async def test_a_warm_up_without_probes_speaks_of_none() -> None:
+    warming = Warming(lambda step, tasks: tasks, WarmupConfig(until_success=1.0))
+    assert await warming.run(3) == 3 and not warming.probes
+    assert warming.said == ["warm-up of 3 steps: loss 1.000"]
 
 
 def _demonstrations(counts: Mapping[int, int]) -> list[Episode]:

@@ -9,6 +9,7 @@ import pytest
 
 from forge_env.core.errors import UserError
 from forge_env.utils.settings import leaves
+from tests.helpers.model_folders import make_model_folder
 from trainers.algorithm import Algorithm
 from trainers.grpo import GRPO, Config
 from trainers.model.shape import KNOWN_SHAPES
@@ -137,7 +138,7 @@ def test_attention_that_the_trainer_can_use_is_let_through(arguments: tuple[str,
     check_trainer(make_plan(read_config(Config, arguments), GRPO))
 
 
-def test_tensor_parallel_divides_the_heads(tmp_path: Path) -> None:
+def test_tensor_parallel_divides_the_heads(tmp_path: Path, tiny_model: Path) -> None:
     model = ("--model", model_folder(tmp_path))
     trainer = refusal(*model, "--trainer.procs", "4", "--parallelism.tensor_parallel_degree", "4")
     assert trainer == (
@@ -148,9 +149,9 @@ def test_tensor_parallel_divides_the_heads(tmp_path: Path) -> None:
     assert engine.startswith(
         "--services.generator.procs is 5, which does not divide the model's num_attention_heads, 12"
     )
-    make_plan(
-        read_config(Config, [*model, "--trainer.procs", "6", "--parallelism.tensor_parallel_degree", "3"]), GRPO
-    ).check()
+    complete = make_model_folder(tmp_path / "complete", tiny_model, **SIZES)
+    procs = ("--trainer.procs", "6", "--parallelism.tensor_parallel_degree", "3")
+    make_plan(read_config(Config, ["--model", str(complete), *procs]), GRPO).check()
 
 
 def test_a_model_folder_that_lacks_something(tmp_path: Path) -> None:
@@ -183,26 +184,6 @@ def test_weights_that_are_split_over_files_are_all_there(
 def test_sizes_that_a_model_may_leave_out_are_numbers(tmp_path: Path, size: dict[str, object]) -> None:
     ((name, value),) = size.items()
     assert f"says {name} = {value!r}" in refusal("--model", model_folder(tmp_path, **size))
-
-
-TEMPLATES = {"LlamaForCausalLM": "<|start_header_id|> ipython", "Qwen3ForCausalLM": "<think> enable_thinking"}
-
-
-@pytest.mark.parametrize(("thinking", "refused"), [("off", False), ("on", True), ("template", False)])
-def test_a_family_without_thinking_is_refused_before_anything_starts(
-    tmp_path: Path, thinking: str, refused: bool
-) -> None:
-    for family, template in TEMPLATES.items():
-        folder = tmp_path / family
-        folder.mkdir()
-        model_folder(folder, architectures=[family], model_type="llama" if "Llama" in family else "qwen3")
-        (folder / "chat_template.jinja").write_text(template)
-        arguments = ["--model", str(folder), "--env.thinking", thinking]
-        if refused and family == "LlamaForCausalLM":
-            words = refusal(*arguments)
-            assert "LlamaForCausalLM has no thinking" in words and "set it to off" in words
-        else:
-            make_plan(read_config(Config, arguments), GRPO)
 
 
 def test_thinking_of_a_model_that_is_not_here() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from forge_env.utils.settings import with_values
 from trainers import sft
 from trainers.algorithm import Algorithm
 from trainers.grpo import GRPO
+from trainers.model.sizes import MODEL_SIZES
 from trainers.setup.describe import describe_plan
 from trainers.setup.options.read_config import read_config
 from trainers.setup.plan import make_plan, with_model
@@ -48,6 +50,105 @@ def test_the_table(
     assert (config.warmup.steps, plan.rising_steps) == warmup
     env = config.env
     assert (env.max_turns, env.max_turn_tokens, env.max_tokens, env.episode_seconds) == limits
+
+
+def folder_of(path: Path, size: str, **changed: int) -> Path:
+    """The config.json of a model of this size made on the spot, as its export has it."""
+    made = asdict(MODEL_SIZES[size]) | changed
+    path.mkdir()
+    (path / "config.json").write_text(json.dumps({"model_type": "qwen3", **made}))
+    (path / "model.safetensors").write_bytes(b"")
+    (path / "tokenizer.json").write_text("{}")
+    return path
+
+
+@pytest.mark.parametrize(
+    ("size", "rates", "changed"),
+    [
+        ("tiny", (6e-4, 3e-3), {"vocab_size": 600}),
+        ("100m", (6e-5, 6e-4), {"vocab_size": 900}),
+        ("100m", (5e-5, 5e-4), {"vocab_size": 49152}),  # 134 million, as SmolLM2-135M has
+    ],
+)
+def test_the_rate_of_a_given_model_follows_its_size(
+    tmp_path: Path, size: str, rates: tuple[float, float], changed: dict[str, int]
+) -> None:
+    folder = folder_of(tmp_path / "model", size, **changed)
+    limits = ["--env.max_tokens=512", "--env.max_turn_tokens=64"]
+    plan = plan_of(f"--model={folder}", *limits)
+    assert (plan.config.training.learning_rate, plan.config.warmup.learning_rate) == rates
+    adapted = plan_of(f"--model={folder}", "--lora.rank=8", *limits)
+    assert adapted.config.training.learning_rate == pytest.approx(10 * rates[0])
+    for rate in (rates[0] / 20, 20 * rates[0]):
+        assert said_of(plan_of(f"--model={folder}", f"--training.learning_rate={rate}", *limits), "warning") == []
+
+
+@pytest.mark.parametrize(
+    ("name", "rate"),
+    [("Qwen/Qwen3-0.6B", 1e-5), ("Qwen/Qwen3-1.7B", 4e-6), ("Qwen/Qwen3-32B", 1e-6), ("nobody/knows-this", 1e-6)],
+)
+def test_a_larger_model_has_a_smaller_rate_down_to_that_of_8_billion(name: str, rate: float) -> None:
+    assert plan_of(f"--model={name}").config.training.learning_rate == rate
+
+
+ON_A_GPU = ("--trainer.with_gpus", "--generator.with_gpus", "--launcher.gpus_per_host=1")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "tokens"),
+    [
+        (["--model=Qwen/Qwen3-0.6B", "--launcher.gpu_memory_gib=80"], 16384),
+        (["--model.size=100m", "--launcher.gpu_memory_gib=24"], 16384),
+        (["--model=Qwen/Qwen3-4B", "--launcher.gpu_memory_gib=80"], 4096),
+        (["--model=Qwen/Qwen3-0.6B"], 4096),  # a card of unknown size
+        (["--model=nobody/knows-this", "--launcher.gpu_memory_gib=80"], 4096),
+        (["--model=Qwen/Qwen3-0.6B", "--launcher.gpu_memory_gib=80", "--training.max_tokens_per_micro_batch=512"], 512),
+    ],
+)
+def test_the_micro_batch_on_a_gpu_is_what_the_card_has_room_for(arguments: list[str], tokens: int) -> None:
+    plan = plan_of(*ON_A_GPU, *arguments)
+    assert plan.config.training.max_tokens_per_micro_batch == tokens
+    said = [text for text in said_of(plan) if "max_tokens_per_micro_batch" in text]
+    assert bool(said) == (tokens > 4096) and all("GiB has room for it" in text for text in said)
+    smaller = plan_of(*ON_A_GPU, *arguments[:2], "--training.max_tokens_per_micro_batch=4096")
+    assert plan.engine.sleep == smaller.engine.sleep, "the engine pays nothing for it"
+
+
+def test_a_model_that_is_read_later_gets_its_micro_batch_then(tmp_path: Path) -> None:
+    plan = plan_of(*ON_A_GPU, "--model=nobody/knows-this", "--launcher.gpu_memory_gib=80", "--env.max_tokens=1024")
+    read = with_model(plan, folder_of(tmp_path / "model", "100m"))
+    assert read.config.training.max_tokens_per_micro_batch == 16384
+
+
+def test_supervised_steps_are_measured_in_micro_batches_of_one_size() -> None:
+    arguments = ("--model=Qwen/Qwen3-0.6B", "--launcher.gpu_memory_gib=80", "--sft.data=somebody/chats")
+    assert plan_of(*ON_A_GPU, *arguments, algorithm=sft.SFT).config.training.max_tokens_per_micro_batch == 4096
+
+
+@pytest.mark.parametrize(
+    ("arguments", "packing", "compiled"),
+    [
+        ([], False, False),
+        ([*ON_A_GPU], True, True),
+        ([*ON_A_GPU, "--training.packing=false", "--training.compile=false"], False, False),
+        ([*ON_A_GPU, "--training.attention=sdpa"], False, True),
+        (["--generator.with_gpus"], False, False),
+        (["--training.packing"], True, False),
+    ],
+)
+def test_a_trainer_on_a_gpu_packs_and_is_compiled_where_it_can(
+    arguments: list[str], packing: bool, compiled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trainers.setup.options.read_config.gpus_available", lambda: 0)
+    monkeypatch.setenv("CC", "cc")
+    training = read_config(GRPO.config, arguments).training
+    assert (training.packing, training.compile) == (packing, compiled)
+
+
+def test_without_a_c_compiler_nothing_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CC", raising=False)
+    monkeypatch.setattr("shutil.which", lambda name: None)
+    assert not read_config(GRPO.config, ON_A_GPU).training.compile
 
 
 def test_supervised_training_has_the_rate_of_the_warm_up() -> None:
@@ -96,8 +197,8 @@ def test_an_episode_is_never_longer_than_the_model_reads(tmp_path: Path) -> None
 
 def test_a_plan_says_its_defaults_with_their_reason_and_leaves_out_what_is_set() -> None:
     said = said_of(plan_of(GIVEN, "--env=humaneval", "--training.warmup_steps=5"))
-    (text,) = [text for text in said if "training.learning_rate 1e-06" in text]
-    assert text.startswith("warmup.steps 0, ") and text.endswith(" (all weights of a given model)")
+    assert "training.learning_rate 1e-06 (all weights of a given model, 8,191 million parameters)" in said
+    assert any(text.startswith("warmup.steps 0") and text.endswith("(all weights of a given model)") for text in said)
     assert "env.max_turns 1, env.max_turn_tokens 2048, env.max_tokens 4096 (declared by humaneval)" in said
     assert not any("training.warmup_steps" in text for text in said)
     (tiny,) = said_of(plan_of())
@@ -114,7 +215,11 @@ def test_the_rise_follows_the_steps_of_a_run_that_goes_on_for_fewer() -> None:
 @pytest.mark.parametrize(
     ("arguments", "name", "words"),
     [
-        ([GIVEN, "--training.learning_rate=5e-4"], "training.learning_rate", ["0.0005, far above", "model: 1e-06"]),
+        (
+            [GIVEN, "--training.learning_rate=5e-4"],
+            "training.learning_rate",
+            ["0.0005, far above", "million parameters: 1e-06"],
+        ),
         ([GIVEN, "--training.learning_rate=0"], "training.learning_rate", ["is 0, far below"]),
         ([GIVEN, "--lora.rank=8", "--training.learning_rate=1e-7"], "training.learning_rate", ["adapters", "1e-05"]),
         ([GIVEN, "--warmup.steps=5", "--warmup.learning_rate=3e-3"], "warmup.learning_rate", ["0.003, far above"]),

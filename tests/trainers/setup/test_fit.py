@@ -18,7 +18,9 @@ LONG = ("--training.max_tokens_per_micro_batch=32768",)
 
 
 def plan_of(*arguments: str) -> RunPlan:
-    return make_plan(read_config(Config, arguments), GRPO)
+    tokens = [] if any("micro_batch" in argument for argument in arguments) else ["4096"]
+    fixed = ["--training.compile=false", *(f"--training.max_tokens_per_micro_batch={count}" for count in tokens)]
+    return make_plan(read_config(Config, [*fixed, *arguments]), GRPO)
 
 
 def problems(plan: RunPlan) -> list[str]:

@@ -114,6 +114,8 @@ def test_planned_memory_of_known_models(planned: str) -> None:
         "--trainer.with_gpus",
         "--launcher.gpus_per_host=8",
         "--launcher.gpu_memory_gib=141",
+        "--training.max_tokens_per_micro_batch=4096",
+        *([] if "--training.compile" in options else ["--training.compile=false"]),
     ]
     plan = make_plan(read_config(Config, [f"--model=Qwen/Qwen3-{model}", *gpus, *options]), GRPO)
     found = next(memory for process, memory in plan.processes if process.service == service)

@@ -415,7 +415,7 @@ def test_a_dry_run_for_a_larger_machine_prints_everything_and_what_is_missing(
                    "--dataset.path=openai/gsm8k:main", code=2)  # fmt: skip
     sentence = f"the run needs 66 GPUs, {gpus_available()} are available: generator 1, trainer 64, ref_model 1; "
     assert f"no: {sentence}" in text and f"error: {sentence}" in text
-    words = ["* training.learning_rate 1e-05 1e-06", "training.weight_decay 0", "trainer 1 GPU 2 FSDP 0, TP 1"]
+    words = ["* training.learning_rate 1e-05 4e-06", "training.weight_decay 0", "trainer 1 GPU 2 FSDP 0, TP 1"]
     assert [
         word for word in [*words, "16 groups", "controller", "store", "envs", "generator"] if word not in text
     ] == []

@@ -243,7 +243,18 @@ REFUSED = {
     "--training.learning_rate=1.5": "--training.learning_rate is 1.5; it must be from 0 to 1, or -1 for the default",
     "--services.trainer.ping_seconds=0": "--services.trainer.ping_seconds is 0.0; it must be above 0",
     "--grpo.n_samples=0": "--grpo.n_samples is 0; it must be at least 1",
-    "--grpo.temperature=0": "--grpo.temperature is 0.0; it must be at least 0.01",
+    "--grpo.temperature=0": "--grpo.temperature is 0.0; it must be from 0.01 to 2",
+    "--grpo.temperature=3": "--grpo.temperature is 3.0; it must be from 0.01 to 2",
+    "--evaluation.temperature=2.5": "--evaluation.temperature is 2.5; it must be from 0 to 2",
+    "--env math --env code_exec": (
+        "the command line: --env is 'math' and --env is 'code_exec', two values of one setting: give one"
+    ),
+    "--model a --model.path b": (
+        "the command line: --model is 'a' and --model.path is 'b', two values of one setting: give one"
+    ),
+    "--metrics.sinks a:B --metrics.sinks c:D": (
+        "the command line: --metrics.sinks is 'a:B' and --metrics.sinks is 'c:D', two values of one setting: give one"
+    ),
     "--grpo.clip_low=1.5": "--grpo.clip_low is 1.5; it must be from 0 to 1",
     "--grpo.clip_high=-1": "--grpo.clip_high is -1.0; it must be at least 0",
     "--grpo.correction_high=0.5": "--grpo.correction_high is 0.5; it must be at least 1",
@@ -388,7 +399,7 @@ OF_OTHERS = [
     ),
     (sft.SFT, "--training.steps=0", "--training.steps is 0; it must be at least 1, or -1 for the default"),
     (sft.SFT, "--sft.held_out_share=1", "--sft.held_out_share is 1.0; it must be from 0 to 0.5"),
-    (dapo.DAPO, "--dapo.signal_error=-1", "--dapo.signal_error is -1; it must be at least 0"),
+    (dapo.DAPO, "--training.signal_error=-1", "--training.signal_error is -1; it must be at least 0"),
     (
         dapo.DAPO,
         "--dapo.normalization=mean",

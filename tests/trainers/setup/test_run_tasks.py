@@ -18,7 +18,7 @@ from forge_env.utils.settings import with_values
 from trainers import sft
 from trainers.algorithm import Algorithm
 from trainers.grpo import GRPO, Config
-from trainers.run.run_record import check_data
+from trainers.setup.checks.resume_checks import check_data
 from trainers.setup.options.read_config import read_config
 from trainers.setup.plan import make_plan
 from trainers.setup.run_plan import RunPlan

@@ -25,6 +25,8 @@ from tests.trainers.titan.weights import weights_of
 from trainers.batching.batch import Sample
 from trainers.losses import SFTLoss
 from trainers.model.families import read_config
+from trainers.model.shape import read_shape
+from trainers.model.weights import weight_shapes
 from trainers.titan import model as titan_model
 from trainers.titan.trainer import TitanSettings, TitanTrainer
 
@@ -385,7 +387,20 @@ def test_weights_that_do_not_fit_are_named_as_in_the_folder(folders, make_traine
 def test_copies_that_old_folders_keep_are_passed_over(folders, make_trainer, tmp_path):
     copy = Path(shutil.copytree(folders["llama-3-tied"], tmp_path / "copy"))
     weights = load_file(copy / "model.safetensors")
-    extra = {"lm_head.weight": torch.zeros(1), "model.layers.0.self_attn.rotary_emb.inv_freq": torch.zeros(8)}
+    head = weights["model.embed_tokens.weight"].clone()
+    extra = {"lm_head.weight": head, "model.layers.0.self_attn.rotary_emb.inv_freq": torch.zeros(8)}
     save_file({**weights, **extra}, copy / "model.safetensors", metadata={"format": "pt"})
     state = weights_of(make_trainer(copy))
     assert state.keys() == weights.keys() and all(torch.equal(state[name], weights[name]) for name in weights)
+    head[-1, -1] += 1
+    save_file({**weights, **extra}, copy / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(UserError, match=r"holds a lm_head.weight that differs from its model.embed_tokens.weight"):
+        make_trainer(copy)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_the_plan_knows_every_tensor_of_a_family(folders, make_trainer, tied):
+    for family in FAMILIES:
+        folder = folders[f"{family}{'-tied' * tied}"]
+        expected = {name: tuple(weight.shape) for name, weight in weights_of(make_trainer(folder)).items()}
+        assert weight_shapes(read_shape(folder / "config.json")) == expected

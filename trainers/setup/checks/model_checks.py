@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
+from agents.generator.adapter_folder import WEIGHTS
 from agents.model_folder import find_model as find_folder
+from agents.model_folder import weight_files
+from agents.model_weights import places
 from forge_env.core.errors import UserError
 from trainers.config import RunConfig
+from trainers.lora import adapter_shapes, check_adapter_shapes
 from trainers.model.shape import FoundModel, find_shape
+from trainers.model.weights import check_weights, weight_shapes
 from trainers.setup.draft import Draft
 
 
@@ -28,19 +34,36 @@ def find_model(config: RunConfig) -> FoundModel:
 
 
 def check_thinking(draft: Draft) -> None:
-    """Check `env.thinking` against the model, as far as it is known.
+    """Check `env.thinking` of a model whose folder is not here.
 
     Raises:
-        UserError: for thinking that the model does not have.
+        UserError: the models of its family do not think.
     """
-    env, path = draft.env, draft.config.model.path
-    folder = Path(path).expanduser()
-    if path and (folder / "config.json").is_file():
-        from agents.renderer.rendering import Renderer  # slow import, which most runs do not need
+    is_asked = draft.env.thinking == "on" and draft.model.folder is None
+    if is_asked and draft.shape is not None and not draft.shape.thinks:
+        raise UserError(
+            f"--env.thinking is on, and the model {draft.model.path} has none: set it to off, or choose another model"
+        )
 
-        Renderer(folder, thinking=env.thinking, tools=draft.renderer.tools)
-    elif env.thinking == "on" and draft.shape is not None and not draft.shape.thinks:
-        raise UserError(f"--env.thinking is on, and the model {path} has none: set it to off, or choose another model")
+
+def check_folder(draft: Draft, folder: Path) -> FoundModel:
+    """Check the files of the model: template, tokenizer, thinking, and the tensors; returns what was found out.
+
+    Raises:
+        UserError: one of them cannot be used.
+    """
+    assert draft.shape is not None, "the folder has a config.json"
+    from agents.folder_checks import check_folder as check  # slow import, which a plan without a folder does not need
+    from trainers.model.new_rows import untrained
+
+    tensors = {name: place.shape for name, place in places(weight_files(folder)).items()}
+    check_weights(folder, weight_shapes(draft.shape), tensors)
+    checked = check(folder, draft.env.thinking, draft.renderer.tools)
+    if (lora := draft.lora) is not None and lora.adapter:
+        halves = places([Path(lora.adapter) / WEIGHTS])
+        shapes = {name: place.shape for name, place in halves.items()}
+        check_adapter_shapes(Path(lora.adapter), lora, adapter_shapes(lora, draft.shape), shapes)
+    return replace(draft.model, untrained=untrained(folder, checked.renderer), tokenizer=checked.tokenizer)
 
 
 def check_length(draft: Draft) -> None:

@@ -1,16 +1,76 @@
-"""Whether a run may go on from a checkpoint."""
+"""Whether a run may go on from a checkpoint: the same checks for a plan and for its start."""
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from forge_env.core.errors import UserError
 from forge_env.utils.settings import BY_CASE, may_change
-from trainers.checkpoints import Checkpoint
+from trainers.checkpoints import Checkpoint, find, read_manifest
 from trainers.config import RunConfig
+from trainers.metrics.report import check_mark
+from trainers.setup.draft import Draft
 from trainers.setup.options.parser import flatten
+from trainers.setup.run_tasks import data_digests
+
+REFERENCE, REFERENCE_ADAPTER = "reference.safetensors", "reference_adapter"
+"""The file, or the folder of an adapter, that a run keeps of its warmed-up policy, if a KL penalty is against it."""
+
+
+def checkpoint_of(draft: Draft) -> Checkpoint | None:
+    """Find the checkpoint that a run resumes from; None for a new run.
+
+    Raises:
+        UserError: when there is none, it does not fit the settings, something of the run's folder or its data is
+            missing, the run is complete, or another process is at work on it.
+    """
+    if not draft.resume:
+        return None
+    if not draft.output:
+        raise UserError("--resume needs --output FOLDER: the run to go on with")
+    folder, steps = Path(draft.output), draft.training.steps
+    with locked(folder):
+        checkpoint = find(folder, draft.checkpoint.step)
+        check_fits(checkpoint, draft.algorithm, draft.config)
+        if steps == checkpoint.step and (folder / "summary.json").is_file():
+            raise UserError(
+                f"the run in {folder} is complete, with all its {checkpoint.step} steps; to go on with it, raise "
+                f"--training.steps"
+            )
+        if "report" in checkpoint.extra:
+            check_mark(folder, checkpoint.extra["report"])
+        check_data(folder, data_digests(draft.config))
+        _check_reference(draft, checkpoint, folder)
+        _check_model(draft, checkpoint)
+    return checkpoint
+
+
+def _check_model(draft: Draft, checkpoint: Checkpoint) -> None:
+    """Check that the model of a given folder is still of the shape that the checkpoint was saved from."""
+    saved = read_manifest(checkpoint.path).get("model") or {}
+    if draft.shape is None or draft.model.folder is None:
+        return
+    differing = [name for name, size in saved.items() if size is not None and size != getattr(draft.shape, name, size)]
+    if differing:
+        raise UserError(f"{checkpoint.path} was saved from a model of another shape: {saved}.")
+
+
+def _check_reference(draft: Draft, checkpoint: Checkpoint, folder: Path) -> None:
+    """Check that the reference model of a run that was warmed up is still there."""
+    objective = draft.objective
+    is_warm = bool((checkpoint.extra.get("results") or {}).get("warmup_steps"))
+    if objective is None or objective.kl_reference != "model" or not is_warm:
+        return
+    name, what = (REFERENCE_ADAPTER, "adapter") if draft.lora else (REFERENCE, "reference model")
+    if not (folder / name).exists():
+        raise UserError(f"--resume: {folder / name} is missing, the {what} that this run was trained against")
 
 
 def check_fits(checkpoint: Checkpoint, algorithm: str, config: RunConfig) -> None:
@@ -50,6 +110,43 @@ def check_fits(checkpoint: Checkpoint, algorithm: str, config: RunConfig) -> Non
             f"--training.steps is {config.training.steps}, and {checkpoint.path} is past that: give at least "
             f"{checkpoint.step}, or go on from an older one with --checkpoint.step"
         )
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Lock the folder against a second process; the kernel releases the lock however this process ends."""
+    lock = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UserError(f"another process is at work on the run in {folder}: wait for its end, or end it") from None
+        yield
+    finally:
+        os.close(lock)
+
+
+def check_data(folder: Path, digests: Mapping[str, str]) -> dict[str, Any]:
+    """Return what run.json says of the files of data.
+
+    Args:
+        folder: of the run.
+        digests: of the files, by path.
+
+    Raises:
+        UserError: a file has changed since the run in this folder began.
+    """
+    path = folder / "run.json"
+    saved = (json.loads(path.read_text()).get("data") or {}) if path.is_file() else {}
+    before, now = saved.get("files") or {}, dict(digests)
+    for name in before:
+        if before[name] != now.get(name):
+            what = "has changed since this run began" if name in now else "is not there any more"
+            raise UserError(
+                f"the data file {name} {what}, so that the run would go on with other data: put the file back as it "
+                "was, or start a new run"
+            )
+    return {"files": now} if now else {}
 
 
 def _shown(value: Any) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib.util
 import os
 from collections.abc import Sequence
@@ -15,6 +16,7 @@ from forge_env.rollout.factory import EnvFactory, make
 from forge_env.telemetry.sender import check_otel
 from trainers.config import RunConfig
 from trainers.metrics.sink import load_sink
+from trainers.setup.checks.resume_checks import checkpoint_of
 from trainers.setup.draft import Draft
 from trainers.setup.run_tasks import chat_data
 
@@ -144,23 +146,23 @@ def check_schedule(draft: Draft) -> None:
         )
 
 
-def check_resume(draft: Draft) -> None:
-    if draft.resume and not draft.output:
-        raise UserError("--resume needs --output FOLDER: the run to go on with")
+def check_folder(draft: Draft) -> None:
+    """Check the folder that the run is written to, or goes on from."""
     if draft.checkpoint.step and not draft.resume:
         raise UserError(
             f"--checkpoint.step is {draft.checkpoint.step}, and needs --resume: it is the checkpoint that a run goes "
             "on from; give both, or leave it out"
         )
-    if draft.output and not draft.resume:
-        check_output(draft.output)
+    checkpoint_of(draft)
+    if not draft.resume:
+        check_output(draft.output or "outputs/new")
 
 
 def check_output(path: str) -> None:
-    """A new run has a folder of its own.
+    """Check that a new run can have a folder of its own.
 
     Raises:
-        UserError: when there is something already.
+        UserError: when there is something already, or the folder cannot be made.
     """
     folder = Path(path)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
@@ -168,6 +170,10 @@ def check_output(path: str) -> None:
             f"--output {path} exists and is not empty: it may hold another run; go on with that one by --resume, or "
             f"choose another folder"
         )
+    parent = next(each for each in (folder.absolute(), *folder.absolute().parents) if each.exists())
+    if not parent.is_dir() or not os.access(parent, os.W_OK):
+        why = os.strerror(errno.EACCES if parent.is_dir() else errno.ENOTDIR)
+        raise UserError(f"--output {path} cannot be made: {why}; choose another folder")
 
 
 def check_metrics(draft: Draft) -> None:

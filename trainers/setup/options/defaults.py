@@ -5,8 +5,10 @@ docs/configuration.md shows the table, and its sources.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
+from itertools import pairwise
 from operator import attrgetter
 from typing import NamedTuple, TypeVar
 
@@ -31,25 +33,47 @@ class Default(NamedTuple):
     """Whether the run has this value because the user gave none."""
 
 
+class Rates(NamedTuple):
+    """Learning rates of AdamW for all weights of a model of this size."""
+
+    parameters: float
+    reinforced: float
+    """Of policy gradients."""
+    supervised: float
+    """Of the warm-up, and of supervised training."""
+
+
+RATES = (Rates(1.5e6, 6e-4, 3e-3), Rates(1e8, 6e-5, 6e-4), Rates(8e9, 1e-6, 1e-5))
+"""A smaller model than the first has its rates, and a larger one than the last; in between they follow a straight line
+in logarithms. The wider a layer, the smaller AdamW's best rate (muP, arXiv 2203.03466).
+
+The first two are measured on models made on the spot (README.md, docs/gpu.md), and the last is the default of TRL and
+verl. Measured between them: 135 million pretrained weights went from 0.016 to 0.54 in 60 steps at 5e-5, from 0.03 to
+0.58 in 120 at 2e-5, and from 0.031 to 0.039 in 40 at 1e-6. 98 million went from 0.25 to 0.63 in 180 steps at 2e-5, and
+from 0.18 to 0.92 at 6e-5.
+"""
+ADAPTER_FACTOR = 10
+"""Rate of adapters, as a multiple of the rate of all weights (https://thinkingmachines.ai/blog/lora/)."""
+
+
 class Case(NamedTuple):
     """What is trained, and the defaults for it."""
 
     name: str
-    learning_rate: float
-    """Of policy gradients."""
-    supervised_rate: float
-    """Learning rate of the warm-up, and of supervised training."""
     rising_part: int
     """The learning rate of policy gradients rises over the steps divided by this, 10 steps at most."""
     warmup_steps: int
     limits: EpisodeLimits
 
 
+MICRO_BATCH = "training.max_tokens_per_micro_batch"
+LARGER_MICRO_BATCHES = (16384, 8192)
+"""Of policy gradients on GPUs: the first that the card has room for, see `trainers.setup.plan`."""
 SMALL = EpisodeLimits(max_turns=3, max_turn_tokens=32, max_tokens=512, episode_seconds=300.0)
-TINY = Case("a tiny model made on the spot", 6e-4, 3e-3, 20, 200, SMALL)
-LARGER = Case("a model of size 100m made on the spot", 6e-5, 6e-4, 20, 200, SMALL)
-ALL_WEIGHTS = Case("all weights of a given model", 1e-6, 1e-5, 2, 0, EpisodeLimits())
-ADAPTERS = Case("adapters of a given model", 1e-5, 1e-4, 2, 0, EpisodeLimits())
+TINY = Case("a tiny model made on the spot", 20, 200, SMALL)
+LARGER = Case("a model of size 100m made on the spot", 20, 200, SMALL)
+ALL_WEIGHTS = Case("all weights of a given model", 2, 0, EpisodeLimits())
+ADAPTERS = Case("adapters of a given model", 2, 0, EpisodeLimits())
 
 
 def case_of(config: RunConfig) -> Case:
@@ -57,6 +81,15 @@ def case_of(config: RunConfig) -> Case:
     if config.model.path:
         return ADAPTERS if config.lora.is_on else ALL_WEIGHTS
     return LARGER if config.model.size == "100m" else TINY
+
+
+def rates_of(shape: ModelShape | None) -> Rates:
+    """The learning rates for all weights of a model, to one digit; of a large model if its sizes are not known."""
+    size = min(max(shape.parameters if shape else math.inf, RATES[0].parameters), RATES[-1].parameters)
+    low, high = next(pair for pair in pairwise(RATES) if size <= pair[1].parameters)
+    part = math.log(size / low.parameters) / math.log(high.parameters / low.parameters)
+    reinforced, supervised = (float(f"{a * (b / a) ** part:.0e}") for a, b in zip(low[1:], high[1:], strict=True))
+    return Rates(size, reinforced, supervised)
 
 
 def rising_steps(config: RunConfig, steps: int) -> int:
@@ -96,10 +129,14 @@ def _defaults(config: RunConfig, shape: ModelShape | None) -> Iterator[tuple[str
     """Name, value and reason of each default. A limit is of training.seq_len, else of the environment or the case."""
     case, env, longest = case_of(config), config.env, config.training.seq_len
     yield "warmup.steps", case.warmup_steps, case.name if config.algorithm else ""
-    yield "training.learning_rate", case.learning_rate if config.algorithm else case.supervised_rate, case.name
+    rates, factor = rates_of(shape), ADAPTER_FACTOR if config.lora.is_on else 1
+    size = f", {shape.parameters / 1e6:,.0f} million parameters" if shape is not None and config.model.path else ""
+    reinforced, supervised = (float(f"{factor * rate:g}") for rate in (rates.reinforced, rates.supervised))
+    yield "training.learning_rate", reinforced if config.algorithm else supervised, case.name + size
+    yield MICRO_BATCH, 4096, ""
     warmup = case.warmup_steps if config.warmup.steps == BY_CASE else config.warmup.steps
     has_demonstrations = warmup > 0 if config.algorithm else env.name
-    yield "warmup.learning_rate", case.supervised_rate, case.name if has_demonstrations else ""
+    yield "warmup.learning_rate", supervised, case.name + size if has_demonstrations else ""
     try:
         declared = declared_limits(env_class(env.name), env.options, name=env.name) if env.name else {}
     except UserError:

@@ -7,7 +7,7 @@ of dictionaries by name (`--env.options.level 2`) and short names of sections, a
 from __future__ import annotations
 
 import typing
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, TypeVar
@@ -27,13 +27,14 @@ def parse(
     Args:
         config_class: a dataclass of dataclasses, all with defaults.
         arguments: `--name value` or `--name=value`; `--name` alone is true. `--config FILE` reads YAML first. A dash
-            within a name is an underscore. The last value counts; an entry of a dictionary gets a list of all.
+            within a name is an underscore. The last of several numbers or choices counts; two texts of one setting are
+            refused, for they look like a list. An entry of a dictionary gets a list of all.
         short: short name -> dotted name of a setting or of a section, for example {"steps": "training.steps",
             "trainer": "services.trainer"}: then `--trainer.procs 2` sets services.trainer.procs.
         saved: values in the place of defaults, nested as `dataclasses.asdict` returns them.
 
     Raises:
-        UserError: for an unknown option, a missing or a malformed value.
+        UserError: for an unknown option, a missing or a malformed value, or two values of one setting.
     """
     config = config_class()
     settings, options = _Settings(config, short), dict[str, list[str]]()
@@ -41,8 +42,12 @@ def parse(
         options[name] = [*options.pop(name, ()), text]
     files = [(path, _read_yaml(path)) for path in options.pop("config", ())]
     for source, data in [("the saved config", saved or {}), *files]:
-        for name, value in flatten(data):
+        given = list(flatten(data))
+        settings.check_once(given, source)
+        for name, value in given:
             settings.give(name, value, source)
+    given = [(name, text) for name, texts in options.items() for text in texts if settings.is_text(name)]
+    settings.check_once(given, "the command line")
     for name, texts in options.items():
         is_list = len(texts) > 1 and settings.is_entry(settings.dotted(name))
         settings.give(name, texts if is_list else texts[-1], "the command line")
@@ -76,6 +81,18 @@ class _Settings:
                 follows = f", and {following!r} is an option: a value like that is written --{name}={following}"
                 raise UserError(f"--{name} needs a value{follows if rest else ''}")
             yield name, value
+
+    def check_once(self, given: Iterable[tuple[str, Any]], source: str) -> None:
+        """Check that a source gives each setting one value, under all of its names."""
+        before: dict[str, tuple[str, Any]] = {}
+        for name, value in given:
+            dotted = self.dotted(name)
+            other, first = before.get(dotted, (name, value))
+            if first != value and not self.is_entry(dotted):
+                raise UserError(
+                    f"{source}: --{other} is {first!r} and --{name} is {value!r}, two values of one setting: give one"
+                )
+            before[dotted] = name, value
 
     def give(self, name: str, value: Any, source: str) -> None:
         """Set a value of a file or of the command line, converted to the type of the setting."""
@@ -112,6 +129,11 @@ class _Settings:
     def is_entry(self, dotted: str) -> bool:
         """Whether this is the name of an entry of a dictionary."""
         return any(dotted.startswith(f"{name}.") for name in self._dictionaries)
+
+    def is_text(self, name: str) -> bool:
+        """Whether this is the name of a setting that is a text, such as a path, or a list."""
+        kind = self._kinds.get(self.dotted(name))
+        return kind is str or typing.get_origin(kind) is list
 
     def _nearest(self, dotted: str) -> str:
         """A name that is nearly the same, else the same setting of another section, else a similar name; or ""."""

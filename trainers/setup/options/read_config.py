@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+import os
+import shutil
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -27,7 +29,7 @@ def read_config(config_class: type[C], arguments: Sequence[str]) -> C:
     """Build the config of a run from its command line: defaults, then files, then the other options.
 
     A resumed run takes the settings of its checkpoint as defaults. Trainer, generator and reference model are on GPUs
-    if there are some, unless a setting says otherwise.
+    if there are some, and a trainer on GPUs packs rows and is compiled where it can, unless a setting says otherwise.
 
     Raises:
         UserError: for an unknown option, a malformed value, or two settings that contradict each other.
@@ -47,7 +49,17 @@ def read_config(config_class: type[C], arguments: Sequence[str]) -> C:
     if gpus_available() and not config.training.deterministic:
         services = (name for name in ("generator", "trainer", "ref_model") if getattr(config.services, name).procs)
         saved["services"] = {name: {"with_gpus": True} for name in services}
+    config = parse(config_class, arguments, SHORT_OPTIONS, saved=saved)
+    if not config.services.trainer.with_gpus:
+        return config
+    # Measured in docs/gpu.md: both save time on a GPU, and neither changes what is computed.
+    saved["training"] = {"packing": config.training.attention != "sdpa", "compile": _has_c_compiler()}
     return parse(config_class, arguments, SHORT_OPTIONS, saved=saved)
+
+
+def _has_c_compiler() -> bool:
+    """Whether Triton can build what it compiles for a GPU."""
+    return bool(os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang"))
 
 
 def _check_settings(checkpoint: Checkpoint, config: RunConfig) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -35,7 +36,7 @@ class CudaIpcStore(SegmentStore):
     async def close(self) -> None:
         # At its end torch removes the counter file of this process's own memory, and aborts if the file is gone.
         for name in self._writable:
-            (self.folder / name).with_suffix(OUTSIDE).unlink(missing_ok=True)
+            _name_files((self.folder / name).with_suffix(OUTSIDE))
         await super().close()
 
     def _make(self, segment: Path, size: int, device: torch.device) -> Tensor:
@@ -50,8 +51,7 @@ class CudaIpcStore(SegmentStore):
             flat = allocate(size, device, purpose="for a copy of the weights", remedy=remedy)
         rebuild, arguments = reduce_tensor(flat)
         # torch counts the users of the memory in a file, which stays behind if the trainer is killed.
-        counter = SHARED_MEMORY / arguments[_COUNTER].decode().lstrip("/")
-        segment.with_suffix(OUTSIDE).write_text(str(counter))
+        _name_files(segment.with_suffix(OUTSIDE), SHARED_MEMORY / arguments[_COUNTER].decode().lstrip("/"))
         segment.write_bytes(pickle.dumps((rebuild, arguments)))
         return flat
 
@@ -75,6 +75,16 @@ class CudaIpcStore(SegmentStore):
         import torch
 
         torch.cuda.synchronize()
+
+
+def _name_files(outside: Path, *counters: Path) -> None:
+    """Name the files in shared memory that have to go with a segment.
+
+    torch hands the memory over with an event that other processes can wait for. The CUDA driver makes a file for each
+    process with such events, cuda.shm.USER.PROCESS.NUMBER with both in hexadecimal, and never removes it.
+    """
+    of_driver = SHARED_MEMORY.glob(f"cuda.shm.*.{os.getpid():x}.*")
+    outside.write_text("\n".join(map(str, [*counters, *of_driver])))
 
 
 @contextmanager

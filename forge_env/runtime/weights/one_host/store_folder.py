@@ -58,7 +58,7 @@ class StoreFolder:
 
 
 def remove_folder(path: Path) -> None:
-    """Remove the folder of a store, and the files beside it that are named in a `*.outside` file in it.
+    """Remove the folder of a store, and the files beside it that a `*.outside` file in it names, one a line.
 
     Only files of this user are removed, and no link is followed: in a folder that all users share, a name does not tell
     who made the file.
@@ -71,7 +71,9 @@ def remove_folder(path: Path) -> None:
         for name in os.listdir(descriptor):
             if name.endswith(OUTSIDE):
                 with suppress(OSError, ValueError):
-                    _remove_beside(path.parent, Path(_read_own(name, descriptor)))
+                    for line in _read_own(name, descriptor).splitlines():
+                        with suppress(OSError):
+                            _remove_beside(path.parent, Path(line))
     finally:
         os.close(descriptor)
     shutil.rmtree(path, ignore_errors=True)

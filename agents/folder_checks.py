@@ -1,0 +1,32 @@
+"""What every use of a model's folder needs, checked before an engine or a trainer starts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from agents.model_weights import check_head
+from agents.renderer.conversation_format import Thinking, ToolsForm
+from agents.renderer.rendering import Renderer
+from agents.served_tokenizer import ServedTokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedFolder:
+    """A folder that can be used."""
+
+    renderer: Renderer
+    tokenizer: str
+    """How programs that serve the folder tokenise otherwise, see `ServedTokenizer.check`; "" if they do not."""
+
+
+def check_folder(folder: Path, thinking: Thinking, tools: ToolsForm = "auto") -> CheckedFolder:
+    """Check the template, the tokenizer, the thinking and the output layer of a Hugging Face folder.
+
+    Raises:
+        UserError: one of them cannot be used.
+    """
+    check_head(folder)
+    with ServedTokenizer(folder) as served:  # its process works meanwhile
+        renderer = Renderer(folder, thinking=thinking, tools=tools)
+        return CheckedFolder(renderer, served.check())

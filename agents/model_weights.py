@@ -1,0 +1,113 @@
+"""The weights of a Hugging Face folder, as its safetensors files have them: names, shapes and single rows.
+
+No tensor is loaded whole.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from agents.model_folder import config_of, weight_files
+from forge_env.core.errors import UserError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+"""The input embedding and the output layer in Hugging Face's names: a row for each token of the vocabulary."""
+_AT_ONCE = 8192  # rows
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a tensor is."""
+
+    file: Path
+    shape: tuple[int, ...]
+
+
+def places(files: Iterable[Path]) -> dict[str, Place]:
+    """The tensors of safetensors files by name, from the headers.
+
+    Raises:
+        UserError: a file is damaged.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    there: dict[str, Place] = {}
+    for path in files:
+        try:
+            with safe_open(path, framework="np") as file:
+                there |= {name: Place(path, tuple(file.get_slice(name).get_shape())) for name in file.keys()}  # noqa: SIM118
+        except SafetensorError as error:
+            raise UserError(f"{path} is damaged: {error}; copy it again") from None
+    return there
+
+
+def rows(place: Place, name: str, ids: Sequence[int]) -> Tensor:
+    """Rows of a matrix: (ids, columns), float32."""
+    import torch
+    from safetensors import safe_open
+
+    with safe_open(place.file, framework="pt") as file:
+        matrix: Any = file.get_slice(name)
+        return torch.stack([matrix[token : token + 1][0] for token in ids]).float()
+
+
+def write_rows(path: Path, name: str, new: Mapping[int, Tensor]) -> None:
+    """Replace rows of a matrix in a safetensors file, where they are in it.
+
+    Args:
+        path: of the file, which nobody reads meanwhile.
+        name: of the matrix.
+        new: the rows by number, each (columns,).
+    """
+    import torch
+    from safetensors import safe_open
+
+    with safe_open(path, framework="pt") as content:
+        dtype = content.get_slice(name)[0:1].dtype
+    with path.open("r+b") as file:
+        (size,) = struct.unpack("<Q", file.read(8))
+        start, _ = json.loads(file.read(size))[name]["data_offsets"]
+        for number, row in new.items():
+            data = row.to(dtype).contiguous().view(torch.uint8).numpy().tobytes()
+            file.seek(8 + size + start + number * len(data))
+            file.write(data)
+
+
+def check_head(folder: Path) -> None:
+    """Check the output layer of a model whose config.json says that it is the embedding.
+
+    A folder may hold an equal copy of the embedding. Of another one, transformers and vLLM would compute with the
+    file's, and the trainer with the embedding.
+
+    Raises:
+        UserError: the two differ.
+    """
+    if not config_of(folder).get("tie_word_embeddings"):
+        return
+    there = places(weight_files(folder))
+    if HEAD not in there or EMBEDDING not in there or _equal(there[EMBEDDING], there[HEAD]):
+        return
+    raise UserError(
+        f"the model folder {folder} says tie_word_embeddings: true, and holds a {HEAD} that differs from its "
+        f"{EMBEDDING}: set tie_word_embeddings to false in its config.json if the model has an output layer of its "
+        f"own, or remove {HEAD} from its files"
+    )
+
+
+def _equal(embedding: Place, head: Place) -> bool:
+    from safetensors import safe_open
+
+    if embedding.shape != head.shape:
+        return False
+    with safe_open(embedding.file, framework="pt") as one, safe_open(head.file, framework="pt") as other:
+        first, second = one.get_slice(EMBEDDING), other.get_slice(HEAD)
+        parts = (slice(start, start + _AT_ONCE) for start in range(0, embedding.shape[0], _AT_ONCE))
+        return all(bool((first[part] == second[part]).all()) for part in parts)

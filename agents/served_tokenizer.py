@@ -1,0 +1,155 @@
+"""What transformers makes of a model's tokenizer, against its tokenizer.json.
+
+A run, an evaluation and an export tokenise by tokenizer.json alone. Other programs, vLLM's server among them, use the
+class that tokenizer_config.json names, and some classes replace parts of tokenizer.json.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from forge_env.core.errors import UserError
+
+PLAIN = "PreTrainedTokenizerFast"
+"""The class of transformers that keeps to tokenizer.json."""
+REMEDY = f"set tokenizer_class to {PLAIN} in its tokenizer_config.json"
+SECONDS = 300.0
+"""Time limit of the other process."""
+TEXTS = (
+    "In 1945 it was 12,345.67 of 1000000, or 3.",
+    "  two spaces,   three\tand a tab ",
+    "one line\nanother\n\nand one after an empty line\r\n",
+    "I'm sure they'll say it isn't HE'S; we've, you'd",
+    "naïve café, über, Żółw; e\u0301 ﬁ ½ ™",
+    "Привет, мир! Ελληνικά. 你好，世界。こんにちは 한국어 العربية हिन्दी ไทย",
+    "🙂 👩‍💻 ∑ₙ x² ≤ ∞ → −5",
+    'def f(x):\n    return {"a": [x ** 2, None]}  # ok\n',
+    "<b>bold</b> \\frac{1}{2} $x_i$ a_b-c/d @e #f",
+    "",
+)
+"""Texts in which tokenizers differ: digits, spaces, ends of lines, contractions, accents, other scripts."""
+_CHILD = """
+import json, logging, os, sys, tempfile
+sys.modules["torch"] = None  # transformers needs it for models only, and its import takes seconds
+logging.disable(logging.CRITICAL)
+out, sys.stdout = sys.stdout, sys.stderr
+from transformers import AutoTokenizer
+
+def read(folder):
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        ids = [tokenizer.encode(text, add_special_tokens=False) for text in texts]
+        return {"name": type(tokenizer).__name__, "ids": ids}
+    except Exception as error:
+        return {"error": f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"}
+
+folder, texts, config, expected = json.load(sys.stdin)
+answer = {"given": read(folder)}
+if answer["given"].get("ids") != expected:
+    with tempfile.TemporaryDirectory() as other:
+        for name in ("config.json", "tokenizer.json"):
+            os.symlink(os.path.join(folder, name), os.path.join(other, name))
+        with open(os.path.join(other, "tokenizer_config.json"), "w") as file:
+            file.write(config)
+        answer["plain"] = read(other)
+json.dump(answer, out)
+"""
+
+
+class ServedTokenizer:
+    """The tokenizer that transformers makes of a folder, in a process of its own, which starts at once.
+
+    Use it with `with`: the process ends with the block.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        from agents.renderer.tokenizer import FastTokenizer
+
+        self._folder = folder
+        tokenizer = FastTokenizer(folder)
+        self._texts = [*TEXTS, *(f"a {mark}b" for mark in _marks(folder, tokenizer.special_tokens))]
+        self._ids = [tokenizer.encode(text) for text in self._texts]
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", _CHILD],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            encoding="utf-8",
+        )
+
+    def __enter__(self) -> ServedTokenizer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.kill()
+        self._process.communicate()
+
+    def check(self) -> str:
+        """Compare it with tokenizer.json; returns the difference in words, or "" if there is none.
+
+        With the text of `plain_config` as its tokenizer_config.json, the folder has none.
+
+        Raises:
+            UserError: transformers has other tokens whatever tokenizer_config.json says, or makes no tokenizer.
+        """
+        answer = self._answer()
+        problem = self._problem(answer["given"])
+        if not problem:
+            return ""
+        if not self._problem(answer.get("plain", answer["given"])):
+            return problem
+        raise UserError(
+            f"{problem}, and does so with the tokenizer_class {PLAIN}, too: save the tokenizer anew, for example by "
+            "AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)"
+        )
+
+    def _problem(self, answer: dict[str, Any]) -> str:
+        if "error" in answer:
+            return f"transformers cannot make the tokenizer of {self._folder}: {answer['error']}"
+        for text, ours, theirs in zip(self._texts, self._ids, answer["ids"], strict=True):
+            if theirs != ours:
+                return (
+                    f"the tokenizer of {self._folder} has two meanings: for {text!r} tokenizer.json gives the tokens "
+                    f"{_part(ours, theirs)}, and transformers' {answer['name']}, which servers use, gives "
+                    f"{_part(theirs, ours)}"
+                )
+        return ""
+
+    def _answer(self) -> dict[str, Any]:
+        given = json.dumps([str(self._folder.resolve()), self._texts, plain_config(self._folder), self._ids])
+        try:
+            out, errors = self._process.communicate(given, timeout=SECONDS)
+        except subprocess.TimeoutExpired:
+            return {"given": {"error": f"it took more than {SECONDS:g} s"}}
+        try:
+            answer: dict[str, Any] = json.loads(out)
+        except ValueError:
+            return {"given": {"error": (errors.strip().splitlines() or ["its process ended without a word"])[-1]}}
+        return answer
+
+
+def plain_config(folder: Path) -> str:
+    """The tokenizer_config.json of a folder, with the class that keeps to tokenizer.json."""
+    path = folder / "tokenizer_config.json"
+    config = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    return json.dumps({**config, "tokenizer_class": PLAIN}, indent=2, ensure_ascii=False) + "\n"
+
+
+def _marks(folder: Path, special: Sequence[str]) -> list[str]:
+    """The special tokens of tokenizer.json and of tokenizer_config.json, which may differ."""
+    path = folder / "tokenizer_config.json"
+    config = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    added = (config.get("added_tokens_decoder") or {}).values()
+    return list(dict.fromkeys([*special, *(token["content"] for token in added)]))
+
+
+def _part(ids: Sequence[int], others: Sequence[int]) -> list[int]:
+    """A few tokens from the first difference on."""
+    first = next((i for i, (a, b) in enumerate(zip(ids, others, strict=False)) if a != b), min(len(ids), len(others)))
+    return list(ids[first : first + 6])

@@ -1,0 +1,266 @@
+"""What a start, an evaluation or a process of a run would refuse of a model's folder, the plan refuses in its words."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoTokenizer
+
+from agents.generator.local import open_vllm
+from agents.renderer.rendering import Renderer
+from agents.renderer.tokenizer import FastTokenizer
+from agents.served_tokenizer import ServedTokenizer, plain_config
+from forge_env.core.errors import UserError
+from forge_env.registry.agent_spec import AgentSettings
+from tests.helpers.model_folders import change_json, change_weights, make_model_folder
+from trainers.grpo import GRPO, Config
+from trainers.lora import Lora
+from trainers.model.families import read_config as read_model_config
+from trainers.model.new_rows import make_folder, untrained
+from trainers.setup.describe import describe_plan
+from trainers.setup.options.read_config import read_config
+from trainers.setup.plan import make_plan
+from trainers.setup.run_plan import RunPlan
+from trainers.sft import SFT
+from trainers.titan.trainer import TitanSettings, TitanTrainer
+
+EMBEDDING = "model__embed_tokens__weight"
+
+
+@pytest.fixture
+def folder(tmp_path: Path, tiny_model: Path) -> Path:
+    return make_model_folder(tmp_path / "model", tiny_model, tie_word_embeddings=True)
+
+
+def plan_of(folder: Path, *options: str) -> RunPlan:
+    return make_plan(read_config(Config, ["--env", "math", "--model", str(folder), *options]), GRPO)
+
+
+def lines(plan: RunPlan, name: str) -> list[str]:
+    return [text for line, text in describe_plan(plan) if line == name]
+
+
+def rendered(folder: Path) -> None:
+    Renderer(folder)
+
+
+def trained(folder: Path) -> None:
+    TitanTrainer(folder, TitanSettings()).close()
+
+
+def another_template(folder: Path) -> None:
+    (folder / "chat_template.jinja").write_text("{{ raise_exception('this template is for others') }}")
+
+
+def another_head(folder: Path) -> None:
+    change_weights(folder, lm_head__weight=load_file(folder / "model.safetensors")["model.embed_tokens.weight"] + 1e-3)
+
+
+def no_norm(folder: Path) -> None:
+    change_weights(folder, model__norm__weight=None)
+
+
+def one_too_many(folder: Path) -> None:
+    change_weights(folder, model__extra__weight=load_file(folder / "model.safetensors")["model.norm.weight"])
+
+
+def wider(folder: Path) -> None:
+    change_json(folder / "config.json", intermediate_size=400)
+
+
+def cut(folder: Path) -> None:
+    os.truncate(folder / "model.safetensors", 5000)
+
+
+def sliding(folder: Path) -> None:
+    change_json(folder / "config.json", layer_types=["sliding_attention"] * 2)
+
+
+REFUSED: list[tuple[Callable[[Path], None], Callable[[Path], None], str]] = [
+    (another_template, rendered, "chat template"),
+    (another_head, trained, "holds a lm_head.weight that differs from its model.embed_tokens.weight"),
+    (no_norm, trained, "lacks weight model.norm.weight"),
+    (one_too_many, trained, "has a superfluous weight model.extra.weight"),
+    (wider, trained, "where (128, 400) is expected"),
+    (cut, trained, "model.safetensors is damaged"),
+    (sliding, lambda folder: read_model_config(folder / "config.json") and None, "sliding windows"),
+]
+"""A change of a good folder, what refuses it in a process of the run, and a part of its sentence."""
+
+
+@pytest.mark.parametrize(("change", "start", "words"), REFUSED)
+def test_the_plan_refuses_a_folder_as_the_start_does(
+    folder: Path, change: Callable[[Path], None], start: Callable[[Path], None], words: str
+) -> None:
+    change(folder)
+    with pytest.raises(UserError) as of_start:
+        start(folder)
+    assert words in str(of_start.value)
+    with pytest.raises(UserError) as of_plan:
+        plan_of(folder)
+    assert str(of_plan.value) == str(of_start.value)
+    with pytest.raises(UserError) as of_supervised:
+        make_plan(read_config(SFT.config, ["--env", "math", "--model", str(folder)]), SFT)
+    assert str(of_supervised.value) == str(of_start.value)
+
+
+@pytest.mark.parametrize("change", [another_template, another_head])
+async def test_an_evaluation_refuses_a_folder_before_it_starts_an_engine(
+    folder: Path, change: Callable[[Path], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    change(folder)
+    with pytest.raises(UserError) as of_plan:
+        plan_of(folder)
+    monkeypatch.delattr("agents.generator.local.LocalPolicy")
+    with pytest.raises(UserError) as caught:
+        async with open_vllm(str(folder), AgentSettings(env="math")):
+            pass
+    assert str(caught.value) == str(of_plan.value)
+
+
+def test_an_equal_copy_of_the_embedding_is_fine(folder: Path) -> None:
+    change_weights(folder, lm_head__weight=load_file(folder / "model.safetensors")["model.embed_tokens.weight"].clone())
+    plan_of(folder).check()
+
+
+# ---- the tokenizer that others make of the folder ----
+
+
+def test_a_tokenizer_with_two_meanings_is_named_and_the_export_has_one(folder: Path) -> None:
+    assert plan_of(folder).model.tokenizer == ""
+    change_json(folder / "tokenizer_config.json", tokenizer_class="GPT2Tokenizer")
+    (warning,) = [text for text in lines(plan_of(folder), "warning") if "tokenizer" in text]
+    assert (
+        "two meanings: for 'In 1945 it was" in warning
+        and "GPT2Tokenizer" in warning
+        and "PreTrainedTokenizerFast" in warning
+    )
+    ours, text = FastTokenizer(folder), "In 1945 it was 12,345.67"
+    assert AutoTokenizer.from_pretrained(folder).encode(text) != ours.encode(text)
+    (folder / "tokenizer_config.json").write_text(plain_config(folder))
+    assert AutoTokenizer.from_pretrained(folder).encode(text) == ours.encode(text)
+    assert plan_of(folder).model.tokenizer == ""
+
+
+def test_a_tokenizer_that_no_class_reads_as_it_is_written_is_refused(folder: Path) -> None:
+    """transformers takes its Qwen2Tokenizer for each qwen2, whatever tokenizer_config.json names."""
+    change_json(folder / "config.json", architectures=["Qwen2ForCausalLM"], model_type="qwen2")
+    with ServedTokenizer(folder) as served, pytest.raises(UserError, match=r"Qwen2Tokenizer.*save the tokenizer anew"):
+        served.check()
+
+
+def test_a_folder_of_which_transformers_makes_no_tokenizer_is_refused(folder: Path) -> None:
+    change_json(folder / "tokenizer_config.json", added_tokens_decoder={"3": {"content": 5}})
+    with pytest.raises(UserError, match="transformers cannot make the tokenizer"):
+        plan_of(folder)
+
+
+def test_tokens_of_the_settings_alone_are_compared_too(folder: Path) -> None:
+    added = {
+        "content": "<|new|>",
+        "special": True,
+        "lstrip": False,
+        "rstrip": False,
+        "normalized": False,
+        "single_word": False,
+    }
+    change_json(folder / "tokenizer_config.json", added_tokens_decoder={"700": added})
+    with pytest.raises(UserError, match=r"for 'a <\|new\|>b' tokenizer.json gives"):
+        plan_of(folder)
+
+
+# ---- an adapter to start from ----
+
+
+def test_an_adapter_that_does_not_fit_its_model_is_refused(folder: Path, tmp_path: Path) -> None:
+    trainer = TitanTrainer(folder, TitanSettings(lora=Lora(rank=4, alpha=8.0, targets=("q_proj",))))
+    trainer.export_adapter(str(tmp_path / "adapter"))
+    trainer.close()
+    options = (f"--lora.adapter={tmp_path / 'adapter'}", "--lora.rank=4", "--lora.alpha=8")
+    plan_of(folder, *options, "--lora.targets=q_proj").check()
+    with pytest.raises(
+        UserError, match=r"lacks .*k_proj.lora_A.weight, which does not fit lora.targets, q_proj,k_proj"
+    ):
+        plan_of(folder, *options, "--lora.targets=q_proj,k_proj")
+
+
+# ---- tokens that were never trained ----
+
+
+def equal_rows(folder: Path, matrix: str = EMBEDDING) -> None:
+    """Give the two marks of calls one row, as in a model to whose tokenizer they were added."""
+    weights = load_file(folder / "model.safetensors")[matrix.replace("__", ".")]
+    first, second = FastTokenizer(folder).convert_tokens_to_ids(["<tool_call>", "</tool_call>"])
+    weights[second] = weights[first] * 1.5
+    change_weights(folder, **{matrix: weights})
+
+
+def test_marks_that_were_never_trained_are_named(folder: Path) -> None:
+    assert not any("never trained" in text for text in lines(plan_of(folder), "warning"))
+    equal_rows(folder)
+    (warning,) = [text for text in lines(plan_of(folder), "warning") if "never trained" in text]
+    assert warning.startswith("<tool_call>, </tool_call> of the chat template were never trained")
+    assert "--model.new_rows on" in warning
+    plan = plan_of(folder, "--model.new_rows=on")
+    assert not any("never trained" in text for text in lines(plan, "warning"))
+    (line,) = lines(plan, "new rows")
+    assert line.startswith("<tool_call>, </tool_call> get rows of their own")
+
+
+def test_an_output_layer_of_its_own_counts_for_what_the_model_writes(tmp_path: Path, tiny_model: Path) -> None:
+    folder = make_model_folder(tmp_path / "model", tiny_model, tie_word_embeddings=False)
+    head = load_file(folder / "model.safetensors")["lm_head.weight"]
+    for mark in ("<tool_response>", "</tool_call>"):
+        head[FastTokenizer(folder).convert_tokens_to_ids(mark)] = 0
+    change_weights(folder, lm_head__weight=head)
+    assert untrained(folder, Renderer(folder)) == {"lm_head.weight": ("</tool_call>",)}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_new_rows_are_the_mean_of_the_pieces_and_nothing_else_changes(
+    folder: Path, tmp_path: Path, dtype: torch.dtype
+) -> None:
+    equal_rows(folder)
+    before = {name: tensor.to(dtype) for name, tensor in load_file(folder / "model.safetensors").items()}
+    change_weights(folder, **{name.replace(".", "__"): tensor for name, tensor in before.items()})
+    change_weights(folder, lm_head__weight=before["model.embed_tokens.weight"].clone())  # a copy gets the same rows
+    marks = untrained(folder, Renderer(folder))
+    make_folder(folder, marks, tmp_path / "new", seed=3)
+    make_folder(folder, marks, tmp_path / "again", seed=3)
+    after = load_file(tmp_path / "new" / "model.safetensors")
+    assert (tmp_path / "again" / "model.safetensors").read_bytes() == (tmp_path / "new/model.safetensors").read_bytes()
+    assert torch.equal(after["lm_head.weight"], after["model.embed_tokens.weight"])
+    tokenizer = FastTokenizer(folder)
+    ids = tokenizer.convert_tokens_to_ids(["<tool_call>", "</tool_call>"])
+    old, new = before.pop("model.embed_tokens.weight"), after["model.embed_tokens.weight"]
+    others = [token for token in range(len(old)) if token not in ids]
+    assert torch.equal(old[others], new[others]) and all(torch.equal(after[name], before[name]) for name in before)
+    rows = new[ids].float()
+    assert rows.norm(dim=1).tolist() == pytest.approx([old.float().norm(dim=1).median().item()] * 2, rel=0.05)
+    assert torch.cosine_similarity(*rows, dim=0) < 0.99
+    pieces = [token for part in ("<", "tool", "_call", ">") for token in tokenizer.encode(part)]
+    assert torch.cosine_similarity(rows[0], old[pieces].float().mean(dim=0), dim=0) > 0.5
+    assert untrained(tmp_path / "new", Renderer(folder)) == {}
+    assert {path.name for path in (tmp_path / "new").iterdir()} == {path.name for path in folder.iterdir()}
+
+
+def test_files_of_weights_without_new_rows_are_links(folder: Path, tmp_path: Path) -> None:
+    equal_rows(folder)
+    weights = load_file(folder / "model.safetensors")
+    parts = {"one.safetensors": {}, "two.safetensors": {}}
+    for name, tensor in weights.items():
+        parts["one.safetensors" if "embed" in name else "two.safetensors"][name] = tensor
+    for file, tensors in parts.items():
+        save_file(tensors, folder / file, metadata={"format": "pt"})
+    (folder / "model.safetensors").unlink()
+    index = {"weight_map": {name: file for file, tensors in parts.items() for name in tensors}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    make_folder(folder, untrained(folder, Renderer(folder)), tmp_path / "new", seed=0)
+    assert (tmp_path / "new" / "two.safetensors").is_symlink() and not (tmp_path / "new/one.safetensors").is_symlink()
+    TitanTrainer(tmp_path / "new", TitanSettings()).close()

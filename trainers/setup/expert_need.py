@@ -1,0 +1,100 @@
+"""What an environment's expert needs of an episode, found out by playing it: default limits that would cut it off grow.
+
+An environment is played for a plan only if its instances share nothing: one that opens sandboxes or processes is first
+played when the run starts, see `trainers.model.make`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import threading
+from collections.abc import Mapping
+from typing import Any, NamedTuple, TypeVar
+
+from forge_env.core.episode import Episode
+from forge_env.core.errors import UserError
+from forge_env.rollout.factory import EnvFactory, make
+from forge_env.utils.settings import with_values
+from trainers.config import RunConfig
+from trainers.model.expert import solved_by_expert, too_few_turns
+from trainers.setup.options.defaults import Default
+
+C = TypeVar("C", bound=RunConfig)
+
+TASKS, SECONDS = 4, 5.0
+"""Tasks that the expert plays, and the time that a plan waits for it."""
+LETTERS = 4.0
+"""Letters of a token of an expert's turn at least, with calls as JSON; the tiny tokenizer has 4 to 7 of them in the
+longest turns of math, code_exec and examples/filing_cabinet.py."""
+MARKS, GRAIN = 8, 32
+"""Tokens of a turn's marks, and the multiple to which a limit of tokens is rounded up."""
+
+
+class Need(NamedTuple):
+    """What the longest of the expert's episodes took."""
+
+    turns: int
+    turn_tokens: int
+    """Of its longest turn, as an estimate: the tokenizer may not be made yet."""
+
+
+def with_room_for_expert(config: C, defaults: Mapping[str, Default]) -> tuple[C, dict[str, Default]]:
+    """Raise the default limits of an episode to what the environment's expert needs.
+
+    Raises:
+        UserError: the run begins with demonstrations, and a limit that the user gave ends the expert's episodes.
+    """
+    found = dict(defaults)
+    if (need := _need_of(config)) is None:
+        return config, found
+    turns = config.env.max_turns
+    is_shown = not config.model.path or config.warmup.steps > 0 or config.algorithm is None
+    if turns < need.turns and is_shown and not defaults["env.max_turns"].is_taken:
+        raise UserError(too_few_turns(config.env.name, need.turns, turns))
+    for name, least in (("env.max_turns", need.turns), ("env.max_turn_tokens", need.turn_tokens)):
+        default = found[name]
+        if default.is_taken and default.value < least:
+            found[name] = Default(least, f"what the expert of {config.env.name} needs", is_taken=True)
+    return with_values(config, {name: int(found[name].value) for name in found if found[name] != defaults[name]}), found
+
+
+def _need_of(config: RunConfig) -> Need | None:
+    """What the expert needs; None if it is not known without starting anything, or within `SECONDS`."""
+    if not config.env.name or config.dataset.path:
+        return None
+    try:
+        factory = make(config.env.name, **config.env.options)
+        if not hasattr(factory.env_class, "expert") or factory.env_class.shared or factory.effects():
+            return None
+    except UserError:
+        return None  # the checks of the environment report it
+    results: list[Need | None] = []
+    thread = threading.Thread(target=lambda: results.append(_played(factory, config.training.seed)), daemon=True)
+    thread.start()
+    thread.join(SECONDS)
+    return results[0] if results else None
+
+
+def _played(factory: EnvFactory, seed: int) -> Need | None:
+    async def play() -> list[Episode]:
+        async with factory:
+            drawn = factory.tasks("train", count=TASKS, seed=seed, seconds=SECONDS, at_most=True)
+            return await solved_by_expert(factory, [task for task in drawn if factory.env_class.can_demonstrate(task)])
+
+    try:
+        episodes = asyncio.run(play())
+    except Exception:  # of the user's code: the start reports it
+        return None
+    if not episodes:
+        return None
+    longest = max(_letters(turn.message) for episode in episodes for turn in episode.turns)
+    tokens = math.ceil((longest / LETTERS + MARKS) / GRAIN) * GRAIN
+    return Need(max(len(episode.turns) for episode in episodes), tokens)
+
+
+def _letters(message: Mapping[str, Any]) -> int:
+    """Letters of an assistant message, with its calls as JSON."""
+    calls = message.get("tool_calls") or ()
+    return len(message.get("content") or "") + sum(len(json.dumps(call.get("function", {}))) for call in calls)
