@@ -121,7 +121,8 @@ def _answers(renderer: Renderer, *, with_tools: bool) -> Iterator[tuple[Message,
             }
             for index, (name, arguments) in enumerate(calls)
         ]
-        content = "Now both:" if number else ""
+        # Calls without a mark cannot stand behind other words.
+        content = "Now both:" if number and form.dialect not in ("xlam", "pythonic") else ""
         results: list[Message] = [
             {"role": "tool", "content": text, "tool_call_id": call["id"], "name": call["function"]["name"]}
             for text, call in zip(("A letter.\n", '{"x": [1]}'), made, strict=False)
@@ -138,7 +139,7 @@ class Judge:
     def __init__(self, folder: Path) -> None:
         from transformers import PreTrainedTokenizerFast
 
-        config = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
+        config = _config_of(folder)
         tokens = {
             name: config[name] for name in ("bos_token", "eos_token", "unk_token", "pad_token") if config.get(name)
         }
@@ -214,16 +215,20 @@ def compare(
 
 
 def _misread(renderer: Renderer, turn: Turn, tools: Sequence[ToolSpec]) -> str:
-    """What is read otherwise than it was written, "" if nothing is."""
-    action = renderer.read(turn.token_ids, "stop", tools)
-    wanted = [(call.name, call.arguments) for call in from_openai(turn.message)]
+    """What is read otherwise than it was written, "" if nothing is. Templates may drop thoughts, and text at calls."""
+    action, text = renderer.read(turn.token_ids, "stop", tools), renderer.decode(turn.token_ids)
+    message = turn.message
+    wanted = [(call.name, call.arguments) for call in from_openai(message)]
     got = [(call.name, call.arguments) for call in action.tool_calls]
-    content = action.message["content"].strip()
+    thought = message.get("reasoning_content", "")
     for what, one, other in (
         ("calls", wanted, got),
-        # Some templates drop the text beside a call.
-        ("content", turn.message["content"].strip() if not wanted else content, content),
-        ("thought", turn.message.get("reasoning_content", ""), action.message.get("reasoning_content", "")),
+        (
+            "content",
+            message["content"].strip() if message["content"] in text else "",
+            action.message["content"].strip(),
+        ),
+        ("thought", thought if thought in text else "", action.message.get("reasoning_content", "")),
     ):
         if one != other:
             return f"its {what} {one!r:.150} are read as {other!r:.150}"
