@@ -74,7 +74,11 @@ def install(folder: Path) -> None:
         UserError: when the command fails, with its last words.
     """
     uv = shutil.which("uv", path=os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]))
-    pip = [uv, "pip", "install", "--python", sys.executable] if uv else [sys.executable, "-m", "pip", "install"]
+    pip = (
+        [uv, "pip", "install", "--no-config", "--python", sys.executable]
+        if uv
+        else [sys.executable, "-m", "pip", "install"]
+    )
     command = [*pip, "--quiet", "--no-deps", "--require-hashes", "--target", str(folder), "-r", str(PACKAGES)]
     print(f"installing the packages of {PACKAGES.name} (93 MB) into {folder}", flush=True)
     try:

@@ -107,9 +107,10 @@ def start(tmp_path: Path) -> Iterator:
 
     def begin(module: str, *options: str) -> Started:
         mark, temp = f"forge-test-{uuid.uuid4()}", Path(tempfile.mkdtemp(prefix="forge-test-"))
-        output = tmp_path / f"run{len(runs)}"
+        given = options[options.index("--output") + 1] if "--output" in options else ""
+        output = Path(given) if given else tmp_path / f"run{len(runs)}"
         process = subprocess.Popen(
-            [sys.executable, "-m", *module.split(), "--output", str(output), *options],
+            [sys.executable, "-m", *module.split(), *(() if given else ("--output", str(output))), *options],
             cwd=REPOSITORY,
             env={**os.environ, "FORGE_TEST_MARK": mark, "TMPDIR": str(temp)},
             stdout=subprocess.PIPE,
@@ -693,7 +694,7 @@ def test_marks_with_new_rows_are_learned(start, tmp_path: Path, tiny_model: Path
     """A model in which both marks of a call have one row learns to call its tool, and is exported with the new rows."""
     model = make_model_folder(tmp_path / "model", tiny_model, tie_word_embeddings=True)
     embedding = load_file(model / "model.safetensors")["model.embed_tokens.weight"]
-    first, second = FastTokenizer(model).convert_tokens_to_ids(["<tool_call>", "</tool_call>"])
+    first, second = map(FastTokenizer(model).token_id, ["<tool_call>", "</tool_call>"])
     embedding[second] = embedding[first]
     change_weights(model, model__embed_tokens__weight=embedding)
     run = start(

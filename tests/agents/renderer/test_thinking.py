@@ -155,9 +155,9 @@ def test_a_row_goes_on_after_an_answer_without_a_thought(thinker: Renderer, toke
     ("sampled", "finish", "thought", "content", "calls"),
     [
         (f"<think>\nhm {DRAFT}\n</think>\n\n4{CALL}<|im_end|>", "stop", f"hm {DRAFT}", "4", ["calculator"]),
-        (f"<think>\nhm {DRAFT} no", "length", f"\nhm {DRAFT} no", "", []),  # cut off: the call may be a draft
+        (f"<think>\nhm {DRAFT} no", "length", f"hm {DRAFT} no", "", []),  # cut off: the call may be a draft
         (f"<think>\nhm {CALL}<|im_end|>", "stop", "hm", "", ["calculator"]),  # the model has called and ended its turn
-        ("<think>\nhm", "length", "\nhm", "", []),
+        ("<think>\nhm", "length", "hm", "", []),
         ("4", "length", None, "4", []),
         (f"4 <think>{CALL}", "length", None, "4 <think>", ["calculator"]),  # not at the beginning: no thought
     ],

@@ -58,18 +58,19 @@ async def test_a_title_and_a_sub_agent_are_rows_of_a_tree_and_no_loss_is_over_th
 ) -> None:
     """The sub-agent is answered while its caller is. Four turns of work fit into the limit, and the title beside."""
     asks = calls("agent", prompt="Count all the files.")
+    agent: Any = {"type": "function", "function": {"name": "agent", "parameters": {"type": "object"}}}
     policy = MeetsFrom(tiny_model, "a title", asks, "both", "both", "the end")
     limits = replace(LIMITS, max_turns=4)
     async with playing(factory, TokenAgent(str(tiny_model), policy), tmp_path, limits=limits) as program:
         await program.chat(TITLE, "go", extra_headers=ROOT)
-        first = (await program.chat(WORK, "go", extra_headers=ROOT)).choices[0].message
+        first = (await program.chat(WORK, "go", extra_headers=ROOT, tools=[agent])).choices[0].message
         result = {"role": "tool", "tool_call_id": first.tool_calls[0].id, "content": "It runs."}
         main, sub = await asyncio.gather(
-            program.chat(WORK, "go", first, result, extra_headers=ROOT),
+            program.chat(WORK, "go", first, result, extra_headers=ROOT, tools=[agent]),
             program.chat("Count all the files.", extra_headers=SUB),
         )
         answers = [answer.choices[0].message for answer in (main, sub)]
-        await program.chat(WORK, "go", first, result, answers[0], "go on", extra_headers=ROOT)
+        await program.chat(WORK, "go", first, result, answers[0], "go on", extra_headers=ROOT, tools=[agent])
         episode = await program.end()
     assert (episode.outcome, episode.ended_by, episode.reward) == (Outcome.SCORED, "environment", 1.0), episode.error
     assert episode.info["turns_at_once"] == 2

@@ -627,7 +627,7 @@ def test_a_folder_of_something_else_or_in_use_is_refused(run: Run) -> None:
         ({"tools": "add"}, "no option 'tools'"),
         ({"n": "0"}, "both must be 1 or more"),
         ({"concurrency": "0"}, "the concurrency is 0"),
-        ({"temperature": "-1"}, "the temperature is -1"),
+        ({"temperature": "-1"}, "--temperature is -1; it must be from 0"),
         ({"top-p": "1.5"}, "top_p is 1.5; it is above 0 and at most 1"),
         ({"max-turns": "0"}, "max_turns is 0"),
         ({"max-thinking-tokens": "-1"}, "max_thinking_tokens is -1"),

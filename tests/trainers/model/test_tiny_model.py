@@ -63,7 +63,7 @@ def test_transformers_loads_every_weight(made: tuple[Path, int], tokenizer: Any)
 
 def test_special_tokens_are_single_ids(tokenizer: Any) -> None:
     for token in SPECIAL_TOKENS:
-        assert tokenizer.encode(token, add_special_tokens=False) == [tokenizer.token_id(token)]
+        assert tokenizer.encode(token, add_special_tokens=False) == [tokenizer.convert_tokens_to_ids(token)]
         assert len(tokenizer.encode(f"a{token}b", add_special_tokens=False)) == 3
     assert (tokenizer.eos_token, tokenizer.pad_token) == ("<|im_end|>", "<|endoftext|>")
 

@@ -196,7 +196,7 @@ def test_an_adapter_that_does_not_fit_its_model_is_refused(folder: Path, tmp_pat
 def equal_rows(folder: Path, matrix: str = EMBEDDING) -> None:
     """Give the two marks of calls one row, as in a model to whose tokenizer they were added."""
     weights = load_file(folder / "model.safetensors")[matrix.replace("__", ".")]
-    first, second = FastTokenizer(folder).convert_tokens_to_ids(["<tool_call>", "</tool_call>"])
+    first, second = map(FastTokenizer(folder).token_id, ["<tool_call>", "</tool_call>"])
     weights[second] = weights[first] * 1.5
     change_weights(folder, **{matrix: weights})
 
@@ -217,7 +217,7 @@ def test_an_output_layer_of_its_own_counts_for_what_the_model_writes(tmp_path: P
     folder = make_model_folder(tmp_path / "model", tiny_model, tie_word_embeddings=False)
     head = load_file(folder / "model.safetensors")["lm_head.weight"]
     for mark in ("<tool_response>", "</tool_call>"):
-        head[FastTokenizer(folder).convert_tokens_to_ids(mark)] = 0
+        head[FastTokenizer(folder).token_id(mark)] = 0
     change_weights(folder, lm_head__weight=head)
     assert untrained(folder, Renderer(folder)) == {"lm_head.weight": ("</tool_call>",)}
 
@@ -237,7 +237,7 @@ def test_new_rows_are_the_mean_of_the_pieces_and_nothing_else_changes(
     assert (tmp_path / "again" / "model.safetensors").read_bytes() == (tmp_path / "new/model.safetensors").read_bytes()
     assert torch.equal(after["lm_head.weight"], after["model.embed_tokens.weight"])
     tokenizer = FastTokenizer(folder)
-    ids = tokenizer.convert_tokens_to_ids(["<tool_call>", "</tool_call>"])
+    ids = [tokenizer.token_id(mark) for mark in ("<tool_call>", "</tool_call>")]
     old, new = before.pop("model.embed_tokens.weight"), after["model.embed_tokens.weight"]
     others = [token for token in range(len(old)) if token not in ids]
     assert torch.equal(old[others], new[others]) and all(torch.equal(after[name], before[name]) for name in before)
