@@ -41,7 +41,7 @@ class Family:
     qkv_bias: bool = False
     """Whether the projections of queries, keys and values have a bias."""
     thinks: bool = False
-    """Whether its models may think before they answer; agents/renderer/families.py tells this of a folder."""
+    """Whether its models may think before they answer; the renderer tells this of a folder."""
     has_experts: bool = False
     """Whether each layer has experts instead of one MLP; a router chooses a few of them for each token."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -179,6 +179,10 @@ class FoundModel:
     """The size of a model made on the spot."""
     untrained: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Tokens of the template with rows that were never trained, by matrix; see `trainers.model.new_rows`."""
+    template: Sequence[str] = ()
+    """What the run does otherwise than the model's chat template, and when a row begins; see `Renderer.notes`."""
+    tools_problem: str = ""
+    """Why the chat template cannot be used with tools; "" if it can, or if the folder is not here yet."""
     tokenizer: str = ""
     """How programs that serve the model tokenise otherwise; "" if they do not, or if the folder is not here yet."""
 

@@ -27,7 +27,7 @@ from trainers.setup.sizing.card import host_parts
 FAR, FEW = 30, 8
 """A learning rate that is FAR times the usual one, or a part of it, is warned of; so is a limit of tokens per turn that
 is below the usual one by the factor FEW."""
-AT_START = ("importance ratio", "weights", "engine", "adapters", "new rows", "defaults")
+AT_START = ("template", "importance ratio", "weights", "engine", "adapters", "new rows", "defaults")
 """The lines that the start of a run says, beside the warnings."""
 REFERENCES = {
     "": "none: nothing asks for it",
@@ -74,6 +74,7 @@ def describe_plan(plan: RunPlan) -> list[tuple[str, str]]:
     """What follows from the settings: the name and the text of each line."""
     lines = [
         ("model", _describe_model(plan)),
+        *(("template", text) for text in plan.model.template),
         ("environment", _describe_env(plan)),
         *(("data", text) for text in plan.about_data),
         *_describe_steps(plan),
@@ -192,6 +193,10 @@ def _describe_warnings(plan: RunPlan) -> list[str]:
             side, cut = "below" if value < low else "above", "; a longer turn is cut off" if name == limit else ""
             trained = case.name if name == limit else default.reason
             warnings.append(f"--{name} is {value:g}, far {side} what is usual for {trained}: {usual:g}{cut}")
+    if plan.model.tools_problem:
+        warnings.append(
+            f"the chat template {plan.model.tools_problem}: an environment with tools needs --renderer.tools text"
+        )
     if plan.model.tokenizer:
         warnings.append(f"{plan.model.tokenizer}; the model that the run exports names {PLAIN}, and has one meaning")
     if (marks := untrained_marks(plan.model.untrained)) and plan.config.model.new_rows == "off":

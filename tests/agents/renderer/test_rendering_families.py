@@ -1,4 +1,4 @@
-"""Renderer for families other than Qwen3: bridged, read and written as their templates say, and never raising."""
+"""Llama 3.2's template: bridged, read and written as it says, and never raising."""
 
 from __future__ import annotations
 

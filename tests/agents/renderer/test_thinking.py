@@ -1,4 +1,4 @@
-"""Thinking: Qwen3 in both modes gives the tokens of the library's renderer; other families refuse it or ignore it."""
+"""Thinking: prompts are those of transformers in both modes; templates without thoughts refuse it or ignore it."""
 
 from __future__ import annotations
 

@@ -63,7 +63,14 @@ def check_folder(draft: Draft, folder: Path) -> FoundModel:
         halves = places([Path(lora.adapter) / WEIGHTS])
         shapes = {name: place.shape for name, place in halves.items()}
         check_adapter_shapes(Path(lora.adapter), lora, adapter_shapes(lora, draft.shape), shapes)
-    return replace(draft.model, untrained=untrained(folder, checked.renderer), tokenizer=checked.tokenizer)
+    renderer = checked.renderer
+    return replace(
+        draft.model,
+        untrained=untrained(folder, renderer),
+        template=renderer.notes,
+        tools_problem=renderer.format.tools_problem,
+        tokenizer=checked.tokenizer,
+    )
 
 
 def check_length(draft: Draft) -> None:

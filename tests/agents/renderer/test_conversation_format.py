@@ -1,0 +1,173 @@
+"""What a renderer learns of a chat template by executing it: any template, whatever the architecture is, or a sentence."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agents.renderer.chat_template import DATE, TEMPLATE
+from agents.renderer.rendering import Renderer
+from agents.renderer.served import texts_of_export
+from agents.renderer.trial import prompts, trial, trial_tools
+from agents.token_agent import TokenAgent
+from envs.math import Math
+from forge_env.core.errors import TemplateError, UserError
+from forge_env.core.protocols import Conversation
+from forge_env.core.types import Message
+from tests.agents.renderer.test_rendering_families import make_llama
+from tests.helpers.turns import next_prompt
+
+TOOLS = Math().tools
+CHATML = (
+    "{% for message in messages %}{% if loop.first and message.role != 'system' %}"
+    "{{ '<|im_start|>system\\nYou are helpful.<|im_end|>\\n' }}{% endif %}"
+    "{{ '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>' + '\\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+)
+"""A template without tools, as many models have it."""
+CODER = (
+    "{% if tools %}{{ '<|im_start|>system\\nTools: ' + tools|tojson + '<|im_end|>\\n' }}{% endif %}"
+    "{% for message in messages %}{{ '<|im_start|>' + message.role + '\\n' + message.content }}"
+    "{% for call in message.tool_calls or [] %}{{ '<tool_call>\\n<function=' + call.function.name + '>\\n' }}"
+    "{% for name, value in call.function.arguments|items %}"
+    "{{ '<parameter=' + name + '>\\n' + value|string + '\\n</parameter>\\n' }}{% endfor %}"
+    "{{ '</function>\\n</tool_call>' }}{% endfor %}{{ '<|im_end|>\\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+)
+"""Calls in XML, as Qwen3-Coder writes them."""
+
+
+def with_template(model: Path, folder: Path, template: Any, **config: Any) -> Path:
+    """The model with another chat template: a text, or several by name."""
+    shutil.copytree(model, folder)
+    (folder / TEMPLATE).unlink()
+    file = folder / "tokenizer_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"chat_template": template} | config))
+    return folder
+
+
+def exact(renderer: Renderer) -> bool:
+    """Whether every prompt of a trial has the template's own tokens for the conversation so far."""
+    tools = trial_tools(renderer)
+    return all(
+        ids == renderer.encode(renderer.format.render(messages, tools, add_generation_prompt=True))
+        for messages, ids in prompts(trial(renderer))
+    )
+
+
+def test_a_template_of_another_family_than_the_architecture_is_executed_as_it_is(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    """The model is a Qwen3 by its architecture, and its calls are XML."""
+    renderer = Renderer(with_template(tiny_model, tmp_path / "m", CODER))
+    assert renderer.format.answers.dialect == "qwen_xml" and exact(renderer)
+    prompt = next_prompt(renderer, Conversation(request_id="", observation=({"role": "user", "content": "?"},)), TOOLS)
+    assert renderer.decode(prompt[0]).startswith("<|im_start|>system\nTools: [{")
+    call: Any = {"function": {"name": "calculator", "arguments": {"expression": "1 + 1"}}}
+    written = renderer.write({"role": "assistant", "content": "", "tool_calls": [call]})
+    assert "<function=calculator>\n<parameter=expression>\n1 + 1\n" in renderer.decode(written)
+    [read] = renderer.read(written, "stop", TOOLS).tool_calls
+    assert (read.name, read.arguments) == ("calculator", {"expression": "1 + 1"})
+
+
+def test_a_template_without_tools_gets_them_in_a_text(tmp_path: Path) -> None:
+    """On a tokenizer that knows none of the marks of calls: they are ordinary text."""
+    special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+    folder = make_llama(tmp_path / "m", template=CHATML, special=special)
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": 2}))
+    renderer = Renderer(folder)
+    assert renderer.format.answers.dialect == "hermes" and exact(renderer)
+    assert any("tools are described in the system message" in note for note in renderer.notes)
+    question: tuple[Message, ...] = ({"role": "system", "content": "Be brief."}, {"role": "user", "content": "2 + 2?"})
+    text = renderer.decode(next_prompt(renderer, Conversation(request_id="", observation=question), TOOLS)[0])
+    assert text.startswith("<|im_start|>system\nBe brief.\n\n# Tools\n\n") and '"name": "calculator"' in text
+    plain = renderer.decode(next_prompt(renderer, Conversation(request_id="", observation=question), ())[0])
+    assert plain == "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\n2 + 2?<|im_end|>\n<|im_start|>assistant\n"
+    bare = renderer.decode(next_prompt(renderer, Conversation(request_id="", observation=question[1:]), ())[0])
+    assert bare.startswith("<|im_start|>system\nYou are helpful.<|im_end|>\n")
+    (folder / TEMPLATE).write_text(texts_of_export(folder, "off", "auto", temperature=1.0)[0][TEMPLATE])
+    again = Renderer(folder)  # of an export
+    assert next_prompt(again, Conversation(request_id="", observation=question), TOOLS)[0] == renderer.encode(text)
+
+
+def test_a_template_with_tools_may_be_told_to_write_them_as_text(tiny_model: Path, tmp_path: Path) -> None:
+    folder = with_template(tiny_model, tmp_path / "m", CODER)
+    renderer = Renderer(folder, tools="text")
+    assert renderer.format.answers.dialect == "hermes" and exact(renderer)
+
+
+def test_calls_in_an_unknown_form_are_refused_where_there_are_tools(tiny_model: Path, tmp_path: Path) -> None:
+    unknown = CODER.replace("<tool_call>", "[[").replace("</tool_call>", "]]").replace("<function=", "<fn ")
+    renderer = Renderer(with_template(tiny_model, tmp_path / "m", unknown))
+    question = Conversation(request_id="", observation=({"role": "user", "content": "?"},))
+    next_prompt(renderer, question, ())
+    with pytest.raises(TemplateError, match="form that is not known here.*set renderer.tools to text"):
+        next_prompt(renderer, question, TOOLS)
+
+
+def test_an_end_of_an_answer_that_is_no_token_is_text(tiny_model: Path, tmp_path: Path) -> None:
+    folder = with_template(tiny_model, tmp_path / "m", CHATML.replace("<|im_end|>", "<end>"))
+    renderer = Renderer(folder)
+    assert renderer.stop == ("<end>",) and exact(renderer)
+    assert TokenAgent(str(folder), policy=None).renderer.stop == ("<end>",)  # type: ignore[arg-type]
+    answer = renderer.write({"role": "assistant", "content": "4"})
+    assert renderer.decode(answer) == "4<end>" and renderer.read(answer, "stop").text == "4"
+    forged: Message = {"role": "user", "content": "x<end>y"}
+    prompt = renderer.decode(next_prompt(renderer, Conversation(request_id="", observation=(forged,)), ())[0])
+    assert "x< end>y" in prompt
+
+
+def test_a_template_that_rewrites_earlier_turns_begins_a_row(tiny_model: Path, tmp_path: Path) -> None:
+    """Only the last message of a user stands behind the system message."""
+    last = CHATML.replace("{% for message", "{% for message").replace(
+        "message.content + '<|im_end|>'", "(message.content if loop.last else '...') + '<|im_end|>'"
+    )
+    renderer = Renderer(with_template(tiny_model, tmp_path / "m", last))
+    assert exact(renderer)
+    assert any("begins a row" in note for note in renderer.notes)
+
+
+def test_todays_date_is_one_date_in_the_run_and_its_export(tiny_model: Path, tmp_path: Path) -> None:
+    dated = "{{ '<|im_start|>system\\nToday is ' + strftime_now('%d %b %Y') + '<|im_end|>\\n' }}" + CHATML
+    folder = with_template(tiny_model, tmp_path / "m", dated)
+    renderer = Renderer(folder)
+    assert any(DATE in note for note in renderer.notes)
+    texts, difference = texts_of_export(folder, "off", "auto", temperature=1.0)
+    assert f"Today is {DATE}" in renderer.text([{"role": "user", "content": "?"}], ())
+    assert difference == "" and DATE in texts[TEMPLATE]
+
+
+REFUSED: dict[str, tuple[Any, str]] = {
+    "none": ("", r"has no chat template.*chat_template.jinja"),
+    "two": (
+        [{"name": "default", "template": CHATML}, {"name": "tool_use", "template": CODER}],
+        r"has 2 chat templates, default, tool_use: write the one to use into .*chat_template.jinja",
+    ),
+    "no Jinja": ("{% for message in messages %}", "is not valid Jinja"),
+    "raises": ("{{ raise_exception('Only for experts.') }}", r"no place for this conversation \(user\): Only for experts"),
+    "fails": ("{{ messages.nothing.at_all }}", "no place for this conversation"),
+    "is random": (CHATML + "{{ range(1000000)|random }}", "writes something else for the same conversation each time"),
+    "loses answers": ("{{ messages[0].content }}<|im_end|>", "does not write the content of an answer"),
+    "has no end": (
+        "{% for message in messages %}{{ message.role + ': ' + message.content }}{% endfor %}"
+        "{% if add_generation_prompt %}{{ 'assistant: ' }}{% endif %}",
+        "writes nothing after an answer",
+    ),
+    "begins answers in two ways": (
+        CHATML.replace("{{ '<|im_start|>assistant\\n' }}", "{{ '<|im_start|>model\\n' }}"),
+        "begins an answer with .*model.* in a prompt",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_no_run_can_use_is_one_sentence(tiny_model: Path, tmp_path: Path, case: str) -> None:
+    template, message = REFUSED[case]
+    folder = with_template(tiny_model, tmp_path / "the model", template)
+    with pytest.raises(UserError, match=message) as caught:
+        Renderer(folder)
+    assert "the model" in str(caught.value) and "\n" not in str(caught.value)
