@@ -182,7 +182,9 @@ _TABLE: dict[str, Dialect] = {
     "minicpm5": Marked(
         open='<function name="',
         close="</function>",
-        body=Named(sep='">', arguments=Pairs(start='<param name="', key_end='">', end="</param>", between="")),
+        body=Named(
+            sep='">', arguments=Pairs(start='<param name="', key_end='">', end="</param>", between="", has_cdata=True)
+        ),
     ),
     # Functionary 3.1, Kanana 1.5
     "functionary": Marked(open="<function=", close="</function>", between="", body=Named(sep=">")),
