@@ -73,7 +73,7 @@ class AnswerParser(Parser):
         """The thought and the content that the stream has had."""
 
     def adjust_request(self, request: Any) -> Any:
-        """Sample with the marks as text, with the ends of the model's answers, and in the form that is asked for."""
+        """Sample with marks as text, with the ends of the model's answers, and in the form that is asked for."""
         if hasattr(request, "skip_special_tokens"):
             request.skip_special_tokens = False
         if not isinstance(request, ChatCompletionRequest):

