@@ -23,6 +23,7 @@ import importlib.util
 import json
 import multiprocessing
 import shutil
+import signal
 import sys
 import tempfile
 from collections import Counter
@@ -191,50 +192,72 @@ def _as_a_server_gives(message: Message, *, as_text: bool) -> dict[str, Any]:
     return given
 
 
-def compare(
-    folder: Path, own: str, judge: Judge, thinking: Thinking, *, with_tools: bool
-) -> tuple[Renderer, str, list[int]]:
-    """The renderer, the first difference ("" if there is none), and the turns that begin a row.
+@dataclass(kw_only=True)
+class Comparison:
+    """What an episode shows."""
+
+    dialect: str
+    difference: str = ""
+    """The first one; "" if there is none."""
+    rows: list[int] = field(default_factory=list)
+    """The turns that begin a row."""
+    notes: list[str]
+    """What the run says of the template, and what the template drops."""
+
+
+def compare(folder: Path, own: str, judge: Judge, thinking: Thinking) -> Comparison:
+    """Play an episode with the model in a folder, and compare it with what Transformers renders.
 
     Raises:
         ForgeError: a run cannot use the template, with the reason.
     """
     renderer = Renderer(folder, thinking=thinking)
-    tools = TOOLS if with_tools else ()
-    renderer.check_tools(tools)
-    turns = play(renderer, tools)
+    renderer.check_tools(TOOLS)
+    turns = play(renderer, TOOLS)
+    result = Comparison(dialect=renderer.format.answers.dialect, notes=[*renderer.notes])
     for number, (messages, ids) in enumerate(prompts(turns)):
         try:
-            rendered = judge.prompt(renderer, own, thinking, messages, tools)
+            rendered = judge.prompt(renderer, own, thinking, messages, TOOLS)
+            result.difference = difference(renderer, ids, rendered)
         except Exception as error:  # a template can raise anything
-            return renderer, f"prompt {number}: Transformers raises {type(error).__name__}: {error}", []
-        if found := difference(renderer, ids, rendered):
-            return renderer, f"prompt {number}: {found}", []
+            result.difference = f"Transformers raises {type(error).__name__}: {error}"
+        if result.difference:
+            result.difference = f"prompt {number}: {result.difference}"
+            return result
+    dropped: set[str] = set()
     for number, turn in enumerate(turns):
-        if found := _misread(renderer, turn, tools):
-            return renderer, f"answer {number}: {found}", []
-    return renderer, "", [number for number, turn in enumerate(turns) if turn.starts_row]
+        found, lost = _misread(renderer, turn, TOOLS)
+        dropped |= lost
+        if found:
+            result.difference = f"answer {number}: {found}"
+            return result
+    result.notes += [f"the chat template drops {what}" for what in sorted(dropped)]
+    result.rows = [number for number, turn in enumerate(turns) if turn.starts_row]
+    return result
 
 
-def _misread(renderer: Renderer, turn: Turn, tools: Sequence[ToolSpec]) -> str:
-    """What is read otherwise than it was written, "" if nothing is. Templates may drop thoughts, and text at calls."""
+def _misread(renderer: Renderer, turn: Turn, tools: Sequence[ToolSpec]) -> tuple[str, set[str]]:
+    """What is read otherwise than the template has written it, "" if nothing is; and what the template drops."""
     action, text = renderer.read(turn.token_ids, "stop", tools), renderer.decode(turn.token_ids)
     message = turn.message
-    wanted = [(call.name, call.arguments) for call in from_openai(message)]
+    calls = [(call.name, call.arguments) for call in from_openai(message)]
+    content, thought = message["content"].strip(), message.get("reasoning_content", "")
+    dropped: set[str] = set()
+    if calls and calls[0][0] not in text:
+        dropped, calls = dropped | {"calls beside text"}, []
+    if content not in text:
+        dropped, content = dropped | {"text beside calls"}, ""
+    if thought not in text:
+        dropped, thought = dropped | {"thoughts"}, ""
     got = [(call.name, call.arguments) for call in action.tool_calls]
-    thought = message.get("reasoning_content", "")
     for what, one, other in (
-        ("calls", wanted, got),
-        (
-            "content",
-            message["content"].strip() if message["content"] in text else "",
-            action.message["content"].strip(),
-        ),
-        ("thought", thought if thought in text else "", action.message.get("reasoning_content", "")),
+        ("calls", calls, got),
+        ("content", content, action.message["content"].strip()),
+        ("thought", thought, action.message.get("reasoning_content", "")),
     ):
         if one != other:
-            return f"its {what} {one!r:.150} are read as {other!r:.150}"
-    return ""
+            return f"its {what} {one!r:.150} are read as {other!r:.150}", dropped
+    return "", dropped
 
 
 class Corpus:
@@ -267,17 +290,16 @@ class Corpus:
             settings: tuple[Thinking, ...] = ("template", "off", "on") if "think" in own else ("template",)
             for thinking in settings:
                 try:
-                    renderer, found, rows = compare(folder, own, self._judge(tokenizer), thinking, with_tools=True)
+                    compared = compare(folder, own, self._judge(tokenizer), thinking)
                 except ForgeError as error:
                     result.reasons[thinking] = str(error).replace(str(folder), "FOLDER")
                     continue
-                result.dialect, result.notes = renderer.format.answers.dialect, [*renderer.notes]
-                if found:
-                    result.reasons[thinking] = found
-                    result.verdict = "different"
-                else:
-                    result.rows = rows if not result.thinking else result.rows
-                    result.thinking.append(thinking)
+                if compared.difference:
+                    result.reasons[thinking], result.verdict = compared.difference, "different"
+                elif not result.thinking:
+                    result.rows, result.notes = compared.rows, compared.notes
+                result.dialect = compared.dialect
+                result.thinking += [] if compared.difference else [thinking]
         finally:
             shutil.rmtree(folder)
         if result.thinking and result.verdict != "different":
@@ -290,7 +312,10 @@ class Corpus:
             yield from map(self.try_one, names)
             return
         with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) as pool:
-            yield from pool.map(self.try_one, names, chunksize=8)
+            try:
+                yield from pool.map(self.try_one, names, chunksize=8)
+            finally:
+                pool.shutdown(cancel_futures=True)
 
     @functools.cache  # noqa: B019 - one corpus lives as long as the program
     def _judge(self, tokenizer: str) -> Judge:
@@ -366,6 +391,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--only", nargs="*", default=[], help="parts of names of templates")
     parser.add_argument("--json", type=Path, help="writes the results to this file")
     options = parser.parse_args(arguments)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that its processes end with it
     corpus = Corpus(options.tokenizers, options.templates)
     names = [name for name in corpus.templates if not options.only or any(part in name for part in options.only)]
     names.sort(key=corpus.tokenizer_for)  # a tokenizer is read once for all of its templates

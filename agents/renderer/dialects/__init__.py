@@ -77,7 +77,8 @@ def new_id(dialect: str, name: str, index: int) -> str:
 def matching(text: str, calls: Sequence[ToolCall], tools: Sequence[ToolSpec]) -> str:
     """The dialect of a text that a template wrote for some calls; "" if no dialect reads exactly these calls from it.
 
-    If several do, it is one that writes the calls as the text has them.
+    If several do, it is one that leaves the least of the text as content, and that writes the calls as the text has
+    them.
 
     Args:
         text: a turn of the model, without its thought and without the token that ends it.
@@ -85,7 +86,9 @@ def matching(text: str, calls: Sequence[ToolCall], tools: Sequence[ToolSpec]) ->
         tools: those that were offered.
     """
     wanted = [(call.name, call.arguments) for call in calls]
-    fitting = [
-        name for name in DIALECTS if [(call.name, call.arguments) for call in parse(text, name, tools)[1]] == wanted
-    ]
-    return next((name for name in fitting if write(calls, name) in text), fitting[0] if fitting else "")
+    fitting: list[tuple[int, bool, str]] = []
+    for name in DIALECTS:
+        content, read = parse(text, name, tools)
+        if [(call.name, call.arguments) for call in read] == wanted:
+            fitting.append((len(content), write(calls, name) not in text, name))
+    return min(fitting, key=lambda each: each[:2], default=(0, False, ""))[2]

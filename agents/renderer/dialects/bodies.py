@@ -109,6 +109,9 @@ class JsonArguments:
         return dump(dict(arguments))
 
 
+_CDATA, _CDATA_END = "<![CDATA[", "]]>"
+
+
 @dataclass(frozen=True, kw_only=True)
 class Pairs:
     """Names and values between marks: ``<parameter=NAME>VALUE</parameter>``.
@@ -130,6 +133,8 @@ class Pairs:
     """What is around a value, and no part of it."""
     between: str = "\n"
     """What a writer puts after a pair."""
+    has_cdata: bool = False
+    """Whether a text with "<", "&" or line ends stands in ``<![CDATA[...]]>``."""
     style: Style = ""
 
     @property
@@ -148,7 +153,9 @@ class Pairs:
             if self.value_start and not scan.text.startswith(self.value_start, at := scan.space(at)):
                 return None, at, f"the value of {shorten(key)} does not begin with {self.value_start}"
             at += len(self.value_start)
-            end = scan.find(self.end, at)
+            is_cdata = self.has_cdata and scan.text.startswith(_CDATA, at)
+            at += len(_CDATA) if is_cdata else 0
+            end = scan.find(_CDATA_END + self.end if is_cdata else self.end, at)
             if end < 0:
                 return None, at, f"the value of {shorten(key)} does not end with {self.end}"
             if key in values:
@@ -156,7 +163,7 @@ class Pairs:
             text = scan.text[at:end].removeprefix(self.pad).removesuffix(self.pad)
             schema = ANY if "false" in mark else parameters.schema(key) if "?" not in self.key_end else None
             values[key] = read_value(text, schema)
-            at = end + len(self.end)
+            at = end + len(self.end) + (len(_CDATA_END) if is_cdata else 0)
         return values, at, ""
 
     def write(self, arguments: Mapping[str, Any]) -> str:

@@ -124,6 +124,13 @@ def _deepseek(*, lead: str = "", sep: str = "", tail: str = "", between: str = "
 _TABLE: dict[str, Dialect] = {
     # Qwen, Hermes, Granite 4, EXAONE and many others
     "hermes": _json("<tool_call>", "</tool_call>", pad="\n"),
+    "step3_vl": Marked(
+        section=("<tool_calls>\n", "\n</tool_calls>"),
+        open="<tool_call>",
+        close="</tool_call>",
+        pad="\n",
+        body=Json(),
+    ),
     # Llama 3.1 and later
     "llama": Llama(),
     # Qwen3-Coder, Qwen3.5, Nemotron 3, Step 3.5
@@ -182,7 +189,9 @@ _TABLE: dict[str, Dialect] = {
     "minicpm5": Marked(
         open='<function name="',
         close="</function>",
-        body=Named(sep='">', arguments=Pairs(start='<param name="', key_end='">', end="</param>", between="")),
+        body=Named(
+            sep='">', arguments=Pairs(start='<param name="', key_end='">', end="</param>", between="", has_cdata=True)
+        ),
     ),
     # Functionary 3.1, Kanana 1.5
     "functionary": Marked(open="<function=", close="</function>", between="", body=Named(sep=">")),

@@ -246,6 +246,12 @@ READ: dict[str, tuple[str, str, str, tuple[ToolCall, ...]]] = {
         (A,),
     ),
     "gemma4": ("gemma4", "<|tool_call>call:a{x:1}<tool_call|><|tool_call>call:b{}<tool_call|>", "", (A, B)),
+    "minicpm5": (
+        "minicpm5",
+        '<function name="a"><param name="x"><![CDATA[1</param>]]></param></function><function name="b"></function>',
+        "",
+        (replace(A, arguments={"x": "1</param>"}), B),
+    ),
     "cohere": (
         "cohere",
         '<|START_ACTION|>[\n {"tool_call_id": "0", "tool_name": "a", "parameters": {"x": 1}}\n]<|END_ACTION|>',
