@@ -72,7 +72,7 @@ class ServedTokenizer:
 
         self._folder = folder
         tokenizer = FastTokenizer(folder)
-        self._texts = [*TEXTS, *(f"a {mark}b" for mark in _marks(folder, tokenizer.special_tokens))]
+        self._texts = [*TEXTS, *(f"a {mark}b" for mark in _marks(folder, tokenizer.added_tokens))]
         self._ids = [tokenizer.encode(text) for text in self._texts]
         self._process = subprocess.Popen(
             [sys.executable, "-c", _CHILD],

@@ -179,7 +179,7 @@ def effective(
     if dates := sorted(formats):
         table = ", ".join(f"{json.dumps(form)}: {json.dumps(DATE)}" for form in dates)
         parts.append(f"{{%- macro strftime_now(form) -%}}{{% set dates = {{ {table} }} %}}{{{{ dates[form] }}}}")
-        parts.append("{%- endmacro -%}\n")
+        parts.append("{%- endmacro %}\n")
     if with_text_tools:
         parts.append(TEXT_TOOLS.read_text(encoding="utf-8"))
     return template.replaced("".join(parts) + template.source) if parts else template
@@ -187,4 +187,4 @@ def effective(
 
 def flag_line(name: str, value: bool) -> str:
     """Jinja that sets a flag unless a request has set it."""
-    return f"{{%- if {name} is not defined %}}{{% set {name} = {str(value).lower()} %}}{{% endif -%}}\n"
+    return f"{{%- if {name} is not defined %}}{{% set {name} = {str(value).lower()} %}}{{% endif %}}\n"

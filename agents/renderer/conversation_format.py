@@ -1,18 +1,19 @@
 """What a chat template does, learnt by executing it on trial messages.
 
 Nothing is known by the name of a model. The template writes an answer, and the text around it tells what a prompt
-begins of an answer and what ends it. It writes calls, and the model's dialect is the one that
-reads the same calls back. What no run can use is refused here in one sentence, before anything else starts.
+begins of an answer and what ends it. What no run can use is refused here in one sentence, before anything else starts.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from agents.renderer.call_form import TRIAL_TOOLS, learn_calls, trial_calls
 from agents.renderer.chat_template import (
     DATE,
     QWEN3_TEMPLATE,
@@ -22,7 +23,7 @@ from agents.renderer.chat_template import (
     find_template,
     flag_line,
 )
-from agents.renderer.dialects import from_openai, matching, new_id, parse, write
+from agents.renderer.dialects import from_openai, write
 from agents.renderer.reading import END_THINK, THINK, AnswerForm
 from agents.renderer.tokenizer import FastTokenizer
 from forge_env.core.errors import TemplateError, UserError, nearest
@@ -40,22 +41,8 @@ CLOSE_THOUGHT = f"\n{END_THINK}{AFTER_THOUGHT}"
 _MARK = "@probe@"
 _SYSTEM: Message = {"role": "system", "content": "Be brief."}
 _USER: Message = {"role": "user", "content": "What is it?"}
-TRIAL_TOOLS: tuple[ToolSpec, ...] = (
-    {
-        "type": "function",
-        "function": {
-            "name": "look_up",
-            "description": "Look a word up.",
-            "parameters": {
-                "type": "object",
-                "properties": {"word": {"type": "string"}, "count": {"type": "integer"}},
-                "required": ["word"],
-            },
-        },
-    },
-)
-_CALLS = ({"word": "é"}, {"word": "two words", "count": 2})
-"""The arguments of the calls of a trial."""
+_EMPTY = re.compile(rf"\s*(?:{THINK}(?:\s*{END_THINK})?|{END_THINK})?\s*")
+"""What a template may write before the content of an answer: white space, and the marks of an empty thought."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +55,8 @@ class ConversationFormat:
     """What the prompt writes of the answer: nothing, the beginning of a thought, or an empty thought."""
     ends: tuple[str, ...]
     """Texts that end an answer; the template writes the first one."""
+    tokens: frozenset[str] = frozenset()
+    """Tokens that only the template writes: special ones, and other added ones that it names."""
     stop_token_ids: tuple[int, ...] = ()
     """The ends that are tokens. An end that is several tokens is ordinary text, at which sampling stops."""
     question: tuple[Message, ...] = (_USER,)
@@ -140,6 +129,7 @@ class _Learner:
         self._folder, self._tokenizer, self._own = folder, tokenizer, own
         self._thinking, self._tools = thinking, tools
         self._question = [_USER]
+        self._has_empty_thoughts = False
         self._notes: list[str] = []
 
     def learn(self) -> ConversationFormat:
@@ -150,24 +140,29 @@ class _Learner:
         opening, ends = self._around_answers(template)
         template = self._that_keeps(template, opening) if END_THINK in opening else template
         thinks, writes = self._thoughts(template, opening)
-        dialect, problem, one_call, as_text = self._calls(template, opening, ends)
-        ids = [self._tokenizer.token_id(end) for end in ends]
+        tokens = self._tokens(template)
+        calls = learn_calls(template, self._question, opening=opening, ends=ends)
+        if calls.one_call:
+            self._notes.append("the chat template has room for one call in an answer")
+        ends += [calls.end] if calls.end else []
+        ids = [self._tokenizer.token_id(end) for end in ends if end in tokens]
         return ConversationFormat(
             template=template,
             opening=opening,
             ends=tuple(ends),
+            tokens=frozenset(tokens),
             stop_token_ids=tuple(id_ for id_ in ids if id_ is not None),
             question=tuple(self._question),
             thinks=thinks,
             writes_thoughts=writes,
             answers=AnswerForm(
-                dialect=dialect,
-                has_thoughts=writes or thinks,
+                dialect=calls.dialect,
+                has_thoughts=writes or thinks or self._has_empty_thoughts,
                 opens_thought=THINK in opening and END_THINK not in opening,
-                one_call=one_call,
+                one_call=calls.one_call,
             ),
-            tools_problem=problem,
-            arguments_are_text=as_text,
+            tools_problem=calls.problem,
+            arguments_are_text=calls.arguments_are_text,
             has_system=has_system,
             notes=tuple(self._notes),
         )
@@ -196,6 +191,11 @@ class _Learner:
                 + cause
             )
         return effective(self._own, thinks=thinks, formats=template.formats, with_text_tools=with_text)
+
+    def _tokens(self, template: ChatTemplate) -> set[str]:
+        """The special tokens, and the other added tokens that the template writes: a vocabulary may have thousands."""
+        written = (token for token in self._tokenizer.added_tokens if token in template.source)
+        return {token for token in (*self._tokenizer.special_tokens, *written) if len(token.strip()) > 1}
 
     def _first_question(self, template: ChatTemplate) -> list[Message]:
         """The shortest conversation that the template takes."""
@@ -227,12 +227,13 @@ class _Learner:
         opening = _opening(prompt)
         base = prompt.removesuffix(opening)
         rest = before.removeprefix(base)
-        if not before.startswith(base) or (rest.strip() and END_THINK not in rest and THINK not in rest):
+        self._has_empty_thoughts = END_THINK in rest
+        if not before.startswith(base) or not _EMPTY.fullmatch(rest):
             raise self._refuse(
                 f"begins an answer with {prompt[-40:]!r} in a prompt and with {before[-40:]!r} in a conversation",
                 "make the two equal, so that what is sampled can stand in a conversation",
             )
-        special = set(self._tokenizer.special_tokens)
+        special = self._tokens(template)
         saved = [self._own.token("eos_token"), *map(self._tokenizer.token_text, _saved_ends(self._folder))]
         saved = [token for token in dict.fromkeys(saved) if token and token in special]
         end = _first_token(after, special) or after.strip()
@@ -294,50 +295,6 @@ class _Learner:
                 f"{END_THINK} to it as tokens, or set thinking to off"
             )
         return thinks, writes
-
-    def _calls(self, template: ChatTemplate, opening: str, ends: Sequence[str]) -> tuple[str, str, bool, bool]:
-        """The dialect, why there is none, whether an answer has room for one call only, and whether arguments are
-        text."""
-        problem = ""
-        for as_text, ids in ((False, "openai"), (True, "openai"), (False, "mistral"), (True, "mistral")):
-            try:
-                text = self._of_calls(template, opening, ends, trial_calls(1, ids, as_text=as_text))
-            except TemplateError as error:
-                problem = problem or f"refuses a call ({error})"
-                continue
-            problem = "writes calls in a form that is not known here"
-            if not (dialect := matching(text, from_openai({"tool_calls": trial_calls(1)}), TRIAL_TOOLS)):
-                continue
-            both = trial_calls(2, dialect, as_text=as_text)
-            try:
-                text = self._of_calls(template, opening, ends, both)
-                read = [(call.name, call.arguments) for call in parse(text, dialect, TRIAL_TOOLS)[1]]
-                is_single = read != [("look_up", arguments) for arguments in _CALLS]
-            except TemplateError:
-                is_single = True
-            if is_single:
-                self._notes.append("the chat template has room for one call in an answer")
-            return dialect, "", is_single, as_text
-        return "none", problem, False, False
-
-    def _of_calls(self, template: ChatTemplate, opening: str, ends: Sequence[str], calls: Sequence[Any]) -> str:
-        """What the template writes of an answer of calls."""
-        answer = {"role": "assistant", "content": "", "tool_calls": list(calls)}
-        text = template.render([*self._question, answer], TRIAL_TOOLS)
-        start = template.render(self._question, TRIAL_TOOLS, add_generation_prompt=True)
-        body = text.removeprefix(start.removesuffix(opening))
-        cut = min((body.index(end) for end in ends if end in body), default=len(body))
-        return body[:cut].split(END_THINK)[-1]
-
-
-def trial_calls(count: int, dialect: str = "openai", *, as_text: bool = False) -> list[dict[str, Any]]:
-    """The calls of a trial, in the shape of messages, with ids of a dialect."""
-    calls = []
-    for index, arguments in enumerate(_CALLS[:count]):
-        value: Any = json.dumps(arguments, ensure_ascii=False) if as_text else dict(arguments)
-        id_ = new_id(dialect, "look_up", index)
-        calls.append({"id": id_, "type": "function", "function": {"name": "look_up", "arguments": value}})
-    return calls
 
 
 def _conversations() -> list[tuple[list[Any], Sequence[ToolSpec]]]:

@@ -19,15 +19,9 @@ from typing import Any
 
 import numpy as np
 
-from agents.renderer.conversation_format import (
-    AFTER_THOUGHT,
-    CLOSE_THOUGHT,
-    Thinking,
-    ToolsForm,
-    learn_format,
-    trial_calls,
-)
-from agents.renderer.dialects import to_openai
+from agents.renderer.call_form import trial_calls
+from agents.renderer.conversation_format import AFTER_THOUGHT, CLOSE_THOUGHT, Thinking, ToolsForm, learn_format
+from agents.renderer.dialects import begin_of, to_openai
 from agents.renderer.grammar import grammar_of
 from agents.renderer.model_json import decode_all, dump
 from agents.renderer.reading import END_THINK, THINK
@@ -71,11 +65,10 @@ class Renderer:
         """What the chat template does."""
         self.thinks = self.format.thinks
         self.stop_token_ids: tuple[int, ...] = self.format.stop_token_ids
-        self.stop: tuple[str, ...] = tuple(end for end in self.format.ends[:1] if not self._is_token(end))
-        """The end of an answer, if it is ordinary text to the tokenizer."""
+        self.stop: tuple[str, ...] = tuple(end for end in self.format.ends if end not in self.format.tokens)
+        """The ends of an answer that are ordinary text to the tokenizer."""
         marks = [mark for mark in _MARKS if mark in self.format.template.source]
-        tokens = {token for token in self._tokenizer.special_tokens if len(token.strip()) > 1}  # Gemma's are spaces too
-        special = sorted({*tokens, *marks, *self.stop}, key=len, reverse=True)
+        special = sorted({*self.format.tokens, *marks, *self.stop}, key=len, reverse=True)
         self._special = re.compile("|".join(map(re.escape, special)) or "(?!)")
         self._think, self._end_think = (self._tokenizer.token_id(mark) for mark in (THINK, END_THINK))
         self.close_thought: tuple[int, ...] = tuple(self._tokenizer.encode(CLOSE_THOUGHT)) if self.thinks else ()
@@ -178,7 +171,8 @@ class Renderer:
         """An answer as a conversation holds it, without what the prompt has begun of it."""
         opening = self.format.opening
         if answer.startswith(opening):
-            return answer[len(opening) :]
+            answer = answer[len(opening) :]
+            return CLOSE_THOUGHT + answer if self.format.answers.opens_thought and END_THINK not in answer else answer
         content = (
             answer.rpartition(END_THINK)[2].lstrip("\n") if answer.lstrip().startswith((THINK, END_THINK)) else answer
         )
@@ -238,8 +232,8 @@ class Renderer:
         ids = as_list(token_ids)
         end = next((i for i, token in enumerate(ids) if token in self.stop_token_ids), len(ids))
         text = self.decode(ids[:end])
-        if self.stop:
-            text = text.partition(self.stop[0])[0]
+        for stop in self.stop:
+            text = text.partition(stop)[0]
         answer = self.format.answers.read(text, tools=tools, is_cut=finish_reason == "length")
         message: Message = {"role": "assistant", "content": answer.content}
         if answer.thought:
@@ -257,9 +251,6 @@ class Renderer:
     def prepared_tools(self, tools: Sequence[ToolSpec]) -> Sequence[ToolSpec]:
         """Tools as the chat template takes them."""
         return self._defused_tools(tools)[0]
-
-    def _is_token(self, text: str) -> bool:
-        return text in self._tokenizer.special_tokens
 
     def _render(
         self, messages: Sequence[Any], tools: Sequence[ToolSpec] = (), *, add_generation_prompt: bool = False
@@ -282,15 +273,22 @@ class Renderer:
         return defused
 
     def _defused_call(self, call: Any) -> Any:
-        """Defuse a call. JSON escapes in the text of its arguments can spell out a token for a template, too."""
+        """Defuse a call. JSON escapes in the text of its arguments can spell out a token for a template, too.
+
+        The text of a call without its end begins with its mark, which stays.
+        """
         function = call.get("function", call) if isinstance(call, Mapping) else None
         text = function.get("arguments") if isinstance(function, Mapping) else None
-        if function is not None and isinstance(text, str) and "\\" in text:
+        if function is None or not isinstance(text, str):
+            return self._defuse(call)
+        begin = begin_of(self.format.answers.dialect)
+        begin = begin if text.startswith(begin) else ""
+        text = text[len(begin) :]
+        if "\\" in text:
             arguments, problem = decode_all(text)
-            if not problem and self._special.search(written := dump(arguments)):
-                function = {**function, "arguments": written}
-                call = {**call, "function": function} if "function" in call else function
-        return self._defuse(call)
+            text = text if problem else dump(arguments)
+        function = self._defuse(function) | {"arguments": begin + self._defuse(text)}
+        return self._defuse({**call, "function": {}}) | {"function": function} if "function" in call else function
 
     def _defuse(self, value: Any) -> Any:
         """A value with all of its texts defused, keys too."""
@@ -375,15 +373,13 @@ class Renderer:
 
     def _tokens_behind(self, sampled: Sequence[int], behind: str) -> list[int] | None:
         """The tokens of a text behind sampled ones; None if what was sampled goes on otherwise."""
-        end = self.format.ends[0]
-        if not self.stop:
-            is_ended = sampled[-1] in self.stop_token_ids
-            ids = self._tokenizer.encode(end + behind)  # a special token before a text decides how the text begins
-            return ids[1:] if is_ended else ids
-        _, mark, rest = self.decode(sampled).partition(end)  # the last token may reach beyond the end of the answer
-        if not mark:
-            return self._tokenizer.encode(behind if sampled[-1] in self.stop_token_ids else end + behind)
-        return self._tokenizer.encode(behind[len(rest) :]) if behind.startswith(rest) else None
+        if sampled[-1] in self.stop_token_ids:  # a special token before a text decides how the text begins
+            return self._tokenizer.encode(self._tokenizer.token_text(sampled[-1]) + behind)[1:]
+        text = self.decode(sampled) if self.stop else ""
+        if ends := [text.index(stop) + len(stop) for stop in self.stop if stop in text]:
+            rest = text[min(ends) :]  # the last token may reach beyond the end of the answer
+            return self._tokenizer.encode(behind[len(rest) :]) if behind.startswith(rest) else None
+        return self._tokenizer.encode(self.format.ends[0] + behind)
 
     def _learn_bridge(self, role: str) -> TemplateParts | None:
         """Learn the template parts of messages that follow a turn, if they are the same after each turn."""

@@ -10,8 +10,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from agents.renderer.call_form import TRIAL_TOOLS
 from agents.renderer.chat_template import TEMPLATE
-from agents.renderer.conversation_format import TRIAL_TOOLS, Thinking, ToolsForm
+from agents.renderer.conversation_format import Thinking, ToolsForm
 from agents.renderer.rendering import Renderer
 from agents.renderer.trial import prompts, trial
 from forge_env.core.types import Message, ToolSpec

@@ -69,7 +69,12 @@ class FastTokenizer:
 
     @property
     def special_tokens(self) -> list[str]:
-        """Special and added tokens, as text."""
+        """Special tokens, as text."""
+        return [token.content for token in self._tokenizer.get_added_tokens_decoder().values() if token.special]
+
+    @property
+    def added_tokens(self) -> list[str]:
+        """All added tokens, as text. Gemma 3 has thousands, such as spaces and tags of HTML."""
         return [token.content for token in self._tokenizer.get_added_tokens_decoder().values()]
 
     def __len__(self) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from agents.renderer.conversation_format import TRIAL_TOOLS, trial_calls
+from agents.renderer.call_form import TRIAL_TOOLS, trial_calls
 from forge_env.core.protocols import Conversation
 from forge_env.core.tokens import IDS, array_of
 from forge_env.core.turn import Turn

@@ -24,7 +24,7 @@ from agents.renderer.dialects.openai import from_openai, to_openai
 from agents.renderer.dialects.table import DIALECTS, dialect_of, id_form
 from forge_env.core.types import Message, ToolCall, ToolSpec
 
-__all__ = ["DIALECTS", "from_openai", "matching", "new_id", "parse", "sure_content", "to_openai", "write"]
+__all__ = ["DIALECTS", "begin_of", "from_openai", "matching", "new_id", "parse", "sure_content", "to_openai", "write"]
 
 
 def parse(text: str, dialect: str, tools: Sequence[ToolSpec] = ()) -> tuple[str, Calls]:
@@ -72,6 +72,11 @@ def write(message: Message | Sequence[ToolCall], dialect: str) -> str:
 def new_id(dialect: str, name: str, index: int) -> str:
     """An id that templates of the dialect accept, for the call with this index in its message."""
     return id_form(dialect).format(name=name, index=index)
+
+
+def begin_of(dialect: str) -> str:
+    """The mark before a call; "" if the dialect has none."""
+    return getattr(dialect_of(dialect), "open", "")
 
 
 def matching(text: str, calls: Sequence[ToolCall], tools: Sequence[ToolSpec]) -> str:

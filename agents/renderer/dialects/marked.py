@@ -69,7 +69,11 @@ class Marked:
         return self._section.sub("", "".join([*content, rest])).strip(), calls
 
     def _block(self, scan: Scan, start: int, tools: Tools) -> tuple[list[Written], int]:
-        """Read one block; returns its calls and its end."""
+        """Read one block; returns its calls and its end.
+
+        The raw text of a call without its end begins with its mark.
+        """
+        begin = start - len(self.open)
         start = scan.space(start)
         calls, end, problem, name = self.body.read(scan, start, tools)
         after = self._closing.match(scan.text, end)
@@ -79,6 +83,7 @@ class Marked:
         if mark is None or mark[0] == self.open:
             stop = resume = mark.start() if mark else len(scan.text)
             problem = f"it does not end with {self.close}" if self.close else problem
+            start = begin if self.close else start
         else:
             stop, resume = mark.span()
         problem = problem or f"it goes on after its end ({shorten(scan.text[end:stop].strip(SPACE))})"
@@ -88,10 +93,16 @@ class Marked:
         if not calls:
             return content
         groups = [calls] if self.body.is_list else [(call,) for call in calls]
-        blocks = [f"{self.open}{self.pad}{self.body.write(group)}{self.pad}{self.close}" for group in groups]
+        blocks = [self._written(group) for group in groups]
         start, end = self.section
         written = f"{start}{self.between.join(blocks)}{end}"
         return f"{content}\n{written}" if content else written
+
+    def _written(self, calls: Calls) -> str:
+        """A block of calls. A call without its end is written as it was."""
+        if self.close and calls[0].arguments is None and calls[0].raw.startswith(self.open):
+            return calls[0].raw
+        return f"{self.open}{self.pad}{self.body.write(calls)}{self.pad}{self.close}"
 
     def sure(self, text: str) -> int:
         """The length of the beginning of an answer that is content, however the answer goes on."""

@@ -1,4 +1,4 @@
-"""What a renderer learns of a chat template by executing it: any template, whatever the architecture is, or a sentence."""
+"""What a renderer learns of a chat template by executing it, whatever the architecture is; or one sentence."""
 
 from __future__ import annotations
 
@@ -86,7 +86,9 @@ def test_a_template_without_tools_gets_them_in_a_text(tmp_path: Path) -> None:
     text = renderer.decode(next_prompt(renderer, Conversation(request_id="", observation=question), TOOLS)[0])
     assert text.startswith("<|im_start|>system\nBe brief.\n\n# Tools\n\n") and '"name": "calculator"' in text
     plain = renderer.decode(next_prompt(renderer, Conversation(request_id="", observation=question), ())[0])
-    assert plain == "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\n2 + 2?<|im_end|>\n<|im_start|>assistant\n"
+    assert (
+        plain == "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\n2 + 2?<|im_end|>\n<|im_start|>assistant\n"
+    )
     bare = renderer.decode(next_prompt(renderer, Conversation(request_id="", observation=question[1:]), ())[0])
     assert bare.startswith("<|im_start|>system\nYou are helpful.<|im_end|>\n")
     (folder / TEMPLATE).write_text(texts_of_export(folder, "off", "auto", temperature=1.0)[0][TEMPLATE])
@@ -121,14 +123,11 @@ def test_an_end_of_an_answer_that_is_no_token_is_text(tiny_model: Path, tmp_path
     assert "x< end>y" in prompt
 
 
-def test_a_template_that_rewrites_earlier_turns_begins_a_row(tiny_model: Path, tmp_path: Path) -> None:
-    """Only the last message of a user stands behind the system message."""
-    last = CHATML.replace("{% for message", "{% for message").replace(
-        "message.content + '<|im_end|>'", "(message.content if loop.last else '...') + '<|im_end|>'"
-    )
-    renderer = Renderer(with_template(tiny_model, tmp_path / "m", last))
+def test_a_template_that_rewrites_earlier_answers_begins_a_row(tiny_model: Path, tmp_path: Path) -> None:
+    shown = "(message.content if loop.last or message.role != 'assistant' else '...')"
+    renderer = Renderer(with_template(tiny_model, tmp_path / "m", CHATML.replace("message.content +", f"{shown} +")))
     assert exact(renderer)
-    assert any("begins a row" in note for note in renderer.notes)
+    assert any("each turn begins a row" in note for note in renderer.notes)
 
 
 def test_todays_date_is_one_date_in_the_run_and_its_export(tiny_model: Path, tmp_path: Path) -> None:
@@ -148,9 +147,12 @@ REFUSED: dict[str, tuple[Any, str]] = {
         r"has 2 chat templates, default, tool_use: write the one to use into .*chat_template.jinja",
     ),
     "no Jinja": ("{% for message in messages %}", "is not valid Jinja"),
-    "raises": ("{{ raise_exception('Only for experts.') }}", r"no place for this conversation \(user\): Only for experts"),
+    "raises": (
+        "{{ raise_exception('Only for experts.') }}",
+        r"no place for this conversation \(user\): Only for experts",
+    ),
     "fails": ("{{ messages.nothing.at_all }}", "no place for this conversation"),
-    "is random": (CHATML + "{{ range(1000000)|random }}", "writes something else for the same conversation each time"),
+    "is random": (CHATML + "{{ range(99999)|random }}", "writes something else for the same conversation each time"),
     "loses answers": ("{{ messages[0].content }}<|im_end|>", "does not write the content of an answer"),
     "has no end": (
         "{% for message in messages %}{{ message.role + ': ' + message.content }}{% endfor %}"

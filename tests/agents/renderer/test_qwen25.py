@@ -290,8 +290,11 @@ def test_what_a_model_wrote_is_read(renderer: Renderer, tokenizer: FastTokenizer
     assert all(bool(call.error) == (call.arguments is None) for call in action.tool_calls)
 
 
-def test_a_call_that_could_not_be_read_is_shown_again_as_it_was(renderer: Renderer, tokenizer: FastTokenizer) -> None:
-    broken = '<tool_call>\n{"name": "a", "arguments": {"x"\n</tool_call>'
+@pytest.mark.parametrize("end", ["\n</tool_call>", ""], ids=["with its end", "without its end"])
+def test_a_call_that_could_not_be_read_is_shown_again_as_it_was(
+    renderer: Renderer, tokenizer: FastTokenizer, end: str
+) -> None:
+    broken = '<tool_call>\n{"name": "a", "arguments": {"x"' + end
     action = renderer.read(tokenizer.encode(f"{broken}<|im_end|>"), "stop")
     assert renderer.text([*FIRST, action.message], ()).endswith(f"assistant\n{broken}<|im_end|>\n")
 
