@@ -69,7 +69,8 @@ class Kinds:
         return {name: Evaluation(episodes=tuple(by_name[name])) for name in order if name in by_name}
 
     def training_metrics(self, episodes: Sequence[Episode]) -> dict[str, float]:
-        """Return success/KIND and reward/KIND, means over the valid episodes, and their number episodes/KIND."""
+        """Return success/KIND, reward/KIND and reward/NAME/mean/KIND of each part of the reward, means over the valid
+        episodes, and their number episodes/KIND."""
         metrics: dict[str, float] = {}
         for name, of_kind in self.split(episode for episode in episodes if episode.outcome.is_valid).items():
             count = len(of_kind.valid)
@@ -77,16 +78,19 @@ class Kinds:
                 f"success/{name}": sum(map(is_success, of_kind.valid)) / count,
                 f"reward/{name}": sum(episode.reward or 0.0 for episode in of_kind.valid) / count,
                 f"episodes/{name}": float(count),
+                **_part_means(name, of_kind),
             }
         return metrics
 
     def evaluation_metrics(self, evaluation: Evaluation) -> dict[str, float]:
-        """Return the success of each kind, its 95% interval, the mean reward and the number of attempts as metrics:
-        success/KIND, success_low/KIND, success_high/KIND, reward/KIND, episodes/KIND."""
+        """Return the success of each kind, its 95% interval, the mean reward, the mean of each of its parts and the
+        number of attempts as metrics: success/KIND, success_low/KIND, success_high/KIND, reward/KIND,
+        reward/NAME/mean/KIND, episodes/KIND."""
         metrics: dict[str, float] = {}
         for name, of_kind in self.split(evaluation.episodes).items():
             figures = of_kind.metrics()
             metrics |= {f"{figure}/{name}": figures[figure] for figure in _FIGURES if figure in figures}
+            metrics |= _part_means(name, of_kind)
         return metrics
 
     def text(self, evaluation: Evaluation) -> str:
@@ -104,6 +108,10 @@ class Kinds:
         tested = {name: of_kind for name, of_kind in pairs.items() if of_kind is not None}
         compared = dict(zip(tested, compare_all(list(tested.values())), strict=True))
         return {name: replace(change, paired=compared.get(name)) for name, change in changes.items()}
+
+
+def _part_means(kind: str, of_kind: Evaluation) -> dict[str, float]:
+    return {f"reward/{name}/mean/{kind}": part["mean"] for name, part in of_kind.parts.items()}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,15 +151,22 @@ class KindChange:
             "difference_ci95": self.paired and self.paired.difference.interval,
             "p_value": self.paired and self.paired.p_value,
             "verdict": self.verdict,
+            "reward_before": before and before.mean_reward,
+            "reward_after": after and after.mean_reward,
+            "rewards_before": before and before.parts,
+            "rewards_after": after and after.parts,
         }
 
     def __str__(self) -> str:
-        rates = (f"{e.success_rate:.3f}" if e.attempts else "-" for e in (self.before, self.after))
-        text, verdict = " to ".join(rates), self.verdict
+        both = (self.before, self.after)
+        text, verdict = " to ".join(f"{e.success_rate:.3f}" if e.attempts else "-" for e in both), self.verdict
+        reward = " to ".join(f"{e.reward.value:.3f}" if e.valid else "-" for e in both)
         if verdict == NOT_SHOWN and self.paired is not None:
             low, high = self.paired.difference.interval
-            return f"{verdict} ({text}, interval of the difference [{low:+.3f}, {high:+.3f}])"
-        return f"{text}, {verdict}" if verdict else text
+            text = f"{verdict} ({text}, interval of the difference [{low:+.3f}, {high:+.3f}])"
+        elif verdict:
+            text += f", {verdict}"
+        return f"{text}; mean reward {reward}"
 
 
 def verdict_note(changes: Mapping[str, KindChange]) -> str:

@@ -64,6 +64,7 @@ def chart_sections(run: RunData) -> list[Section]:
     waiting = "With staleness, episodes are sampled during the other parts; the first part is the remaining wait."
     charts = {
         "Learning": [_reward(run), success_chart(run), *_metric_charts(run, LEARNING), _clipped(run)],
+        "Parts of the reward": _reward_parts(run),
         "Warm-up": _warmup(run),
         "Speed": [
             _stacked_seconds(run, "Where the time of a step goes", STEP_PARTS, waiting),
@@ -101,14 +102,38 @@ def _with_mean(label: str, points: list[tuple[float, float]]) -> list[Line]:
     return [Line(label=label, points=points, is_faint=True, colour=1), mean]
 
 
-def _reward(run: RunData) -> Chart:
-    held_out = run.series("evaluation", "reward")
+def _mean_chart(run: RunData, name: str, title: str, more: Sequence[Line] = (), note: str = "") -> Chart:
+    """A mean over the episodes of a step, and the same on held-out tasks."""
+    held_out = run.series("evaluation", name)
     dots = [Dot(x=x, y=y, low=y, high=y, label=f"after step {x:g}: {short(y)}") for x, y in held_out]
-    rewards, trained_on = run.series("train", "reward"), run.series("train", "training_reward")
-    lines = _with_mean("in training", rewards)
-    if trained_on and trained_on != rewards:  # a reward function of the user's, or a punishment that is added
-        lines.append(Line(label="that is trained on", points=trained_on))
-    return Chart(title="Reward of an episode", x_label=STEP, lines=lines, dots=dots)
+    lines = [*_with_mean("in training", run.series("train", name)), *more]
+    return Chart(title=title, x_label=STEP, lines=lines, dots=dots, note=note)
+
+
+def _reward(run: RunData) -> Chart:
+    trained_on = run.series("train", "training_reward")  # of the user's function, or with a punishment that is added
+    is_other = trained_on and trained_on != run.series("train", "reward")
+    more = [Line(label="that is trained on", points=trained_on)] if is_other else []
+    return _mean_chart(run, "reward", "Reward of an episode", more)
+
+
+def _reward_parts(run: RunData) -> list[Chart]:
+    """The mean and the spread of each part; none for a single part that is the reward itself."""
+    charts = []
+    for part in run.reward_parts:
+        spread = Line(
+            label="standard deviation", points=run.series("train", f"reward/{part}/std"), is_faint=True, colour=3
+        )
+        counts = dict(run.series("train", f"reward/{part}/episodes"))
+        of_all = dict(run.series("train", "episodes"))
+        lacks = sum(counts.get(step, 0.0) < episodes for step, episodes in of_all.items())
+        note = (
+            f"Over the episodes that have the part: in {lacks:,} of {len(of_all):,} steps some lack it."
+            if lacks
+            else ""
+        )
+        charts.append(_mean_chart(run, f"reward/{part}/mean", part, [spread], note))
+    return charts
 
 
 def success_chart(run: RunData, kind: str = "") -> Chart:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Container, Sequence
+from collections.abc import Container, Iterable, Sequence
 from html import escape
 
 from forge_env.evaluation.evaluate import Evaluation
@@ -13,6 +13,8 @@ from forge_env.report.numbers import duration, short
 from forge_env.report.run_data import RunData, Values
 
 MAX_PHONE_COLUMNS = 4
+MAX_PART_COLUMNS = 6
+"""Parts of the reward with a column in a table; each has its chart."""
 MAX_TOOLS = 12
 MAX_WARNINGS = 20
 MAX_ERRORS = 3
@@ -40,9 +42,10 @@ COUNTS = {
 
 
 def table(head: Row, rows: Sequence[Row], number_columns: Container[int]) -> str:
-    """A table of cells that are HTML already; the columns with these indices are aligned as numbers.
+    """A table of cells that are HTML already, below heads that are plain text.
 
-    On a phone a row of many columns is a list, in which each cell stands beside its head, which is a plain text.
+    The columns with these indices are aligned as numbers. On a phone a row of many columns is a list, in which each
+    cell stands beside its head.
     """
 
     def cells(row: Row, tag: str) -> str:
@@ -54,7 +57,8 @@ def table(head: Row, rows: Sequence[Row], number_columns: Container[int]) -> str
 
     body = "".join(f"<tr>{cells(row, 'td')}</tr>" for row in rows)
     css = "wide stacked" if len(head) > MAX_PHONE_COLUMNS else "wide"
-    return f'<div class="{css}"><table><thead><tr>{cells(head, "th")}</tr></thead><tbody>{body}</tbody></table></div>'
+    titles = cells([*map(escape, head)], "th")
+    return f'<div class="{css}"><table><thead><tr>{titles}</tr></thead><tbody>{body}</tbody></table></div>'
 
 
 def shorten(text: str, length: int) -> str:
@@ -116,17 +120,23 @@ def _median(values: Sequence[float]) -> float:
 
 def evaluations(run: RunData) -> str:
     """Every evaluation with its interval, and the difference on the same tasks; "" if there is none."""
+    parts = parts_of(run.evaluations.values())
     rows = [
-        _evaluation_row(_evaluation_title(run, name), evaluation)
+        _evaluation_row(_evaluation_title(run, name), evaluation, parts)
         for name, evaluation in sorted(run.evaluations.items(), key=lambda item: _evaluation_position(item[0]))
     ]
     if not rows:
         return ""
-    head = ["evaluated", "", "success", "95% interval", "mean reward", "episodes", "time-outs", "faults"]
-    return table(head, rows, range(2, 8)) + _difference(run)
+    head = ["evaluated", "", "success", "95% interval", "mean reward", *parts, "episodes", "time-outs", "faults"]
+    return table(head, rows, range(2, len(head))) + _difference(run)
 
 
-def _evaluation_row(title: str, evaluation: Evaluation) -> Row:
+def parts_of(evaluations: Iterable[Evaluation]) -> list[str]:
+    """The parts of the reward that have a column of their own."""
+    return list(dict.fromkeys(name for evaluation in evaluations for name in evaluation.shown_parts))[:MAX_PART_COLUMNS]
+
+
+def _evaluation_row(title: str, evaluation: Evaluation, parts: Sequence[str]) -> Row:
     low, high = evaluation.interval
     timeouts = f"{evaluation.timeouts:,}"
     if evaluation.timeouts:
@@ -137,6 +147,7 @@ def _evaluation_row(title: str, evaluation: Evaluation) -> Row:
         short(evaluation.success_rate),
         f"[{short(low)}, {short(high)}]",
         short(evaluation.reward.value),
+        *(evaluation.shown_parts.get(part, "") for part in parts),
         f"{len(evaluation.attempts):,}",
         timeouts,
         f"{evaluation.faults:,}",
@@ -182,21 +193,12 @@ def _bar(start: float, size: float, marks: str = "") -> str:
 
 
 def _difference(run: RunData) -> str:
-    """The change of success by the training, on the tasks that were evaluated before and after it."""
+    """What the training changed, on the tasks that were evaluated before and after it."""
     before, after = run.evaluations.get("before"), run.evaluations.get("after")
     if before is None or after is None:
         return ""
-    result = after.change_since(before)
-    if result is None:
-        return ""
-    change = result.difference
-    p_value = "< 0.001" if result.p_value < 0.001 else f"= {result.p_value:.3f}"
-    sentence = (
-        f"On the same {change.tasks:,} tasks, training changed success by {change.value:+.3f}"
-        f" [{change.low:+.3f}, {change.high:+.3f}]: {result.wins:,} better, {result.losses:,} worse,"
-        f" {result.ties:,} alike (paired, p {p_value})."
-    )
-    return f"<p>{escape(sentence)}</p>"
+    sentence = after.change_text(before)
+    return f"<p>{escape(sentence[0].upper() + sentence[1:])}.</p>" if sentence else ""
 
 
 def startup(run: RunData) -> str:

@@ -42,6 +42,10 @@ def summarise(
             "success_after": _rate(after),
             "success_after_ci95": after.interval,
             "success_tool_off": _rate(tool_off),
+            "reward_before": before.mean_reward,
+            "reward_after": after.mean_reward,
+            "rewards_before": before.parts,
+            "rewards_after": after.parts,
             "evaluation_episodes": len(after.episodes),
             "success_before_without_timeouts": _number(before.without_timeouts.value),
             "success_after_without_timeouts": _number(after.without_timeouts.value),
@@ -61,6 +65,10 @@ def summarise(
     record.say(f"held-out success after {algorithm}: {after}")
     off = "" if tool_off is None else f", and {tool_off.success_rate:.3f} with the tool switched off"
     record.say(f"it was {before} before{off}")
+    record.say(after.change_text(before) or "no task was measured before and after it")
+    for when, evaluation in {"before": before, "after": after}.items():
+        if parts := evaluation.parts_text:
+            record.say(f"parts of the reward {when}: {parts}")
     if greedy := run.evaluations.greedy_change:
         record.say(greedy)
     for name, change in by_kind.items():
