@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from statistics import fmean
 from typing import Any
 
 from forge_env.core.episode import Episode
@@ -73,11 +74,10 @@ class Kinds:
         episodes, and their number episodes/KIND."""
         metrics: dict[str, float] = {}
         for name, of_kind in self.split(episode for episode in episodes if episode.outcome.is_valid).items():
-            count = len(of_kind.valid)
             metrics |= {
-                f"success/{name}": sum(map(is_success, of_kind.valid)) / count,
-                f"reward/{name}": sum(episode.reward or 0.0 for episode in of_kind.valid) / count,
-                f"episodes/{name}": float(count),
+                f"success/{name}": fmean(map(is_success, of_kind.valid)),
+                f"reward/{name}": fmean(episode.reward or 0.0 for episode in of_kind.valid),
+                f"episodes/{name}": float(len(of_kind.valid)),
                 **_part_means(name, of_kind),
             }
         return metrics

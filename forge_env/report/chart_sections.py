@@ -64,7 +64,6 @@ def chart_sections(run: RunData) -> list[Section]:
     waiting = "With staleness, episodes are sampled during the other parts; the first part is the remaining wait."
     charts = {
         "Learning": [_reward(run), success_chart(run), *_metric_charts(run, LEARNING), _clipped(run)],
-        "Parts of the reward": _reward_parts(run),
         "Warm-up": _warmup(run),
         "Speed": [
             _stacked_seconds(run, "Where the time of a step goes", STEP_PARTS, waiting),
@@ -102,7 +101,7 @@ def _with_mean(label: str, points: list[tuple[float, float]]) -> list[Line]:
     return [Line(label=label, points=points, is_faint=True, colour=1), mean]
 
 
-def _mean_chart(run: RunData, name: str, title: str, more: Sequence[Line] = (), note: str = "") -> Chart:
+def mean_chart(run: RunData, name: str, title: str, more: Sequence[Line] = (), note: str = "") -> Chart:
     """A mean over the episodes of a step, and the same on held-out tasks."""
     held_out = run.series("evaluation", name)
     dots = [Dot(x=x, y=y, low=y, high=y, label=f"after step {x:g}: {short(y)}") for x, y in held_out]
@@ -114,26 +113,7 @@ def _reward(run: RunData) -> Chart:
     trained_on = run.series("train", "training_reward")  # of the user's function, or with a punishment that is added
     is_other = trained_on and trained_on != run.series("train", "reward")
     more = [Line(label="that is trained on", points=trained_on)] if is_other else []
-    return _mean_chart(run, "reward", "Reward of an episode", more)
-
-
-def _reward_parts(run: RunData) -> list[Chart]:
-    """The mean and the spread of each part; none for a single part that is the reward itself."""
-    charts = []
-    for part in run.reward_parts:
-        spread = Line(
-            label="standard deviation", points=run.series("train", f"reward/{part}/std"), is_faint=True, colour=3
-        )
-        counts = dict(run.series("train", f"reward/{part}/episodes"))
-        of_all = dict(run.series("train", "episodes"))
-        lacks = sum(counts.get(step, 0.0) < episodes for step, episodes in of_all.items())
-        note = (
-            f"Over the episodes that have the part: in {lacks:,} of {len(of_all):,} steps some lack it."
-            if lacks
-            else ""
-        )
-        charts.append(_mean_chart(run, f"reward/{part}/mean", part, [spread], note))
-    return charts
+    return mean_chart(run, "reward", "Reward of an episode", more)
 
 
 def success_chart(run: RunData, kind: str = "") -> Chart:

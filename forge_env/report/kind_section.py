@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from html import escape
 
 from forge_env.evaluation.evaluate import Evaluation
@@ -12,7 +12,7 @@ from forge_env.report.chart_sections import success_chart
 from forge_env.report.numbers import short
 from forge_env.report.run_data import RunData
 from forge_env.report.svg_chart import Chart
-from forge_env.report.tables import parts_of, table
+from forge_env.report.tables import table
 
 VERDICTS = {
     "solved before training": f"Solved before training, with a success of at least {SOLVED:g}",
@@ -31,10 +31,9 @@ def kind_table(run: RunData) -> str:
     if not names:
         return ""
     empty = Evaluation(episodes=())
-    parts = parts_of(run.evaluations.values())
-    rows = [_row(run, name, changes.get(name, KindChange(before=empty, after=empty)), parts) for name in names]
-    head = ["kind", "result", "tasks", "before", "after", "change (better / worse)", "in training", "reward", *parts]
-    return table(head, rows, range(2, len(head))) + _verdicts(changes) + _note(run, changes)
+    rows = [_row(run, name, changes.get(name, KindChange(before=empty, after=empty))) for name in names]
+    head = ["kind", "result", "tasks", "before", "after", "change (better / worse)", "in training", "mean reward"]
+    return table(head, rows, range(2, 8)) + _verdicts(changes) + _note(run, changes)
 
 
 def kind_charts(run: RunData) -> list[Chart]:
@@ -48,17 +47,16 @@ def _trained_kinds(run: RunData) -> list[str]:
     return [name for name in names if run.series("train", f"success/{name}")]
 
 
-def _row(run: RunData, name: str, change: KindChange, parts: Sequence[str]) -> Sequence[str]:
+def _row(run: RunData, name: str, change: KindChange) -> Sequence[str]:
     tasks = len(change.before.by_task.keys() | change.after.by_task.keys())
     rates = (_rate(change.before), _rate(change.after), _difference(change), _in_training(run, name))
-    both = (change.before, change.after)
-    rewards = [_before_and_after(e.mean_reward for e in both)]
-    rewards += [_before_and_after(e.parts.get(part, {}).get("mean") for e in both) for part in parts]
-    return [escape(name), escape(change.verdict), f"{tasks:,}", *rates, *rewards]
+    reward = before_and_after(change.before.mean_reward, change.after.mean_reward)
+    return [escape(name), escape(change.verdict), f"{tasks:,}", *rates, reward]
 
 
-def _before_and_after(values: Iterable[float | None]) -> str:
-    return " to ".join("–" if value is None else short(value) for value in values)
+def before_and_after(before: float | None, after: float | None) -> str:
+    """A mean before and after training; None was not measured."""
+    return " to ".join("–" if value is None else short(value) for value in (before, after))
 
 
 def _rate(evaluation: Evaluation) -> str:
@@ -103,7 +101,7 @@ def _note(run: RunData, changes: dict[str, KindChange]) -> str:
         "Brackets and bars are 95% intervals of the success on held-out tasks; better / worse counts the same tasks.",
         *([f"{level[0].upper()}{level[1:]}."] if (level := verdict_note(changes)) else []),
         "In training is the success of the first and of the last tenth of the steps.",
-        "The reward and its parts are means before and after training.",
+        "The mean reward is that before and after training.",
     ]
     if run.kinds.note:
         sentences.append(f"{run.kinds.note[0].upper()}{run.kinds.note[1:]}.")

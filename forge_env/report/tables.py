@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Container, Sequence
 from html import escape
 
 from forge_env.evaluation.evaluate import Evaluation
@@ -13,8 +13,6 @@ from forge_env.report.numbers import duration, short
 from forge_env.report.run_data import RunData, Values
 
 MAX_PHONE_COLUMNS = 4
-MAX_PART_COLUMNS = 6
-"""Parts of the reward with a column in a table; each has its chart."""
 MAX_TOOLS = 12
 MAX_WARNINGS = 20
 MAX_ERRORS = 3
@@ -120,23 +118,20 @@ def _median(values: Sequence[float]) -> float:
 
 def evaluations(run: RunData) -> str:
     """Every evaluation with its interval, and the difference on the same tasks; "" if there is none."""
-    parts = parts_of(run.evaluations.values())
-    rows = [
-        _evaluation_row(_evaluation_title(run, name), evaluation, parts)
-        for name, evaluation in sorted(run.evaluations.items(), key=lambda item: _evaluation_position(item[0]))
-    ]
+    rows = [_evaluation_row(title, evaluation) for title, evaluation in titled_evaluations(run).items()]
     if not rows:
         return ""
-    head = ["evaluated", "", "success", "95% interval", "mean reward", *parts, "episodes", "time-outs", "faults"]
-    return table(head, rows, range(2, len(head))) + _difference(run)
+    head = ["evaluated", "", "success", "95% interval", "mean reward", "episodes", "time-outs", "faults"]
+    return table(head, rows, range(2, 8)) + _difference(run)
 
 
-def parts_of(evaluations: Iterable[Evaluation]) -> list[str]:
-    """The parts of the reward that have a column of their own."""
-    return list(dict.fromkeys(name for evaluation in evaluations for name in evaluation.shown_parts))[:MAX_PART_COLUMNS]
+def titled_evaluations(run: RunData) -> dict[str, Evaluation]:
+    """The evaluations by their titles, in the order of the run."""
+    in_order = sorted(run.evaluations.items(), key=lambda item: _evaluation_position(item[0]))
+    return {_evaluation_title(run, name): evaluation for name, evaluation in in_order}
 
 
-def _evaluation_row(title: str, evaluation: Evaluation, parts: Sequence[str]) -> Row:
+def _evaluation_row(title: str, evaluation: Evaluation) -> Row:
     low, high = evaluation.interval
     timeouts = f"{evaluation.timeouts:,}"
     if evaluation.timeouts:
@@ -147,7 +142,6 @@ def _evaluation_row(title: str, evaluation: Evaluation, parts: Sequence[str]) ->
         short(evaluation.success_rate),
         f"[{short(low)}, {short(high)}]",
         short(evaluation.reward.value),
-        *(evaluation.shown_parts.get(part, "") for part in parts),
         f"{len(evaluation.attempts):,}",
         timeouts,
         f"{evaluation.faults:,}",

@@ -140,7 +140,8 @@ class ViewedRun:
             plan = self.run.read_json("plan.json")
             tasks, n = plan.get("tasks"), plan.get("n")
             return {"finished": False, "planned": tasks * n if isinstance(tasks, int) and isinstance(n, int) else None}
-        step = {"before": 0, "after": self.run.read_json("run.json").get("steps")}.get(phase, step)
+        steps_of = {"before": 0, "after": self.run.read_json("run.json").get("steps")}
+        step = steps_of.get(phase.partition(".")[0], step)
         steps = self.metrics.steps("evaluation")  # each is recorded at the end of its evaluation
         return {"finished": step is None or not steps or step in steps, "planned": None}
 

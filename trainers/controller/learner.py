@@ -6,6 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 
 from forge_env.core.episode import Group
 from forge_env.evaluation.evaluate import is_success
@@ -121,8 +122,8 @@ class Learner:
         seconds = metrics["seconds/step"]
         ended = Counter(episode.ended_by for episode in episodes if episode.ended_by not in ("", "environment"))
         values = metrics | {
-            "reward": sum(episode.reward or 0.0 for episode in episodes) / len(episodes),
-            "success": sum(map(is_success, episodes)) / len(episodes),
+            "reward": fmean(episode.reward or 0.0 for episode in episodes),
+            "success": fmean(map(is_success, episodes)),
             "tokens/s": sum(episode.num_sampled for episode in episodes) / seconds,
             "s/step": seconds,
             **row_metrics(episodes),

@@ -13,7 +13,8 @@ export async function showOverview(main, route, context) {
   const run = await request(`${context.run.number}/overview`, {}, context.signal);
   const lastStep = run.last.step || Math.max(0, ...run.evaluations.map((evaluation) => evaluation.step || 0));
   const results = run.evaluations.filter(isResult);
-  const points = results.filter(({ phase }) => phase !== "tool_off").map((evaluation) => ({
+  const isHeadline = ({ phase }) => phase !== "tool_off" && !phase.includes("."); // no further set, such as the greedy one
+  const points = results.filter(isHeadline).map((evaluation) => ({
     ...evaluation, x: evaluation.step ?? (evaluation.phase === "before" ? 0 : lastStep),
   }));
   const curves = Object.keys(run.metrics).length ? await curvesSection(route, [run], context, points) : null;
