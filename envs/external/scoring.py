@@ -135,7 +135,8 @@ class Scorer:
                 f"the program gave the reward {result.reward:g}, and the option reward_range says {low:g},{high:g}: "
                 "set it to the range that the program's rewards have"
             )
-        return result.reward, {self.giver: result.reward}
+        reward = min(max(result.reward, low), high)
+        return reward, {self.giver: reward}
 
 
 async def _score_in(

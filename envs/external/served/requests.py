@@ -122,7 +122,7 @@ def read_finish(body: Mapping[str, Any], scorer: Scorer) -> Work | str:
             f"reward is {reward!r:.40}; it is a number from {low:g} to {high:g}, which reward_range of the server "
             "sets: the session is still open, finish it with such a number",
         )
-    return Work(answer, float(reward))
+    return Work(answer, min(max(float(reward), low), high))
 
 
 def _wait(body: Mapping[str, Any]) -> float:
