@@ -5,6 +5,7 @@ Such a part of the reward is what a policy learns first, and it may learn nothin
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from statistics import fmean
@@ -20,7 +21,7 @@ from forge_env.core.types import Action
 from forge_env.evaluation.evaluate import is_success
 from forge_env.tool_env.tool_env import ToolEnv
 
-MAX_TASKS = 4
+MAX_TASKS = 3
 LEAST = 0.01
 """A mean below it is no part of the marks, of which a success has 1 or more: partial credit may tend to 0."""
 FORMS = (
@@ -90,13 +91,14 @@ def _best(
 
 
 def _earned(episode: Episode, weights: Mapping[str, float]) -> dict[str, float]:
-    """What an episode earned by each part; parts of other scales than the reward's are not told apart."""
+    """What an episode earned by each part; parts of an environment's own that do not add up are not told apart."""
     reward = episode.reward or 0.0
-    if not episode.rewards or not episode.rewards.keys() <= weights.keys():
-        return {"the reward": reward}
-    parts = {f"the part {name!r}": weights[name] * value for name, value in episode.rewards.items()}
-    steps = reward - sum(parts.values())
-    return parts if are_same([steps, 0.0]) else {**parts, "the rewards of steps": steps}
+    parts = {f"the part {name!r}": weights.get(name, 1.0) * value for name, value in episode.rewards.items()}
+    steps = math.fsum((reward, *(-value for value in parts.values())))
+    if parts and are_same([steps, 0.0]):
+        return parts
+    is_weighted = bool(parts) and episode.rewards.keys() <= weights.keys()
+    return {**parts, "the rewards of steps": steps} if is_weighted else {"the reward": reward}
 
 
 def _sentence(part: str, what: str, values: Sequence[float]) -> str:

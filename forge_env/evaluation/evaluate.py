@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from statistics import fmean
+from typing import Any
 
 from forge_env.core.env import SUCCESS
 from forge_env.core.episode import Episode, Group
@@ -121,6 +122,16 @@ class Evaluation:
     def mean_reward(self) -> float | None:
         """The mean reward; None without a valid episode."""
         return self.reward.value if self.valid else None
+
+    def summary(self, when: str) -> dict[str, Any]:
+        """Return the figures for summary.json, named by when it was measured; those that were not measured are None."""
+        return {
+            f"success_{when}": self.success_rate if self.attempts else None,
+            f"success_{when}_ci95": self.interval if self.attempts else None,
+            f"success_{when}_without_timeouts": self.without_timeouts.value if self.valid else None,
+            f"reward_{when}": self.mean_reward,
+            f"rewards_{when}": self.parts,
+        }
 
     def pass_at(self, k: int) -> Estimate:
         """Probability that at least one of k attempts succeeds, over the tasks with at least k attempts."""

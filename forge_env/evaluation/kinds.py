@@ -140,21 +140,14 @@ class KindChange:
 
     def summary(self) -> dict[str, Any]:
         """Return the figures for summary.json; those that were not measured are None."""
-        before, after = (evaluation if evaluation.attempts else None for evaluation in (self.before, self.after))
         return {
             "tasks": len(self.before.by_task.keys() | self.after.by_task.keys()),
-            "success_before": before and before.success_rate,
-            "success_before_ci95": before and before.interval,
-            "success_after": after and after.success_rate,
-            "success_after_ci95": after and after.interval,
+            **self.before.summary("before"),
+            **self.after.summary("after"),
             "difference": self.paired and self.paired.difference.value,
             "difference_ci95": self.paired and self.paired.difference.interval,
             "p_value": self.paired and self.paired.p_value,
             "verdict": self.verdict,
-            "reward_before": before and before.mean_reward,
-            "reward_after": after and after.mean_reward,
-            "rewards_before": before and before.parts,
-            "rewards_after": after and after.parts,
         }
 
     def __str__(self) -> str:

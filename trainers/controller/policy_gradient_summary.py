@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 from forge_env.evaluation.evaluate import Evaluation
 from forge_env.evaluation.kinds import verdict_note
 from trainers.metrics.diagnosis import Diagnosis
@@ -37,18 +35,10 @@ def summarise(
     by_kind = run.kinds.changes(before, after)
     run.summarise(
         {
-            "success_before": _rate(before),
-            "success_before_ci95": before.interval,
-            "success_after": _rate(after),
-            "success_after_ci95": after.interval,
-            "success_tool_off": _rate(tool_off),
-            "reward_before": before.mean_reward,
-            "reward_after": after.mean_reward,
-            "rewards_before": before.parts,
-            "rewards_after": after.parts,
+            **before.summary("before"),
+            **after.summary("after"),
+            "success_tool_off": tool_off.success_rate if tool_off and tool_off.attempts else None,
             "evaluation_episodes": len(after.episodes),
-            "success_before_without_timeouts": _number(before.without_timeouts.value),
-            "success_after_without_timeouts": _number(after.without_timeouts.value),
             "evaluation_timeouts": before.timeouts + after.timeouts,
             "evaluation_faults": before.faults + after.faults,
             "evaluation_ended_by": after.ended_by,
@@ -84,12 +74,3 @@ def summarise(
         more = " more" if diagnosis.has_learned else ""
         record.say(f"may have kept this run from learning{more}, {when}: {finding}")
     record.say(f"curve {picture}, checkpoints {record.folder / 'checkpoints'}, model {record.folder / 'model'}")
-
-
-def _rate(evaluation: Evaluation | None) -> float | None:
-    """The success rate, or None if nothing could be measured: JSON has no NaN."""
-    return _number(evaluation.success_rate) if evaluation is not None else None
-
-
-def _number(value: float) -> float | None:
-    return value if math.isfinite(value) else None
