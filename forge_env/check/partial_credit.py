@@ -36,7 +36,6 @@ FORMS = (
 )
 """Forms of an answer that a part of a reward may pay for, whatever is in them."""
 
-
 _Best = tuple[str, list[float]]
 """An answer, and what it earned in each episode."""
 
@@ -72,11 +71,9 @@ async def _play(context: CheckContext, what: str, answer: str, actions: Sequence
             context.episodes_of[what].append(await context.episode(task, actions_in_order(*actions)))
 
 
-def _best(
-    episodes_of: Mapping[str, Sequence[Episode]], weights: Mapping[str, float]
-) -> dict[str, tuple[str, list[float]]]:
-    """What earns the most of each part of the reward, and what it earned in each episode."""
-    best: dict[str, tuple[str, list[float]]] = {}
+def _best(episodes_of: Mapping[str, Sequence[Episode]], weights: Mapping[str, float]) -> dict[str, _Best]:
+    """The answer that earns the most of each part of the reward; none for a part that none earns."""
+    best: dict[str, _Best] = {}
     for what, episodes in episodes_of.items():
         earned: dict[str, list[float]] = defaultdict(list)
         counted = [episode for episode in episodes if episode.outcome.is_valid and not is_success(episode)]

@@ -144,7 +144,7 @@ class Evaluation:
     @cached_property
     def parts(self) -> dict[str, dict[str, float]]:
         """The figures of each part of the reward, see `reward_parts`."""
-        return reward_parts(self.valid)
+        return reward_parts(self.valid, by_task=True)
 
     @property
     def shown_parts(self) -> dict[str, str]:
@@ -183,7 +183,7 @@ class Evaluation:
         figures = {"success": self.success_rate, "success_low": low, "success_high": high}
         if self.valid:
             figures |= {"reward": self.reward.value, "success_without_timeouts": self.without_timeouts.value}
-            figures |= reward_part_metrics(self.valid)
+            figures |= reward_part_metrics(self.parts)
         if attempts > 1:
             figures |= {f"pass_at_{attempts}": self.pass_at(attempts).value}
             figures |= {f"pass_hat_{attempts}": self.pass_hat(attempts).value}

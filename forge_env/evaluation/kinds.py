@@ -15,6 +15,7 @@ from forge_env.core.episode import Episode
 from forge_env.core.reward_value import reaches
 from forge_env.core.types import Task
 from forge_env.evaluation.evaluate import Evaluation, is_success
+from forge_env.evaluation.metrics import reward_parts
 from forge_env.utils.statistics import LEVEL, Paired, compare_all
 
 MAX_KINDS = 32
@@ -78,7 +79,7 @@ class Kinds:
                 f"success/{name}": fmean(map(is_success, of_kind.valid)),
                 f"reward/{name}": fmean(episode.reward or 0.0 for episode in of_kind.valid),
                 f"episodes/{name}": float(len(of_kind.valid)),
-                **_part_means(name, of_kind),
+                **_part_means(name, reward_parts(of_kind.valid)),
             }
         return metrics
 
@@ -90,7 +91,7 @@ class Kinds:
         for name, of_kind in self.split(evaluation.episodes).items():
             figures = of_kind.metrics()
             metrics |= {f"{figure}/{name}": figures[figure] for figure in _FIGURES if figure in figures}
-            metrics |= _part_means(name, of_kind)
+            metrics |= _part_means(name, of_kind.parts)
         return metrics
 
     def text(self, evaluation: Evaluation) -> str:
@@ -110,8 +111,8 @@ class Kinds:
         return {name: replace(change, paired=compared.get(name)) for name, change in changes.items()}
 
 
-def _part_means(kind: str, of_kind: Evaluation) -> dict[str, float]:
-    return {f"reward/{name}/mean/{kind}": part["mean"] for name, part in of_kind.parts.items()}
+def _part_means(kind: str, parts: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
+    return {f"reward/{name}/mean/{kind}": part["mean"] for name, part in parts.items()}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,6 +7,7 @@ import statistics
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 
 from forge_env.core.episode import Episode
 from forge_env.core.reward_value import are_same
@@ -100,31 +101,35 @@ def unstopped_warnings(episodes: Iterable[Episode]) -> list[str]:
     ]
 
 
-def reward_parts(episodes: Iterable[Episode]) -> dict[str, dict[str, float]]:
+def reward_parts(episodes: Iterable[Episode], *, by_task: bool = False) -> dict[str, dict[str, float]]:
     """Return the figures of each part of the reward, see `Episode.rewards`: {NAME: {"mean", "std", "episodes"}}.
 
     The mean and the standard deviation are over the episodes with a reward that have the part, and "episodes" is their
     number: an episode that a limit has ended may have none. Of more than `MAX_PARTS`, the most frequent are returned.
+
+    Args:
+        episodes: of any outcome.
+        by_task: gives all tasks equal weight in the mean, as an `Evaluation` does.
     """
-    values: dict[str, list[float]] = defaultdict(list)
+    values: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     for episode in episodes:
         if episode.outcome.is_valid:
             for name, value in episode.rewards.items():
-                values[name].append(value)
-    frequent = sorted(values, key=lambda name: (-len(values[name]), name))[:MAX_PARTS]
+                values[name][episode.task.id if by_task else ""].append(value)
+    counts = Counter({name: sum(map(len, of_part.values())) for name, of_part in sorted(values.items())})
     return {
-        name: {"mean": statistics.fmean(of_part), "std": statistics.pstdev(of_part), "episodes": len(of_part)}
-        for name, of_part in ((name, values[name]) for name in sorted(frequent))
+        name: {
+            "mean": statistics.fmean(map(statistics.fmean, values[name].values())),
+            "std": statistics.pstdev(chain.from_iterable(values[name].values())),
+            "episodes": count,
+        }
+        for name, count in sorted(counts.most_common(MAX_PARTS))
     }
 
 
-def reward_part_metrics(episodes: Iterable[Episode]) -> dict[str, float]:
+def reward_part_metrics(parts: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
     """Return the same as flat metrics: reward/NAME/mean, reward/NAME/std and reward/NAME/episodes."""
-    return {
-        f"reward/{name}/{figure}": float(value)
-        for name, part in reward_parts(episodes).items()
-        for figure, value in part.items()
-    }
+    return {f"reward/{name}/{figure}": float(value) for name, part in parts.items() for figure, value in part.items()}
 
 
 def telling_parts(reward: float | None, parts: Mapping[str, Mapping[str, float]]) -> list[str]:

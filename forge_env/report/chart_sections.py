@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from forge_env.report.numbers import short
 from forge_env.report.run_data import RunData
@@ -118,22 +118,12 @@ def _reward(run: RunData) -> Chart:
 
 def success_chart(run: RunData, kind: str = "") -> Chart:
     """The success in training and on held-out tasks; of all tasks, or of one kind."""
-    success, low, high = (f"{name}/{kind}" if kind else name for name in ("success", "success_low", "success_high"))
-    dots = [
-        Dot(
-            x=record["step"],
-            y=record[success],
-            low=record.get(low, record[success]),
-            high=record.get(high, record[success]),
-            label=f"after step {record['step']}: {short(record[success])}",
-        )
-        for record in run.phases.get("evaluation", ())
-        if isinstance(record.get(success), int | float)
-    ]
-    lines = _with_mean("in training", run.series("train", success))
+    suffix = f"/{kind}" if kind else ""
+    low, high = (dict(run.series("evaluation", f"success_{end}{suffix}")) for end in ("low", "high"))
+    chart = mean_chart(run, f"success{suffix}", kind or "Success rate")
+    dots = [replace(dot, low=low.get(dot.x, dot.y), high=high.get(dot.x, dot.y)) for dot in chart.dots]
     note = "Bars are 95% intervals." if dots and not kind else ""
-    title = kind or "Success rate"
-    return Chart(title=title, x_label=STEP, lines=lines, dots=dots, bounds=(0.0, 1.0), note=note)
+    return replace(chart, dots=dots, bounds=(0.0, 1.0), note=note)
 
 
 def _clipped(run: RunData) -> Chart:

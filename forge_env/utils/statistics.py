@@ -260,7 +260,7 @@ def share_difference(
     def distance(one: float, other: float) -> float:
         return math.sqrt(max(0.0, one * one - 2 * correlation * one * other + other * other))
 
-    value = a.value - b.value
+    value = 0.0 if are_same((a.value, b.value)) else a.value - b.value
     low = value - distance(a.value - a.low, b.high - b.value)
     high = value + distance(a.high - a.value, b.value - b.low)
     return Estimate(value=value, low=max(-1.0, low), high=min(1.0, high), tasks=tasks)

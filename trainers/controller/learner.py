@@ -10,7 +10,13 @@ from statistics import fmean
 
 from forge_env.core.episode import Group
 from forge_env.evaluation.evaluate import is_success
-from forge_env.evaluation.metrics import model_call_metrics, reward_part_metrics, row_metrics, tool_metrics
+from forge_env.evaluation.metrics import (
+    model_call_metrics,
+    reward_part_metrics,
+    reward_parts,
+    row_metrics,
+    tool_metrics,
+)
 from forge_env.rollout.rollout import GroupSpec
 from trainers.controller.alarms import MismatchAlarm
 from trainers.controller.loop_state import LoopState
@@ -127,7 +133,7 @@ class Learner:
             "tokens/s": sum(episode.num_sampled for episode in episodes) / seconds,
             "s/step": seconds,
             **row_metrics(episodes),
-            **reward_part_metrics(episodes),
+            **reward_part_metrics(reward_parts(episodes)),
             **tool_metrics(episodes),
             **model_call_metrics(played),
             "episodes": len(episodes),

@@ -69,7 +69,7 @@ async def warm_up(
         if step % warmup.probe_every == 0 and warmup.until_success < 1:
             probe = await _probe(run, step)
             metrics |= (
-                {"success": probe.success_rate} | reward_part_metrics(probe.valid) | run.kinds.evaluation_metrics(probe)
+                {"success": probe.success_rate} | reward_part_metrics(probe.parts) | run.kinds.evaluation_metrics(probe)
             )
             is_enough = learned_enough(warmup, probe, run.kinds)
         run.record.metrics("warmup", step, metrics)
