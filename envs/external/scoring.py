@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from forge_env.core.errors import EnvError
-from forge_env.core.reward_value import reward_value
+from forge_env.core.reward_value import is_within, reward_value
 from forge_env.core.types import Action, EpisodeLimits, Message, Task
 from forge_env.rollout.factory import EnvFactory
 from forge_env.tool_env.rubric import RewardPart, score
@@ -130,12 +130,13 @@ class Scorer:
                 'function with the option reward, or let the program write {"reward": 1.0} to the file FORGE_ENV_RESULT'
             )
         low, high = self.reward_range
-        if not low <= result.reward <= high:
+        if not is_within(result.reward, low, high):
             raise EnvError(
                 f"the program gave the reward {result.reward:g}, and the option reward_range says {low:g},{high:g}: "
                 "set it to the range that the program's rewards have"
             )
-        return result.reward, {self.giver: result.reward}
+        reward = min(max(result.reward, low), high)
+        return reward, {self.giver: reward}
 
 
 async def _score_in(

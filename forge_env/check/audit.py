@@ -161,7 +161,7 @@ def _problems(
         left = [path for episode in solved for path in episode.info.get("verdict", {}).get("not_counted", ())]
         changes = f": its changes of {', '.join(dict.fromkeys(left))} do not count" if left else ""
         yield f"the solution earns {_earned(solved)}, not 1{changes}"
-    if any(episode.reward != 0 for episode in empty):
+    if any(episode.reward is None or not are_same([episode.reward, 0.0]) for episode in empty):
         yield f"an empty answer earns {_earned(empty)}, not 0"
     for name, episodes in (("the solution", solved), ("an empty answer", empty)):
         if not _is_same(episodes):

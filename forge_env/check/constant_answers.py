@@ -24,6 +24,7 @@ async def constant_answers(context: CheckContext) -> str:
             if any(is_same(constant, answer) for answer in right_answers(context, task)):
                 continue
             episode = await context.episode(task, actions_in_order(final_answer(constant)))
+            context.episodes_of[f"the constant {constant!r}"].append(episode)
             if not episode.outcome.is_valid:  # another check reports it
                 continue
             rewards.append(episode.reward or 0.0)

@@ -1,8 +1,9 @@
-"""The input of every check, and the two exceptions with which a check reports that it failed or does not apply."""
+"""The input of every check, and the exceptions with which a check reports that it failed, warns, or does not apply."""
 
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -18,6 +19,10 @@ LIMITS = EpisodeLimits(max_turns=64, step_seconds=30.0, episode_seconds=120.0, s
 
 class CheckFailed(Exception):
     """A check failed. One sentence: what the environment does, and what to change."""
+
+
+class CheckWarning(Exception):
+    """A check passed, and yet there is something to know. One sentence: what it is, and what to change."""
 
 
 class CheckSkipped(Exception):
@@ -42,6 +47,8 @@ class CheckContext:
     """Whether the same seed gives the same tasks; set by the check "tasks"."""
     gold: dict[str, str] = field(default_factory=dict)
     """Task id -> the expert's final answer, for the tasks that the expert solves; set by the check "gold answers"."""
+    episodes_of: dict[str, list[Episode]] = field(default_factory=lambda: defaultdict(list))
+    """An answer that does not depend on the question -> episodes of tasks whose answer it is not."""
     reset_seconds: list[float] = field(default_factory=list)
     """Duration of each `reset`, measured with one instance at a time."""
     step_seconds: list[float] = field(default_factory=list)

@@ -21,6 +21,8 @@ class CheckRow:
     detail: str
     """One sentence; for a failure, with the remedy."""
     seconds: float = 0.0
+    is_warning: bool = False
+    """Whether the check passed with a warning, which is `detail`."""
     unfinished: bool = False
     """Whether the budget ended it, or a check that it needs, before it had a result; `ok` is None then."""
 
@@ -59,11 +61,16 @@ class CheckReport:
         return all(row.ok is not False for row in self.rows)
 
     @property
+    def warnings(self) -> tuple[str, ...]:
+        """Names of the checks that passed with a warning."""
+        return tuple(row.name for row in self.rows if row.is_warning)
+
+    @property
     def not_checked(self) -> tuple[str, ...]:
         """Names of the checks that the budget ended: they neither passed nor failed."""
         return tuple(row.name for row in self.rows if row.unfinished)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return JSON data: `name`, `ok`, `not_checked`, `rows`, `isolation`, and `reset` and `step` in ms."""
-        rows = [asdict(row) for row in self.rows]
-        return {**asdict(self), "ok": self.ok, "not_checked": list(self.not_checked), "rows": rows}
+        """Return JSON data: `name`, `ok`, `warnings`, `not_checked`, `rows`, `isolation`; `reset` and `step` in ms."""
+        names = {"warnings": list(self.warnings), "not_checked": list(self.not_checked)}
+        return {**asdict(self), "ok": self.ok, **names, "rows": [asdict(row) for row in self.rows]}

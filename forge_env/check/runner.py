@@ -10,12 +10,13 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from forge_env.check.constant_answers import constant_answers
-from forge_env.check.context import CheckContext, CheckFailed, CheckSkipped
+from forge_env.check.context import CheckContext, CheckFailed, CheckSkipped, CheckWarning
 from forge_env.check.contract import close, contract, reset_first
 from forge_env.check.direct_calls import CallTimeout, with_timeout
 from forge_env.check.event_loop import event_loop
 from forge_env.check.isolation import isolation
 from forge_env.check.leaks import leaks
+from forge_env.check.partial_credit import partial_credit
 from forge_env.check.report import CheckReport, CheckRow, Latency
 from forge_env.check.scoring import breakdown, cheats, gold, limits, malformed, some_reward, wrong
 from forge_env.check.seeds import same_seed, two_seeds
@@ -41,7 +42,7 @@ class Check:
 
     name: str
     function: Callable[[CheckContext], Coroutine[Any, Any, str]]
-    """Returns one sentence about what is right; raises CheckFailed or CheckSkipped."""
+    """Returns one sentence about what is right; raises CheckFailed, CheckWarning or CheckSkipped."""
     needs: str = CONTRACT
     """A check that must pass; otherwise this one is skipped."""
     uses: str = ""
@@ -61,6 +62,7 @@ CHECKS = (
     Check(name="gold answers", function=gold, needs="reward"),
     Check(name="wrong answers", function=wrong, uses="gold answers"),
     Check(name="constants", function=constant_answers, uses="gold answers"),
+    Check(name="partial credit", function=partial_credit, needs="reward", uses="constants"),
     Check(name="malformed actions", function=malformed),
     Check(name="cheats", function=cheats),
     Check(name="same seed", function=same_seed),
@@ -212,6 +214,8 @@ class _Runner:
             return CheckRow(name=check.name, ok=True, detail=detail)
         except CheckFailed as failure:
             return CheckRow(name=check.name, ok=False, detail=str(failure))
+        except CheckWarning as warning:
+            return CheckRow(name=check.name, ok=True, detail=str(warning), is_warning=True)
         except CheckSkipped as reason:
             return CheckRow(name=check.name, ok=None, detail=str(reason))
         except CallTimeout as error:

@@ -24,7 +24,7 @@ from forge_env.check.strategies import (
 from forge_env.core.episode import Episode
 from forge_env.core.errors import PolicyError, UserError
 from forge_env.core.protocols import Conversation
-from forge_env.core.reward_value import TOLERANCE, are_same
+from forge_env.core.reward_value import TOLERANCE, are_same, reaches
 from forge_env.core.types import Action, Message, Outcome, Task, ToolSpec
 from forge_env.evaluation.evaluate import is_success
 from forge_env.tool_env.tool_env import ToolEnv
@@ -158,7 +158,7 @@ async def cheats(context: CheckContext) -> str:
         for i, cheat in enumerate(list_cheats(task)):
             episode = await context.episode(task, _strategy_of(cheat))
             _require_valid(episode, task, f"the cheat {i}")
-            if _reward(episode) > 0:
+            if not reaches(0.0, _reward(episode)):
                 shown = cheat if isinstance(cheat, str) else repr([_shown(message) for message in cheat])
                 raise CheckFailed(
                     f"the cheat {i} of the task {task.id!r} scores {_reward(episode):g}, not 0: {shorten(shown)!r}"

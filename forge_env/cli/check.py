@@ -162,9 +162,10 @@ def _show(name: str, report: CheckReport) -> None:
         if latency is not None:
             say(f"{method}: p50 {latency.p50:.2f} ms, p95 {latency.p95:.2f} ms")
     failed = sum(row.ok is False for row in report.rows)
-    left = f"; not checked: {', '.join(report.not_checked)}" if report.not_checked else ""
+    left = f"; a warning: {', '.join(report.warnings)}" if report.warnings else ""
+    left += f"; not checked: {', '.join(report.not_checked)}" if report.not_checked else ""
     say(f"{name}: {f'{failed} of {len(rows)} checks failed' if failed else f'{len(rows)} checks, none failed'}{left}")
 
 
 def _verdict(row: CheckRow) -> str:
-    return "not checked" if row.unfinished else _VERDICTS[row.ok]
+    return "not checked" if row.unfinished else "warning" if row.is_warning else _VERDICTS[row.ok]

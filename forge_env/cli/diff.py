@@ -48,7 +48,7 @@ def diff(
 
 
 def _show_phase(phase: str, comparisons: Sequence[Comparison]) -> None:
-    """Print the table of a phase: its measures, and then the success of each kind of task."""
+    """Print the table of a phase: its measures, of all tasks and then of each kind of task."""
     first = comparisons[0]
     prefix = f"{phase}: " if phase else ""
     pairs, tasks = (f"{n} {what}{'s' * (n != 1)}" for n, what in ((first.episodes, "pair"), (first.tasks, "task")))
@@ -67,7 +67,7 @@ def _show_phase(phase: str, comparisons: Sequence[Comparison]) -> None:
     ]
     columns = ("", "first", "second", "difference", f"better/{gap.strip(' ')}worse/same", "p")
     show_table(columns, rows, whole=range(1, len(columns)))
-    if (kinds := sum(bool(c.kind) for c in comparisons)) > 1:
+    if (kinds := len({c.kind for c in comparisons} - {""})) > 1:
         note(f"{prefix}p and interval of each of the {kinds} kinds are corrected for their number, by Holm's method")
 
 

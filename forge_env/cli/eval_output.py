@@ -11,6 +11,7 @@ from forge_env.core.episode import Episode
 from forge_env.core.types import Outcome
 from forge_env.core.usage import Prices
 from forge_env.evaluation.evaluate import is_success
+from forge_env.evaluation.metrics import telling_parts
 from forge_env.evaluation.summary import tokens_of
 
 
@@ -71,6 +72,8 @@ class LiveProgress:
         return "  ".join(figures)
 
 
+_PART_COLUMNS = 4
+"""Parts of the reward with a column in the table of kinds; eval.json has all."""
 _CALL_COLUMNS = ("calls", "requests", "prompt_tokens", "completion_tokens", "cost")
 
 
@@ -85,9 +88,14 @@ def show_result(result: dict[str, Any]) -> None:
         + _greedy(result),
     )
     _show_kinds(result)
-    if len(parts := result.get("rewards", {})) > 1:  # one part is the reward itself
-        rows = [(name, _number(part["mean"]), str(part["episodes"])) for name, part in parts.items()]
-        show_table(("part of the reward", "mean", "episodes"), rows)
+    parts = result.get("rewards", {})
+    if names := telling_parts(result["reward"], parts):
+        scored = result["episodes"] - result["timeouts"]
+        rows = [
+            (name, _number(parts[name]["mean"]), _number(parts[name]["std"]), f"{parts[name]['episodes']} of {scored}")
+            for name in names
+        ]
+        show_table(("part of the reward", "mean", "std", "episodes"), rows)
     if result["tools"]:
         tools = [
             (name, *_tool_counts(figures), f"{figures['p50_s']:.4f} s", f"{figures['p95_s']:.4f} s")
@@ -114,15 +122,24 @@ def show_result(result: dict[str, Any]) -> None:
 
 
 def _show_kinds(result: dict[str, Any]) -> None:
-    """Print the success by kind of task, if the tasks have kinds."""
+    """Print the success, the mean reward and the means of its parts by kind of task, if the tasks have kinds."""
     name = f"avg@{result['n']}"
+    parts = telling_parts(result["reward"], result.get("rewards", {}))[:_PART_COLUMNS]
     rows = [
-        (kind, str(of_kind["tasks"]), str(of_kind["episodes"]), _number(of_kind[name]), _range(of_kind["ci95"]))
+        (
+            kind,
+            str(of_kind["tasks"]),
+            str(of_kind["episodes"]),
+            _number(of_kind[name]),
+            _range(of_kind["ci95"]),
+            _number(of_kind["reward"]),
+            *(_number(of_kind.get("rewards", {}).get(part, {}).get("mean")) for part in parts),
+        )
         for kind, of_kind in result.get("kinds", {}).items()
     ]
     if not rows:
         return
-    show_table(("kind of task", "tasks", "episodes", name, "95% interval, by task"), rows)
+    show_table(("kind of task", "tasks", "episodes", name, "95% interval, by task", "reward", *parts), rows)
 
 
 def _tool_counts(figures: dict[str, Any]) -> tuple[str, str, str]:

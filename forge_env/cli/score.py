@@ -13,6 +13,7 @@ from forge_env.cli.output import Json, emit, note, show_table, stdout_to_stderr
 from forge_env.cli.run_async import run_async
 from forge_env.cli.score_again import score_again
 from forge_env.core.errors import UserError
+from forge_env.core.reward_value import are_same
 
 MAX_REASONS = 5
 """Maximum number of reasons printed for failed rewards, the most frequent first."""
@@ -90,7 +91,7 @@ async def _score(phase: str, path: Path, part: Any, file: IO[str] | None) -> dic
         "success_before": before.success_rate if scored else None,
         "success_now": after.success_rate if scored else None,
         "ci95": after.interval if scored else None,
-        "changed": sum(answer.before.reward != answer.after.reward for answer in scored),
+        "changed": sum(not are_same((answer.before.reward or 0.0, answer.after.reward or 0.0)) for answer in scored),
         "failed": len(failed),
         "first_error": failed[0].error if failed else None,
         "failures": [{"error": e, "answers": count, "first": first[e]} for e, count in errors.most_common()],

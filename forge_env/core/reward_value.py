@@ -30,6 +30,11 @@ def reaches(reward: float, threshold: float) -> bool:
     return reward >= threshold - TOLERANCE * max(1.0, abs(threshold))
 
 
+def is_within(reward: float, low: float, high: float) -> bool:
+    """Whether a reward is in a range, but for rounding; nan is not."""
+    return reaches(reward, low) and reaches(high, reward)
+
+
 def are_same(rewards: Sequence[float]) -> bool:
     """Whether rewards differ by no more than rounding; so do none, and one alone.
 

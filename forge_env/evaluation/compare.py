@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import fmean
 
 from forge_env.core.episode import Episode, read_jsonl
 from forge_env.core.errors import UserError
@@ -44,6 +45,10 @@ class Comparison:
 
 Key = tuple[str, str]
 """Task id and episode id of an attempt."""
+_MEASURES: dict[str, Callable[[Episode], float]] = {
+    "success": is_success,
+    "reward": lambda episode: episode.reward or 0.0,
+}
 
 
 def compare(first: Path, second: Path) -> list[Comparison]:
@@ -58,21 +63,19 @@ def compare(first: Path, second: Path) -> list[Comparison]:
         a, b = _by_key(read_jsonl(first_files[phase])), _by_key(read_jsonl(second_files[phase]))
         if a.keys() & b.keys():
             _check_tasks(first, second, a, b)
-            comparisons += [_compare(phase, a, b, "success", _success), *_by_kind(phase, a, b)]
-            a, b = _with_reward(a), _with_reward(b)
-        if a.keys() & b.keys():
-            comparisons.append(_compare(phase, a, b, "reward", lambda episode: episode.reward or 0.0))
+            for measure, value in _MEASURES.items():
+                a, b = (run if measure == "success" else _with_reward(run) for run in (a, b))
+                if a.keys() & b.keys():
+                    comparisons += [_compare(phase, a, b, measure, value), *_by_kind(phase, a, b, measure, value)]
     if not comparisons:
         raise UserError(f"{first} and {second} have no attempt at a task in common: compare runs of the same tasks")
     return sorted(comparisons, key=lambda c: (c.phase, bool(c.kind), c.measure != "success"))
 
 
-def _success(episode: Episode) -> float:
-    return float(is_success(episode))
-
-
-def _by_kind(phase: str, a: dict[Key, Episode], b: dict[Key, Episode]) -> list[Comparison]:
-    """Compare the success of each kind of task that both runs have; none for tasks without kinds."""
+def _by_kind(
+    phase: str, a: dict[Key, Episode], b: dict[Key, Episode], measure: str, value: Callable[[Episode], float]
+) -> list[Comparison]:
+    """Compare each kind of task that both runs have; none for tasks without kinds."""
     kinds = Kinds.of({key[0]: episode.task for run in (a, b) for key, episode in run.items()}.values())
     names = (*kinds.names, OTHER_KINDS, NO_KIND) if kinds.names else ()
     found: list[tuple[Comparison, Pairs]] = []
@@ -81,8 +84,8 @@ def _by_kind(phase: str, a: dict[Key, Episode], b: dict[Key, Episode]) -> list[C
             {key: episode for key, episode in run.items() if kinds.name_of(episode.task) == name} for run in (a, b)
         )
         if a_of_kind.keys() & b_of_kind.keys():
-            of_kind = replace(_compare(phase, a_of_kind, b_of_kind, "success", _success), kind=name)
-            found.append((of_kind, _pairs(a_of_kind, b_of_kind, _success)))
+            of_kind = replace(_compare(phase, a_of_kind, b_of_kind, measure, value), kind=name)
+            found.append((of_kind, _pairs(a_of_kind, b_of_kind, value)))
     corrected = compare_all([pairs for _, pairs in found])
     return [replace(of_kind, paired=paired) for (of_kind, _), paired in zip(found, corrected, strict=True)]
 
@@ -119,10 +122,9 @@ def _pairs(a: dict[Key, Episode], b: dict[Key, Episode], value: Callable[[Episod
     tasks: dict[str, list[Key]] = defaultdict(list)
     for key in sorted(a.keys() & b.keys()):
         tasks[key[0]].append(key)
-    x, y = ([sum(value(run[k]) for k in keys) / len(keys) for keys in tasks.values()] for run in (a, b))
+    x, y = ([fmean(value(run[k]) for k in keys) for keys in tasks.values()] for run in (a, b))
     common = sum(map(len, tasks.values()))
-    are_shares = all(0 <= share <= 1 for share in (*x, *y))
-    return Pairs(first=y, second=x, attempts=(common, common) if are_shares else None)
+    return Pairs.of(y, x, (common, common))
 
 
 def _check_tasks(first: Path, second: Path, a: dict[Key, Episode], b: dict[Key, Episode]) -> None:

@@ -10,16 +10,23 @@ from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from statistics import fmean
+from typing import Any
 
 from forge_env.core.env import SUCCESS
 from forge_env.core.episode import Episode, Group
 from forge_env.core.errors import ForgeError, first_error
-from forge_env.core.reward_value import reaches
+from forge_env.core.reward_value import is_within, reaches
 from forge_env.core.types import Task
-from forge_env.evaluation.metrics import model_call_metrics
+from forge_env.evaluation.metrics import (
+    mean_of_part,
+    model_call_metrics,
+    reward_part_metrics,
+    reward_parts,
+    telling_parts,
+)
 from forge_env.utils.statistics import (
     Estimate,
-    Paired,
     Pairs,
     clustered_mean,
     clustered_share,
@@ -106,10 +113,25 @@ class Evaluation:
     def reward(self) -> Estimate:
         """Mean reward of the valid episodes; its interval stays within 0 and 1 if all rewards do."""
         tasks = _by_task(self.valid).values()
-        values = [sum(e.reward or 0.0 for e in episodes) / len(episodes) for episodes in tasks]
-        if all(0 <= (e.reward or 0.0) <= 1 for e in self.valid):
-            return clustered_share(values, attempts=len(self.valid))
+        values = [fmean(e.reward or 0.0 for e in episodes) for episodes in tasks]
+        if all(is_within(e.reward or 0.0, 0.0, 1.0) for e in self.valid):
+            return clustered_share([min(max(value, 0.0), 1.0) for value in values], attempts=len(self.valid))
         return clustered_mean(values)
+
+    @property
+    def mean_reward(self) -> float | None:
+        """The mean reward; None without a valid episode."""
+        return self.reward.value if self.valid else None
+
+    def summary(self, when: str) -> dict[str, Any]:
+        """Return the figures for summary.json, named by when it was measured; those that were not measured are None."""
+        return {
+            f"success_{when}": self.success_rate if self.attempts else None,
+            f"success_{when}_ci95": self.interval if self.attempts else None,
+            f"success_{when}_without_timeouts": self.without_timeouts.value if self.valid else None,
+            f"reward_{when}": self.mean_reward,
+            f"rewards_{when}": self.parts,
+        }
 
     def pass_at(self, k: int) -> Estimate:
         """Probability that at least one of k attempts succeeds, over the tasks with at least k attempts."""
@@ -119,18 +141,40 @@ class Evaluation:
         """Probability that all of k attempts succeed, over the tasks with at least k attempts."""
         return self._share(pass_hat_k, k)
 
-    def change_since(self, before: Evaluation) -> Paired | None:
-        """Compare the success with an earlier evaluation, on the tasks that both have; None without any."""
-        pairs = self.pairs_since(before)
-        return compare_all([pairs])[0] if pairs else None
+    @cached_property
+    def parts(self) -> dict[str, dict[str, float]]:
+        """The figures of each part of the reward, see `reward_parts`."""
+        return reward_parts(self.valid, by_task=True)
+
+    @property
+    def shown_parts(self) -> dict[str, str]:
+        """The mean of each part for people; {} if there is none beside the reward itself."""
+        names = telling_parts(self.mean_reward, self.parts)
+        return {name: mean_of_part(self.parts[name], len(self.valid)) for name in names}
+
+    @property
+    def parts_text(self) -> str:
+        """The same in one line: "format 0.900, right 0.412 (40 of 48 episodes)"."""
+        return ", ".join(f"{name} {mean}" for name, mean in self.shown_parts.items())
+
+    def change_text(self, before: Evaluation) -> str:
+        """How success and mean reward changed since an earlier evaluation, on the tasks of both; "" without any."""
+        rewards = _pairs(_by_task(self.valid), _by_task(before.valid), lambda episode: episode.reward or 0.0)
+        measures = {"success": self.pairs_since(before), "the mean reward": rewards}
+        changes = [
+            f"{name} by {change.difference.value:+.3f} [{change.difference.low:+.3f}, {change.difference.high:+.3f}]: "
+            f"{change.wins:,} better, {change.losses:,} worse, {change.ties:,} alike "
+            f"(p {'< 0.001' if change.p_value < 0.001 else f'= {change.p_value:.3f}'})"
+            for name, pairs in measures.items()
+            if pairs
+            for change in compare_all([pairs])
+        ]
+        tasks = len(self.by_task.keys() & before.by_task.keys())
+        return f"on the same {tasks:,} tasks, training changed {', and '.join(changes)}" if changes else ""
 
     def pairs_since(self, before: Evaluation) -> Pairs | None:
         """The success on the tasks that an earlier evaluation has too; None without any."""
-        tasks = [task for task in before.by_task if task in self.by_task]
-        if not tasks:
-            return None
-        after, then = (sum(len(run.by_task[task]) for task in tasks) for run in (self, before))
-        return Pairs(first=self._rates_of(tasks), second=before._rates_of(tasks), attempts=(after, then))
+        return _pairs(self.by_task, before.by_task, is_success)
 
     def metrics(self) -> dict[str, float]:
         """Return the figures as flat metrics, without those that were not measured."""
@@ -139,6 +183,7 @@ class Evaluation:
         figures = {"success": self.success_rate, "success_low": low, "success_high": high}
         if self.valid:
             figures |= {"reward": self.reward.value, "success_without_timeouts": self.without_timeouts.value}
+            figures |= reward_part_metrics(self.parts)
         if attempts > 1:
             figures |= {f"pass_at_{attempts}": self.pass_at(attempts).value}
             figures |= {f"pass_hat_{attempts}": self.pass_hat(attempts).value}
@@ -157,10 +202,6 @@ class Evaluation:
                 sums.update({str(name): n for name, n in counts.items() if isinstance(n, int)})
         return dict(sorted(sums.items()))
 
-    def _rates_of(self, tasks: Sequence[str]) -> list[float]:
-        """The success rate of each of these tasks."""
-        return [sum(map(is_success, self.by_task[task])) / len(self.by_task[task]) for task in tasks]
-
     def _share(self, estimate: Callable[[int, int, int], float], k: int) -> Estimate:
         tasks = [attempts for attempts in self.by_task.values() if len(attempts) >= k]
         values = [estimate(len(attempts), sum(map(is_success, attempts)), k) for attempts in tasks]
@@ -168,11 +209,13 @@ class Evaluation:
 
     def __str__(self) -> str:
         low, high = self.interval
-        rate = f"{self.success_rate:.3f} [{low:.3f}, {high:.3f}] over {len(self.attempts)} episodes"
+        rate = f"{self.success_rate:.3f} [{low:.3f}, {high:.3f}]"
+        reward = f", mean reward {self.reward.value:.3f}" if self.valid else ""
         ended = "".join(f", {count} ended by {limit}" for limit, count in self.ended_by.items())
         without = f", {self.timeouts} time-outs (without them {self.without_timeouts.value:.3f})"
         faults = f", {self.faults} faults" if self.faults else ""
-        return f"{rate}{ended}{without if self.timeouts else ''}{faults}{_refused(self.refused_requests)}"
+        counted = f"{rate}{reward} over {len(self.attempts)} episodes{ended}"
+        return f"{counted}{without if self.timeouts else ''}{faults}{_refused(self.refused_requests)}"
 
 
 def _refused(counts: dict[str, int]) -> str:
@@ -185,6 +228,17 @@ def _by_task(episodes: Sequence[Episode]) -> dict[str, list[Episode]]:
     for episode in episodes:
         tasks[episode.task.id].append(episode)
     return dict(tasks)
+
+
+def _pairs(
+    after: Mapping[str, Sequence[Episode]], before: Mapping[str, Sequence[Episode]], value: Callable[[Episode], float]
+) -> Pairs | None:
+    """The mean of a value on the tasks that both have; None without any."""
+    tasks = [task for task in before if task in after]
+    if not tasks:
+        return None
+    first, second = ([fmean(map(value, run[task])) for task in tasks] for run in (after, before))
+    return Pairs.of(first, second, (sum(len(after[task]) for task in tasks), sum(len(before[task]) for task in tasks)))
 
 
 def is_success(episode: Episode) -> bool:

@@ -8,12 +8,14 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from statistics import fmean
 from typing import Any
 
 from forge_env.core.episode import Episode
 from forge_env.core.reward_value import reaches
 from forge_env.core.types import Task
 from forge_env.evaluation.evaluate import Evaluation, is_success
+from forge_env.evaluation.metrics import reward_parts
 from forge_env.utils.statistics import LEVEL, Paired, compare_all
 
 MAX_KINDS = 32
@@ -69,24 +71,27 @@ class Kinds:
         return {name: Evaluation(episodes=tuple(by_name[name])) for name in order if name in by_name}
 
     def training_metrics(self, episodes: Sequence[Episode]) -> dict[str, float]:
-        """Return success/KIND and reward/KIND, means over the valid episodes, and their number episodes/KIND."""
+        """Return success/KIND, reward/KIND and reward/NAME/mean/KIND of each part of the reward, means over the valid
+        episodes, and their number episodes/KIND."""
         metrics: dict[str, float] = {}
         for name, of_kind in self.split(episode for episode in episodes if episode.outcome.is_valid).items():
-            count = len(of_kind.valid)
             metrics |= {
-                f"success/{name}": sum(map(is_success, of_kind.valid)) / count,
-                f"reward/{name}": sum(episode.reward or 0.0 for episode in of_kind.valid) / count,
-                f"episodes/{name}": float(count),
+                f"success/{name}": fmean(map(is_success, of_kind.valid)),
+                f"reward/{name}": fmean(episode.reward or 0.0 for episode in of_kind.valid),
+                f"episodes/{name}": float(len(of_kind.valid)),
+                **_part_means(name, reward_parts(of_kind.valid)),
             }
         return metrics
 
     def evaluation_metrics(self, evaluation: Evaluation) -> dict[str, float]:
-        """Return the success of each kind, its 95% interval, the mean reward and the number of attempts as metrics:
-        success/KIND, success_low/KIND, success_high/KIND, reward/KIND, episodes/KIND."""
+        """Return the success of each kind, its 95% interval, the mean reward, the mean of each of its parts and the
+        number of attempts as metrics: success/KIND, success_low/KIND, success_high/KIND, reward/KIND,
+        reward/NAME/mean/KIND, episodes/KIND."""
         metrics: dict[str, float] = {}
         for name, of_kind in self.split(evaluation.episodes).items():
             figures = of_kind.metrics()
             metrics |= {f"{figure}/{name}": figures[figure] for figure in _FIGURES if figure in figures}
+            metrics |= _part_means(name, of_kind.parts)
         return metrics
 
     def text(self, evaluation: Evaluation) -> str:
@@ -104,6 +109,10 @@ class Kinds:
         tested = {name: of_kind for name, of_kind in pairs.items() if of_kind is not None}
         compared = dict(zip(tested, compare_all(list(tested.values())), strict=True))
         return {name: replace(change, paired=compared.get(name)) for name, change in changes.items()}
+
+
+def _part_means(kind: str, parts: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
+    return {f"reward/{name}/mean/{kind}": part["mean"] for name, part in parts.items()}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,13 +141,10 @@ class KindChange:
 
     def summary(self) -> dict[str, Any]:
         """Return the figures for summary.json; those that were not measured are None."""
-        before, after = (evaluation if evaluation.attempts else None for evaluation in (self.before, self.after))
         return {
             "tasks": len(self.before.by_task.keys() | self.after.by_task.keys()),
-            "success_before": before and before.success_rate,
-            "success_before_ci95": before and before.interval,
-            "success_after": after and after.success_rate,
-            "success_after_ci95": after and after.interval,
+            **self.before.summary("before"),
+            **self.after.summary("after"),
             "difference": self.paired and self.paired.difference.value,
             "difference_ci95": self.paired and self.paired.difference.interval,
             "p_value": self.paired and self.paired.p_value,
@@ -146,12 +152,15 @@ class KindChange:
         }
 
     def __str__(self) -> str:
-        rates = (f"{e.success_rate:.3f}" if e.attempts else "-" for e in (self.before, self.after))
-        text, verdict = " to ".join(rates), self.verdict
+        both = (self.before, self.after)
+        text, verdict = " to ".join(f"{e.success_rate:.3f}" if e.attempts else "-" for e in both), self.verdict
+        reward = " to ".join(f"{e.reward.value:.3f}" if e.valid else "-" for e in both)
         if verdict == NOT_SHOWN and self.paired is not None:
             low, high = self.paired.difference.interval
-            return f"{verdict} ({text}, interval of the difference [{low:+.3f}, {high:+.3f}])"
-        return f"{text}, {verdict}" if verdict else text
+            text = f"{verdict} ({text}, interval of the difference [{low:+.3f}, {high:+.3f}])"
+        elif verdict:
+            text += f", {verdict}"
+        return f"{text}; mean reward {reward}"
 
 
 def verdict_note(changes: Mapping[str, KindChange]) -> str:

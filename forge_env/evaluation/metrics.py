@@ -7,13 +7,18 @@ import statistics
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 
 from forge_env.core.episode import Episode
+from forge_env.core.reward_value import are_same
 from forge_env.core.types import Outcome
 from forge_env.core.usage import INFO_KEY, ROLES
 
 _TOOL_FAULT = re.compile(r"(?:[A-Za-z]+: )?(?:the )?tool ([A-Za-z0-9_-]{1,64})(?: \(|: | raised )")
 """Matches the error of an episode that a tool call ended, such as "ServiceError: tool search: ..."."""
+
+MAX_PARTS = 32
+"""Parts of the reward with figures of their own: an environment may name a part by its task, and each is a metric."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -96,19 +101,49 @@ def unstopped_warnings(episodes: Iterable[Episode]) -> list[str]:
     ]
 
 
-def reward_parts(episodes: Iterable[Episode]) -> dict[str, dict[str, float]]:
-    """Return the mean of each part of the reward, and the number of episodes that have it: {"mean", "episodes"}.
+def reward_parts(episodes: Iterable[Episode], *, by_task: bool = False) -> dict[str, dict[str, float]]:
+    """Return the figures of each part of the reward, see `Episode.rewards`: {NAME: {"mean", "std", "episodes"}}.
 
-    An episode without a part, such as one that a limit has ended, does not count for it.
+    The mean and the standard deviation are over the episodes with a reward that have the part, and "episodes" is their
+    number: an episode that a limit has ended may have none. Of more than `MAX_PARTS`, the most frequent are returned.
+
+    Args:
+        episodes: of any outcome.
+        by_task: gives all tasks equal weight in the mean, as an `Evaluation` does.
     """
-    values: dict[str, list[float]] = defaultdict(list)
+    values: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     for episode in episodes:
         if episode.outcome.is_valid:
             for name, value in episode.rewards.items():
-                values[name].append(value)
+                values[name][episode.task.id if by_task else ""].append(value)
+    counts = Counter({name: sum(map(len, of_part.values())) for name, of_part in sorted(values.items())})
     return {
-        name: {"mean": statistics.fmean(of_part), "episodes": len(of_part)} for name, of_part in sorted(values.items())
+        name: {
+            "mean": statistics.fmean(map(statistics.fmean, values[name].values())),
+            "std": statistics.pstdev(chain.from_iterable(values[name].values())),
+            "episodes": count,
+        }
+        for name, count in sorted(counts.most_common(MAX_PARTS))
     }
+
+
+def reward_part_metrics(parts: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
+    """Return the same as flat metrics: reward/NAME/mean, reward/NAME/std and reward/NAME/episodes."""
+    return {f"reward/{name}/{figure}": float(value) for name, part in parts.items() for figure, value in part.items()}
+
+
+def telling_parts(reward: float | None, parts: Mapping[str, Mapping[str, float]]) -> list[str]:
+    """Return the names of the parts that are worth showing beside the mean reward: a single part may be the reward."""
+    is_reward = (
+        len(parts) == 1 and reward is not None and are_same([reward, *(part["mean"] for part in parts.values())])
+    )
+    return [] if is_reward else list(parts)
+
+
+def mean_of_part(part: Mapping[str, float], episodes: int) -> str:
+    """Return a part's mean for people, with the number of episodes that have it if others do not."""
+    count = int(part["episodes"])
+    return f"{part['mean']:.3f}" + (f" ({count:,} of {episodes:,} episodes)" if count < episodes else "")
 
 
 def model_calls(episodes: Iterable[Episode]) -> dict[str, dict[str, float]]:

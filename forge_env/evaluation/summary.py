@@ -18,7 +18,6 @@ from forge_env.evaluation.metrics import (
     ToolFigures,
     faulted_tool,
     model_calls,
-    reward_parts,
     row_metrics,
     rows_began,
     tool_figures,
@@ -66,7 +65,7 @@ def summarise(
         "episodes": len(done),
         "successes": evaluation.successes,
         **_figures(evaluation, plan.n),
-        **({"rewards": parts} if (parts := reward_parts(done)) else {}),
+        **({"rewards": evaluation.parts} if evaluation.parts else {}),
         "timeouts": evaluation.timeouts,
         "without_timeouts": {
             f"avg@{plan.n}": _number(evaluation.without_timeouts.value),
@@ -106,6 +105,7 @@ def _by_kind(evaluation: Evaluation, kinds: Kinds, n: int) -> dict[str, Any]:
             f"avg@{n}": _number(of_kind.success_rate),
             "ci95": _interval(of_kind.success),
             "reward": _number(of_kind.reward.value),
+            **({"rewards": of_kind.parts} if of_kind.parts else {}),
         }
         for name, of_kind in kinds.split(evaluation.episodes).items()
     }

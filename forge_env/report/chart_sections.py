@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from forge_env.report.numbers import short
 from forge_env.report.run_data import RunData
@@ -101,34 +101,29 @@ def _with_mean(label: str, points: list[tuple[float, float]]) -> list[Line]:
     return [Line(label=label, points=points, is_faint=True, colour=1), mean]
 
 
-def _reward(run: RunData) -> Chart:
-    held_out = run.series("evaluation", "reward")
+def mean_chart(run: RunData, name: str, title: str, more: Sequence[Line] = (), note: str = "") -> Chart:
+    """A mean over the episodes of a step, and the same on held-out tasks."""
+    held_out = run.series("evaluation", name)
     dots = [Dot(x=x, y=y, low=y, high=y, label=f"after step {x:g}: {short(y)}") for x, y in held_out]
-    rewards, trained_on = run.series("train", "reward"), run.series("train", "training_reward")
-    lines = _with_mean("in training", rewards)
-    if trained_on and trained_on != rewards:  # a reward function of the user's, or a punishment that is added
-        lines.append(Line(label="that is trained on", points=trained_on))
-    return Chart(title="Reward of an episode", x_label=STEP, lines=lines, dots=dots)
+    lines = [*_with_mean("in training", run.series("train", name)), *more]
+    return Chart(title=title, x_label=STEP, lines=lines, dots=dots, note=note)
+
+
+def _reward(run: RunData) -> Chart:
+    trained_on = run.series("train", "training_reward")  # of the user's function, or with a punishment that is added
+    is_other = trained_on and trained_on != run.series("train", "reward")
+    more = [Line(label="that is trained on", points=trained_on)] if is_other else []
+    return mean_chart(run, "reward", "Reward of an episode", more)
 
 
 def success_chart(run: RunData, kind: str = "") -> Chart:
     """The success in training and on held-out tasks; of all tasks, or of one kind."""
-    success, low, high = (f"{name}/{kind}" if kind else name for name in ("success", "success_low", "success_high"))
-    dots = [
-        Dot(
-            x=record["step"],
-            y=record[success],
-            low=record.get(low, record[success]),
-            high=record.get(high, record[success]),
-            label=f"after step {record['step']}: {short(record[success])}",
-        )
-        for record in run.phases.get("evaluation", ())
-        if isinstance(record.get(success), int | float)
-    ]
-    lines = _with_mean("in training", run.series("train", success))
+    suffix = f"/{kind}" if kind else ""
+    low, high = (dict(run.series("evaluation", f"success_{end}{suffix}")) for end in ("low", "high"))
+    chart = mean_chart(run, f"success{suffix}", kind or "Success rate")
+    dots = [replace(dot, low=low.get(dot.x, dot.y), high=high.get(dot.x, dot.y)) for dot in chart.dots]
     note = "Bars are 95% intervals." if dots and not kind else ""
-    title = kind or "Success rate"
-    return Chart(title=title, x_label=STEP, lines=lines, dots=dots, bounds=(0.0, 1.0), note=note)
+    return replace(chart, dots=dots, bounds=(0.0, 1.0), note=note)
 
 
 def _clipped(run: RunData) -> Chart:

@@ -32,8 +32,8 @@ def kind_table(run: RunData) -> str:
         return ""
     empty = Evaluation(episodes=())
     rows = [_row(run, name, changes.get(name, KindChange(before=empty, after=empty))) for name in names]
-    head = ["kind", "result", "tasks", "before", "after", "change (better / worse)", "in training"]
-    return table(head, rows, range(2, 7)) + _verdicts(changes) + _note(run, changes)
+    head = ["kind", "result", "tasks", "before", "after", "change (better / worse)", "in training", "mean reward"]
+    return table(head, rows, range(2, 8)) + _verdicts(changes) + _note(run, changes)
 
 
 def kind_charts(run: RunData) -> list[Chart]:
@@ -50,7 +50,13 @@ def _trained_kinds(run: RunData) -> list[str]:
 def _row(run: RunData, name: str, change: KindChange) -> Sequence[str]:
     tasks = len(change.before.by_task.keys() | change.after.by_task.keys())
     rates = (_rate(change.before), _rate(change.after), _difference(change), _in_training(run, name))
-    return [escape(name), escape(change.verdict), f"{tasks:,}", *rates]
+    reward = before_and_after(change.before.mean_reward, change.after.mean_reward)
+    return [escape(name), escape(change.verdict), f"{tasks:,}", *rates, reward]
+
+
+def before_and_after(before: float | None, after: float | None) -> str:
+    """A mean before and after training; None was not measured."""
+    return " to ".join("–" if value is None else short(value) for value in (before, after))
 
 
 def _rate(evaluation: Evaluation) -> str:
@@ -95,6 +101,7 @@ def _note(run: RunData, changes: dict[str, KindChange]) -> str:
         "Brackets and bars are 95% intervals of the success on held-out tasks; better / worse counts the same tasks.",
         *([f"{level[0].upper()}{level[1:]}."] if (level := verdict_note(changes)) else []),
         "In training is the success of the first and of the last tenth of the steps.",
+        "The mean reward is that before and after training.",
     ]
     if run.kinds.note:
         sentences.append(f"{run.kinds.note[0].upper()}{run.kinds.note[1:]}.")

@@ -16,6 +16,7 @@ from pathlib import Path
 from forge_env.report import tables
 from forge_env.report.chart_sections import chart_sections
 from forge_env.report.kind_section import kind_charts, kind_table
+from forge_env.report.part_section import part_charts, part_tables
 from forge_env.report.run_data import RunData, read_run
 from forge_env.report.samples import sample_episodes
 from forge_env.report.svg_chart import Chart
@@ -92,6 +93,7 @@ def _sections(run: RunData) -> str:
         ("Evaluation", tables.evaluations(run)),
         *[(section.title, _charts(section.charts)) for section in charts[:1]],
         ("Success by kind of task", kind_table(run) and kind_table(run) + _charts(kind_charts(run))),
+        ("Parts of the reward", part_tables(run) + _charts(part_charts(run))),
         *[(section.title, _charts(section.charts)) for section in charts[1:]],
         ("Startup", tables.startup(run)),
         ("Slowest tools", tables.tools(run) and tables.tools(run) + _trained_note(run)),

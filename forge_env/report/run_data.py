@@ -12,13 +12,15 @@ from typing import Any
 
 from forge_env.core.episode import Episode
 from forge_env.core.errors import ForgeError, UserError
+from forge_env.core.reward_value import are_same
 from forge_env.evaluation.evaluate import Evaluation
 from forge_env.evaluation.kinds import Kinds
-from forge_env.evaluation.metrics import ToolFigures, tool_figures
+from forge_env.evaluation.metrics import MAX_PARTS, ToolFigures, tool_figures
 
 MAX_BYTES = 32 * 2**20
 """Of a longer file of episodes only the end is read, so that the report of a long run takes seconds too."""
 _EVALUATIONS = re.compile(r"(before|tool_off|after|evaluation_\d+)(\.[\w.]+)?")
+_PART = r"reward/.+/mean"
 
 Values = Mapping[str, Any]
 
@@ -66,6 +68,18 @@ class RunData:
         """The metrics of a phase with names that match, in the order in which they appear."""
         names = dict.fromkeys(name for record in self.phases.get(phase, ()) for name in record)
         return [name for name in names if re.fullmatch(pattern, name)]
+
+    @property
+    def reward_parts(self) -> list[str]:
+        """The parts of the reward that have metrics; [] for a single one that is the reward itself."""
+        names = [*self.metric_names("train", _PART), *self.metric_names("evaluation", _PART)]
+        parts = list(dict.fromkeys(name[len("reward/") : -len("/mean")] for name in names))
+        is_reward = len(parts) == 1 and all(
+            are_same([value, reward])
+            for phase in ("train", "evaluation")
+            for (_, value), (_, reward) in zip(self.series(phase, names[0]), self.series(phase, "reward"), strict=False)
+        )
+        return [] if is_reward else parts[:MAX_PARTS]
 
     @property
     def kinds(self) -> Kinds:

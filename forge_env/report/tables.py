@@ -40,9 +40,10 @@ COUNTS = {
 
 
 def table(head: Row, rows: Sequence[Row], number_columns: Container[int]) -> str:
-    """A table of cells that are HTML already; the columns with these indices are aligned as numbers.
+    """A table of cells that are HTML already, below heads that are plain text.
 
-    On a phone a row of many columns is a list, in which each cell stands beside its head, which is a plain text.
+    The columns with these indices are aligned as numbers. On a phone a row of many columns is a list, in which each
+    cell stands beside its head.
     """
 
     def cells(row: Row, tag: str) -> str:
@@ -54,7 +55,8 @@ def table(head: Row, rows: Sequence[Row], number_columns: Container[int]) -> str
 
     body = "".join(f"<tr>{cells(row, 'td')}</tr>" for row in rows)
     css = "wide stacked" if len(head) > MAX_PHONE_COLUMNS else "wide"
-    return f'<div class="{css}"><table><thead><tr>{cells(head, "th")}</tr></thead><tbody>{body}</tbody></table></div>'
+    titles = cells([*map(escape, head)], "th")
+    return f'<div class="{css}"><table><thead><tr>{titles}</tr></thead><tbody>{body}</tbody></table></div>'
 
 
 def shorten(text: str, length: int) -> str:
@@ -116,14 +118,17 @@ def _median(values: Sequence[float]) -> float:
 
 def evaluations(run: RunData) -> str:
     """Every evaluation with its interval, and the difference on the same tasks; "" if there is none."""
-    rows = [
-        _evaluation_row(_evaluation_title(run, name), evaluation)
-        for name, evaluation in sorted(run.evaluations.items(), key=lambda item: _evaluation_position(item[0]))
-    ]
+    rows = [_evaluation_row(title, evaluation) for title, evaluation in titled_evaluations(run).items()]
     if not rows:
         return ""
     head = ["evaluated", "", "success", "95% interval", "mean reward", "episodes", "time-outs", "faults"]
     return table(head, rows, range(2, 8)) + _difference(run)
+
+
+def titled_evaluations(run: RunData) -> dict[str, Evaluation]:
+    """The evaluations by their titles, in the order of the run."""
+    in_order = sorted(run.evaluations.items(), key=lambda item: _evaluation_position(item[0]))
+    return {_evaluation_title(run, name): evaluation for name, evaluation in in_order}
 
 
 def _evaluation_row(title: str, evaluation: Evaluation) -> Row:
@@ -182,21 +187,12 @@ def _bar(start: float, size: float, marks: str = "") -> str:
 
 
 def _difference(run: RunData) -> str:
-    """The change of success by the training, on the tasks that were evaluated before and after it."""
+    """What the training changed, on the tasks that were evaluated before and after it."""
     before, after = run.evaluations.get("before"), run.evaluations.get("after")
     if before is None or after is None:
         return ""
-    result = after.change_since(before)
-    if result is None:
-        return ""
-    change = result.difference
-    p_value = "< 0.001" if result.p_value < 0.001 else f"= {result.p_value:.3f}"
-    sentence = (
-        f"On the same {change.tasks:,} tasks, training changed success by {change.value:+.3f}"
-        f" [{change.low:+.3f}, {change.high:+.3f}]: {result.wins:,} better, {result.losses:,} worse,"
-        f" {result.ties:,} alike (paired, p {p_value})."
-    )
-    return f"<p>{escape(sentence)}</p>"
+    sentence = after.change_text(before)
+    return f"<p>{escape(sentence[0].upper() + sentence[1:])}.</p>" if sentence else ""
 
 
 def startup(run: RunData) -> str:

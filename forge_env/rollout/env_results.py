@@ -107,7 +107,9 @@ def _messages(observation: Any) -> tuple[Message, ...]:
 
 
 def _reward_parts(parts: Mapping[str, Any]) -> dict[str, float]:
-    return {name: reward_value(part, f"step returned the part {name} of the reward,") for name, part in parts.items()}
+    return {
+        str(name): reward_value(part, f"step returned the part {name} of the reward,") for name, part in parts.items()
+    }
 
 
 def _ended_by(info: Mapping[str, Any]) -> str:

@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from statistics import NormalDist
 
+from forge_env.core.reward_value import are_same, is_within
+
 LEVEL = 0.05
 """The chance that an interval misses the truth, and that a test calls equal runs different."""
 Z95 = 1.959964
@@ -65,9 +67,16 @@ class Pairs:
     attempts: tuple[int, int] | None = None
     """Total numbers of attempts of both runs, if the values are shares from 0 to 1."""
 
+    @classmethod
+    def of(cls, first: Sequence[float], second: Sequence[float], attempts: tuple[int, int]) -> Pairs:
+        """Return pairs that may be shares, or any other numbers."""
+        are_shares = all(is_within(value, 0.0, 1.0) for value in (*first, *second))
+        return cls(first=first, second=second, attempts=attempts if are_shares else None)
+
     @property
     def differences(self) -> list[float]:
-        return [a - b for a, b in zip(self.first, self.second, strict=True)]
+        """One for each task, the first less the second; rounding is no difference."""
+        return [0.0 if are_same(both) else both[0] - both[1] for both in zip(self.first, self.second, strict=True)]
 
     def difference(self, level: float) -> Estimate:
         """The mean difference with its interval of 1 - `level`.
@@ -251,7 +260,7 @@ def share_difference(
     def distance(one: float, other: float) -> float:
         return math.sqrt(max(0.0, one * one - 2 * correlation * one * other + other * other))
 
-    value = a.value - b.value
+    value = 0.0 if are_same((a.value, b.value)) else a.value - b.value
     low = value - distance(a.value - a.low, b.high - b.value)
     high = value + distance(a.high - a.value, b.value - b.low)
     return Estimate(value=value, low=max(-1.0, low), high=min(1.0, high), tasks=tasks)

@@ -39,6 +39,8 @@ def export(library: Library, path: Path, *, episodes: int) -> tuple[int, int]:
     for run in library.runs:
         run.open()
         run.update_index()
+        while not (run.index.is_complete or run.index_error):  # others read the files at the same time
+            run.update_index()
         with run.index.reading() as db:
             rows, details = _select_episodes(run, db, max(1, episodes // count), MAX_BYTES // count)
             total += db.execute("SELECT count(*) FROM episodes").fetchone()[0]

@@ -59,6 +59,8 @@ class EpisodeIndex:
         self.is_complete = False
         """Whether every file has been read to its end once."""
         self._closed = threading.Event()
+        self._is_outrun = False
+        """Whether another process, or a thread, reads a file at the same time, so that its end is not known."""
         self._state: list[sqlite3.Row] = []
         if not _is_usable(path):
             for suffix in ("", "-wal", "-shm", "-journal"):
@@ -89,6 +91,7 @@ class EpisodeIndex:
 
     def update(self) -> bool:
         """Read what is new in the files; returns whether anything changed."""
+        self._is_outrun = False
         with closing(self._connect()) as db:
             changed = self._forget_missing_files(db)
             files = sorted(self.run.files(), key=lambda file: file.kind == "trained")
@@ -100,7 +103,7 @@ class EpisodeIndex:
             state = db.execute("SELECT path, inode, done FROM files ORDER BY file").fetchall()
         changed |= state != self._state  # another process may have written
         self._state = state
-        self.is_complete = not self._closed.is_set()
+        self.is_complete = not self._closed.is_set() and not self._is_outrun
         self.stamp += changed
         return changed
 
@@ -135,7 +138,8 @@ class EpisodeIndex:
                 return changed
             for block in scan_file(file.path, file.kind, start, end):
                 if not self._add_block(db, file, number, start, block):
-                    return True  # another process was quicker
+                    self._is_outrun = True
+                    return True
                 start, changed = block.end, True
                 self.stamp += 1
                 if self._closed.is_set():

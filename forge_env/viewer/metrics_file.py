@@ -33,6 +33,11 @@ class MetricsFile(FileFollower):
         with self._lock:
             return {name: values[-1] for name, values in self._columns.get("train", {}).items() if values}
 
+    def steps(self, phase: str) -> list[float]:
+        """The steps that have a record of a phase."""
+        with self._lock:
+            return list(self._columns.get(phase, {}).get("step", ()))
+
     def read_curves(self, phase: str, names: list[str]) -> dict[str, Any]:
         """The points of some metrics: {"step": [...], "time": [...], "per_point": k, "values": {name: [...]}}.
 

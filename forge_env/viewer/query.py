@@ -17,7 +17,11 @@ MAX_ROWS = 200
 MAX_GROUP = 256
 """Episodes of a group that are listed."""
 FROM_EPISODES = "FROM episodes JOIN files USING (file)"
-REWARD_VARIANCE = "max(0, avg(reward * reward) - avg(reward) * avg(reward))"
+REWARD_VARIANCE = (
+    f"CASE WHEN max(reward) - min(reward) <= {TOLERANCE} * max(abs(min(reward)), abs(max(reward))) THEN 0 "
+    "ELSE max(0, avg(reward * reward) - avg(reward) * avg(reward)) END"
+)
+"""Rewards that differ by rounding alone have no spread, see `are_same`."""
 
 EPISODE_ORDERS = {
     "written": "n",

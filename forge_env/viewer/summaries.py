@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import sqlite3
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from forge_env.evaluation.kinds import NO_KIND
@@ -13,6 +14,10 @@ from forge_env.viewer.query import FROM_EPISODES, episode_key
 
 _PHASES = ("episodes", "demonstrations", "before", "train", "evaluation", "after", "tool_off")
 """In the order of a run; other phases come after them."""
+_UNREAD = {
+    "reading": True,
+    **dict.fromkeys(("success", "interval", "reward", "timeouts", "without_timeouts", "episodes", "tasks")),
+}
 
 
 def list_faults(db: sqlite3.Connection) -> list[dict[str, Any]]:
@@ -44,7 +49,7 @@ def filter_choices(db: sqlite3.Connection) -> dict[str, Any]:
             "GROUP BY phase ORDER BY phase"
         )
     ]
-    phases.sort(key=lambda phase: _phase_position(phase["phase"]))
+    phases.sort(key=lambda phase: _phase_order(phase["phase"]))
     version_low, version_high, step_low, step_high = db.execute(
         "SELECT min(version_low), max(version_high), min(step), max(step) FROM episodes"
     ).fetchone()
@@ -63,8 +68,17 @@ def filter_choices(db: sqlite3.Connection) -> dict[str, Any]:
     }
 
 
-def evaluations(db: sqlite3.Connection) -> list[dict[str, Any]]:
-    """The success of every evaluation, with its 95% interval clustered by task. A time-out counts as no success."""
+def evaluations(db: sqlite3.Connection, *, is_indexed: bool) -> list[dict[str, Any]]:
+    """The success of every evaluation, with its 95% interval clustered by task. A time-out counts as no success.
+
+    An evaluation whose file is still being read has no figures, and "reading" is True. "finished" and "planned" are
+    those of a complete run.
+
+    Args:
+        db: the index.
+        is_indexed: whether every file has been read to its end once.
+    """
+    reading = () if is_indexed else [row["phase"] for row in db.execute("SELECT * FROM files") if _is_longer(row)]
     sql = (
         "SELECT phase, step, task, avg(success) AS share, "
         "avg(CASE WHEN reward IS NOT NULL THEN success END) AS share_without, "
@@ -75,8 +89,21 @@ def evaluations(db: sqlite3.Connection) -> list[dict[str, Any]]:
     tasks_by_phase: dict[tuple[str, int | None], list[sqlite3.Row]] = {}
     for row in db.execute(sql):
         tasks_by_phase.setdefault((row["phase"], row["step"]), []).append(row)
-    results = [_evaluation(phase, step, tasks) for (phase, step), tasks in tasks_by_phase.items()]
-    return sorted(results, key=lambda result: (_phase_position(result["phase"]), result["step"] or 0))
+    results = [
+        _evaluation(phase, step, tasks)
+        | {"reading": False, "finished": True, "planned": None}
+        | (_UNREAD if phase in reading else {})
+        for (phase, step), tasks in tasks_by_phase.items()
+    ]
+    return sorted(results, key=lambda result: _phase_order(result["phase"]))
+
+
+def _is_longer(file: sqlite3.Row) -> bool:
+    """Whether a file has more than its part in the index."""
+    try:
+        return bool(Path(file["path"]).stat().st_size > file["done"])
+    except OSError:
+        return False
 
 
 def _evaluation(phase: str, step: int | None, tasks: Sequence[sqlite3.Row]) -> dict[str, Any]:
@@ -99,6 +126,8 @@ def _mean_of_known(values: Sequence[float | None]) -> float | None:
     return math.fsum(known) / len(known) if known else None
 
 
-def _phase_position(phase: str) -> int:
-    name = phase.partition("_")[0] if phase.startswith("evaluation_") else phase
-    return _PHASES.index(name) if name in _PHASES else len(_PHASES)
+def _phase_order(phase: str) -> tuple[int, str, str]:
+    """By the course of a run; a further set, such as the greedy one, comes after its evaluation."""
+    evaluation = phase.partition(".")[0]
+    name = "evaluation" if evaluation.startswith("evaluation_") else evaluation
+    return _PHASES.index(name) if name in _PHASES else len(_PHASES), evaluation, phase

@@ -134,6 +134,17 @@ class ViewedRun:
             "metrics": {phase: names[:400] for phase, names in self.metrics.metrics_by_phase().items()},
         }
 
+    def unfinished(self, phase: str, step: int | None) -> dict[str, Any]:
+        """What a run that is not complete says of an evaluation: {"finished": bool, "planned": episodes or None}."""
+        if self.run.kind == "evaluation":
+            plan = self.run.read_json("plan.json")
+            tasks, n = plan.get("tasks"), plan.get("n")
+            return {"finished": False, "planned": tasks * n if isinstance(tasks, int) and isinstance(n, int) else None}
+        steps_of = {"before": 0, "after": self.run.read_json("run.json").get("steps")}
+        step = steps_of.get(phase.partition(".")[0], step)
+        steps = self.metrics.steps("evaluation")  # each is recorded at the end of its evaluation
+        return {"finished": step is None or not steps or step in steps, "planned": None}
+
     def _stop_searches(self) -> None:
         while self._searches:
             self._searches.popitem()[1].stop()

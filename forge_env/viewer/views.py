@@ -40,14 +40,18 @@ def _state(run: ViewedRun, params: Params) -> Any:
 
 def _overview(run: ViewedRun, params: Params) -> Any:
     with run.index.reading() as db:
+        measured = summaries.evaluations(db, is_indexed=run.index.is_complete)
         answer = {
             "choices": summaries.filter_choices(db),
-            "evaluations": summaries.evaluations(db),
+            "evaluations": measured,
             "bad": summaries.bad_lines(db),
         }
+    summary = run.summary()
+    for evaluation in measured if not summary["complete"] else ():
+        evaluation |= run.unfinished(evaluation["phase"], evaluation["step"])
     documents: dict[str, Any] = {name: run.run.read_json(name) for name in DOCUMENTS}
     documents["config.yaml"] = run.run.read_text("config.yaml")
-    return {**run.summary(), **answer, "documents": {name: data for name, data in documents.items() if data}}
+    return {**summary, **answer, "documents": {name: data for name, data in documents.items() if data}}
 
 
 def _settings(run: ViewedRun, params: Params) -> Any:

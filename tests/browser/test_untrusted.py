@@ -116,7 +116,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     spans += [
         {"pid": 1, "tid": 1, "ph": "X", "name": ALL, "ts": i * 1e6, "dur": 5e5, "args": {ALL: ALL}} for i in range(3)
     ]  # type: ignore[dict-item]
-    (run / "trace.json").write_text("[\n" + "".join(json.dumps(span) + ",\n" for span in spans))
+    (run / "trace.json").write_text("[\n" + "\n,".join(map(json.dumps, spans)) + "\n]")
     finding = dict.fromkeys(("step", "last_step", "measured", "cause", "settings"), ALL)
     summary = {"env": ALL, "agent": ALL, ALL: [ALL], "findings": [None, ALL, finding]}
     (run / "summary.json").write_text(json.dumps(summary))

@@ -182,7 +182,7 @@ def test_two_steps_of_grpo(start, tmp_path: Path) -> None:  # type: ignore[no-un
             assert step["engine/preemptions"] == 0, "the cache has room for all"
     _check_findings(run.output, console, "rewards_constant")
     assert (run.output / "reward.png").read_bytes().startswith(b"\x89PNG")
-    trace = json.loads((run.output / "trace.json").read_text().strip().removesuffix(",") + "]")
+    trace = json.loads((run.output / "trace.json").read_text())
     assert {event["name"] for event in trace} >= {"thread_name", "group 0", "optimizer step", "publish", "pull"}
     changes = [event for event in trace if event["name"] in ("optimizer step", "publish")]
     changes = [event["name"] for event in sorted(changes, key=lambda event: event["ts"])]
@@ -371,7 +371,7 @@ def test_a_model_with_experts_replays_the_routes_of_its_engine(start) -> None:  
 
 def _check_sleep(output: Path) -> None:
     """The engine sleeps before each span of work of the trainer and of the reference model, and wakes by a pull."""
-    trace = json.loads((output / "trace.json").read_text().strip().removesuffix(",") + "]")
+    trace = json.loads((output / "trace.json").read_text())
     names = ("sleep", "pull", "publish", "optimizer step", "logprobs")
     spans = sorted((event for event in trace if event["name"] in names), key=lambda event: event["ts"])
     ends = {name: [event["ts"] + event["dur"] for event in spans if event["name"] == name] for name in names}

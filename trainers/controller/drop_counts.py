@@ -9,6 +9,7 @@ from typing import get_args
 
 from forge_env.core.episode import Group
 from forge_env.core.errors import NothingTrained, ServiceError
+from forge_env.core.reward_value import reaches
 from forge_env.core.types import Outcome
 from trainers.metrics.signal_counts import Fate
 
@@ -148,7 +149,7 @@ class DropCounts:
         faults = f", and {self.faulty:,} more were dropped with faults" if self.faulty else ""
         if solved == total:
             return f"always rewarded, all {total:,} groups had successes only{faults}; take harder tasks"
-        if failed == total and self.silent_reward <= 0:
+        if failed == total and reaches(0.0, self.silent_reward):
             return (
                 f"never rewarded, all {total:,} groups were without a success, with reward {reward}{faults}; take "
                 "easier tasks, a longer warm-up or a stronger model; forge-env check ENV shows whether the expert "

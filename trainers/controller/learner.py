@@ -6,10 +6,17 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 
 from forge_env.core.episode import Group
 from forge_env.evaluation.evaluate import is_success
-from forge_env.evaluation.metrics import model_call_metrics, row_metrics, tool_metrics
+from forge_env.evaluation.metrics import (
+    model_call_metrics,
+    reward_part_metrics,
+    reward_parts,
+    row_metrics,
+    tool_metrics,
+)
 from forge_env.rollout.rollout import GroupSpec
 from trainers.controller.alarms import MismatchAlarm
 from trainers.controller.loop_state import LoopState
@@ -121,11 +128,12 @@ class Learner:
         seconds = metrics["seconds/step"]
         ended = Counter(episode.ended_by for episode in episodes if episode.ended_by not in ("", "environment"))
         values = metrics | {
-            "reward": sum(episode.reward or 0.0 for episode in episodes) / len(episodes),
-            "success": sum(map(is_success, episodes)) / len(episodes),
+            "reward": fmean(episode.reward or 0.0 for episode in episodes),
+            "success": fmean(map(is_success, episodes)),
             "tokens/s": sum(episode.num_sampled for episode in episodes) / seconds,
             "s/step": seconds,
             **row_metrics(episodes),
+            **reward_part_metrics(reward_parts(episodes)),
             **tool_metrics(episodes),
             **model_call_metrics(played),
             "episodes": len(episodes),

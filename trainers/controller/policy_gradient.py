@@ -83,7 +83,7 @@ async def _begin(run: Run) -> _Start:
     with record.phase("evaluation"):
         before = await run.evaluations.evaluate("before", step=0)
     record.say(f"held-out success before {algorithm}: {before}")
-    run.evaluations.say_by_kind(before)
+    run.evaluations.say_parts(before)
     tool_off = None
     if await run.evaluations.has_tools():
         with record.phase("evaluation without tools"):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 from forge_env.evaluation.evaluate import Evaluation
 from forge_env.evaluation.kinds import verdict_note
 from trainers.metrics.diagnosis import Diagnosis
@@ -37,14 +35,10 @@ def summarise(
     by_kind = run.kinds.changes(before, after)
     run.summarise(
         {
-            "success_before": _rate(before),
-            "success_before_ci95": before.interval,
-            "success_after": _rate(after),
-            "success_after_ci95": after.interval,
-            "success_tool_off": _rate(tool_off),
+            **before.summary("before"),
+            **after.summary("after"),
+            "success_tool_off": tool_off.success_rate if tool_off and tool_off.attempts else None,
             "evaluation_episodes": len(after.episodes),
-            "success_before_without_timeouts": _number(before.without_timeouts.value),
-            "success_after_without_timeouts": _number(after.without_timeouts.value),
             "evaluation_timeouts": before.timeouts + after.timeouts,
             "evaluation_faults": before.faults + after.faults,
             "evaluation_ended_by": after.ended_by,
@@ -61,6 +55,10 @@ def summarise(
     record.say(f"held-out success after {algorithm}: {after}")
     off = "" if tool_off is None else f", and {tool_off.success_rate:.3f} with the tool switched off"
     record.say(f"it was {before} before{off}")
+    record.say(after.change_text(before) or "no task was measured before and after it")
+    for when, evaluation in {"before": before, "after": after}.items():
+        if parts := evaluation.parts_text:
+            record.say(f"parts of the reward {when}: {parts}")
     if greedy := run.evaluations.greedy_change:
         record.say(greedy)
     for name, change in by_kind.items():
@@ -76,12 +74,3 @@ def summarise(
         more = " more" if diagnosis.has_learned else ""
         record.say(f"may have kept this run from learning{more}, {when}: {finding}")
     record.say(f"curve {picture}, checkpoints {record.folder / 'checkpoints'}, model {record.folder / 'model'}")
-
-
-def _rate(evaluation: Evaluation | None) -> float | None:
-    """The success rate, or None if nothing could be measured: JSON has no NaN."""
-    return _number(evaluation.success_rate) if evaluation is not None else None
-
-
-def _number(value: float) -> float | None:
-    return value if math.isfinite(value) else None

@@ -16,7 +16,7 @@ import numpy as np
 from forge_env.core.episode import Episode, Group
 from forge_env.utils.threads import invoke
 from trainers.batching.batch import Sample
-from trainers.objective.advantages import has_signal
+from trainers.objective.advantages import has_signal, spread
 from trainers.objective.objective import Objective
 from trainers.objective.old_logprobs import Logprobs, rows_of
 
@@ -70,6 +70,6 @@ def _reward_metrics(rewards: Sequence[Sequence[float]]) -> dict[str, float]:
     return {
         "training_reward": math.fsum(values) / len(values),
         "training_reward_std": statistics.pstdev(values),
-        "group_reward_std": statistics.fmean(statistics.pstdev(of_group) for of_group in rewards if of_group),
+        "group_reward_std": statistics.fmean(spread(of_group) for of_group in rewards if of_group),
         "groups_with_signal": float(sum(map(has_signal, rewards))),
     }

@@ -1,18 +1,21 @@
 """The timeline of a run: rollouts, scoring, training and weight updates side by side, for Perfetto or chrome://tracing.
 
-The file is Chrome's JSON array of trace events, one on a line. Readers allow the closing bracket to be missing, so the
-file of a killed run can be read too.
+The file is Chrome's JSON array of trace events, one on a line. Each event is written over the closing bracket, together
+with the next one, so the file of a run that goes on or was killed is JSON too.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import threading
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+_HEAD = "[\n"
 
 
 class Timeline:
@@ -22,9 +25,12 @@ class Timeline:
     """
 
     def __init__(self, path: Path) -> None:
-        fresh = not path.exists()
-        self._file = path.open("a", encoding="utf-8", buffering=1)
-        self._file.write("[\n" if fresh else "\n")
+        self._end = path.read_bytes().rfind(b"\n") + 1 if path.exists() else 0
+        """Where the next event begins: at the closing bracket."""
+        self._lock = threading.Lock()
+        self._file = path.open("r+b" if self._end else "wb", buffering=0)
+        self._file.truncate(self._end)
+        self._put("" if self._end else _HEAD)
         self._origin = time.time() - time.perf_counter()  # spans of a resumed run come after the old ones
         self._lanes: dict[str, list[bool]] = {}
         self._ids: dict[tuple[str, int], int] = {}
@@ -85,4 +91,13 @@ class Timeline:
         self._event(name=name, ph="X", tid=number, ts=microseconds, dur=round((ended - started) * 1e6), args=details)
 
     def _event(self, **event: Any) -> None:
-        self._file.write(json.dumps({"pid": os.getpid(), **event}) + ",\n")
+        self._put(json.dumps({"pid": os.getpid(), **event}) + "\n")
+
+    def _put(self, line: str) -> None:
+        """Write a line and the bracket. The bracket has no line end: who follows the file reads whole lines only."""
+        with self._lock:
+            data, at = f"{',' if self._end > len(_HEAD) and line else ''}{line}]".encode(), self._end
+            while data:
+                written = os.pwrite(self._file.fileno(), data, at)
+                data, at = data[written:], at + written
+            self._end = at - 1

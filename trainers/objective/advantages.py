@@ -9,7 +9,7 @@ from functools import partial
 from typing import Literal
 
 from forge_env.core.errors import UserError
-from forge_env.core.reward_value import are_same
+from forge_env.core.reward_value import are_same, reaches
 
 Baseline = Literal["mean", "leave_one_out", "none"]
 Normalization = Literal["none", "group", "batch", "mean"]
@@ -27,7 +27,7 @@ def group_relative(rewards: Sequence[float], *, std_eps: float = 1e-4, ddof: int
         >>> [round(a, 3) for a in group_relative([1.0, 0.0], std_eps=0.0)]
         [0.707, -0.707]
     """
-    return _divided(centred(rewards), _std(rewards, ddof), std_eps)
+    return _divided(centred(rewards), spread(rewards, ddof), std_eps)
 
 
 def centred(rewards: Sequence[float]) -> list[float]:
@@ -74,7 +74,7 @@ def relative_to_mean(rewards: Sequence[float], *, difference: Advantages = centr
         >>> relative_to_mean([1.0, 0.0, 0.0, 0.0])
         [3.0, -1.0, -1.0, -1.0]
     """
-    if (lowest := min(rewards, default=0.0)) < 0:
+    if not reaches(lowest := min(rewards, default=0.0), 0.0):
         raise UserError(
             f"normalization is 'mean', which needs rewards of 0 or more, and a reward is {lowest:g}: set normalization "
             "to 'group', or give a --reward that is not negative"
@@ -94,7 +94,7 @@ def batch_std(rewards: Sequence[float], *, std_eps: float = 1e-4, ddof: int = 1)
     This is the deviation of the rewards, as in TRL's scale_rewards="batch". REINFORCE++ (arXiv 2501.03262) divides by
     the deviation of the advantages. If all rewards are the same, the divisor is 1.
     """
-    std = _std(rewards, ddof)
+    std = spread(rewards, ddof)
     return std + std_eps if std > 0 else 1.0
 
 
@@ -130,10 +130,11 @@ def make_advantages(
 
 
 def _scaled_by_group(difference: Advantages, rewards: Sequence[float], *, std_eps: float, ddof: int) -> list[float]:
-    return _divided(difference(rewards), _std(rewards, ddof), std_eps)
+    return _divided(difference(rewards), spread(rewards, ddof), std_eps)
 
 
-def _std(rewards: Sequence[float], ddof: int) -> float:
+def spread(rewards: Sequence[float], ddof: int = 0) -> float:
+    """The standard deviation of rewards; 0 if they differ by rounding alone."""
     if not has_signal(rewards):
         return 0.0
     return statistics.stdev(rewards) if ddof else statistics.pstdev(rewards)

@@ -40,14 +40,16 @@ def target_logprobs(episode: Episode) -> np.ndarray:
 def returns_to_go(reward: float, step_rewards: Sequence[float]) -> list[float]:
     """The return from each turn on: the whole reward less the step rewards of the turns before.
 
-    The reward is a rounded sum of them, so what is left at the end may be rounding: that is 0.
+    The reward is a rounded sum of them, so what it has beside them may be rounding: that is 0.
 
     >>> returns_to_go(3.0, [1.0, 0.5, 0.0]), returns_to_go(0.1 + 0.7, [0.1, 0.7, 0.0])[-1]
     ([3.0, 2.0, 1.5], 0.0)
     """
-    least = ROUNDING * max(1.0, *map(abs, (reward, *step_rewards)))
-    rest = (math.fsum((reward, *(-r for r in step_rewards[:turn]))) for turn in range(1, len(step_rewards)))
-    return [reward, *(0.0 if abs(value) <= least else value for value in rest)][: len(step_rewards)]
+    beside = math.fsum((reward, *(-step for step in step_rewards)))
+    if abs(beside) <= ROUNDING * max(1.0, *map(abs, (reward, *step_rewards))):
+        beside = 0.0
+    rest = (math.fsum((beside, *step_rewards[turn:])) for turn in range(1, len(step_rewards)))
+    return [reward, *rest][: len(step_rewards)]
 
 
 def turn_advantages(

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from forge_env.core.errors import InvariantError
+from forge_env.core.reward_value import reaches
 from forge_env.evaluation.evaluate import Evaluation
 from forge_env.evaluation.kinds import Kinds
 from forge_env.rollout.rollout import GroupSpec
@@ -78,12 +79,16 @@ class Evaluations:
             return
         result = await self.evaluate(f"evaluation_{step:06d}", step=step)
         self.record.say(f"held-out success after {step} steps: {result}")
-        self.say_by_kind(result)
+        self.say_parts(result)
 
-    def say_by_kind(self, result: Evaluation) -> None:
-        """Print the success of each kind of task, if there are kinds."""
-        if text := self.kinds.text(result):
-            self.record.say(f"by kind of task: {text}")
+    def say_parts(self, result: Evaluation) -> None:
+        """Print the success of each kind of task and the mean of each part of the reward, if there are several."""
+        for title, text in {
+            "by kind of task": self.kinds.text(result),
+            "parts of the reward": result.parts_text,
+        }.items():
+            if text:
+                self.record.say(f"{title}: {text}")
 
     def is_due(self, step: int) -> bool:
         """Whether the weights of a step between the first and the last are evaluated."""
@@ -99,7 +104,8 @@ class Evaluations:
         """For summary.json: the best step, and each set with its settings and its first and last success."""
         by_step = self.by_step
         success = {step: values["success"] for step, values in by_step.items() if "success" in values}
-        best = max(success, key=lambda step: (success[step], -step), default=None)
+        most = max(success.values(), default=0.0)
+        best = min((step for step in success if reaches(success[step], most)), default=None)
         return {
             **self._greedy_success(by_step),
             "best_step": best,

@@ -16,6 +16,7 @@ from forge_env.core.reward_value import reaches
 from forge_env.core.types import Task
 from forge_env.evaluation.evaluate import Evaluation, evaluate, is_success
 from forge_env.evaluation.kinds import Kinds
+from forge_env.evaluation.metrics import reward_part_metrics
 from trainers.batching.batch import Sample
 from trainers.objective.plain_losses import SFTLoss
 from trainers.run.rollouts import Rollouts
@@ -67,7 +68,9 @@ async def warm_up(
         is_enough = False
         if step % warmup.probe_every == 0 and warmup.until_success < 1:
             probe = await _probe(run, step)
-            metrics |= {"success": probe.success_rate} | run.kinds.evaluation_metrics(probe)
+            metrics |= (
+                {"success": probe.success_rate} | reward_part_metrics(probe.parts) | run.kinds.evaluation_metrics(probe)
+            )
             is_enough = learned_enough(warmup, probe, run.kinds)
         run.record.metrics("warmup", step, metrics)
         if is_enough:

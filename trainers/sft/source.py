@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from forge_env.core.episode import Episode
 from forge_env.core.episode import Row as EpisodeRow
 from forge_env.core.errors import InvariantError, UserError
+from forge_env.core.reward_value import reaches
 from forge_env.core.types import Message, ToolSpec
 from forge_env.data.rows import BadRow, Data, LeftOut, open_data
 from forge_env.records.exports.run_facts import imported_facts
@@ -102,7 +103,7 @@ def _episode(row: Row, min_reward: float) -> Example:
         raise BadRow(str(error)) from None
     if episode.reward is None:
         raise BadRow(f"it has no reward, as its outcome is {episode.outcome}")
-    if episode.reward < min_reward:
+    if not reaches(episode.reward, min_reward):
         raise BadRow(f"its reward is below {min_reward:g} (--sft.min_reward)")
     if not episode.turns:
         raise BadRow(f"it has no turn, as its outcome is {episode.outcome}")

@@ -169,12 +169,10 @@ async def _measure(run: Run) -> dict[str, object]:
     run.record.say(f"held-out success after sft: {after}")
     if greedy := run.evaluations.greedy_change:
         run.record.say(greedy)
-    run.evaluations.say_by_kind(after)
+    run.evaluations.say_parts(after)
     by_kind = run.kinds.changes(None, after)
     return {
-        "success_after": after.success_rate if after.attempts else None,
-        "success_after_ci95": after.interval,
-        "success_after_without_timeouts": after.without_timeouts.value if after.valid else None,
+        **after.summary("after"),
         "evaluation_episodes": len(after.episodes),
         "evaluation_timeouts": after.timeouts,
         **({"by_kind": {name: change.summary() for name, change in by_kind.items()}} if by_kind else {}),

@@ -11,6 +11,7 @@ from envs.external.scoring import MAX_RESULT, Scorer
 from envs.external.served.visit import Work
 from forge_env.core.errors import nearest
 from forge_env.core.message_shape import json_problem, messages_problem
+from forge_env.core.reward_value import is_within
 from forge_env.core.types import EpisodeLimits, Message
 
 WAIT_SECONDS = 30.0
@@ -115,13 +116,13 @@ def read_finish(body: Mapping[str, Any], scorer: Scorer) -> Work | str:
         )
     if isinstance(reward, bool):
         reward = float(reward)
-    if not isinstance(reward, (int, float)) or not low <= reward <= high:  # nan is not
+    if not isinstance(reward, (int, float)) or not is_within(reward, low, high):  # nan is not
         raise _refused(
             "reward",
             f"reward is {reward!r:.40}; it is a number from {low:g} to {high:g}, which reward_range of the server "
             "sets: the session is still open, finish it with such a number",
         )
-    return Work(answer, float(reward))
+    return Work(answer, min(max(float(reward), low), high))
 
 
 def _wait(body: Mapping[str, Any]) -> float:

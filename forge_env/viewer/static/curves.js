@@ -7,6 +7,7 @@ import { select } from "./lists.js";
 // The curves of one run, or of several runs in one chart for each metric.
 
 const DEFAULT_METRICS = ["train:reward", "train:success", "train:loss", "train:entropy", "train:kl", "train:tokens/s"];
+const MAX_PARTS = 6; // of the reward that are chosen at first
 const MAX_RUNS = 8;
 const SMOOTHING = [
   ["1", "none"], ["5", "mean of 5"], ["10", "mean of 10"], ["30", "mean of 30"], ["100", "mean of 100"],
@@ -27,6 +28,7 @@ export async function curvesSection(route, runs, context, points) {
   const drawnRuns = runs.slice(0, MAX_RUNS);
   const metrics = chosen.map((key) => offered.get(key));
   const curves = await Promise.all(drawnRuns.map((run) => requestCurves(run, metrics, context)));
+  const heldOut = runs.length === 1 ? await requestHeldOut(runs[0], metrics, context) : () => [];
   const charts = chosen.map((key) => {
     const [phase, name] = offered.get(key);
     const lines = drawnRuns.map((run, n) => {
@@ -35,7 +37,7 @@ export async function curvesSection(route, runs, context, points) {
     });
     return chart({
       title: phase === "train" ? name : `${phase}: ${name}`, lines: lines.filter(Boolean), axis,
-      points: axis === "step" && phase === "train" ? pointsFor(name, runs, points) : [],
+      points: axis === "step" && phase === "train" ? [...pointsFor(name, runs, points), ...heldOut(name)] : [],
       onRemove: () => setParams(route, { m: chosen.filter((other) => other !== key).join(",") || "none" }),
     });
   });
@@ -48,7 +50,9 @@ export async function curvesSection(route, runs, context, points) {
 }
 
 function chosenMetrics(route, offered) {
-  const defaults = DEFAULT_METRICS.filter((key) => offered.has(key));
+  const parts = [...offered.keys()].filter((key) => /^train:reward\/.+\/mean$/.test(key)).slice(0, MAX_PARTS);
+  const [reward, ...others] = DEFAULT_METRICS.filter((key) => offered.has(key));
+  const defaults = [reward, ...(parts.length > 1 ? parts : []), ...others].filter(Boolean);
   if (route.params.m) return route.params.m.split(",").filter((key) => offered.has(key));
   return defaults.length ? defaults : [...offered.keys()].slice(0, 4);
 }
@@ -73,6 +77,17 @@ async function requestCurves(run, metrics, context) {
     answers[phase] = await request(`${run.number}/curves`, { phase, names: names[phase].join(",") }, context.signal);
   }
   return answers;
+}
+
+// A function that returns the held-out values of a training metric, apart from those of `pointsFor`.
+async function requestHeldOut(run, metrics, context) {
+  const names = metrics.map(([phase, name]) => (phase === "train" ? name : "")).filter((name) =>
+    name !== "success" && name !== "reward" && (run.metrics.evaluation || []).includes(name));
+  if (!names.length) return () => [];
+  const { step, values } = await request(
+    `${run.number}/curves`, { phase: "evaluation", names: names.join(",") }, context.signal);
+  return (name) => step.map((x, i) => ({ name: "held-out", n: 1, x, y: (values[name] || [])[i] }))
+    .filter(({ y }) => typeof y === "number");
 }
 
 function lineOf(curves, label, metric, axis, window, n) {

@@ -126,11 +126,12 @@ function groupOf(rows) {
   const rewards = rows.map((row) => row.reward).filter((reward) => reward !== null);
   const count = rewards.length;
   const mean = count ? rewards.reduce((a, b) => a + b, 0) / count : null;
-  const variance = count ? rewards.reduce((a, b) => a + (b - mean) ** 2, 0) / count : null;
+  const low = count ? Math.min(...rewards) : null, high = count ? Math.max(...rewards) : null;
+  const isSame = high - low <= 1e-9 * Math.max(Math.abs(low), Math.abs(high)); // but for rounding, as on the server
+  const variance = isSame ? 0 : rewards.reduce((a, b) => a + (b - mean) ** 2, 0) / count;
   const { phase, group_id, question, step } = rows[0];
   return {
-    phase, group_id, question, step, mean, size: rows.length,
-    low: count ? Math.min(...rewards) : null, high: count ? Math.max(...rewards) : null,
-    spread: variance === null ? null : Math.sqrt(variance), episodes: rows,
+    phase, group_id, question, step, mean, size: rows.length, low, high,
+    spread: count ? Math.sqrt(variance) : null, episodes: rows,
   };
 }

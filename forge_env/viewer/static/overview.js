@@ -12,7 +12,9 @@ const KINDS = { training: "training run", evaluation: "evaluation", file: "file 
 export async function showOverview(main, route, context) {
   const run = await request(`${context.run.number}/overview`, {}, context.signal);
   const lastStep = run.last.step || Math.max(0, ...run.evaluations.map((evaluation) => evaluation.step || 0));
-  const points = run.evaluations.filter(({ phase }) => phase !== "tool_off").map((evaluation) => ({
+  const results = run.evaluations.filter(isResult);
+  const isHeadline = ({ phase }) => phase !== "tool_off" && !phase.includes("."); // no further set, such as the greedy one
+  const points = results.filter(isHeadline).map((evaluation) => ({
     ...evaluation, x: evaluation.step ?? (evaluation.phase === "before" ? 0 : lastStep),
   }));
   const curves = Object.keys(run.metrics).length ? await curvesSection(route, [run], context, points) : null;
@@ -32,7 +34,7 @@ export function runState(run) {
 
 // The success of a run as its first tile: before and after training, or of the evaluation.
 function resultCard(run) {
-  const known = Object.fromEntries(run.evaluations.map((evaluation) => [evaluation.phase, evaluation]));
+  const known = Object.fromEntries(run.evaluations.filter(isResult).map((evaluation) => [evaluation.phase, evaluation]));
   const { before = known.before, after = known.after, evaluation } = run.result;
   const last = evaluation || after || before;
   if (!last) return null;
@@ -82,12 +84,27 @@ function evaluationsTable(run) {
   if (!run.evaluations.length) return null;
   const columns = ["Phase", "Step", "Success", "95% interval, by task", "Mean reward", "Episodes", "Tasks"];
   const rows = run.evaluations.map((evaluation) => [
-    h("a", { href: address(run.name, "episodes", { phase: evaluation.phase }) }, evaluation.phase),
+    h("span", null, h("a", { href: address(run.name, "episodes", { phase: evaluation.phase }) }, evaluation.phase),
+      ...progressOf(evaluation)),
     number(evaluation.step), number(evaluation.success), interval(evaluation.interval), number(evaluation.reward),
-    number(evaluation.episodes) + timeoutsOf(evaluation), number(evaluation.tasks),
+    number(evaluation.episodes) + plannedOf(evaluation) + timeoutsOf(evaluation), number(evaluation.tasks),
   ]);
   return h("section", null, h("h2", null, "Evaluations"),
     table(columns.map((text, i) => [text, i ? "num" : ""]), rows));
+}
+
+// Whether the figures are of all the episodes of an evaluation.
+function isResult(evaluation) {
+  return !evaluation.reading && evaluation.finished;
+}
+
+function progressOf(evaluation) {
+  if (isResult(evaluation)) return [];
+  return [" ", h("span", { class: "mark some" }, evaluation.reading ? "still being read" : "not finished")];
+}
+
+function plannedOf({ planned }) {
+  return planned ? ` of ${number(planned)} planned` : "";
 }
 
 function timeoutsOf({ timeouts, without_timeouts: success }) {

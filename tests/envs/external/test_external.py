@@ -89,6 +89,7 @@ async def test_without_a_sound_reward_there_is_none(arguments: list[str], reason
 
 async def test_the_range_of_the_programs_own_rewards_is_declared() -> None:
     assert (await play("reward", "75", reward_range="0,100")).reward == 75.0
+    assert (await play("reward", "1.0000000000000002")).reward == 1.0, "rounding is not out of range"
     assert "reward_range says 0,100" in (await play("reward", "-1", reward_range="0,100")).error
 
 

@@ -710,6 +710,70 @@ async def test_without_expert_and_cheats_their_checks_are_skipped_with_a_reason(
     assert "define the staticmethod expert" in skipped["gold answers"]
 
 
+def used_the_tool(messages: Sequence[Message]) -> float:
+    return 0.2 * any(message["role"] == "tool" for message in messages)
+
+
+def numbers_are_close(answer: str, target: str) -> float:
+    return 0.5 / (1 + abs(int(answer) - int(target)) / 1e6) if answer.isdecimal() else 0.0
+
+
+@pytest.mark.parametrize(
+    ("function", "weight", "words"),
+    [
+        (lambda answer: float("<answer>" in answer), 0.1, "the constant '<answer>0</answer>' earns 0.1"),
+        (lambda answer: float(answer.startswith("\\boxed")), 0.3, "boxed{0}' earns 0.3"),
+        (lambda answer: float("</think>" in answer), 0.25, "Let me think step by step."),
+        (lambda answer: min(len(answer), 500) / 500, 0.2, "earns 0.2"),
+        (lambda answer: float(0 < len(answer) < 20), 0.1, "the constant '0' earns 0.1"),
+        (lambda answer: float(answer[:2] == '{"'), 0.1, '"answer": 0'),
+        (lambda answer: float("```" in answer), 0.1, "python"),
+        (lambda answer: 1.0, 0.2, "the constant '0' earns 0.2"),
+        (lambda answer: float(answer.isdecimal() and len(answer) > 3), 0.4, "the expert's answer to the task"),
+        (used_the_tool, 1.0, "one call of square and the answer '0' earns 0.2"),
+        (numbers_are_close, 1.0, "earns 0."),
+        (lambda messages: 1.0 - (len(messages) > 4), 0.3, "earns 0.3"),
+    ],
+)
+async def test_a_part_that_needs_no_work_is_a_warning_with_what_it_pays(
+    function: Any, weight: float, words: str
+) -> None:
+    function.__name__ = "form"
+
+    class Pays(Good):
+        rubric = ((function, weight),)
+
+        @staticmethod
+        def success(value: float) -> bool:
+            return value >= 1.0
+
+    report = await run_checks(EnvFactory(Pays), tasks=3, only=["partial credit"])
+    [row] = [row for row in report.rows if row.name == "partial credit"]
+    assert report.ok and report.warnings == ("partial credit",) and (row.ok, row.is_warning) == (True, True)
+    assert words in row.detail and "of the part 'form' on average, on " in row.detail, row.detail
+    assert "'right'" not in row.detail, "nothing but the right answer earns it"
+
+
+async def test_what_steps_pay_is_a_warning_too() -> None:
+    class StepPays(Good):
+        async def step(self, action: Action) -> Any:
+            messages, value, *rest = await super().step(action)
+            return messages, value + (0.3 if messages else 0.0), *rest
+
+    class AnyAnswerPays(Plain):
+        def step(self, action: Action) -> Any:
+            messages, value, *rest = super().step(action)
+            return messages, value or 0.25, *rest
+
+    for env, words in {
+        StepPays: "one call of square and the answer '0' earns 0.3 of the rewards of steps on average",
+        AnyAnswerPays: "the constant '0' earns 0.25 of the reward on average, on 2 of 2 tasks whose answer it is not",
+    }.items():
+        report = await run_checks(EnvFactory(env), tasks=2, only=["partial credit"])
+        [row] = [row for row in report.rows if row.name == "partial credit"]
+        assert row.is_warning and words in row.detail, row.detail
+
+
 @pytest.mark.parametrize("is_whole", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["alone", "whole"])
 @pytest.mark.parametrize("env", BROKEN, ids=lambda env: env.__name__)
 async def test_a_broken_environment_fails_exactly_its_check(
@@ -878,10 +942,11 @@ def test_a_report_is_plain_data() -> None:
     assert json.loads(json.dumps(report.to_dict())) == {
         "name": "x",
         "ok": True,
+        "warnings": [],
         "not_checked": [],
         "rows": [
-            {"name": "tasks", "ok": True, "detail": "8", "seconds": 0.5, "unfinished": False},
-            {"name": "cheats", "ok": None, "detail": "none", "seconds": 0.0, "unfinished": False},
+            {"name": "tasks", "ok": True, "detail": "8", "seconds": 0.5, "is_warning": False, "unfinished": False},
+            {"name": "cheats", "ok": None, "detail": "none", "seconds": 0.0, "is_warning": False, "unfinished": False},
         ],
         "reset": {"p50": 1.0, "p95": 2.0},
         "step": None,

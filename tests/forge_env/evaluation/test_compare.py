@@ -102,6 +102,31 @@ def test_how_many_tasks_are_shared_is_told(tmp_path: Path, capfd: pytest.Capture
     assert "note: the runs: 1 tasks are shared, of 3 and 2" in capfd.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        (0.1 + 0.2 + 0.3, 0.3 + 0.2 + 0.1),
+        (1.1 + 2.2 + 3.4, 3.4 + 2.2 + 1.1),
+        (0.7 + 0.2 + 0.1, 0.1 + 0.2 + 0.7),
+        (1.0 - 0.1 - 0.1 - 0.1, 0.7),
+        (0.1 * 3, 0.3),
+        (0.1 + 0.2 - 0.3, 0.0),
+        (0.3 - 0.1 - 0.2, 0.0),
+        (1e6 + 0.1 + 0.2, 1e6 + 0.3),
+        (-0.1 - 0.2 - 0.3, -0.3 - 0.2 - 0.1),
+        (sum([0.1] * 10), 1.0),
+    ],
+)
+def test_rewards_that_differ_by_rounding_alone_are_a_tie(tmp_path: Path, first: float, second: float) -> None:
+    """The order in which a program adds is no result; such a task was a loss, and eight of them a verdict."""
+    assert first != second
+    runs = [write(tmp_path / name, {f"t{i}": [r, r] for i in range(8)}) for name, r in (("a", first), ("b", second))]
+    for comparison in compare(*runs):
+        paired = comparison.paired
+        assert (paired.wins, paired.losses, paired.ties) == (0, 0, 8) and not paired.is_different
+        assert (paired.difference.value, paired.p_value) == (pytest.approx(0.0, abs=1e-9), 1.0)
+
+
 def test_a_success_is_the_environments(tmp_path: Path) -> None:
     first, second = write(tmp_path / "a.jsonl", {"x": [0.8]}), tmp_path / "b.jsonl"
     write_jsonl(second, [replace(episode("x", 0, 0.8), success=True)])
@@ -130,15 +155,17 @@ def test_kinds_of_task_are_compared_on_their_own(
     second = named(tmp_path / "b.jsonl", {"cancel": [1.0, 1.0], "buy": [1.0] * 6})
     results = compare(first, second)
     assert [(c.measure, c.kind) for c in results] == [
-        ("success", ""), ("reward", ""), ("success", "buy"), ("success", "cancel"),
+        ("success", ""), ("reward", ""), ("success", "buy"), ("success", "cancel"), ("reward", "buy"),
+        ("reward", "cancel"),
     ]  # fmt: skip
-    buy, cancel = results[2:]
+    buy, cancel, reward_of_buy, _ = results[2:]
+    assert reward_of_buy.paired == buy.paired, "the same numbers here"
     assert (buy.first, buy.second, buy.tasks, buy.paired.p_value) == (0.0, 1.0, 6, 4 / 64)
     assert (cancel.first, cancel.second, cancel.tasks, cancel.paired.p_value) == (1.0, 1.0, 2, 1.0)
     assert buy.paired.difference.low <= 0, "two kinds are two tests: the p-value of one alone is 2 / 64"
     assert main(["diff", str(first), str(second)]) == 0
     out, _ = capfd.readouterr()
-    assert "success of buy" in out and "success of cancel" in out
+    assert "success of buy" in out and "reward of cancel" in out
 
 
 def test_eighty_columns_hold_a_comparison_without_a_broken_word(

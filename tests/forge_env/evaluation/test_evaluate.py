@@ -72,7 +72,7 @@ def test_faults_are_counted_apart_and_never_as_failures() -> None:
     assert (result.successes, len(result.valid), result.faults) == (2, 4, 2)
     assert result.success_rate == 0.5
     assert result.interval == wilson(2, 4)
-    assert str(result) == "0.500 [0.150, 0.850] over 4 episodes, 2 faults"
+    assert str(result) == "0.500 [0.150, 0.850], mean reward 0.748 over 4 episodes, 2 faults"
 
 
 def test_a_timeout_is_an_attempt_that_failed_and_the_score_without_it_stands_beside() -> None:
@@ -92,6 +92,37 @@ def test_time_outs_alone_are_no_success_and_no_reward() -> None:
     result = Evaluation(episodes=(episode(0, None, Outcome.TIMEOUT),))
     assert result.success_rate == 0.0 and math.isnan(result.without_timeouts.value)
     assert {"reward", "success_without_timeouts"}.isdisjoint(result.metrics())
+
+
+def test_rounding_is_no_reward_out_of_range_and_no_change() -> None:
+    one, other = (Evaluation(episodes=tuple(episode(i, reward) for i in range(6))) for reward in (0.7 + 0.1 + 0.2, 1.0))
+    assert one.reward.high <= 1.0 and one.reward.low == other.reward.low, "an interval of shares"
+    above = Evaluation(episodes=(episode(0, 1.0 + 4e-16), episode(1, 0.0)))
+    assert 0.0 <= above.reward.low < above.reward.high <= 1.0
+    text = one.change_text(other)
+    assert "the mean reward by +0.000" in text and text.count("0 better, 0 worse, 6 alike") == 2
+
+
+def test_a_change_speaks_of_the_mean_reward_beside_success() -> None:
+    before = Evaluation(episodes=tuple(episode(i, 0.25) for i in range(8)))
+    after = Evaluation(episodes=tuple(episode(i, 0.75) for i in range(8)))
+    text = after.change_text(before)
+    assert text.startswith("on the same 8 tasks, training changed success by +0.000 [")
+    assert "0 better, 0 worse, 8 alike (p = 1.000), and the mean reward by +0.500 [" in text
+    assert text.endswith(": 8 better, 0 worse, 0 alike (p = 0.008)")
+    assert after.change_text(Evaluation(episodes=(episode(9, 1.0),))) == ""
+    slow = Evaluation(episodes=(episode(0, None, Outcome.TIMEOUT),))
+    assert "the mean reward" not in slow.change_text(before), "a time-out has no reward to compare"
+
+
+def test_the_parts_of_the_reward_are_shown_with_the_episodes_that_have_them() -> None:
+    parts = [{"form": 1.0, "right": 0.0}, {"form": 0.5}, {}]
+    result = Evaluation(episodes=tuple(replace(episode(i, 0.5), rewards=of) for i, of in enumerate(parts)))
+    assert result.parts_text == "form 0.750 (2 of 3 episodes), right 0.000 (1 of 3 episodes)"
+    figures = {name: value for name, value in result.metrics().items() if name.startswith("reward/form/")}
+    assert figures == {"reward/form/mean": 0.75, "reward/form/std": 0.25, "reward/form/episodes": 2.0}
+    alone = Evaluation(episodes=(replace(episode(0, 0.5), rewards={"right": 0.5}),))
+    assert alone.parts_text == "" and alone.metrics()["reward/right/mean"] == 0.5, "it is the reward itself"
 
 
 def test_nothing_valid_is_no_rate_at_all() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -52,7 +53,8 @@ def test_success_reward_and_count_of_a_step() -> None:
         *(episode(2, float(i == 0), "buy", i) for i in range(4)),
         episode(3, None, "buy"),  # a fault counts nowhere
         episode(5, None, "move"),
-        episode(4, 0.5),
+        replace(episode(4, 0.5), rewards={"form": 0.5}),
+        episode(4, 0.5, attempt=1),  # the part is missing
     ]
     assert kinds.training_metrics(episodes) == {
         "success/buy": 0.25,
@@ -63,7 +65,8 @@ def test_success_reward_and_count_of_a_step() -> None:
         "episodes/cancel": 2.0,
         f"success/{NO_KIND}": 0.0,
         f"reward/{NO_KIND}": 0.5,
-        f"episodes/{NO_KIND}": 1.0,
+        f"episodes/{NO_KIND}": 2.0,
+        f"reward/form/mean/{NO_KIND}": 0.5,
     }
     assert list(kinds.training_metrics(episodes[:2])) == ["success/cancel", "reward/cancel", "episodes/cancel"]
 
@@ -133,7 +136,8 @@ def test_kinds_are_judged_together() -> None:
     changes = Kinds(names=tuple(f"kind {i}" for i in range(9))).changes(before, after)
     of_kind = changes["kind 0"]
     assert of_kind.paired is not None and (of_kind.verdict, of_kind.paired.p_value) == ("no change shown", 9 * 2 / 64)
-    assert str(of_kind) == "no change shown (0.000 to 1.000, interval of the difference [+0.000, +1.000])"
+    rates = "no change shown (0.000 to 1.000, interval of the difference [+0.000, +1.000])"
+    assert str(of_kind) == f"{rates}; mean reward 0.000 to 1.000"
     note = verdict_note(changes)
     assert "p < 0.05 of the sign-flip test" in note and note.endswith("corrected for 9 kinds by Holm's method")
 
@@ -163,13 +167,22 @@ def test_no_verdict_stands_beside_an_interval_that_contradicts_it(kinds: list[li
 def test_the_changes_name_every_kind_of_both_evaluations() -> None:
     before, after = measured([0.0] * 8, "buy"), measured([1.0] * 8, "cancel", first=8)
     changes = Kinds(names=("buy", "cancel", "move")).changes(before, after)
-    assert {name: str(change) for name, change in changes.items()} == {"buy": "0.000 to -", "cancel": "- to 1.000"}
+    assert {name: str(change) for name, change in changes.items()} == {
+        "buy": "0.000 to -; mean reward 0.000 to -",
+        "cancel": "- to 1.000; mean reward - to 1.000",
+    }
     assert changes["buy"].summary() == {
         "tasks": 8,
         "success_before": 0.0,
         "success_before_ci95": before.interval,
+        "success_before_without_timeouts": 0.0,
+        "reward_before": 0.0,
+        "rewards_before": {},
         "success_after": None,
         "success_after_ci95": None,
+        "success_after_without_timeouts": None,
+        "reward_after": None,
+        "rewards_after": {},
         "difference": None,
         "difference_ci95": None,
         "p_value": None,

@@ -9,7 +9,14 @@ import pytest
 
 from forge_env.core.episode import Episode, Turn
 from forge_env.core.types import Outcome, Task, ToolUse
-from forge_env.evaluation.metrics import model_call_metrics, reward_parts, tool_figures, tool_metrics
+from forge_env.evaluation.metrics import (
+    MAX_PARTS,
+    model_call_metrics,
+    reward_part_metrics,
+    reward_parts,
+    tool_figures,
+    tool_metrics,
+)
 
 TASK = Task(prompt=({"role": "user", "content": "?"},))
 
@@ -37,9 +44,16 @@ def test_the_parts_of_the_reward_are_averaged_over_the_episodes_that_have_them()
     episodes = [replace(episode(), rewards=parts) for parts in (both, one, {"utility": 1.0, "security": 1.0}, {})]
     fault = replace(episode(), rewards=both, outcome=Outcome.ENV_FAULT, reward=None)
     assert reward_parts([*episodes, fault]) == {
-        "security": {"mean": 0.5, "episodes": 2},
-        "utility": {"mean": pytest.approx(2 / 3), "episodes": 3},
+        "security": {"mean": 0.5, "std": 0.5, "episodes": 2},
+        "utility": {"mean": pytest.approx(2 / 3), "std": pytest.approx(2**0.5 / 3), "episodes": 3},
     }
+    metrics = reward_part_metrics(reward_parts(episodes))
+    assert metrics["reward/security/mean"] == metrics["reward/security/std"] == 0.5
+    assert metrics["reward/security/episodes"] == 2.0 and len(metrics) == 6
+    apart = [replace(e, task=replace(TASK, id=name)) for e, name in zip(episodes, "aabb", strict=True)]
+    assert reward_parts(apart, by_task=True)["utility"]["mean"] == 0.75, "a task's attempts count as one"
+    by_task = [replace(episode(), rewards={"all": 1.0, f"task {i}": 1.0}) for i in range(100)]
+    assert len(reward_parts(by_task)) == MAX_PARTS and "all" in reward_parts(by_task)
 
 
 def test_quantiles() -> None:

@@ -88,9 +88,10 @@ def test_success_by_kind_of_task(tmp_path: Path) -> None:
     page, reader = render_page(read_run(folder)), read(folder)
     text = " ".join(reader.text.split())
     assert "<h2>Success by kind of task" in page
-    assert "easy solved before training 6 1 [0.610, 1] 1 [0.610, 1] +0.000 [-0.489, +0.489] (0 / 0) 1 to 1 hard" in text
+    easy = "1 [0.610, 1] 1 [0.610, 1] +0.000 [-0.489, +0.489] (0 / 0) 1 to 1 1 to 1"
+    assert f"easy solved before training 6 {easy} hard" in text
     rates = r"0 \[0, 0\.\d+\] 0\.750 \[0\.\d+, 0\.\d+\] \+0\.750 \[\+0\.\d+, \+0\.\d+\] \(9 / 0\)"
-    assert re.search(rf"hard better 12 {rates} 0\.100 to 1 never", text)
+    assert re.search(rf"hard better 12 {rates} 0\.100 to 1 0 to 0\.750 never", text)
     assert "Solved before training, with a success of at least 0.95: easy (1 of 4 kinds)" in text
     assert "Never solved, neither before nor after training: never (1 of 4 kinds)" in text
     assert "No change shown: what there is on the same tasks may be chance: <b> (1 of 4 kinds)" in text
@@ -100,6 +101,35 @@ def test_success_by_kind_of_task(tmp_path: Path) -> None:
     assert 'class="wide stacked"' in page and '<td class="number" data-label="in training">1 to 1</td>' in page
     assert "<figcaption>easy" in page and "<figcaption>hard" in page and "<figcaption>never" not in page
     assert "counted together" not in text
+
+
+def test_the_parts_of_the_reward_have_columns_and_curves(tmp_path: Path) -> None:
+    """A column of each table, a chart each, and a word about the episodes that lack one."""
+
+    def of_parts(right: float) -> list[Episode]:
+        made = [*named("easy", [right] * 4), *named("hard", [0.0] * 4)]
+        parts = [{"<i>form": 0.5, "right": right}] * 4 + [{"<i>form": 1.0}] * 4
+        return [replace(episode, rewards=of) for episode, of in zip(made, parts, strict=True)]
+
+    figures = {"reward/<i>form/mean": 0.5, "reward/<i>form/std": 0.1, "reward/right/mean": 0.25}
+    counts = {"episodes": 8.0, "reward/<i>form/episodes": 8.0, "reward/right/episodes": 4.0}
+    folder = write_run(
+        tmp_path / "run",
+        metrics=[step | figures | counts for step in steps(4)],
+        episodes={"before": of_parts(0.0), "after": of_parts(1.0)},
+        facts=FACTS | {"kinds": {"names": ["easy", "hard"], "left_out": 0}},
+        summary={},
+    )
+    page, text = render_page(read_run(folder)), " ".join(read(folder).text.split())
+    assert "<i>" not in page
+    assert "evaluated <i>form right before training 0.750 0.000 (4 of 8 episodes) after training 0.750 1.000 (4" in text
+    assert "before to after <i>form right easy 0.500 to 0.500 0 to 1 hard 1 to 1 – to –" in text
+    assert "the mean reward by +0.500" in text
+    assert "<h2>Parts of the reward" in page and "<figcaption>right" in page and "<figcaption>&lt;i&gt;form" in page
+    assert page.count("Over the episodes that have the part: in 4 of 4 steps some lack it.") == 1
+    alone = [step | {"reward/right/mean": step["reward"]} for step in steps(4)]
+    folder = write_run(tmp_path / "alone", metrics=alone, facts=FACTS, summary={})
+    assert "Parts of the reward" not in render_page(read_run(folder)), "the part is the reward"
 
 
 def test_kinds_without_figures_are_named_as_a_number(tmp_path: Path) -> None:

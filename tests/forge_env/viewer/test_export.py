@@ -131,6 +131,57 @@ def test_an_evaluation_has_its_faults_beside_its_episodes(tmp_path: Path) -> Non
     assert (tmp_path / "run" / ".view" / "index.sqlite").exists()
 
 
+def test_a_half_read_evaluation_is_no_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = tmp_path / "run"
+    write(run / "episodes.jsonl", *(make_episode(f"a/{i}", reward=float(i < 60)) for i in range(80)))
+    plan = {"env": "math", "agent": "scripted:expert", "tasks": 80, "n": 2}
+    (run / "plan.json").write_text(json.dumps(plan))
+    monkeypatch.setattr("forge_env.viewer.scan.BLOCK_BYTES", 20_000)
+    with Library(run) as library:
+        [viewed] = library.runs
+        viewed.close()  # an update ends at its next block
+        viewed.update_index()
+        [measured] = library.answer("0/overview", {})["evaluations"]
+        assert measured["reading"] and measured["success"] is measured["interval"] is measured["reward"] is None
+    with Library(run) as library:
+        [viewed] = library.runs
+        while not viewed.index.is_complete:  # the library reads, too: whoever is outrun has not read to the end
+            viewed.update_index()
+        [measured] = library.answer("0/overview", {})["evaluations"]
+        assert not measured["reading"] and measured["success"] == 0.75
+        assert (measured["finished"], measured["episodes"], measured["planned"]) == (False, 80, 160)
+        (run / "eval.json").write_text(json.dumps({"env": "math", "avg@2": 0.75}))
+        [measured] = library.answer("0/overview", {})["evaluations"]
+        assert measured["finished"] and measured["planned"] is None
+
+
+@pytest.mark.parametrize(
+    ("phase", "recorded", "finished"),
+    [
+        ("before", (), True),  # metrics without any evaluation cannot say it
+        ("before", (0,), True),
+        ("evaluation_000020", (0,), False),
+        ("evaluation_000020", (0, 20), True),
+        ("after", (0, 20), False),
+        ("after", (0, 40), True),
+        ("tool_off", (0,), True),
+    ],
+)
+def test_an_evaluation_of_a_run_that_goes_on_is_a_result_once_it_is_recorded(
+    tmp_path: Path, phase: str, recorded: tuple[int, ...], finished: bool
+) -> None:
+    run = tmp_path / "run"
+    write(run / "episodes" / f"{phase}.jsonl", make_episode())
+    (run / "run.json").write_text('{"steps": 40}')
+    lines = [json.dumps({"phase": "evaluation", "step": step, "time": 1.0, "success": 1.0}) for step in recorded]
+    (run / "metrics.jsonl").write_text("".join(line + "\n" for line in lines))
+    with Library(run) as library:
+        library.runs[0].open()
+        library.runs[0].update_index()
+        [measured] = library.answer("0/overview", {})["evaluations"]
+        assert measured["finished"] == finished and not measured["reading"]
+
+
 def test_time_outs_stand_among_the_faults_and_count_in_an_evaluation(tmp_path: Path) -> None:
     slow = replace(make_episode("a/2", reward=None), outcome=Outcome.TIMEOUT, error="services were slow")
     write(tmp_path / "run" / "episodes.jsonl", make_episode("a/0"), make_episode("a/1"), slow)

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
+from forge_env.viewer.trace_file import TraceFile
 from trainers.metrics.timeline import Timeline
 
 
 def events(path: Path) -> list[dict[str, Any]]:
-    """Read the array as a viewer does: the last comma and the bracket may be missing."""
-    return json.loads(path.read_text().strip().removesuffix(",") + "]")
+    return json.loads(path.read_text())
 
 
 def test_spans_nest_and_overlap_in_lanes(tmp_path: Path) -> None:
@@ -52,15 +52,21 @@ def test_spans_nest_and_overlap_in_lanes(tmp_path: Path) -> None:
     assert spans["b"]["ts"] <= step["ts"] and step["ts"] + step["dur"] <= spans["b"]["ts"] + spans["b"]["dur"]
 
 
-def test_a_block_that_raises_is_recorded_and_a_resumed_run_appends(tmp_path: Path) -> None:
+@pytest.mark.parametrize("torn", ["", ',{"pid": 1, "name": "half', ',{"pid": 1, "name": "' + "half" * 999])
+def test_a_block_that_raises_is_recorded_and_a_resumed_run_appends(tmp_path: Path, torn: str) -> None:
     path = tmp_path / "trace.json"
+    followed = TraceFile(path)
     for name in ("before", "after"):
         timeline = Timeline(path)
+        assert isinstance(events(path), list)
         with pytest.raises(ValueError), timeline.span("training", name):
             raise ValueError
+        assert events(path)[-1]["name"] == name, "JSON while the run goes on, and if it is killed"
+        assert followed.update() and [span[3] for span in followed.read_spans(None, None)["spans"]][-1] == name
         timeline.close()
-        with path.open("a") as file:
-            file.write("")
+        if torn:  # what a full disk leaves
+            path.write_text(path.read_text().removesuffix("]") + torn)
+    Timeline(path).close()
     assert [event["name"] for event in events(path) if event["ph"] == "X"] == ["before", "after"]
 
 

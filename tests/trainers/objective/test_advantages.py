@@ -22,6 +22,7 @@ from trainers.objective.advantages import (
     leave_one_out,
     make_advantages,
     relative_to_mean,
+    spread,
 )
 
 rewards = st.lists(st.floats(-10, 10) | st.sampled_from([0.0, 1.0]), max_size=16)
@@ -133,10 +134,14 @@ def test_settings_out_of_range(eps: float, ddof: int) -> None:
 
 @pytest.mark.parametrize("baseline", ["mean", "leave_one_out"])
 @pytest.mark.parametrize("normalization", ["none", "group", "mean"])
-def test_a_spread_out_of_rounding_gives_no_advantage(baseline: Baseline, normalization: Normalization) -> None:
-    rounded = [1.0 - 0.1 - 0.1 - 0.1, 0.7, 0.7]
+@pytest.mark.parametrize(
+    "rounded", [[1.0 - 0.1 - 0.1 - 0.1, 0.7, 0.7], [0.1 + 0.2 + 0.3, 0.3 + 0.2 + 0.1, 0.6], [0.3 - 0.1 - 0.2, 0.0, 0.0]]
+)
+def test_a_spread_out_of_rounding_gives_no_advantage(
+    baseline: Baseline, normalization: Normalization, rounded: list[float]
+) -> None:
     assert len(set(rounded)) == 2 and not has_signal(rounded)
     advantages, _ = make_advantages(baseline, normalization, std_eps=0.0, ddof=1)
     assert advantages(rounded) == [0.0] * 3
-    assert batch_std(rounded) == 1.0
+    assert batch_std(rounded) == 1.0 and spread(rounded) == 0.0
     assert has_signal([0.7, 0.7 + 1e-6])

@@ -98,6 +98,10 @@ def test_what_rounding_leaves_of_a_reward_is_no_return() -> None:
     rewards = [0.1, 0.7, 0.0]
     three = episode(*(turn(1, reward=reward) for reward in rewards), reward=math.fsum([0.1, 0.7]))
     assert credited(relative_to_mean, three, three) == [[0.0] * 3] * 2
+    many = [
+        episode(turn(1, reward=first), turn(2, reward=0.1), reward=first + 0.1) for first in (1e6, 2e6)
+    ]  # of the last turn both have earned 0.1, whatever came before
+    assert [of_turns[1] for of_turns in credited(group_relative, *many)] == [0.0, 0.0]
 
 
 @settings(deadline=None)
