@@ -112,7 +112,8 @@ async def _close(env: Env, when: str) -> None:
     except CallTimeout as error:
         raise CheckFailed(f"{error}: set a time limit for what it waits for") from None
     except ForgeError as error:
-        raise CheckFailed(f"close() {when}: {error_text(error)}; let it free only what the instance holds") from error
+        remedy = advice(str(error)) or "; let it free only what the instance holds"
+        raise CheckFailed(f"close() {when}: {error_text(error)}{remedy}") from error
 
 
 async def _step_after_close(env: Env) -> None:
