@@ -30,6 +30,7 @@ from forge_env.core.errors import PolicyError, UserError
 from forge_env.records.run_files import CONFIG, trained_config
 from forge_env.runtime.process.children import kill_group
 from forge_env.runtime.process.lifetime import die_with
+from forge_env.utils.exits import how_it_ended
 
 SERVER: Final = "vllm.entrypoints.openai.api_server"
 PARSER: Final = "agents.generator.answer_parser"
@@ -151,7 +152,7 @@ async def serve_model(server: ModelServer, token: str, announce: Callable[[str, 
             await _ready(child, server)
         announce(name, f"http://{_address(server.host)}:{server.port}/v1", options)
         await child.wait()
-        raise PolicyError(f"vLLM's server ended with exit code {child.returncode}; its messages are above")
+        raise PolicyError(f"vLLM's server {how_it_ended(child.returncode)}; its messages are above")
     except TimeoutError:
         raise PolicyError(f"vLLM's server did not answer within {_START_SECONDS:g} s") from None
     finally:
@@ -168,7 +169,7 @@ async def _ready(child: asyncio.subprocess.Process, server: ModelServer) -> None
                 if (await client.get(url)).status_code == 200:
                     return
             await asyncio.sleep(0.2)
-    raise PolicyError(f"vLLM's server did not start, exit code {child.returncode}; its messages are above")
+    raise PolicyError(f"vLLM's server did not start, and {how_it_ended(child.returncode)}; its messages are above")
 
 
 async def _end(child: asyncio.subprocess.Process) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import signal
 from typing import Any
 
+from forge_env.utils import exits
+
 TAIL_BYTES = 64 * 2**10
 SHOWN = 4000
 """Characters of its output that are kept with the episode."""
@@ -46,10 +48,5 @@ class ProgramOutput:
 
 
 def how_it_ended(code: int) -> str:
-    """Describe an exit code, for the middle of a sentence."""
-    if code <= 128:
-        return f"ended with exit code {code}"
-    try:
-        return f"was ended by {signal.Signals(code - 128).name}"
-    except ValueError:
-        return f"ended with exit code {code}"
+    """Describe an exit code, for the middle of a sentence; 128 and more is a signal's."""
+    return exits.how_it_ended(128 - code if code - 128 in signal.valid_signals() else code)

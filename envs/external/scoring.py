@@ -14,9 +14,10 @@ from typing import Any
 from forge_env.core.errors import EnvError
 from forge_env.core.reward_value import is_within, reward_value
 from forge_env.core.types import Action, EpisodeLimits, Message, Task
+from forge_env.rollout.env_calls import close_env
 from forge_env.rollout.factory import EnvFactory
 from forge_env.tool_env.rubric import RewardPart, score
-from forge_env.utils.threads import invoke
+from forge_env.utils.threads import call_on
 
 MAX_RESULT = 2**20
 
@@ -145,11 +146,11 @@ async def _score_in(
     """Run an episode of the environment with the answer as its only action."""
     env = await factory.construct(seconds=limits.step_seconds)
     try:
-        await invoke(env.reset, seed=seed, options={"task": task, "limits": limits})
+        await call_on(env, env.reset, seed=seed, options={"task": task, "limits": limits})
         action = Action(message={"role": "assistant", "content": answer})
-        _, reward, terminated, _, info = await invoke(env.step, action)
+        _, reward, terminated, _, info = await call_on(env, env.step, action)
     finally:
-        await invoke(env.close)
+        await close_env(env, limits.step_seconds)
     if not terminated:
         raise EnvError(
             f"{factory.name} does not score a final answer by itself: name a function with the option reward"

@@ -108,16 +108,17 @@ async def close(context: CheckContext) -> str:
 
 async def _close(env: Env, when: str) -> None:
     try:
-        await with_timeout(f"close() {when}", call_env("close", env.close), LIMITS.step_seconds)
+        await with_timeout(f"close() {when}", call_env("close", env), LIMITS.step_seconds)
     except CallTimeout as error:
         raise CheckFailed(f"{error}: set a time limit for what it waits for") from None
     except ForgeError as error:
-        raise CheckFailed(f"close() {when}: {error_text(error)}; let it free only what the instance holds") from error
+        remedy = advice(str(error)) or "; let it free only what the instance holds"
+        raise CheckFailed(f"close() {when}: {error_text(error)}{remedy}") from error
 
 
 async def _step_after_close(env: Env) -> None:
     try:
-        call = call_env("step", env.step, final_answer("0"))
+        call = call_env("step", env, final_answer("0"))
         await with_timeout("step() after close()", call, LIMITS.step_seconds)
     except CallTimeout as error:
         raise CheckFailed(f"{error}: raise forge_env.EnvError when the instance is closed") from None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
@@ -17,7 +17,7 @@ from forge_env.core.own_copies import own_copy, own_messages, own_task
 from forge_env.core.protocols import Conversation
 from forge_env.core.types import Action, Task
 from forge_env.core.user_code import guard
-from forge_env.utils.threads import invoke
+from forge_env.utils.threads import call_on
 
 T = TypeVar("T")
 
@@ -36,7 +36,7 @@ async def fresh_instance(context: CheckContext) -> AsyncIterator[Env]:
         yield env
     finally:
         try:
-            await with_timeout("close()", call_env("close", env.close), LIMITS.step_seconds)
+            await with_timeout("close()", call_env("close", env), LIMITS.step_seconds)
         except Exception:
             pass
 
@@ -49,7 +49,7 @@ async def reset(env: Env, task: Task, seed: int) -> Any:
         EnvError: for whatever it raises, with file and line.
     """
     options = {"task": own_task(task), "limits": LIMITS}
-    return await _within_step_limit("reset", call_env("reset", env.reset, seed=seed, options=options))
+    return await _within_step_limit("reset", call_env("reset", env, seed=seed, options=options))
 
 
 async def step(env: Env, action: Action) -> Any:
@@ -59,17 +59,17 @@ async def step(env: Env, action: Action) -> Any:
         CallTimeout: after `LIMITS.step_seconds`.
         EnvError: for whatever it raises, with file and line.
     """
-    return await _within_step_limit("step", call_env("step", env.step, action))
+    return await _within_step_limit("step", call_env("step", env, action))
 
 
-async def call_env(part: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+async def call_env(part: str, env: Env, *args: Any, **kwargs: Any) -> Any:
     """Call a method of an environment, sync or async.
 
     Raises:
         EnvError: for whatever it raises, with the part, file and line.
     """
     with guard(part):
-        return await invoke(function, *args, **kwargs)
+        return await call_on(env, getattr(env, part), *args, **kwargs)
 
 
 async def _within_step_limit(part: str, call: Coroutine[Any, Any, T]) -> T:

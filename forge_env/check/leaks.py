@@ -5,21 +5,27 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
+from contextlib import aclosing
 from pathlib import Path
+from typing import Any
 
 from forge_env.check.context import LIMITS, CheckContext, CheckFailed
-from forge_env.check.direct_calls import cancel
+from forge_env.check.direct_calls import cancel, fresh_instance, play_directly, reset, step
 from forge_env.check.resources import Resources, private_temp_folder
-from forge_env.check.strategies import Strategy, StrategyAgent, actions_in_order, tool_calls, try_every_tool
+from forge_env.check.strategies import StrategyAgent, actions_in_order, tool_calls, try_every_tool
+from forge_env.check.threads import advice
 from forge_env.core.episode import Turn
-from forge_env.core.errors import PolicyError
+from forge_env.core.errors import ForgeError, PolicyError
 from forge_env.core.protocols import Agent, Conversation
 from forge_env.core.types import Action, ToolSpec
+from forge_env.rollout.env_calls import HELD_SECONDS, close_env
 from forge_env.rollout.rollout import run_episode
+from forge_env.utils.gates import gate_of
 
 SETTLE_SECONDS = 1.0  # how long threads and processes that were told to end may take
 POLL_SECONDS = 0.1
-CANCEL_SECONDS = 5.0  # how long a cancelled episode may take to close its environment
+MOMENTS = (0.1, 0.3, 0.6)  # when a method is cancelled: shares of its usual time
+CANCEL_SECONDS = 2 * HELD_SECONDS  # how long a cancelled episode may take to close its environment
 
 
 async def leaks(context: CheckContext) -> str:
@@ -51,12 +57,15 @@ async def _play_round(context: CheckContext) -> None:
             await context.episode(task, strategy)
     await context.episode(context.tasks[0], actions_in_order(tool_calls(("no_such_tool", None))))
     await _run_episode(context, FailingAgent())
-    for when, agent in (
-        ("at its start", None),
-        ("in a turn", HangingAgent(try_every_tool, turns=0)),
-        ("in a step", HangingAgent(try_every_tool, turns=1)),
-    ):
+    for when, agent in (("at its start", None), ("in a turn", HangingAgent())):
         await _cancel_episode(context, when, agent)
+    try:
+        usual = map(min, await _usual_seconds(context), await _usual_seconds(context))  # the first has imports in it
+    except ForgeError:  # another check reports it
+        return
+    for method, seconds in enumerate(usual):
+        for moment in MOMENTS:
+            await _cancel_method(context, method, seconds * moment)
 
 
 class FailingAgent:
@@ -69,28 +78,23 @@ class FailingAgent:
 
 
 class HangingAgent:
-    """An agent that takes some turns and then never answers.
+    """An agent that never answers.
 
     Attributes:
-        reached: set when its last turn is about to reach the environment.
+        reached: set when it is asked.
     """
 
-    def __init__(self, strategy: Strategy, *, turns: int) -> None:
-        self._agent = StrategyAgent(strategy)
-        self._turns = turns
+    def __init__(self) -> None:
         self.reached = asyncio.Event()
 
     async def act(self, conversation: Conversation, tools: Sequence[ToolSpec]) -> tuple[Turn, Action]:
-        taken = len(conversation.turns)
-        if taken + 1 >= self._turns:
-            self.reached.set()
-        if taken >= self._turns:
-            await asyncio.Event().wait()
-        return await self._agent.act(conversation, tools)
+        self.reached.set()
+        await asyncio.Event().wait()
+        raise AssertionError("it is cancelled")
 
 
 async def _cancel_episode(context: CheckContext, when: str, agent: HangingAgent | None) -> None:
-    """Cancel an episode when its agent has reached its last turn; without an agent, at the first await."""
+    """Cancel an episode when its agent is asked; without an agent, at the first await."""
     running = asyncio.create_task(_run_episode(context, agent or StrategyAgent(try_every_tool)))
     if agent is None:
         await asyncio.sleep(0)
@@ -98,10 +102,18 @@ async def _cancel_episode(context: CheckContext, when: str, agent: HangingAgent 
         reached = asyncio.create_task(agent.reached.wait())
         await asyncio.wait({running, reached}, return_when=asyncio.FIRST_COMPLETED)
         await cancel(reached)
+    await _end(running, f"an episode that is cancelled {when}")
+
+
+async def _end(running: asyncio.Task[Any], what: str) -> None:
+    """Cancel a task, and wait for its end.
+
+    Raises:
+        CheckFailed: it does not end.
+    """
     if not await cancel(running, CANCEL_SECONDS):
         raise CheckFailed(
-            f"an episode that is cancelled {when} does not end: let asyncio.CancelledError pass, and set a time limit "
-            "for what close() waits for"
+            f"{what} does not end: let asyncio.CancelledError pass, and set a time limit for what close() waits for"
         )
 
 
@@ -109,3 +121,38 @@ async def _run_episode(context: CheckContext, agent: Agent) -> None:
     await run_episode(
         context.factory, agent, context.tasks[0], seed=context.seed, episode_id="check/broken", limits=LIMITS
     )
+
+
+async def _usual_seconds(context: CheckContext) -> list[float]:
+    """Return what a reset and a first step take."""
+    async with fresh_instance(context) as env:
+        calls = play_directly(env, context.tasks[0], context.seed, context.strategies[0])
+        async with aclosing(calls):
+            return [(await anext(calls))[0] for _ in range(2)]
+
+
+async def _cancel_method(context: CheckContext, method: int, seconds: float) -> None:
+    """Cancel the reset of a new instance (method 0), or its first step, after some seconds; then close it.
+
+    Raises:
+        CheckFailed: the method does not end, or the instance cannot be closed then.
+    """
+    task, strategy = context.tasks[0], context.strategies[0]
+    env = await context.factory.construct(seconds=LIMITS.step_seconds)
+    call, what = reset(env, task, context.seed), "a reset() that is cancelled in its middle"
+    if method:
+        messages, _ = await call
+        conversation = Conversation(request_id="check", seed=context.seed, observation=tuple(messages))
+        call, what = step(env, await strategy(conversation, env.tools)), "a step() that is cancelled in its middle"
+    running = asyncio.create_task(call)
+    await asyncio.wait({running}, timeout=seconds)
+    await _end(running, what)
+    problem = await close_env(env, LIMITS.step_seconds)
+    if names := gate_of(env).running:
+        raise CheckFailed(
+            f"{what} runs on in {' and '.join(names)}, since Python cannot stop a C call, and keeps its instance open: "
+            "set a time limit for what it waits for, or await it"
+        )
+    if problem:
+        remedy = advice(problem) or ": let close() free what there is, however far the method has come"
+        raise CheckFailed(f"after {what}, {problem}{remedy}")

@@ -12,8 +12,8 @@ _THREAD_ERRORS = ("same thread", "created in a thread", "main thread", "wrong th
 """Parts of the errors that libraries raise for a call from another thread: sqlite3, signal, asyncio, playwright."""
 _TIMEOUT_WORDS = ("took longer than", "timed out", "timeout")
 _THREAD_ADVICE = (
-    "plain methods and the constructor run in threads, and not always in the same one; open sqlite3 with "
-    "check_same_thread=False, or open and use it in methods that are async def"
+    "plain methods and the constructor run in threads, and not always in the same one, but never two of an instance at "
+    "once; open sqlite3 with check_same_thread=False, or open and use it in methods that are async def"
 )
 
 

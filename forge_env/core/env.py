@@ -60,8 +60,10 @@ class Env:
     would silently train the model as if slow services were its failure.
     """
 
-    _unstopped: Sequence[str] = ()
-    """Names of the tools that run on after their time limit."""
+    allows_overlap: ClassVar[bool] = False
+    """Whether a method may begin while another one of the instance still runs, because its caller was cancelled or its
+    time was up. Such an instance guards its state itself, by a lock for example."""
+
     _makes_copies: bool = False
     """Whether `reset` and `step` show the code of users only copies of their arguments and results."""
     _np_random: np.random.Generator | None = None

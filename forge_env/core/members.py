@@ -87,10 +87,11 @@ ENV: Mapping[str, Member] = {
     "tools": ("a list of tools in OpenAI's shape", _is(list, tuple, property)),
     "shared": ('a mapping from attribute names to "module:factory"', _is(Mapping)),
     "made_of": ("a list of modules", _is(list, tuple)),
+    "allows_overlap": ("True or False", _is(bool)),
     "truncation_reward": ("a number", _is(Real, property)),
     **dict.fromkeys(("expert", "cheats"), ("what forge-env calls", lambda value: True)),
     **dict.fromkeys(("_np_random", "_seed"), ("a part of Env itself", _is())),
-    **dict.fromkeys(("_unstopped", "_makes_copies"), ("a part of Env itself", _is(property))),
+    **dict.fromkeys(("_makes_copies", "_gate"), ("a part of Env itself", _is(property))),
 }
 """The names that `Env` reserves."""
 

@@ -40,8 +40,15 @@ def describe(part: str, error: BaseException) -> str:
     Args:
         part: what was running: "reset", "step", "close", "success", "tool NAME", "reward NAME", "agent", "tasks".
     """
+    return f"{_located(part, location_of(error))}: {type_and_text(error)}"
+
+
+def type_and_text(error: BaseException) -> str:
+    """Return "TYPE: TEXT" of any exception, the text cut to 4,000 characters; of a group with those in it."""
     text = _text(error)
-    return f"{_located(part, location_of(error))}: {type(error).__name__}{f': {text}' if text else ''}"
+    if isinstance(error, BaseExceptionGroup):
+        text = f"{text}: {'; '.join(map(type_and_text, error.exceptions))}"[:_MAX_CHARACTERS]
+    return f"{type(error).__name__}{f': {text}' if text else ''}"
 
 
 def location_of(error: BaseException) -> str:

@@ -89,14 +89,15 @@ def tool_metrics(episodes: Iterable[Episode]) -> dict[str, float]:
 
 
 def unstopped_warnings(episodes: Iterable[Episode]) -> list[str]:
-    """Return a warning for each tool that ran on after its time limit, out of info["unstopped_tools"]."""
+    """Return a warning for each method that ran on after the end of its episode, out of info["unstopped"]."""
     counts: Counter[str] = Counter()
     for episode in episodes:
-        names = episode.info.get("unstopped_tools")
+        names = episode.info.get("unstopped")
         counts.update(map(str, names) if isinstance(names, list) else ())  # an environment may write anything there
     return [
-        f"the tool {name} ran on after its time limit in {count} episode{'s' * (count > 1)}: it blocks in a C call, "
-        "which Python cannot interrupt, and may take a core until it returns; let it end itself, or run it in a process"
+        f"{name} of the environment ran on after its time limit in {count} episode{'s' * (count > 1)}: it blocks in a "
+        "C call, which Python cannot interrupt, and keeps its instance until it returns; let it end itself, or run it "
+        "in a process"
         for name, count in sorted(counts.items())
     ]
 

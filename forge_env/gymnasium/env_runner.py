@@ -19,7 +19,7 @@ from forge_env.gymnasium.loop_thread import LoopThread
 from forge_env.rollout.env_calls import EnvTimeout, call_env, close_env
 from forge_env.rollout.factory import EnvFactory
 from forge_env.utils.deadlines import Deadline
-from forge_env.utils.threads import invoke
+from forge_env.utils.threads import call_on
 
 OPEN_SECONDS = 600.0
 """Time limit for opening what the instances of an environment share: sandboxes, servers."""
@@ -71,7 +71,7 @@ class EnvRunner:
         try:
             self._env = await self._shared.factory.construct(seconds=self._limits.step_seconds)
             given = {**own_containers(dict(options)), "task": own_task(task), "limits": self._limits}
-            call = invoke(self._env.reset, seed=seed, options=given)
+            call = call_on(self._env, self._env.reset, seed=seed, options=given)
             messages, info = _checked(await call_env("reset", call, Deadline(self._limits.step_seconds)), 2, "reset")
         except (EnvError, InfraError) as error:
             return _fault_outcome(error)
@@ -81,7 +81,7 @@ class EnvRunner:
         """Take one action; a fault of the environment is an outcome."""
         assert self._env is not None
         try:
-            call = invoke(self._env.step, action)
+            call = call_on(self._env, self._env.step, action)
             result = _checked(await call_env("step", call, Deadline(self._limits.step_seconds)), 5, "step")
         except EnvTimeout as error:
             is_slow_model = self._env.time_spent_by == "model"

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import Coroutine, Mapping
+import contextlib
+import logging
+import math
+from collections.abc import Collection, Coroutine, Mapping
 from typing import Any
 
 from forge_env.core.env import Env
@@ -12,12 +14,13 @@ from forge_env.core.errors import EnvError, ForgeError
 from forge_env.core.user_code import error_text, fault, guard
 from forge_env.rollout.env_results import read_success, recorded_info
 from forge_env.utils.deadlines import Deadline
-from forge_env.utils.threads import invoke
+from forge_env.utils.gates import GRACE_SECONDS, gate_of, still_running
+from forge_env.utils.threads import call_on
 
-STOP_SECONDS = 0.5
-"""For a call that was told to stop."""
-UNSTOPPED_CLOSE_SECONDS = 5.0
-"""Time limit of `close` if a tool runs on: it may wait for something that the tool holds, for example a connection."""
+HELD_SECONDS = 5.0
+"""How long `close` waits for a method that runs on. Afterwards the instance is closed in the background, when the
+method has ended."""
+logger = logging.getLogger(__name__)
 
 
 class EnvTimeout(EnvError):
@@ -52,20 +55,16 @@ def is_timeout(error: BaseException, deadline: Deadline) -> bool:
     return deadline.expired and isinstance(error, Exception) and not isinstance(error, ForgeError)
 
 
-async def unstopped_tools(env: Env) -> list[str]:
-    """Return the tools that run on after their time limit: Python interrupts no C call, such as a query of SQLite.
-
-    A call that Python can interrupt has STOP_SECONDS to end.
-    """
-    until = time.monotonic() + STOP_SECONDS
-    while env._unstopped and time.monotonic() < until:
-        await asyncio.sleep(STOP_SECONDS / 20)
-    return list(env._unstopped)
-
-
-def _is_default(env: Env, name: str) -> bool:
+def is_default(env: Env, name: str) -> bool:
     """Whether a method is Env's own, which takes no time."""
     return getattr(type(env), name) is getattr(Env, name) and name not in vars(env)
+
+
+async def _check_free(env: Env, method: str) -> None:
+    """Refuse a method at the end of an episode if another one runs on; `close` has waited for it already."""
+    gate = gate_of(env)
+    if gate.is_held and not await gate.stop(GRACE_SECONDS):
+        raise EnvError(f"{method} was not called: {still_running(gate.running)}")
 
 
 async def success_of(env: Env, reward: float, seconds: float) -> bool:
@@ -75,9 +74,10 @@ async def success_of(env: Env, reward: float, seconds: float) -> bool:
         EnvTimeout: after `seconds`.
         EnvError: the call raises, or returns neither True nor False.
     """
-    if _is_default(env, "success"):
+    if is_default(env, "success"):
         return env.success(reward)
-    verdict = await call_env("success", invoke(env.success, reward), Deadline(seconds))
+    await _check_free(env, "success")
+    verdict = await call_env("success", call_on(env, env.success, reward), Deadline(seconds))
     with guard("success"):
         return read_success(verdict)
 
@@ -89,21 +89,62 @@ async def final_info_of(env: Env, seconds: float) -> Mapping[str, Any]:
         EnvTimeout: after `seconds`.
         EnvError: the call raises, or does not return a mapping.
     """
-    if _is_default(env, "final_info"):
+    if is_default(env, "final_info"):
         return {}
-    info = await call_env("final_info", invoke(env.final_info), Deadline(seconds))
+    await _check_free(env, "final_info")
+    info = await call_env("final_info", call_on(env, env.final_info), Deadline(seconds))
     with guard("final_info"):
         return recorded_info(info)
 
 
 async def close_env(env: Env, seconds: float) -> str:
-    """Close an environment; returns what went wrong, or "". A failing close does not change the episode."""
-    if _is_default(env, "close"):
+    """Close an environment; returns what went wrong, or "". A failing close does not change the episode.
+
+    It waits for a method that still runs, HELD_SECONDS at most. If the method runs on, or if this call is cancelled,
+    the instance is closed in the background.
+    """
+    gate = gate_of(env)
+    if is_default(env, "close") and not gate.is_held:
         return ""
     deadline = Deadline(seconds)
     try:
+        if gate.is_held and not await gate.stop(min(seconds, HELD_SECONDS), grace=GRACE_SECONDS):
+            await _close_later(env, seconds)
+            return f"it is not closed yet: {still_running(gate.running)}"
         with guard("close"), deadline:
-            await invoke(env.close)
+            await call_on(env, env.close)
+    except asyncio.CancelledError:
+        await _close_later(env, seconds)
+        raise
     except ForgeError as error:
         return f"close took longer than {seconds:g} s" if deadline.expired else error_text(error)
     return ""
+
+
+async def _close_later(env: Env, seconds: float) -> None:
+    background = gate_of(env).background
+    task = asyncio.create_task(_close_when_free(env, seconds))
+    background.add(task)
+    task.add_done_callback(background.discard)
+    with contextlib.suppress(asyncio.CancelledError):
+        await asyncio.sleep(0)  # it begins: a task that is cancelled before never runs
+
+
+async def _close_when_free(env: Env, seconds: float) -> None:
+    """Close an instance when its methods have ended. A cancellation sets them a limit: the event loop ends."""
+    gate = gate_of(env)
+    try:
+        is_free = await gate.stop(math.inf, grace=GRACE_SECONDS)
+    except asyncio.CancelledError:
+        is_free = await gate.stop(HELD_SECONDS, grace=GRACE_SECONDS)
+    error = await close_env(env, seconds) if is_free else still_running(gate.running)
+    if error:
+        logger.warning("an instance of %s was not closed: %s", type(env).__name__, error)
+
+
+async def end_background(tasks: Collection[asyncio.Task[None]]) -> None:
+    """Let tasks close their instances now, within HELD_SECONDS for the methods that still run."""
+    for task in tasks:
+        task.cancel()
+    if tasks:
+        await asyncio.wait(tasks, timeout=2 * HELD_SECONDS)

@@ -16,7 +16,7 @@ from forge_env.core.protocols import ANSWER_SECONDS, Agent, ContextFull, Convers
 from forge_env.core.types import CONTEXT, Action, EpisodeLimits, Outcome, Task, ToolSpec
 from forge_env.core.user_code import NOT_CAUGHT, describe, error_text, fault, guard
 from forge_env.rollout.conversations import Conversations
-from forge_env.rollout.env_calls import is_timeout
+from forge_env.rollout.env_calls import is_default, is_timeout
 from forge_env.rollout.env_results import (
     StepResult,
     read_copied_reset,
@@ -48,7 +48,7 @@ class EpisodeRun:
 
     __slots__ = (
         *("agent", "ask", "conversations", "info", "last_turn", "limits", "place", "reward", "rewards"),
-        *("makes_copies", "seconds_left", "step"),
+        *("makes_copies", "seconds_left"),
     )
 
     def __init__(self, agent: Agent, conversations: Conversations, limits: EpisodeLimits) -> None:
@@ -58,7 +58,6 @@ class EpisodeRun:
         self.place = Place()
         self.ask: Callable[..., Awaitable[Any]] | None = None
         """The agent's `act`."""
-        self.step: Callable[..., Awaitable[Any]]
         self.makes_copies = False
         """Whether the environment copies the values that it shares with the record."""
         self.rewards: dict[str, float] = {}
@@ -72,7 +71,6 @@ class EpisodeRun:
     async def play(self, env: Env, task: Task, seed: int) -> End:
         """Play to the end, one turn after another."""
         await self.reset(env, task, seed)
-        self.step = invoker(env.step)
         turns = full_prompts = 0
         while turns < self.limits.max_turns:
             if self.seconds_left <= 0:  # the environment blocked the event loop, so that no deadline could end it
@@ -91,7 +89,7 @@ class EpisodeRun:
             except PromptCounted:
                 raise EnvError("NextTurn.count asks for no turn, so only a ConcurrentEnv may set it") from None
             turns += 1
-            end = await self._step(turn, action, time.perf_counter() - started)
+            end = await self._step(env, turn, action, time.perf_counter() - started)
             if end is not None:
                 return end
         await self.notify_limit(env, "max_turns")
@@ -102,12 +100,14 @@ class EpisodeRun:
         self.makes_copies = env._makes_copies
         read = read_copied_reset if self.makes_copies else read_reset
         options = {"task": task if self.makes_copies else own_task(task), "limits": self.limits}
-        reset = await self.call_env(self.place, "reset", read, invoker(env.reset), seed=seed, options=options)
+        reset = await self.call_env(self.place, "reset", read, env.reset, seed=seed, options=options)
         self.conversations.observe(reset.observation, reset.next_turn)
         self.info |= reset.info
 
     async def notify_limit(self, env: Env, limit: str) -> None:
         """Tell an environment which limit has ended the episode. An error there does not change the episode."""
+        if is_default(env, "on_limit"):
+            return
         try:
             with guard("on_limit"):
                 await Deadline(self.limits.step_seconds).run(invoke(env.on_limit, limit))
@@ -120,7 +120,7 @@ class EpisodeRun:
         Returns:
             The end of the episode; None if it continues.
         """
-        step = await self.call_env(self.place, "on_limit", read_on_limit, invoker(env.on_limit), "max_tokens", reason)
+        step = await self.call_env(self.place, "on_limit", read_on_limit, env.on_limit, "max_tokens", reason)
         if step is None:
             return Outcome.TRUNCATED, self.full_limit(self.conversations.current)
         self.note_full_prompt()
@@ -208,16 +208,16 @@ class EpisodeRun:
         if next_turn.logprobs and not getattr(agent, "gives_logprobs", False):
             raise TurnRefused(f"{name} gives no logprobs: ask without them, or use an agent that samples tokens")
 
-    async def _step(self, turn: Turn, action: Action, policy_seconds: float) -> End | None:
+    async def _step(self, env: Env, turn: Turn, action: Action, policy_seconds: float) -> End | None:
         """Take one step; returns the end of the episode, or None."""
         started = time.perf_counter()
         conversation = self.conversations.current
         self.record(conversation, turn)
         cut_by = self.cutting_limit(conversation, turn, action)  # the step sets what is asked of the next turn
         if self.makes_copies:
-            step = await self.call_env(self.place, "step", read_copied_step, self.step, action)
+            step = await self.call_env(self.place, "step", read_copied_step, env.step, action)
         else:
-            step = await self.call_env(self.place, "step", read_step, self.step, own_action(action))
+            step = await self.call_env(self.place, "step", read_step, env.step, own_action(action))
         turn.reward, turn.tool_uses = step.reward, step.tool_uses
         turn.policy_seconds, turn.env_seconds = policy_seconds, time.perf_counter() - started
         end = self.apply(step)
@@ -269,7 +269,7 @@ class EpisodeRun:
         place: Place,
         part: str,
         read: Callable[[Any], T],
-        method: Callable[..., Awaitable[Any]],
+        method: Callable[..., Any],
         *args: Any,
         **kwargs: Any,
     ) -> T:
@@ -279,7 +279,7 @@ class EpisodeRun:
             place: of the current task.
             part: "reset", "step" or "on_limit".
             read: checks the result.
-            method: to call, with the other arguments.
+            method: to call, with the other arguments; the code is inside of the gate of its instance.
 
         Raises:
             LimitReached: when the time is used up.
@@ -290,7 +290,7 @@ class EpisodeRun:
         deadline = Deadline(step_seconds if step_seconds < seconds_left else seconds_left, place)
         try:
             with deadline:
-                result = await method(*args, **kwargs)
+                result = await invoke(method, *args, **kwargs)
         except BaseException as error:
             if is_timeout(error, deadline):
                 raise LimitReached(limit, part) from None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import math
 from collections.abc import Mapping, Sequence
@@ -17,12 +18,13 @@ from forge_env.core.own_copies import own_containers
 from forge_env.core.types import EpisodeLimits, Task
 from forge_env.core.user_code import guard
 from forge_env.registry.registry import env_class, load
-from forge_env.rollout.env_calls import call_env
+from forge_env.rollout.env_calls import EnvTimeout, call_env, close_env, end_background
 from forge_env.rollout.options import convert_option, is_data, option_types, required_options, select_options
 from forge_env.rollout.task_list import TASKS_SECONDS, read_tasks
 from forge_env.utils.deadlines import Deadline
+from forge_env.utils.gates import Gate
 from forge_env.utils.settings import bounds_of, kinds_of, out_of_bounds
-from forge_env.utils.threads import invoke, is_instant
+from forge_env.utils.threads import call_on, is_instant
 
 
 class EnvFactory:
@@ -64,6 +66,7 @@ class EnvFactory:
         self._own = [name for name, kind in option_types(env_class.__init__).items() if is_data(kind)]
         self._shared: dict[str, Any] = {}
         self._stack = AsyncExitStack()
+        self._background: set[asyncio.Task[None]] = set()
 
     async def __aenter__(self) -> EnvFactory:
         async with AsyncExitStack() as stack:
@@ -76,6 +79,7 @@ class EnvFactory:
         return self
 
     async def __aexit__(self, *exc: object) -> None:
+        await end_background(self._background)
         with guard("closing what the episodes share"):
             await self._stack.aclose()
 
@@ -167,13 +171,18 @@ class EnvFactory:
             return self.make(**more)
         env = self._unconstructed()
         constructor, name = env.__init__, f"{self.env_class.__name__}()"  # type: ignore[misc]
-        await call_env(name, invoke(constructor, **self._own_options(more)), Deadline(seconds))
+        try:
+            await call_env(name, call_on(env, constructor, **self._own_options(more)), Deadline(seconds))
+        except (asyncio.CancelledError, EnvTimeout):
+            await close_env(env, seconds)  # what it has opened; its errors are those of half an instance
+            raise
         with guard(name):
             check_instance(env)
         return env
 
     def _unconstructed(self) -> Env:
         env = self.env_class.__new__(self.env_class)
+        env.__dict__["_gate"] = Gate(allows_overlap=self.env_class.allows_overlap, background=self._background)
         for name, value in self._shared.items():
             setattr(env, name, value)  # before the constructor, which may use them
         return env

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from contextvars import Token
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -25,12 +26,10 @@ from forge_env.core.user_code import error_text
 from forge_env.rollout.concurrent_turns import play_concurrently
 from forge_env.rollout.conversations import Conversations
 from forge_env.rollout.env_calls import (
-    UNSTOPPED_CLOSE_SECONDS,
     call_env,
     close_env,
     final_info_of,
     success_of,
-    unstopped_tools,
 )
 from forge_env.rollout.env_results import recorded_info
 from forge_env.rollout.episode_run import EpisodeRun, LimitReached
@@ -38,7 +37,8 @@ from forge_env.rollout.factory import EnvFactory
 from forge_env.rollout.options import option_types
 from forge_env.rollout.repeated import repeated_tokens
 from forge_env.utils.deadlines import Deadline
-from forge_env.utils.threads import invoke
+from forge_env.utils.gates import Gate, gate_of, inside
+from forge_env.utils.threads import call_on
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,9 +136,11 @@ async def run_episode(
         run.info["env_options"] = recorded_info(env_options)
     env: Env | None = None
     outcome, error, ended_by = Outcome.SCORED, "", ""
+    token: Token[Gate | None] | None = None
     recording = start_recording(run.info)
     try:
         env = await factory.construct(env_options or {}, seconds=limits.step_seconds)
+        token = inside.set(gate_of(env))
         if isinstance(env, ConcurrentEnv):
             outcome, ended_by = await play_concurrently(run, env, task, seed)
         else:
@@ -153,13 +155,13 @@ async def run_episode(
         outcome, error = Outcome.INFRA_FAULT, f"{type(infra_error).__name__}: {infra_error}"
     finally:
         stop_recording(recording)
+        if token is not None:
+            inside.reset(token)
         if env is not None:
-            seconds = limits.step_seconds
-            if unstopped := env._unstopped and await unstopped_tools(env):
-                run.info["unstopped_tools"] = unstopped
-                seconds = min(seconds, UNSTOPPED_CLOSE_SECONDS)
-            if close_error := await close_env(env, seconds):
+            if close_error := await close_env(env, limits.step_seconds):
                 run.info["close_error"] = close_error
+            if unstopped := gate_of(env).running:
+                run.info["unstopped"] = unstopped
             await _add_final_info(env, limits.step_seconds, run.info)
     turns = run.conversations.turns
     lineage: tuple[Lineage, ...] = ()
@@ -207,7 +209,7 @@ async def offers_tools(factory: EnvFactory, task: Task, *, seed: int, env_option
     env: Env | None = None
     try:
         env = await factory.construct(env_options, seconds=limits.step_seconds)
-        call = invoke(env.reset, seed=seed, options={"task": own_task(task), "limits": limits})
+        call = call_on(env, env.reset, seed=seed, options={"task": own_task(task), "limits": limits})
         await call_env("reset", call, Deadline(limits.step_seconds))
         return bool(env.tools)
     except ForgeError:

@@ -26,6 +26,7 @@ from forge_env.runtime.process.monarch_files import open_monarch, remove_what_mo
 from forge_env.runtime.process.network import LOOPBACK
 from forge_env.runtime.process.ranks import AllRanks, RankRendezvous, log_of_rank
 from forge_env.runtime.spawned import Spawned
+from forge_env.utils.exits import exit_code, how_it_ended
 
 __all__ = ["Launcher", "Spawned", "open_launcher", "within"]
 
@@ -144,7 +145,9 @@ class Launcher:
         folder = os.getcwd() if self.hosts else ""  # processes on this machine have this folder anyway
         path = os.pathsep.join(filter(None, [str(_REPOSITORY), os.environ.get("PYTHONPATH", ""), folder]))
         caller = f"{name}_{next(_numbers)}"
-        settings = {"PYTHONPATH": path, "TMPDIR": self._temp, CALLER: caller, **(environ or {})}
+        # A crash in native code writes the Python stack to the log.
+        base = {"PYTHONPATH": path, "TMPDIR": self._temp, CALLER: caller, "PYTHONFAULTHANDLER": "1"}
+        settings = {**base, **(environ or {})}
         hosts, per_host = self.hosts, procs // num_hosts
         host_of_rank = []
         if hosts:
@@ -274,7 +277,7 @@ class Launcher:
         try:
             pidfd = os.pidfd_open(pid)
         except ProcessLookupError:  # it died after its answer, and Monarch has reaped it
-            self._on_end(spawned, rank, "")
+            self._on_end(spawned, rank, how_it_ended(None))
             return
         self._watched[pidfd] = spawned, rank
         spawned.pids.add(pid)
@@ -286,17 +289,23 @@ class Launcher:
     def _on_death(self, pidfd: int) -> None:
         asyncio.get_running_loop().remove_reader(pidfd)
         spawned, rank = self._watched.pop(pidfd)
+        end = how_it_ended(exit_code(pidfd))
         os.close(pidfd)
-        self._on_end(spawned, rank, "")
+        self._on_end(spawned, rank, end)
 
-    def _on_end(self, spawned: Spawned, rank: int, reason: str) -> None:
-        """Handle the end of a process; with a `reason` its host was lost."""
+    def _on_end(self, spawned: Spawned, rank: int, end: str, *, has_log: bool = True) -> None:
+        """Handle the end of a process.
+
+        Args:
+            end: how it has ended, for the middle of a sentence.
+            has_log: False if its host was lost.
+        """
         which = f" of rank {rank}" if spawned.rendezvous else ""
         log = log_of_rank(spawned.log, rank)
         if self.hosts:
             log = Path(self.hosts.info(spawned.host_of_rank[rank]).logs) / log.name
-        what = f"was lost: {reason}" if reason else f"died; the end of its log is in {log}"
-        sentence = f"the {spawned.name} process{which} {what}"
+        where = f"; the end of its log is in {log}" if has_log else ""
+        sentence = f"the {spawned.name} process{which} {end}{where}"
         if spawned.dead.done() or self.is_stopping:
             return
         spawned.dead.set_result(sentence)

@@ -20,7 +20,7 @@ from forge_env.rollout.env_results import read_on_limit, read_reset, read_step
 from forge_env.rollout.factory import EnvFactory
 from forge_env.serve.http_server import RequestRefused
 from forge_env.utils.deadlines import Deadline
-from forge_env.utils.threads import invoke
+from forge_env.utils.threads import call_on
 
 STATE = ("tools", "truncation_reward", "time_spent_by")
 """Attributes of an instance that a rollout reads."""
@@ -176,7 +176,7 @@ class Session:
         deadline = Deadline(seconds)
         try:
             with deadline:
-                result = await invoke(method, *args, **kwargs)
+                result = await call_on(self._reset_env(), method, *args, **kwargs)
         except BaseException as error:
             if is_timeout(error, deadline):
                 return Answer(timed_out=True, seconds=deadline.used)

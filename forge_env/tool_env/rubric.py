@@ -25,7 +25,7 @@ from forge_env.core.own_copies import own_copy, own_messages, own_task
 from forge_env.core.reward_value import reward_value
 from forge_env.core.types import Message, Task
 from forge_env.core.user_code import guard
-from forge_env.utils.threads import invoke
+from forge_env.utils.threads import call_on, invoke
 
 RewardFunction = Callable[..., Any]
 ARGUMENTS = ("prompt", "response", "answer", "target", "task", "messages")
@@ -102,13 +102,15 @@ async def score(
         InfraError: when the machinery of one failed, for example a judge that does not answer.
     """
     arguments = {"response": response, "answer": response}
-    owners = () if owner is None else (owner,)
     values: dict[str, float] = {}
     total = 0.0
     for part in parts:
         kwargs = {name: arguments[name] if name in arguments else _made(name, task, messages) for name in part.names}
         with guard(f"reward {part.name}"):
-            value = await invoke(part.function, *owners, **kwargs)
+            if owner is None:
+                value = await invoke(part.function, **kwargs)
+            else:
+                value = await call_on(owner, part.function, owner, **kwargs)
         values[part.name] = reward = reward_value(value, f"the reward {part.name} returned")
         total += part.weight * reward
     return reward_value(total, "the weighted sum of the rewards is"), values

@@ -29,7 +29,8 @@ from forge_env.core.types import Action, EpisodeLimits, Message, Task, ToolSpec
 from forge_env.tool_env.rubric import RewardFunction, RewardPart, numbered, score
 from forge_env.tool_env.toolbox import Toolbox, answer_to
 from forge_env.utils.deadlines import Deadline, queued
-from forge_env.utils.threads import awaitable, instant, invoke
+from forge_env.utils.gates import gate_of, still_running
+from forge_env.utils.threads import awaitable, call_on, gated, instant
 
 
 class ToolEnv(Env):
@@ -77,11 +78,6 @@ class ToolEnv(Env):
         """
         self._use_tools = use_tools
         self.set_tools({tool.name: tool for tool in extra_tools})
-
-    @property
-    def _unstopped(self) -> Sequence[str]:  # type: ignore[override]
-        toolbox: Toolbox | None = getattr(self, "_toolbox", None)
-        return toolbox.unstopped if toolbox is not None else ()
 
     @property
     def _makes_copies(self) -> bool:  # type: ignore[override]
@@ -152,6 +148,7 @@ class ToolEnv(Env):
         It may change `self.messages`, which become the first observation.
         """
 
+    @gated
     async def step(self, action: Action) -> StepResult:
         if self._messages_unread is None:
             self._add([action.message])
@@ -180,7 +177,9 @@ class ToolEnv(Env):
         except TimeoutError:
             if not deadline.expired:
                 raise
-            raise EnvError(f"scoring took longer than {self._limits.scoring_seconds:g} s") from None
+            gate, limit = gate_of(self), f"{self._limits.scoring_seconds:g} s"
+            held = f": {still_running(gate.running)}" if gate.is_held else ""
+            raise EnvError(f"scoring took longer than {limit}{held}") from None
 
     async def _all_scores(self, response: str) -> tuple[float, dict[str, float]]:
         messages = (
@@ -209,7 +208,7 @@ class _ResetResult(Sequence[Any]):
     def __await__(self) -> Generator[Any, None, tuple[tuple[Message, ...], dict[str, Any]]]:
         if self._is_pending:
             self._is_pending = False
-            yield from invoke(self._env.setup).__await__()
+            yield from call_on(self._env, self._env.setup).__await__()
         return self._env._start(), {}
 
     def __len__(self) -> int:

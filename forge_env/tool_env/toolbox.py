@@ -15,7 +15,8 @@ from forge_env.core.tools import BadCall, Tool
 from forge_env.core.types import Message, ToolCall, ToolFailure, ToolSpec, ToolUse
 from forge_env.core.user_code import describe, fault
 from forge_env.utils.deadlines import Deadline, queued
-from forge_env.utils.threads import GivenUpCall, given_up, invoke
+from forge_env.utils.gates import GRACE_SECONDS, Gate, gate_of, still_running
+from forge_env.utils.threads import call_in
 
 RETRY_SECONDS = 0.05  # pause before the second attempt; doubled for each further one, with jitter
 
@@ -29,18 +30,13 @@ class Toolbox:
         owner: the instance of `methods`.
     """
 
-    __slots__ = ("_given_up", "_methods", "_owner", "_tools")
+    __slots__ = ("_gate", "_methods", "_owner", "_tools")
 
     def __init__(self, tools: Mapping[str, Tool], *, methods: Mapping[str, Tool] = {}, owner: Any = None) -> None:
         self._tools = {**methods, **tools} if tools else methods
         self._methods = methods.keys() - tools.keys() if tools else methods.keys()
         self._owner = owner
-        self._given_up: list[tuple[str, GivenUpCall]] = []
-
-    @property
-    def unstopped(self) -> list[str]:
-        """Names of the tools that run on after their time limit, since Python cannot interrupt a C call."""
-        return list(dict.fromkeys(name for name, call in self._given_up if call.is_running))
+        self._gate = Gate() if owner is None else gate_of(owner)
 
     @property
     def specs(self) -> list[ToolSpec]:
@@ -109,16 +105,17 @@ class Toolbox:
     async def _attempts(self, tool: Tool, arguments: dict[str, Any]) -> tuple[str, str]:
         """Run a tool with its retries; returns the text for the model and the kind of error, if any."""
         owner = (self._owner,) if tool.name in self._methods else ()
+        gate, seconds = self._gate, tool.options.timeout
         for attempt in range(tool.options.retries + 1):
-            deadline = Deadline(tool.options.timeout)
+            if gate.held and not await gate.stop(seconds):
+                return (
+                    f"Error: {tool.name} was not called within {seconds:g} s: {still_running(gate.running)}.",
+                    "timeout",
+                )
+            deadline = Deadline(seconds)
             try:
                 with deadline:
-                    try:
-                        result = await invoke(tool.function, *owner, **arguments)
-                    except asyncio.CancelledError as cancelled:
-                        if (call := given_up(cancelled)) is not None:
-                            self._given_up.append((tool.name, call))
-                        raise
+                    result = await call_in(gate, tool.function, *owner, **arguments)
                 if type(result) is str and len(result) <= tool.options.max_output:  # the usual case
                     return result, ""
                 if isinstance(result, ToolFailure):
@@ -133,8 +130,9 @@ class Toolbox:
                 raise EnvError(describe(f"tool {tool.name}", error)) from error
             except Exception as error:
                 if deadline.expired:
-                    seconds = f"{tool.options.timeout:g} s"
-                    return f"Error: {tool.name} took longer than {seconds} and was stopped.", "timeout"
+                    if not await gate.stop(GRACE_SECONDS):
+                        return f"Error: {tool.name} did not finish within {seconds:g} s; it may still run.", "timeout"
+                    return f"Error: {tool.name} took longer than {seconds:g} s and was stopped.", "timeout"
                 failure = error
             if attempt < tool.options.retries:
                 async with queued():

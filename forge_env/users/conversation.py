@@ -23,7 +23,7 @@ from forge_env.core.usage import record_usage
 from forge_env.core.user_code import guard
 from forge_env.tool_env.tool_env import ToolEnv
 from forge_env.users.user import User, UserTurn
-from forge_env.utils.threads import invoke
+from forge_env.utils.threads import call_on, gated
 
 MAX_TURNS = 20
 """Turns of the agent in a conversation, if neither the environment nor the caller sets another limit."""
@@ -95,6 +95,7 @@ class ConversationEnv(ToolEnv):
                 raise EnvError("the user ended the conversation before the agent could answer")
         return tuple(self.messages), {}
 
+    @gated
     async def step(self, action: Action) -> StepResult:
         if self._made_user is None:
             raise EnvError(f"{type(self).__name__}.step was called before reset, which starts an episode")
@@ -123,7 +124,7 @@ class ConversationEnv(ToolEnv):
         """Let the user speak; returns his message, in a list that is empty when he is done without a word."""
         assert self._made_user is not None
         with guard("user"):
-            turn = await invoke(self._made_user.reply, own_messages(self.messages))
+            turn = await call_on(self, self._made_user.reply, own_messages(self.messages))
         if not isinstance(turn, UserTurn):
             raise EnvError(f"the user's reply is {turn!r:.80}; it is a UserTurn")
         if turn.usage is not None:

@@ -188,6 +188,14 @@ def seconds_left() -> float:
     return left
 
 
+def has_expired() -> bool:
+    """Whether one of the enclosing deadlines has expired: it has cancelled the current work."""
+    deadline = _innermost.get()
+    while deadline is not None and not deadline.expired:
+        deadline = deadline._outer
+    return deadline is not None
+
+
 def spend(seconds: float) -> None:
     """Take time off all enclosing deadlines: work was done elsewhere while they were paused."""
     deadline = _innermost.get()

@@ -7,8 +7,9 @@ import contextvars
 import functools
 import inspect
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
+from forge_env.utils.gates import Gate, after, gate_of, inside
 from forge_env.utils.lanes import lane_of
 from forge_env.utils.trust import trust_in
 from forge_env.utils.workers import Call
@@ -19,38 +20,56 @@ own_thread_each: contextvars.ContextVar[bool] = contextvars.ContextVar("own_thre
 """If it is set, each call has a thread of its own. `forge-env check` finds state with it that depends on the thread."""
 
 
-_GIVEN_UP = "__forge_given_up__"
-"""The attribute of a cancellation that holds the call."""
-
-
-class GivenUpCall(Protocol):
-    """A call in a thread after its caller was cancelled."""
-
-    @property
-    def is_running(self) -> bool:
-        """Whether it runs on, because it blocks in a C call."""
-        ...
-
-
 def invoke(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Coroutine[Any, Any, Any]:
     """Return a call to await: of a coroutine function, or of a plain function in a thread, with the caller's context
     variables.
 
     Cancelling the caller stops the call: a coroutine at its next await, a plain function at its next bytecode. A plain
-    function that blocks in a C call (`time.sleep`, a socket) ends when that call returns; nothing after it runs.
+    function that blocks in a C call (`time.sleep`, a socket) ends when that call returns; nothing after it runs. Within
+    `call_on`, the call first waits for those on the same instance that were cancelled and run on.
 
     An exception of the call itself, for wrong arguments for example, is raised where the result is awaited.
     """
+    return _made(inside.get(), function, args, kwargs)
+
+
+def call_on(instance: Any, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Coroutine[Any, Any, Any]:
+    """Return a call as `invoke` does, of a function that belongs to an instance: they never overlap, see
+    `forge_env.utils.gates`.
+    """
+    gate = gate_of(instance)
+    return _made(gate, function, args, kwargs) if inside.get() is gate else _inside(gate, function, args, kwargs)
+
+
+def call_in(gate: Gate, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Coroutine[Any, Any, Any]:
+    """Return a call as `call_on` does, by the gate of the instance."""
+    return _made(gate, function, args, kwargs) if inside.get() is gate else _inside(gate, function, args, kwargs)
+
+
+def _made(
+    gate: Gate | None, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> Coroutine[Any, Any, Any]:
+    if gate is not None and gate.held and gate.is_held and not hasattr(function, "__forge_gated__"):
+        return after(gate, functools.partial(_made, gate, function, args, kwargs))
     if not _is_awaited(function):
-        return _in_thread(function, args, kwargs)
+        return _in_thread(function, args, kwargs, gate)
     try:
         return function(*args, **kwargs)  # without a coroutine around it, which would cost as much as many a step
     except BaseException as error:
         return _raise(error)
 
 
+async def _inside(gate: Gate, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    token = inside.set(gate)
+    try:
+        return await _made(gate, function, args, kwargs)
+    finally:
+        inside.reset(token)
+
+
 def invoker(function: Callable[..., Any]) -> Callable[..., Coroutine[Any, Any, Any]]:
-    """Return what makes the calls that `invoke` makes, for a function that is called many times.
+    """Return what makes the calls that `invoke` makes, for a function that is called many times and belongs to no
+    instance: an agent.
 
     It is the function itself, if that returns something to await; an exception of a call is then raised at once.
     """
@@ -58,14 +77,16 @@ def invoker(function: Callable[..., Any]) -> Callable[..., Coroutine[Any, Any, A
 
 
 def _call_in_thread(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Coroutine[Any, Any, Any]:
-    return _in_thread(function, args, kwargs)
+    return _in_thread(function, args, kwargs, None)
 
 
 async def _raise(error: BaseException) -> Any:
     raise error
 
 
-async def _in_thread(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+async def _in_thread(
+    function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], gate: Gate | None
+) -> Any:
     loop = asyncio.get_running_loop()
     call = Call(function, args, kwargs, trust_in(function), loop)
     if own_thread_each.get():
@@ -74,22 +95,24 @@ async def _in_thread(function: Callable[..., Any], args: Sequence[Any], kwargs: 
         lane_of(loop).add(call)
     try:
         result = await call.future
-    except asyncio.CancelledError as cancelled:
-        call.give_up()
-        setattr(cancelled, _GIVEN_UP, call)
+    except asyncio.CancelledError:
+        if gate is None:
+            call.give_up()
+        else:
+            gate.hold(call)
         raise
     return await result if inspect.isawaitable(result) else result
-
-
-def given_up(cancelled: asyncio.CancelledError) -> GivenUpCall | None:
-    """Return the call in a thread that this cancellation has given up, if there is one."""
-    call: GivenUpCall | None = getattr(cancelled, _GIVEN_UP, None)
-    return call
 
 
 def awaitable(function: F) -> F:
     """Mark a plain function that returns an awaitable: `invoke` calls it on the event loop, not in a thread."""
     function.__forge_awaitable__ = True  # type: ignore[attr-defined]
+    return function
+
+
+def gated(function: F) -> F:
+    """Mark a coroutine function that calls users' code by `call_on` only: it may begin while a call still runs."""
+    function.__forge_gated__ = True  # type: ignore[attr-defined]
     return function
 
 

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import contextvars
 import ctypes
+import functools
 import os
 import queue
 import threading
@@ -100,9 +101,25 @@ class Call:
         else:
             self.future.set_exception(self._error)
 
+    @property
+    def name(self) -> str:
+        """The name of the function."""
+        function = self._function
+        while isinstance(function, functools.partial):
+            function = function.func
+        return str(getattr(function, "__name__", type(function).__name__))
+
+    def withdraw(self) -> bool:
+        """Never make a call that has not begun; returns False for one that runs."""
+        with self._lock:
+            self._is_given_up = self._is_given_up or self._thread is None
+            return self._thread is None
+
     def give_up(self) -> None:
         """Stop the call at its next bytecode; one that has not begun is never made. For the loop's thread."""
         with self._lock:
+            if self._is_given_up:
+                return
             self._is_given_up = True
             if self._thread is not None:
                 self.trust.end()

@@ -137,6 +137,7 @@ class Learner:
             **tool_metrics(episodes),
             **model_call_metrics(played),
             "episodes": len(episodes),
+            "unstopped": float(sum("unstopped" in episode.info for episode in played)),
             "processes_replaced": float(run.replaced),
             "groups_run_again": float(run.rollouts.envs.client.retries),
             **{f"ended_by/{limit}": number / len(episodes) for limit, number in ended.items()},

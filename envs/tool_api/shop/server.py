@@ -21,6 +21,7 @@ from envs.tool_api.shop.content import Shop
 from envs.tool_api.shop.database import State, open_database, read_state, session_path, write_database
 from envs.tool_api.shop.session_folder import SessionFolder
 from forge_env.core.errors import ServiceError, UserError
+from forge_env.utils.exits import how_it_ended
 
 _START_SECONDS, _STOP_SECONDS = 60.0, 5.0
 
@@ -68,7 +69,7 @@ class ShopServer:
             ServiceError: when the service has died.
         """
         if self._process.returncode is not None:
-            raise ServiceError(f"the shop's process ended with code {self._process.returncode}")
+            raise ServiceError(f"the shop's process {how_it_ended(self._process.returncode)}")
         token = secrets.token_urlsafe(32)
         self.reset(token, shop)
         return token

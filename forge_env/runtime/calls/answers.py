@@ -36,8 +36,7 @@ async def within(seconds: float | None, call: Awaitable[T], what: str) -> T:
     except ActorError as error:
         if isinstance(error.exception, ForgeError):
             raise error.exception from None
-        reason = str(error.exception).strip().splitlines() or [""]
-        raise ServiceError(f"{what} failed: {type(error.exception).__name__}: {reason[0]}") from error
+        raise ServiceError(f"{what} failed: {' '.join(str(error.exception).split())}") from error
     except ForgeError:
         raise
     except Exception as error:  # Monarch's own errors, for example a SupervisionError

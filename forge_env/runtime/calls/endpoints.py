@@ -13,12 +13,14 @@ import monarch.actor
 
 from forge_env.core.errors import nearest
 from forge_env.runtime.calls.endpoint_table import EndpointTable, UnknownEndpoint
+from forge_env.runtime.calls.errors import make_errors_portable
 
 if TYPE_CHECKING:  # the type checker does not know Monarch's base, and would then accept every attribute and class
     MonarchEndpoint = object
 else:
     from monarch._src.actor.endpoint import EndpointProperty as MonarchEndpoint
 
+make_errors_portable()
 A = TypeVar("A")
 R = TypeVar("R")
 P = ParamSpec("P")

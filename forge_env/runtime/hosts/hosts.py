@@ -21,6 +21,7 @@ from forge_env.runtime.hosts.info import HostInfo
 from forge_env.runtime.hosts.settings import HostSettings, find_workers
 from forge_env.runtime.process.monarch_files import short_temporary_files
 from forge_env.runtime.process.network import LOOPBACK, own_address
+from forge_env.utils.exits import how_it_ended
 
 RETRY_S = 0.5  # between two tries to reach a host
 
@@ -31,7 +32,7 @@ class _Host:
     watch: Any
     mesh: Any
     """Monarch's mesh of the watch's process."""
-    on_death: dict[int, Callable[[str], None]]
+    on_death: dict[int, Callable[..., None]]
     """By process id, the function to call with the reason when the process ends."""
     lost: asyncio.Future[str]
     """Done when the host was given up, with the reason."""
@@ -162,8 +163,8 @@ class Hosts:
             "FORGE_ENV_FOLDER": os.getcwd(),
         }
 
-    async def watch(self, index: int, pid: int, on_death: Callable[[str], None]) -> None:
-        """Call `on_death` once when a process ends: with the reason if its host was given up, otherwise with "".
+    async def watch(self, index: int, pid: int, on_death: Callable[..., None]) -> None:
+        """Call `on_death` once when a process ends: with how it ended, and whether it has a log that can be read.
 
         Raises:
             ServiceError: the host does not answer.
@@ -275,14 +276,16 @@ class Hosts:
                 dead = await self._news(host)
             except ServiceError as error:
                 host.give_up(str(error))
-            for pid in list(host.on_death) if host.gone else dead:
+            if host.gone:
+                dead = dict.fromkeys(host.on_death)
+            for pid, code in dead.items():
                 if on_death := host.on_death.pop(pid, None):
-                    on_death(host.gone)
+                    on_death(f"was lost: {host.gone}" if host.gone else how_it_ended(code), has_log=not host.gone)
             if host.gone:
                 return
 
-    async def _news(self, host: _Host) -> list[int]:
-        """The processes that died since the last call.
+    async def _news(self, host: _Host) -> dict[int, int | None]:
+        """The processes that died since the last call, with their exit codes, see `forge_env.utils.exits`.
 
         Raises:
             ServiceError: the host is gone. The seconds of silence are counted one by one: if this process does not run
@@ -297,7 +300,7 @@ class Hosts:
                 if host.gone:
                     raise ServiceError(host.gone)
                 if call.done():
-                    return list(call.result())
+                    return dict(call.result())
             raise ServiceError(f"the host {host.info.name} did not answer within {self.settings.silence_seconds:g} s")
         finally:
             call.cancel()

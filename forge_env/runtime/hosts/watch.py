@@ -25,9 +25,11 @@ from monarch.actor import Actor, concurrent_endpoint
 from forge_env.core.errors import ServiceError
 from forge_env.runtime.hosts.info import HostInfo
 from forge_env.runtime.process.network import LOOPBACK, interface_of, own_address
+from forge_env.utils.exits import exit_code
 from forge_env.utils.owners import is_mine
 
 NEWS_S = 1.0  # how long `news` waits for a death
+CODE_S = 0.5
 END_S = 3.0  # a killed process is gone within it; below `HostSettings.silence_seconds`, which the controller waits
 
 
@@ -48,7 +50,8 @@ class HostWatch(Actor):
         self._host_pid = os.getppid()
         self._temp = tempfile.mkdtemp(prefix="forge_env_")
         self._watched: set[int] = set()
-        self._dead: asyncio.Queue[int] = asyncio.Queue()
+        self._dead: asyncio.Queue[tuple[int, int | None]] = asyncio.Queue()
+        self._ends: set[asyncio.Task[None]] = set()
         self._lease_ends = time.monotonic() + lease_s
         self._controller_pid = controller_pid
         threading.Thread(target=self._keep_lease, name="lease", daemon=True).start()
@@ -82,7 +85,7 @@ class HostWatch(Actor):
         try:
             pidfd = os.pidfd_open(pid)
         except ProcessLookupError:
-            self._dead.put_nowait(pid)
+            self._dead.put_nowait((pid, None))
             return
         loop = asyncio.get_running_loop()
         self._watched.add(pid)
@@ -90,10 +93,19 @@ class HostWatch(Actor):
         def on_death() -> None:
             self._watched.discard(pid)
             loop.remove_reader(pidfd)
-            os.close(pidfd)
-            self._dead.put_nowait(pid)
+            end = loop.create_task(self._note_end(pid, pidfd))
+            self._ends.add(end)
+            end.add_done_callback(self._ends.discard)
 
         loop.add_reader(pidfd, on_death)
+
+    async def _note_end(self, pid: int, pidfd: int) -> None:
+        """Report an end; its exit code is known once the program of this host has waited for the process."""
+        deadline = time.monotonic() + CODE_S
+        while (code := exit_code(pidfd)) is None and time.monotonic() < deadline:
+            await asyncio.sleep(0.01)
+        os.close(pidfd)
+        self._dead.put_nowait((pid, code))
 
     @concurrent_endpoint
     async def kill(self, pid: int) -> None:
@@ -102,17 +114,18 @@ class HostWatch(Actor):
             await asyncio.to_thread(_end, [pid])
 
     @concurrent_endpoint
-    async def news(self) -> list[int]:
-        """Renew the lease; returns the processes that died, as soon as one dies, or none after a second."""
+    async def news(self) -> dict[int, int | None]:
+        """Renew the lease; returns the processes that died, as soon as one dies, or none after a second: their numbers
+        and exit codes, see `forge_env.utils.exits`."""
         self._lease_ends = time.monotonic() + self._lease_s
         try:
             async with asyncio.timeout(NEWS_S):
                 dead = [await self._dead.get()]
         except TimeoutError:
-            return []
+            return {}
         while not self._dead.empty():
             dead.append(self._dead.get_nowait())
-        return dead
+        return dict(dead)
 
     @concurrent_endpoint
     async def close(self) -> None:

@@ -342,7 +342,7 @@ asyncio.run(play("hang", {str(pids)!r}))
 
 def test_the_ends_of_a_program_have_names() -> None:
     assert how_it_ended(3) == "ended with exit code 3"
-    assert how_it_ended(137) == "was ended by SIGKILL"
+    assert how_it_ended(137) == "died of SIGKILL (signal 9)"
     assert how_it_ended(255) == "ended with exit code 255"
 
 

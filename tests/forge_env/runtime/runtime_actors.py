@@ -10,14 +10,53 @@ import os
 import signal
 import subprocess
 import sys
+import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from forge_env.core.errors import PolicyError, ReplicaBroken, ServiceError, UserError
+from forge_env.core.errors import EnvError, PolicyError, ReplicaBroken, ServiceError, UserError
 from forge_env.runtime.actor import ForgeActor, concurrent_endpoint, long_endpoint
 from forge_env.runtime.calls.client import ServiceClient
 
+
+def strange_errors(base: type[Exception]) -> dict[str, Callable[[str], Exception]]:
+    """Kinds of errors that a pickle does not bring over, each with what makes one of a message."""
+
+    class Local(base):  # type: ignore[misc, valid-type]
+        """Cannot be pickled by reference."""
+
+    class Locked(base):  # type: ignore[misc, valid-type]
+        """Has an attribute that cannot be pickled."""
+
+        def __init__(self, text: str) -> None:
+            super().__init__(text)
+            self.lock = threading.Lock()
+
+    class TwoArguments(base):  # type: ignore[misc, valid-type]
+        def __init__(self, number: str, text: str) -> None:
+            super().__init__(f"{number} {text}")
+
+    class NoReduce(base):  # type: ignore[misc, valid-type]
+        def __reduce__(self) -> Any:
+            raise RuntimeError("it cannot be taken apart")
+
+    class NoReading(base):  # type: ignore[misc, valid-type]
+        def __reduce__(self) -> Any:
+            return int, ("no number",)
+
+    class Huge(base):  # type: ignore[misc, valid-type]
+        def __init__(self, text: str) -> None:
+            super().__init__(text)
+            self.data = bytes(2**24)
+
+    makes = {kind.__name__: kind for kind in (Locked, NoReduce, NoReading, Huge)}
+    local = {"Local": Local} if base is Exception else {}  # one of ours arrives as it is
+    return {**makes, **local, "TwoArguments": lambda message: TwoArguments(*message.split(" ", 1))}
+
+
+STRANGE, STRANGE_OWN = strange_errors(Exception), strange_errors(EnvError)
 OWN = {kind.__name__: kind for kind in (UserError, PolicyError, ServiceError)}
 
 
@@ -36,6 +75,8 @@ class Worker(ForgeActor):
             raise OWN[self._failure]("cannot start: no weights in /nowhere")
         if self._failure == "exit":
             os._exit(3)
+        if self._failure.startswith("SIG"):
+            os.kill(os.getpid(), signal.Signals[self._failure])
         if self._failure:
             raise ValueError(self._failure)
 
@@ -63,10 +104,10 @@ class Worker(ForgeActor):
 
     @concurrent_endpoint
     async def fail(self, kind: str, message: str) -> None:
-        class LocalError(Exception):
-            """Cannot be pickled by reference."""
-
-        kinds = {**OWN, "ValueError": ValueError, "TimeoutError": TimeoutError, "LocalError": LocalError}
+        if kind == "group":
+            raise ExceptionGroup("many", [make(message) for make in STRANGE.values()])
+        strange = {**STRANGE, **{f"own {name}": make for name, make in STRANGE_OWN.items()}}
+        kinds = {**OWN, **strange, "ValueError": ValueError, "TimeoutError": TimeoutError}
         raise kinds[kind](message)
 
     @concurrent_endpoint

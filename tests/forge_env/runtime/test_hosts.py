@@ -147,7 +147,8 @@ def test_a_death_on_another_host_is_told_and_the_end_of_the_host_is_one_of_every
     controller = controllers("lose", cluster)
     zero, one, two, _ = read_to(controller, "ready")
     os.kill(one["pid"], signal.SIGKILL)
-    assert controller.told() == {"said": f"the one process died; the end of its log is in {one['log']}"}
+    died = "the one process died of SIGKILL (signal 9)"
+    assert controller.told() == {"said": f"{died}; the end of its log is in {one['log']}"}
     cluster.hosts[1].kill()
     gone = f"the program of the host {NAME} ended"
     assert controller.told() == {"said": f"the two process was lost: {gone}"}

@@ -19,11 +19,11 @@ from typing import Any
 
 import pytest
 
-from forge_env.core.errors import ForgeError, PolicyError, ServiceError, UserError
+from forge_env.core.errors import EnvError, ForgeError, PolicyError, ServiceError, UserError
 
 pytest.importorskip("monarch")
 
-from runtime_actors import Gone, Worker
+from runtime_actors import STRANGE, STRANGE_OWN, Gone, Worker
 
 from forge_env.runtime.actor import ForgeActor
 from forge_env.runtime.launcher import Launcher, within
@@ -112,7 +112,7 @@ async def test_errors_of_our_own_kinds_arrive_as_themselves_and_the_actor_lives_
     assert await within(DEADLINE_S, worker.add.call_one(1, 1), "the worker") == 2
 
 
-@pytest.mark.parametrize("kind", ["ValueError", "TimeoutError", "LocalError"])
+@pytest.mark.parametrize("kind", ["ValueError", "TimeoutError", *STRANGE])
 async def test_any_other_error_is_a_service_error_with_its_message(launcher: Launcher, kind: str) -> None:
     worker = await started(launcher)
     with pytest.raises(ServiceError) as caught:
@@ -120,6 +120,22 @@ async def test_any_other_error_is_a_service_error_with_its_message(launcher: Lau
     assert str(caught.value) == f"asking the worker failed: {kind}: 7 is not prime"
     assert "runtime_actors.py" in str(caught.value.__cause__)  # where in the actor it happened
     assert await within(DEADLINE_S, worker.add.call_one(1, 1), "the worker") == 2
+
+
+@pytest.mark.parametrize("kind", STRANGE_OWN)
+async def test_an_error_of_our_own_kinds_that_cannot_travel_arrives_as_its_kind(launcher: Launcher, kind: str) -> None:
+    worker = await started(launcher)
+    with pytest.raises(EnvError) as caught:
+        await within(DEADLINE_S, worker.fail.call_one(f"own {kind}", "7 is not prime"), "the worker")
+    assert (type(caught.value), str(caught.value)) == (EnvError, f"{kind}: 7 is not prime")
+
+
+async def test_a_group_arrives_with_its_errors(launcher: Launcher) -> None:
+    worker = await started(launcher)
+    with pytest.raises(ServiceError) as caught:
+        await within(DEADLINE_S, worker.fail.call_one("group", "7 is not prime"), "the worker")
+    inner = "; ".join(f"{kind}: 7 is not prime" for kind in STRANGE)
+    assert str(caught.value) == f"the worker failed: ExceptionGroup: many ({len(STRANGE)} sub-exceptions): {inner}"
 
 
 async def test_a_missed_deadline_names_what_was_awaited(launcher: Launcher) -> None:
@@ -156,10 +172,24 @@ async def test_an_error_in_on_start_reaches_the_caller(launcher: Launcher) -> No
         await launcher.start("other")
 
 
-async def test_a_process_that_ends_while_it_starts_is_named(launcher: Launcher) -> None:
-    launcher.spawn("worker", Worker, failure="exit")
-    with pytest.raises(ServiceError, match="^the worker process died; the end of its log is in .*worker.log$"):
+@pytest.mark.parametrize(
+    ("failure", "end", "logged"),
+    [
+        ("exit", "ended with exit code 3", ""),
+        ("SIGKILL", r"died of SIGKILL \(signal 9\)", ""),
+        ("SIGTERM", r"died of SIGTERM \(signal 15\)", ""),
+        ("SIGSEGV", r"died of SIGSEGV \(signal 11\)", "Fatal Python error: Segmentation fault"),
+        ("SIGABRT", r"died of SIGABRT \(signal 6\)", "Fatal Python error: Aborted"),
+    ],
+)
+async def test_a_process_that_ends_while_it_starts_is_named(
+    launcher: Launcher, failure: str, end: str, logged: str
+) -> None:
+    launcher.spawn("worker", Worker, failure=failure)
+    with pytest.raises(ServiceError, match=f"^the worker process {end}; the end of its log is in .*worker.log$"):
         await asyncio.wait_for(launcher.start("worker"), DEADLINE_S)
+    log = (launcher.log_dir / "worker.log").read_text()
+    assert logged in log and ("most recent call first" in log) is bool(logged), "the Python stack"
 
 
 async def test_a_process_that_ends_as_soon_as_it_has_answered_is_named(launcher: Launcher) -> None:

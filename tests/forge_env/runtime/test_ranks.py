@@ -51,7 +51,8 @@ async def test_calls_reach_all_ranks_in_order_until_one_is_killed_inside_a_colle
         assert await within(DEADLINE_S, actor.slice(procs=0).add.call_one(1, 1), "rank 0") == 2
         os.kill(pids[1], signal.SIGKILL)
         with pytest.raises(
-            ServiceError, match=f"^the team process of rank 1 died; the end of its log is in {logs[1]}$"
+            ServiceError,
+            match=rf"^the team process of rank 1 died of SIGKILL \(.*\); the end of its log is in {logs[1]}$",
         ):
             await asyncio.wait_for(work, DEADLINE_S)
     for pid in pids:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +17,9 @@ from forge_env.cli.main import main
 from forge_env.core.episode import Episode, Turn
 from forge_env.core.errors import SandboxError, ServiceError
 from forge_env.core.tools import make_tool, reward, tool
-from forge_env.core.types import Outcome, Task, ToolCall, ToolFailure, ToolUse
+from forge_env.core.types import EpisodeLimits, Outcome, Task, ToolCall, ToolFailure, ToolUse
 from forge_env.evaluation.metrics import faulted_tool, tool_figures, tool_metrics, unstopped_warnings
-from forge_env.rollout import rollout
+from forge_env.rollout import env_calls
 from forge_env.rollout.factory import EnvFactory
 from forge_env.rollout.rollout import run_episode
 from forge_env.tool_env.tool_env import ToolEnv
@@ -61,11 +61,11 @@ def service() -> Iterator[str]:
 
 
 class Blocks(ToolEnv):
-    """Its tool and its close block in a C call that Python cannot interrupt, and that waits for one connection."""
+    """Its tool blocks in a C call that Python cannot interrupt."""
 
-    def __init__(self, wait: int) -> None:
+    def __init__(self, wait: int, closed: Callable[[str], None]) -> None:
         super().__init__()
-        self.wait = wait
+        self.wait, self.closed = wait, closed
 
     @tool(timeout=0.05)
     def query(self) -> str:
@@ -83,30 +83,43 @@ class Blocks(ToolEnv):
         return 0.0
 
     def close(self) -> None:
-        os.read(self.wait, 1)
+        self.closed("close")
 
 
 @pytest.mark.parametrize("is_trusted", [False, True])
-async def test_a_tool_that_cannot_be_stopped_is_named_and_holds_no_close_up(
+async def test_a_tool_that_cannot_be_stopped_keeps_its_instance_and_is_named(
     is_trusted: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for function in (Blocks.query, Blocks.loops, Blocks.close):
         while bool(trust_in(function)) != is_trusted:
             trust_in(function).note(0.0 if is_trusted else math.inf)
-    monkeypatch.setattr(rollout, "UNSTOPPED_CLOSE_SECONDS", 0.05)
-    calls = actions_in_order(tool_calls(("query", {})), tool_calls(("loops", {})), final_answer("done"))
+    monkeypatch.setattr(env_calls, "HELD_SECONDS", 0.05)
+    calls = actions_in_order(
+        tool_calls(("loops", {})), tool_calls(("query", {})), tool_calls(("loops", {})), final_answer("x")
+    )
     task = Task(prompt=({"role": "user", "content": "ask"},))
     ends = os.pipe()
-    try:
-        async with EnvFactory(Blocks, wait=ends[0]) as factory:
-            episode = await run_episode(factory, StrategyAgent(calls), task, seed=0, episode_id="e")
-    finally:
-        os.write(ends[1], b"xx")  # both calls return
-    assert [use.error for turn in episode.turns for use in turn.tool_uses] == ["timeout", "timeout"]
-    assert episode.outcome is Outcome.SCORED and episode.info["unstopped_tools"] == ["query"]
-    assert episode.info["close_error"] == "close took longer than 0.05 s"
+    closed: list[str] = []
+    async with EnvFactory(Blocks, wait=ends[0], closed=closed.append) as factory:
+        limits = EpisodeLimits(max_turns=4, scoring_seconds=0.05)
+        episode = await run_episode(factory, StrategyAgent(calls), task, seed=0, episode_id="e", limits=limits)
+        assert closed == []
+        os.write(ends[1], b"x")  # the call returns
+    assert closed == ["close"], "at the end of the process if not before"
+    held = "query still runs after the time limit, and the methods of an instance never overlap"
+    assert [m["content"] for m in episode.messages if m["role"] == "tool"] == [
+        "Error: loops took longer than 0.05 s and was stopped.",
+        "Error: query did not finish within 0.05 s; it may still run.",
+        f"Error: loops was not called within 0.05 s: {held}.",
+    ]
+    assert [use.error for turn in episode.turns for use in turn.tool_uses] == ["timeout"] * 3
+    assert (episode.outcome, episode.reward) == (Outcome.ENV_FAULT, None)
+    assert episode.error == f"scoring took longer than 0.05 s: {held}"
+    assert (episode.info["unstopped"], episode.info["close_error"]) == (["query"], f"it is not closed yet: {held}")
     [warning] = unstopped_warnings([episode])
-    assert warning.startswith("the tool query ran on after its time limit in 1 episode: it blocks in a C call")
+    assert warning.startswith(
+        "query of the environment ran on after its time limit in 1 episode: it blocks in a C call"
+    )
 
 
 def evaluate(service: str, asked: list[str], capsys: pytest.CaptureFixture[str], *more: str) -> tuple[Any, str]:

@@ -234,7 +234,8 @@ async def test_a_killed_rank_is_named(team: Team) -> None:
     step = asyncio.ensure_future(team.ask(team.trainer.step.call_one(make_batch(6)[2], MyLoss())))
     await asyncio.sleep(0)
     os.kill(pid, signal.SIGKILL)
-    with pytest.raises(ServiceError, match=f"^the trainer process of rank 1 died; the end of its log is in {log}$"):
+    died = "the trainer process of rank 1 died of SIGKILL \\(signal 9\\)"
+    with pytest.raises(ServiceError, match=f"^{died}; the end of its log is in {log}$"):
         await step
 
 

@@ -1,0 +1,52 @@
+"""How a process has ended: its exit code or the signal, and the words for it."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import signal
+import struct
+
+_PIDFD_GET_INFO = 3 << 30 | 64 << 16 | 0xFF << 8 | 11  # of linux/pidfd.h
+_PIDFD_INFO_EXIT = 1 << 3
+
+
+def how_it_ended(code: int | None) -> str:
+    """Say how a process has ended, for the middle of a sentence.
+
+    >>> how_it_ended(-11)
+    'died of SIGSEGV (signal 11)'
+
+    Args:
+        code: its exit code, or minus the signal; None if that is not known.
+    """
+    if code is None:
+        return "died"
+    if code >= 0:
+        return f"ended with exit code {code}"
+    try:
+        return f"died of {signal.Signals(-code).name} (signal {-code})"
+    except ValueError:  # a real-time signal
+        return f"died of signal {-code}"
+
+
+def exit_code(pidfd: int) -> int | None:
+    """Return the exit code of a process that has ended, or minus the signal.
+
+    It is None if another thread has waited for the process, and the kernel is older than Linux 6.15.
+
+    Args:
+        pidfd: its descriptor, from before its end.
+    """
+    try:
+        if (end := os.waitid(os.P_PIDFD, pidfd, os.WEXITED | os.WNOWAIT | os.WNOHANG)) is not None:
+            return end.si_status if end.si_code == os.CLD_EXITED else -end.si_status
+    except ChildProcessError:
+        pass  # another thread has waited for it, or it is no child
+    info = bytearray(struct.pack("Q56x", _PIDFD_INFO_EXIT))
+    try:
+        fcntl.ioctl(pidfd, _PIDFD_GET_INFO, info)
+    except OSError:
+        return None
+    mask, status = struct.unpack("Q52xi", info)
+    return os.waitstatus_to_exitcode(status) if mask & _PIDFD_INFO_EXIT else None

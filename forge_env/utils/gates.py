@@ -1,0 +1,118 @@
+"""Gates: the methods of one instance never overlap, even if the caller of one was cancelled or ran out of time.
+
+Python stops a coroutine at its next `await` and a plain function at its next bytecode, but not one that blocks in a C
+call: a query of SQLite, `time.sleep`. A gate holds such a call. The next call on the instance, `close` too, waits for
+it within a time limit of its own.
+
+A gate knows the calls that `forge_env.utils.threads` makes. It does not know a thread that a user's code starts itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from contextvars import ContextVar
+from typing import Any
+
+from forge_env.core.errors import EnvError
+from forge_env.utils.deadlines import has_expired
+from forge_env.utils.workers import Call
+
+GRACE_SECONDS = 0.5
+"""Time for a call to end by itself after its caller was cancelled: whoever is stopped in the middle of opening a file
+cannot close it. As long may one take that was told to stop."""
+BUSY_SECONDS = 60.0
+"""The longest wait of a call; most callers have a shorter limit."""
+_MAX_PAUSE = 0.05
+
+
+class Gate:
+    """The calls of one instance that their callers have left behind.
+
+    Args:
+        allows_overlap: the next calls wait for none of them, see `Env.allows_overlap`.
+        background: tasks that close instances later, see `forge_env.rollout.env_calls`.
+    """
+
+    __slots__ = ("_allows_overlap", "_left", "background", "held")
+
+    def __init__(self, *, allows_overlap: bool = False, background: set[asyncio.Task[None]] | None = None) -> None:
+        self._allows_overlap = allows_overlap
+        self._left: list[Call] = []
+        self.held: list[Call] = []
+        """Those that the next call waits for, unless they have ended by now."""
+        self.background: set[asyncio.Task[None]] = set() if background is None else background
+
+    def __reduce__(self) -> Any:
+        return Gate, ()  # a copy of an instance has no calls
+
+    @property
+    def running(self) -> list[str]:
+        """Names of the methods that still run."""
+        self._left = [call for call in self._left if call.is_running]
+        return list(dict.fromkeys(call.name for call in self._left))
+
+    @property
+    def is_held(self) -> bool:
+        """Whether the next call has to wait."""
+        self.held = [call for call in self.held if call.is_running]
+        return bool(self.held)
+
+    def hold(self, call: Call) -> None:
+        """Keep a call that nobody waits for any more, if it has begun; otherwise it is never made."""
+        if call.withdraw():
+            return
+        self._left.append(call)
+        if not self._allows_overlap:
+            self.held.append(call)
+        if self._allows_overlap or has_expired():
+            call.give_up()
+
+    async def stop(self, seconds: float, *, grace: float = 0.0) -> bool:
+        """Stop the calls, and wait for their ends; returns whether they have ended.
+
+        Args:
+            seconds: the longest wait.
+            grace: seconds in which they may end by themselves.
+        """
+        began, pause = time.monotonic(), 0.001
+        while self.running:
+            waited = time.monotonic() - began
+            if waited >= grace:
+                for call in self._left:
+                    call.give_up()
+            if waited >= seconds:
+                return False
+            await asyncio.sleep(min(pause, max(0.0, seconds - waited)))
+            pause = min(2 * pause, _MAX_PAUSE)
+        return True
+
+
+inside: ContextVar[Gate | None] = ContextVar("gate", default=None)
+"""The gate of the instance that the current code belongs to."""
+
+
+def gate_of(instance: Any) -> Gate:
+    """Return the gate of an object, which is made at its first use."""
+    members: dict[str, Any] = instance.__dict__
+    gate: Gate | None = members.get("_gate")
+    if gate is None:
+        gate = members["_gate"] = Gate(allows_overlap=getattr(instance, "allows_overlap", False))
+    return gate
+
+
+async def after(gate: Gate, call: Any) -> Any:
+    """Make a call when the gate is free.
+
+    Raises:
+        EnvError: it is not free after BUSY_SECONDS.
+    """
+    if not await gate.stop(BUSY_SECONDS, grace=GRACE_SECONDS):
+        raise EnvError(still_running(gate.running))
+    return await call()
+
+
+def still_running(names: list[str]) -> str:
+    """Say that methods still run, and hold up the others of their instance."""
+    run = "runs" if len(names) == 1 else "run"
+    return f"{' and '.join(names)} still {run} after the time limit, and the methods of an instance never overlap"
