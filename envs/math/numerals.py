@@ -132,6 +132,7 @@ _COMMAND = (
 )
 _INSIDE = rf"(?:[^()\[\]{{}}a-z\\]|{_COMMAND}|{_LETTER})*"
 _GROUP = rf"[(\[{{]{_INSIDE}(?:[(\[{{]{_INSIDE}[)\]}}]{_INSIDE})*[)\]}}]"
+_NO_VALUE = r"\\(?:pm|mp|le|ge|ne)\s*|(?<=\s)[<>]=?\s"
 _EXPONENT = rf"(?:\s?\^\s?|\*\*|_)(?:[-+]?[\w.]+|{_GROUP}|\\[a-z]+)"
 _TERM = (
     rf"(?:{_QUANTITY}|\d(?:[\w.,]*\w)?|{_COMMAND}(?:{_EXPONENT})*\s?|{_LETTER}|{_GROUP})(?:{_EXPONENT})*"
@@ -142,7 +143,7 @@ _OPERATOR = (
     r"|\s(?:minus|plus|times|over|divided by)\s"
 )
 _RUN = re.compile(
-    rf"{_EXPONENT}|(?P<run>(?<![\w^_])(?<!\d[.,])(?:[-+](?=[(\\]))?{_TERM}(?:(?:{_OPERATOR})?{_TERM})*)",
+    rf"{_EXPONENT}|(?P<run>(?<![\w^_])(?<!\d[.,])(?:[-+](?=[(\\])|{_NO_VALUE})?{_TERM}(?:(?:{_OPERATOR})?{_TERM})*)",
     re.IGNORECASE | re.ASCII,
 )
 _STEP = 1000
@@ -320,7 +321,8 @@ def _unit(text: str, *, attached: bool, loose: bool = False) -> tuple[str, int, 
         place = match.end()
     if direction < 0:
         return None
-    exponents += Counter([raised]) if raised else Counter()
+    if raised:
+        exponents[raised] += 1
     return " ".join(sorted(f"{b}^{e}" if e != 1 else b for b, e in exponents.items() if e)), factor, False
 
 
@@ -347,7 +349,12 @@ def _flat(text: str) -> str:
         text = re.sub(r"\\(?:times|cdot)(?![a-zA-Z])", "*", text)
     text = _CITATION.sub("", _EMPHASIS.sub(r"\2", text.replace("`", " ")))
     text = re.sub(r"(?<=\d)\s*x\s*(?=10\s*(?:\^|\*\*))", "*", text)
-    return _LATEX_FRACTION.sub(lambda m: f" {m[1] or m[2]}/{m[3] or m[4]}", _recurring_as(text, "{}/{}"))
+    return _LATEX_FRACTION.sub(_as_quotient, _recurring_as(text, "{}/{}"))
+
+
+def _as_quotient(match: re.Match[str]) -> str:
+    joined = match.string[match.start() - 1 : match.start()] in ("-", "+", "(")
+    return f"{'' if joined else ' '}{match[1] or match[2]}/{match[3] or match[4]}"
 
 
 def last_number(text: str) -> str | None:

@@ -7,6 +7,7 @@ import functools
 import hashlib
 import math
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -89,6 +90,22 @@ def algebra(request: pytest.FixtureRequest) -> Iterator[None]:
 @pytest.mark.parametrize("section", PAIRS)
 def test_answers_of_every_form_have_their_verdict(section: str) -> None:
     assert [pair for pair in PAIRS[section] if same_answer(*pair[:2]) is not pair[2]] == []
+
+
+def documented() -> list[tuple[str, str, float]]:
+    """The examples of the table "Answers of math" in docs/environments.md: target, answer, reward."""
+    page = (ROOT / "docs" / "environments.md").read_text(encoding="utf-8")
+    lines = re.findall(r"^\|(.*)\|$", page.partition("### Answers of math")[2], re.MULTILINE)
+    rows = [[re.findall(r"`([^`]+)`", cell) for cell in line.split("|")[2:]] for line in lines[2:]]
+    return [(target, text, score) for [target], *cells in rows for score in (1.0, 0.0) for text in cells[score == 0.0]]
+
+
+@pytest.mark.usefixtures("algebra")
+@pytest.mark.parametrize("form", ["\\boxed{%s}", "<answer>%s</answer>", "So it is %s.", "**So it is \\(%s\\)**"])
+def test_the_documented_table_is_what_the_grader_does(form: str) -> None:
+    rows = [row for row in documented() if "it is" not in form or parse_number(row[0])]
+    assert len(rows) >= 90
+    assert [row for row in rows if MathReward()("", form % row[1], row[0]) != row[2]] == []
 
 
 def test_the_table_of_pairs_has_no_pair_twice() -> None:
