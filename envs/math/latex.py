@@ -27,7 +27,7 @@ _COMMANDS = {
     "\\mid": "|", "\\lbrace": "\\{", "\\rbrace": "\\}", "\\lbrack": "[", "\\rbrack": "]", "\\lparen": "(",
     "\\rparen": ")", "\\times": "\\cdot ", "\\ast": "\\cdot ", "\\Reals": "\\mathbb{R}", "\\R": "\\mathbb{R}",
     "\\dbinom": "\\binom", "\\tbinom": "\\binom", "\\lor": " or ", "\\vee": " or ", "\\land": " and ",
-    "\\wedge": " and ", "\\imath": "i", "\\jmath": "j", "\\cr": "\\\\", "\\lg": "\\log ",
+    "\\wedge": " and ", "\\imath": "i", "\\jmath": "j", "\\cr": "\\\\", "\\lg": "\\log ", "\\colon": ":",
     "\\to": "\\to ", "\\rightarrow": "\\to ",
 }  # fmt: skip
 _PLAIN = {"**": "^", "<=": "\\le ", ">=": "\\ge ", "!=": "\\ne ", "*": "\\cdot "}

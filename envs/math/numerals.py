@@ -85,7 +85,7 @@ _FORMAT = re.compile(
     r"\\(?:text(?:rm|bf|it)?|math(?:rm|bf|it)|mbox|operatorname)\s*\{([^{}]*)\}|\\(?:rm|bf|it)(?![a-z])"
 )
 _EMPHASIS = re.compile(r"(?<![\w)\]}*])(\*{1,3}|_{1,3})(?=[^\s*_])([^*_]*[^\s*_])\1(?![\w*])")
-_CITATION = re.compile(r"(?:(?<=[\w.,;:!?)%$}])|(?<=[\d.;!?)%$}]\s))\[\d{1,3}\]|(?<=[.,;:!?])\^\{?\d{1,3}\}?")
+_CITATION = re.compile(r"\^?\[\d{1,3}\]|(?<=[.,;:!?])\^\{?\d{1,3}\}?")
 _DOTTED = re.compile(
     r"(?<![\d.])(\d{0,12})\.(\d{0,8}?)(\d{1,6}?)\3{1,20}\s*(?:\\[lc]?dots(?![a-zA-Z])|\.\.\.)", re.ASCII
 )
@@ -122,7 +122,7 @@ _NAMED = (
 _UNITS = rf"(?:(?:[/*]|per\s)\s*)?{_NAMED}(?:(?:\s*[/*]\s*|\sper\s|\s){_NAMED}){{0,3}}"
 _SIGN = r"(?:(?<=[\x01=({])|(?<=[\x01=({]\s))[-+]\s*|[-+](?=\S)|(?<!-)(?:negative|minus|positive|plus)\s"
 _QUANTITY = (
-    rf"(?:{_SIGN})?(?:{_MONEY}\s*[-+]?\s*)?{re.sub('[?]P<[a-z]+>', '?:', _VALUE)}{_ORDINAL}?"
+    rf"(?:(?:{_SIGN})[\x01\s]*)?(?:{_MONEY}\s*[-+]?\s*)?{re.sub('[?]P<[a-z]+>', '?:', _VALUE)}{_ORDINAL}?"
     rf"(?:\s*(?:{'|'.join(_SCALES)})s?\b)*(?:[\x01\s]*(?:{_PERCENT}|{_UNITS}|{_MONEY}))?(?!\w)"
 )
 _LETTER = r"(?<![a-z\\])[a-z](?![a-z])"
@@ -143,7 +143,7 @@ _OPERATOR = (
     r"|\s(?:minus|plus|times|over|divided by)\s"
 )
 _RUN = re.compile(
-    rf"{_EXPONENT}|(?P<run>(?<![\w^_])(?<!\d[.,])(?:[-+](?=[(\\])|{_NO_VALUE})?{_TERM}(?:(?:{_OPERATOR})?{_TERM})*)",
+    rf"{_EXPONENT}|(?P<run>(?<![\w^_])(?<!\d[.,])(?:[-+](?=[(\\])|{_NO_VALUE})?{_TERM}(?:(?:{_OPERATOR}|\s(?=\\))?{_TERM})*)",
     re.IGNORECASE | re.ASCII,
 )
 _STEP = 1000
@@ -354,7 +354,8 @@ def _flat(text: str) -> str:
 
 def _as_quotient(match: re.Match[str]) -> str:
     joined = match.string[match.start() - 1 : match.start()] in ("-", "+", "(")
-    return f"{'' if joined else ' '}{match[1] or match[2]}/{match[3] or match[4]}"
+    quotient = f"{match[1] or match[2]}/{match[3] or match[4]}"
+    return f" {quotient}" if not joined else f"({quotient})" if quotient[0] in "+-" else quotient
 
 
 def last_number(text: str) -> str | None:
