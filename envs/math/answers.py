@@ -133,6 +133,9 @@ def same_answer(answer: str, target: str, *, tolerance: float = 0.0, unevaluated
         target = str(number.value)
     if _normal_words(answer) == _normal_words(target):
         return bool(answer.strip())
+    exact, rounded = _around_approximately(answer)
+    if rounded:
+        answer = rounded if not exact or _NAME.fullmatch(exact) else exact
     if _is_words(target) or not (_is_bounded(answer) and _is_bounded(target)):
         return False
     same_value = functools.partial(_same_value, tolerance=tolerance, unevaluated=unevaluated)
@@ -177,7 +180,11 @@ def _is_words(text: str) -> bool:
 
 
 def _is_number(answer: str, target: str, number: Number, tolerance: float) -> bool:
-    answer = _APPROXIMATELY.sub("=", answer[1:-1] if answer.startswith("$") and answer.endswith("$") else answer)
+    answer = answer[1:-1] if answer.startswith("$") and answer.endswith("$") else answer
+    exact, rounded = (parse_number(side.rpartition("=")[2]) for side in _around_approximately(answer))
+    if exact and rounded and exact.equals(rounded, tolerance=0.01) and exact.equals(number, tolerance=tolerance):
+        return True  # 1/3 \\approx 0.333
+    answer = _APPROXIMATELY.sub("=", answer)
     left, _, right = answer.rpartition("=") if len(answer) <= MAX_ANSWER else ("", "", "")
     left = plain(left)
     if left and not (_ARITHMETIC.fullmatch(left) or _NAME.fullmatch(left)):
@@ -187,6 +194,12 @@ def _is_number(answer: str, target: str, number: Number, tolerance: float) -> bo
         return False
     mine = parse_number(right, loose=True)  # the right-hand side, as in "37 * 24 = 888"
     return mine is not None and mine.equals(number, tolerance=tolerance)
+
+
+def _around_approximately(answer: str) -> tuple[str, str]:
+    """Return what stands before and after the first sign "approximately"; nothing when an answer has none."""
+    exact, *rounded = _APPROXIMATELY.split(answer[: MAX_ANSWER + 1], maxsplit=1)
+    return (exact.strip("$ "), rounded[0].strip("$ ")) if rounded else ("", "")
 
 
 def _normal_words(text: str) -> str:
