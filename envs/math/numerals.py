@@ -229,7 +229,7 @@ def parse_number(text: str, *, loose: bool = False) -> Number | None:
 
     Args:
         text: to parse.
-        loose: one letter behind a number is a unit where it can be one (5h); for answers to targets that are numbers.
+        loose: one letter behind a number may be a unit (5h); for answers to targets that are numbers.
 
     >>> parse_number(r"\\frac{3}{4}"), parse_number("3 or 4")
     (Number(value=Fraction(3, 4), unit='', percent=False), None)
