@@ -368,8 +368,9 @@ def last_number(text: str) -> str | None:
     """
     for line in reversed(text.splitlines()):
         for end in range(len(line), 0, -_STEP):
-            window = _flat(line[max(0, end - 2 * _STEP) : end])
-            runs = [match["run"] for match in _RUN.finditer(window) if match["run"]]
+            start = max(0, end - 2 * _STEP)
+            matches = _RUN.finditer(_flat(line[start:end]))
+            runs = [match["run"] for match in matches if match["run"] and (match.start() or not start)]
             runs = [run for run in runs if re.search(r"\d", re.sub(_EXPONENT, "", run, flags=re.IGNORECASE))]
             if runs:
                 return " ".join(runs[-1].replace("\x01", " ").split()).removesuffix(".")
