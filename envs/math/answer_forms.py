@@ -12,6 +12,7 @@ _GREEK = (
     "psi|omega"
 )
 _TOKEN = re.compile(r"\\mathbb\s*(?:\{\s*)?[A-Z]|\\[a-zA-Z]+|[a-zA-Z]")
+_CONSTANT = re.compile(r"(?<![a-zA-Z\\])[cC](?![a-zA-Z(_])")
 _SPARE = "qwzkhjuvpmyncstabgl"
 _SYMBOL = re.compile(rf"\\(?:{_GREEK})(?![a-zA-Z])|(?<![\\a-zA-Z])[a-zA-Z]+", re.IGNORECASE)
 _ARGUMENTS = re.compile(r"(?<=[a-zA-Z'}])\s*\([^()]*\)|_(?:\{[^{}]*\}|\w)")
@@ -35,9 +36,13 @@ def computes_more(answer: str, target: str) -> bool:
 def separate_cases(answer: str, target: str) -> tuple[str, str]:
     """Rename symbols that differ in case only, since math-verify reads R as r.
 
-    >>> separate_cases("R+r", "2R")
-    ('q+r', '2q')
+    A constant of integration is C in any case, if no other symbol of an answer or a target is a C.
+
+    >>> separate_cases("R+r", "2R"), separate_cases("2x + c", "2x + C")
+    (('q+r', '2q'), ('2x + C', '2x + C'))
     """
+    if _CONSTANT.findall(target) == ["C"] and _CONSTANT.findall(answer) == ["c"]:
+        answer = _CONSTANT.sub("C", answer)
     used = {token for text in (answer, target) for token in _TOKEN.findall(text)}
     clashing = [token for token in sorted(used) if token != token.lower() != "i" and token.lower() in used]
     spare = [letter for letter in _SPARE if not used & {letter, letter.upper()}]

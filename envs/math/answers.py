@@ -7,14 +7,15 @@ or box is the answer: `\\boxed{3 or 4}` is not 3.
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from envs.math.answer_forms import computes_more, separate_cases, stated_values
 from envs.math.latex import normal
-from envs.math.numerals import Number, last_number, parse_number, plain, without_unit
-from envs.math.shapes import same_shape
+from envs.math.numerals import Number, last_number, parse_number, plain, ungrouped, without_unit
+from envs.math.shapes import Same, same_shape
 from envs.math.verifier import equal_expressions
 from forge_env.core.errors import UserError, nearest
 
@@ -40,6 +41,7 @@ _NAME = re.compile(
     r"(?!\\(?:ln|log|exp|sqrt|sin|cos|tan|cot)\b)(?:\\(?:text|mathrm)\{)?\\?[a-zA-Z][a-zA-Z ]*'?\}?"
     r"(?:\s*_\{?\w+\}?)?(?:\([^()=]*\))?\s*"
 )
+_APPROXIMATELY = re.compile(r"\\(?:approx|simeq)(?![a-zA-Z])|≈")
 _NAMED_NUMBER, _LETTERS = re.compile(r"([a-zA-Z])\s*="), re.compile(r"[a-zA-Z]")
 _UNREADABLE = re.compile(r"\d\s+\d|\d\s*_")
 """What math-verify reads otherwise than it is meant: it adds numbers side by side, and drops the base of 123_5."""
@@ -105,14 +107,19 @@ def last_boxed(text: str) -> str | None:
     return None
 
 
-def same_answer(answer: str, target: str, *, tolerance: float = 0.0) -> bool:
+def same_answer(answer: str, target: str, *, tolerance: float = 0.0, unevaluated: bool = False) -> bool:
     """Tell whether an answer equals the target.
 
-    For a target that is a number the answer must be a number, equal exactly or within the relative `tolerance`;
-    unevaluated arithmetic is wrong. Words are compared as words. Everything else (expressions, sets, intervals,
-    equations) is compared by math-verify in a helper process, and must have the form of the target: it has no further
-    operations to evaluate, no equation where the target has none, and the same case of symbols. A target that
-    math-verify cannot read is compared as text.
+    For a target that is a number the answer must be a number, equal exactly or within the relative `tolerance`. Words
+    are compared as words. Everything else (expressions, sets, intervals, equations) is compared by math-verify in a
+    helper process, and must have the form of the target: no equation where the target has none, and the same case of
+    symbols. A target that math-verify cannot read is compared as text.
+
+    Args:
+        answer: as the model wrote it.
+        target: the right answer.
+        tolerance: relative to the target.
+        unevaluated: whether an answer may have operations that the target does not have: \\sqrt{16} for 4.
 
     Raises:
         UserError: when math-verify is needed and not installed.
@@ -121,24 +128,30 @@ def same_answer(answer: str, target: str, *, tolerance: float = 0.0) -> bool:
     """
     number = parse_number(target)
     if number is not None:
-        return _is_number(answer, target, number, tolerance)
+        if _is_number(answer, target, number, tolerance) or not unevaluated:
+            return _is_number(answer, target, number, tolerance)
+        target = str(number.value)
     if _normal_words(answer) == _normal_words(target):
         return bool(answer.strip())
+    exact, rounded = _around_approximately(answer)
+    if rounded:
+        answer = rounded if not exact or _NAME.fullmatch(exact) else exact
     if _is_words(target) or not (_is_bounded(answer) and _is_bounded(target)):
         return False
-    return _same_expression(normal(answer), normal(target), tolerance)
-
-
-def _same_expression(answer: str, target: str, tolerance: float) -> bool:
-    if computes_more(answer, target):
+    same_value = functools.partial(_same_value, tolerance=tolerance, unevaluated=unevaluated)
+    texts = [normal(answer), normal(target)]
+    if computes_more(*texts) and not unevaluated:
         return False
+    lists = [ungrouped(text) for text in texts]  # 1,000 and 2,000; but 1,2 is a list
+    return _same_expression(same_value, *texts) or (lists != texts and _same_expression(same_value, *lists))
+
+
+def _same_expression(same_value: Same, answer: str, target: str) -> bool:
     values = stated_values(answer, target)
-    return bool(values) and all(
-        same_shape(value, target, lambda mine, theirs: _same_value(mine, theirs, tolerance)) for value in values
-    )
+    return bool(values) and all(same_shape(value, target, same_value) for value in values)
 
 
-def _same_value(answer: str, target: str, tolerance: float) -> bool:
+def _same_value(answer: str, target: str, *, tolerance: float, unevaluated: bool) -> bool:
     """Compare two values in normal form: as text, numbers, words, or by math-verify, and their units."""
     answer, target = answer.removeprefix("+").strip(), target.removeprefix("+").strip()
     if answer.replace(" ", "") == target.replace(" ", "") or _normal_words(answer) == _normal_words(target):
@@ -146,12 +159,13 @@ def _same_value(answer: str, target: str, tolerance: float) -> bool:
     number = parse_number(target) if "=" not in target else None
     if number is not None:
         mine = parse_number(answer) if "=" not in answer else None
-        return mine is not None and mine.equals(number, tolerance=tolerance)
+        if mine is not None or not unevaluated:
+            return mine is not None and mine.equals(number, tolerance=tolerance)
     (answer, unit), (target, wanted) = without_unit(answer), without_unit(target)
     if (unit and wanted and unit != wanted) or _UNREADABLE.search(answer):
         return False
     answer, target = separate_cases(answer, target)
-    return equal_expressions(target, answer, tolerance=tolerance)
+    return equal_expressions(target, answer, tolerance=tolerance, unevaluated=unevaluated)
 
 
 def needs_verifier(target: str) -> bool:
@@ -167,6 +181,10 @@ def _is_words(text: str) -> bool:
 
 def _is_number(answer: str, target: str, number: Number, tolerance: float) -> bool:
     answer = answer[1:-1] if answer.startswith("$") and answer.endswith("$") else answer
+    exact, rounded = (parse_number(side.rpartition("=")[2]) for side in _around_approximately(answer))
+    if exact and rounded and exact.equals(rounded, tolerance=0.01) and exact.equals(number, tolerance=tolerance):
+        return True  # 1/3 \\approx 0.333
+    answer = _APPROXIMATELY.sub("=", answer)
     left, _, right = answer.rpartition("=") if len(answer) <= MAX_ANSWER else ("", "", "")
     left = plain(left)
     if left and not (_ARITHMETIC.fullmatch(left) or _NAME.fullmatch(left)):
@@ -174,8 +192,14 @@ def _is_number(answer: str, target: str, number: Number, tolerance: float) -> bo
     named = _NAMED_NUMBER.match(plain(target))  # x = 5 is another line than y = 5
     if named and left and _LETTERS.fullmatch(left) and left != named[1]:
         return False
-    mine = parse_number(right)  # the right-hand side, as in "37 * 24 = 888"
+    mine = parse_number(right, loose=True)  # the right-hand side, as in "37 * 24 = 888"
     return mine is not None and mine.equals(number, tolerance=tolerance)
+
+
+def _around_approximately(answer: str) -> tuple[str, str]:
+    """Return what stands before and after the first sign "approximately"; nothing when an answer has none."""
+    exact, *rounded = _APPROXIMATELY.split(answer[: MAX_ANSWER + 1], maxsplit=1)
+    return (exact.strip("$ "), rounded[0].strip("$ ")) if rounded else ("", "")
 
 
 def _normal_words(text: str) -> str:

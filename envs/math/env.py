@@ -64,10 +64,13 @@ class Math(ToolEnv):
         partial_credit: float = 0.0,
         close: float = 0.0,
         format: str = "any",
+        unevaluated: bool = False,
     ) -> None:
         """`calculator=False` removes the tool and the sentence about it; for the others see `MathReward`."""
         self._calculator = calculator
-        self._math_reward = MathReward(tolerance=tolerance, partial_credit=partial_credit, close=close, format=format)
+        self._math_reward = MathReward(
+            tolerance=tolerance, partial_credit=partial_credit, close=close, format=format, unevaluated=unevaluated
+        )
         super().__init__(use_tools=use_tools, extra_tools=extra_tools)
 
     def set_tools(self, extra: Mapping[str, Tool], *, without: Collection[str] = ()) -> None:

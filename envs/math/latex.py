@@ -19,7 +19,7 @@ _NAMES |= {
     for name in ["gamma", "delta", "theta", "lambda", "sigma", "phi", "psi", "omega"]
 }
 _NAMES |= dict.fromkeys(("inf", "Inf", "infinity", "Infinity", "infty", "oo"), "\\infty ") | {"Pi": "\\pi "}
-_NAMES |= {name: f"\\arc{name[1:]} " for name in ("asin", "acos", "atan")}
+_NAMES |= {name: f"\\arc{name[1:]} " for name in ("asin", "acos", "atan")} | {"lg": "\\log "}
 _COMMANDS = {
     "\\emptyset": "\\emptyset ", "\\varnothing": "\\emptyset ", "\\leq": "\\le ", "\\geq": "\\ge ", "\\neq": "\\ne ",
     "\\leqslant": "\\le ", "\\geqslant": "\\ge ", "\\lt": "<", "\\gt": ">", "\\dfrac": "\\frac", "\\tfrac": "\\frac",
@@ -27,7 +27,8 @@ _COMMANDS = {
     "\\mid": "|", "\\lbrace": "\\{", "\\rbrace": "\\}", "\\lbrack": "[", "\\rbrack": "]", "\\lparen": "(",
     "\\rparen": ")", "\\times": "\\cdot ", "\\ast": "\\cdot ", "\\Reals": "\\mathbb{R}", "\\R": "\\mathbb{R}",
     "\\dbinom": "\\binom", "\\tbinom": "\\binom", "\\lor": " or ", "\\vee": " or ", "\\land": " and ",
-    "\\wedge": " and ", "\\imath": "i", "\\jmath": "j", "\\cr": "\\\\", "\\to": "\\to ", "\\rightarrow": "\\to ",
+    "\\wedge": " and ", "\\imath": "i", "\\jmath": "j", "\\cr": "\\\\", "\\lg": "\\log ", "\\colon": ":",
+    "\\to": "\\to ", "\\rightarrow": "\\to ",
 }  # fmt: skip
 _PLAIN = {"**": "^", "<=": "\\le ", ">=": "\\ge ", "!=": "\\ne ", "*": "\\cdot "}
 _FORMAT = re.compile(

@@ -1,4 +1,7 @@
-"""Numbers in text, read exactly: decimals, thousands separators, fractions, percentages, powers of ten, and units.
+"""Numbers in text, read exactly by one grammar: `parse_number` reads a whole text, `last_number` the end of prose.
+
+    number = [sign] [currency] value [scale ...] [unit]
+    value  = mixed | digits ["e" digits] ["/" digits] ["*" power of ten] | power of ten
 
 A number is a `Fraction`, so that 0.1 is a tenth and 1/3 is not 0.333333. Nothing here needs a package.
 """
@@ -8,6 +11,7 @@ from __future__ import annotations
 import functools
 import re
 import unicodedata
+from collections import Counter
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -15,20 +19,75 @@ MAX_CHARS = 200
 """A longer text is not read as a number, so that parsing is cheap for any text of a model."""
 _MAX_EXPONENT = 300
 
-_DECIMAL = r"(?:\d+(?:\.\d*)?|\.\d+)"
-_LATEX_FRACTION = re.compile(
-    r"\\(?:[dtcs]?|nice)frac\s*(?:\{\s*([-+]?[\d.]+)\s*\}|(\d))\s*(?:\{\s*([-+]?[\d.]+)\s*\}|(\d))"
+_CURRENCIES = {"\x02": "dollar", "$": "dollar", "€": "euro", "£": "pound", "¥": "yen", "₹": "rupee", "¢": "cent"}
+_SCALES = {"hundred": 10**2, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
+_UNIT_ALIASES = {
+    "cm": "centimeter", "centimetre": "centimeter", "m": "meter", "metre": "meter", "km": "kilometer",
+    "kilometre": "kilometer", "mm": "millimeter", "millimetre": "millimeter", "g": "gram", "kg": "kilogram",
+    "h": "hour", "hr": "hour", "min": "minute", "s": "second", "sec": "second", "l": "liter", "litre": "liter",
+    "ml": "milliliter", "deg": "degree", "usd": "dollar", "eur": "euro", "in": "inch", "inche": "inch", "ft": "foot",
+    "feet": "foot", "yd": "yard", "lb": "pound", "oz": "ounce", "kph": "kilometer hour^-1",
+    "mph": "mile hour^-1", "n": "newton", "j": "joule", "w": "watt", "v": "volt", "hz": "hertz", "c": "celsiu",
+    "f": "fahrenheit", "square": "square", "unit": "unit", "day": "day", "week": "week", "month": "month",
+    "year": "year", "radian": "radian", "mile": "mile", "cent": "cent",
+}  # fmt: skip
+_KNOWN_UNITS = frozenset(_UNIT_ALIASES) | frozenset(_UNIT_ALIASES.values())
+_ONE_LETTER = frozenset("hmsglLNJWV")
+"""Units that may stand directly behind a number in an answer: 5h. In a target 5t and 3m are algebra."""
+_POWERS = {"square": 2, "sq": 2, "cubic": 3, "cu": 3}
+_POWERS_BEHIND = {"squared": 2, "cubed": 3}
+_JOINING = ("or", "and", "to", "not", "nor", "but", "versus", "vs", "is", "are", "maybe", "either")
+_OPERATIONS = (
+    "plus", "minus", "times", "over", "divided", "modulo", "mod", "squared", "cubed", "factorial", "root", "power",
+    "choose", "negative",
+)  # fmt: skip
+_FRACTIONS = ("halves", "thirds", "fifths", "tenths", "hundredths", "thousandths")
+_SYMBOLS = ("pi", "infinity", "inf", "infty", "sqrt", "sin", "cos", "tan", "cot", "log", "ln", "exp", *"eixyz")
+_NO_UNITS = frozenset((*_JOINING, *_OPERATIONS, *_FRACTIONS, *_SYMBOLS))
+
+
+_GROUPED = re.compile(r"(?<![\d.,])[1-9]\d{0,2}(?:,\d{3})+(?!,?\d)", re.ASCII)
+_SPACED = r"(?: \d{3})+(?!,?\d|\s*/)"
+_NUM = rf"(?:(?:[1-9]\d{{0,2}}(?:(?:,\d{{3}})+|{_SPACED})|\d+)(?:\.\d*)?|\.\d+)(?![.,]?\d)"
+_TEN = r"10\s*(?:\^|\*\*)\s*[({]?\s*(?P<power>[-+]?\d+)\s*[)}]?"
+_MIXED = r"(?P<whole>\d+)\s+(?P<part>\d+\s*/\s*\d+)(?![.,]?\d)"
+_DECIMAL = (
+    rf"(?P<top>{_NUM})(?:e(?P<exponent>[-+]?\d+))?(?:\s*/\s*(?P<bottom>[-+]?{_NUM}))?"
+    rf"(?:\s*\*\s*{_TEN.replace('power', 'factor')})?"
 )
+_VALUE = f"(?:{_MIXED}|{_TEN}|{_DECIMAL})"
+_MONEY = f"[{''.join(_CURRENCIES)}]"
 _NUMBER = re.compile(
-    rf"(?P<sign>[-+]?)\s*(?:(?P<whole>\d+)\s+(?=\d+\s*/))?(?P<top>{_DECIMAL})(?:e(?P<exponent>[-+]?\d+))?"
-    rf"(?:\s*/\s*(?P<bottom>[-+]?{_DECIMAL}))?"
-    r"(?:\s*\*\s*10\s*(?:\^|\*\*)\s*(?P<power>[-+]?\d+))?\s*(?P<unit>.*)",
+    rf"(?P<sign>[-+]|(?:negative|minus|positive|plus)\s)?\s*(?P<money>{_MONEY})?\s*(?P<inner>[-+])?\s*"
+    rf"{_VALUE}\s*(?P<rest>.*)",
     re.IGNORECASE | re.DOTALL | re.ASCII,
 )
 _SIMPLE = re.compile(r"-?\d+(?:\.\d+)?", re.ASCII)
-_POWER_OF_TEN = re.compile(r"([-+]?\s*)10\s*(?=\^|\*\*)")  # without a factor in front
-_LAST = re.compile(
-    r"-?(?:\d[\d,]*(?:\.\d+)?|\.\d+)(?:e[-+]?\d+)?(?:\s*/\s*\d[\d,]*(?:\.\d+)?)?(?:\s*\\?%)?", re.I | re.ASCII
+_LEAD = re.compile(
+    r"(?:(?:the\s)?(?:final\s)?answer\s*(?:is\b|:|=)[\s:]*|\\?[a-z](?:\([a-z]\))?\s*=\s*)?"
+    r"(?:\\(?:approx|simeq|sim)(?![a-z])\s*|(?:about|approximately)\s+)?",
+    re.IGNORECASE,
+)
+_BRACKETS = re.compile(r"([-+]?)\s*(?:\(([^(),]*)\)|\{([^{},]*)\})(?!\s*[\^*\d])(.*)", re.DOTALL)
+_ORDINAL = r"(?:\s*\^?\{?\s*(?:st|nd|rd|th)\b\s*\}?)"
+_UNIT = re.compile(
+    r"\s*(?:(?P<join>[/*]|per(?![a-z]))|(?P<word>[a-z]+)\.?"
+    r"(?:\s*(?:\^|\*\*)\s*[({]?\s*(?P<power>[-+]?[1-9])\s*[)}]?(?!\d))?)",
+    re.IGNORECASE | re.ASCII,
+)
+_PERCENT = r"\\?%|per ?cent\b|percentage points\b"
+_LATEX_FRACTION = re.compile(
+    r"\\(?:[dtcs]?|nice)frac\s*(?:\{\s*([-+]?[\d.,]+)\s*\}|(\d))\s*(?:\{\s*([-+]?[\d.,]+)\s*\}|(\d))"
+)
+_UNIT_FRACTION = re.compile(r"\\[dtc]?frac\s*\{\s*([a-zA-Z]+)\s*\}\s*\{\s*([a-zA-Z]+(?:\s*\^\d)?)\s*\}")
+_FORMULA = re.compile(r"(\$\$?)([^$]+)\1(?!\d)")
+_FORMAT = re.compile(
+    r"\\(?:text(?:rm|bf|it)?|math(?:rm|bf|it)|mbox|operatorname)\s*\{([^{}]*)\}|\\(?:rm|bf|it)(?![a-z])"
+)
+_EMPHASIS = re.compile(r"(?<![\w)\]}*])(\*{1,3}|_{1,3})(?=[^\s*_])([^*_]*[^\s*_])\1(?![\w*])")
+_CITATION = re.compile(r"\^?\[\d{1,3}\]|(?<=[.,;:!?])\^\{?\d{1,3}\}?")
+_DOTTED = re.compile(
+    r"(?<![\d.])(\d{0,12})\.(\d{0,8}?)(\d{1,6}?)\3{1,20}\s*(?:\\[lc]?dots(?![a-zA-Z])|\.\.\.)", re.ASCII
 )
 _DECIMALS = re.compile(r"(?<![\d.])(\d*)\.(\d+)(?![\d.])", re.ASCII)
 _RECURRING = re.compile(
@@ -52,38 +111,48 @@ _SIGNS = str.maketrans(
         "\u202f": " ", "π": "\\pi ", "∞": "\\infty ", "√": "\\sqrt ", "∛": "\\sqrt[3]", "±": "\\pm ", "∓": "\\mp ",
         "≤": "\\le ", "≥": "\\ge ", "≠": "\\ne ", "∪": "\\cup ", "∩": "\\cap ", "∈": "\\in ", "∅": "\\emptyset ",
         "ℝ": "\\mathbb{R}", "ℤ": "\\mathbb{Z}", "ℚ": "\\mathbb{Q}", "ℕ": "\\mathbb{N}", "⟨": "\\langle ",
-        "⟩": "\\rangle ", "°": "^\\circ ", "÷": "\\div ", "∨": "\\lor ", "∧": "\\land ", "\u200b": "",
+        "⟩": "\\rangle ", "…": "\\ldots ", "°": "^\\circ ", "÷": "\\div ", "∨": "\\lor ", "∧": "\\land ", "\u200b": "",
     }
 )  # fmt: skip
-_GROUPED = re.compile(r"(?<=\d),(?=\d)", re.ASCII)
-_GROUPS_OF_THREE = re.compile(r"(?<![\d.,])\d{1,3}([ ,])\d{3}(?:\1\d{3})*(?![\d,]|\s*/)", re.ASCII)
-_WORD = r"[a-z]+\.?(?:\s*\^?\s*[23](?!\d))?"
-_UNIT = re.compile(rf"{_WORD}(?:(?:\s+|\s*[/*]\s*){_WORD}){{0,3}}", re.IGNORECASE | re.ASCII)
-
-_CURRENCIES = {"$": "dollar", "€": "euro", "£": "pound", "¥": "yen"}
-_SCALES = {"hundred": 10**2, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
-_UNIT_ALIASES = {
-    "cm": "centimeter", "centimetre": "centimeter", "m": "meter", "metre": "meter", "km": "kilometer",
-    "kilometre": "kilometer", "mm": "millimeter", "millimetre": "millimeter", "g": "gram", "kg": "kilogram",
-    "h": "hour", "hr": "hour", "min": "minute", "s": "second", "sec": "second", "l": "liter", "litre": "liter",
-    "deg": "degree", "usd": "dollar", "eur": "euro", "in": "inch", "inche": "inch", "ft": "foot", "feet": "foot",
-    "units": "unit",
-}  # fmt: skip
-_KNOWN_UNITS = frozenset(_UNIT_ALIASES) | frozenset(_UNIT_ALIASES.values())
-_JOINING = ("or", "and", "to", "not", "nor", "but", "versus", "vs", "is", "are", "maybe", "either")
-_OPERATIONS = (
-    "plus", "minus", "times", "over", "divided", "modulo", "mod", "squared", "cubed", "factorial", "root", "power",
-    "choose", "negative",
-)  # fmt: skip
-_FRACTIONS = ("halves", "thirds", "fifths", "tenths", "hundredths", "thousandths")
-_SYMBOLS = ("pi", "infinity", "inf", "infty", "sqrt", "sin", "cos", "tan", "cot", "log", "ln", "exp", *"eixyz")
-_LONG_UNITS = "|".join(sorted((unit for unit in _KNOWN_UNITS if len(unit) > 1), reverse=True))
-_BEHIND = re.compile(
-    r"(?P<value>.*?[^\s(\[{,=])\s*(?:(?P<circ>\^\{\s*\\circ\s*\})"
-    r"|\\text\{(?P<text>[^{}]*)\}\s*(?:\^\{(?P<power>[23])\})?"
-    rf"|(?<![a-zA-Z\\])(?P<word>(?:(?:square|cubic)\s+)?(?:{_LONG_UNITS})s?)\s*(?:\^\{{(?P<raised>[23])\}})?)"
+_LONG_UNITS = "|".join(sorted((u for u in _KNOWN_UNITS if len(u) > 1 and " " not in u), reverse=True))
+_NAMED = (
+    rf"(?:(?:square|cubic|sq\.?|cu\.?)\s+)?(?:(?!in\b)(?:{_LONG_UNITS})(?:e?s)?|[msghl])(?![a-z])"
+    r"(?:\s*(?:\^|\*\*)\s*\{?[-+]?\d\}?(?!\d)|\s(?:squared|cubed)\b)?"
 )
-_NO_UNITS = frozenset((*_JOINING, *_OPERATIONS, *_FRACTIONS, *_SYMBOLS))
+_UNITS = rf"(?:(?:[/*]|per\s)\s*)?{_NAMED}(?:(?:\s*[/*]\s*|\sper\s|\s){_NAMED}){{0,3}}"
+_SIGN = r"(?:(?<=[\x01=({])|(?<=[\x01=({]\s))[-+]\s*|[-+](?=\S)|(?<!-)(?:negative|minus|positive|plus)\s"
+_QUANTITY = (
+    rf"(?:(?:{_SIGN})[\x01\s]*)?(?:{_MONEY}\s*[-+]?\s*)?{re.sub('[?]P<[a-z]+>', '?:', _VALUE)}{_ORDINAL}?"
+    rf"(?:\s*(?:{'|'.join(_SCALES)})s?\b)*(?:[\x01\s]*(?:{_PERCENT}|{_UNITS}|{_MONEY}))?(?!\w)"
+)
+_LETTER = r"(?<![a-z\\])[a-z](?![a-z])"
+_COMMAND = (
+    r"(?:\\(?:[dtc]?frac|[dt]?binom|sqrt|overline|ln|log|lg|sin|cos|tan|exp|pi)"
+    r"|(?<![a-z\\])(?:sqrt|log|ln|lg|sin|cos|tan|exp))(?![a-z])"
+)
+_INSIDE = rf"(?:[^()\[\]{{}}a-z\\]|{_COMMAND}|{_LETTER})*"
+_GROUP = rf"[(\[{{]{_INSIDE}(?:[(\[{{]{_INSIDE}[)\]}}]{_INSIDE})*[)\]}}]"
+_NO_VALUE = r"\\(?:pm|mp|le|ge|ne)\s*|(?<=\s)[<>]=?\s"
+_EXPONENT = rf"(?:\s?\^\s?|\*\*|_)(?:[-+]?[\w.]+|{_GROUP}|\\[a-z]+)"
+_TERM = (
+    rf"(?:{_QUANTITY}|\d(?:[\w.,]*\w)?|{_COMMAND}(?:{_EXPONENT})*\s?|{_LETTER}|{_GROUP})(?:{_EXPONENT})*"
+    r"(?:!(?=\s*[\x01)*/]))?"
+)
+_OPERATOR = (
+    r"\s*(?:\*\*?|[-+/]|\\(?:div|pm)(?![a-z])|(?<=\d):(?=\d))\s*|(?<=\d)\sx\s(?=\d)"
+    r"|\s(?:minus|plus|times|over|divided by)\s"
+)
+_RUN = re.compile(
+    rf"{_EXPONENT}|(?P<run>(?<![\w^_])(?<!\d[.,])(?:[-+](?=[(\\])|{_NO_VALUE})?{_TERM}(?:(?:{_OPERATOR}|\s(?=\\))?{_TERM})*)",
+    re.IGNORECASE | re.ASCII,
+)
+_STEP = 1000
+"""Characters of a line that are searched at once: it bounds the time of the pattern."""
+_BEHIND = re.compile(
+    rf"(?P<value>.*?[^\s(\[{{,=])\s*(?:(?P<circ>\^\{{\s*\\circ\s*\}})"
+    rf"|(?P<unit>(?:\\text\{{[^{{}}]*\}}|(?<![a-zA-Z\\])(?:(?:square|cubic)\s+)?(?:{_LONG_UNITS})s?)"
+    r"\s*(?:\^\{[23]\})?))"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,12 +185,18 @@ def plain(text: str) -> str:
         text = "".join(str(unicodedata.decimal(c)) if c.isdecimal() else c for c in text).translate(_SIGNS)
         text = re.sub(r"(\d)\u0305", r"\\overline{\1}", text).replace("}\\overline{", "")
         text = re.sub(r"\\sqrt\s*(\[3\])?\s*(\d+(?:\.\d+)?)", r"\\sqrt\1{\2}", text)
+    text = text.replace("{,}", "")  # thousands
     if "\\" in text or "~" in text:
-        text = text.replace(",\\!", "").replace("{,}", "")  # thousands
+        text = text.replace(",\\!", "")  # thousands
         text = _SIZES.sub(lambda m: m[0] if m[0] == "\\\\" else "", text)
         text = _SPACES.sub(lambda m: m[0][:2] if m[0].startswith("\\\\") else " ", text)
         text = _OVER.sub(lambda m: f"\\{'frac' if m[2] == 'over' else 'binom'}{{{m[1]}}}{{{m[3]}}}", text)
     return " ".join(text.split())
+
+
+def ungrouped(text: str) -> str:
+    """Remove thousands separators, if a text has no brackets: in (3,400) a comma separates, in 3,400 it does not."""
+    return text if re.search(r"[(\[{]", text) else _GROUPED.sub(lambda m: m[0].replace(",", ""), text)
 
 
 def exact_decimals(text: str) -> str:
@@ -130,8 +205,15 @@ def exact_decimals(text: str) -> str:
     >>> exact_decimals(r"1.5x + 0.\\overline{3}")
     '\\frac{15}{10}x + \\frac{3}{9}'
     """
-    text = _RECURRING.sub(lambda m: "\\frac{{{}}}{{{}}}".format(*_recurring(m)), text)
+    text = _recurring_as(text, "\\frac{{{}}}{{{}}}")
     return _DECIMALS.sub(lambda m: f"\\frac{{{int(m[1] + m[2])}}}{{{10 ** len(m[2])}}}", text)
+
+
+def _recurring_as(text: str, form: str) -> str:
+    """Write recurring decimals as fractions: 0.1(6), and 0.166... if the digits before the dots end in a repetition."""
+    for pattern in (_RECURRING, _DOTTED) if "." in text else ():
+        text = pattern.sub(lambda m: form.format(*_recurring(m)), text)
+    return text
 
 
 def _recurring(match: re.Match[str]) -> tuple[int, int]:
@@ -142,31 +224,51 @@ def _recurring(match: re.Match[str]) -> tuple[int, int]:
     return int(start + block) - int(start or 0), bottom
 
 
-def parse_number(text: str) -> Number | None:
+def parse_number(text: str, *, loose: bool = False) -> Number | None:
     """Parse a text that is one number, with an optional name before it ("x = ") and a unit after it; else None.
+
+    Args:
+        text: to parse.
+        loose: one letter behind a number may be a unit (5h); for answers to targets that are numbers.
 
     >>> parse_number(r"\\frac{3}{4}"), parse_number("3 or 4")
     (Number(value=Fraction(3, 4), unit='', percent=False), None)
     """
-    return _parse(text) if len(text) <= MAX_CHARS else None
+    return _parse(text, loose) if len(text) <= MAX_CHARS else None
 
 
 @functools.lru_cache(maxsize=1024)
-def _parse(text: str) -> Number | None:
+def _parse(text: str, loose: bool) -> Number | None:
     if _SIMPLE.fullmatch(text):
         return Number(value=Fraction(text))
-    text, currency = _bare(plain(text))
-    match = _NUMBER.fullmatch(text)
-    if match is None:
+    text = " ".join(_flat(text).replace("\x01", " ").split()).removesuffix(".").strip()
+    text, negative = _LEAD.sub("", text, count=1), False
+    while match := _BRACKETS.fullmatch(text):
+        negative ^= match[1] == "-"
+        text = ((match[2] if match[2] is not None else match[3]) + match[4]).strip()
+    match = _NUMBER.fullmatch(re.sub(rf"(?<=\d){_ORDINAL}$", "", text))
+    if match is None or (match["sign"] and match["inner"]):
         return None
-    unit = _unit(match["unit"], attached=not match["unit"] or text[match.start("unit") - 1] != " ")
-    if unit is None:
-        return None
+    unit = _unit(match["rest"], attached=text[match.start("rest") - 1] != " ", loose=loose)
     value = _value(match)
-    if value is None:
+    if unit is None or value is None:
         return None
     name, scale, percent = unit
-    return Number(value=value * scale, unit=currency or name, percent=percent)
+    negative ^= (match["sign"] or match["inner"] or "").strip().lower() in ("-", "minus", "negative")
+    value *= -scale if negative else scale
+    return Number(value=value, unit=_CURRENCIES.get(match["money"], name), percent=percent)
+
+
+def _value(match: re.Match[str]) -> Fraction | None:
+    """Return the value of a matched number; None for a division by zero and for an exponent that is too large."""
+    exponents = [int(match[name] or 0) for name in ("exponent", "power", "factor")]
+    if max(map(abs, exponents)) > _MAX_EXPONENT:
+        return None
+    top, bottom = (match["part"] or f"{match['top'] or 1}/{match['bottom'] or 1}").split("/")
+    top, bottom = (Fraction(re.sub("[ ,]", "", part)) for part in (top, bottom))
+    if bottom == 0:
+        return None
+    return int(match["whole"] or 0) + top / bottom * Fraction(10) ** sum(exponents)
 
 
 def without_unit(text: str) -> tuple[str, str]:
@@ -174,89 +276,102 @@ def without_unit(text: str) -> tuple[str, str]:
     match = _BEHIND.fullmatch(text)
     if match is None:
         return text, ""
-    if match["circ"]:
-        return match["value"], "degree"
-    words = " ".join((match["text"] or match["word"]).split()) + "".join(
-        f"^{power}" for power in (match["power"], match["raised"]) if power
-    )
+    words = "degree" if match["circ"] else re.sub(r"\\text\{([^{}]*)\}", r" \1 ", match["unit"]).strip()
     unit = _unit(words, attached=False)
     return (match["value"], unit[0]) if unit is not None and unit[1] == 1 and unit[0] else (text, "")
 
 
-def last_number(text: str) -> str | None:
-    """Return the last number of a text, as it is written; commas between digits are thousands separators."""
+def _unit(text: str, *, attached: bool, loose: bool = False) -> tuple[str, int, bool] | None:
+    """Parse the text after a number as (unit, factor, percent); None when it is no unit.
+
+    A unit is a product of powers of its words in one order: m/s^2 and m s^-2 are "meter second^-2". Letters directly
+    after a number must be a known unit: 5km has a unit, 5x and 5xy are algebra.
+    """
+    if re.fullmatch(_PERCENT, text, re.IGNORECASE):
+        return "", 1, True
+    if text in _CURRENCIES:
+        return _CURRENCIES[text], 1, False
+    exponents, factor, direction, raised, last = Counter[str](), 1, 1, "", ""
+    place = 0
+    while place < len(text):
+        match = _UNIT.match(text, place)
+        if match is None or len(exponents) > 4:
+            return None
+        word = (match["word"] or "").lower()
+        if match["join"]:
+            if direction < 0 or (match["join"] == "*" and not exponents):
+                return None
+            direction = 1 if match["join"] == "*" else -1
+        elif place == 0 and attached and not _may_be_attached(match["word"], loose):
+            return None
+        elif not exponents and direction > 0 and word.removesuffix("s") in _SCALES:
+            factor *= _SCALES[word.removesuffix("s")]
+        elif word in _POWERS:
+            raised = word
+        elif last and word in _POWERS_BEHIND:
+            exponents[last] *= _POWERS_BEHIND[word]
+        elif word in _NO_UNITS:
+            return None
+        else:
+            power = direction * _POWERS.get(raised, 1) * int(match["power"] or 1)
+            for part in _base(word).split():
+                last, _, exponent = part.partition("^")
+                exponents[last] += power * int(exponent or 1)
+            direction, raised = 1, ""
+        place = match.end()
+    if direction < 0:
+        return None
+    if raised:
+        exponents[raised] += 1
+    return " ".join(sorted(f"{b}^{e}" if e != 1 else b for b, e in exponents.items() if e)), factor, False
+
+
+def _may_be_attached(word: str, loose: bool) -> bool:
+    return (loose and word in _ONE_LETTER) if len(word) == 1 else _base(word) in _KNOWN_UNITS
+
+
+def _base(word: str) -> str:
+    word = word.lower()
+    word = word.rstrip("s") if len(word) > 2 else word
+    return _UNIT_ALIASES.get(word, word)
+
+
+def _flat(text: str) -> str:
+    """Write the numbers of a text in plain signs; \x01 stands for the mark of a formula, \x02 for a dollar."""
     text = plain(text)
-    numbers = _LAST.findall(_LATEX_FRACTION.sub(_as_quotient, text) if "\\" in text else text)
-    return _GROUPED.sub("", numbers[-1]).rstrip(",") if numbers else None
-
-
-def _bare(text: str) -> tuple[str, str]:
-    """Remove what surrounds a number: brackets, dollar signs, `x =`, a currency, a full stop, LaTeX words."""
-    text = text.strip().removesuffix(".").strip()
-    while len(text) > 2 and text[0] == text[-1] == "$":
-        text = text[1:-1].strip()
-    text = re.sub(r"^\\?[a-zA-Z](?:\([a-z]\))?\s*=\s*", "", text)
-    text = re.sub(r"\\(?:text|mathrm|textbf|mathbf)\s*\{([^{}]*)\}", r" \1 ", text).replace("\\%", "%")
-    text = re.sub(r"\^?\s*\{?\s*\\circ\s*\}?", " degree", text)
-    text = _GROUPS_OF_THREE.sub(lambda m: re.sub("[ ,]", "", m[0]), text.replace("{,}", ","))
-    text = re.sub(r"\\(?:times|cdot)(?![a-zA-Z])|(?<=\d)\s*x\s*(?=10\s*\^)", "*", text)
-    text = re.sub(r"\^\s*\{\s*([-+]?\d{1,4})\s*\}", r"^\1", text, flags=re.ASCII)
-    text = _RECURRING.sub(lambda m: "{}/{}".format(*_recurring(m)), text)
-    text = _LATEX_FRACTION.sub(_as_quotient, text).strip()
-    while text[:1] + text[-1:] in ("()", "{}") and not re.search(r"[(){}]", text[1:-1]):
-        text = text[1:-1].strip()
-    text = re.sub(r"(?<=\d)\s*\^?\{?\s*(?:st|nd|rd|th)\s*\}?$", "", text)
-    text = re.sub(r"^([-+])\s+", r"\1", text)
-    sign, currency = "", ""
-    money = re.match(r"([-+]?)\s*\\?([$€£¥])\s*", text)
-    if money:
-        sign, currency, text = money[1], _CURRENCIES[money[2]], text[money.end() :]
-    text = (sign + text).strip()
-    power = _POWER_OF_TEN.match(text)
-    return (f"{power[1]}1*{text[power.end(1) :]}" if power else text), currency
+    if "\\" in text or "$" in text:
+        text = re.sub(r"\\[()\[\]]", "\x01", text.replace("\\$", "\x02"))
+        text = _FORMULA.sub("\x01\\2\x01", text)
+        text = re.sub(r"([\^_])\s*\{\s*([-+]?\d{1,4})\s*\}", r"\1\2", text, flags=re.ASCII)
+        text = _FORMAT.sub(r" \1 ", text).replace("\\%", "%")
+        text = re.sub(r"\^?\s*\{?\s*\\circ\s*\}?", " degree ", text)
+        text = _UNIT_FRACTION.sub(r"\1/\2", text)
+        text = re.sub(r"\\(?:times|cdot)(?![a-zA-Z])", "*", text)
+    text = _CITATION.sub("", _EMPHASIS.sub(r"\2", text.replace("`", " ")))
+    text = re.sub(r"(?<=\d)\s*x\s*(?=10\s*(?:\^|\*\*))", "*", text)
+    return _LATEX_FRACTION.sub(_as_quotient, _recurring_as(text, "{}/{}"))
 
 
 def _as_quotient(match: re.Match[str]) -> str:
-    return f" {match[1] or match[2]}/{match[3] or match[4]}"
+    joined = match.string[match.start() - 1 : match.start()] in ("-", "+", "(")
+    quotient = f"{match[1] or match[2]}/{match[3] or match[4]}"
+    return f" {quotient}" if not joined else f"({quotient})" if quotient[0] in "+-" else quotient
 
 
-def _value(match: re.Match[str]) -> Fraction | None:
-    """Return the value of a matched number; None for a division by zero and for an exponent that is too large."""
-    exponent, power = int(match["exponent"] or 0), int(match["power"] or 0)
-    if max(abs(exponent), abs(power)) > _MAX_EXPONENT:
-        return None
-    value = Fraction(match["top"]) * Fraction(10) ** (exponent + power)
-    if match["bottom"]:
-        bottom = Fraction(match["bottom"])
-        if bottom == 0:
-            return None
-        value /= bottom
-    value += Fraction(match["whole"] or 0)
-    return -value if match["sign"] == "-" else value
+def last_number(text: str) -> str | None:
+    """Return the last number of a text, or the arithmetic that ends in it, in plain signs.
 
+    A number that is a part of a power, an index or a sum is no number: of "it is 2^3" all of 2^3 is returned.
 
-def _unit(text: str, *, attached: bool) -> tuple[str, int, bool] | None:
-    """Parse the text after a number as (unit, factor, percent); None when it is no unit.
-
-    Letters directly after a number must be a known unit: 5km has a unit, 5x and 5xy are algebra.
+    >>> last_number(r"An area of $12\text{ cm}^2$."), last_number("x^2 is 2^3")
+    ('12 cm ^2', '2^3')
     """
-    text = text.strip()
-    if text.lower() in ("%", "percent", "per cent", "percentage points"):
-        return "", 1, True
-    if not text:
-        return "", 1, False
-    if not _UNIT.fullmatch(text) or (attached and (len(text) == 1 or text.lower() not in _KNOWN_UNITS)):
-        return None
-    words = [word.rstrip(".").lower() for word in re.findall(r"[a-zA-Z]+\.?|[23/*]", text)]
-    factor = 1
-    while words and words[0].rstrip("s") in _SCALES:
-        factor *= _SCALES[words.pop(0).rstrip("s")]
-    if any(word in _NO_UNITS for word in words):
-        return None
-    return " ".join(_unit_word(word) for word in words), factor, False
-
-
-def _unit_word(word: str) -> str:
-    word = "/" if word == "per" else word
-    word = word.rstrip("s") if len(word) > 2 else word
-    return _UNIT_ALIASES.get(word, word)
+    for line in reversed(text.splitlines()):
+        for end in range(len(line), 0, -_STEP):
+            start = max(0, end - 2 * _STEP)
+            matches = _RUN.finditer(_flat(line[start:end]))
+            runs = [match["run"] for match in matches if match["run"] and (match.start() or not start)]
+            runs = [run for run in runs if re.search(r"\d", re.sub(_EXPONENT, "", run, flags=re.IGNORECASE))]
+            if runs:
+                return " ".join(runs[-1].replace("\x01", " ").split()).removesuffix(".")
+    return None

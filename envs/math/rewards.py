@@ -9,12 +9,14 @@ They need no environment, and work in any training script::
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 from numbers import Real
 
 from envs.math.answers import FORMATS, extract_answer, same_answer
 from envs.math.numerals import parse_number
+from envs.math.verifier import require_math_verify
 from forge_env.core.errors import UserError, nearest
 
 
@@ -22,7 +24,13 @@ class MathReward:
     """1 for a right final answer, 0 for a wrong one, `partial_credit` for one that is nearly right."""
 
     def __init__(
-        self, *, tolerance: float = 0.0, partial_credit: float = 0.0, close: float = 0.0, format: str = "any"
+        self,
+        *,
+        tolerance: float = 0.0,
+        partial_credit: float = 0.0,
+        close: float = 0.0,
+        format: str = "any",
+        unevaluated: bool = False,
     ) -> None:
         """Set what counts as right.
 
@@ -31,9 +39,11 @@ class MathReward:
             partial_credit: reward of a right value in another format, or of a value within `close`.
             close: relative error up to which a value earns the partial credit.
             format: the required mark: answer, boxed, gsm8k, or any.
+            unevaluated: whether arithmetic is right for its value: 2^3 for 8. It would pay for a copied question.
 
         Raises:
-            UserError: for a number below 0, a partial credit above 1, or an unknown format.
+            UserError: for a number below 0, a partial credit above 1, an unknown format, and for `unevaluated` without
+                math-verify.
         """
         for name, value in {"tolerance": tolerance, "partial_credit": partial_credit, "close": close}.items():
             if not 0 <= value < float("inf"):
@@ -42,7 +52,10 @@ class MathReward:
             raise UserError(f"MathReward's partial_credit is {partial_credit}; a full reward is 1, so it is at most 1")
         if format not in ("any", *FORMATS):
             raise UserError(f"MathReward has no format {format!r}. {nearest(format, ('any', *FORMATS))}")
+        if unevaluated:
+            require_math_verify()
         self.tolerance, self.partial_credit, self.close, self.format = tolerance, partial_credit, close, format
+        self.unevaluated = unevaluated
 
     def __call__(self, prompt: str, response: str, target: str | float) -> float:
         """Score a response; the prompt is ignored.
@@ -60,10 +73,11 @@ class MathReward:
         answer = extract_answer(response, formats)
         if answer is None or not expected:
             return 0.0
-        if same_answer(answer.text, expected, tolerance=self.tolerance):
+        same = functools.partial(same_answer, answer.text, expected, unevaluated=self.unevaluated)
+        if same(tolerance=self.tolerance):
             return 1.0 if self.format in ("any", answer.format) else self.partial_credit
         if self.partial_credit and self.close > self.tolerance:
-            return self.partial_credit * same_answer(answer.text, expected, tolerance=self.close)
+            return self.partial_credit * same(tolerance=self.close)
         return 0.0
 
 

@@ -23,6 +23,7 @@ _MATRIX = re.compile(
 _SEPARATORS = frozenset({",", ";", "or", "and"})
 _BUILDER = re.compile(r"([a-z])\s*(?:\\in[^|:]*)?[|:](.+)")
 _TIME = re.compile(r"(\d{1,2}:[0-5]\d(?::[0-5]\d)?)\s*(?:\\text\{)?\s*(?:([ap])\.?\s*m)?\.?\s*\}?", re.IGNORECASE)
+_TO = re.compile(r"(?<=[\d}])\s*(?:\\text\{to\}|\bto\b)\s*(?=[\d\\])")
 _BASE = re.compile(r"\(?([0-9A-Z]+)\)?\s*_\s*\{\s*(?:\\text\{)?\s*(\w+)\s*\}?\s*\}")
 _BASES = {"two": "2", "three": "3", "four": "4", "five": "5", "six": "6", "seven": "7", "eight": "8", "nine": "9"}
 _NAME = r"\\?[a-zA-Z]+'?(?:\s*_\{\w+\})?(?:\s*\([a-z](?:,\s*[a-z])*\))?|\(\s*[a-z](?:\s*,\s*[a-z])*\s*\)"
@@ -89,7 +90,7 @@ def read(text: str) -> Shape:
         return Shape("base", (base[1].lstrip("0"), _BASES.get(base[2], base[2])), text)
     if time := _TIME.fullmatch(text):
         return Shape("time", (time[1].lstrip("0"), (time[2] or "").lower()), text)
-    terms = split(text, frozenset({":"}))
+    terms = split(_TO.sub(":", text), frozenset({":"}))
     if len(terms) > 1 and all(map(parse_number, terms)):
         return Shape("ratio", tuple(terms), text)
     if matrix := _MATRIX.fullmatch(text):

@@ -34,8 +34,10 @@ def require_math_verify() -> None:
         raise UserError(_MISSING)
 
 
-def equal_expressions(target: str, answer: str, *, tolerance: float = 0.0) -> bool:
+def equal_expressions(target: str, answer: str, *, tolerance: float = 0.0, unevaluated: bool = False) -> bool:
     """Tell whether two LaTeX expressions are equal; `tolerance` is relative and counts for values only.
+
+    `unevaluated` permits operations in an answer that the target does not have.
 
     An answer that takes too much processor time or memory to compare is not equal.
 
@@ -44,7 +46,7 @@ def equal_expressions(target: str, answer: str, *, tolerance: float = 0.0) -> bo
         EnvError: when the target itself takes too long to read.
         ServiceError: when the helper process broke.
     """
-    return _verifier.compare(target, answer, tolerance)
+    return _verifier.compare(target, answer, tolerance, unevaluated)
 
 
 @asynccontextmanager
@@ -70,10 +72,10 @@ class Verifier(HelperProcess):
     def check_installed(self) -> None:
         require_math_verify()
 
-    def compare(self, target: str, answer: str, tolerance: float) -> bool:
+    def compare(self, target: str, answer: str, tolerance: float, unevaluated: bool = False) -> bool:
         """Compare two expressions, as `equal_expressions` does."""
-        request = {"target": target, "answer": answer, "tolerance": tolerance, "cpu_seconds": self._cpu_seconds}
-        return _verdict(self.request(request, seconds=2 * WALL_SECONDS), target)
+        request = {"target": target, "answer": answer, "tolerance": tolerance, "unevaluated": unevaluated}
+        return _verdict(self.request(request | {"cpu_seconds": self._cpu_seconds}, seconds=2 * WALL_SECONDS), target)
 
     def enforced(self) -> dict[str, Any]:
         """Return what the helper process is denied, see `HelperProcess.enforced`."""

@@ -45,6 +45,12 @@ PROBES = ("?", "0", "1", "-1", "10", "nan", "1e400", "[]", "()", "{}", "None", "
 _CACHED = 16
 _FORMULA = re.compile(r"[\w\s+\-*/^().,=]*", re.ASCII)
 _WORD = re.compile(r"[A-Za-z_]\w*")
+_ONE_NUMBER = re.compile(r"(?:(?<![\w)])-)?(?:\d[\d,]*\.?\d*|\.\d+)")
+_OPERAND = r"(?:(?<![a-zA-Z])[a-zA-Z](?![a-zA-Z])|[()\d])"
+_ARITHMETIC = re.compile(
+    rf"\d\s*[-+*/]+\s*{_OPERAND}|{_OPERAND}\s*[-+*/]+\s*\.?\d|\d\s*\^|\^\W*\d|\de|(?<![a-z])e\d", re.IGNORECASE
+)
+_FENCE = re.compile(r"```\w*\n(.*?)\n?```", re.DOTALL)
 _NO_NUMBER = re.compile(r"(?<![a-zA-Z])(?:nan|inf|infinity)[ij]?(?![a-zA-Z])", re.IGNORECASE)
 _FUNCTIONS = frozenset(
     {"sin", "cos", "tan", "cot", "sec", "csc", "asin", "acos", "atan", "acot", "sinh", "cosh", "tanh", "asinh", "acosh"}
@@ -197,8 +203,9 @@ def _config(config_class: type, values: dict[str, Any]) -> Any:
 
 def _scored(dataset: Any, entry: dict[str, Any], answer: str) -> dict[str, Any]:
     try:
-        score = _number(_score_of(dataset, entry, answer))
-        return {"score": score if score == 1.0 else PARTIAL_SHARE * score}
+        score = float(_score_of(dataset, entry, answer))
+        # a sum of parts may exceed 1 by rounding, for a wrong answer that begins with the right one
+        return {"score": 1.0 if score == 1.0 else PARTIAL_SHARE * _bounded(score)}
     except (Exception, RecursionError, MemoryError) as error:
         return {"raised": f"{type(error).__name__}: {error}"[:500]}
 
@@ -208,8 +215,11 @@ def _score_of(dataset: Any, entry: dict[str, Any], answer: str) -> Any:
         return 0.0  # every comparison with nan is false, also the one for an error that is too large
     name = entry["metadata"].get("source_dataset", "")
     replaced, form = _REPLACED_SCORERS.get(name), _FORMS.get(name)
-    if form is not None and not form.fullmatch(answer.strip()):
-        return 0.0
+    if form is not None:
+        fence = _FENCE.fullmatch(answer.strip())
+        answer = fence[1] if fence else answer
+        if not form.fullmatch(answer):
+            return 0.0
     return replaced(answer, entry) if replaced else dataset.score_answer(answer, entry)
 
 
@@ -257,10 +267,10 @@ def _is_probability(answer: str, entry: dict[str, Any]) -> float:
 
 
 def _is_one_number(answer: str, entry: dict[str, Any]) -> float:
-    """Return 1 for a text with the right number as its only one; it may have words and units."""
+    """Return 1 for a text with the right number as its only one, and no arithmetic; it may have words and units."""
     answer = answer.replace("\u2212", "-")  # the minus sign of mathematics, which models write
-    numbers = re.findall(r"-?(?:\d[\d,]*\.?\d*|\.\d+)", answer)
-    if len(numbers) != 1 or re.search(r"\d\s*[-+*/^e]|[-+*/^]\s*\d", answer.replace(numbers[0], "0", 1)):
+    numbers = _ONE_NUMBER.findall(answer)
+    if len(numbers) != 1 or _ARITHMETIC.search(answer):
         return 0.0
     return float(Fraction(numbers[0].replace(",", "").rstrip(".")) == Fraction(entry["answer"]))
 
@@ -270,8 +280,7 @@ def _gold(entry: dict[str, Any]) -> str | None:
     return None if answer is None else str(answer)
 
 
-def _number(score: Any) -> float:
-    value = float(score)
+def _bounded(value: float) -> float:
     return min(1.0, max(0.0, value)) if math.isfinite(value) else 0.0
 
 
@@ -331,10 +340,10 @@ def _value(node: ast.AST) -> Any:
 
 
 _FORMS = {
-    "quantum_lock": re.compile(r"[ABC](?:[^\w]*[ABC])*", re.IGNORECASE),
-    "sokoban": re.compile(r"[LRUD](?:[^\w]*[LRUD])*", re.IGNORECASE),
+    "quantum_lock": re.compile(r"[\W_]*[ABC](?:[\W_]*[ABC])*[\W_]*", re.IGNORECASE),
+    "sokoban": re.compile(r"[\W_]*[LRUD](?:[\W_]*[LRUD])*[\W_]*", re.IGNORECASE),
 }
-"""Form of an answer, for datasets with a scorer that extracts moves from any text."""
+"""Form of an answer, for datasets with a scorer that extracts moves from any text: moves, and signs around them."""
 _REPLACED_SCORERS: dict[str, Callable[[str, dict[str, Any]], float]] = {
     "coin_flip": _is_probability,
     "countdown": _uses_numbers,

@@ -65,7 +65,7 @@ def test_targets_are_right() -> None:
         assert task.target == str(right)
 
 
-@pytest.mark.parametrize("answer", ["893", "893.0", "There are 893 pens.", "37 * 24 + 5 = 893.", "8,93", " 893\n"])
+@pytest.mark.parametrize("answer", ["893", "893.0", "There are 893 pens.", "37 * 24 + 5 = 893.", " 893\n"])
 async def test_a_right_answer(answer: str) -> None:
     assert await score(answer) == 1.0
 

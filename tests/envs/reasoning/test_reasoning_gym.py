@@ -174,10 +174,36 @@ def test_arithmetic_with_given_numbers(numbers: list[int], target: int, right: l
 
 
 @pytest.mark.parametrize(
-    ("answer", "gold", "score"), [("\u22125", "5", 0.0), ("\u22125", "-5", 1.0), ("5 km", "5", 1.0)]
+    ("gold", "right", "wrong"),
+    [
+        (
+            "5",
+            ["5 km", "**5**", "+5", "5/day", "5-hour", "$5.", "`5`", "x = 5"],
+            ["5^n", "x^5", "5*x", "1e5", "2*5", "x+5"],
+        ),
+        ("-5", ["\u22125", "**-5**", "is -5."], ["5", "x-5", "10-5"]),
+        ("5", [], ["\u22125", "5 or 6", "6", ""]),
+    ],
 )
-def test_the_minus_sign_of_mathematics_is_a_minus(answer: str, gold: str, score: float) -> None:
-    assert _is_one_number(answer, {"answer": gold}) == score
+def test_a_text_with_one_number_and_no_arithmetic(gold: str, right: list[str], wrong: list[str]) -> None:
+    assert [text for text in right if _is_one_number(text, {"answer": gold}) != 1.0] == []
+    assert [text for text in wrong if _is_one_number(text, {"answer": gold})] == []
+
+
+@pytest.mark.parametrize("name", ["sokoban", "quantum_lock"])
+def test_moves_may_stand_in_a_sentence_in_quotes_and_in_a_fence(name: str) -> None:
+    [task] = draw(name, count=1)
+    moves = task.target
+    forms = [f"{moves}.", f'"{moves}"', f"`{moves}`", f"**{moves}**", f"```\n{moves}\n```", f"```text\n{moves}\n```"]
+    assert [text for text in forms if score(task, text) != 1.0] == []
+    assert [text for text in (f"The moves are {moves}", f"{moves} is it", "...") if score(task, text) >= 0.1] == []
+
+
+def test_a_sum_of_parts_above_1_is_no_full_mark() -> None:
+    """spell_backward pays 0.2 less for a right beginning, unless the sum of its letters is rounded to more than 1."""
+    [task] = draw("spell_backward", count=1, min_word_len=9, max_word_len=9)
+    assert score(task, task.target) == 1.0
+    assert score(task, f"{task.target}x") <= 0.1
 
 
 def test_a_dataset_whose_scorer_takes_anything_says_so() -> None:
