@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from forge_env.cli.env_options import parse_options
-from forge_env.cli.output import Json, emit, note, stdout_to_stderr
+from forge_env.cli.output import Json, emit, last_words, note, stdout_to_stderr
 from forge_env.cli.run_async import run_async
 from forge_env.core.types import EpisodeLimits
 
@@ -149,7 +149,8 @@ def _run(plan: EvalPlan, out: Path, settings: dict[str, Any], otel: str, *, as_j
             evaluation = run_evaluation(plan, out, progress=progress.update, spans=spans, warn=note, **settings)
             result = {**run_async(evaluation), "out": str(out)}
     except (KeyboardInterrupt, SystemExit):
-        note(f"{progress.done} of {progress.total} episodes are in {out}; the same command resumes from there")
+        kept = f"{progress.done} of {progress.total} episodes are in {out}; the same command resumes from there"
+        last_words(kept if progress.done else "interrupted before the end of the first episode")
         raise
     emit(result) if as_json else show_result(result)
     _show_notes(result, 0 if settings["at_most"] else plan.tasks, out)
