@@ -100,7 +100,7 @@ def evaluate(
 ) -> int:
     """Measure an agent in an environment, and record every episode.
 
-    Exits with 1 when no episode ended without a fault of the machinery.
+    Exits with 1 when no episode ended without a fault of the machinery, or nothing can be scored.
     """
     from forge_env.evaluation.plan import EvalPlan, thinking_of
     from forge_env.telemetry.sender import check_otel
@@ -154,7 +154,7 @@ def _run(plan: EvalPlan, out: Path, settings: dict[str, Any], otel: str, *, as_j
         raise
     emit(result) if as_json else show_result(result)
     _show_notes(result, 0 if settings["at_most"] else plan.tasks, out)
-    return 0 if result["episodes"] else 1
+    return 0 if result["episodes"] and "unscored" not in result else 1
 
 
 @contextmanager
@@ -213,6 +213,8 @@ def _show_notes(result: dict[str, Any], tasks: int, out: Path) -> None:
     for limit, count in result["ended_by"].items():
         were = "was" if count == 1 else "were"
         note(f"{count} of {result['episodes']} episodes {were} ended by {_ended_by(result, limit)}")
+    if "unscored" in result:
+        note(f"nothing was scored: {result['unscored']}")
     if not result["episodes"] and result["first_errors"]:
         count, first = sum(result["faults"].values()), next(iter(result["first_errors"].values()))
         note(f"there is no result: all {count} episodes ended by a fault, the first one by {first}")
