@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from forge_env.core.errors import nearest
-from forge_env.data.rows import BadRow
+from forge_env.data.rows import field_of
 
 
 def kind_of_row(row: Mapping[str, Any], column: str = "") -> str:
@@ -14,12 +13,10 @@ def kind_of_row(row: Mapping[str, Any], column: str = "") -> str:
 
     Args:
         row: the row, by column.
-        column: name of the column; "" is "kind", which a row may lack.
+        column: name of the column, or of a field as `field_of` has it; "" is "kind", which a row may lack.
 
     Raises:
         BadRow: when the row lacks a column that is named.
     """
-    if column and column not in row:
-        raise BadRow(f"it has no column {column!r} for the kind. {nearest(column, row)}")
-    kind = row.get(column or "kind")
+    kind = field_of(row, column, what="kind") if column else row.get("kind")
     return "" if kind is None else str(kind).strip()

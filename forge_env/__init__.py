@@ -5,10 +5,14 @@ Importing this package loads neither torch nor vllm, monarch or docker, and a na
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from forge_env.utils.interrupts import leave_at_once
 
-from forge_env.gymnasium.registration import register_with_gymnasium
+leave_at_once()  # before anything that takes time to import
+
+import importlib  # noqa: E402
+from typing import TYPE_CHECKING, Any  # noqa: E402
+
+from forge_env.gymnasium.registration import register_with_gymnasium  # noqa: E402
 
 if TYPE_CHECKING:
     from forge_env.core.env import Env

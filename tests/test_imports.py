@@ -223,7 +223,10 @@ def test_every_public_name_is_there_for_readers_and_for_python() -> None:
         if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("forge_env.")
         for alias in node.names
     }
-    called = {("register_with_gymnasium", "forge_env.gymnasium.registration")}
+    called = {
+        ("leave_at_once", "forge_env.utils.interrupts"),
+        ("register_with_gymnasium", "forge_env.gymnasium.registration"),
+    }
     assert shown - called == set(forge_env._MODULE_OF.items())
     assert sorted(forge_env.__all__) == sorted(forge_env._MODULE_OF)
     for name in forge_env.__all__:
@@ -235,5 +238,5 @@ def test_importing_the_package_loads_nothing_of_it() -> None:
     heavy = ("forge_env.", "pydantic", "gymnasium", "numpy")
     code = f"import sys, forge_env; print([m for m in sys.modules if m.startswith({heavy!r})])"
     done = subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True, timeout=60)
-    light = ["forge_env.gymnasium", "forge_env.gymnasium.registration"]
+    light = [f"forge_env.{name}" for name in ("utils", "utils.interrupts", "gymnasium", "gymnasium.registration")]
     assert (done.returncode, done.stdout.strip()) == (0, str(light)), done.stderr

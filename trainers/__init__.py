@@ -1,21 +1,24 @@
 """Trainers: `python -m trainers.grpo`, `python -m trainers.sft`. Nothing heavy is imported here."""
 
-import importlib.util
 import sys
-
-from trainers.metrics.heartbeat import announce, trainer_of
 
 # While Python looks for the module of `python -m`, argv is ["-m"]; another program may import this package at that
 # time.
-if sys.argv[:1] == ["-m"] and trainer_of(sys.orig_argv):
-    from forge_env.core.errors import UserError
-    from trainers.setup.packages import check_ours, missing
+if sys.argv[:1] == ["-m"]:
+    import forge_env  # noqa: F401 (from here on Ctrl-C leaves one sentence)
+    from trainers.metrics.heartbeat import announce, trainer_of
 
-    try:
-        check_ours()  # before anything of them is imported
-        if importlib.util.find_spec("torch") is None:  # the gym half
-            raise UserError(missing("torch"))
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
-    announce(sys.orig_argv)  # torch takes seconds to import
+    if trainer_of(sys.orig_argv):
+        import importlib.util
+
+        from forge_env.core.errors import UserError
+        from trainers.setup.packages import check_ours, missing
+
+        try:
+            check_ours()  # before anything of them is imported
+            if importlib.util.find_spec("torch") is None:  # the gym half
+                raise UserError(missing("torch"))
+        except UserError as error:
+            print(f"error: {error}", file=sys.stderr)
+            sys.exit(2)
+        announce(sys.orig_argv)  # torch takes seconds to import

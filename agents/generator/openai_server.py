@@ -12,11 +12,10 @@ import importlib
 import json
 import os
 import runpy
-import socket
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -129,7 +128,7 @@ async def serve_model(server: ModelServer, token: str, announce: Callable[[str, 
     """Serve a model until cancelled.
 
     Args:
-        server: the model and its address; port 0 is any free one.
+        server: the model and its address.
         token: every request needs it.
         announce: called with the model's name, the URL and vLLM's options when the server answers.
 
@@ -137,7 +136,6 @@ async def serve_model(server: ModelServer, token: str, announce: Callable[[str, 
         UserError: see `ModelServer`.
         PolicyError: the server does not start, or ends.
     """
-    server = replace(server, port=server.port or _free_port(server.host))
     name, settings, options = server.command()
     environ = {**({} if _on_gpu() else _CPU_ENVIRON), "VLLM_LOGGING_LEVEL": "WARNING", "VLLM_NO_USAGE_STATS": "1"}
     environ |= {**os.environ, "VLLM_API_KEY": token}
@@ -196,12 +194,6 @@ def _name(folder: Path) -> str:
 def _address(host: str) -> str:
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
     return f"[{host}]" if ":" in host else host
-
-
-def _free_port(host: str) -> int:
-    with socket.create_server((host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET) as listener:
-        port: int = listener.getsockname()[1]
-        return port
 
 
 def _on_gpu() -> bool:

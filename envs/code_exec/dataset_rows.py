@@ -6,13 +6,15 @@ import ast
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 from envs.code_exec.asserts import NotCalls, read_asserts, read_check
+from envs.data_tasks import message_prompt
 from envs.task_kinds import kind_of_row
-from forge_env.core.types import Task
-from forge_env.data.rows import BadRow
+from forge_env.core.types import Message, Task
+from forge_env.data.rows import BadRow, field_of
 from forge_env.utils.syntax import parse_python
 
 Row = Mapping[str, Any]
@@ -41,18 +43,26 @@ class Shape:
         return all(any(row.get(name) is not None for name in names) for names in self.needed)
 
 
-def task_of(row: Row, *, kind: str = "") -> Task:
+def task_of(row: Row, *, question: str = "", tests: str = "", kind: str = "") -> Task:
     """Make a task of a row, of the kind in its column `kind`.
+
+    `question` and `tests` name their columns, or fields in them, where the row has no known shape. By default they are
+    those of verl's rows.
 
     Raises:
         BadRow: its format is unknown, it cannot be read, it has no tests, or its asserts are more than calls with
             fixed results.
     """
+    whole = row
     name = next((name for name, shape in SHAPES.items() if shape.fits(row)), None)
+    if question or tests or (name is None and {"prompt", "reward_model"} <= row.keys()):
+        row = _as_known(row, question or "prompt", tests or "reward_model.ground_truth")
+        name = next((name for name, shape in SHAPES.items() if shape.fits(row)), None)
     if name is None:
         raise BadRow(f"it has the fields {', '.join(row) or 'none'}; {_shapes()}")
+    row, before = _one_question(row)
     try:
-        question, target, solution = SHAPES[name].read(row)
+        asked, target, solution = SHAPES[name].read(row)
     except NotCalls as error:
         raise BadRow(
             f"its asserts are more than calls with fixed arguments and results, and could be forged ({error!s:.60}): "
@@ -67,16 +77,37 @@ def task_of(row: Row, *, kind: str = "") -> Task:
     # "trusted": no answer can change its verdict. The key is kept because the id of a task is a hash of its metadata.
     metadata = {"source": name, "system": SYSTEM, "solution": solution, "trusted": True}
     return Task(
-        prompt=({"role": "user", "content": question},),
+        prompt=(*before, {"role": "user", "content": asked}),
         target=target,
         metadata=metadata,
-        kind=kind_of_row(row, kind),
+        kind=kind_of_row(whole, kind),
     )
 
 
 def _shapes() -> str:
     shapes = (f"{name} has {', '.join(' or '.join(names) for names in shape.needed)}" for name, shape in SHAPES.items())
     return "the known shapes: " + "; ".join(shapes)
+
+
+def _as_known(row: Row, question: str, tests: str) -> Row:
+    """A row with its tests under the names of APPS, or of MBPP if they are asserts."""
+    asked, cases = field_of(row, question, what="question"), field_of(row, tests, what="tests")
+    if isinstance(cases, str) and cases.lstrip().startswith("assert"):
+        cases = [ast.unparse(statement) for statement in parse_python(cases).body]
+    with suppress(ValueError):
+        cases = _json(cases)
+    if isinstance(cases, list):
+        return {"text": asked, "test_list": cases}
+    return {**row, "question": asked, "input_output": cases}
+
+
+def _one_question(row: Row) -> tuple[Row, Sequence[Message]]:
+    """A row whose question is one text, and the messages before it."""
+    for name in ("question", "text", "prompt", "question_content"):
+        if isinstance(row.get(name), list):
+            *before, last = message_prompt(row[name])
+            return {**row, name: last["content"]}, before
+    return row, ()
 
 
 # ---- HumanEval ----

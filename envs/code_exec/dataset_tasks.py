@@ -10,7 +10,15 @@ from forge_env.data.tasks import DataTasks
 
 
 def load_tasks(
-    source: str, *, split: str = "train", count: int | None, seed: int = 0, kind: str = "", streaming: bool = False
+    source: str,
+    *,
+    split: str = "train",
+    count: int | None,
+    seed: int = 0,
+    question: str = "",
+    tests: str = "",
+    kind: str = "",
+    streaming: bool = False,
 ) -> DataTasks:
     """Load `count` tasks; the same seed gives the same ones in the same order.
 
@@ -22,6 +30,9 @@ def load_tasks(
         split: "train", "test" or "all"; of a dataset of the hub one that it has.
         count: how many; None is all of them.
         seed: which ones, and in which order.
+        question: name of its column, or of a field in one, where the row is not of a known data set. It is a text, or a
+            list of messages.
+        tests: the same for the tests: asserts, or inputs and outputs as in APPS, such as "reward_model.ground_truth".
         kind: name of the column with the kind of a problem, such as its difficulty; by default "kind", if there is one.
         streaming: read only the rows that are needed; rows are then shuffled within a buffer.
 
@@ -29,5 +40,5 @@ def load_tasks(
         UserError: for a source or a split that does not exist, and when no row can be used.
         TooFewTasks: there are fewer than `count`.
     """
-    make = partial(task_of, kind=kind)
+    make = partial(task_of, question=question, tests=tests, kind=kind)
     return data_tasks(source, split, count=count, seed=seed, make=make, streaming=streaming)

@@ -79,6 +79,8 @@ class CodeExec(ToolEnv):
         seed: int = 0,
         level: int = 1,
         data: str = "",
+        question: str = "",
+        tests: str = "",
         kind: str = "",
         streaming: bool = False,
     ) -> Sequence[Task]:
@@ -90,8 +92,10 @@ class CodeExec(ToolEnv):
             seed: which ones, and in which order.
             level: 1 has one look-up, 2 two look-ups or texts, 3 lists and programs that read and print, 4 a file to
                 explore.
-            data: a file or a hub id, with rows in the format of HumanEval, MBPP, APPS or LiveCodeBench; see
+            data: a file or a hub id, with rows in the format of HumanEval, MBPP, APPS, LiveCodeBench or verl; see
                 `envs.code_exec.dataset_tasks.load_tasks`.
+            question: the column of `data` with the question, and
+            tests: the one with the tests, for rows in another format.
             kind: the column of `data` with the kind of a problem, such as its difficulty; by default "kind", if there
                 is one.
             streaming: read no more rows of `data` than are needed.
@@ -102,7 +106,8 @@ class CodeExec(ToolEnv):
         if level not in (1, 2, 3, 4):
             raise UserError(f"code_exec has no level {level}; the levels are 1, 2, 3 and 4")
         if data:
-            return load_tasks(data, split=split, count=count, seed=seed, kind=kind, streaming=streaming)
+            columns = {"question": question, "tests": tests, "kind": kind}
+            return load_tasks(data, split=split, count=count, seed=seed, **columns, streaming=streaming)
         if level == 1:
             return draw_tasks(split, count=count, seed=seed, draw=_draw, pair=lambda c: (c[2], c[3]), make=_make_task)
         if level == 4:

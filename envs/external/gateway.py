@@ -346,24 +346,17 @@ async def open_gateway(host: str = "127.0.0.1", rules: Sequence[Rule] = RULES) -
     if importlib.util.find_spec("uvicorn") is None:
         raise UserError("the environment external needs uvicorn: pip install 'forge-env[tools]'")
     gateway = Gateway(rules=rules)
-    with _listener(host) as listener:
+    if host in ("", "0.0.0.0", "::"):
+        raise UserError(
+            f"the gateway cannot listen at host={host!r}: programs need one address to call, and this stands for all "
+            "of them; name one address of this machine, or leave host out for programs on it"
+        )
+    with open_listener(host, 0) as listener:
         gateway.port = listener.getsockname()[1]
         gateway.base_url = f"http://{host}:{gateway.port}/v1"
         async with run_server(gateway, listener, lifespan="off", ws="none") as server:
             gateway._new_protocol = functools.partial(_new_protocol, server)
             yield gateway
-
-
-def _listener(host: str) -> socket.socket:
-    try:
-        if host in ("", "0.0.0.0", "::"):
-            raise OSError("programs need one address to call, and this stands for all of them")
-        return open_listener(host, 0)
-    except OSError as error:
-        raise UserError(
-            f"the gateway cannot listen at host={host!r}: {error}; name an address of this machine, or leave host out "
-            "for programs on it"
-        ) from None
 
 
 def _new_protocol(server: Any) -> asyncio.Protocol:

@@ -32,6 +32,7 @@ from forge_env.core.env import Env, StepResult
 from forge_env.core.errors import EnvError, UserError, nearest
 from forge_env.core.reward_value import reaches, reward_value
 from forge_env.core.types import Action, Message, Task
+from forge_env.utils.targets import load, load_source
 
 SYSTEM_PROMPT = "You act in an environment, one action per turn. End every answer with your action."
 
@@ -106,7 +107,7 @@ class GymnasiumText(Env):
 
     @classmethod
     def _task(cls, seed: int) -> Task:
-        prompt: Message = {"role": "user", "content": f"{cls.id}, game {seed}."}
+        prompt: Message = {"role": "user", "content": f"This is {cls.id}."}
         return Task(prompt=(prompt,), metadata={"env": cls.id, "seed": seed})
 
     def reset(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> Any:
@@ -203,7 +204,7 @@ def from_gymnasium(
     max_steps: int | None = None,
     system_prompt: str = SYSTEM_PROMPT,
 ) -> type[GymnasiumText]:
-    """Return a forge environment class of a Gymnasium environment with text, discrete or small array spaces.
+    """Return a forge environment class of a Gymnasium environment. Observations may be of any space.
 
     Args:
         env: an id of Gymnasium, or a function or class that makes the environment.
@@ -247,14 +248,35 @@ def _renamed_info(info: Mapping[str, Any]) -> dict[str, Any]:
     return {f"gymnasium_{name}" if name in _RESERVED else name: value for name, value in info.items()}
 
 
-@functools.cache
 def resolve(rest: str) -> type[Env]:
-    """Return the environment of "gymnasium:REST"; REST is an id of Gymnasium.
+    """Return the environment of "gymnasium:REST".
+
+    Args:
+        rest: an id of Gymnasium, also after a module or a file that registers it, as in "my_module:My-v0"; or the
+            target of a class or function that makes the environment, as in "my_file.py:MyEnv".
 
     Raises:
-        UserError: for an unknown id, with the nearest one.
+        UserError: for an unknown id, with the nearest one; and for a target that cannot be imported.
     """
-    return from_gymnasium(rest)
+    source, colon, name = rest.rpartition(":")
+    if not colon:
+        return _resolved(rest, rest)
+    module = load_source(rest)
+    if name in gymnasium.registry:
+        return _resolved(name, name)
+    if not name.isidentifier():
+        known = [id_ for id_, spec in gymnasium.registry.items() if _modules(spec)[-1] == module.__name__]
+        raise UserError(f"{source} registers no environment {name!r} with Gymnasium. {nearest(name, known)}")
+    made = load(rest)
+    if not callable(made) or (isinstance(made, type) and not issubclass(made, gymnasium.Env)):
+        raise UserError(f"{rest!r} is neither a gymnasium.Env nor a function that returns one")
+    return _resolved(made, name)
+
+
+@functools.cache
+def _resolved(env: str | Callable[..., gymnasium.Env[Any, Any]], name: str) -> type[Env]:
+    """One class for each environment, so that its instances can be compared."""
+    return from_gymnasium(env)
 
 
 def plain_text(ansi: str) -> str:

@@ -5,18 +5,21 @@ from __future__ import annotations
 import decimal
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from envs.data_tasks import data_tasks, message_prompt
 from envs.math.answers import last_boxed
 from envs.task_kinds import kind_of_row
-from forge_env.core.errors import nearest
 from forge_env.core.types import Task
-from forge_env.data.rows import BadRow, find_file
+from forge_env.data.rows import BadRow, field_of, find_file
 from forge_env.data.tasks import DataTasks
 
 QUESTIONS = ("question", "problem", "prompt", "input", "query")
-ANSWERS = ("final_answer", "expected_answer", "answer", "target", "ground_truth", "solution", "output")
+ANSWERS = (
+    *("final_answer", "expected_answer", "answer", "target", "ground_truth", "solution", "output"),
+    "reward_model.ground_truth",  # the rows of verl
+)
 
 Values = Mapping[str, Any]
 
@@ -42,7 +45,8 @@ def load_tasks(
         split: "train", "test" or "all"; of a dataset of the hub one that it has.
         count: how many; None is all of them.
         seed: which ones, and in which order.
-        question: name of its column; by default the first that has a usual name.
+        question: name of its column, or of a field in one, as "extra.question"; by default the first that has a usual
+            name. It is a text, or a list of messages.
         answer: name of its column. The answer behind `####` or in the last `\\boxed{}` is the target, else
             the whole text.
         kind: name of the column with the kind of a problem, such as its subject; by default "kind", if there is one.
@@ -56,11 +60,11 @@ def load_tasks(
     source_name = file.name if file else source
 
     def make(values: Values) -> Task:
-        asked = values[_column(values, question, QUESTIONS, what="question")]
-        column = _column(values, answer, ANSWERS, what="answer")
+        _, asked = _column(values, question, QUESTIONS, what="question")
+        column, answered = _column(values, answer, ANSWERS, what="answer")
         return Task(
             prompt=message_prompt(asked),
-            target=final_answer(_text(values[column], column), where=f"its {column}"),
+            target=final_answer(_text(answered, column), where=f"its {column}"),
             metadata={"source": source_name, "format": "boxed"},
             kind=kind_of_row(values, kind),
         )
@@ -87,15 +91,14 @@ def final_answer(text: str, *, where: str) -> str:
     return text.strip()
 
 
-def _column(values: Values, wanted: str, usual: Sequence[str], *, what: str) -> str:
+def _column(values: Values, wanted: str, usual: Sequence[str], *, what: str) -> tuple[str, Any]:
+    """The name and the value of a column: of the wanted one, else of the first usual one that is there."""
     if wanted:
-        if wanted not in values:
-            raise BadRow(f"it has no column {wanted!r}. {nearest(wanted, values)}")
-        return wanted
+        return wanted, field_of(values, wanted)
     by_name = {name.strip().lower(): name for name in values}
     for name in usual:
-        if name in by_name:
-            return by_name[name]
+        with suppress(BadRow):
+            return name, field_of(values, by_name.get(name, name))
     raise BadRow(f"it has no column for the {what}: name one of {', '.join(values)} with {what}=")
 
 

@@ -106,7 +106,7 @@ class TextArena(Env):
 
     @classmethod
     def _task(cls, seed: int) -> Task:
-        prompt: Message = {"role": "user", "content": f"{cls.game}, game {seed}."}
+        prompt: Message = {"role": "user", "content": f"This is {cls.game}."}
         return Task(prompt=(prompt,), metadata={"game": cls.game, "seed": seed})
 
     @classmethod

@@ -17,10 +17,14 @@ MAX_MEAN_REWARD = 0.5
 
 
 async def constant_answers(context: CheckContext) -> str:
-    """No constant succeeds on a task that has another answer, nor has a high mean reward on such tasks."""
+    """No constant succeeds on a task that has another answer, nor has a high mean reward on such tasks.
+
+    Where no right answer is known, as in a game, a constant may be a move that wins; all of them are none.
+    """
+    known = [task for task in context.tasks if right_answers(context, task)]
     for constant in CONSTANTS:
         rewards = []
-        for task in context.tasks:
+        for task in known:
             if any(is_same(constant, answer) for answer in right_answers(context, task)):
                 continue
             episode = await context.episode(task, actions_in_order(final_answer(constant)))
@@ -38,7 +42,22 @@ async def constant_answers(context: CheckContext) -> str:
                 f"the constant {constant!r} scores {sum(rewards) / len(rewards):g} on average over {len(rewards)} "
                 "tasks whose answer it is not: give partial credit only for what has to be worked out"
             )
-    return f"none of {len(CONSTANTS)} constants scores on {len(context.tasks)} tasks"
+    for task in context.tasks:
+        if task not in known and await _all_succeed(context, task):
+            raise CheckFailed(
+                f"each of {len(CONSTANTS)} constants succeeds on the task {task.id!r}: let the reward depend on the "
+                "answer"
+            )
+    unknown = len(context.tasks) - len(known)
+    others = f", and not all of them on {unknown} tasks whose right answer is not known" if unknown else ""
+    return f"none of {len(CONSTANTS)} constants scores on {len(known)} tasks{others}"
+
+
+async def _all_succeed(context: CheckContext, task: Task) -> bool:
+    for constant in CONSTANTS:
+        if not is_success(await context.episode(task, actions_in_order(final_answer(constant)))):
+            return False
+    return True
 
 
 def right_answers(context: CheckContext, task: Task) -> list[str]:

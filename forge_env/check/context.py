@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -55,6 +56,8 @@ class CheckContext:
     """Duration of each `step`, measured with one instance at a time."""
     episodes_played: int = 0
     """Number of episodes so far, over all checks."""
+    slowest: float = 0.0
+    """Seconds of the longest episode so far."""
     on_episode: Callable[[int], None] = lambda episodes_played: None
     """Called after each episode with `episodes_played`."""
     isolation: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -87,8 +90,9 @@ class CheckContext:
         limits: EpisodeLimits | None = None,
     ) -> Episode:
         """Run one episode through the rollout loop, as training does."""
+        started = time.monotonic()
         try:
-            return await run_episode(
+            episode = await run_episode(
                 self.factory,
                 StrategyAgent(strategy, barrier),
                 task,
@@ -96,8 +100,10 @@ class CheckContext:
                 episode_id=f"check/{task.id}",
                 limits=limits or self.limits,
             )
-        finally:
             self.episodes_played += 1
+            self.slowest = max(self.slowest, time.monotonic() - started)
             self.on_episode(self.episodes_played)
+            return episode
+        finally:
             if barrier is not None:
                 barrier.leave()

@@ -33,6 +33,8 @@ BUDGET_SECONDS = 120.0
 MIN_SHARE = 1 / 3
 """A check may use this share of the remaining budget, if an equal share for each remaining check is less."""
 OPEN_SECONDS = 120.0
+HANG_SECONDS = 5.0
+"""A call that ends no episode within these, nor within many times the slowest episode, hangs."""
 OPEN, CONTRACT = "open and close", "contract"
 
 
@@ -224,13 +226,20 @@ class _Runner:
                 return CheckRow(name=check.name, ok=False, detail=detail)
             played = self._context.episodes_played - played_before
             detail = (
-                f"not finished within its {share:.0f} s of the budget of {self._budget:g} s, after {played} "
-                "episodes without a failure: raise it with --seconds, or check fewer --tasks"
+                f"not finished within its {share:.3g} s of the budget of {self._budget:g} s, after {played} episodes"
             )
+            if not played and (check.name in (FIRST.name, CONTRACT) or share >= self._patience):
+                detail = f"{detail}: find the call that hangs, or raise the budget with --seconds"
+                return CheckRow(name=check.name, ok=False, detail=detail)
+            detail = f"{detail} without a failure: raise it with --seconds, or check fewer --tasks"
             return CheckRow(name=check.name, ok=None, detail=detail, unfinished=True)
         except Exception as error:
             detail = f"the environment raised {_error_with_type(error)}{advice(str(error))}"
             return CheckRow(name=check.name, ok=False, detail=detail)
+
+    @property
+    def _patience(self) -> float:
+        return max(HANG_SECONDS, 100 * self._context.slowest)
 
     @property
     def _share_is_used(self) -> bool:

@@ -202,7 +202,8 @@ def _wrong_answers(context: CheckContext, task: Task) -> Iterator[tuple[str, str
     question = next((m["content"] for m in reversed(task.prompt) if m["role"] == "user"), "")
     echoes |= {"the question": question, "the last line of the question": question.strip().rpartition("\n")[2]}
     for kind, echo in echoes.items():
-        if not any(is_same(echo, answer) for answer in right):
+        # Where no answer is known, as in a game, a text with a number may be a move that wins.
+        if right and not any(is_same(echo, answer) for answer in right):
             yield kind, echo
     yield from _answers_of_others(context, task)
 

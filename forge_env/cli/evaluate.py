@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from forge_env.cli.env_options import parse_options
-from forge_env.cli.output import Json, emit, note, stdout_to_stderr
+from forge_env.cli.output import Json, emit, last_words, note, stdout_to_stderr
 from forge_env.cli.run_async import run_async
 from forge_env.core.types import EpisodeLimits
 
@@ -100,7 +100,7 @@ def evaluate(
 ) -> int:
     """Measure an agent in an environment, and record every episode.
 
-    Exits with 1 when no episode ended without a fault of the machinery.
+    Exits with 1 when no episode ended without a fault of the machinery, or nothing can be scored.
     """
     from forge_env.evaluation.plan import EvalPlan, thinking_of
     from forge_env.telemetry.sender import check_otel
@@ -149,11 +149,12 @@ def _run(plan: EvalPlan, out: Path, settings: dict[str, Any], otel: str, *, as_j
             evaluation = run_evaluation(plan, out, progress=progress.update, spans=spans, warn=note, **settings)
             result = {**run_async(evaluation), "out": str(out)}
     except (KeyboardInterrupt, SystemExit):
-        note(f"{progress.done} of {progress.total} episodes are in {out}; the same command resumes from there")
+        kept = f"{progress.done} of {progress.total} episodes are in {out}; the same command resumes from there"
+        last_words(kept if progress.done else "interrupted before the end of the first episode")
         raise
     emit(result) if as_json else show_result(result)
     _show_notes(result, 0 if settings["at_most"] else plan.tasks, out)
-    return 0 if result["episodes"] else 1
+    return 0 if result["episodes"] and "unscored" not in result else 1
 
 
 @contextmanager
@@ -212,6 +213,8 @@ def _show_notes(result: dict[str, Any], tasks: int, out: Path) -> None:
     for limit, count in result["ended_by"].items():
         were = "was" if count == 1 else "were"
         note(f"{count} of {result['episodes']} episodes {were} ended by {_ended_by(result, limit)}")
+    if "unscored" in result:
+        note(f"nothing was scored: {result['unscored']}")
     if not result["episodes"] and result["first_errors"]:
         count, first = sum(result["faults"].values()), next(iter(result["first_errors"].values()))
         note(f"there is no result: all {count} episodes ended by a fault, the first one by {first}")

@@ -39,6 +39,7 @@ from forge_env.cli import (
     view,
 )
 from forge_env.core.errors import ForgeError, InvariantError, UserError, first_error
+from forge_env.utils.interrupts import interrupt_again, leave_at_once
 
 app = typer.Typer(
     name="forge-env",
@@ -70,6 +71,9 @@ app.command("export")(export.export)
 app.command("import")(import_logs.import_logs)
 
 
+INTERRUPTED = 130
+
+
 def _show_version(wanted: bool) -> None:
     if wanted:
         output.say(f"forge-env {__version__}")
@@ -92,13 +96,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     options = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
     as_json = "--json" in options
+    interrupt_again()
     try:
         with _sigterm():
             code = app(args=options, prog_name="forge-env", standalone_mode=False)
         sys.stdout.flush()
+        if code == INTERRUPTED:  # some versions of typer return it, some raise Abort
+            raise KeyboardInterrupt
         return code if isinstance(code, int) else 0
     except (KeyboardInterrupt, typer.Abort):
-        return 130
+        output.last_words("interrupted")
+        return INTERRUPTED
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # discards what is still buffered
         return 1  # as typer does
@@ -114,6 +122,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise
         output.fail(_usage(error.format_message(), options), as_json=as_json)
         return 2
+    finally:
+        leave_at_once()
 
 
 def _usage(message: str, options: Sequence[str]) -> str:

@@ -14,6 +14,9 @@ import typer
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object, and nothing else.")]
 
 
+_has_ended = False
+
+
 def emit(data: Any) -> None:
     """Print one JSON object."""
     sys.stdout.write(json.dumps(data, ensure_ascii=False, default=str) + "\n")
@@ -27,6 +30,14 @@ def say(text: str) -> None:
 def note(text: str) -> None:
     """Print a remark on stderr."""
     sys.stderr.write(f"note: {text}\n")
+
+
+def last_words(text: str) -> None:
+    """Print a remark on stderr as the command is stopped; only the first of them, which knows most."""
+    global _has_ended
+    if not _has_ended:
+        note(text)
+    _has_ended = True
 
 
 def fail(sentence: str, *, as_json: bool) -> None:

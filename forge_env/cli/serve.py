@@ -6,6 +6,7 @@ import importlib.util
 import shlex
 import sys
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -70,6 +71,7 @@ def serve(
 ) -> int:
     """Serve a trained model, an environment, or an agent's model, to others, until Ctrl-C or SIGTERM."""
     from forge_env.cli.serve_agent import AgentOptions, serve_agent
+    from forge_env.serve.http_server import free_port
     from forge_env.serve.settings import ServeSettings, read_token
     from forge_env.utils.targets import load
 
@@ -90,8 +92,11 @@ def serve(
         idle_seconds=idle_seconds,
         max_request_bytes=max_request_bytes,
     )
+    free = free_port(host, port)  # asked before anything is started
     if run:
-        return _serve_run(run, lora, thinking, settings, token=text if is_new else "", as_json=as_json)
+        return _serve_run(
+            run, lora, thinking, replace(settings, port=free), token=text if is_new else "", as_json=as_json
+        )
     announced = {"served": env or agent, "as": protocol if env else "a model's API", "token": text if is_new else ""}
 
     def announce(url: str) -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from forge_env.cli.output import note, stdout_to_stderr
+from forge_env.cli.output import last_words, stdout_to_stderr
 from forge_env.cli.run_async import run_async
 from forge_env.core.errors import UserError, nearest
 from forge_env.core.types import EpisodeLimits
@@ -103,7 +103,7 @@ def serve_agent(
         try:
             run_async(serve)
         except (KeyboardInterrupt, SystemExit):
-            note(f"the finished sessions are in {given.out}; the same command adds to them")
+            last_words(f"the finished sessions are in {given.out}; the same command adds to them")
             raise
     return 0
 

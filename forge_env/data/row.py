@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
+
+from forge_env.core.errors import nearest
 
 _PLACES = 3
 _REASONS = 5
@@ -30,6 +33,34 @@ def text_problem(value: Any) -> str:
     except UnicodeEncodeError:
         return "has half of a surrogate pair, which is no character"
     return ""
+
+
+def field_of(values: Mapping[str, Any], name: str, *, what: str = "") -> Any:
+    """Return the value of a column, or of a field inside of one: "reward_model.ground_truth".
+
+    A column that holds an object as JSON text is read as that object.
+
+    Args:
+        values: by column.
+        name: of a column, which may have points in it; or a column and the fields in it.
+        what: that the value is wanted for, for the error.
+
+    Raises:
+        BadRow: there is no such column or field.
+    """
+    if name in values:
+        return values[name]
+    first, point, rest = name.partition(".")
+    inner = values.get(first)
+    if isinstance(inner, str) and inner.lstrip().startswith("{"):
+        with suppress(ValueError):
+            inner = json.loads(inner)
+    if point and isinstance(inner, Mapping):
+        try:
+            return field_of(inner, rest)
+        except BadRow as bad:
+            raise BadRow(f"in its {first}, {bad}") from None
+    raise BadRow(f"it has no column {name!r}{f' for the {what}' if what else ''}. {nearest(name, values)}")
 
 
 @dataclass(frozen=True, slots=True)

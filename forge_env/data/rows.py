@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from forge_env.core.errors import UserError
-from forge_env.data.row import BadRow, LeftOut, NumberText, Row, text_problem
+from forge_env.data.row import BadRow, LeftOut, NumberText, Row, field_of, text_problem
 from forge_env.data.tables import read_hub, read_parquet
 from forge_env.data.text_files import TEXT_FILES
 
@@ -28,6 +28,7 @@ __all__ = [
     "LeftOut",
     "NumberText",
     "Row",
+    "field_of",
     "find_file",
     "open_data",
     "shuffled",
@@ -63,7 +64,7 @@ class Data:
 
     def __iter__(self) -> Iterator[Row]:
         if self.file is None:
-            return read_hub(self.name, split=self.split, streaming=self.streaming)
+            return read_hub(self.name, split=self.split, streaming=self.streaming, exact=self.exact)
         if _suffix(self.file.name) == ".parquet":
             return read_parquet(self.file)
         return TEXT_FILES[_suffix(self.file.name)](self.file, exact=self.exact)

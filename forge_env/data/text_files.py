@@ -9,6 +9,7 @@ import re
 import sys
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -57,14 +58,14 @@ def read_json(path: Path, *, exact: bool = False) -> Iterator[Row]:
         yield Row(f"row {number}", _row_of(lambda row=row: row))  # type: ignore[misc]
 
 
-def read_csv(path: Path, *, exact: bool = False) -> Iterator[Row]:
+def read_csv(path: Path, *, exact: bool = False, delimiter: str = ",") -> Iterator[Row]:
     """Yield the rows of a CSV file. Its first line names the columns. Every cell is text.
 
     Raises:
         UserError: the file cannot be read, is no text in UTF-8, or names a column twice.
     """
     csv.field_size_limit(sys.maxsize)
-    reader = csv.reader(_lines(path), strict=True)
+    reader = csv.reader(_lines(path), strict=True, delimiter=delimiter)
     header: list[str] | None = None
     while True:
         where = f"line {reader.line_num + 1}"
@@ -104,10 +105,10 @@ TEXT_FILES: Mapping[str, Callable[..., Iterator[Row]]] = {
 
 def _lines(path: Path) -> Iterator[str]:
     """Yield the lines with their ends, as UTF-8, without a byte order mark."""
-    open_file: Callable[..., Any] = gzip.open if path.name.lower().endswith(".gz") else open
     number = 0
     try:
-        with open_file(path, "rb") as file:
+        is_packed = path.name.lower().endswith(".gz")
+        with path.open("rb") as raw, gzip.open(raw) if is_packed else nullcontext(raw) as file:
             for number, line in enumerate(file, 1):
                 yield line.decode("utf-8-sig" if number == 1 else "utf-8")
     except UnicodeDecodeError as error:

@@ -23,6 +23,7 @@ from forge_env.core.types import Outcome
 from forge_env.evaluation.digests import changed
 from forge_env.records.run_files import EPISODES, FAULTS, PLAN, read_object
 from forge_env.utils.atomic import replace_file
+from forge_env.utils.folders import make_folders, remove_empty
 
 RESULT = "eval.json"
 _BLOCK = 1 << 20
@@ -51,10 +52,11 @@ class EvalFolder:
         """Whether the folder held only faults of another plan, which have been removed."""
         self._lock = -1
         self._files: dict[str, int] = {}
+        self._made: list[Path] = []
 
     def __enter__(self) -> Self:
         try:
-            self.path.mkdir(parents=True, exist_ok=True)
+            self._made = make_folders(self.path)
             self._lock = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
         except OSError as error:
             raise UserError(f"the folder {self.path} cannot be opened: {error.strerror}") from None
@@ -65,10 +67,15 @@ class EvalFolder:
                 _drop_partial_line(self.path / name)
         except BaseException:
             self.close()
+            remove_empty(self._made)
             raise
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: object, *_: object) -> None:
+        """Close the folder; one without an episode, of an evaluation that is refused or stopped, is removed."""
+        if kind is not None and not any((self.path / name).exists() for name in (EPISODES, FAULTS, RESULT)):
+            (self.path / PLAN).unlink(missing_ok=True)
+            remove_empty(self._made)
         self.close()
 
     def close(self) -> None:

@@ -10,25 +10,28 @@ from pathlib import Path
 from typing import Any, Protocol, cast
 
 from forge_env.core.episode import Episode, Group
-from forge_env.core.errors import UserError
+from forge_env.core.errors import PolicyError, UserError
 from forge_env.core.protocols import Agent
 from forge_env.core.types import Task
 from forge_env.core.usage import Prices
 from forge_env.data.tasks import DataTasks
 from forge_env.evaluation.evaluate import evaluate
-from forge_env.evaluation.folder import EvalFolder, extended_from
+from forge_env.evaluation.folder import EvalFolder, extended_from, fault_class
 from forge_env.evaluation.plan import Attempt, EvalPlan, all_attempts, before_extension, draw_tasks, episode_seed
 from forge_env.evaluation.summary import summarise
 from forge_env.registry.agent_spec import AgentSettings, open_agent, split_agent
 from forge_env.rollout.factory import EnvFactory, make
 from forge_env.rollout.rollout import run_episode
 from forge_env.telemetry.sender import SpanSender
+from forge_env.tool_env.tool_env import why_unscored
 from forge_env.utils.targets import load
 
 COMPARE = "agents.chat.rendering_check:compare_rendering"
 """The function that compares an endpoint with a run: forge_env does not import agents."""
 GREEDY = "greedy"
 """The folder of the attempts at temperature 0, inside of the evaluation's, and the name of their figure."""
+_FAILURES, _LATER_FAILURES = 4, 64
+"""So many faults of an endpoint in a row end an evaluation: from its first episode on, and after an answer."""
 Progress = Callable[[int, "Episode | None"], None]
 """Called with the number of attempts, and each episode that was read or run; None before the first one. The greedy
 attempts come after all others, and begin anew."""
@@ -91,13 +94,14 @@ async def run_evaluation(
         with main.opened(earlier) as folder:
             if main.missing:
                 await main.run(factory, await agent(), concurrency)
-            result = main.summary(prices)
-            if greedy and (of_greedy := plan.greedily()) and result["episodes"]:
+            result = main.summary(factory, prices)
+            is_measured = result["episodes"] and "unscored" not in result
+            if greedy and (of_greedy := plan.greedily()) and is_measured:
                 beside = _Part(of_greedy, path / GREEDY, {**whole, **of_greedy.sampling}, tasks, progress)
                 with beside.opened(extended_from(path / GREEDY, plan.tasks)) as greedy_folder:
                     if beside.missing:
                         await beside.run(factory, cast(_Samples, await agent()).greedily(), concurrency)
-                    figures = beside.summary(None)
+                    figures = beside.summary(factory, None)
                     greedy_folder.finish({**greedy_folder.plan, **figures})
                 result[GREEDY] = {name: figures[name] for name in ("avg@1", "ci95", "episodes", "faults")}
             folder.finish({**folder.plan, **result})
@@ -160,6 +164,7 @@ class _Part:
     def __post_init__(self) -> None:
         self.attempts = all_attempts(self.tasks, self.plan.n)
         self.missing = self.attempts
+        self._done = self._failures = 0
 
     @contextmanager
     def opened(self, earlier: Sequence[int]) -> Iterator[EvalFolder]:
@@ -176,10 +181,14 @@ class _Part:
             self.missing = {attempt: task for attempt, task in self.attempts.items() if attempt not in recorded}
             yield self.folder
 
-    def summary(self, prices: Prices | None) -> dict[str, Any]:
+    def summary(self, factory: EnvFactory, prices: Prices | None) -> dict[str, Any]:
         """The figures of all attempts."""
+
+        def unscored(episodes: Sequence[Episode]) -> str:
+            return why_unscored(factory.env_class, self.tasks, [episode.reward for episode in episodes])
+
         self.folder.begin()
-        return summarise(self.plan, self.attempts, self.folder.episodes(), self.folder.faults(), prices)
+        return summarise(self.plan, self.attempts, self.folder.episodes(), self.folder.faults(), prices, unscored)
 
     async def run(self, factory: EnvFactory, agent: Agent, concurrency: int) -> None:
         """Run the attempts with the function that evaluates during training, too; here a group is one episode."""
@@ -208,4 +217,21 @@ class _Part:
         if self.spans is not None:
             self.spans.add(episode)
         self.progress(len(self.attempts), episode)
+        self._check_endpoint(episode)
         return Group(task=task, episodes=(episode,), id=attempt.episode_id)
+
+    def _check_endpoint(self, episode: Episode) -> None:
+        """Give up when an endpoint fails again and again: each episode has tried it several times.
+
+        Raises:
+            PolicyError: with the last reason.
+        """
+        self._done += 1
+        self._failures = 0 if episode.outcome.is_attempt else self._failures + 1
+        enough = _FAILURES if self._failures == self._done else _LATER_FAILURES
+        is_endpoint = split_agent(self.plan.agent)[0] == "openai" and fault_class(episode) == "PolicyError"
+        if is_endpoint and self._failures >= enough and self._done < len(self.missing):
+            raise PolicyError(
+                f"{self._failures} episodes in a row have no answer of the endpoint, and no more are tried: "
+                f"{episode.error.removeprefix('PolicyError: ')}; the same command goes on"
+            )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -33,6 +33,7 @@ def summarise(
     episodes: Iterable[Episode],
     faults: Iterable[Episode],
     prices: Prices | None = None,
+    unscored: Callable[[Sequence[Episode]], str] = lambda episodes: "",
 ) -> dict[str, Any]:
     """Return the result of `forge-env eval --json`; figures that were not measured are None.
 
@@ -43,6 +44,7 @@ def summarise(
         faults: the episodes that ended by a fault. The last fault of an attempt without an episode is counted by its
             class, all other faults as retried.
         prices: adds the cost.
+        unscored: why the rewards of the episodes say nothing; "" if they do.
     """
     recorded = {Attempt.of(episode): episode for episode in episodes}
     faulted = list(faults)
@@ -51,6 +53,8 @@ def summarise(
     # In the order of the attempts, not of time: the sums of floats do not depend on the course of the run.
     done = tuple(recorded[attempt] for attempt in attempts if attempt in recorded)
     evaluation = Evaluation(episodes=(*done, *unresolved))
+    why = unscored(done)
+    scored = Evaluation(episodes=()) if why else evaluation
     kinds = Kinds.of({episode.task.id: episode.task for episode in evaluation.episodes}.values())
     prompt, completion = (sum(n) for n in zip((0, 0), *map(tokens_of, (*done, *faulted)), strict=True))
     return {
@@ -64,12 +68,13 @@ def summarise(
         "tasks": len({attempt.task_id for attempt in attempts}),
         "episodes": len(done),
         "successes": evaluation.successes,
-        **_figures(evaluation, plan.n),
+        **_figures(scored, plan.n),
+        **({"unscored": why} if why else {}),
         **({"rewards": evaluation.parts} if evaluation.parts else {}),
         "timeouts": evaluation.timeouts,
         "without_timeouts": {
-            f"avg@{plan.n}": _number(evaluation.without_timeouts.value),
-            "ci95": _interval(evaluation.without_timeouts),
+            f"avg@{plan.n}": _number(scored.without_timeouts.value),
+            "ci95": _interval(scored.without_timeouts),
         },
         "outcomes": dict(sorted(Counter(str(e.outcome) for e in done).items())),
         "ended_by": _ended_by(evaluation, plan.limits.max_turns),
@@ -84,7 +89,7 @@ def summarise(
         "faults_retried": len(faulted) - len(unresolved),
         "tools": (tools := _tools(done, unresolved)),
         "warnings": [*_warnings(tools), *unstopped_warnings((*done, *unresolved)), *filter(None, [kinds.note])],
-        **({"kinds": _by_kind(evaluation, kinds, plan.n)} if kinds.names else {}),
+        **({"kinds": _by_kind(scored, kinds, plan.n)} if kinds.names else {}),
         "turns": sum(len(e.work) for e in done),
         "tokens": prompt + completion,
         "prompt_tokens": prompt,

@@ -173,7 +173,10 @@ def env_class(name: str) -> type[Env]:
     """
     loaded = load_target(name) if is_family_member(name) else load_entry(resolve(name, "env"))
     if not _is_env(loaded):
-        raise UserError(f"{name!r} is not an environment: {loaded!r} is no subclass of forge_env.Env")
+        raise UserError(
+            f"{name!r} is not an environment: {loaded!r} is no subclass of forge_env.Env; a function that makes a "
+            "gymnasium.Env has the prefix gymnasium:"
+        )
     return loaded
 
 
@@ -190,9 +193,17 @@ def load_target(target: str) -> Any:
         UserError: when it cannot be imported.
     """
     if not is_family_member(target):
-        return load(target)
+        return _over_messages(load(target), target)
     family, _, member = target.partition(":")
     return load(FAMILIES[family])(member)
+
+
+def _over_messages(loaded: Any, target: str) -> Any:
+    """Return the environment over messages of a class of Gymnasium's, and anything else as it is."""
+    gymnasium = sys.modules.get("gymnasium")
+    if gymnasium is None or not isinstance(loaded, type) or not issubclass(loaded, gymnasium.Env):
+        return loaded
+    return load(FAMILIES["gymnasium"])(target)
 
 
 def tools_of(name: str) -> list[Tool]:
@@ -280,7 +291,7 @@ def load_entry(entry: Entry) -> Any:
     if entry.folder is not None:
         add_to_path(entry.folder)
     try:
-        return load(entry.target)
+        return load_target(entry.target)
     except UserError as error:
         raise UserError(f"{error}{_registered_in(entry)}") from error
 

@@ -43,7 +43,7 @@ async def serve_app(app: App, settings: ServeSettings, *, lifespan: bool = False
     """
     if importlib.util.find_spec("uvicorn") is None:
         raise UserError("serving needs uvicorn: pip install 'forge-env[tools]'")
-    with _listener(settings) as listener:
+    with open_listener(settings.host, settings.port) as listener:
         host = f"[{settings.host}]" if ":" in settings.host else settings.host
         size, has_lifespan = settings.max_request_bytes, "on" if lifespan else "off"
         async with run_server(app, listener, lifespan=has_lifespan, ws_max_size=size):
@@ -136,10 +136,10 @@ async def read_body(headers: Mapping[bytes, bytes], receive: Receive, max_bytes:
 
 
 def open_listener(host: str, port: int) -> socket.socket:
-    """Return a socket that listens.
+    """Return a socket that listens; port 0 is any free one.
 
     Raises:
-        OSError: when it cannot listen there.
+        UserError: when nobody can listen there.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     # The protocol is named: asyncio sets TCP_NODELAY only then, and without it a small response waits for 40 ms.
@@ -148,20 +148,25 @@ def open_listener(host: str, port: int) -> socket.socket:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((host, port))
         listener.listen(2048)
-    except BaseException:
+    except BaseException as error:
         listener.close()
-        raise
+        if not isinstance(error, (OSError, OverflowError, UnicodeError)):
+            raise
+        raise UserError(
+            f"a server cannot listen at {host}, port {port}: {getattr(error, 'strerror', '') or error}; give an "
+            "address of this machine, and a port that no other process listens at, or 0 for any free one"
+        ) from None
     return listener
 
 
-def _listener(settings: ServeSettings) -> socket.socket:
-    try:
-        return open_listener(settings.host, settings.port)
-    except OSError as error:
-        raise UserError(
-            f"the server cannot listen at {settings.host}, port {settings.port}: {error.strerror or error}; --host is "
-            "an address of this machine, and --port one that no other process listens at"
-        ) from None
+def free_port(host: str, port: int) -> int:
+    """Return a port, or any free one for 0, at which a server can listen; it is not kept.
+
+    Raises:
+        UserError: from `open_listener`.
+    """
+    with open_listener(host, port) as listener:
+        return int(listener.getsockname()[1])
 
 
 async def _until_started(server: Any, running: asyncio.Task[None]) -> None:

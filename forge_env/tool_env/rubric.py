@@ -44,6 +44,11 @@ class RewardPart:
     weight: float = 1.0
     names: tuple[str, ...] = ()
 
+    @property
+    def reads_target(self) -> bool:
+        """Whether it takes the task's target, or reads it of the task."""
+        return "target" in (*self.names, *getattr(getattr(self.function, "__code__", None), "co_names", ()))
+
     @classmethod
     def of(
         cls, function: RewardFunction, *, name: str = "", weight: float = 1.0, is_method: bool = False

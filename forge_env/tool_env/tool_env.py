@@ -229,3 +229,24 @@ def _is_on_loop() -> bool:
     except RuntimeError:
         return False
     return True
+
+
+def why_unscored(env_class: type[Env], tasks: Sequence[Task], rewards: Iterable[float | None]) -> str:
+    """Why these rewards say nothing about an agent; "" if they do.
+
+    Args:
+        env_class: of the environment.
+        tasks: that were played.
+        rewards: of all episodes; None counts as 0.
+    """
+    if not issubclass(env_class, ToolEnv) or any(rewards):
+        return ""
+    if any(getattr(env_class, name) is not getattr(ToolEnv, name) for name in ("step", "_all_scores", "success")):
+        return ""
+    parts = [*env_class._rewards, *env_class._rubric]
+    if not parts:
+        return f"{env_class.__name__} has no reward: give it a method with @reward, or a rubric"
+    readers = [part.name for part in parts if part.reads_target]
+    if len(readers) == len(parts) and all(task.target is None for task in tasks):
+        return f"no task has a target, and the reward {readers[0]} compares with it: give Task(..., target=...)"
+    return ""

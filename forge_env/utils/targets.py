@@ -50,7 +50,7 @@ def load(target: str, *, option: str = "") -> Any:
 
 def _load(target: str) -> Any:
     source, attribute = split_target(target)
-    module = _load_file(target, Path(source)) if is_file(source) else _load_module(target, source)
+    module = load_source(target)
     try:
         return operator.attrgetter(attribute)(module)
     except AttributeError:
@@ -59,6 +59,16 @@ def _load(target: str) -> Any:
         where = source if is_file(source) else f"module {source}"
         hint = f". {nearest(attribute, defined)}" if defined else ""
         raise UserError(f"{target!r}: {where} has no attribute {attribute!r}{hint}") from None
+
+
+def load_source(target: str) -> ModuleType:
+    """Import the module or the file of a target, whatever its attribute is.
+
+    Raises:
+        UserError: see `load`.
+    """
+    source, _ = split_target(target)
+    return _load_file(target, Path(source)) if is_file(source) else _load_module(target, source)
 
 
 def split_target(target: str) -> tuple[str, str]:
@@ -107,6 +117,9 @@ def add_to_path(folder: Path) -> None:
 
 
 def _load_module(target: str, name: str) -> ModuleType:
+    top = name.partition(".")[0]
+    if Path(f"{top}.py").is_file() or Path(top, "__init__.py").is_file():
+        add_to_path(Path.cwd())  # as `python -m` does, but last
     try:
         return importlib.import_module(name)
     except (Exception, SystemExit) as error:

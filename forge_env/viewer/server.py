@@ -19,6 +19,7 @@ from typing import Any, Self
 from urllib.parse import parse_qsl, urlsplit
 
 from forge_env.core.errors import UserError
+from forge_env.serve.http_server import open_listener
 from forge_env.viewer.library import Library
 from forge_env.viewer.page import render_page, security_policy, to_json
 from forge_env.viewer.views import NotThere
@@ -50,20 +51,15 @@ class ViewServer(http.server.ThreadingHTTPServer):
 
     daemon_threads = True
     block_on_close = False
-    allow_reuse_address = True
 
     def __init__(self, library: Library, *, host: str = "127.0.0.1", port: int = 0) -> None:
         self.library = library
         self.token = secrets.token_urlsafe(24)
         self.host = host
-        try:
-            self.address_family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-            super().__init__((host, port), _Handler)
-        except (OSError, OverflowError) as error:
-            reason = getattr(error, "strerror", None) or str(error)
-            raise UserError(
-                f"port {port} of {host} cannot be had ({reason}): choose another --port, or leave it out for a free one"
-            ) from None
+        super().__init__((host, port), _Handler, bind_and_activate=False)
+        self.socket.close()
+        self.socket = open_listener(host, port)
+        self.server_address = self.socket.getsockname()
         self._thread = threading.Thread(target=self.serve_forever, args=(0.05,), name="viewer-http", daemon=True)
 
     @property

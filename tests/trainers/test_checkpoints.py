@@ -212,7 +212,7 @@ def test_a_folder_that_holds_a_run_is_refused_and_the_way_on_is_named(tmp_path: 
     save(tmp_path, 40)
     with pytest.raises(UserError, match="is not empty.*--resume"):
         claim_folder(str(tmp_path))
-    assert claim_folder(str(tmp_path / "new")).is_dir()
+    assert claim_folder(str(tmp_path / "a/new")) == [tmp_path / "a/new", tmp_path / "a"]
 
 
 def test_runs_that_begin_in_the_same_second_have_folders_of_their_own(
@@ -221,7 +221,7 @@ def test_runs_that_begin_in_the_same_second_have_folders_of_their_own(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(run_folder, "datetime", SimpleNamespace(now=lambda: datetime(2026, 1, 2)))
     plan = make_plan(Config(), GRPO)
-    folders = [claim_folder(new_folder(plan)).name for _ in range(3)]
+    folders = [Path(new_folder(plan)).name for _ in range(3)]
     assert folders == [f"grpo-code_exec-20260102-000000{more}" for more in ("", "-2", "-3")]
     (tmp_path / "outputs").rename("kept")
     (tmp_path / "outputs").symlink_to("not mounted")

@@ -5,8 +5,6 @@ Nothing heavy is imported here.
 
 from __future__ import annotations
 
-import signal
-import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -79,21 +77,13 @@ def announce(command: Sequence[str]) -> None:
         last = time.perf_counter()
         print(f"{time.time() - _began:6.1f} s  {text}", flush=True)
 
-    signal.signal(signal.SIGINT, _interrupted)  # until the run has a handler of its own
     say(f"{module}: importing its packages and checking the settings")
     _early = Heartbeat(lambda: say("importing packages and checking the settings"), lambda: last)
-
-
-def _interrupted(*_: object) -> None:
-    print("interrupted: nothing was started", file=sys.stderr, flush=True)
-    raise SystemExit(130)
 
 
 def quiet() -> None:
     """End what `announce` began: from now on the run prints its own messages."""
     global _early
-    if signal.getsignal(signal.SIGINT) is _interrupted:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
     if _early is not None:
         _early.close()
         _early = None

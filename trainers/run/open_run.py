@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
@@ -20,6 +19,7 @@ from forge_env.evaluation.kinds import Kinds
 from forge_env.runtime.hosts.hosts import Hosts
 from forge_env.runtime.launcher import Launcher
 from forge_env.utils.disks import full_disk
+from forge_env.utils.folders import remove_empty
 from forge_env.utils.gc_settings import shorten_collections
 from trainers.checkpoints import Checkpoint, steps_of
 from trainers.metrics.startup import Startup
@@ -33,13 +33,12 @@ from trainers.run.run_folder import claim_folder, new_folder
 from trainers.run.run_record import RunRecord, code_at_start, write_facts
 from trainers.run.start import start_parts
 from trainers.run.warmup import demonstrate
+from trainers.setup.checks.output_folder import INITIAL, check_output, clear, is_free
 from trainers.setup.checks.resume_checks import check_data, checkpoint_of, locked
 from trainers.setup.describe import AT_START, describe_plan, describe_services
 from trainers.setup.plan import tasks_of, with_folder, with_model
 from trainers.setup.run_plan import RunPlan
-
-INITIAL = "initial_model"
-"""The folder, in that of the run, of a model that was made for it."""
+from trainers.setup.signals import was_signalled
 
 
 class TrainingData(Protocol):
@@ -70,11 +69,16 @@ async def open_run(plan: RunPlan, data: TrainingData | None = None) -> AsyncIter
         UserError: for mistakes of the user, before anything is started where possible.
     """
     startup, checkpoint = Startup(), checkpoint_of(plan)
-    folder = Path(plan.output) if checkpoint else claim_folder(plan.output or new_folder(plan))
-    state = _FolderState(folder)
-    with _with_remedies(state, plan.command):
+    folder = Path(plan.output or new_folder(plan))
+    made = [] if checkpoint else claim_folder(str(folder))
+    state = _FolderState(folder, made if plan.output else [folder])
+    with _with_remedies(folder, plan.command):
         async with AsyncExitStack() as stack:
             stack.enter_context(locked(folder))
+            if checkpoint is None:
+                check_output(str(folder))  # again: nobody else can change it from now on
+                clear(folder)
+            stack.enter_context(_left_as_it_was(state))
             state.is_empty = checkpoint is None
             record = stack.enter_context(RunRecord(folder, plan.record, startup))
             stack.enter_context(_with_what_is_kept(record, plan.command))
@@ -139,8 +143,24 @@ async def open_run(plan: RunPlan, data: TrainingData | None = None) -> AsyncIter
 @dataclass(slots=True)
 class _FolderState:
     path: Path
+    made: Sequence[Path]
+    """The folders that were made for the run, the innermost first."""
     is_empty: bool = False
-    """Whether nothing has run in it yet; the folder of a run that cannot start is removed."""
+    """Whether nothing has run in it yet."""
+
+
+@contextmanager
+def _left_as_it_was(folder: _FolderState) -> Iterator[None]:
+    """Remove what a run has written that is refused at its start, or is stopped before its first optimizer step."""
+    try:
+        yield
+    except BaseException as error:
+        is_refused = folder.is_empty and isinstance(first_error(error), UserError)
+        is_stopped = was_signalled() or isinstance(error, asyncio.CancelledError)
+        if is_refused or (is_stopped and is_free(folder.path)):
+            clear(folder.path)
+            remove_empty(folder.made)
+        raise
 
 
 @contextmanager
@@ -149,9 +169,12 @@ def _with_what_is_kept(record: RunRecord, command: str) -> Iterator[None]:
     try:
         yield
     except asyncio.CancelledError:
-        onward = _onward(record.folder, command)
-        nothing = f"stopped; no checkpoint is kept, and a new run needs another --output than {record.folder}"
-        record.say(f"stopped; a checkpoint is kept: {onward}" if onward else nothing)
+        if is_free(record.folder):
+            record.say(f"stopped before the first optimizer step; nothing is kept in {record.folder}")
+        elif onward := _onward(record.folder, command):
+            record.say(f"stopped; a checkpoint is kept: {onward}")
+        else:
+            record.say(f"stopped; no checkpoint is kept, and a new run needs another --output than {record.folder}")
         raise
 
 
@@ -162,19 +185,17 @@ def _onward(folder: Path, command: str) -> str:
 
 
 @contextmanager
-def _with_remedies(folder: _FolderState, command: str) -> Iterator[None]:
+def _with_remedies(folder: Path, command: str) -> Iterator[None]:
     """Add to an error that ends a run how to go on from its newest checkpoint."""
     try:
         yield
     except BaseException as error:
-        cause, onward = first_error(error), _onward(folder.path, command)
+        cause, onward = first_error(error), _onward(folder, command)
         if isinstance(cause, ServiceError) and onward:
             raise ServiceError(f"{cause}; {onward}") from error
-        if isinstance(cause, OSError) and (full := full_disk(cause, folder.path)):
+        if isinstance(cause, OSError) and (full := full_disk(cause, folder)):
             remedy = f"make room, and {onward or 'start again'}"
-            raise UserError(f"{folder.path} cannot be written: {full}; {remedy}") from error
-        if folder.is_empty and isinstance(cause, UserError):
-            shutil.rmtree(folder.path, ignore_errors=True)  # the next try may have the same folder
+            raise UserError(f"{folder} cannot be written: {full}; {remedy}") from error
         raise
 
 

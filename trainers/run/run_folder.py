@@ -6,23 +6,22 @@ from datetime import datetime
 from pathlib import Path
 
 from forge_env.core.errors import UserError
-from trainers.setup.checks.run_checks import check_output
+from forge_env.utils.folders import make_folders
+from trainers.setup.checks.output_folder import check_output
 from trainers.setup.run_plan import RunPlan
 
 
-def claim_folder(path: str) -> Path:
-    """Make the output folder.
+def claim_folder(path: str) -> list[Path]:
+    """Make the output folder; returns the folders that were not there before, the innermost first.
 
     Raises:
         UserError: when it holds another run, or cannot be made.
     """
     check_output(path)
-    folder = Path(path)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        return make_folders(Path(path))
     except OSError as error:
         raise UserError(f"--output {path} cannot be made: {error.strerror}; choose another folder") from None
-    return folder
 
 
 def new_folder(plan: RunPlan) -> str:

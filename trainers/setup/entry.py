@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING
 
 from forge_env.core.errors import ForgeError, InvariantError, NothingTrained, UserError, first_error
+from forge_env.utils.interrupts import interrupt_again, leave_at_once
 from trainers.algorithm import Algorithm, find_algorithm
 from trainers.metrics.heartbeat import quiet
 from trainers.setup.options.read_config import read_config
@@ -28,6 +29,7 @@ def main(
     143 SIGTERM.
     """
     options = list(sys.argv[1:] if arguments is None else arguments)
+    interrupt_again()
     try:
         if isinstance(algorithm, str):
             algorithm = find_algorithm(algorithm)
@@ -46,6 +48,9 @@ def main(
             return dry_run(plan)
         plan.check()
         return asyncio.run(with_signals(run(plan)))
+    except KeyboardInterrupt:
+        print("interrupted: nothing was started", file=sys.stderr)
+        return 130
     except (ForgeError, BaseExceptionGroup) as raised:
         error = first_error(raised)
         if not isinstance(error, ForgeError) or isinstance(error, InvariantError):
@@ -54,4 +59,5 @@ def main(
         print(f"error: {error}", file=sys.stderr)
         return 2 if isinstance(error, UserError) else 3 if isinstance(error, NothingTrained) else 1
     finally:
+        leave_at_once()
         quiet()

@@ -186,6 +186,35 @@ def test_the_kind_of_a_problem_is_a_column(tmp_path: Path) -> None:
     assert (plain.kind, named.kind) == ("", "interview") and plain.id == named.id
 
 
+CALLS = {"type": "call", "function": "f", "args": "2", "accepted": ["3"], "compare": "equal"}
+PROGRAM = {"type": "stdin", "stdin": "1", "stdout": "2"}
+
+
+@pytest.mark.parametrize(
+    ("truth", "test"),
+    [
+        ({"inputs": ["1"], "outputs": ["2"]}, PROGRAM),
+        (json.dumps({"inputs": ["1"], "outputs": ["2"]}), PROGRAM),
+        (json.dumps({"fn_name": "f", "inputs": [[2]], "outputs": [3]}), CALLS | {"compare": "json"}),
+        (["assert f(1) == 2", "assert f(2) == 3"], CALLS),
+        ('["assert f(1) == 2", "assert f(2) == 3"]', CALLS),
+        ("assert f(1) == 2\nassert f(2) == 3\n", CALLS),
+    ],
+)
+@pytest.mark.parametrize("names", [{}, {"question": "asked.by.whom", "tests": "graded.truth", "kind": "graded.how"}])
+def test_rows_of_verl_and_nested_fields(
+    tmp_path: Path, truth: Any, test: Mapping[str, Any], names: dict[str, str]
+) -> None:
+    asked = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Add one."}]
+    row: dict[str, Any] = {"prompt": asked, "reward_model": {"ground_truth": truth, "style": "rule"}, "kind": "a"}
+    if names:
+        row = {"asked": {"by": {"whom": asked}}, "graded": {"truth": truth, "how": "a"}}
+    [task] = CodeExec.tasks("all", count=1, data=write(tmp_path / "rows.jsonl", [row]), **names)
+    system, question = task.prompt
+    assert system["content"] == "Be brief." and question["content"].startswith("Add one.") and task.kind == "a"
+    assert task.target["tests"] == [test]
+
+
 @pytest.mark.parametrize(
     "row",
     [

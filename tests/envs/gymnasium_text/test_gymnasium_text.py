@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -167,7 +172,7 @@ async def test_text_goes_through_as_it_is() -> None:
     task = Talk.tasks("train", count=1)[0]
     [message], info = env.reset(seed=3, options={"task": task})
     game, words, word = message["content"].split("\n\n")
-    assert game == f"Parrot, game {task.metadata['seed']}."
+    assert game == "This is Parrot."
     assert words == "Repeat the word. Your action is your whole answer, 1 to 5 characters out of abc."
     assert info == {"length": 4}
     observation, reward, terminated, truncated, info = env.step(say(f" {word}\n"))
@@ -419,3 +424,77 @@ def test_colours_become_words() -> None:
     assert plain_text("  (Right)\nS\x1b[41mF\x1b[0m\x1b[34;1mR\x1b[0m|\x1b[35mG\x1b[0m \x1b[1mbold\x1b[0m") == (
         "  (Right)\nS[F]R(blue)|G(magenta) bold"
     )
+
+
+# ---- names ----
+
+OWN = """
+import gymnasium, numpy
+from gymnasium import spaces
+
+class Own(gymnasium.Env):
+    observation_space = spaces.Dict(
+        {"at": spaces.Box(0, 1, (2,)), "has": spaces.Tuple((spaces.Text(3), spaces.Discrete(2)))}
+    )
+    action_space = spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return {"at": numpy.array([0.25, 0.5]), "has": ("key", numpy.int64(1))}, {}
+
+    def step(self, action):
+        return self.reset()[0], float(action), True, False, {}
+
+def make_own():
+    return Own()
+
+gymnasium.register("Own-v0", entry_point=f"{__name__}:Own", max_episode_steps=7)
+gymnasium.register("own/Other-v2", entry_point=Own)
+"""
+
+
+@pytest.fixture
+def own_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    name = f"own_{tmp_path.name.replace('-', '_')}"
+    (tmp_path / f"{name}.py").write_text(OWN)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.path", list(sys.path))
+    yield name
+    for id_ in ("Own-v0", "own/Other-v2"):
+        gymnasium.registry.pop(id_, None)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "gymnasium:{own}:Own-v0",
+        "gymnasium:{own}.py:Own-v0",
+        "gymnasium:{own}:own/Other-v2",
+        "gymnasium:{own}:make_own",
+        "{own}.py:Own",
+        "{own}:Own",
+    ],
+)
+async def test_environments_of_ones_own_have_gymnasiums_names_and_targets(own_module: str, name: str) -> None:
+    own = env_class(name.format(own=own_module))
+    assert own is env_class(name.format(own=own_module))
+    episode = await play(own, "1")
+    prompt = episode.turns[0].observation[-1]["content"]
+    assert json.loads(prompt.splitlines()[-1]) == {"at": [0.25, 0.5], "has": ["key", 1]}
+    assert not re.search(r"\d{4}", prompt), "the seed tells the model nothing"
+    assert episode.reward == 1.0
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("gymnasium:{own}:Own-v1", "registers no environment 'Own-v1' with Gymnasium. Did you mean Own-v0?"),
+        ("gymnasium:{own}:Nothing", "has no attribute 'Nothing'"),
+        ("gymnasium:{own}:numpy", "neither a gymnasium.Env nor a function"),
+        ("gymnasium:no_such_module:Own-v0", "there is no module 'no_such_module'"),
+        ("{own}.py:make_own", "a function that makes a gymnasium.Env has the prefix gymnasium:"),
+    ],
+)
+def test_a_wrong_name_of_ones_own_is_one_sentence(own_module: str, name: str, words: str) -> None:
+    with pytest.raises(UserError, match=re.escape(words)):
+        env_class(name.format(own=own_module))

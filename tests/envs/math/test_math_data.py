@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -104,6 +105,29 @@ def test_named_columns(tmp_path: Path) -> None:
     path = write(tmp_path / "own.jsonl", rows)
     tasks = load_tasks(str(path), split="all", count=5, question="text", answer="value")
     assert {(task.prompt[0]["content"], task.target) for task in tasks} == {(f"What is {i}?", str(i)) for i in range(5)}
+
+
+@pytest.mark.parametrize(
+    ("names", "left_out"),
+    [
+        ({}, ""),
+        ({"question": "prompt", "answer": "reward_model.ground_truth", "kind": "extra_info.level"}, ""),
+        ({"answer": "extra_info.truth"}, ""),  # an object that is written as text
+        ({"answer": "reward_model.truth"}, "in its reward_model, it has no column 'truth'. Available: ground_truth."),
+        ({"answer": "prompt.content"}, "it has no column 'prompt.content'"),
+    ],
+)
+def test_rows_of_verl_and_nested_fields(tmp_path: Path, names: dict[str, str], left_out: str) -> None:
+    asked = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "What is 3 + 4?"}]
+    extra = json.dumps({"level": "easy", "truth": "007"})
+    rows = [{"prompt": asked, "reward_model": {"ground_truth": "007"}, "extra_info": extra}]
+    path = str(write(tmp_path / "dapo.jsonl", rows))
+    if left_out:
+        with pytest.raises(UserError, match=re.escape(left_out)):
+            load_tasks(path, split="all", count=1, **names)
+        return
+    [task] = load_tasks(path, split="all", count=1, **names)
+    assert (list(task.prompt), task.target, task.kind) == (asked, "007", "easy" if "kind" in names else "")
 
 
 @pytest.mark.parametrize("streaming", [False, True])

@@ -88,6 +88,22 @@ class Few(Coin):
         return Coin.tasks(split, count=there, seed=seed)
 
 
+class Unscored(Coin):
+    """Throw a coin for nothing."""
+
+    heads = None
+
+
+class NoTarget(Coin):
+    """Ask for a target that no task has."""
+
+    heads = None
+
+    @reward
+    def right(self, answer) -> float:
+        return float(answer == self.task.target)
+
+
 def double(x: int) -> int:
     """Double a number."""
     return 2 * x
@@ -405,6 +421,21 @@ def test_a_time_out_counts_as_an_attempt_and_stays(run: Run, project: Path, capf
     assert f"avg@4 without {len(slow)} time-outs" in capfd.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("env", "words"),
+    [("Unscored", "Unscored has no reward"), ("NoTarget", "no task has a target, and the reward right")],
+)
+def test_without_a_reward_or_targets_nothing_is_scored(
+    run: Run, env: str, words: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    result = run(*coin("play", "out", "--env", f"coin.py:{env}", n=1), code=1)
+    assert (result["episodes"], result["avg@1"], result["reward"]) == (12, None, None)
+    assert words in result["unscored"]
+    assert main(["eval", *coin("play", "out", "--env", f"coin.py:{env}", n=1)]) == 1
+    shown = capfd.readouterr()
+    assert f"note: nothing was scored: {words}" in shown.err and "0.0000" not in shown.out
+
+
 def test_only_faults_are_no_result(run: Run) -> None:
     result = run(
         "--env", "math", "--agent", "scripted:expert", "--tasks", "2", "--out", "out", "--step-seconds", "1e-9", code=1
@@ -646,7 +677,7 @@ def test_a_mistake_is_one_sentence(run: Run, changes: dict[str, str], words: str
     arguments = [text for key, value in options.items() for text in ("-n" if key == "n" else f"--{key}", value)]
     error = run(*arguments, code=2)["error"]
     assert words in error and "secret" not in error
-    assert not Path("out/eval.json").exists()
+    assert not Path("out").exists()
 
 
 # ---- an outside endpoint ----
@@ -700,6 +731,16 @@ def test_an_endpoint_that_does_not_answer_leaves_faults(run: Run, chat_server: C
     chat_server.will(chat_server.replies(_solve))
     second = run(*arguments)
     assert (second["episodes"], second["avg@1"], second["faults"], second["faults_retried"]) == (3, 1.0, {}, 2)
+
+
+def test_a_dead_endpoint_is_tried_for_a_few_episodes_only(run: Run, chat_server: ChatServer, key: str) -> None:  # noqa: F811
+    chat_server.will(chat_server.fails(400, "no such thing"))
+    arguments = ["--env", "math", "--agent", f"openai:m@{chat_server.url}", "--tasks", "40", "--out", "out"]
+    error = run(*arguments, "--concurrency", "2", code=1)["error"]
+    assert "4 episodes in a row have no answer of the endpoint" in error and "HTTP 400: no such thing" in error
+    assert len(chat_server.asked) <= 6 and not Path("out/eval.json").exists()
+    chat_server.will(chat_server.replies(_solve))
+    assert run(*arguments)["episodes"] == 40
 
 
 async def _silence() -> AsyncIterator[Any]:

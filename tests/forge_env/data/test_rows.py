@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 
 from forge_env.core.errors import UserError
 from forge_env.data.rows import BadRow, LeftOut, find_file, open_data
+from forge_env.data.tables import _exact, read_hub
 from tests.helpers.packages import needs
 
 Rows = Sequence[Mapping[str, Any]]
@@ -240,3 +241,87 @@ def test_left_out_rows_are_counted_by_reason_and_the_first_are_named() -> None:
         left_out.add(f"line {number + 10}", f"reason {number}")
     assert str(left_out).endswith("; 5 more for other reasons)")
     assert left_out.record()["rows"] == 14 and left_out.record()["reasons"][0]["rows"] == 5
+
+
+# ---- datasets of the hub, here in folders ----
+
+MIXED = [
+    {"q": "a", "answer": "007", "on": "2024-01-01", "in": {"truth": "1.50", "all": ["1", 2]}},
+    {"q": "b", "answer": "null", "on": "2024-01-02", "in": {"truth": 3, "all": []}},
+    {"q": "c", "answer": 3, "on": "2024-01-03T00:00", "in": {"truth": "true", "all": ["null"]}},
+]
+CELLS = [
+    {"q": "a", "answer": "007"},
+    {"q": "b", "answer": "NA"},
+    {"q": "c", "answer": "1.50"},
+    {"q": "d", "answer": ""},
+]
+OF_HUB: Mapping[str, tuple[bytes, Rows]] = {
+    "train.jsonl": (json_lines(MIXED), MIXED),
+    "train.json": (json_list(MIXED), MIXED),
+    "train.jsonl.gz": (gzip.compress(json_lines(MIXED)), MIXED),
+    "train.csv": (csv_file(CELLS), CELLS),
+    "train.tsv": (csv_file(CELLS).replace(b",", b"\t"), CELLS),
+}
+
+
+@pytest.fixture
+def dataset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, bytes], str]:
+    monkeypatch.chdir(tmp_path)
+
+    def put(name: str, content: bytes) -> str:
+        folder = Path("own", name.replace(".", "_"))
+        folder.mkdir(parents=True)
+        (folder / name).write_bytes(content)
+        return str(folder)
+
+    return put
+
+
+@needs("datasets")
+@pytest.mark.parametrize("streaming", [False, True])
+@pytest.mark.parametrize("name", OF_HUB)
+def test_a_file_of_the_hub_is_read_as_it_stands(
+    dataset: Callable[[str, bytes], str], name: str, streaming: bool
+) -> None:
+    content, rows = OF_HUB[name]
+    found = list(read_hub(dataset(name, content), split="train", streaming=streaming))
+    assert [row.read() for row in found] == rows
+    assert [row.where for row in found] == [f"row {number}" for number in range(1, len(rows) + 1)]
+
+
+@needs("datasets")
+@pytest.mark.parametrize("streaming", [False, True])
+def test_floats_of_parquet_are_as_short_as_they_were_written(
+    dataset: Callable[[str, bytes], str], streaming: bool
+) -> None:
+    import pyarrow
+    import pyarrow.parquet
+
+    kind = pyarrow.struct([("x", pyarrow.float32()), ("all", pyarrow.list_(pyarrow.float32()))])
+    row = {"answer": "007", "score": 0.1, "in": {"x": 0.2, "all": [0.3]}}
+    columns = {
+        "answer": ["007"],
+        "score": pyarrow.array([0.1], pyarrow.float32()),
+        "in": pyarrow.array([row["in"]], kind),
+    }
+    table = io.BytesIO()
+    pyarrow.parquet.write_table(pyarrow.table(columns), table)
+    name = dataset("train.parquet", table.getvalue())
+    assert [each.read() for each in read_hub(name, split="train", streaming=streaming)] == [row]
+    assert read(Path(name, "train.parquet")) == [row]
+
+
+@needs("pyarrow")
+def test_what_the_package_has_guessed_is_refused_by_name() -> None:
+    import pyarrow
+
+    with pytest.raises(UserError, match=r"the column 'in.truth' holds texts and other values"):
+        _exact({"truth": 7}, pyarrow.struct([("truth", pyarrow.json_())]), "in")
+    assert _exact({"any": [1]}, pyarrow.json_(), "in") == {"any": [1]}
+
+
+@needs("datasets")
+def test_a_split_that_a_dataset_has_not_is_named(dataset: Callable[[str, bytes], str]) -> None:
+    with pytest.raises(UserError, match="has no split 'tran'. Did you mean train"):
+        next(read_hub(dataset("train.csv", csv_file(CELLS)), split="tran", streaming=False))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
+import socket
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -207,6 +208,20 @@ def test_a_mistake_gets_one_sentence(arguments: list[str], text: str, capsys: py
     error = capsys.readouterr().err
     assert text in error
     assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "what",
+    [["outputs/run"], *(["--env", "math", "--as", name] for name in ("http", "openenv", "mcp")), ["--agent", "vllm:x"]],
+)
+def test_a_port_that_is_taken_is_said_before_anything_is_opened(
+    what: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert main(["serve", *what, "--port", str(port)]) == 2
+    error = capsys.readouterr().err
+    assert f"cannot listen at 127.0.0.1, port {port}: Address already in use" in error and error.count("\n") == 1
 
 
 @pytest.mark.parametrize(

@@ -53,7 +53,7 @@ def test_of_a_large_run_it_holds_faults_and_the_groups_that_differ(tmp_path: Pat
         (["{run}", "--export", "{run}/x.html", "--episodes", "0"], "1 or more"),
         (["{run}/nothing"], "name the folder"),
         (["{run}", "--port", "70000"], "is no port"),
-        (["{run}", "--host", "no.such.host.invalid"], "cannot be had"),
+        (["{run}", "--host", "no.such.host.invalid"], "cannot listen at no.such.host.invalid"),
         (["{run}", "--model", "{run}"], "holds no tokenizer.json"),
     ],
 )

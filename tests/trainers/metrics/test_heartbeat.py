@@ -47,14 +47,6 @@ def test_the_first_line_needs_no_torch() -> None:
     assert "trainers.sft: importing" in first and second == "set()"
 
 
-def test_ctrl_c_while_packages_are_imported_is_a_sentence() -> None:
-    program = "import signal; from trainers.metrics import heartbeat; heartbeat.announce(['-m', 'trainers.grpo']); "
-    ended = subprocess.run(
-        [sys.executable, "-c", f"{program}signal.raise_signal(signal.SIGINT)"], cwd=ROOT, capture_output=True, text=True
-    )
-    assert (ended.returncode, ended.stderr) == (130, "interrupted: nothing was started\n")
-
-
 @pytest.mark.parametrize(
     ("command", "module"),
     [

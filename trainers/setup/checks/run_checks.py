@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import errno
 import importlib.util
 import os
 from collections.abc import Sequence
-from pathlib import Path
 
 from forge_env.core.env import Env
 from forge_env.core.errors import UserError
@@ -16,6 +14,7 @@ from forge_env.rollout.factory import EnvFactory, make
 from forge_env.telemetry.sender import check_otel
 from trainers.config import RunConfig
 from trainers.metrics.sink import load_sink
+from trainers.setup.checks.output_folder import check_output
 from trainers.setup.checks.resume_checks import checkpoint_of
 from trainers.setup.draft import Draft
 from trainers.setup.run_tasks import chat_data
@@ -156,24 +155,6 @@ def check_folder(draft: Draft) -> None:
     checkpoint_of(draft)
     if not draft.resume:
         check_output(draft.output or "outputs/new")
-
-
-def check_output(path: str) -> None:
-    """Check that a new run can have a folder of its own.
-
-    Raises:
-        UserError: when there is something already, or the folder cannot be made.
-    """
-    folder = Path(path)
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise UserError(
-            f"--output {path} exists and is not empty: it may hold another run; go on with that one by --resume, or "
-            f"choose another folder"
-        )
-    parent = next(each for each in (folder.absolute(), *folder.absolute().parents) if each.exists())
-    if not parent.is_dir() or not os.access(parent, os.W_OK):
-        why = os.strerror(errno.EACCES if parent.is_dir() else errno.ENOTDIR)
-        raise UserError(f"--output {path} cannot be made: {why}; choose another folder")
 
 
 def check_metrics(draft: Draft) -> None:

@@ -1,0 +1,69 @@
+"""The output folder of a new run: whether it is free, and what a run that trained nothing leaves in it."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+from pathlib import Path
+
+from forge_env.core.errors import UserError
+from forge_env.records.run_files import CONFIG, FACTS
+from trainers.checkpoints import steps_of
+from trainers.setup.checks.resume_checks import REFERENCE, REFERENCE_ADAPTER
+
+CONSOLE, METRICS = "console.jsonl", "metrics.jsonl"
+INITIAL = "initial_model"
+"""The folder, in that of the run, of a model that was made for it."""
+_WRITTEN = frozenset(
+    {CONSOLE, METRICS, CONFIG, FACTS, INITIAL, REFERENCE, REFERENCE_ADAPTER}
+    | {"episodes", "logs", "checkpoints", "report.html", "trace.json", "trained.jsonl", "tensorboard", "wandb"}
+)
+"""What a run may have written before its first optimizer step."""
+
+
+def check_output(path: str) -> None:
+    """Check that a new run can have a folder of its own.
+
+    Raises:
+        UserError: when there is something already, other than a run that trained nothing, or the folder cannot be made.
+    """
+    folder = Path(path)
+    if folder.exists() and not is_free(folder):
+        raise UserError(
+            f"--output {path} exists and is not empty: it may hold another run; go on with that one by --resume, or "
+            f"choose another folder"
+        )
+    parent = next(each for each in (folder.absolute(), *folder.absolute().parents) if each.exists())
+    if not parent.is_dir() or not os.access(parent, os.W_OK):
+        why = os.strerror(errno.EACCES if parent.is_dir() else errno.ENOTDIR)
+        raise UserError(f"--output {path} cannot be made: {why}; choose another folder")
+
+
+def is_free(folder: Path) -> bool:
+    """Whether a folder is empty, or holds a run that took no optimizer step, and nothing else."""
+    names = {path.name for path in folder.iterdir()} if folder.is_dir() else {""}
+    if not names:
+        return True
+    return CONSOLE in names and names <= _WRITTEN and not steps_of(folder) and not _has_trained(folder)
+
+
+def clear(folder: Path) -> None:
+    """Remove what a run that trained nothing has left; other files stay."""
+    for path in [folder / name for name in _WRITTEN]:
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
+
+
+def _has_trained(folder: Path) -> bool:
+    """Whether the metrics of a run have an optimizer step, or cannot be read."""
+    try:
+        lines = (folder / METRICS).read_text(encoding="utf-8").splitlines()
+        return any(json.loads(line)["phase"] == "train" for line in lines)
+    except FileNotFoundError:
+        return False
+    except (OSError, ValueError, KeyError, TypeError):
+        return True
