@@ -3,7 +3,7 @@
 import importlib.util
 import sys
 
-from trainers.metrics.heartbeat import announce, trainer_of
+from trainers.metrics.heartbeat import announce, options_of, quiet, trainer_of
 
 # While Python looks for the module of `python -m`, argv is ["-m"]; another program may import this package at that
 # time.
@@ -15,7 +15,11 @@ if sys.argv[:1] == ["-m"] and trainer_of(sys.orig_argv):
         check_ours()  # before anything of them is imported
         if importlib.util.find_spec("torch") is None:  # the gym half
             raise UserError(missing("torch"))
+        announce(sys.orig_argv)  # torch takes seconds to import
+        from trainers.setup.options.first_look import check_command
+
+        check_command(trainer_of(sys.orig_argv).rpartition(".")[2], options_of(sys.orig_argv))
     except UserError as error:
+        quiet()
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
-    announce(sys.orig_argv)  # torch takes seconds to import

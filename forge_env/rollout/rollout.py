@@ -38,6 +38,7 @@ from forge_env.rollout.factory import EnvFactory
 from forge_env.rollout.options import option_types
 from forge_env.rollout.repeated import repeated_tokens
 from forge_env.utils.deadlines import Deadline
+from forge_env.utils.secret_values import masked, masked_text
 from forge_env.utils.threads import invoke
 
 
@@ -133,7 +134,7 @@ async def run_episode(
     limits = limits or factory.episode_limits()
     run = EpisodeRun(agent, Conversations(episode_id, seed, limits), limits)
     if env_options:
-        run.info["env_options"] = recorded_info(env_options)
+        run.info["env_options"] = recorded_info(masked(env_options))
     env: Env | None = None
     outcome, error, ended_by = Outcome.SCORED, "", ""
     recording = start_recording(run.info)
@@ -159,7 +160,7 @@ async def run_episode(
                 run.info["unstopped_tools"] = unstopped
                 seconds = min(seconds, UNSTOPPED_CLOSE_SECONDS)
             if close_error := await close_env(env, seconds):
-                run.info["close_error"] = close_error
+                run.info["close_error"] = masked_text(close_error)
             await _add_final_info(env, limits.step_seconds, run.info)
     turns = run.conversations.turns
     lineage: tuple[Lineage, ...] = ()
@@ -188,7 +189,7 @@ async def run_episode(
         group_id=group_id,
         env=factory.name,
         seed=seed,
-        error=error,
+        error=error and masked_text(error),
         success=success,
         ended_by=ended_by,
         info=run.info,

@@ -52,7 +52,6 @@ KNOWN = {
     "agents/generator/adapter_folder.py:_check_matrix": OF_EVAL,
     "agents/generator/adapter_folder.py:open_adapter": OF_EVAL,
     "agents/generator/adapter_folder.py:read_config": IN_PLAN,
-    "agents/generator/engine_args.py:_put": IN_PLAN,
     "agents/generator/engine_args.py:read_engine_args": IN_PLAN,
     "agents/generator/expert_weights.py:check_complete": OF_LIBRARY,
     "agents/generator/local.py:open_checkpoint": OF_EVAL,
