@@ -90,6 +90,25 @@ def test_every_example_runs(example: Path, tmp_path: Path) -> None:
     assert output in run([sys.executable, str(example)], tmp_path)
 
 
+@pytest.mark.parametrize(
+    "script",
+    [
+        pytest.param(path, marks=[pytest.mark.slow] * (path.parent.name not in ("examples", "agents")))
+        for folder in ("examples", "benchmarks")
+        for path in sorted((ROOT / folder).rglob("*.py"))
+        if path.parent.name == "agents" or '__name__ == "__main__"' in path.read_text(encoding="utf-8")
+    ],
+    ids=lambda path: path.relative_to(ROOT).as_posix(),
+)
+def test_every_script_has_a_help(script: Path, tmp_path: Path) -> None:
+    """Also if its packages are not installed, or its variables not set."""
+    words = (ast.get_docstring(ast.parse(script.read_text(encoding="utf-8"))) or "").split()[:3]
+    module = ".".join(script.relative_to(ROOT).with_suffix("").parts)
+    command = ["-m", module] if (script.parent / "__init__.py").exists() else [str(script)]
+    printed = run([sys.executable, *command, "--help"], tmp_path)
+    assert "usage: " in printed or words == printed.split()[:3]
+
+
 def named_pages(nav: Any) -> list[str]:
     """The files that the nav of mkdocs.yml, or a section of it, names."""
     if isinstance(nav, str):
