@@ -84,4 +84,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    print(__doc__) if "--help" in sys.argv else main()

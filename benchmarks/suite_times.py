@@ -9,6 +9,7 @@ seconds are those of set-up, call and tear-down in its worker; a fixture of a fi
 
 from __future__ import annotations
 
+import argparse
 import os
 import sys
 from collections import Counter
@@ -67,9 +68,9 @@ def table(reports: Sequence[Path]) -> str:
 
 
 def main() -> None:
-    if not sys.argv[1:]:
-        sys.exit("name one or more JUnit reports: python -m benchmarks.suite_times before.xml [after.xml]")
-    sys.stdout.write(table([Path(name) for name in sys.argv[1:]]))
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("reports", nargs="+", type=Path, help="JUnit reports, such as before.xml after.xml")
+    sys.stdout.write(table(parser.parse_args().reports))
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ and nothing of what it earns.
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import random
 import re
@@ -379,4 +380,5 @@ async def main() -> None:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__).parse_args()
     asyncio.run(main())

@@ -12,6 +12,7 @@ then; whether the customer is content does not count, so flattering or instructi
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import random
 import re
@@ -230,4 +231,5 @@ async def main() -> None:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__).parse_args()
     asyncio.run(main())

@@ -74,7 +74,7 @@ def main(question: str) -> None:
 
 
 if __name__ == "__main__":
-    if "OPENAI_API_KEY" in os.environ:
+    if "OPENAI_API_KEY" in os.environ and "--help" not in sys.argv:
         main(sys.stdin.read())
     else:  # nobody started it as it is meant to be
         print(__doc__)

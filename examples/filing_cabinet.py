@@ -9,6 +9,7 @@ a tool that may run beside others, two reward parts with weights, and an expert 
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import random
 import re
@@ -143,4 +144,5 @@ async def main() -> None:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__).parse_args()
     asyncio.run(main())

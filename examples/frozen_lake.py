@@ -4,6 +4,7 @@ forge-env check gymnasium:FrozenLake-v1       any text environment, without writ
 python examples/frozen_lake.py
 """
 
+import argparse
 import asyncio
 
 import forge_env
@@ -39,4 +40,5 @@ async def main() -> None:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__).parse_args()
     asyncio.run(main())

@@ -3,8 +3,8 @@
 Run it with `python examples/own_loop.py`, or with a model: `python examples/own_loop.py path/to/qwen3`.
 """
 
+import argparse
 import asyncio
-import sys
 import tempfile
 from pathlib import Path
 
@@ -57,8 +57,10 @@ async def main(model):
 
 
 if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("model", nargs="?", help="folder of a model; without it a tiny one is made")
+    model = parser.parse_args().model
     with tempfile.TemporaryDirectory() as folder:
-        path = sys.argv[1] if len(sys.argv) > 1 else folder
-        if path is folder:
+        if model is None:
             asyncio.run(make_model(Path(folder), make("math"), seed=0, limits=EpisodeLimits()))
-        asyncio.run(main(path))
+        asyncio.run(main(model or folder))

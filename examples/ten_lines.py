@@ -1,5 +1,6 @@
 """The smallest environment: one tool, one reward, tasks. Everything between the two marks is what you write."""
 
+import argparse
 import asyncio
 
 import forge_env
@@ -50,4 +51,5 @@ async def main() -> None:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__).parse_args()
     asyncio.run(main())

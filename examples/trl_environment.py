@@ -65,16 +65,17 @@ class Math:
 
 
 def main() -> None:
-    import torch
-    from datasets import Dataset
-    from trl import GRPOConfig, GRPOTrainer
-
-    parser = argparse.ArgumentParser()
+    parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", default="Qwen/Qwen3-0.6B")
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--max-completion-length", type=int, default=512)
     parser.add_argument("--out", default="outputs/trl")
     options = parser.parse_args()
+
+    import torch
+    from datasets import Dataset
+    from trl import GRPOConfig, GRPOTrainer
+
     # The index goes to `reset`, so that all completions of a group have the same task.
     rows = [{"prompt": [{"role": "user", "content": ""}], "index": index} for index in range(200)]
     trainer = GRPOTrainer(

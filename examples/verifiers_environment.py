@@ -9,6 +9,11 @@ It needs nothing of forge_env.
 """
 
 import os
+import sys
+
+if "--help" in sys.argv:
+    print(__doc__)
+    sys.exit()
 
 import verifiers.v1 as vf
 from openenv import GenericEnvClient

@@ -9,10 +9,15 @@ from __future__ import annotations
 
 import ast
 import doctest
+import json
 import os
 import re
+import shlex
+import signal
 import subprocess
 import sys
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -30,15 +35,30 @@ ELSEWHERE = {
 EXAMPLES = sorted(path for path in (ROOT / "examples").glob("*.py") if path.stem not in ELSEWHERE)
 SLOW = {"own_loop", "coding_agent"}
 """Examples and pages that train."""
+NOT_HERE = {
+    "make demo": "it writes to the checkout, and takes minutes: `python -m benchmarks.demo` measures it",
+    "make test": "it is what runs this test",
+    "make demo-real": "it takes a model from a package index: `python -m benchmarks.real_model` measures it",
+}
+"""Commands of README.md that no test runs, with the reason."""
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 MARK = "@end of block@"
 
 
-def run(command: list[str], folder: Path) -> str:
+def run(command: list[str], folder: Path, seconds: float = 280, *, reads_line: bool = False) -> str:
+    """What a command prints; of one that goes on until it is interrupted, its first line."""
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     environ = {**os.environ, "PATH": path, "PYTHONPATH": f"{folder}{os.pathsep}{ROOT}", "XDG_CONFIG_HOME": str(folder)}
     environ["FORGE_ENV_REGISTRY"] = str(folder / ".forge_env" / "registry.yaml")
-    done = subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, timeout=280)
+    if reads_line:
+        with subprocess.Popen(command, cwd=folder, env=environ, stdout=subprocess.PIPE, text=True) as process:
+            assert process.stdout is not None
+            line = process.stdout.readline()
+            process.send_signal(signal.SIGINT)
+            process.wait(60)
+        assert "http://" in line
+        return line
+    done = subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, timeout=seconds)
     assert done.returncode == 0, f"{command[-1]}\n{done.stdout}\n{done.stderr}"
     return done.stdout
 
@@ -88,6 +108,61 @@ def test_every_example_runs(example: Path, tmp_path: Path) -> None:
         "trl_environment": "--as openenv",
     }.get(example.stem, "reward 1.0")
     assert output in run([sys.executable, str(example)], tmp_path)
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        pytest.param(path, marks=[pytest.mark.slow] * (path.parent.name not in ("examples", "agents")))
+        for folder in ("examples", "benchmarks")
+        for path in sorted((ROOT / folder).rglob("*.py"))
+        if path.parent.name == "agents" or '__name__ == "__main__"' in path.read_text(encoding="utf-8")
+    ],
+    ids=lambda path: path.relative_to(ROOT).as_posix(),
+)
+def test_every_script_has_a_help(script: Path, tmp_path: Path) -> None:
+    """Also if its packages are not installed, or its variables not set."""
+    words = (ast.get_docstring(ast.parse(script.read_text(encoding="utf-8"))) or "").split()[:3]
+    module = ".".join(script.relative_to(ROOT).with_suffix("").parts)
+    command = ["-m", module] if (script.parent / "__init__.py").exists() else [str(script)]
+    printed = run([sys.executable, *command, "--help"], tmp_path)
+    assert "usage: " in printed or words == printed.split()[:3]
+
+
+class Endpoint(BaseHTTPRequestHandler):
+    """A model that knows nothing, behind Chat Completions."""
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        choice = {"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": "I do not know."}}
+        body = json.dumps({"choices": [choice], "usage": {"prompt_tokens": 1, "completion_tokens": 1}}).encode()
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+@pytest.mark.slow
+def test_every_command_of_the_readme_runs_as_it_stands(tmp_path: Path) -> None:
+    commands = re.findall(r"^    ((?:make|forge-env|python) .*?)(?: +#.*)?$", (ROOT / "README.md").read_text(), re.M)
+    assert NOT_HERE.keys() < set(commands) and any("trainers.grpo" in command for command in commands)
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    with ThreadingHTTPServer(("127.0.0.1", 0), Endpoint) as server:
+        threading.Thread(target=server.serve_forever).start()
+        try:
+            for command in commands:
+                at_port = command.replace("127.0.0.1:8000", f"127.0.0.1:{server.server_port}")
+                if command not in NOT_HERE:
+                    run([*shlex.split(at_port)], tmp_path, seconds=1800, reads_line="forge-env view" in command)
+        finally:
+            server.shutdown()
+    [summary] = tmp_path.glob("outputs/grpo-*/summary.json")
+    figures = json.loads(summary.read_text())
+    assert figures["success_after"] > figures["success_before"]
 
 
 def named_pages(nav: Any) -> list[str]:

@@ -39,7 +39,7 @@ ROOMS = {
     "envs.suites": "catalogue process expert selection bfcl agentdojo humaneval",
     "envs.tool_api": "http json_schema mcp openapi shop tool_names answers call_tasks sources tasks services env",
     "trainers": """settings checkpoints model lora batching objective metrics titan config algorithm setup run
-        controller train grpo dapo gspo sapo cispo reinforce losses sft""",
+        controller train grpo dapo gspo sapo cispo reinforce losses sft __main__""",
     "trainers.setup": """packages signals placement options deadlines expert_need run_tasks held_out draft
         memory cost sizing checks run_plan plan describe entry""",
     "trainers.setup.sizing": "card engine fit",

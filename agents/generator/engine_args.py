@@ -53,26 +53,21 @@ def read_engine_args(given: Mapping[str, Any]) -> dict[str, Any]:
     """Check settings for vLLM's EngineArgs, and convert texts to their types.
 
     Args:
-        given: values as from a YAML file, or texts as from the command line; a dotted name is an entry of a dictionary:
-            {"speculative_config.method": "ngram"}.
+        given: values as from a YAML file, or texts as from the command line, also within dictionaries.
 
     Raises:
         UserError: a name is not in `SETTINGS`, a value has another type, published weights cannot be loaded into a
             quantization, or CUDA graphs would give wrong tokens.
     """
     args: dict[str, Any] = {}
-    for dotted, text in given.items():
-        name, _, entry = dotted.partition(".")
+    for name, value in given.items():
         if name in _OURS:
             raise UserError(f"{OPTION}.{name} is set by the run: {_OURS[name]}")
         if name not in SETTINGS:
             raise UserError(
                 f"{OPTION}.{name} is no setting of vLLM that passes through, see docs/gpu.md. {nearest(name, SETTINGS)}"
             )
-        if entry:
-            _put(args.setdefault(name, {}), entry, _literal(text))
-        else:
-            args[name] = _literal(text) if name in _DICTIONARIES else text
+        args[name] = _literals(value) if name in _DICTIONARIES else value
     args = {name: read_value(value, SETTINGS[name], f"{OPTION}.{name}") for name, value in args.items()}
     if (quantization := args.get("quantization")) not in (None, *QUANTIZATIONS):
         raise UserError(
@@ -128,20 +123,11 @@ def _letters(text: str) -> str:
     return "".join(filter(str.isalnum, text)).lower()
 
 
-def _literal(value: Any) -> Any:
-    """The value of a text that is JSON, for example of a number."""
+def _literals(value: Any) -> Any:
+    """A value in which each text that is JSON, for example a number, is what it says."""
+    if isinstance(value, Mapping):
+        return {name: _literals(entry) for name, entry in value.items()}
     try:
         return json.loads(value) if isinstance(value, str) else value
     except ValueError:
         return value
-
-
-def _put(into: Any, dotted: str, value: Any) -> None:
-    """Set an entry of nested dictionaries."""
-    if not isinstance(into, dict):
-        raise UserError(f"{OPTION}: {dotted} is an entry of a setting that was given a value of its own: give one")
-    head, _, rest = dotted.partition(".")
-    if rest:
-        _put(into.setdefault(head, {}), rest, value)
-    else:
-        into[head] = value

@@ -9,6 +9,10 @@ import json
 import logging
 import sys
 
+if "--help" in sys.argv:
+    print(__doc__)
+    sys.exit()
+
 from agentdojo.agent_pipeline import AgentPipeline, InitQuery, SystemMessage, ToolsExecutionLoop, ToolsExecutor
 from agentdojo.agent_pipeline.base_pipeline_element import BasePipelineElement
 from agentdojo.functions_runtime import FunctionCall

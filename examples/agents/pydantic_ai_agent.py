@@ -3,6 +3,10 @@
 import os
 import sys
 
+if "--help" in sys.argv:
+    print(__doc__)
+    sys.exit()
+
 from pydantic_ai import Agent
 
 agent = Agent(f"{sys.argv[1]}:{os.environ['OPENAI_MODEL']}", system_prompt="Add with the tool.")

@@ -7,6 +7,10 @@ under a grammar, and a trainer leaves them out of the loss. Train with auto.
 import os
 import sys
 
+if "--help" in sys.argv:
+    print(__doc__)
+    sys.exit()
+
 from smolagents import OpenAIServerModel, ToolCallingAgent, tool
 
 

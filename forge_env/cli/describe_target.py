@@ -25,7 +25,7 @@ from forge_env.core.errors import ForgeError, UserError
 from forge_env.core.tools import Tool
 from forge_env.registry.registry import load_target
 from forge_env.registry.tool_sets import derive_tools, untyped
-from forge_env.rollout.options import option_parameters
+from forge_env.rollout.options import option_parameters, option_types
 from forge_env.tool_env.tool_env import ToolEnv
 from forge_env.utils.targets import add_to_path, is_source, load, split_target
 
@@ -160,11 +160,13 @@ def _tool_data(tool: Tool) -> dict[str, Any]:
 
 
 def _options(env: type[Env]) -> list[dict[str, Any]]:
-    """Return the options of an environment, as `EnvFactory` takes them."""
+    """Return the options of an environment that a command line and a file can give."""
     options: dict[str, dict[str, Any]] = {}
     shared = [load(target) for target in env.shared.values()]
     for function in (*shared, env.tasks, env.__init__):
         for parameter in option_parameters(function):
+            if Tool in typing.get_args(option_types(function)[parameter.name]):
+                continue  # only code has such values
             description = {"name": parameter.name, "type": _type(function, parameter)} | _default(parameter)
             if description["required"] or parameter.name not in options:
                 options[parameter.name] = description

@@ -6,20 +6,31 @@ from collections.abc import Sequence
 from typing import Any
 
 from forge_env.core.errors import UserError
+from forge_env.utils.secret_values import masked
+from forge_env.utils.settings import with_entries
 
 
 def parse_options(option: Sequence[str], tools: Sequence[str] = (), command: str = "") -> dict[str, Any]:
     """Parse name=value pairs; `tools` and `command` are options that have a command-line option of their own.
 
+    The name "headers.a" is the entry a of the dictionary that is the option headers.
+
     Raises:
-        UserError: for a text that is not of the form name=value.
+        UserError: for a text that is not of the form name=value, or two values of one option.
     """
+    pairs: list[tuple[str, Any]] = []
     for text in option:
-        if "=" not in text[1:]:
+        name, equals, value = text.partition("=")
+        if not name or not equals:
             raise UserError(f"--option {text!r} is not of the form name=value, for example --option level=2")
-    options: dict[str, Any] = {name: value for name, _, value in (text.partition("=") for text in option)}
+        pairs.append((name, value))
     if tools:
-        options["tools"] = tools[0] if len(tools) == 1 else list(tools)  # one text may be a list with commas
+        pairs.append(("tools", tools[0] if len(tools) == 1 else list(tools)))  # one text may be a list with commas
     if command:
-        options["command"] = command
-    return options
+        pairs.append(("command", command))
+    options = dict(reversed(pairs))
+    for name, value in pairs:
+        if options[name] != value:
+            first, second = masked({name: options[name]}), masked({name: value})
+            raise UserError(f"the option {name} is given twice, {first[name]!r} and {second[name]!r}: give one")
+    return with_entries({}, dict(pairs))

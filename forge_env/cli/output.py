@@ -11,6 +11,8 @@ from typing import Annotated, Any
 
 import typer
 
+from forge_env.utils.secret_values import masked_text
+
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object, and nothing else.")]
 
 
@@ -29,7 +31,7 @@ def say(text: str) -> None:
 
 def note(text: str) -> None:
     """Print a remark on stderr."""
-    sys.stderr.write(f"note: {text}\n")
+    sys.stderr.write(masked_text(f"note: {text}\n"))
 
 
 def last_words(text: str) -> None:
@@ -42,7 +44,7 @@ def last_words(text: str) -> None:
 
 def fail(sentence: str, *, as_json: bool) -> None:
     """Print an error: one sentence on stderr, and in JSON mode on stdout too."""
-    sentence = " ".join(sentence.split())
+    sentence = masked_text(" ".join(sentence.split()))
     sys.stderr.write(f"error: {sentence}\n")
     if as_json:
         emit({"error": sentence})

@@ -12,6 +12,7 @@ import typer
 from forge_env.cli.env_options import parse_options
 from forge_env.cli.output import Json, emit, note, say, show_table, stdout_to_stderr
 from forge_env.cli.run_async import run_async
+from forge_env.utils.secret_values import masked
 
 if TYPE_CHECKING:
     from forge_env.records.find_episode import FoundEpisode
@@ -104,7 +105,7 @@ def _as_json(run: Path, located: FoundEpisode, settings: RunSettings, result: Re
         "file": str(located.path),
         "line": located.line,
         "env": settings.env or located.episode.env,
-        "options": dict(settings.options),
+        "options": masked(settings.options),
         "seed": located.episode.seed,
         "same": result.same,
         "turns": [asdict(turn) for turn in result.turns],

@@ -32,6 +32,10 @@ def check_class(cls: Any, members: Mapping[str, Member], root: type) -> None:
             kind = "tool" if is_tool(found) else "reward"
             raise UserError(f"the {kind} {name} takes {place}: call it {name}_ or otherwise ({where})")
         if not allows(value):
+            decorator = expected.partition("@")[2].partition(" ")[0]
+            if decorator and inspect.isfunction(value):
+                what = f"{where} is a method of an instance, and is called without one"
+                raise UserError(f"{what}: write @{decorator} above it")
             raise UserError(f"{where} is {_described(value)} in {place}, {expected}: give it another name")
     for name in members.keys() & cls.shared.keys():
         raise UserError(f"{cls.__name__}.shared sets {name!r}, a name of {root.__name__}: give it another name")
@@ -82,14 +86,18 @@ ENV: Mapping[str, Member] = {
     **dict.fromkeys(
         ("tasks", "effects", "can_demonstrate"), ("a class method, with @classmethod above it", _is_of_class)
     ),
-    "limits": ("a class method or a mapping", lambda value: isinstance(value, Mapping) or _is_of_class(value)),
+    "limits": (
+        "a mapping or a class method, with @classmethod above it",
+        lambda value: isinstance(value, Mapping) or _is_of_class(value),
+    ),
     "np_random": ("the generator that seed() seeds", _is(property)),
     "tools": ("a list of tools in OpenAI's shape", _is(list, tuple, property)),
     "shared": ('a mapping from attribute names to "module:factory"', _is(Mapping)),
     "made_of": ("a list of modules", _is(list, tuple)),
     "allows_overlap": ("True or False", _is(bool)),
     "truncation_reward": ("a number", _is(Real, property)),
-    **dict.fromkeys(("expert", "cheats"), ("what forge-env calls", lambda value: True)),
+    "expert": ("a function of the messages, with @staticmethod above it", _is_of_class),
+    "cheats": ("a class method, with @classmethod above it", _is_of_class),
     **dict.fromkeys(("_np_random", "_seed"), ("a part of Env itself", _is())),
     **dict.fromkeys(("_makes_copies", "_gate"), ("a part of Env itself", _is(property))),
 }

@@ -1,5 +1,6 @@
 """The folder of an offline evaluation. A run can be killed at any point and resumed.
 
+    secrets.json     secrets among the options of the environment, if there are some, for their owner only
     plan.json        the settings, and digests of the files that they name; written before the first episode
     episodes.jsonl   one Episode per line, in the order of their ends: those with a reward, and TIMEOUTs
     faults.jsonl     the episodes that ended by a fault: {"class": ..., "error": ..., "episode": {...}}
@@ -24,6 +25,7 @@ from forge_env.evaluation.digests import changed
 from forge_env.records.run_files import EPISODES, FAULTS, PLAN, read_object
 from forge_env.utils.atomic import replace_file
 from forge_env.utils.folders import make_folders, remove_empty
+from forge_env.utils.secret_values import keep, masked
 
 RESULT = "eval.json"
 _BLOCK = 1 << 20
@@ -46,6 +48,7 @@ class EvalFolder:
     def __init__(self, path: Path, plan: Mapping[str, Any], extends: Mapping[str, Any] | None = None) -> None:
         self.path = path
         self.plan = _as_read_back(plan)
+        self._settings = plan
         self._extends = None if extends is None else _as_read_back(extends)
         self._is_extended = False
         self.dropped_faults = False
@@ -94,6 +97,7 @@ class EvalFolder:
         if self._is_extended or not (self.path / PLAN).exists():
             self._write(PLAN, json.dumps(self.plan, indent=2))
             (self.path / RESULT).unlink(missing_ok=True)  # figures of fewer tasks
+        keep(self.path, {"options": self._settings.get("options")})
 
     def add(self, episode: Episode) -> None:
         """Append an episode. Once written, it survives the process.
@@ -203,7 +207,8 @@ def _has_results(path: Path) -> bool:
 
 
 def _as_read_back(plan: Mapping[str, Any]) -> dict[str, Any]:
-    data: dict[str, Any] = json.loads(json.dumps(plan, default=str))
+    settings = {name: value if name == "depends_on" else masked(value, (name,)) for name, value in plan.items()}
+    data: dict[str, Any] = json.loads(json.dumps(settings, default=str))
     return data
 
 

@@ -24,6 +24,7 @@ from forge_env.evaluation.metrics import (
     unstopped_warnings,
 )
 from forge_env.evaluation.plan import Attempt, EvalPlan
+from forge_env.utils.secret_values import masked, masked_text
 from forge_env.utils.statistics import Estimate
 
 
@@ -59,9 +60,9 @@ def summarise(
     prompt, completion = (sum(n) for n in zip((0, 0), *map(tokens_of, (*done, *faulted)), strict=True))
     return {
         "env": plan.env,
-        "agent": plan.agent,
+        "agent": masked_text(plan.agent),
         "adapter": plan.adapter,
-        "options": dict(plan.options),
+        "options": masked(plan.options, ("options",)),
         "split": plan.split,
         "seed": plan.seed,
         "n": plan.n,

@@ -10,6 +10,7 @@ from typing import Any
 
 from forge_env.core.errors import UserError
 from forge_env.core.types import EpisodeLimits
+from forge_env.utils.secret_values import restored
 from forge_env.utils.yaml_text import read_yaml
 
 PLAN, EPISODES, FAULTS = "plan.json", "episodes.jsonl", "faults.jsonl"
@@ -92,9 +93,10 @@ def run_settings(run: Path) -> RunSettings | None:
     for folder in folders:
         if (folder / PLAN).is_file():
             plan = read_object(folder / PLAN)
-            return _settings(folder / PLAN, plan, plan.get("limits", {}))
+            return _settings(folder / PLAN, restored(plan, folder), plan.get("limits", {}))
         if env := trained_config(folder):
             facts = read_object(folder / FACTS) if (folder / FACTS).is_file() else {}
+            env = restored({"env": env}, folder)["env"]
             saved = {**env, "env": env.get("name"), "registered": facts.get("registered")}
             return _settings(folder / CONFIG, saved, env)
     return None

@@ -23,6 +23,7 @@ from forge_env.rollout.options import convert_option, is_data, option_types, req
 from forge_env.rollout.task_list import TASKS_SECONDS, read_tasks
 from forge_env.utils.deadlines import Deadline
 from forge_env.utils.gates import Gate
+from forge_env.utils.secret_values import check_present
 from forge_env.utils.settings import bounds_of, kinds_of, out_of_bounds
 from forge_env.utils.threads import call_on, is_instant
 
@@ -60,6 +61,7 @@ class EnvFactory:
                     raise UserError(f"the environment {self.name} needs the option {option}, which has no default")
         for option in sorted(options.keys() - types.keys()):
             raise UserError(f"the environment {self.name} has no option {option!r}. {nearest(option, types)}")
+        check_present(options, "as options of the environment, for example --option {}=VALUE")
         self.options = {n: convert_option(self.name, n, value, types[n]) for n, value in options.items()}
         self._constructor_options = select_options(env_class.__init__, self.options)
         self._is_instant = is_instant(env_class.__init__)

@@ -38,6 +38,7 @@ from forge_env.rollout.options import option_types
 from forge_env.rollout.repeated import repeated_tokens
 from forge_env.utils.deadlines import Deadline
 from forge_env.utils.gates import Gate, gate_of, inside
+from forge_env.utils.secret_values import masked, masked_text
 from forge_env.utils.threads import call_on
 
 
@@ -133,7 +134,7 @@ async def run_episode(
     limits = limits or factory.episode_limits()
     run = EpisodeRun(agent, Conversations(episode_id, seed, limits), limits)
     if env_options:
-        run.info["env_options"] = recorded_info(env_options)
+        run.info["env_options"] = recorded_info(masked(env_options))
     env: Env | None = None
     outcome, error, ended_by = Outcome.SCORED, "", ""
     token: Token[Gate | None] | None = None
@@ -159,7 +160,7 @@ async def run_episode(
             inside.reset(token)
         if env is not None:
             if close_error := await close_env(env, limits.step_seconds):
-                run.info["close_error"] = close_error
+                run.info["close_error"] = masked_text(close_error)
             if unstopped := gate_of(env).running:
                 run.info["unstopped"] = unstopped
             await _add_final_info(env, limits.step_seconds, run.info)
@@ -190,7 +191,7 @@ async def run_episode(
         group_id=group_id,
         env=factory.name,
         seed=seed,
-        error=error,
+        error=error and masked_text(error),
         success=success,
         ended_by=ended_by,
         info=run.info,

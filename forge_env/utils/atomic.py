@@ -14,13 +14,16 @@ from forge_env.core.errors import UserError
 LOCK_SECONDS = 30.0
 
 
-def replace_file(path: Path, text: str) -> None:
-    """Replace a file atomically, even if the process or the machine fails. Call it within `locked`."""
+def replace_file(path: Path, text: str, *, mode: int | None = None) -> None:
+    """Replace a file atomically, even if the process or the machine fails. Call it within `locked`.
+
+    `mode` are its permissions; None keeps those that it has.
+    """
     temporary = path.with_name(f"{path.name}.new")  # one writer at a time
     temporary.unlink(missing_ok=True)  # from a killed writer, or a link that another user has made
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o666)
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, mode or 0o666)
     with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-        if path.exists():
+        if mode is None and path.exists():
             os.fchmod(file.fileno(), path.stat().st_mode & 0o777)
         file.write(text)
         file.flush()

@@ -13,6 +13,7 @@ import functools
 import inspect
 import json
 import math
+import re
 import typing
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -35,6 +36,7 @@ _WORDS = {
     float: "a finite number",
     str: "a text",
     dict: "a dictionary, in JSON",
+    Mapping: "a dictionary, in JSON",
 }
 _ITEMS = {int: "whole numbers", float: "finite numbers", str: "texts"}
 
@@ -95,8 +97,20 @@ def with_values(config: T, values: Mapping[str, Any]) -> T:
             inside.setdefault(first, {})[rest] = value
     for name, others in inside.items():
         section = changes.get(name, getattr(config, name))
-        changes[name] = section | others if isinstance(section, dict) else with_values(section, others)
+        changes[name] = with_entries(section, others) if isinstance(section, dict) else with_values(section, others)
     return dataclasses.replace(config, **changes)  # type: ignore[type-var]
+
+
+def with_entries(section: dict[str, Any], entries: Mapping[str, Any]) -> dict[str, Any]:
+    """A copy of a dictionary with other entries; "a.b" is the entry b of the dictionary a."""
+    section = dict(section)
+    for name, value in entries.items():
+        first, _, rest = name.partition(".")
+        inner = section.get(first, {})
+        if rest and not isinstance(inner, dict):
+            raise UserError(f"{first} is {inner!r}, and {name} is given as an entry of it: give one")
+        section[first] = with_entries(inner, {rest: value}) if rest else value
+    return section
 
 
 def values_of(section: Any, part: type[Any]) -> dict[str, Any]:
@@ -240,9 +254,11 @@ def shown(choice: str) -> str:
 def _items(text: str, kind: Any) -> Any:
     """A text as pydantic takes it for a type."""
     origin = typing.get_origin(kind) or kind
+    if origin in _LISTS and re.match(r"\s*\[\s*[\[{\"]", text):
+        return json.loads(text)
     if origin in _LISTS:  # "[]" is none, as --dry-run shows it
         return [item.strip() for item in text.strip().strip("[]").split(",") if item.strip()]
-    if origin is dict:
+    if origin in (dict, Mapping):
         return json.loads(text)
     return text if origin in (str, typing.Literal) else text.strip()
 

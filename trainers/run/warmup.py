@@ -13,7 +13,7 @@ from typing import Literal
 from forge_env.core.episode import Episode
 from forge_env.core.errors import UserError
 from forge_env.core.reward_value import reaches
-from forge_env.core.types import Task
+from forge_env.core.types import EpisodeLimits, Task
 from forge_env.evaluation.evaluate import Evaluation, evaluate, is_success
 from forge_env.evaluation.kinds import Kinds
 from forge_env.evaluation.metrics import reward_part_metrics
@@ -123,10 +123,11 @@ def probed(tasks: Sequence[Task], warmup: WarmupConfig) -> Sequence[Task]:
 
 
 async def demonstrate(rollouts: Rollouts, train_tasks: Sequence[Task]) -> list[Episode]:
-    """Let the environment's expert solve training tasks; returns full successes only. It needs no engine.
+    """Let the environment's expert solve training tasks; returns full successes within the run's limits. It needs no
+    engine.
 
     Raises:
-        UserError: the expert solved no task.
+        UserError: the expert solved no task, or none within the limits.
     """
     started, plan, record = time.perf_counter(), rollouts.plan, rollouts.record
     assert plan.environment is not None, "demonstrations are an environment's"
@@ -147,7 +148,33 @@ async def demonstrate(rollouts: Rollouts, train_tasks: Sequence[Task]) -> list[E
         ended = (f", for --env.{limit} ended {count} of its episodes" for limit, count in result.ended_by.items())
         reason = reason or "".join(ended)
         raise UserError(f"the expert of {plan.env.name} solved none of its own tasks; the warm-up has no data{reason}")
-    return solved
+    shown = within_limits(plan.env.name, solved, plan.limits)
+    if len(shown) < len(solved):
+        left_out = f"{len(solved) - len(shown)} of {len(solved)} demonstrations"
+        record.warn(f"warning: {left_out} are left out: they are longer than --env.max_turn_tokens or --env.max_tokens")
+    return shown
+
+
+def within_limits(env: str, episodes: Sequence[Episode], limits: EpisodeLimits) -> list[Episode]:
+    """The episodes that a policy can play: nothing limits the tokens of an expert.
+
+    Raises:
+        UserError: there are none.
+    """
+
+    def turn(episode: Episode) -> int:
+        return max(len(turn.token_ids) for turn in episode.turns)
+
+    def row(episode: Episode) -> int:
+        return max(len(row.token_ids) for row in episode.rows)
+
+    for name, where, size in (("max_turn_tokens", "in a turn", turn), ("max_tokens", "in an episode", row)):
+        limit, sizes = getattr(limits, name), [size(episode) for episode in episodes]
+        episodes = [episode for episode, tokens in zip(episodes, sizes, strict=True) if tokens <= limit]
+        if not episodes:
+            need = f"the expert of {env} needs {min(sizes)} to {max(sizes)} tokens {where}"
+            raise UserError(f"{need}, and --env.{name} is {limit}: set it to {max(sizes)} or more")
+    return list(episodes)
 
 
 def first_part(until_success: float) -> int:

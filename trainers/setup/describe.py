@@ -14,6 +14,7 @@ from rich.table import Table
 
 from agents.generator.engine_args import approximations
 from agents.served_tokenizer import PLAIN
+from forge_env.utils.secret_values import masked, masked_text
 from forge_env.utils.settings import BY_CASE, leaves
 from trainers.model.new_rows import untrained_marks
 from trainers.setup.checks.no_effect import no_effect
@@ -43,7 +44,9 @@ def dry_run(plan: RunPlan) -> int:
     if not console.is_terminal:
         console.width = 120
     processes = _table(["process", "where", "part", "memory", "of which"], _processes(plan))
-    starts = [f"no: {problem}" for problem in plan.problems] or ["yes; this was a dry run, and nothing was started"]
+    starts = [masked_text(f"no: {problem}") for problem in plan.problems] or [
+        "yes; this was a dry run, and nothing was started"
+    ]
     sections: dict[str, Sequence[RenderableType]] = {
         "Settings (* is not the default)": [_table(["", "setting", "value", "default"], describe_settings(plan))],
         "What they come to": [_table(["", ""], describe_plan(plan))],
@@ -56,7 +59,7 @@ def dry_run(plan: RunPlan) -> int:
         for part in parts:
             console.print(part)
     if plan.problems:
-        print(f"error: {plan.problems[0]}", file=sys.stderr)
+        print(masked_text(f"error: {plan.problems[0]}"), file=sys.stderr)
     return 2 if plan.problems else 0
 
 
@@ -64,10 +67,11 @@ def describe_settings(plan: RunPlan) -> list[tuple[str, ...]]:
     """A row for each setting: "*" if it is not the default, name, value, and the default if it is another."""
     usual = {setting.name: setting.value for setting in leaves(type(plan.config)())}
     usual |= {name: default.value for name, default in plan.defaults.items()}
-    return [
-        ("", name, f"{value!r}") if value == usual[name] else ("*", name, f"{value!r}", f"{usual[name]!r}")
-        for name, value in ((setting.name, setting.value) for setting in leaves(plan.config))
-    ]
+    rows: list[tuple[str, ...]] = []
+    for name, value in ((setting.name, setting.value) for setting in leaves(plan.config)):
+        text = f"{masked(value, name.split('.'))!r}"
+        rows.append(("", name, text) if value == usual[name] else ("*", name, text, f"{usual[name]!r}"))
+    return rows
 
 
 def describe_plan(plan: RunPlan) -> list[tuple[str, str]]:
@@ -88,7 +92,7 @@ def describe_plan(plan: RunPlan) -> list[tuple[str, str]]:
         *(("no effect", text) for text in no_effect(plan)),
         *(("warning", text) for text in _describe_warnings(plan)),
     ]
-    return [(name, text) for name, text in lines if text]
+    return [(name, masked_text(text)) for name, text in lines if text]
 
 
 def describe_services(plan: RunPlan) -> str:

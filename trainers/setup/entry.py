@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from forge_env.core.errors import ForgeError, InvariantError, NothingTrained, UserError, first_error
 from forge_env.utils.interrupts import interrupt_again, leave_at_once
+from forge_env.utils.secret_values import masked_text
 from trainers.algorithm import Algorithm, find_algorithm
 from trainers.metrics.heartbeat import quiet
 from trainers.setup.options.read_config import read_config
@@ -56,7 +57,7 @@ def main(
         if not isinstance(error, ForgeError) or isinstance(error, InvariantError):
             raise  # a bug of ours
         quiet()
-        print(f"error: {error}", file=sys.stderr)
+        print(masked_text(f"error: {error}"), file=sys.stderr)
         return 2 if isinstance(error, UserError) else 3 if isinstance(error, NothingTrained) else 1
     finally:
         leave_at_once()

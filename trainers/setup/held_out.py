@@ -116,19 +116,19 @@ def check_sets(config: RunConfig) -> None:
 def _given_sets(config: RunConfig) -> dict[str, dict[str, Any]]:
     """The sets by name, each with its settings; its options are a dictionary."""
     sets: dict[str, dict[str, Any]] = {}
-    for dotted, value in config.evaluation.sets.items():
-        name, _, rest = dotted.partition(".")
-        setting, _, option = rest.partition(".")
+    for name, settings in config.evaluation.sets.items():
+        where = f"--evaluation.sets.{name}"
         if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*", name) or name == "greedy":
-            raise UserError(f"--evaluation.sets.{dotted}: {name!r} is no name of a set; take letters, digits and _")
-        if setting not in SETTINGS or bool(option) != (setting == "options"):
-            wrong = f"--evaluation.sets.{dotted}: a set has split, tasks and options.NAME, and not {rest!r}"
-            raise UserError(f"{wrong}. {nearest(setting, SETTINGS)}")
-        given = sets.setdefault(name, {"options": {}})
-        if option:
-            given["options"][option] = value
-        else:
-            given[setting] = read_value(value, _KINDS[setting], f"--evaluation.sets.{dotted}")
+            raise UserError(f"{where}: {name!r} is no name of a set; take letters, digits and _")
+        if not isinstance(settings, Mapping):
+            raise UserError(f"{where} is {settings!r}; a set has split, tasks and options.NAME")
+        given = sets[name] = {"options": {}}
+        for setting, value in settings.items():
+            if setting not in SETTINGS or isinstance(value, Mapping) != (setting == "options"):
+                wrong = f"{where}.{setting}: a set has split, tasks and options.NAME, and not {setting!r}"
+                raise UserError(f"{wrong}. {nearest(setting, SETTINGS)}")
+            is_dictionary = setting == "options"
+            given[setting] = value if is_dictionary else read_value(value, _KINDS[setting], f"{where}.{setting}")
     return sets
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -97,9 +97,9 @@ def resolve_sources(config: C) -> C:
     """Make local files of data absolute: a resumed run finds them from any folder."""
     sources = {"dataset.path": config.dataset.path, "env.options.data": own_data(config), "sft.data": chat_data(config)}
     sources |= {
-        f"evaluation.sets.{name}": str(value)
-        for name, value in config.evaluation.sets.items()
-        if name.endswith(".options.data")
+        f"evaluation.sets.{name}.options.data": str(data)
+        for name in config.evaluation.sets
+        if (data := _of_set(config, name, "options", "data"))
     }
     return with_values(config, {name: _resolved(source) for name, source in sources.items() if source})
 
@@ -108,11 +108,18 @@ def data_digests(config: RunConfig) -> dict[str, str]:
     """The digests of the local files that a run learns from and is measured on, by path."""
     files = [find_file(own_data(config), split) for split in (config.dataset.split, "test")]
     files.append(find_file(chat_data(config)))
-    sets = config.evaluation.sets
-    for name in {dotted.partition(".")[0]: None for dotted in sets}:
-        data, split = sets.get(f"{name}.options.data", own_data(config)), sets.get(f"{name}.split", "test")
-        files.append(find_file(str(data), str(split)))
+    for name in config.evaluation.sets:
+        data, split = _of_set(config, name, "options", "data") or own_data(config), _of_set(config, name, "split")
+        files.append(find_file(str(data), str(split or "test")))
     return {str(file): file_digest(file) for file in dict.fromkeys(files) if file is not None and file.is_file()}
+
+
+def _of_set(config: RunConfig, name: str, *path: str) -> Any:
+    """A setting of a held-out set; None if it is not given, or is not what `held_out.check_sets` takes."""
+    value = config.evaluation.sets[name]
+    for part in path:
+        value = value.get(part) if isinstance(value, Mapping) else None
+    return value
 
 
 def _resolved(source: str) -> str:

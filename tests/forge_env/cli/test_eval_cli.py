@@ -7,6 +7,7 @@ import fcntl
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -25,6 +26,7 @@ from forge_env.evaluation.folder import EvalFolder
 from forge_env.evaluation.plan import Attempt, EvalPlan, all_attempts, episode_seed, limits_of, thinking_of
 from forge_env.evaluation.summary import busy_seconds, tokens_of
 from forge_env.rollout.factory import make
+from forge_env.utils.secret_values import FILE
 from tests.agents.conftest import Asked, ChatServer, _chat_server, chat_server  # noqa: F401 (fixtures)
 from tests.helpers.packages import needs
 
@@ -191,6 +193,40 @@ def coin(agent: str, out: str, *more: str, n: int = 4) -> list[str]:
         out,
         *more,
     ]
+
+
+SECRETIVE = """
+from coin import Coin
+
+
+class Secretive(Coin):
+    def __init__(self, headers: dict[str, str], url: str):
+        super().__init__()
+        self.headers, self.url = headers, url
+
+    def setup(self):
+        if self.url.endswith("down"):
+            raise ValueError(f"{self.url} refuses {self.headers['Authorization']}")
+"""
+
+
+def test_secrets_are_in_no_file_but_one_and_in_no_sentence(
+    run: Run, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "secretive.py").write_text(SECRETIVE)
+    headers = ("--option", 'headers={"Authorization": "LEAK-1"}')
+    common = ("--env", "secretive.py:Secretive", "--agent", "scripted:null", "--tasks", "2", *headers)
+    for url, code in (("http://me:LEAK-2@host/?api_key=LEAK-3", 0), ("http://me:LEAK-2@host/down", 1)):
+        result = run(*common, "--option", f"url={url}", "--out", "out", code=code)
+        assert "LEAK" not in json.dumps(result)
+        files = [path for path in (tmp_path / "out").rglob("*") if path.is_file() and "LEAK" in path.read_text()]
+        assert [(path.name, path.stat().st_mode & 0o777) for path in files] == [(FILE, 0o600)]
+        assert code or main(["score", "out", "--again"]) == 0
+        (tmp_path / "out" / FILE).unlink()
+        assert code or main(["score", "out", "--again"]) == 2
+        out, err = capfd.readouterr()
+        assert "LEAK" not in out + err and ("give them again, as options" in err) == (not code)
+        shutil.rmtree(tmp_path / "out")
 
 
 def in_a_process(arguments: list[str], **environ: str) -> subprocess.CompletedProcess[str]:

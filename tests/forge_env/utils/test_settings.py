@@ -55,7 +55,7 @@ def test_the_settings_of_a_tree_have_dotted_names_types_values_and_marks() -> No
 def test_a_tree_with_other_values_leaves_the_first_as_it_was() -> None:
     config = Config()
     changed = with_values(config, {"inner.rate": 0.1, "store.options.a": 1, "store.options.b.c": 2, "output": "x"})
-    assert (changed.inner.rate, changed.store.options, changed.output) == (0.1, {"a": 1, "b.c": 2}, "x")
+    assert (changed.inner.rate, changed.store.options, changed.output) == (0.1, {"a": 1, "b": {"c": 2}}, "x")
     emptied = with_values(changed, {"store.options": {}, "store.options.d": 3})
     assert emptied.store.options == {"d": 3} and emptied.inner is changed.inner
     assert config == Config()

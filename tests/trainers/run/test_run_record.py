@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 import yaml
 
+from forge_env.utils.secret_values import FILE, HIDDEN
 from forge_env.utils.settings import with_values
 from trainers.config import SHORT_OPTIONS
 from trainers.grpo import Config
 from trainers.metrics import report
-from trainers.run.run_record import HIDDEN, RunRecord, add_fact, code_at_start, config_text, write_facts
+from trainers.run.run_record import RunRecord, add_fact, code_at_start, config_text, write_facts
 from trainers.setup.options.parser import parse
 
 
@@ -26,15 +27,14 @@ def test_the_config_is_read_again(tmp_path: Path) -> None:
     assert asdict(again) == asdict(config) | {"output": ""}
 
 
-def test_secrets_are_not_written_down() -> None:
-    options = {
-        "api_key": "sk-1", "headers": {"Authorization": "sk-2"}, "servers": [{"access_token": "sk-3"}], "max_tokens": 9,
-        "tokenizer": "plain", "X-Api-Key": "sk-4", "other.api_key": "sk-5",
-    }  # fmt: skip
-    text = config_text(asdict(with_values(Config(), {"env.options": options})))
-    assert "sk-" not in text
-    options = yaml.safe_load(text)["env"]["options"]
-    assert options["api_key"] == HIDDEN and (options["max_tokens"], options["tokenizer"]) == (9, "plain")
+def test_secrets_are_in_one_file_for_its_owner_alone(tmp_path: Path) -> None:
+    options = {"api_key": "sk-1", "headers": '{"X-Api-Key": "sk-2"}', "url": "http://me:sk-3@host/", "max_tokens": 9}
+    settings = asdict(with_values(Config(), {"env.options": options}))
+    write_facts(tmp_path, "grpo", settings, {"model": "http://me:sk-3@host/"})
+    files = {path.name: path.read_text() for path in tmp_path.iterdir()}
+    assert [name for name, text in files.items() if "sk-" in text] == [FILE]
+    assert (tmp_path / FILE).stat().st_mode & 0o777 == 0o600
+    assert yaml.safe_load(files["config.yaml"])["env"]["options"]["max_tokens"] == 9
 
 
 def test_a_run_that_goes_on_keeps_its_beginning(tmp_path: Path) -> None:

@@ -14,8 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forge_env.core.episode import Episode
+from forge_env.core.errors import UserError
 from forge_env.core.turn import Turn
-from forge_env.core.types import Task
+from forge_env.core.types import EpisodeLimits, Outcome, Task
 from forge_env.evaluation.evaluate import Evaluation
 from forge_env.evaluation.kinds import Kinds
 from trainers.batching.batch import Sample
@@ -31,6 +32,7 @@ from trainers.run.warmup import (
     tasks_after_warmup,
     undemonstrated_first,
     warm_up,
+    within_limits,
 )
 from trainers.settings.tasks import WarmupConfig
 
@@ -237,3 +239,22 @@ def test_the_order_is_the_seed_s() -> None:
     episodes = _demonstrations({10: 30, 12: 10})
     first, again, other = (next(batches(episodes, 8, seed=seed, balance="length")) for seed in (3, 3, 4))
     assert first == again and first != other
+
+
+def test_demonstrations_that_no_policy_could_play_are_left_out_or_refused() -> None:
+    def turn(size: int, *, starts_row: bool = False) -> Turn:
+        return Turn(
+            kind="tokens", observation=(), message={"role": "assistant", "content": ""}, prompt_ids=(1, 2) * starts_row,
+            token_ids=tuple(range(size)), starts_row=starts_row,
+        )  # fmt: skip
+
+    turns = [(turn(3, starts_row=True), turn(size)) for size in (2, 7)]
+    short, long = (Episode(task=TASKS[0], turns=pair, outcome=Outcome.SCORED, reward=1.0) for pair in turns)
+    limits = EpisodeLimits(max_turn_tokens=7, max_tokens=12)
+    assert within_limits("sums", [short, long], limits) == [short, long]
+    assert within_limits("sums", [short, long], replace(limits, max_turn_tokens=6)) == [short]
+    assert within_limits("sums", [short, long], replace(limits, max_tokens=11)) == [short]
+    with pytest.raises(UserError, match=r"sums needs 3 to 7 tokens in a turn, and --env\.max_turn_tokens is 2: set"):
+        within_limits("sums", [short, long], replace(limits, max_turn_tokens=2))
+    with pytest.raises(UserError, match=r"7 to 12 tokens in an episode, and --env\.max_tokens is 6: set it to 12"):
+        within_limits("sums", [short, long], replace(limits, max_tokens=6))

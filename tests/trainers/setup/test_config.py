@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -166,6 +167,23 @@ FILES = {
     "no mapping": ("- a\n- b\n", ["run.yaml", "not a mapping"]),
     "empty": ("", ["run.yaml", "not a mapping"]),
     "no YAML": ("a: [1, 2", ["run.yaml", "not YAML"]),
+    "a short name and the full one": (
+        "steps: 5\ntraining: {fast: true,\n  steps: 7}",
+        ["run.yaml, lines 1 and 3: --steps is 5 and --training.steps is 7, two values of one setting: give one"],
+    ),
+    "a section and a dotted name": ("training: {steps: 5}\n\ntraining.steps: 7", ["lines 1 and 3"]),
+    "dotted names": ("training.inner: {rate: 1}\ndeep.rate: 2", ["lines 1 and 2", "--training.inner.rate is 1"]),
+    "a dash and an underscore": ("store: {keep-last: 5, keep_last: 6}", ["lines 1 and 1", "--store.keep-last is 5"]),
+    "a name twice": ("training:\n  steps: 5\n  steps: 5", ["lines 2 and 3: steps is set twice"]),
+    "a section twice": ("training: {steps: 5}\ntraining: {fast: true}", ["lines 1 and 2: training is set twice"]),
+    "an entry twice": ("store: {options: {a: 1}}\nstore.options.a: 2", ["lines 1 and 2", "--store.options.a is 2"]),
+    "an entry of an entry": ("store.options: {a: {b: 1}}\nstore.options.a.b: 2", ["lines 1 and 2"]),
+    "an entry and what is in it": ("store.options.a.b: 2\nstore.options: {a: {b: 1}}", ["lines 1 and 2"]),
+    "a key of an entry twice": ("store:\n  options:\n    a: {b: 1,\n      b: 2}", ["lines 3 and 4: b is set twice"]),
+    "a secret twice": (
+        "store.options.api_key: LEAK\nstore: {options: {api_key: LEAK2}}",
+        ["is '[secret-not-written]'"],
+    ),
 }
 
 
@@ -175,6 +193,29 @@ def test_a_mistake_in_a_file_names_the_file(tmp_path: Path, case: str) -> None:
     with pytest.raises(UserError) as caught:
         read("--config", yaml(tmp_path, text))
     assert [word for word in words if word not in str(caught.value)] == []
+
+
+def test_a_dictionary_of_a_file_is_the_value_of_an_entry(tmp_path: Path) -> None:
+    options = {
+        "headers": {"a": 1, "x.y": "b"},
+        "servers": [{"a": {"b": 1}}],
+        "deep": {"a": {"b": {"c": 1}}},
+        "none": {},
+    }
+    path = tmp_path / "run.yaml"
+    path.write_text(json.dumps({"store": {"options": options}}))
+    assert read("--config", str(path)).store.options == options
+    assert parse(Config, [], SHORT, saved={"store": {"options": options}}).store.options == options
+    other = read("--config", str(path), "--store.options.headers.a", "2", "--store.options.deep", "{}").store.options
+    assert other["headers"] == {"a": "2", "x.y": "b"} and other["deep"] == "{}"
+    with pytest.raises(UserError, match=r"servers is \[.*, and servers\.a is given as an entry of it"):
+        read("--config", str(path), "--store.options.servers.a", "2")
+
+
+def test_a_merged_mapping_of_a_file_gives_way_to_its_own_keys(tmp_path: Path) -> None:
+    text = "store:\n  options:\n    a: &a {x: 1, y: 2}\n    b: &b {<<: *a, y: 3}\n    c: *b\n    d: {<<: *b, x: 4}"
+    options = read("--config", yaml(tmp_path, text)).store.options
+    assert options["c"] == options["b"] == {"x": 1, "y": 3} and options["d"] == {"x": 4, "y": 3}
 
 
 @pytest.mark.parametrize("text", ["steps: 2.7", "steps: true", "output: ", "output: [a, b]"])

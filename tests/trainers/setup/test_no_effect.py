@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from forge_env.utils.settings import leaves
-from trainers import reinforce, sft
+from trainers import dapo, reinforce, sft
 from trainers.algorithm import Algorithm
 from trainers.grpo import GRPO
 from trainers.setup.checks.no_effect import RULES, no_effect
@@ -63,6 +63,21 @@ NAMED: list[tuple[str, list[str]]] = [
         ["--training.cache_on_update recompute, because --training.staleness is 0"],
     ),
     ("--training.cache_on_update=recompute --training.staleness=1", []),
+    ("--training.fp32_head", ["--training.fp32_head True, because the trainer computes in float32"]),
+    (
+        "--training.reshard_after_forward=never",
+        ["--training.reshard_after_forward never, because one process has all weights"],
+    ),
+    (
+        "--env.on_fault=drop --env.min_valid=4",
+        ["--env.min_valid 4, because --env.on_fault is drop: one fault drops a group"],
+    ),
+    ("--env.on_fault=shrink --env.min_valid=4", []),
+    (
+        "--evaluation.greedy=false --evaluation.temperature=0",
+        ["--evaluation.greedy False, because --evaluation.temperature is 0"],
+    ),
+    ("--launcher.hosts=1", ["--launcher.hosts 1, because --launcher.kind is local: there is one machine"]),
     ("", []),
 ]
 
@@ -82,6 +97,9 @@ def test_other_algorithms_and_supervised_training(tmp_path: Path) -> None:
     assert found("--reinforce.kl=k1", reinforce.REINFORCE) == [
         "--reinforce.kl k1, because --reinforce.beta is 0, and there is no KL penalty"
     ]
+    assert found("--dapo.overlong_penalty=0 --dapo.overlong_buffer=0.5", dapo.DAPO) == [
+        "--dapo.overlong_buffer 0.5, because --dapo.overlong_penalty is 0"
+    ]
     assert found("", sft.SFT) == [] == found(f"--sft.data={chats}", sft.SFT)
     named = found(f"--sft.data={chats} --warmup.batch_size=4 --env.max_turns=2", sft.SFT)
     assert named == [
@@ -93,7 +111,7 @@ def test_other_algorithms_and_supervised_training(tmp_path: Path) -> None:
 def test_every_rule_names_settings_that_there_are() -> None:
     names = {
         setting.name.replace(algorithm.config().algorithm_name or "-", "ALG", 1)
-        for algorithm in (GRPO, reinforce.REINFORCE)
+        for algorithm in (GRPO, dapo.DAPO, reinforce.REINFORCE)
         for setting in leaves(algorithm.config())
     }
     named = {name for rule in RULES for name in rule.names.split()}

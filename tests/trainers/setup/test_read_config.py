@@ -9,11 +9,13 @@ from pathlib import Path
 import pytest
 
 from forge_env.core.errors import UserError
+from forge_env.utils.secret_values import FILE, keep, masked
 from forge_env.utils.settings import with_values
-from trainers.checkpoints import path_of, write_manifest
+from trainers.checkpoints import find, path_of, write_manifest
 from trainers.config import RunConfig
 from trainers.dapo import DAPO
 from trainers.grpo import GRPO, Config
+from trainers.setup.checks.resume_checks import check_fits
 from trainers.setup.options.read_config import give_dataset, read_config
 from trainers.setup.plan import make_plan
 from trainers.sft import SFT
@@ -190,6 +192,25 @@ def test_limits_come_from_the_environment_unless_a_setting_is_given(tmp_path: Pa
     assert settled(*arguments).env.limits().max_turn_tokens == 90
     both = settled(*arguments, "--training.seq_len", "300").env
     assert (both.max_tokens, both.max_turn_tokens) == (300, 300)
+
+
+def test_a_resumed_run_has_its_secrets_or_asks_for_them(tmp_path: Path) -> None:
+    options = {"api_key": "LEAK", "headers": {"Authorization": "Bearer LEAK"}, "level": 2}
+    first = with_values(Config(), {"env.options": options, "output": str(tmp_path), "training.steps": 3})
+    extra = {"algorithm": "grpo", "command": "trainers.grpo", "config": masked(asdict(first))}
+    path_of(tmp_path, 3).mkdir(parents=True)
+    write_manifest(path_of(tmp_path, 3), {"extra": extra})
+    keep(tmp_path, asdict(first))
+    resume = ["--resume", "--output", str(tmp_path), "--steps", "9"]
+    again = read_config(Config, resume)
+    assert again.env.options == options
+    check_fits(find(tmp_path), "grpo", again)
+    check_fits(find(tmp_path), "grpo", read_config(Config, [*resume, "--env.options.api_key", "NEWER"]))
+    (tmp_path / FILE).unlink()
+    with pytest.raises(UserError, match=r"env\.options\.api_key, env\.options\.headers\.Authorization; give them"):
+        read_config(Config, resume)
+    given = ["--env.options.api_key", "NEWER", "--env.options.headers.Authorization", "Bearer NEWER"]
+    assert read_config(Config, [*resume, *given]).env.options["headers"] == {"Authorization": "Bearer NEWER"}
 
 
 def test_a_resumed_run_keeps_the_limits_that_it_had(tmp_path: Path) -> None:

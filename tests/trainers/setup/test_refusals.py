@@ -356,7 +356,7 @@ REFUSED = {
         "it that argument, or leave the option out"
     ),
     "--evaluation.sets.greedy.split=x": (
-        "--evaluation.sets.greedy.split: 'greedy' is no name of a set; take letters, digits and _"
+        "--evaluation.sets.greedy: 'greedy' is no name of a set; take letters, digits and _"
     ),
     "--evaluation.sets.hard.splt=x": (
         "--evaluation.sets.hard.splt: a set has split, tasks and options.NAME, and not 'splt'. Did you mean split? "

@@ -140,7 +140,7 @@ def test_a_run_that_goes_on_finds_its_files_from_any_folder_and_refuses_changed_
     tasks = plan_of("--env", "math", "--env.options.data", "q.jsonl", *MODEL)
     sets = ("--evaluation.sets.other.options.data", "q.jsonl")
     measured = plan_of("--env", "math", *sets, *MODEL)
-    assert measured.config.evaluation.sets["other.options.data"] == str(problems)
+    assert measured.config.evaluation.sets["other"]["options"]["data"] == str(problems)
     chats = replace(tasks, config=with_values(sft.SFT.config(), {"sft.data": str(problems)}))
     monkeypatch.chdir(folder)
     for plan in (tasks, measured, chats):

@@ -19,6 +19,7 @@ OF_DISK = "the disk is full, or somebody changes a file meanwhile"
 OF_EVAL = "a check of forge-env eval or serve, before an engine starts"
 KNOWN = {
     "trainers/run/warmup.py:demonstrate": OF_EPISODES,
+    "trainers/run/warmup.py:within_limits": OF_EPISODES,
     "trainers/run/run_folder.py:claim_folder": "run_checks.check_output says it first",
     "trainers/run/open_run.py:_with_remedies": OF_DISK,
     "trainers/titan/weight_files.py:__init__": OF_DISK,
@@ -52,7 +53,6 @@ KNOWN = {
     "agents/generator/adapter_folder.py:_check_matrix": OF_EVAL,
     "agents/generator/adapter_folder.py:open_adapter": OF_EVAL,
     "agents/generator/adapter_folder.py:read_config": IN_PLAN,
-    "agents/generator/engine_args.py:_put": IN_PLAN,
     "agents/generator/engine_args.py:read_engine_args": IN_PLAN,
     "agents/generator/expert_weights.py:check_complete": OF_LIBRARY,
     "agents/generator/local.py:open_checkpoint": OF_EVAL,

@@ -106,7 +106,27 @@ RULES = (
         "--warmup.until_success is {warmup.until_success}, and nothing is probed",
         lambda draft: draft.warmup.until_success >= 1,
     ),
-    Rule("evaluation.top_p", "--evaluation.temperature is 0", lambda draft: not draft.evaluation.temperature),
+    Rule(
+        "ALG.overlong_length ALG.overlong_buffer",
+        "--ALG.overlong_penalty is 0",
+        lambda draft: getattr(draft.config.algorithm, "overlong_penalty", 1) == 0,
+    ),
+    Rule("training.fp32_head", "the trainer computes in float32", lambda draft: draft.trainer_dtype == "float32"),
+    Rule(
+        "training.reshard_after_forward",
+        "one process has all weights",
+        lambda draft: draft.services.trainer.procs == 1,
+    ),
+    Rule(
+        "env.min_valid",
+        "--env.on_fault is drop: one fault drops a group",
+        lambda draft: draft.config.env.on_fault == "drop",
+    ),
+    Rule(
+        "evaluation.top_p evaluation.greedy",
+        "--evaluation.temperature is 0",
+        lambda draft: not draft.evaluation.temperature,
+    ),
     Rule(
         "checkpoint.keep_last checkpoint.asynchronous",
         "--checkpoint.interval is 0: there is one checkpoint, after the last step",
@@ -116,7 +136,7 @@ RULES = (
         "metrics.wandb_project metrics.wandb_name", "--metrics.wandb is off", lambda draft: draft.metrics.wandb == "off"
     ),
     Rule(
-        "launcher.lease_seconds launcher.silence_seconds launcher.port",
+        "launcher.hosts launcher.lease_seconds launcher.silence_seconds launcher.port",
         "--launcher.kind is local: there is one machine",
         lambda draft: draft.hosts is None,
     ),

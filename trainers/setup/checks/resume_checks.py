@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from forge_env.core.errors import UserError
+from forge_env.utils.secret_values import masked
 from forge_env.utils.settings import BY_CASE, may_change
 from trainers.checkpoints import Checkpoint, find, read_manifest
 from trainers.config import RunConfig
@@ -85,7 +86,7 @@ def check_fits(checkpoint: Checkpoint, algorithm: str, config: RunConfig) -> Non
             f"{checkpoint.path} was saved by {saved['algorithm']}, and this is {algorithm}: go on with "
             f"python -m {saved['command']}"
         )
-    trees = (saved["config"], asdict(config))
+    trees = (saved["config"], masked(asdict(config)))  # a secret may change
     before, now = ({name: value for name, value in flatten(tree) if value != {}} for tree in trees)
     free = may_change(config)
     differing = [

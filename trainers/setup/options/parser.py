@@ -7,14 +7,16 @@ of dictionaries by name (`--env.options.level 2`) and short names of sections, a
 from __future__ import annotations
 
 import typing
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from forge_env.core.errors import UserError
+from forge_env.utils.secret_values import masked
 from forge_env.utils.settings import leaves, out_of_bounds, read_value, with_values
 from forge_env.utils.yaml_text import loader
+from trainers.setup.options.other_names import names_of_others, our_name
 
 C = TypeVar("C")
 
@@ -28,7 +30,7 @@ def parse(
         config_class: a dataclass of dataclasses, all with defaults.
         arguments: `--name value` or `--name=value`; `--name` alone is true. `--config FILE` reads YAML first. A dash
             within a name is an underscore. The last of several numbers or choices counts; two texts of one setting are
-            refused, for they look like a list. An entry of a dictionary gets a list of all.
+            refused, for they look like a list. An entry of a dictionary gets a list of all. A file gives each once.
         short: short name -> dotted name of a setting or of a section, for example {"steps": "training.steps",
             "trainer": "services.trainer"}: then `--trainer.procs 2` sets services.trainer.procs.
         saved: values in the place of defaults, nested as `dataclasses.asdict` returns them.
@@ -40,18 +42,26 @@ def parse(
     settings, options = _Settings(config, short), dict[str, list[str]]()
     for name, text in settings.pairs(arguments):
         options[name] = [*options.pop(name, ()), text]
-    files = [(path, _read_yaml(path)) for path in options.pop("config", ())]
-    for source, data in [("the saved config", saved or {}), *files]:
-        given = list(flatten(data))
+    files = [(path, _read_yaml(path, settings.is_whole)) for path in options.pop("config", ())]
+    before = [_Given(name, value) for name, value in flatten(saved or {}, settings.is_whole)]
+    for source, given in [("the saved config", before), *files]:
         settings.check_once(given, source)
-        for name, value in given:
+        for name, value, _ in given:
             settings.give(name, value, source)
-    given = [(name, text) for name, texts in options.items() for text in texts if settings.is_text(name)]
-    settings.check_once(given, "the command line")
-    for name, texts in options.items():
-        is_list = len(texts) > 1 and settings.is_entry(settings.dotted(name))
-        settings.give(name, texts if is_list else texts[-1], "the command line")
+    texts = [_Given(name, text) for name, given in options.items() for text in given if settings.is_text(name)]
+    settings.check_once(texts, "the command line")
+    for name, values in options.items():
+        is_list = len(values) > 1 and settings.is_entry(settings.dotted(name))
+        settings.give(name, values if is_list else values[-1], "the command line")
     return with_values(config, settings.values)
+
+
+class _Given(NamedTuple):
+    """A setting as a source gives it; of a file also the line."""
+
+    name: str
+    value: Any
+    line: int = 0
 
 
 class _Settings:
@@ -60,6 +70,7 @@ class _Settings:
     def __init__(self, config: Any, short: Mapping[str, str]) -> None:
         self.values: dict[str, Any] = {}
         self._short = short
+        self._algorithm: str = getattr(config, "algorithm_name", "")
         self._kinds = {setting.name: setting.kind for setting in leaves(config)}
         self._sections = {name[:i] for name in self._kinds for i, letter in enumerate(name) if letter == "."}
         self._dictionaries = [name for name, kind in self._kinds.items() if typing.get_origin(kind) is dict]
@@ -82,31 +93,34 @@ class _Settings:
                 raise UserError(f"--{name} needs a value{follows if rest else ''}")
             yield name, value
 
-    def check_once(self, given: Iterable[tuple[str, Any]], source: str) -> None:
+    def check_once(self, given: Iterable[_Given], source: str) -> None:
         """Check that a source gives each setting one value, under all of its names."""
-        before: dict[str, tuple[str, Any]] = {}
-        for name, value in given:
-            dotted = self.dotted(name)
-            other, first = before.get(dotted, (name, value))
-            if first != value and not self.is_entry(dotted):
-                raise UserError(
-                    f"{source}: --{other} is {first!r} and --{name} is {value!r}, two values of one setting: give one"
-                )
-            before[dotted] = name, value
+        before: dict[str, _Given] = {}
+        for now in given:
+            dotted = self.dotted(now.name)
+            parts = [dotted[:i] for i, letter in enumerate(f"{dotted}.") if letter == "."]
+            other = next((before[part] for part in parts if part in before), now)
+            if self.is_entry(dotted):  # a dictionary, and an entry of it
+                other = next((one for name, one in before.items() if name.startswith(f"{dotted}.")), other)
+            if other.value != now.value:
+                lines = f", lines {other.line} and {now.line}" if now.line else ""
+                first, second = (f"--{one.name} is {masked(one.value, dotted.split('.'))!r}" for one in (other, now))
+                raise UserError(f"{source}{lines}: {first} and {second}, two values of one setting: give one")
+            before[dotted] = now
 
     def give(self, name: str, value: Any, source: str) -> None:
         """Set a value of a file or of the command line, converted to the type of the setting."""
         dotted, is_empty = self.dotted(name), value in (None, {})
         is_section = bool({name, dotted} & self._sections)
         if self.is_entry(dotted):
+            self._forget(dotted)
             self.values[dotted] = value
         elif dotted in self._dictionaries:
             if not is_empty and value != "{}":
                 raise UserError(
                     f"{source}: --{name} is {value!r}; write one option for each entry: --{name}.NAME VALUE"
                 )
-            for entry in [entry for entry in self.values if entry.startswith(f"{dotted}.")]:
-                del self.values[entry]
+            self._forget(dotted)
             self.values[dotted] = {}
         elif is_empty and is_section:
             pass  # it sets nothing
@@ -130,50 +144,88 @@ class _Settings:
         """Whether this is the name of an entry of a dictionary."""
         return any(dotted.startswith(f"{name}.") for name in self._dictionaries)
 
+    def is_whole(self, name: str) -> bool:
+        """Whether a file's dictionary of this name is a value, and no section."""
+        return self.is_entry(self.dotted(name))
+
+    def _forget(self, dotted: str) -> None:
+        """Drop the values of an entry, or of a dictionary, with all that it holds."""
+        for name in [name for name in self.values if f"{name}.".startswith(f"{dotted}.")]:
+            del self.values[name]
+
     def is_text(self, name: str) -> bool:
         """Whether this is the name of a setting that is a text, such as a path, or a list."""
         kind = self._kinds.get(self.dotted(name))
         return kind is str or typing.get_origin(kind) is list
 
     def _nearest(self, dotted: str) -> str:
-        """A name that is nearly the same, else the same setting of another section, else a similar name; or ""."""
-        choices = [*self._short, *self._kinds, *self._sections]
-        same = [name for name in self._kinds if name.endswith(f".{dotted.rpartition('.')[2]}")]
-        tries = (choices, 0.8), (same, 0.0), (choices, 0.6)
-        near = (name for names, cutoff in tries for name in get_close_matches(dotted, names, 1, cutoff))
-        name = next(near, "")
+        """The setting that is meant by an unknown name, or ""."""
+        choices, leaf = [*self._short, *self._kinds, *self._sections], dotted.rpartition(".")[2]
+        usual = ("training", self._algorithm, "env")  # of several sections that have such a setting
+        kinds = sorted(self._kinds, key=lambda name: name.partition(".")[0] not in usual)
+        leaves = {name.rpartition(".")[2]: name for name in reversed(kinds)}
+        same = [name for name in kinds if name.rpartition(".")[2] == leaf]
+        near = next(iter(get_close_matches(leaf, [*leaves, *names_of_others()], 1, 0.8)), "")
+        tries = (
+            [our_name(dotted, self._algorithm, self._kinds)],
+            same[: leaf == dotted],
+            get_close_matches(dotted, choices, 1, 0.8),
+            get_close_matches(dotted, same, 1, 0.0),
+            [leaves.get(near) or our_name(near, self._algorithm, self._kinds)],
+            get_close_matches(dotted, choices, 1, 0.6) if leaf not in names_of_others() else (),
+        )
+        name = next((name for names in tries for name in names if name), "")
         return f"the section {name}" if self.dotted(name) in self._sections else name and f"--{name}"
 
 
-def _read_yaml(path: str) -> dict[str, Any]:
+def _read_yaml(path: str, is_whole: Callable[[str], bool]) -> list[_Given]:
+    """The settings of a file; `is_whole` says for a name whether its dictionary is one value."""
     import yaml
 
     class Loader(loader()):  # type: ignore[misc]
         def construct_mapping(self, node: Any, deep: bool = False) -> Any:
-            names: set[str] = set()
+            return super().construct_mapping(self.once(node), deep)
+
+        def once(self, node: Any) -> Any:
+            """The mapping, once it names each of its keys only once."""
+            lines: dict[str, int] = {}
             for key, _ in node.value:
-                if (name := str(key.value)) in names:
-                    line = key.start_mark.line + 1
-                    raise UserError(f"{path}, line {line}: {name} is set a second time: leave one of them out")
-                names.add(name)
-            return super().construct_mapping(node, deep)
+                name, line = str(key.value), key.start_mark.line + 1
+                if name in lines:
+                    first = lines[name]
+                    raise UserError(f"{path}, lines {first} and {line}: {name} is set twice: leave one of them out")
+                lines[name] = line
+            self.flatten_mapping(node)  # merged keys come first, and own ones replace them
+            node.value = list({str(pair[0].value): pair for pair in node.value}.values())
+            return node
+
+        def settings(self, node: Any, prefix: str = "") -> Iterator[_Given]:
+            for key, value in self.once(node).value:
+                name = f"{prefix}{key.value}"
+                if isinstance(value, yaml.MappingNode) and value.value and not is_whole(name):
+                    yield from self.settings(value, f"{name}.")
+                else:
+                    yield _Given(name, self.construct_object(value, deep=True), key.start_mark.line + 1)
 
     if not Path(path).is_file():
         raise UserError(f"there is no config file {path}")
     try:
-        data = yaml.load(Path(path).read_text(), Loader)
+        reader = Loader(Path(path).read_text())
+        node = reader.get_single_node()
+        if isinstance(node, yaml.MappingNode):
+            return list(reader.settings(node))
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise UserError(f"{path} is not YAML: {error}") from None
-    if not isinstance(data, dict):
-        raise UserError(f"{path} is not a mapping of sections such as training: {{steps: 50}}")
-    return data
+    raise UserError(f"{path} is not a mapping of sections such as training: {{steps: 50}}")
 
 
-def flatten(data: Mapping[str, Any], whole: Collection[str] = (), prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """The settings of nested sections by dotted name; dictionaries with a name of `whole` stay whole."""
+def flatten(
+    data: Mapping[str, Any], is_whole: Callable[[str], bool] = lambda name: False, prefix: str = ""
+) -> Iterator[tuple[str, Any]]:
+    """The settings of nested sections by dotted name; see `_read_yaml` for `is_whole`."""
     for key, value in data.items():
-        if isinstance(value, Mapping) and value and f"{prefix}{key}" not in whole:
-            yield from flatten(value, whole, f"{prefix}{key}.")
+        if isinstance(value, Mapping) and value and not is_whole(f"{prefix}{key}"):
+            yield from flatten(value, is_whole, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", value
 

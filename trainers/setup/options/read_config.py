@@ -13,6 +13,7 @@ from typing import Any, TypeVar, get_origin
 from forge_env.core.errors import UserError
 from forge_env.records.run_files import FACTS, read_object
 from forge_env.registry.registry import check_registered, env_class
+from forge_env.utils.secret_values import check_present, restored
 from forge_env.utils.settings import leaves, with_values
 from trainers.checkpoints import Checkpoint, find
 from trainers.config import SHORT_OPTIONS, RunConfig
@@ -39,11 +40,14 @@ def read_config(config_class: type[C], arguments: Sequence[str]) -> C:
         facts = Path(config.output) / FACTS
         checkpoint = find(facts.parent, config.checkpoint.step)
         _check_settings(checkpoint, config)
-        saved |= checkpoint.extra["config"]
+        saved |= restored(checkpoint.extra["config"], facts.parent)
         saved |= {name: getattr(config_class(), name) for name in ("output", "resume", "dry_run")}
         saved["checkpoint"] |= {"step": 0}
         check_registered(saved["env"]["name"], read_object(facts).get("registered") if facts.is_file() else None)
-        return parse(config_class, arguments, SHORT_OPTIONS, saved=saved)
+        config = parse(config_class, arguments, SHORT_OPTIONS, saved=saved)
+        check_present(asdict(config), "for example --{} VALUE")
+        return config
+    check_present(asdict(config), "for example --{} VALUE")
     if config.env.name and any(argument.partition("=")[0] == "--config" for argument in arguments):
         saved["env"] = {"name": ENV_OF_A_FILE}
     if gpus_available() and not config.training.deterministic:
@@ -71,7 +75,9 @@ def _check_settings(checkpoint: Checkpoint, config: RunConfig) -> None:
     saved, dictionaries = checkpoint.extra, [item.name for item in leaves(config) if get_origin(item.kind) is dict]
     if {saved["algorithm"], config.algorithm_name} & (saved["config"].keys() ^ vars(config).keys()):
         raise UserError(f"{checkpoint.path} was saved by {saved['algorithm']}: go on with python -m {saved['command']}")
-    names, before = ({name for name, _ in flatten(tree, dictionaries)} for tree in (asdict(config), saved["config"]))
+    names, before = (
+        {name for name, _ in flatten(tree, dictionaries.__contains__)} for tree in (asdict(config), saved["config"])
+    )
     if other := sorted(names ^ before):
         raise UserError(
             f"{checkpoint.path} was saved by another version of forge_env: --{other[0]} is a setting of one of the "

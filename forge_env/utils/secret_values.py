@@ -1,0 +1,216 @@
+"""Which settings are secrets, and where they may be written.
+
+`masked` is applied to settings before they go to a file, a sink or a screen, and `masked_text` to sentences. `keep`
+writes what was masked to a file that only its owner reads, and `restored` reads it back.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from forge_env.core.errors import UserError
+from forge_env.utils.atomic import replace_file
+
+HIDDEN = "[secret-not-written]"
+"""Stands for a secret in files and sentences."""
+FILE = "secrets.json"
+"""The file of `keep`: a list of [path, value], readable for its owner only."""
+_SHORTEST = 4  # a shorter value is masked where it stands, but not in sentences, which it would garble
+
+_SECRET = re.compile(
+    "passwords?|passwd|passphrase|passcode|pwd?|secrets?|credentials?|authorization|auth|bearer|cookies?|jwt|dsn|"
+    "apikeys?|secretkey|privatekey|accesskey|authkey|authtoken|accesstoken|apitoken"
+)
+_ACCESS = re.compile("api|access|auth|secret|private|bearer|refresh|session|encryption|signing|ssh")
+"""Before "keys" and "tokens", which mean other things without it."""
+_OF_DATA = re.compile(
+    "answer|any|audio|cache|chosen|column|config|data|dataset|dict|each|example|field|fn|foreign|function|group|hot|"
+    "image|index|input|item|json|label|lookup|main|map|messages?|metric|output|partition|primary|problem|prompt|"
+    "public|query|question|record|rejected|response|reward|row|sample|score|short|solution|sort|target|task|text|"
+    "tool|video"
+)
+"""Before "key": a column, or the key of a table."""
+_OF_TEXT = re.compile(
+    "begin|bos|boundary|call|cls|completion|each|end|eos|extra|first|image|input|last|mask|max|min|new|next|num|"
+    "output|pad|per|prompt|reserved|sep|special|start|stop|think|thinking|thought|total|unk"
+)
+"""Before "token": a piece of text."""
+_MODES = {"none", "basic", "bearer", "digest", "oauth", "oauth2"}
+"""Values of a setting such as `auth` that are no secrets."""
+_WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
+_REFERENCE = re.compile(r"(?:\w+ )?\$(?:\{\w+\}|\w+)")
+_PARAMETERS = {"key", "sig", "signature"}
+"""Parameters of a URL that are secrets, though settings of these names are none."""
+
+_ANYWHERE = re.compile(
+    r"(?P<before>\b[a-zA-Z][\w+.-]*://)(?P<user>[^\s/@?#'\"]+)(?=@)"
+    r"|(?P<name>(?<=[?&#])[\w.-]+)=(?P<parameter>[^\s&#'\"]+)"
+    r"|\bBearer (?P<bearer>(?!tokens?\b)[\w+/.~=-]{4,})"
+    r"|\bBasic (?P<basic>(?=[\w+/]*[\d=])[\w+/]{6,}=*)"
+    r"|(?<![\w/@.-])(?P<login>(?!(?:mailto|openai):)[\w.+-]+:[^\s:@/]+)(?=@(?!https?://|sha256:)(?:localhost|\d+(?:\.\d+){3}"
+    r"|[a-zA-Z][\w-]*(?:\.[\w-]+)*\.[a-zA-Z]{2,}|[a-zA-Z][\w-]*(?=[:/]))(?![\w@]))"
+    r"|(?<![\w-])(?P<known>sk-[\w-]{16,}|gh[pousr]_\w{20,}|github_pat_\w{20,}|hf_[A-Za-z0-9]{20,}|glpat-[\w-]{16,}"
+    r"|xox[abprs]-[\w-]{10,}|AKIA[0-9A-Z]{16}|AIza[\w-]{30,}|eyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]*"
+    r"|-----BEGIN [A-Z ]*PRIVATE KEY-----(?:.|\s)*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z))"
+)
+"""What is a secret by its form: parts of URLs, headers, and keys with the marks of their issuers."""
+_BY_NAME = (
+    re.compile(r"(?P<name>[A-Za-z][\w.-]*)=(?P<value>'[^']+'|\"[^\"]+\"|[^\s&;,'\"]+)"),
+    re.compile(r"\A\s*(?P<name>[A-Za-z][\w-]*):\s+(?P<value>[^\n]*\S)\s*\Z"),
+    re.compile(r"\b(?P<name>[A-Za-z]\w*-[\w-]+|(?i:authorization|cookie)): *(?P<value>[^'\"\n]+)"),
+    re.compile(r"--?(?P<name>[A-Za-z][\w-]*) +(?P<value>(?!-)(?:'[^']+'|\"[^\"]+\"|[^\s'\"]+))"),
+)
+"""A secret by the name before it: NAME=VALUE, "NAME: VALUE", a header in a longer text, and --NAME VALUE."""
+_known: set[str] = set()
+"""The secrets of this process, for its sentences."""
+
+
+def is_secret_name(name: str) -> bool:
+    """Whether a setting of this name holds a secret.
+
+    >>> [name for name in ("api_key", "hfToken", "max_tokens", "answer_key", "key") if is_secret_name(name)]
+    ['api_key', 'hfToken']
+    """
+    words = [word.lower() for word in _WORD.findall(name)]
+    if words[-2:] == ["key", "id"]:
+        del words[-1]
+    *before, last = words or [""]
+    of = before[-1] if before else ""
+    if last in ("key", "token"):
+        return bool(of or last == "token") and not (_OF_DATA if last == "key" else _OF_TEXT).fullmatch(of)
+    return bool(_SECRET.fullmatch(last) or (last in ("keys", "tokens") and _ACCESS.fullmatch(of)))
+
+
+def masked(value: Any, path: Sequence[Any] = ()) -> Any:
+    """Settings without secrets: `HIDDEN` stands for each, or for the part of a text that is one.
+
+    Names of environment variables, and "${NAME}", are no secrets.
+
+    Args:
+        value: plain data: dictionaries, lists, texts and numbers.
+        path: the names and indices that lead to it.
+    """
+    if isinstance(value, Mapping):
+        return {key: masked(item, (*path, key)) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [masked(item, (*path, number)) for number, item in enumerate(value)]
+    names = [name for name in path if isinstance(name, str)]
+    if isinstance(value, str) and value and HIDDEN not in value:
+        is_reference = value in os.environ or _REFERENCE.fullmatch(value) or value.lower() in _MODES
+        if any(map(is_secret_name, names)):
+            return value if is_reference else _hide(value)
+        return _masked_setting(value)
+    is_number = isinstance(value, int) and not isinstance(value, bool)
+    return HIDDEN if is_number and names and is_secret_name(names[-1]) else value
+
+
+def masked_text(text: str) -> str:
+    """A sentence without what is a secret by its form, and without the secrets that `masked` has met."""
+    text = _ANYWHERE.sub(_hide_match, text)
+    for secret in sorted(_known, key=len, reverse=True):
+        text = text.replace(secret, HIDDEN)
+    return text
+
+
+def keep(folder: Path, settings: Mapping[str, Any]) -> None:
+    """Write the secrets among settings to the folder's `FILE`, which only its owner reads; without any, remove it."""
+    secrets = [(path, value) for path, value in _leaves(settings) if masked(value, path) != value]
+    if secrets:
+        replace_file(folder / FILE, json.dumps(secrets, default=str) + "\n", mode=0o600)
+    else:
+        (folder / FILE).unlink(missing_ok=True)
+
+
+def restored(settings: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """Settings with the secrets that a folder's `FILE` holds; those that it does not hold stay `HIDDEN`.
+
+    Raises:
+        UserError: when the file cannot be read.
+    """
+    data: dict[str, Any] = json.loads(json.dumps(settings, default=str))
+    try:
+        secrets = json.loads((folder / FILE).read_text(encoding="utf-8"))
+        for (*path, last), value in secrets:
+            place: Any = data
+            for part in path:
+                place = place[part] if isinstance(place, list) or part in place else {}
+            if HIDDEN in str(place[last] if isinstance(place, list) else place.get(last)):
+                place[last] = value
+    except FileNotFoundError:
+        pass
+    except (OSError, ValueError, TypeError, LookupError, AttributeError) as error:
+        raise UserError(f"{folder / FILE} cannot be read: {error}; remove it, and give the secrets again") from None
+    return data
+
+
+def check_present(settings: Mapping[str, Any], give: str) -> None:
+    """Check that no secret among settings is missing; sentences of this process do not repeat those that are there.
+
+    Args:
+        settings: as they were recorded, or read back.
+        give: how a setting is given, with {} for its name.
+
+    Raises:
+        UserError: one is missing.
+    """
+    masked(settings)
+    missing = [".".join(map(str, path)) for path, value in _leaves(settings) if HIDDEN in str(value)]
+    if missing:
+        raise UserError(
+            f"secrets were not written down, and no {FILE} of the run holds them: {', '.join(missing)}; give them "
+            f"again, {give.format(missing[0])}"
+        )
+
+
+def _leaves(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Any]]:
+    if isinstance(value, Mapping | list | tuple) and value:
+        for key, item in value.items() if isinstance(value, Mapping) else enumerate(value):
+            yield from _leaves(item, (*path, key))
+    else:
+        yield path, value
+
+
+def _masked_setting(text: str) -> str:
+    """The text of a setting, which may be JSON, a header or a command line."""
+    if text.lstrip().startswith(("{", "[")):
+        try:
+            data = json.loads(text)
+        except (ValueError, RecursionError):
+            data = None
+        if data is not None:
+            without = masked(data)
+            return text if without == data else json.dumps(without)
+    text = _ANYWHERE.sub(_hide_match, text)
+    for pattern in _BY_NAME:
+        text = pattern.sub(_hide_named, text)
+    return text
+
+
+def _hide(secret: str) -> str:
+    if len(secret) >= _SHORTEST:
+        _known.add(secret)
+    return HIDDEN
+
+
+def _hide_match(match: re.Match[str]) -> str:
+    if name := match["name"]:
+        is_secret = is_secret_name(name) or name.lower() in _PARAMETERS
+        return f"{name}={_hide(match['parameter'])}" if is_secret and HIDDEN not in match[0] else match[0]
+    secret = next(match[group] for group in ("user", "bearer", "basic", "login", "known") if match[group])
+    if match["user"] == "git":  # of ssh
+        return match[0]
+    _hide(secret.partition(":")[2] if match["user"] or match["login"] else secret)
+    return match[0].replace(secret, HIDDEN)
+
+
+def _hide_named(match: re.Match[str]) -> str:
+    value = match["value"]
+    if HIDDEN in value or not is_secret_name(match["name"]) or _REFERENCE.fullmatch(value.strip("'\"")):
+        return match[0]
+    start = match.start("value") - match.start()
+    return match[0][:start] + _hide(value) + match[0][start + len(value) :]

@@ -1,0 +1,94 @@
+"""Secrets: which settings are some, that no sentence repeats them, and that a folder gives them back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from forge_env.core.errors import UserError
+from forge_env.utils.secret_values import FILE, HIDDEN, check_present, keep, masked, masked_text, restored
+
+SECRETS: dict[str, Any] = {
+    "api_key": "LEAK",
+    "X-Api-Key": "LEAK",
+    "hfToken": "LEAK",
+    "AWS_SECRET_ACCESS_KEY": "LEAK",
+    "private_key": "LEAK",
+    "openai_key": "LEAK",
+    "db.password": "LEAK",
+    "pin_password": 7777,
+    "auth": "me:LEAK",
+    "api_keys": ["LEAK", "LEAK2"],
+    "credentials": {"user": "LEAK"},
+    "headers": {"Authorization": "Bearer LEAK", "Accept": "text/html"},
+    "in_json": '{"headers": {"Cookie": "sid=LEAK"}}',
+    "servers": [{"name": "a", "access_token": "LEAK"}],
+    "lines": ["X-Api-Key: LEAK", "Authorization: Basic LEAK"],
+    "url": "https://me:LEAK@host:80/v1",
+    "proxy": "me:LEAK@proxy.local:3128",
+    "query": "https://host/v1?model=a&api_key=LEAK&sig=LEAK",
+    "command": "run --api-key LEAK --password=LEAK API_TOKEN='LEAK LEAK' --max-tokens 5",
+    "curl": "curl -H 'X-Auth-Token: LEAK' http://host",
+    "dsn": "postgres://me:LEAK@db/x",
+    "text": "use -----BEGIN RSA PRIVATE KEY-----\nLEAK\n-----END RSA PRIVATE KEY-----",
+    "known": "sk-LEAK-0123456789abcdef",
+}
+NO_SECRETS: dict[str, Any] = {
+    "max_tokens": 512,
+    "tokens_per_micro_batch": "512",
+    "tokenizer": "plain",
+    "key": "question",
+    "answer_key": "answer",
+    "sort_key": "id",
+    "keys": ["a"],
+    "stop_token": "</s>",
+    "stop_tokens": ["</s>"],
+    "keyword": "monkey",
+    "secretary": "ann",
+    "token_file": "/run/token",
+    "api_key_env": "OPENAI_API_KEY",
+    "secrets": ["THE_VARIABLE"],
+    "Authorization": "Bearer ${THE_VARIABLE}",
+    "auth": "basic",
+    "api_key": "",
+    "is_secret": True,
+    "agent": "openai:gpt-4@http://127.0.0.1:8000/v1",
+    "agents": "openai:m@localhost:9/v1",
+    "image": "python:3.12@sha256:abcd",
+    "suite": "verifiers:wordle@0.1.0",
+    "repository": "ssh://git@github.com/me/it.git",
+    "page": "https://host/path@v1?x=1&key_column=a",
+    "prompt": "Basic training. A Bearer token is a=1. The password: is none.",
+}
+
+
+@pytest.mark.parametrize("name", SECRETS)
+def test_a_secret_is_masked_by_its_name_or_its_form(name: str) -> None:
+    shown = repr(masked({"options": {name: SECRETS[name]}}))
+    assert HIDDEN in shown and "LEAK" not in shown and "7777" not in shown
+    assert "LEAK" not in masked_text(f"the option {name} is {SECRETS[name]!r}")
+
+
+def test_other_settings_stay_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("THE_VARIABLE", "x")
+    assert masked(NO_SECRETS) == NO_SECRETS
+
+
+def test_a_folder_gives_its_secrets_back(tmp_path: Path) -> None:
+    settings = {"env": {"options": SECRETS}}
+    keep(tmp_path, settings)
+    assert restored(masked(settings), tmp_path) == settings
+    assert restored({"env": {"options": {"api_key": "another"}}}, tmp_path) == {
+        "env": {"options": {"api_key": "another"}}
+    }
+    keep(tmp_path, {"env": {}})
+    assert not (tmp_path / FILE).exists()
+    with pytest.raises(
+        UserError, match=r"hold.* env\.options\.api_key, env.*; give them again, --env\.options\.api_key X"
+    ):
+        check_present(restored(masked(settings), tmp_path), "--{} X")
+    (tmp_path / FILE).write_text("[1")
+    with pytest.raises(UserError, match=f"{FILE} cannot be read"):
+        restored(masked(settings), tmp_path)
