@@ -18,6 +18,8 @@ FAULTED = "faults"
 """Phase name of the faults of an evaluation."""
 CONFIG, FACTS = "config.yaml", "run.json"
 """The settings of a training run, and what else it records when it begins."""
+SUMMARY = "summary.json"
+"""Of a training run that is complete."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

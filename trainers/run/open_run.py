@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -33,7 +33,7 @@ from trainers.run.run_folder import claim_folder, new_folder
 from trainers.run.run_record import RunRecord, code_at_start, write_facts
 from trainers.run.start import start_parts
 from trainers.run.warmup import demonstrate
-from trainers.setup.checks.resume_checks import check_data, checkpoint_of, locked
+from trainers.setup.checks.resume_checks import check_data, checkpoint_of, data_at_start, locked
 from trainers.setup.describe import AT_START, describe_plan, describe_services
 from trainers.setup.plan import tasks_of, with_folder, with_model
 from trainers.setup.run_plan import RunPlan
@@ -49,8 +49,11 @@ class TrainingData(Protocol):
         """Make a model of `model.size` for it; returns its number of parameters."""
         ...
 
-    async def prepare(self, model: Path, say: Callable[[str], None]) -> int:
-        """Prepare the data for this model, before anything is started; returns the number of optimizer steps."""
+    async def prepare(self, model: Path, say: Callable[[str], None], began: Mapping[str, Any] | None) -> int:
+        """Prepare the data for this model, before anything is started; returns the number of optimizer steps.
+
+        `began` is the `record` of the run that goes on; None for a new run.
+        """
         ...
 
     def record(self) -> dict[str, Any]:
@@ -80,7 +83,7 @@ async def open_run(plan: RunPlan, data: TrainingData | None = None) -> AsyncIter
             stack.enter_context(_with_what_is_kept(record, plan.command))
             with record.phase("tasks"):
                 tasks, held_out = tasks_of(plan)
-                files = check_data(folder, plan.data_digests())
+                files, began = check_data(folder, plan.data_digests()), data_at_start(folder)
             record.say(
                 f"{plan.algorithm} on {plan.env.name or 'data'}, seed {plan.training.seed}; everything is written "
                 f"to {folder}"
@@ -93,11 +96,12 @@ async def open_run(plan: RunPlan, data: TrainingData | None = None) -> AsyncIter
             model = _with_new_rows(plan, record, model)
             record.results |= {"command": plan.command, "model": str(model), "model_parameters": parameters}
             _write_facts(plan, record)
-            record.add_fact("data", files | tasks.record)
+            if data is None:
+                record.add_fact("data", files | tasks.record)
             kinds = _kinds(record, [*tasks.train, *(task for each in held_out.values() for task in each.tasks)])
             if data is not None:
                 with record.phase("data"):
-                    plan = plan.with_steps(await data.prepare(model, record.say))
+                    plan = plan.with_steps(await data.prepare(model, record.say, began if checkpoint else None))
                     record.add_fact("steps", plan.steps)
                     record.add_fact("data", files | data.record())
             _say_plan(plan, record)
