@@ -11,6 +11,7 @@ from forge_env.core.episode import Group
 from forge_env.evaluation.evaluate import is_success
 from forge_env.evaluation.metrics import model_call_metrics, row_metrics, tool_metrics
 from forge_env.rollout.rollout import GroupSpec
+from forge_env.utils.threads import invoke
 from trainers.controller.alarms import MismatchAlarm
 from trainers.controller.loop_state import LoopState
 from trainers.controller.sample_maker import SampleMaker
@@ -147,13 +148,13 @@ class Learner:
         await self.run.evaluations.evaluate_step(step)
 
     async def after_step(self, step: int, state: LoopState | None) -> None:
-        """Save a checkpoint if one is due.
+        """Save a checkpoint if one is due, or if no evaluation before was as good.
 
         Args:
             step: that is done and recorded.
             state: of the loop; None inside of a window, where groups are taken that no step has trained on.
         """
-        if state is not None and is_due(self.run.plan, step):
+        if state is not None and (is_due(self.run.plan, step) or await invoke(self.run.evaluations.is_best, step)):
             await self.save(state, asynchronous=self.run.plan.checkpoint.asynchronous)
 
     async def save(self, state: LoopState, *, asynchronous: bool = False) -> None:

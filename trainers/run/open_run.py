@@ -11,17 +11,18 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from agents.model_folder import fetch_config, find_model
+from agents.model_folder import INITIAL, fetch_config, find_model
 from forge_env.core.episode import Episode
 from forge_env.core.errors import ServiceError, UserError, first_error
 from forge_env.core.types import Task
 from forge_env.evaluation.digests import changed, environment_digests, target_digests
 from forge_env.evaluation.kinds import Kinds
+from forge_env.records.run_files import steps_of
 from forge_env.runtime.hosts.hosts import Hosts
 from forge_env.runtime.launcher import Launcher
 from forge_env.utils.disks import full_disk
 from forge_env.utils.gc_settings import shorten_collections
-from trainers.checkpoints import Checkpoint, steps_of
+from trainers.checkpoints import Checkpoint
 from trainers.metrics.startup import Startup
 from trainers.model.make import count_parameters, make_model
 from trainers.model.new_rows import make_folder
@@ -37,9 +38,6 @@ from trainers.setup.checks.resume_checks import check_data, checkpoint_of, data_
 from trainers.setup.describe import AT_START, describe_plan, describe_services
 from trainers.setup.plan import tasks_of, with_folder, with_model
 from trainers.setup.run_plan import RunPlan
-
-INITIAL = "initial_model"
-"""The folder, in that of the run, of a model that was made for it."""
 
 
 class TrainingData(Protocol):
@@ -94,7 +92,8 @@ async def open_run(plan: RunPlan, data: TrainingData | None = None) -> AsyncIter
                 model, parameters = await _prepare_model(plan, record, checkpoint, data)
             plan = with_folder(plan, model)
             model = _with_new_rows(plan, record, model)
-            record.results |= {"command": plan.command, "model": str(model), "model_parameters": parameters}
+            name = INITIAL if model.is_relative_to(folder) else str(model)  # the run's folder may be renamed
+            record.results |= {"command": plan.command, "model": name, "model_parameters": parameters}
             _write_facts(plan, record)
             if data is None:
                 record.add_fact("data", files | tasks.record)

@@ -67,7 +67,7 @@ def make_plan(config: RunConfig, algorithm: Algorithm) -> RunPlan:
     """
     check_ours()
     check_bounds(config)
-    config = config.resolved()
+    config = model_checks.with_model_of_checkpoint(config.resolved())
     model = model_checks.find_model(config)
     config, defaults = with_room_for_expert(*take_defaults(config, model.shape))
     objective = plan_objective(config, algorithm)

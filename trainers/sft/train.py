@@ -111,6 +111,7 @@ async def _begin(run: Run, data: SFTData) -> dict[str, Any]:
 async def _train(run: Run, data: SFTData, place: dict[str, Any]) -> None:
     """Take every optimizer step, or the steps after the checkpoint; a signal ends it between two steps."""
     from forge_env.runtime.calls.answers import within
+    from forge_env.utils.threads import invoke
     from trainers.objective.plain_losses import SFTLoss
     from trainers.run.checkpointing import is_due, save_checkpoint, until_stopped
 
@@ -134,7 +135,7 @@ async def _train(run: Run, data: SFTData, place: dict[str, Any]) -> None:
             place["seconds"] = time.perf_counter() - started
             if not is_stopped.is_set():
                 await _evaluate(run, done)
-            if is_due(run.plan, done):
+            if is_due(run.plan, done) or await invoke(run.evaluations.is_best, done):
                 await save_checkpoint(run, done, place, asynchronous=run.plan.checkpoint.asynchronous)
 
     async def save() -> None:

@@ -24,6 +24,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
 from torch import Tensor
 from torch.distributed.checkpoint import CheckpointException
 
@@ -69,6 +70,7 @@ class TrainingState:
         texts: Mapping[str, Sequence[bytes]] | None = None,
         asynchronous: bool = False,
         keep_last: int = 0,
+        spare: int | None = None,
     ) -> None:
         """Write a checkpoint that replaces `folder`; `extra` must be JSON. See `TitanTrainer.save`."""
         text = json.dumps(dict(extra))  # fail before anything is written
@@ -84,7 +86,7 @@ class TrainingState:
             checkpoints.write_manifest(partial, manifest)
             take_place(partial, folder)
             if keep_last:
-                checkpoints.prune(folder.parent.parent, keep_last)
+                checkpoints.prune(folder.parent.parent, keep_last, spare)
 
         with _explained(folder):
             partial = begin_folder(folder)
@@ -202,6 +204,22 @@ class TrainingState:
         if asynchronous:
             self._background = manager
         return manager
+
+
+def load_weights(model: TitanModel, folder: Path) -> None:
+    """Restore the weights of a checkpoint, or its adapters, and nothing else.
+
+    Raises:
+        UserError: a file of it is damaged.
+    """
+    wrapper = ModelWrapper if model.adapters is None else _OnlyAdapters
+    state = wrapper(model.module)
+    values = state.state_dict()
+    try:
+        dcp.load(values, checkpoint_id=str(folder / STATE / f"step-{MANAGER_STEP}"))
+    except (Exception, CheckpointException) as error:
+        raise UserError(f"{folder} is damaged: its weights cannot be restored") from error
+    state.load_state_dict(values)
 
 
 class _OnlyAdapters(ModelWrapper):

@@ -168,6 +168,10 @@ async def test_the_best_step_is_in_the_summary_the_earlier_one_of_two(
     for step, solved in ((0, 1), (2, 3), (4, 3), (6, 2)):
         policy.solves = solved
         await run.evaluations.evaluate(f"evaluation_{step:06d}", step=step)
+        is_better = solved == 3 and step == 2
+        assert run.evaluations.is_best(step) == is_better
+        if step % 4 == 2:  # the weights of 0 and 4 are nowhere
+            (tmp_path / "checkpoints" / f"step_{step:06d}").mkdir(parents=True)
     with (tmp_path / "metrics.jsonl").open("a") as file:
         file.write('{"phase": "syst')  # another thread may be writing
     run.summarise({})
