@@ -30,6 +30,7 @@ OUTCOMES = {
     "infra_fault": "a fault: the infrastructure failed",
 }
 COUNTS = {
+    "episodes_left_out": "episodes that the reward function of the run gave no number, left out",
     "groups_dropped": "groups with too few valid episodes, dropped",
     "groups_without_signal": "groups whose rewards are all equal, sampled anew",
     "groups_run_again": "groups whose process died, run again",

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import get_args
 
 from forge_env.core.episode import Group
-from forge_env.core.errors import NothingTrained, ServiceError
+from forge_env.core.errors import NothingTrained, ServiceError, UserError
 from forge_env.core.types import Outcome
 from trainers.metrics.signal_counts import Fate
 
 MAX_FAULTS_IN_A_ROW = 32  # groups with too few valid episodes; then something is broken for good
+MOSTLY = 64  # episodes; if the user's reward function fails for more than half of them, it is broken
 MAX_FLAT_IN_A_ROW = 512  # groups that dynamic sampling drops, in a run that has learned: a step would wait for ever
 _GO_ON = "; --training.signal_error 0 goes on without an end"
 
@@ -38,6 +39,13 @@ class DropCounts:
     """Those of them whose loss or gradient was not finite."""
     has_learned: bool = False
     """Whether an optimizer step had a gradient."""
+    left_out: int = 0
+    """Episodes that were left out, because the user's reward function gave no number."""
+    judged: int = 0
+    """Episodes of the present `MOSTLY` that it was asked about, and those of them that it gave no number."""
+    unjudged: int = 0
+    unjudged_error: str = ""
+    """Of the last of them."""
 
     @property
     def silent_in_a_row(self) -> int:
@@ -48,6 +56,25 @@ class DropCounts:
         for episode in group.faults:
             outcome = episode.outcome.value
             self.outcomes[outcome] = self.outcomes.get(outcome, 0) + 1
+
+    def judge(self, episodes: int, errors: Sequence[str]) -> None:
+        """Count the episodes of a group that the user's reward function was asked about.
+
+        Args:
+            episodes: their number.
+            errors: why it gave no number, of those that are left out.
+
+        Raises:
+            UserError: it gave none to more than half of MOSTLY episodes.
+        """
+        self.judged, self.unjudged = self.judged + episodes, self.unjudged + len(errors)
+        self.left_out += len(errors)
+        self.unjudged_error = errors[-1] if errors else self.unjudged_error
+        if self.judged < MOSTLY:
+            return
+        judged, unjudged, self.judged, self.unjudged = self.judged, self.unjudged, 0, 0
+        if 2 * unjudged > judged:
+            raise UserError(f"{unjudged} of the last {judged} episodes were left out: {self.unjudged_error}")
 
     def keep(self, *, has_signal: bool) -> None:
         """A group can be trained on; `has_signal` says that it is known to have one."""
@@ -124,6 +151,7 @@ class DropCounts:
         """The counts that every step records."""
         return {
             "episodes_timed_out": float(self.outcomes.get(Outcome.TIMEOUT.value, 0)),
+            "episodes_left_out": float(self.left_out),
             "groups_dropped": float(self.faulty),
             "groups_without_signal": float(self.flat),
         }

@@ -63,6 +63,12 @@ class Learner:
         self.signal.add(group, rewards)
         self.diagnosis.waiting(self.signal.metrics)
 
+    def left_out(self, error: str) -> None:
+        """Say that an episode is left out, the first one of a run."""
+        self.run.record.warn(
+            f"warning: an episode is left out, and later ones are counted in episodes_left_out: {error}"
+        )
+
     def has_gradient(self, metrics: Mapping[str, float]) -> bool:
         """Whether a step with these metrics has learned from its rewards.
 

@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from functools import partial
 
 from agents.generator.engine_args import approximations
+from forge_env.core.errors import ForgeError
 from forge_env.evaluation.evaluate import Evaluation
+from forge_env.records.run_files import steps_of
 from forge_env.utils.threads import invoke
 from trainers.checkpoints import Checkpoint
 from trainers.controller.alarms import MismatchAlarm, make_alarm
@@ -123,9 +125,15 @@ async def _train(run: Run, learner: Learner, state: LoopState) -> LoopState:
     loop = Loop(run.rollouts, learner, run.weights, _settings(plan), state)
     if learner.is_evaluated(loop.steps_done):  # resumed at the last step of a shorter run, now a step between others
         await learner.evaluate(loop.steps_done)
-    await until_stopped(
-        run, loop.run(), stop=loop.stop, steps=lambda: loop.steps_done, save=lambda: learner.save(loop.state)
-    )
+    try:
+        await until_stopped(
+            run, loop.run(), stop=loop.stop, steps=lambda: loop.steps_done, save=lambda: learner.save(loop.state)
+        )
+    except ForgeError as error:
+        is_new = loop.steps_done > 0 and loop.steps_done not in steps_of(run.record.folder)
+        if error is loop.ended_by and is_new and not loop.is_in_window:
+            await learner.save(loop.state)
+        raise
     return loop.state
 
 

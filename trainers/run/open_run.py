@@ -119,7 +119,7 @@ async def open_run(plan: RunPlan, data: TrainingData | None = None) -> AsyncIter
             stack.callback(record.stop_measuring)
             record.results["setup_seconds"] = time.perf_counter() - record.started
             _say_what_is_up(plan, record)
-            state.is_empty = False
+            state.is_empty, state.is_up = False, True
             run = Run(
                 plan=plan,
                 rollouts=rollouts,
@@ -144,6 +144,8 @@ class _FolderState:
     path: Path
     is_empty: bool = False
     """Whether nothing has run in it yet; the folder of a run that cannot start is removed."""
+    is_up: bool = False
+    """Whether the processes of the run have started."""
 
 
 @contextmanager
@@ -173,6 +175,8 @@ def _with_remedies(folder: _FolderState, command: str) -> Iterator[None]:
         cause, onward = first_error(error), _onward(folder.path, command)
         if isinstance(cause, ServiceError) and onward:
             raise ServiceError(f"{cause}; {onward}") from error
+        if isinstance(cause, UserError) and onward and folder.is_up and "--resume" not in str(cause):
+            raise UserError(f"{cause}; {onward}") from error
         if isinstance(cause, OSError) and (full := full_disk(cause, folder.path)):
             remedy = f"make room, and {onward or 'start again'}"
             raise UserError(f"{folder.path} cannot be written: {full}; {remedy}") from error
