@@ -151,7 +151,7 @@ class DropCounts:
         """The counts that every step records."""
         return {
             "episodes_timed_out": float(self.outcomes.get(Outcome.TIMEOUT.value, 0)),
-            "episodes_left_out": float(self.left_out),
+            "episodes_unjudged": float(self.left_out),
             "groups_dropped": float(self.faulty),
             "groups_without_signal": float(self.flat),
         }

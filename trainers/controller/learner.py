@@ -66,7 +66,7 @@ class Learner:
     def left_out(self, error: str) -> None:
         """Say that an episode is left out, the first one of a run."""
         self.run.record.warn(
-            f"warning: an episode is left out, and later ones are counted in episodes_left_out: {error}"
+            f"warning: an episode is left out, and later ones are counted in episodes_unjudged: {error}"
         )
 
     def has_gradient(self, metrics: Mapping[str, float]) -> bool:

@@ -38,6 +38,8 @@ from forge_env.utils.disks import full_disk
 from trainers import checkpoints
 from trainers.model.families import read_experts
 from trainers.titan.lora import is_adapter
+from trainers.titan.shards import shard_of
+from trainers.titan.weight_files import is_finite
 from trainers.titan.whole_folder import barrier, begin_folder, is_first, partial_of, take_place
 
 # TorchTitan's manager names a checkpoint by its step, and of a step 0 it restores only the weights. So the step is in
@@ -173,6 +175,7 @@ class TrainingState:
                 self._manager(folder).load(MANAGER_STEP)
         except (Exception, CheckpointException) as error:  # the errors of a damaged file have no common base
             raise UserError(f"{folder} is damaged: its contents cannot be restored.") from error
+        _check_finite(self.model, folder)
         return manifest
 
     def _manager(self, folder: Path, *, asynchronous: bool = False) -> CheckpointManager:
@@ -220,6 +223,14 @@ def load_weights(model: TitanModel, folder: Path) -> None:
     except (Exception, CheckpointException) as error:
         raise UserError(f"{folder} is damaged: its weights cannot be restored") from error
     state.load_state_dict(values)
+    _check_finite(model, folder)
+
+
+def _check_finite(model: TitanModel, folder: Path) -> None:
+    """Check this rank's part of the restored weights."""
+    for name, parameter in model.module.named_parameters():
+        if not is_finite(shard_of(name, parameter.detach())[0]):
+            raise UserError(f"{folder} cannot be used: its weight {name} has values that are not finite")
 
 
 class _OnlyAdapters(ModelWrapper):

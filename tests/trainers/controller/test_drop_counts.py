@@ -20,7 +20,7 @@ def test_a_checkpoint_restores_every_count() -> None:
     drops.drop_faulty("gone")
     restored = DropCounts(**json.loads(json.dumps(asdict(drops))))
     assert restored == drops and restored.outcomes == {"timeout": 2, "env_fault": 1}
-    counts = {"episodes_timed_out": 2, "episodes_left_out": 0, "groups_dropped": 1, "groups_without_signal": 1}
+    counts = {"episodes_timed_out": 2, "episodes_unjudged": 0, "groups_dropped": 1, "groups_without_signal": 1}
     assert restored.metrics == counts
 
 

@@ -775,7 +775,7 @@ async def test_an_episode_that_a_reward_of_the_users_own_fails_for_is_left_out(i
     faults = [episode for g in groups for episode in g.faults]
     assert len(record.trained) == 20 and len(faults) >= 5 and {e.outcome for e in faults} == {Outcome.ENV_FAULT}
     assert all(e.reward is None and "returned None" in e.error for e in faults)
-    assert loop.drops.metrics["episodes_left_out"] >= len(faults)
+    assert loop.drops.metrics["episodes_unjudged"] >= len(faults)
 
 
 @pytest.mark.parametrize("share", [0.75, 1.0])
