@@ -170,7 +170,10 @@ class DropCounts:
         failed, solved, same = (self.silent.get(fate, 0) for fate in get_args(Fate))
         total, reward = self.silent_in_a_row, f"{self.silent_reward:g}"
         if self.not_finite:
-            return "loss or gradient was not finite: lower --training.learning_rate, or look at --loss if there is one"
+            return (
+                f"in {self.not_finite:,} of them loss or gradient was not finite: look at --loss if there is one, or "
+                "lower --training.learning_rate"
+            )
         if not total:
             return "no episode had a token to learn from: raise --env.max_tokens, or shorten the prompts"
         faults = f", and {self.faulty:,} more were dropped with faults" if self.faulty else ""

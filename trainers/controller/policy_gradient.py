@@ -144,6 +144,7 @@ def _diagnosis(run: Run, objective: Objective, alarm: MismatchAlarm) -> Diagnosi
         algorithm=plan.algorithm,
         env=plan.env.name,
         reward=training.reward,
+        loss=training.loss,
         learning_rate=training.learning_rate,
         n_samples=objective.group_size,
         max_turn_tokens=plan.env.max_turn_tokens,

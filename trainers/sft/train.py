@@ -173,8 +173,8 @@ async def held_out_loss(run: Run, samples: Sequence[Sample]) -> float | None:
     values = list(itertools.chain.from_iterable(of_sample.tolist() for of_sample in logprobs))
     if not math.isfinite(loss := -sum(values) / len(values)):
         raise UserError(
-            f"the model's loss on {len(samples)} held-out conversations is {loss}: its weights are too large to compute "
-            "with; take another model, or a lower --training.learning_rate"
+            f"the model's loss on {len(samples)} held-out conversations is {loss}: its weights are too large to "
+            "compute with; take another model, or a lower --training.learning_rate"
         )
     return loss
 
