@@ -14,7 +14,7 @@ from forge_env.core.errors import UserError
 from forge_env.records.run_files import MANIFEST, SUMMARY, steps_of
 
 INITIAL = "initial_model"
-"""The folder, in that of a run, of a model that was made for it."""
+"""The folder of a model that was made for a run, in the run's folder."""
 EXPORTER = "trainers.run.checkpoint_model"
 """The program that writes the model of a checkpoint, by name: agents do not import trainers."""
 
@@ -43,7 +43,7 @@ def find_model(name: str, *, option: str = "--model") -> Path:
 
 
 def trained_model(run: str) -> Path:
-    """The model of a training run: that of its end, or of its newest checkpoint if it has not come to its end.
+    """The last model of a training run, or the model of its newest checkpoint if it has not come to its end.
 
     Args:
         run: the folder of a run, or of one of its checkpoints.

@@ -167,6 +167,9 @@ class Evaluation:
         return clustered_share(values, attempts=sum(map(len, tasks)))
 
     def __str__(self) -> str:
+        if not self.attempts:
+            error = next((f", {episode.error}" for episode in reversed(self.episodes) if episode.error), "")
+            return f"not measured: all {len(self.episodes)} episodes ended by faults{error}"
         low, high = self.interval
         rate = f"{self.success_rate:.3f} [{low:.3f}, {high:.3f}] over {len(self.attempts)} episodes"
         ended = "".join(f", {count} ended by {limit}" for limit, count in self.ended_by.items())

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import get_args
 
 from forge_env.core.episode import Group
 from forge_env.core.errors import NothingTrained, ServiceError, UserError
+from forge_env.core.faults import MAX_FAULTS_IN_A_ROW
 from forge_env.core.types import Outcome
 from trainers.metrics.signal_counts import Fate
 
-MAX_FAULTS_IN_A_ROW = 32  # groups with too few valid episodes; then something is broken for good
 MOSTLY = 64  # episodes; if the user's reward function fails for more than half of them, it is broken
 MAX_FLAT_IN_A_ROW = 512  # groups that dynamic sampling drops, in a run that has learned: a step would wait for ever
 _GO_ON = "; --training.signal_error 0 goes on without an end"
@@ -42,10 +41,11 @@ class DropCounts:
     left_out: int = 0
     """Episodes that were left out, because the user's reward function gave no number."""
     judged: int = 0
-    """Episodes of the present `MOSTLY` that it was asked about, and those of them that it gave no number."""
+    """Episodes of the present `MOSTLY` that it was asked about."""
     unjudged: int = 0
+    """Episodes among them without a number."""
     unjudged_error: str = ""
-    """Of the last of them."""
+    """The error of the last one."""
 
     @property
     def silent_in_a_row(self) -> int:
@@ -190,11 +190,3 @@ class DropCounts:
             f"without a success, {solved:,} with successes only and {same:,} with both{faults}; the reward does not "
             "tell episodes apart, or the tasks are too easy or too hard"
         )
-
-
-def why_faulty(group: Group) -> str:
-    """How the episodes of a group without a reward ended, and what one of them says."""
-    outcomes = Counter(episode.outcome.value for episode in group.faults)
-    ended = ", ".join(f"{outcome} {count}" for outcome, count in outcomes.most_common())
-    error = next((e.error for e in group.faults if e.error), "none was given")
-    return f"outcomes without a reward in the last one: {ended or 'none'}; the last error: {error}"

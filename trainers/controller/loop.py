@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, TypeVar
 
 from forge_env.core.episode import Group
 from forge_env.core.errors import ForgeError, InvariantError, ReplicaDied, ServiceError, UserError, first_error
+from forge_env.core.faults import why_faulty
 from forge_env.utils.progress import fail_if_stalled
 from forge_env.utils.threads import invoke
-from trainers.controller.drop_counts import why_faulty
 from trainers.controller.loop_state import LoopSettings, LoopState
 from trainers.controller.ready_groups import ReadyGroup
 from trainers.controller.schedule import Schedule
@@ -66,7 +66,7 @@ class Loop:
             self._schedule.restore(ready.number, ready.deadline)
             self._ready[ready.number] = ready.group
         self._restored = frozenset(self._ready)
-        """Groups of the checkpoint, whose episodes the user's reward function is asked about anew."""
+        """Groups of the checkpoint: the user's reward function is asked about their episodes anew."""
         self._groups_back = 0  # groups that came back
         self._news = asyncio.Event()
         self._window: deque[list[int]] = deque()  # numbers of the groups of its next steps
@@ -229,7 +229,8 @@ class Loop:
                 return
         try:
             async with asyncio.timeout(None) as self._evaluation:
-                await self.learner.evaluate(step)
+                with self._ending():
+                    await self.learner.evaluate(step)
         except TimeoutError:
             if not self._is_stopping:
                 raise
@@ -348,8 +349,7 @@ class Loop:
     async def _take(self, *, may_stop: bool = False) -> list[int]:
         """Wait for the groups of the next step; returns their numbers, in the order of their admission.
 
-        With `may_stop` none are returned where the loop is stopped before the step has its groups, and without it where
-        no more will come.
+        None are returned if no more will come, or, with `may_stop`, if the loop is stopped before the step has them.
         """
 
         async def moved() -> object:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from agents.generator.engine_args import approximations
-from forge_env.core.errors import ForgeError
+from forge_env.core.errors import ForgeError, ServiceError
 from forge_env.evaluation.evaluate import Evaluation
 from forge_env.records.run_files import steps_of
 from forge_env.utils.threads import invoke
@@ -60,7 +60,11 @@ async def _phases(run: Run, objective: Objective) -> None:
     train_seconds = time.perf_counter() - learner.started
     is_new = run.checkpoint is None or run.checkpoint.step < run.plan.steps
     async with last_checkpoint(run, partial(learner.save, state)) if is_new else nullcontext():
-        after = await run.evaluations.evaluate("after", step=run.plan.steps)
+        try:
+            after = await run.evaluations.evaluate("after", step=run.plan.steps)
+        except ServiceError:
+            await run.trainer.export()  # what was trained is kept
+            raise
         await run.trainer.export()
     diagnosis.finish()
     run.record.add_fact("findings", diagnosis.summary())

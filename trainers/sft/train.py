@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from forge_env.core.errors import UserError
+from forge_env.core.errors import ServiceError, UserError
 from trainers.settings.supervised import SFTConfig
 from trainers.sft.config import SFT
 
@@ -74,7 +74,11 @@ async def _train_on_data(plan: RunPlan, sft: SFTConfig) -> None:
             run.record.say(
                 f"loss on {len(data.held_out)} held-out conversations: {before:.4f} before, {after:.4f} after"
             )
-        values = await _measure(run) if plan.env.name else {}
+        try:
+            values = await _measure(run) if plan.env.name else {}
+        except ServiceError:
+            await _finish(run, place)  # what was trained is kept
+            raise
         await _finish(run, place)
         run.summarise(
             {

@@ -8,9 +8,10 @@ from dataclasses import asdict
 import pytest
 
 from forge_env.core.errors import NothingTrained, ServiceError
+from forge_env.core.faults import MAX_FAULTS_IN_A_ROW
 from forge_env.core.types import Outcome
 from tests.trainers.controller.test_loop import group
-from trainers.controller.drop_counts import MAX_FAULTS_IN_A_ROW, MAX_FLAT_IN_A_ROW, DropCounts
+from trainers.controller.drop_counts import MAX_FLAT_IN_A_ROW, DropCounts
 
 
 def test_a_checkpoint_restores_every_count() -> None:

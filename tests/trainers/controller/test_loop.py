@@ -19,10 +19,10 @@ from hypothesis import strategies as st
 
 from forge_env.core.episode import Episode, Group, Turn
 from forge_env.core.errors import NothingTrained, ReplicaDied, ServiceError, UserError
-from forge_env.core.faults import SHRINK
+from forge_env.core.faults import MAX_FAULTS_IN_A_ROW, SHRINK
 from forge_env.core.types import Outcome, Task
 from forge_env.rollout.rollout import GroupSpec
-from trainers.controller.drop_counts import MAX_FAULTS_IN_A_ROW, MAX_FLAT_IN_A_ROW, MOSTLY, DropCounts
+from trainers.controller.drop_counts import MAX_FLAT_IN_A_ROW, MOSTLY, DropCounts
 from trainers.controller.ledger import Ledger
 from trainers.controller.loop import Loop
 from trainers.controller.loop_state import LoopSettings, LoopState
