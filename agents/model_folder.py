@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from forge_env.core.errors import UserError
+from forge_env.records.run_files import MANIFEST, SUMMARY, steps_of
+
+INITIAL = "initial_model"
+"""The folder of a model that was made for a run, in the run's folder."""
+EXPORTER = "trainers.run.checkpoint_model"
+"""The program that writes the model of a checkpoint, by name: agents do not import trainers."""
 
 
 def find_model(name: str, *, option: str = "--model") -> Path:
     """The folder of a local model, or of a download from the hub.
 
     Args:
-        name: a Hugging Face folder or a hub id.
+        name: a Hugging Face folder, a checkpoint of a training run, or a hub id.
         option: the option that named it, for error messages.
 
     Raises:
@@ -23,12 +32,37 @@ def find_model(name: str, *, option: str = "--model") -> Path:
     folder = Path(name).expanduser()
     if not folder.exists():
         return _download(name)
+    if (folder / MANIFEST).is_file():
+        folder = _model_of_checkpoint(folder)
     if not (folder / "config.json").is_file():
         raise UserError(f"{name} holds no config.json: {option} wants a Hugging Face folder or a hub id")
     if not (folder / "tokenizer.json").is_file():
         raise UserError(f"the model folder {name} holds no tokenizer.json: save its tokenizer there as well")
     weight_files(folder)
     return folder
+
+
+def trained_model(run: str) -> Path:
+    """The last model of a training run, or the model of its newest checkpoint if it has not come to its end.
+
+    Args:
+        run: the folder of a run, or of one of its checkpoints.
+
+    Raises:
+        UserError: it has neither.
+    """
+    folder = Path(run).expanduser()
+    if (folder / MANIFEST).is_file():
+        return find_model(run)
+    steps = steps_of(folder)
+    if (folder / "model" / "config.json").is_file() and ((folder / SUMMARY).is_file() or not steps):
+        return find_model(str(folder / "model"))
+    if not steps:
+        raise UserError(
+            f"{run} holds neither a model/ folder, which a training run writes when it ends, nor a checkpoint: name "
+            "another run"
+        )
+    return find_model(str(steps[max(steps)]))
 
 
 def split_adapter(name: str, adapter: str = "") -> tuple[str, str]:
@@ -53,7 +87,8 @@ def split_adapter(name: str, adapter: str = "") -> tuple[str, str]:
         base = None
     if not isinstance(base, str) or not base:
         raise UserError(f"{file} names no base_model_name_or_path: name the model, and {name} with --adapter")
-    return base, name
+    beside = folder.parent / Path(base).name  # the run of both may have been renamed or copied
+    return str(beside) if (beside / "config.json").is_file() else base, name
 
 
 def weight_files(folder: Path) -> list[Path]:
@@ -117,6 +152,18 @@ def fetch_config(name: str) -> Path:
         UserError: the hub does not have it.
     """
     return _from_hub(name, lambda hub: hub.hf_hub_download(name, "config.json"))
+
+
+def _model_of_checkpoint(folder: Path) -> Path:
+    """The folder of a checkpoint's model, which is written when it is first asked for."""
+    model = folder / "model"
+    if not model.is_dir():
+        command, environ = [sys.executable, "-m", EXPORTER, str(folder)], {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
+        done = subprocess.run(command, capture_output=True, text=True, env=environ)
+        if done.returncode:
+            reason = (done.stderr.strip().splitlines() or [f"it ended with {done.returncode}"])[-1]
+            raise UserError(f"the model of the checkpoint {folder} cannot be written: {reason}")
+    return model
 
 
 def _download(name: str) -> Path:

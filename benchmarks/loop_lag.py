@@ -212,7 +212,7 @@ async def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
             run = Run(
                 plan=plan,
                 rollouts=rollouts,
-                trainer=Trainer(plan, trainer, weights, record),
+                trainer=Trainer(plan, trainer, weights, record, model=folder),
                 weights=weights,
                 record=record,
                 evaluations=Evaluations(rollouts=rollouts, held_out={}),

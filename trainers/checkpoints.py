@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,10 +17,9 @@ from typing import Annotated, Any
 from annotated_types import Ge
 
 from forge_env.core.errors import UserError
+from forge_env.records.run_files import MANIFEST, steps_of
 
-MANIFEST = "forge_env.json"
 CHECKPOINT_VERSION = 1
-_NAME = re.compile(r"step_(\d{6,})")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,7 +29,7 @@ class CheckpointConfig:
     interval: Annotated[int, Ge(0)] = 0
     """Optimizer steps between two checkpoints; 0 is one, after the last step."""
     keep_last: Annotated[int, Ge(1)] = 2
-    """Checkpoints to keep; older ones are removed once a newer one is complete."""
+    """Checkpoints to keep; older ones are removed once a newer one is complete, but for that of the best evaluation."""
     asynchronous: bool = True
     """Whether training goes on while a checkpoint is written."""
     step: Annotated[int, Ge(0)] = 0
@@ -51,16 +49,6 @@ class Checkpoint:
 
 def path_of(run: Path, step: int) -> Path:
     return run / "checkpoints" / f"step_{step:06d}"
-
-
-def steps_of(run: Path) -> dict[int, Path]:
-    """The folders of a run's complete checkpoints by their steps, the oldest first."""
-    folders = {}
-    folder = run / "checkpoints"
-    for path in folder.iterdir() if folder.is_dir() else ():
-        if (match := _NAME.fullmatch(path.name)) and path.is_dir():
-            folders[int(match[1])] = path
-    return dict(sorted(folders.items()))
 
 
 def find(run: Path, step: int = 0) -> Checkpoint:
@@ -101,10 +89,11 @@ def clean(run: Path, step: int) -> None:
             remove(path)
 
 
-def prune(run: Path, keep_last: int) -> None:
-    """Remove all complete checkpoints except the newest `keep_last`; at least one stays."""
-    for path in list(steps_of(run).values())[: -max(1, keep_last)]:
-        remove(path)
+def prune(run: Path, keep_last: int, spare: int | None = None) -> None:
+    """Remove all complete checkpoints except the newest `keep_last`, at least one, and that of the step `spare`."""
+    for step, path in list(steps_of(run).items())[: -max(1, keep_last)]:
+        if step != spare:
+            remove(path)
 
 
 def remove(path: Path) -> None:

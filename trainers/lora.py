@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 
 from annotated_types import Gt, Interval
 
-from agents.generator.adapter_folder import read_config
+from agents.generator.adapter_folder import SCALES, read_config
 from agents.generator.lora_slot import PREFIX, RANKS, TARGETS
 from forge_env.core.errors import UserError
 from forge_env.utils.settings import MAY_CHANGE
@@ -180,6 +180,12 @@ def check_adapter(folder: Path, lora: Lora) -> None:
         UserError: it has not.
     """
     saved = read_config(folder, option="--lora.adapter")
+    for key in SCALES:
+        if saved.get(key):
+            raise UserError(
+                f"--lora.adapter is {folder} with {key} = {saved[key]!r}, and a trained adapter has one rank and the "
+                "scale alpha / rank: choose another adapter, or merge it into its model and name that"
+            )
     for name, key, value in (("rank", "r", lora.rank), ("alpha", "lora_alpha", lora.alpha)):
         if saved.get(key) != value:
             raise UserError(

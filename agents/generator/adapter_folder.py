@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import difflib
 import json
+import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,18 +24,15 @@ if TYPE_CHECKING:
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 """The two files of the folder."""
-_PLAIN: dict[str, tuple[Any, ...]] = {
-    "peft_type": ("LORA",),
-    "bias": ("none", None),
-    "use_rslora": (False, None),
-    "use_dora": (False, None),
-    "fan_in_fan_out": (False, None),
-    "rank_pattern": ({}, None),
-    "alpha_pattern": ({}, None),
-    "modules_to_save": ([], None),
-    "layers_to_transform": ([], None),
-}
-"""Settings of PEFT, and the values with which an adapter adds alpha / rank * B A."""
+_HARMLESS = """auto_mapping base_model_name_or_path corda_config ensure_weight_tying eva_config exclude_modules
+    inference_mode init_lora_weights layers_pattern layers_to_transform lora_alpha lora_dropout lora_ga_config
+    loftq_config megatron_config megatron_core peft_type peft_version qalora_group_size r revision runtime_config
+    target_modules task_type velora_config"""
+"""Settings of PEFT (0.21) that change nothing of what an adapter computes, or that its tensors' names say again."""
+SCALES = ("use_rslora", "rank_pattern", "alpha_pattern")
+"""Settings that change its scale; see `AdapterFolder.tensors`."""
+_INITS = ("true", "false", "none", "gaussian", "eva", "orthogonal", "mica", "lora_ga")
+"""Values of init_lora_weights after which the adapter is of the model as it is; PiSSA and others change its weights."""
 Shapes = Mapping[str, tuple[int, ...]]
 
 
@@ -43,15 +42,26 @@ class AdapterFolder:
 
     path: Path
     rank: int
-    alpha: float
+    """The largest of its matrices' ranks."""
+    scalings: Mapping[str, float]
+    """By Hugging Face's names of the layers."""
 
     def tensors(self) -> dict[str, Tensor]:
-        """The tensors by PEFT's names; alpha / rank is multiplied into B."""
-        from safetensors.torch import load_file
+        """The tensors by PEFT's names, all of the largest rank; the scaling is multiplied into B.
 
-        scaling = self.alpha / self.rank
-        halves = load_file(self.path / WEIGHTS)
-        return {name: half * scaling if name.endswith(".lora_B.weight") else half for name, half in halves.items()}
+        It is alpha / rank, or with rsLoRA (arXiv 2312.03732) alpha / sqrt(rank).
+        """
+        from safetensors.torch import load_file
+        from torch.nn.functional import pad
+
+        tensors = {}
+        for name, tensor in load_file(self.path / WEIGHTS).items():
+            layer, half = _split(name)
+            if half == "lora_A":
+                tensors[name] = pad(tensor, (0, 0, 0, self.rank - len(tensor)))
+            else:
+                tensors[name] = pad(tensor * self.scalings[layer], (0, self.rank - tensor.shape[1]))
+        return tensors
 
 
 def open_adapter(path: Path, model: Path, *, option: str = "--adapter") -> AdapterFolder:
@@ -68,23 +78,39 @@ def open_adapter(path: Path, model: Path, *, option: str = "--adapter") -> Adapt
     if not path.is_dir():
         raise UserError(f"{option} is {path}, which is no folder: name one in PEFT's format, with {CONFIG}")
     saved = read_config(path, option=option)
-    rank, alpha = saved.get("r"), saved.get("lora_alpha")
-    if not isinstance(rank, int) or not 1 <= rank <= RANKS[-1]:
-        raise UserError(
-            f"{option} is {path} with r = {rank}, and the engine takes ranks from 1 to {RANKS[-1]}: merge the "
-            "adapter into its model, and name that"
-        )
-    if not isinstance(alpha, int | float):
-        raise UserError(f"{option} is {path} with lora_alpha = {alpha!r}, which must be a number")
+    _scale(saved, "", f"{option} is {path}")
     halves, weights = (
         {name: place.shape for name, place in places(files).items()}
         for files in ([path / WEIGHTS], weight_files(model))
     )
     if not halves:
         raise UserError(f"{option} is {path}, and its {WEIGHTS} is empty: choose another adapter")
+    ranks, scalings = dict[str, int](), dict[str, float]()
     for name in halves:
-        _check_matrix(name, halves, weights, rank, f"{option} is {path}", model)
-    return AdapterFolder(path, rank, float(alpha))
+        layer, _ = _split(name)
+        ranks[layer], scalings[layer] = _scale(saved, layer, f"{option} is {path}")
+        _check_matrix(name, halves, weights, ranks[layer], f"{option} is {path}", model)
+    return AdapterFolder(path, max(ranks.values()), scalings)
+
+
+def _scale(saved: Mapping[str, Any], layer: str, what: str) -> tuple[int, float]:
+    """The rank of a layer, and what its B A is multiplied by."""
+    rank = _of_layer(saved.get("rank_pattern"), layer, saved.get("r"))
+    alpha = _of_layer(saved.get("alpha_pattern"), layer, saved.get("lora_alpha"))
+    if not isinstance(rank, int) or not 1 <= rank <= RANKS[-1]:
+        raise UserError(
+            f"{what} with r = {rank}, and the engine takes ranks from 1 to {RANKS[-1]}: merge the adapter into its "
+            "model, and name that"
+        )
+    if not isinstance(alpha, int | float):
+        raise UserError(f"{what} with lora_alpha = {alpha!r}, which must be a number")
+    return rank, alpha / (math.sqrt(rank) if saved.get("use_rslora") else rank)
+
+
+def _of_layer(pattern: Any, layer: str, default: Any) -> Any:
+    """PEFT's rule: the first key that is the end of a layer's name, from a dot on."""
+    keys = pattern if isinstance(pattern, dict) else {}
+    return next((value for key, value in keys.items() if re.match(rf"(.*\.)?({key})$", layer)), default)
 
 
 def read_config(path: Path, *, option: str) -> dict[str, Any]:
@@ -102,12 +128,18 @@ def read_config(path: Path, *, option: str) -> dict[str, Any]:
         raise UserError(f"{path / CONFIG} is not valid JSON: {error}") from None
     if not isinstance(saved, dict):
         raise UserError(f"{path / CONFIG} is not the config of an adapter: it holds no JSON object")
-    for name, allowed in _PLAIN.items():
-        if saved.get(name, allowed[0]) not in allowed:
-            raise UserError(
-                f"{option} is {path} with {name} = {saved[name]!r}, and only {allowed[0]!r} is supported: choose "
-                "another adapter, or merge it into its model and name that"
-            )
+    remedy = "choose another adapter, or merge it into its model and name that"
+    if saved.get("peft_type", "LORA") != "LORA":
+        raise UserError(
+            f"{option} is {path} with peft_type = {saved['peft_type']!r}, and only 'LORA' is known: {remedy}"
+        )
+    if str(init := saved.get("init_lora_weights")).lower() not in _INITS:
+        raise UserError(
+            f"{option} is {path} with init_lora_weights = {init!r}, which changes the model's own weights: {remedy}"
+        )
+    for name in sorted(saved.keys() - {*_HARMLESS.split(), *SCALES}):
+        if saved[name] and (name, saved[name]) != ("bias", "none"):
+            raise UserError(f"{option} is {path} with {name} = {saved[name]!r}, which is not supported: {remedy}")
     return saved
 
 

@@ -13,7 +13,7 @@ from agents.folder_checks import check_folder
 from agents.generator.adapter_folder import AdapterFolder, open_adapter
 from agents.generator.engine import VLLMEngine
 from agents.generator.settings import EngineSettings
-from agents.model_folder import context_length, find_model, split_adapter
+from agents.model_folder import context_length, find_model, split_adapter, trained_model
 from agents.served_tokenizer import REMEDY
 from agents.token_agent import TokenAgent
 from forge_env.core.errors import PolicyError, UserError
@@ -167,15 +167,12 @@ async def open_vllm(model: str, settings: AgentSettings) -> AsyncIterator[Agent]
 
 @asynccontextmanager
 async def open_checkpoint(run: str, settings: AgentSettings) -> AsyncIterator[Agent]:
-    """Open checkpoint:RUN, the model of a finished training run.
+    """Open checkpoint:RUN, the model of a training run or of one of its checkpoints.
 
     Raises:
-        UserError: the run has no model folder; and see `open_vllm`.
+        UserError: the run has neither; and see `open_vllm`.
     """
-    folder = Path(run).expanduser() / "model"
-    if not (folder / "config.json").is_file():
-        raise UserError(f"{run} holds no model/ folder, which a training run writes when it ends: name a finished run")
-    async with open_vllm(str(folder), settings) as agent:
+    async with open_vllm(str(trained_model(run)), settings) as agent:
         yield agent
 
 

@@ -21,12 +21,12 @@ from typing import Any, Final
 
 from agents.generator.adapter_folder import open_adapter
 from agents.generator.lora_slot import slot_rank
-from agents.model_folder import find_model, split_adapter
+from agents.model_folder import find_model, split_adapter, trained_model
 from agents.renderer.chat_template import TEMPLATE
 from agents.renderer.rendering import Renderer
 from agents.renderer.served import GENERATION
 from forge_env.core.errors import PolicyError, UserError
-from forge_env.records.run_files import CONFIG, trained_config
+from forge_env.records.run_files import CONFIG, MANIFEST, trained_config
 from forge_env.runtime.process.children import kill_group
 from forge_env.runtime.process.lifetime import die_with
 from forge_env.utils.exits import how_it_ended
@@ -87,10 +87,8 @@ class ModelServer:
     def _model(self) -> tuple[Path, str]:
         """The folder of the model, and the adapter if the run is an adapter."""
         path = Path(self.run).expanduser()
-        model = path / "model"
-        if (path / CONFIG).is_file() and not (model / "config.json").is_file():
-            raise UserError(f"{self.run} holds no model/ folder, which a training run writes when it ends")
-        base, own = split_adapter(str(model) if model.is_dir() else self.run)
+        is_run = any((path / name).exists() for name in (CONFIG, MANIFEST, "model"))
+        base, own = split_adapter(str(trained_model(self.run)) if is_run else self.run)
         return find_model(base, option="serve"), own
 
     def _adapters(self, folder: Path, adapters: Mapping[str, Path], trained: Sequence[Path]) -> list[str]:

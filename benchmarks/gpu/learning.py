@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.machine import describe
-from trainers.checkpoints import steps_of
+from forge_env.records.run_files import steps_of
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 ENVIRONMENTS = ("code_exec", "tool_api")

@@ -6,12 +6,16 @@ decides whether it is run again, and how many valid siblings a group needs to be
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from typing import Literal
 
 from forge_env.core.episode import Group
 from forge_env.core.errors import UserError
 from forge_env.core.types import Outcome
+
+MAX_FAULTS_IN_A_ROW = 32
+"""Groups with too few valid episodes, after which something is broken for good, and a run ends."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,3 +61,11 @@ class FaultPolicy:
 
 SHRINK = FaultPolicy()
 """The default: no episode is run again, and a group with two valid siblings is kept."""
+
+
+def why_faulty(group: Group) -> str:
+    """How the episodes of a group without a reward ended, and what one of them says."""
+    outcomes = Counter(episode.outcome.value for episode in group.faults)
+    ended = ", ".join(f"{outcome} {count}" for outcome, count in outcomes.most_common())
+    error = next((e.error for e in group.faults if e.error), "none was given")
+    return f"outcomes without a reward in the last one: {ended or 'none'}; the last error: {error}"

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import dataclasses
 import inspect
 import json
 import math
 import sys
 import types
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, NotRequired, Required, TypeVar
 from weakref import WeakKeyDictionary
@@ -294,7 +295,9 @@ class _ArgumentModel:
             raise ValueError(" ".join(problems)) from None
         coerced = {}
         for name, alias in self._names:  # a comprehension would cost a call of its own
-            coerced[alias] = values[name]
+            coerced[alias] = value = values[name]
+            if type(value) is not str and alias in arguments and (place := _not_finite(value, alias)):
+                raise ValueError(f"{place}: it must be a finite number.")
         return coerced
 
     def _values(self, arguments: dict[str, Any]) -> dict[str, Any]:
@@ -309,6 +312,23 @@ class _ArgumentModel:
                     arguments = read
                     break
         return self._model.__pydantic_validator__.validate_python(arguments).__dict__
+
+
+def _not_finite(value: Any, place: str) -> str:
+    """The place of a number within a value that is NaN or infinite: JSON has none, and a text or 1e999 can spell it."""
+    if isinstance(value, float):
+        return "" if math.isfinite(value) else place
+    if isinstance(value, Mapping):
+        parts = [*value.items(), *((key, key) for key in value)]
+    elif isinstance(value, (list, tuple, set, frozenset)):
+        parts = [*enumerate(value)]
+    elif isinstance(value, BaseModel):
+        parts = [*value]
+    elif dataclasses.is_dataclass(value):
+        parts = [(part.name, getattr(value, part.name)) for part in dataclasses.fields(value)]
+    else:
+        return ""
+    return next((found for key, part in parts if (found := _not_finite(part, f"{place}.{key}"))), "")
 
 
 def _read_text(arguments: dict[str, Any], error: Any) -> bool:

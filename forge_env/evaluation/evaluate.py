@@ -208,6 +208,9 @@ class Evaluation:
         return clustered_share(values, attempts=sum(map(len, tasks)))
 
     def __str__(self) -> str:
+        if not self.attempts:
+            error = next((f", {episode.error}" for episode in reversed(self.episodes) if episode.error), "")
+            return f"not measured: all {len(self.episodes)} episodes ended by faults{error}"
         low, high = self.interval
         rate = f"{self.success_rate:.3f} [{low:.3f}, {high:.3f}]"
         reward = f", mean reward {self.reward.value:.3f}" if self.valid else ""

@@ -76,7 +76,7 @@ def model_of(run: Path) -> Path | None:
     else:
         kind, _, rest = str(agent).partition(":")
         name = Path(rest).expanduser()
-        folders = {"vllm": [name], "checkpoint": [name / "model"]}.get(kind, [])
+        folders = {"vllm": [name], "checkpoint": [name / "model", name / "initial_model"]}.get(kind, [])
     return next((folder for folder in folders if (folder / "tokenizer.json").is_file()), None)
 
 

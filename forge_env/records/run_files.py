@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -19,6 +20,11 @@ FAULTED = "faults"
 """Phase name of the faults of an evaluation."""
 CONFIG, FACTS = "config.yaml", "run.json"
 """The settings of a training run, and what else it records when it begins."""
+SUMMARY = "summary.json"
+"""Of a training run that is complete."""
+MANIFEST = "forge_env.json"
+"""Of a checkpoint."""
+_CHECKPOINT = re.compile(r"step_(\d{6,})")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,12 +108,23 @@ def run_settings(run: Path) -> RunSettings | None:
     return None
 
 
+def steps_of(run: Path) -> dict[int, Path]:
+    """The folders of a run's complete checkpoints by their steps, the oldest first."""
+    folders = {}
+    folder = run / "checkpoints"
+    for path in folder.iterdir() if folder.is_dir() else ():
+        if (match := _CHECKPOINT.fullmatch(path.name)) and path.is_dir():
+            folders[int(match[1])] = path
+    return dict(sorted(folders.items()))
+
+
 def trained_config(run: Path) -> dict[str, Any] | None:
-    """Return the section `env` of a training run's config; None if there is none.
+    """Return the section `env` of the config of a training run, or of a checkpoint's; None if there is none.
 
     Raises:
         UserError: when the file cannot be read.
     """
+    run = run.absolute().parent.parent if (run / MANIFEST).is_file() else run
     env = _read_yaml(run / CONFIG).get("env") if (run / CONFIG).is_file() else None
     return env if isinstance(env, dict) else None  # otherwise it is another program's file
 

@@ -30,11 +30,12 @@ OUTCOMES = {
     "infra_fault": "a fault: the infrastructure failed",
 }
 COUNTS = {
+    "episodes_unjudged": "episodes that the reward function of the run gave no number, left out",
     "groups_dropped": "groups with too few valid episodes, dropped",
     "groups_without_signal": "groups whose rewards are all equal, sampled anew",
     "groups_run_again": "groups whose process died, run again",
     "processes_replaced": "processes that died or hung, replaced",
-    "skipped": "optimizer steps whose gradient was not finite, skipped",
+    "skipped": "optimizer steps skipped: no token was learned, or loss or gradient was not finite",
 }
 """Metrics of the phase "train" that are listed with the faults."""
 

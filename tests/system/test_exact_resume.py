@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 
 from forge_env.core.episode import Episode, read_jsonl
+from forge_env.records.run_files import steps_of
 from tests.system.test_resume import _wait
 from tests.system.test_runs import Started, _monarch_logs, start  # noqa: F401
-from trainers.checkpoints import read_manifest, steps_of
+from trainers.checkpoints import read_manifest
 
 STEPS = 6
 OPTIONS = (

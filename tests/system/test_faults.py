@@ -25,10 +25,11 @@ import pytest
 from agents.generator.settings import EngineSettings
 from forge_env.core.episode import read_jsonl
 from forge_env.core.types import Outcome, Sampling
+from forge_env.records.run_files import steps_of
 from forge_env.rollout.lockstep import Request
 from tests.system.test_resume import _wait
 from tests.system.test_runs import DEADLINE, Started, start  # noqa: F401
-from trainers.checkpoints import read_manifest, steps_of
+from trainers.checkpoints import read_manifest
 
 GROUPS, SIBLINGS = 4, 4
 SMALL = (

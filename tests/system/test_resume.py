@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from agents.model_folder import find_model, trained_model
 from forge_env.core.episode import read_jsonl
+from forge_env.records.run_files import steps_of
 from tests.system.test_runs import DEADLINE, UNTRAINED, Started, _monarch_logs, start, write_chats  # noqa: F401
-from trainers.checkpoints import steps_of
 
 # Each step trains, whatever its rewards.
 OPTIONS = ("--env", "math", "--checkpoint.interval", "2", "--training.entropy_coef", "0.01", *UNTRAINED)
@@ -56,15 +57,20 @@ def test_supervised_training_that_a_signal_ended_goes_on(start, tmp_path: Path) 
     assert step == len(_steps(ended.output)), "that of the last step which was taken"
     onward = f"go on from step {step} with python -m trainers.sft --output {ended.output} --resume"
     assert console.rstrip().endswith(f"stopped; a checkpoint is kept: {onward}")
-    again = start("trainers.sft", "--output", str(ended.output), "--resume", "--steps", str(step + 2))
+    assert trained_model(str(ended.output)) == newest / "model" and find_model(str(newest)) == newest / "model"
+    moved = ended.output.rename(tmp_path / "renamed")
+    again = start("trainers.sft", "--output", str(moved), "--resume", "--steps", str(step + 2))
     console = again.end()
     assert again.process.returncode == 0, console
-    assert f"sft goes on after step {step}, from {newest}" in console
+    assert f"sft goes on after step {step}, from {moved / 'checkpoints' / newest.name}" in console
     again.assert_nothing_left()
-    assert _steps(ended.output) == list(range(1, step + 3))  # each once
-    summary = json.loads((ended.output / "summary.json").read_text())
+    assert _steps(moved) == list(range(1, step + 3))  # each once
+    summary = json.loads((moved / "summary.json").read_text())
     assert summary["steps"] == step + 2 and summary["held_out_loss_after"] < summary["held_out_loss_before"]
-    assert "complete" in (ended.output / "report.html").read_text()
+    assert "complete" in (moved / "report.html").read_text()
+    assert trained_model(str(moved)) == moved / "model"
+    for name in ("run.json", "summary.json", "config.yaml"):
+        assert str(ended.output) not in (moved / name).read_text()
 
 
 @pytest.mark.slow

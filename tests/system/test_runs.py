@@ -27,12 +27,12 @@ from agents.renderer.tokenizer import FastTokenizer
 from forge_env.cli.main import main
 from forge_env.core.episode import read_jsonl
 from forge_env.records.audit import audit
+from forge_env.records.run_files import steps_of
 from forge_env.report.numbers import short
 from tests.envs.external.coding_agents import in_sandbox
 from tests.envs.external.external_playing import make_long_model
 from tests.helpers.model_folders import change_weights, make_model_folder
 from tests.helpers.waiting import wait_until
-from trainers.checkpoints import steps_of
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 DEADLINE = 240.0  # seconds for anything that a run is waited for

@@ -14,9 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forge_env.core.errors import UserError
+from forge_env.records.run_files import MANIFEST, steps_of
 from forge_env.utils.settings import BY_CASE, with_values
 from trainers import sft
-from trainers.checkpoints import MANIFEST, clean, find, path_of, prune, steps_of, write_manifest
+from trainers.checkpoints import clean, find, path_of, prune, write_manifest
 from trainers.config import RunConfig
 from trainers.grpo import GRPO, Config
 from trainers.run import run_folder
@@ -179,13 +180,15 @@ def test_moments_of_8_bits_keep_the_degree_of_tensor_parallelism(tmp_path: Path)
 
 
 @settings(max_examples=20, deadline=None)
-@given(st.sets(st.integers(0, 30), min_size=1, max_size=6), st.integers(0, 8))
-def test_the_newest_stay_and_at_least_one(tmp_path_factory: pytest.TempPathFactory, steps: set[int], keep: int) -> None:
+@given(st.sets(st.integers(0, 30), min_size=1, max_size=6), st.integers(0, 8), st.integers(0, 30) | st.none())
+def test_the_newest_stay_and_the_spared_one(
+    tmp_path_factory: pytest.TempPathFactory, steps: set[int], keep: int, spare: int | None
+) -> None:
     run = tmp_path_factory.mktemp("run")
     for step in steps:
         save(run, step)
-    prune(run, keep)
-    assert saved(run) == sorted(steps)[-max(1, keep) :]
+    prune(run, keep, spare)
+    assert saved(run) == sorted({*sorted(steps)[-max(1, keep) :], *({spare} & steps)})
     assert sorted(path.name for path in (run / "checkpoints").iterdir()) == [path_of(run, s).name for s in saved(run)]
 
 
@@ -237,9 +240,14 @@ def test_a_run_that_cannot_be_resumed_is_refused_before_it_starts(tmp_path: Path
     new = with_values(config, {"resume": False, "output": ""})
     save(tmp_path, 40, make_plan(new, GRPO).config)
     assert checkpoint_of(make_plan(config, GRPO)) is not None  # killed while it was measured
-    (tmp_path / "summary.json").write_text("{}")
-    with pytest.raises(UserError, match="is complete, with all its 40 steps"):
+    (tmp_path / "summary.json").write_text('{"steps": 40}')
+    with pytest.raises(UserError, match="is complete, with all its 40 steps, and none is left to take after"):
         make_plan(config, GRPO)
+    (tmp_path / "summary.json").write_text('{"steps": 80}')  # a longer run
+    of_40 = with_values(config, {"checkpoint.step": 40})
+    with pytest.raises(UserError, match=r"with all its 80 steps, and none is left .* .*/step_000040: raise"):
+        make_plan(of_40, GRPO)
+    assert checkpoint_of(make_plan(with_values(of_40, {"training.steps": 80}), GRPO)) is not None
     config = with_values(config, {"training.steps": 41})
     assert checkpoint_of(make_plan(config, GRPO)) is not None
 

@@ -150,9 +150,9 @@ def test_an_adapter_to_start_from(tmp_path: Path) -> None:
     [
         ({"r": 8}, r"--lora.rank is 4, and the adapter in .* has r = 8: set --lora.rank to that"),
         ({"lora_alpha": 16}, r"--lora.alpha is 8, and the adapter in .* has lora_alpha = 16"),
-        ({"use_rslora": True}, "with use_rslora = True, and only False is supported"),
+        ({"use_rslora": True}, "with use_rslora = True, and a trained adapter has one rank"),
         ({"use_dora": True}, "use_dora = True"),
-        ({"bias": "all"}, "bias = 'all', and only 'none'"),
+        ({"bias": "all"}, "bias = 'all', which is not supported"),
         ({"modules_to_save": ["lm_head"]}, "modules_to_save"),
         ({"rank_pattern": {"q_proj": 2}}, "rank_pattern"),
         ({"peft_type": "IA3"}, "peft_type = 'IA3', and only 'LORA'"),

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import get_args
 
 from forge_env.core.episode import Group
-from forge_env.core.errors import NothingTrained, ServiceError
+from forge_env.core.errors import NothingTrained, ServiceError, UserError
+from forge_env.core.faults import MAX_FAULTS_IN_A_ROW
 from forge_env.core.reward_value import reaches
 from forge_env.core.types import Outcome
 from trainers.metrics.signal_counts import Fate
 
-MAX_FAULTS_IN_A_ROW = 32  # groups with too few valid episodes; then something is broken for good
+MOSTLY = 64  # episodes; if the user's reward function fails for more than half of them, it is broken
 MAX_FLAT_IN_A_ROW = 512  # groups that dynamic sampling drops, in a run that has learned: a step would wait for ever
 _GO_ON = "; --training.signal_error 0 goes on without an end"
 
@@ -39,6 +39,14 @@ class DropCounts:
     """Those of them whose loss or gradient was not finite."""
     has_learned: bool = False
     """Whether an optimizer step had a gradient."""
+    left_out: int = 0
+    """Episodes that were left out, because the user's reward function gave no number."""
+    judged: int = 0
+    """Episodes of the present `MOSTLY` that it was asked about."""
+    unjudged: int = 0
+    """Episodes among them without a number."""
+    unjudged_error: str = ""
+    """The error of the last one."""
 
     @property
     def silent_in_a_row(self) -> int:
@@ -49,6 +57,25 @@ class DropCounts:
         for episode in group.faults:
             outcome = episode.outcome.value
             self.outcomes[outcome] = self.outcomes.get(outcome, 0) + 1
+
+    def judge(self, episodes: int, errors: Sequence[str]) -> None:
+        """Count the episodes of a group that the user's reward function was asked about.
+
+        Args:
+            episodes: their number.
+            errors: why it gave no number, of those that are left out.
+
+        Raises:
+            UserError: it gave none to more than half of MOSTLY episodes.
+        """
+        self.judged, self.unjudged = self.judged + episodes, self.unjudged + len(errors)
+        self.left_out += len(errors)
+        self.unjudged_error = errors[-1] if errors else self.unjudged_error
+        if self.judged < MOSTLY:
+            return
+        judged, unjudged, self.judged, self.unjudged = self.judged, self.unjudged, 0, 0
+        if 2 * unjudged > judged:
+            raise UserError(f"{unjudged} of the last {judged} episodes were left out: {self.unjudged_error}")
 
     def keep(self, *, has_signal: bool) -> None:
         """A group can be trained on; `has_signal` says that it is known to have one."""
@@ -125,6 +152,7 @@ class DropCounts:
         """The counts that every step records."""
         return {
             "episodes_timed_out": float(self.outcomes.get(Outcome.TIMEOUT.value, 0)),
+            "episodes_unjudged": float(self.left_out),
             "groups_dropped": float(self.faulty),
             "groups_without_signal": float(self.flat),
         }
@@ -143,7 +171,10 @@ class DropCounts:
         failed, solved, same = (self.silent.get(fate, 0) for fate in get_args(Fate))
         total, reward = self.silent_in_a_row, f"{self.silent_reward:g}"
         if self.not_finite:
-            return "loss or gradient was not finite: lower --training.learning_rate, or look at --loss if there is one"
+            return (
+                f"in {self.not_finite:,} of them loss or gradient was not finite: look at --loss if there is one, or "
+                "lower --training.learning_rate"
+            )
         if not total:
             return "no episode had a token to learn from: raise --env.max_tokens, or shorten the prompts"
         faults = f", and {self.faulty:,} more were dropped with faults" if self.faulty else ""
@@ -160,11 +191,3 @@ class DropCounts:
             f"without a success, {solved:,} with successes only and {same:,} with both{faults}; the reward does not "
             "tell episodes apart, or the tasks are too easy or too hard"
         )
-
-
-def why_faulty(group: Group) -> str:
-    """How the episodes of a group without a reward ended, and what one of them says."""
-    outcomes = Counter(episode.outcome.value for episode in group.faults)
-    ended = ", ".join(f"{outcome} {count}" for outcome, count in outcomes.most_common())
-    error = next((e.error for e in group.faults if e.error), "none was given")
-    return f"outcomes without a reward in the last one: {ended or 'none'}; the last error: {error}"

@@ -18,6 +18,7 @@ from forge_env.evaluation.metrics import (
     tool_metrics,
 )
 from forge_env.rollout.rollout import GroupSpec
+from forge_env.utils.threads import invoke
 from trainers.controller.alarms import MismatchAlarm
 from trainers.controller.loop_state import LoopState
 from trainers.controller.sample_maker import SampleMaker
@@ -68,6 +69,12 @@ class Learner:
         """Take note of a group that dynamic sampling drops, with the task rewards of its valid episodes."""
         self.signal.add(group, rewards)
         self.diagnosis.waiting(self.signal.metrics)
+
+    def left_out(self, error: str) -> None:
+        """Say that an episode is left out, the first one of a run."""
+        self.run.record.warn(
+            f"warning: an episode is left out, and later ones are counted in episodes_unjudged: {error}"
+        )
 
     def has_gradient(self, metrics: Mapping[str, float]) -> bool:
         """Whether a step with these metrics has learned from its rewards.
@@ -156,13 +163,13 @@ class Learner:
         await self.run.evaluations.evaluate_step(step)
 
     async def after_step(self, step: int, state: LoopState | None) -> None:
-        """Save a checkpoint if one is due.
+        """Save a checkpoint if one is due, or if no evaluation before was as good.
 
         Args:
             step: that is done and recorded.
             state: of the loop; None inside of a window, where groups are taken that no step has trained on.
         """
-        if state is not None and is_due(self.run.plan, step):
+        if state is not None and (is_due(self.run.plan, step) or await invoke(self.run.evaluations.is_best, step)):
             await self.save(state, asynchronous=self.run.plan.checkpoint.asynchronous)
 
     async def save(self, state: LoopState, *, asynchronous: bool = False) -> None:

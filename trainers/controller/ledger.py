@@ -47,6 +47,11 @@ class Ledger:
         self._move(number, "ready")
         self.trained += 1
 
+    def again(self, number: int) -> None:
+        """The step that took the prompt's group came to nothing: a resumed run samples the prompt again."""
+        self._move(number, "ready")
+        self._open[number] = "running"
+
     def drop(self, number: int, reason: str) -> None:
         """The prompt's group will never be trained on."""
         self._move(number, "running")

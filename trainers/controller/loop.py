@@ -12,13 +12,14 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, TypeVar
 
 from forge_env.core.episode import Group
-from forge_env.core.errors import InvariantError, ReplicaDied, first_error
+from forge_env.core.errors import ForgeError, InvariantError, ReplicaDied, ServiceError, UserError, first_error
+from forge_env.core.faults import why_faulty
 from forge_env.utils.progress import fail_if_stalled
 from forge_env.utils.threads import invoke
-from trainers.controller.drop_counts import why_faulty
 from trainers.controller.loop_state import LoopSettings, LoopState
 from trainers.controller.ready_groups import ReadyGroup
 from trainers.controller.schedule import Schedule
@@ -64,11 +65,15 @@ class Loop:
         for ready in state.ready:
             self._schedule.restore(ready.number, ready.deadline)
             self._ready[ready.number] = ready.group
+        self._restored = frozenset(self._ready)
+        """Groups of the checkpoint: the user's reward function is asked about their episodes anew."""
         self._groups_back = 0  # groups that came back
         self._news = asyncio.Event()
         self._window: deque[list[int]] = deque()  # numbers of the groups of its next steps
         self._is_held = False
         self._is_stopping = False
+        self.ended_by: ForgeError | None = None
+        """Why the run ends before its last step, between two steps: `state` can be kept, unless it `is_in_window`."""
         self._evaluation: asyncio.Timeout | None = None
         self._pull: asyncio.Task[dict[str, float]] | None = None
         self._proof: asyncio.Task[dict[str, float]] | None = None
@@ -97,6 +102,7 @@ class Loop:
 
         Raises:
             ServiceError: when no groups come, or only broken ones.
+            UserError: a function of the user's fails.
         """
         if self.steps_done >= self.settings.steps:
             return  # before any group is admitted
@@ -107,6 +113,8 @@ class Loop:
                 tasks.create_task(self.training()).add_done_callback(lambda _: sampling.cancel())
         except* Exception as errors:
             raise first_error(errors) from None
+        if self.ended_by is not None and self.steps_done < self.settings.steps:
+            raise self.ended_by
 
     def stop(self) -> None:
         """Let `run` return after the optimizer step in progress, or after the last step of its window. A checkpoint
@@ -135,15 +143,23 @@ class Loop:
             started = time.perf_counter()
             is_first = not self._window
             if is_first:
-                size, first = self._window_size(), await self._take(may_stop=True)
-                if not first:
-                    return
-                self._window.extend([first, *[await self._take() for _ in range(size - 1)]])
+                for _ in range(self._window_size()):
+                    if not (numbers := await self._take(may_stop=not self._window)):
+                        return
+                    self._window.append(numbers)
             rollout_done = time.perf_counter()
             metrics = await self._begin_window() if is_first else {}
             numbers = self._window.popleft()
             groups = [self._ready.pop(number) for number in numbers]
-            metrics |= await self.learner.train_step(step, groups)
+            pairs = zip(numbers, groups, strict=True)
+            groups = [await self._judged(group) if number in self._restored else group for number, group in pairs]
+            try:
+                metrics |= await self.learner.train_step(step, groups)
+            except UserError as error:  # of a function of the user's, before the optimizer stepped
+                for number in numbers:
+                    self.ledger.again(number)
+                self._end(error)
+                return
             for number, group in zip(numbers, groups, strict=True):
                 self.ledger.train(number)
                 self.lengths.trained(group)
@@ -213,7 +229,8 @@ class Loop:
                 return
         try:
             async with asyncio.timeout(None) as self._evaluation:
-                await self.learner.evaluate(step)
+                with self._ending():
+                    await self.learner.evaluate(step)
         except TimeoutError:
             if not self._is_stopping:
                 raise
@@ -243,21 +260,52 @@ class Loop:
         self._schedule.admit(number, self.weights.engine_steps)
         return number
 
+    def _end(self, error: ForgeError) -> None:
+        """Let the step in progress be finished, and `run` raise the error."""
+        self.ended_by = self.ended_by or error
+        self.stop()
+
     async def _rollout(self, number: int) -> None:
         try:
-            group = await self.rollouts.run_group(self.learner.spec(number))
+            group = await self._judged(await self.rollouts.run_group(self.learner.spec(number)))
             self._finish(number, group, await self._task_rewards(group))
         except ReplicaDied as error:  # in every try: the next one might end the last process as well
             self._drop(number, "its processes died")
-            self.drops.drop_faulty(f"the last error: {error}")
+            with self._ending():
+                self.drops.drop_faulty(f"the last error: {error}")
         self._news.set()
+
+    @contextmanager
+    def _ending(self) -> Iterator[None]:
+        """The run ends, and what it has is kept, if the block finds that no group will come that can be trained on."""
+        try:
+            yield
+        except (ServiceError, UserError) as error:
+            self._end(error)
+
+    async def _judged(self, group: Group) -> Group:
+        """The group without the episodes that the user's reward function fails for. It runs in a thread."""
+        if self.learner.objective.reward.user_reward is None:
+            return group
+        judged: Group = await invoke(self.learner.objective.judged, group)
+        errors = [
+            episode.error
+            for episode, before in zip(judged.episodes, group.episodes, strict=True)
+            if episode is not before
+        ]
+        if errors and not self.drops.left_out:
+            self.learner.left_out(errors[0])
+        with self._ending():
+            self.drops.judge(len(group.valid), errors)
+        return judged
 
     async def _wave(self, prompts: Iterator[int]) -> None:
         """Begin all groups that may begin, and wait for all of them."""
         numbers = []
         while self._schedule.admits(self.weights.engine_steps):
             numbers.append(self._admit(prompts))
-        groups = await self.rollouts.run_wave([self.learner.spec(number) for number in numbers])
+        played = await self.rollouts.run_wave([self.learner.spec(number) for number in numbers])
+        groups = [await self._judged(group) for group in played]
         rewards = [await self._task_rewards(group) for group in groups]
         for finished in zip(numbers, groups, rewards, strict=True):
             self._finish(*finished)
@@ -279,12 +327,14 @@ class Loop:
         self.drops.add_outcomes(group)
         if not self.learner.keeps(group):
             self._drop(number, "too few valid episodes")
-            self.drops.drop_faulty(why_faulty(group))
+            with self._ending():
+                self.drops.drop_faulty(why_faulty(group))
         elif self.learner.objective.needs_signal and not has_signal(task_rewards):
             self._drop(number, "no signal")
             self.learner.dropped(group, task_rewards)
             steps = self.settings.signal_error
-            self.drops.drop_flat(fate_of(group), task_rewards[0], most=steps * self.settings.batch_size)
+            with self._ending():
+                self.drops.drop_flat(fate_of(group), task_rewards[0], most=steps * self.settings.batch_size)
         else:
             self.drops.keep(has_signal=self.learner.objective.needs_signal)
             self._ready[number] = group
@@ -299,7 +349,7 @@ class Loop:
     async def _take(self, *, may_stop: bool = False) -> list[int]:
         """Wait for the groups of the next step; returns their numbers, in the order of their admission.
 
-        With `may_stop` none are returned where the loop is stopped before the step has its groups.
+        None are returned if no more will come, or, with `may_stop`, if the loop is stopped before the step has them.
         """
 
         async def moved() -> object:
@@ -309,7 +359,9 @@ class Loop:
             return f"no step, and nothing has moved for {self.settings.patience:g} s: {self._waiting_for()}"
 
         async with fail_if_stalled(moved, seconds=self.settings.patience, sentence=stuck):
-            taken = await self._when(lambda: [] if may_stop and self._is_stopping else self._schedule.take())
+            taken = await self._when(
+                lambda: [] if self.ended_by or (may_stop and self._is_stopping) else self._schedule.take()
+            )
         self._news.set()  # there may be room for others
         return sorted(taken)
 

@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from functools import partial
 
 from agents.generator.engine_args import approximations
+from forge_env.core.errors import ForgeError, ServiceError
 from forge_env.evaluation.evaluate import Evaluation
+from forge_env.records.run_files import steps_of
 from forge_env.utils.threads import invoke
 from trainers.checkpoints import Checkpoint
 from trainers.controller.alarms import MismatchAlarm, make_alarm
@@ -58,7 +60,11 @@ async def _phases(run: Run, objective: Objective) -> None:
     train_seconds = time.perf_counter() - learner.started
     is_new = run.checkpoint is None or run.checkpoint.step < run.plan.steps
     async with last_checkpoint(run, partial(learner.save, state)) if is_new else nullcontext():
-        after = await run.evaluations.evaluate("after", step=run.plan.steps)
+        try:
+            after = await run.evaluations.evaluate("after", step=run.plan.steps)
+        except ServiceError:
+            await run.trainer.export()  # what was trained is kept
+            raise
         await run.trainer.export()
     diagnosis.finish()
     run.record.add_fact("findings", diagnosis.summary())
@@ -123,9 +129,15 @@ async def _train(run: Run, learner: Learner, state: LoopState) -> LoopState:
     loop = Loop(run.rollouts, learner, run.weights, _settings(plan), state)
     if learner.is_evaluated(loop.steps_done):  # resumed at the last step of a shorter run, now a step between others
         await learner.evaluate(loop.steps_done)
-    await until_stopped(
-        run, loop.run(), stop=loop.stop, steps=lambda: loop.steps_done, save=lambda: learner.save(loop.state)
-    )
+    try:
+        await until_stopped(
+            run, loop.run(), stop=loop.stop, steps=lambda: loop.steps_done, save=lambda: learner.save(loop.state)
+        )
+    except ForgeError as error:
+        is_new = loop.steps_done > 0 and loop.steps_done not in steps_of(run.record.folder)
+        if error is loop.ended_by and is_new and not loop.is_in_window:
+            await learner.save(loop.state)
+        raise
     return loop.state
 
 
@@ -136,6 +148,7 @@ def _diagnosis(run: Run, objective: Objective, alarm: MismatchAlarm) -> Diagnosi
         algorithm=plan.algorithm,
         env=plan.env.name,
         reward=training.reward,
+        loss=training.loss,
         learning_rate=training.learning_rate,
         n_samples=objective.group_size,
         max_turn_tokens=plan.env.max_turn_tokens,

@@ -53,7 +53,11 @@ def summarise(
     title = f"{algorithm} on {run.plan.env.name}, seed {run.plan.training.seed}"
     picture = record.draw_curve(title, before, after)
     record.say(f"held-out success after {algorithm}: {after}")
-    off = "" if tool_off is None else f", and {tool_off.success_rate:.3f} with the tool switched off"
+    off = (
+        ""
+        if tool_off is None or not tool_off.attempts
+        else f", and {tool_off.success_rate:.3f} with the tool switched off"
+    )
     record.say(f"it was {before} before{off}")
     record.say(after.change_text(before) or "no task was measured before and after it")
     for when, evaluation in {"before": before, "after": after}.items():

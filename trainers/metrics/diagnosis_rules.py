@@ -47,7 +47,10 @@ MOVED = 2.0
 
 Values = Mapping[str, float]
 KEPT = (
+    "loss",
+    "skipped",
     "success",
+    "tokens",
     "training_reward",
     "training_reward_std",
     "episodes",
@@ -67,6 +70,8 @@ class RunFacts:
     env: str = ""
     reward: str = ""
     """The function in the place of the environment's reward; "" for none."""
+    loss: str = ""
+    """The loss in the place of the algorithm's; "" for none."""
     learning_rate: float = 0.0
     n_samples: int = 0
     max_turn_tokens: int = 0
@@ -148,18 +153,37 @@ def cases(history: History, facts: RunFacts) -> Iterator[Case]:
     """Everything that is true of the present state. A cause that explains another finding takes its place."""
     found = [
         case
-        for rule in (_constant, _falling, _no_signal, _truncated, _clipped, _mismatch, _entropy)
+        for rule in (_not_finite, _constant, _falling, _no_signal, _truncated, _clipped, _mismatch, _entropy)
         if (case := rule(history, facts)) is not None
     ]
     kinds = {case.kind for case in found}
     hidden = {"too_hard", "too_easy", "too_easy_and_too_hard", "no_signal"} if "rewards_constant" in kinds else set()
     hidden |= {"too_hard"} if "falling" in kinds else set()
+    hidden |= kinds - {"not_finite"} if "not_finite" in kinds else set()
     yield from (case for case in found if case.kind not in hidden)
     if not found and (case := _not_moving(history, facts)) is not None:
         yield case
 
 
 # ---- the rules ----
+
+
+def _not_finite(history: History, facts: RunFacts) -> Case | None:
+    steps = history.last(FEW)
+    skipped = [record for record in steps if record.get("skipped") and record.get("tokens")]
+    if len(skipped) < 2 or 2 * len(skipped) < len(steps):
+        return None
+    of_loss = sum(not math.isfinite(record.get("loss", 0.0)) for record in skipped)
+    what = "the loss" if of_loss else "the gradient"
+    own = f"--loss {facts.loss}"
+    return Case(
+        "not_finite",
+        f"{len(skipped)} of the last {len(steps)} steps were skipped: {what} was not finite",
+        f"{own} divides by 0, or leaves the range of its numbers" if facts.loss else "the steps are too large",
+        f"values of your own in {own}"
+        if facts.loss
+        else f"a lower --training.learning_rate (now {facts.learning_rate:g})",
+    )
 
 
 def _constant(history: History, facts: RunFacts) -> Case | None:

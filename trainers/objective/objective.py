@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
 from forge_env.core.episode import Episode, Group
 from forge_env.core.errors import UserError
+from forge_env.core.types import Outcome
 from trainers.batching.batch import Sample
 from trainers.objective.credit import Credit, per_target, returns_to_go, target_logprobs, turn_advantages
 from trainers.objective.reward import TrainingReward
@@ -92,6 +93,22 @@ class Objective:
             for i, values in zip(learned, old, strict=True)
         ]
 
+    def judged(self, group: Group) -> Group:
+        """The group as it is trained on: an episode that the user's reward function fails for is a fault."""
+        if self.reward.user_reward is None:
+            return group
+
+        def judge(episode: Episode) -> Episode:
+            try:
+                self.reward.of_task(episode)
+            except UserError as error:
+                return replace(
+                    episode, outcome=Outcome.ENV_FAULT, reward=None, success=None, ended_by="", error=str(error)
+                )
+            return episode
+
+        return replace(group, episodes=tuple(judge(e) if e.outcome.is_valid else e for e in group.episodes))
+
     def rewards(self, groups: Sequence[Group]) -> list[list[float]]:
         """The training reward of each valid episode, by group. Advantages are taken of it."""
         return [[self.reward(episode) for episode in group.valid] for group in groups]
@@ -108,7 +125,8 @@ class Objective:
         self, episodes: Sequence[Episode], rewards: Sequence[float], penalties: Sequence[Sequence[float]], scale: float
     ) -> list[float | np.ndarray]:
         """The advantages of one group's valid episodes, from their rewards and the KL penalty of each turn."""
-        step_rewards = [[turn.reward for turn in episode.work] for episode in episodes]
+        is_own = self.reward.user_reward is not None  # then the environment's step rewards are no parts of the reward
+        step_rewards = [[0.0 if is_own else turn.reward for turn in episode.work] for episode in episodes]
         totals = [sum(penalty) for penalty in penalties]
         if self.penalty_baseline is None:
             rewards = [reward - total for reward, total in zip(rewards, totals, strict=True)]

@@ -10,10 +10,10 @@ def my_advantages(rewards):                  # of the valid episodes of one grou
 def my_reward(episode):                      # a forge_env.core.episode.Episode that ended without a fault
     return ...                               # a number, instead of the environment's episode.reward
 
-With `--grpo.credit turn` the advantage function is called once for each turn, with the returns of the siblings that
-took the turn. The reward function replaces the environment's reward in training, and in the test of dynamic sampling.
-It is called once for each episode. With `--grpo.credit turn` the environment's step rewards are subtracted from its
-result, turn by turn: add the environment's reward to it if there are step rewards.
+Each is tried on made-up values before anything starts. With `--grpo.credit turn` the advantage function is called once
+for each turn, with the returns of the siblings that took the turn. The reward function replaces the environment's
+reward in training, step rewards included, and in the test of dynamic sampling. It is called once for each episode. An
+episode is left out and counted if the function raises, or returns None or another thing that is no number.
 What an algorithm adds to a reward, such as DAPO's overlong punishment, is added to its result. Reports show the
 environment's reward and success. Both functions are called in threads of the controller, and the reward function for
 one episode at a time.
@@ -40,6 +40,10 @@ from trainers.settings.loop import LoopOptions
 
 if TYPE_CHECKING:
     from trainers.objective.objective import Objective
+
+
+class NoReward(UserError):
+    """The user's reward function returned None: the episode is to be left out."""
 
 
 class OwnLoss:
@@ -100,7 +104,10 @@ def load_advantages(target: str) -> Callable[[Sequence[float]], list[float]]:
 
     def advantages(rewards: Sequence[float]) -> list[float]:
         try:
-            return list(function(list(rewards)))
+            values = list(function(list(rewards)))
+            if text := next((value for value in values if isinstance(value, str)), None):
+                raise TypeError(f"{text!r} is no number")
+            return [float(value) for value in values]
         except Exception as error:
             reason = f"{type(error).__name__}: {error}"
             raise UserError(f"--advantages {target} failed on the rewards {list(rewards)}: {reason}") from error
@@ -109,11 +116,11 @@ def load_advantages(target: str) -> Callable[[Sequence[float]], list[float]]:
 
 
 def load_reward(target: str) -> Callable[[Episode], float]:
-    """The reward function of a target. It takes a valid episode and returns a number.
+    """The reward function of a target. It takes a valid episode and returns a number, or None to leave it out.
 
     Raises:
         UserError: there is no such target, or it cannot be called with one episode. Later: the user's function raises,
-            or does not return a finite number.
+            or does not return a finite number; `NoReward` is for None.
     """
     function = _callable(target, "--reward")
     try:
@@ -130,6 +137,8 @@ def load_reward(target: str) -> Callable[[Episode], float]:
         except Exception as error:
             reason = f"{type(error).__name__}: {error}"
             raise UserError(f"--reward {target} failed on episode {episode.id}: {reason}") from error
+        if value is None:
+            raise NoReward(f"--reward {target} for episode {episode.id} returned None")
         try:
             return reward_value(value, f"--reward {target} for episode {episode.id} returned")
         except EnvError as error:

@@ -8,9 +8,10 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from forge_env.core.errors import ForgeError
+from forge_env.records.run_files import steps_of
 from forge_env.utils.secret_values import masked
 from forge_env.utils.threads import invoke
-from trainers.checkpoints import Checkpoint, clean, path_of, steps_of
+from trainers.checkpoints import Checkpoint, clean, path_of
 from trainers.run.run import Run
 from trainers.run.trainer_actor import TrainerActor
 from trainers.setup.run_plan import RunPlan
@@ -21,7 +22,7 @@ def is_due(plan: RunPlan, step: int) -> bool:
     """Whether a checkpoint is saved after this step, which is the last of a window (`RunPlan.window`).
 
     It is if a multiple of `checkpoint.interval` lies within the window. After the run's last step a checkpoint is
-    saved in any case, by the caller.
+    saved in any case, by the caller, and after an evaluation that is the best so far.
     """
     interval, begin = plan.checkpoint.interval, (step - 1) // plan.window * plan.window
     return bool(interval) and step // interval > begin // interval and step < plan.steps
@@ -51,7 +52,7 @@ async def save_checkpoint(
         "version": run.weights.of_trainer,
         "tokens_generated": run.rollouts.tokens_generated,
         "tokens_trained": run.trainer.tokens_trained,
-        "results": run.record.results,
+        "results": {name: value for name, value in run.record.results.items() if name != "model"},  # it may be moved
         "place": place,
     }
     extra["report"] = await invoke(run.record.mark)  # it waits for the disk
@@ -64,6 +65,7 @@ async def save_checkpoint(
             texts=texts,
             asynchronous=asynchronous,
             keep_last=run.plan.checkpoint.keep_last,
+            spare=await invoke(run.evaluations.best_step),
         )
 
 

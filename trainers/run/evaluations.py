@@ -13,6 +13,7 @@ from forge_env.core.errors import InvariantError
 from forge_env.core.reward_value import reaches
 from forge_env.evaluation.evaluate import Evaluation
 from forge_env.evaluation.kinds import Kinds
+from forge_env.records.run_files import steps_of
 from forge_env.rollout.rollout import GroupSpec
 from forge_env.utils.threads import invoke
 from trainers.run.rollouts import Rollouts
@@ -100,16 +101,31 @@ class Evaluations:
         """The recorded metrics of every evaluation, by step."""
         return {int(record["step"]): record for record in records_of(self.record.folder, "evaluation")}
 
+    def best_step(self) -> int | None:
+        """The step with the best headline success, the earliest of equals, of those with weights in the run's folder.
+
+        A checkpoint of each evaluated step that is better than all before is saved, and kept. Reads a file.
+        """
+        there = {*steps_of(self.record.folder), self.rollouts.plan.steps}
+        success = {step: values["success"] for step, values in self.by_step.items() if "success" in values}
+        saved = success.keys() & there
+        most = max((success[step] for step in saved), default=0.0)
+        return min((step for step in saved if reaches(success[step], most)), default=None)
+
+    def is_best(self, step: int) -> bool:
+        """Whether a step has been evaluated, and has the best success of all steps so far. Reads a file."""
+        if not self.is_due(step):
+            return False
+        success = {at: values["success"] for at, values in self.by_step.items() if at and "success" in values}
+        return step in success and not any(reaches(rate, success[step]) for at, rate in success.items() if at < step)
+
     def summary(self) -> dict[str, Any]:
         """For summary.json: the best step, and each set with its settings and its first and last success."""
-        by_step = self.by_step
-        success = {step: values["success"] for step, values in by_step.items() if "success" in values}
-        most = max(success.values(), default=0.0)
-        best = min((step for step in success if reaches(success[step], most)), default=None)
+        by_step, best = self.by_step, self.best_step()
         return {
             **self._greedy_success(by_step),
             "best_step": best,
-            "best_success": None if best is None else success[best],
+            "best_success": None if best is None else by_step[best]["success"],
             "evaluations": self._sets_measured([record for _, record in sorted(by_step.items())]),
         }
 

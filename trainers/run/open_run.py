@@ -4,24 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from agents.model_folder import fetch_config, find_model
+from agents.model_folder import INITIAL, fetch_config, find_model
 from forge_env.core.episode import Episode
 from forge_env.core.errors import ServiceError, UserError, first_error
 from forge_env.core.types import Task
 from forge_env.evaluation.digests import changed, environment_digests, target_digests
 from forge_env.evaluation.kinds import Kinds
+from forge_env.records.run_files import steps_of
 from forge_env.runtime.hosts.hosts import Hosts
 from forge_env.runtime.launcher import Launcher
 from forge_env.utils.disks import full_disk
 from forge_env.utils.folders import remove_empty
 from forge_env.utils.gc_settings import shorten_collections
-from trainers.checkpoints import Checkpoint, steps_of
+from trainers.checkpoints import Checkpoint
 from trainers.metrics.startup import Startup
 from trainers.model.make import count_parameters, make_model
 from trainers.model.new_rows import make_folder
@@ -33,8 +34,8 @@ from trainers.run.run_folder import claim_folder, new_folder
 from trainers.run.run_record import RunRecord, code_at_start, write_facts
 from trainers.run.start import start_parts
 from trainers.run.warmup import demonstrate
-from trainers.setup.checks.output_folder import INITIAL, check_output, clear, is_free
-from trainers.setup.checks.resume_checks import check_data, checkpoint_of, locked
+from trainers.setup.checks.output_folder import check_output, clear, is_free
+from trainers.setup.checks.resume_checks import check_data, checkpoint_of, data_at_start, locked
 from trainers.setup.describe import AT_START, describe_plan, describe_services
 from trainers.setup.plan import tasks_of, with_folder, with_model
 from trainers.setup.run_plan import RunPlan
@@ -48,8 +49,11 @@ class TrainingData(Protocol):
         """Make a model of `model.size` for it; returns its number of parameters."""
         ...
 
-    async def prepare(self, model: Path, say: Callable[[str], None]) -> int:
-        """Prepare the data for this model, before anything is started; returns the number of optimizer steps."""
+    async def prepare(self, model: Path, say: Callable[[str], None], began: Mapping[str, Any] | None) -> int:
+        """Prepare the data for this model, before anything is started; returns the number of optimizer steps.
+
+        `began` is the `record` of the run that goes on; None for a new run.
+        """
         ...
 
     def record(self) -> dict[str, Any]:
@@ -72,7 +76,7 @@ async def open_run(plan: RunPlan, data: TrainingData | None = None) -> AsyncIter
     folder = Path(plan.output or new_folder(plan))
     made = [] if checkpoint else claim_folder(str(folder))
     state = _FolderState(folder, made if plan.output else [folder])
-    with _with_remedies(folder, plan.command):
+    with _with_remedies(state, plan.command):
         async with AsyncExitStack() as stack:
             stack.enter_context(locked(folder))
             if checkpoint is None:
@@ -84,7 +88,7 @@ async def open_run(plan: RunPlan, data: TrainingData | None = None) -> AsyncIter
             stack.enter_context(_with_what_is_kept(record, plan.command))
             with record.phase("tasks"):
                 tasks, held_out = tasks_of(plan)
-                files = check_data(folder, plan.data_digests())
+                files, began = check_data(folder, plan.data_digests()), data_at_start(folder)
             record.say(
                 f"{plan.algorithm} on {plan.env.name or 'data'}, seed {plan.training.seed}; everything is written "
                 f"to {folder}"
@@ -95,13 +99,15 @@ async def open_run(plan: RunPlan, data: TrainingData | None = None) -> AsyncIter
                 model, parameters = await _prepare_model(plan, record, checkpoint, data)
             plan = with_folder(plan, model)
             model = _with_new_rows(plan, record, model)
-            record.results |= {"command": plan.command, "model": str(model), "model_parameters": parameters}
+            name = INITIAL if model.is_relative_to(folder) else str(model)  # the run's folder may be renamed
+            record.results |= {"command": plan.command, "model": name, "model_parameters": parameters}
             _write_facts(plan, record)
-            record.add_fact("data", files | tasks.record)
+            if data is None:
+                record.add_fact("data", files | tasks.record)
             kinds = _kinds(record, [*tasks.train, *(task for each in held_out.values() for task in each.tasks)])
             if data is not None:
                 with record.phase("data"):
-                    plan = plan.with_steps(await data.prepare(model, record.say))
+                    plan = plan.with_steps(await data.prepare(model, record.say, began if checkpoint else None))
                     record.add_fact("steps", plan.steps)
                     record.add_fact("data", files | data.record())
             _say_plan(plan, record)
@@ -120,7 +126,7 @@ async def open_run(plan: RunPlan, data: TrainingData | None = None) -> AsyncIter
             stack.callback(record.stop_measuring)
             record.results["setup_seconds"] = time.perf_counter() - record.started
             _say_what_is_up(plan, record)
-            state.is_empty = False
+            state.is_empty, state.is_up = False, True
             run = Run(
                 plan=plan,
                 rollouts=rollouts,
@@ -147,6 +153,8 @@ class _FolderState:
     """The folders that were made for the run, the innermost first."""
     is_empty: bool = False
     """Whether nothing has run in it yet."""
+    is_up: bool = False
+    """Whether the processes of the run have started."""
 
 
 @contextmanager
@@ -185,17 +193,19 @@ def _onward(folder: Path, command: str) -> str:
 
 
 @contextmanager
-def _with_remedies(folder: Path, command: str) -> Iterator[None]:
+def _with_remedies(folder: _FolderState, command: str) -> Iterator[None]:
     """Add to an error that ends a run how to go on from its newest checkpoint."""
     try:
         yield
     except BaseException as error:
-        cause, onward = first_error(error), _onward(folder, command)
+        cause, onward = first_error(error), _onward(folder.path, command)
         if isinstance(cause, ServiceError) and onward:
             raise ServiceError(f"{cause}; {onward}") from error
-        if isinstance(cause, OSError) and (full := full_disk(cause, folder)):
+        if isinstance(cause, UserError) and onward and folder.is_up and "--resume" not in str(cause):
+            raise UserError(f"{cause}; {onward}") from error
+        if isinstance(cause, OSError) and (full := full_disk(cause, folder.path)):
             remedy = f"make room, and {onward or 'start again'}"
-            raise UserError(f"{folder} cannot be written: {full}; {remedy}") from error
+            raise UserError(f"{folder.path} cannot be written: {full}; {remedy}") from error
         raise
 
 

@@ -13,6 +13,7 @@ from agents.generator.policy import PolicyActor
 from envs.actors.env import EnvActor
 from forge_env.core.episode import Group
 from forge_env.core.errors import ServiceError
+from forge_env.core.faults import MAX_FAULTS_IN_A_ROW, why_faulty
 from forge_env.core.types import Task
 from forge_env.evaluation.evaluate import Evaluation, evaluate
 from forge_env.rollout.rollout import GroupSpec
@@ -74,17 +75,30 @@ class Rollouts:
     async def measure(
         self, specs: Sequence[GroupSpec], on_done: Callable[[int], None] = lambda done: None
     ) -> Evaluation:
-        """Run groups, few at once, until all are done; `on_done` is called with the number of finished ones."""
-        at_once = self.plan.episodes_at_once
-        async with self.moving(_phase(specs[0])):
+        """Run groups, few at once, until all are done; `on_done` is called with the number of finished ones.
+
+        Raises:
+            ServiceError: `MAX_FAULTS_IN_A_ROW` groups in a row had no attempt, only faults.
+        """
+        at_once, phase, in_a_row = self.plan.episodes_at_once, _phase(specs[0]), 0
+
+        def checked(group: Group) -> Group:
+            nonlocal in_a_row
+            in_a_row = 0 if any(episode.outcome.is_attempt for episode in group.episodes) else in_a_row + 1
+            if in_a_row == MAX_FAULTS_IN_A_ROW:
+                raise ServiceError(f"{phase}: {in_a_row} groups in a row had faults only; {why_faulty(group)}")
+            return group
+
+        async def run(task: Task, index: int) -> Group:
+            return checked(await self.run_group(specs[index]))
+
+        async with self.moving(phase):
             if not self.plan.training.deterministic:
                 tasks = [spec.task for spec in specs]
-                return await evaluate(
-                    lambda task, index: self.run_group(specs[index]), tasks, concurrency=at_once, on_done=on_done
-                )
+                return await evaluate(run, tasks, concurrency=at_once, on_done=on_done)
             groups: list[Group] = []
             for first in range(0, len(specs), at_once):
-                groups += await self.run_wave(specs[first : first + at_once])
+                groups += map(checked, await self.run_wave(specs[first : first + at_once]))
                 on_done(len(groups))
         return Evaluation(episodes=tuple(episode for group in groups for episode in group.episodes))
 

@@ -18,7 +18,7 @@ from forge_env.evaluation.kinds import Kinds
 from forge_env.runtime.actor import ForgeActor
 from forge_env.runtime.launcher import Launcher
 from forge_env.runtime.service import Service
-from trainers.checkpoints import Checkpoint
+from trainers.checkpoints import Checkpoint, path_of
 from trainers.metrics.startup import Span
 from trainers.metrics.system import SystemMetrics
 from trainers.run.evaluations import Evaluations
@@ -104,17 +104,21 @@ class Run:
         return starts
 
     def summarise(self, values: Mapping[str, Any]) -> None:
-        """Write summary.json: the values that every run has, and `values`."""
+        """Write summary.json: the values that every run has, and `values`; say which weights were the best."""
+        measured, record = self.evaluations.summary(), self.record
+        if (best := measured["best_step"]) and best < self.plan.steps:
+            weights = path_of(record.folder, best)
+            record.say(f"the best of the evaluations is that of step {best}, {measured['best_success']:.3f}: {weights}")
         common = {
             "env": self.plan.env.name,
             "algorithm": self.plan.algorithm,
             "seed": self.plan.training.seed,
             "steps": self.plan.steps,
-            **self.evaluations.summary(),
+            **measured,
             "total_seconds": time.perf_counter() - self.record.started,
             "tokens_generated": self.rollouts.tokens_generated,
             "tokens_trained": self.trainer.tokens_trained,
             **self.record.peaks(),
             "versions": versions(),
         }
-        self.record.summary({**common, **self.record.results, **values})
+        record.summary({**common, **record.results, **values})

@@ -61,16 +61,17 @@ def write_facts(
         code: digests of the code of environment and training. A resumed run keeps the digests of its first start.
     """
     path = folder / "run.json"
-    started = json.loads(path.read_text())["started"] if path.is_file() else _now()
+    before = json.loads(path.read_text()) if path.is_file() else {"started": _now()}
     facts = {
         "algorithm": algorithm,
         "env": masked_text(env := settings["env"]["name"]),
         "registered": masked(registration(env)) if env else {},
         "seed": settings["training"]["seed"],
         "steps": settings["training"]["steps"],
-        "started": started,
+        "started": before["started"],
         **masked(results),
-        "code": code_at_start(folder) or dict(code or {}),
+        "code": before.get("code") or dict(code or {}),
+        **({"data": before["data"]} if "data" in before else {}),
         "machine": machine(),
         "versions": versions(),
     }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 from agents.generator.policy import PolicyActor
@@ -96,7 +97,7 @@ async def start_parts(
     except BaseException:
         await weights.stop_waiting()
         raise
-    return Trainer(plan, ranks, weights, record, reference), rollouts
+    return Trainer(plan, ranks, weights, record, Path(model), reference), rollouts
 
 
 async def _waited(record: RunRecord, what: str, start: Awaitable[Any]) -> None:

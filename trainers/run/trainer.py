@@ -38,6 +38,7 @@ class Trainer:
         ranks: of the trainer.
         weights: told of every change; it puts engines to sleep that have no room beside the trainer.
         record: of the run.
+        model: the folder of the model that the run begins with.
         reference: the reference model, not started yet; None without one, or if the trainer is its own.
     """
 
@@ -47,11 +48,12 @@ class Trainer:
         ranks: AllRanks[TrainerActor],
         weights: WeightSync,
         record: RunRecord,
+        model: Path,
         reference: Service[ReferenceActor] | None = None,
     ) -> None:
         self.ranks, self.reference = ranks, reference
         self.tokens_trained = 0
-        self._plan, self._weights, self._record = plan, weights, record
+        self._plan, self._weights, self._record, self._model = plan, weights, record, model
         self._kept = record.folder / REFERENCE  # the weights that the reference model is given, if there are some
 
     async def begin(self, rate: RateSettings) -> None:
@@ -105,22 +107,22 @@ class Trainer:
         """Write the model as a Hugging Face folder, and adapters as a PEFT folder, too. Both have the chat template and
         the sampling of the training, so that others who serve them use them as they were trained."""
         await self._weights.make_room()
-        plan, record, model = self._plan, self._record, str(self._record.results["model"])
-        texts, left = texts_of_export(Path(model), plan.env.thinking, plan.renderer.tools, temperature=plan.temperature)
+        plan, record, model = self._plan, self._record, self._model
+        texts, left = texts_of_export(model, plan.env.thinking, plan.renderer.tools, temperature=plan.temperature)
         if left:
             record.say(
                 "warning: the chat template of the exported model does not render what the training did, so that the "
                 f"model may do worse behind a server: {left}"
             )
         if plan.model.tokenizer:
-            texts["tokenizer_config.json"] = plain_config(Path(model))
+            texts["tokenizer_config.json"] = plain_config(model)
         with record.timeline.span("trainer", "export"):
             ranks = self.ranks.deadline(plan.deadlines.weights, "the export")
             await ranks.call_one(TrainerActor.export_hf, str(record.folder / "model"), texts=texts)
         if plan.lora:
             ranks = self.ranks.deadline(plan.deadlines.weights, "the export of the adapter")
-            has_own = Path(model).is_relative_to(record.folder)  # made for the run, or with new rows
-            folder, base = str(record.folder / "adapter"), str(Path(model).resolve()) if has_own else plan.model.path
+            has_own = model.is_relative_to(record.folder)  # made for the run, or with new rows
+            folder, base = str(record.folder / "adapter"), str(model.resolve()) if has_own else plan.model.path
             await ranks.call_one(TrainerActor.export_adapter, folder, base=base, texts=texts)
 
     # ---- the reference model ----
@@ -149,7 +151,7 @@ class Trainer:
         seconds, what = self._plan.deadlines.weights, "read from"
         if not self._kept.exists():  # else the run is resumed, and its policy is no longer the one that it started from
             if not self._record.results["warmup_steps"]:
-                return f"the model {self._record.results['model']}"
+                return f"the model {self._model}"
             ranks, what = self.ranks.deadline(seconds, "writing the weights of the reference model"), "kept as"
             await ranks.call_one(TrainerActor.write_weights, str(self._kept))
         await self.reference.deadline(seconds).fanout(ReferenceActor.load, str(self._kept))

@@ -21,6 +21,7 @@ from trainers.batching.batch import Sample
 from trainers.objective.plain_losses import SFTLoss
 from trainers.run.rollouts import Rollouts
 from trainers.run.run import Run
+from trainers.run.skipped_steps import SkippedSteps
 from trainers.settings.tasks import WarmupConfig
 
 LEAST_EXPECTED = 5
@@ -62,9 +63,11 @@ async def warm_up(
     loss, probe = SFTLoss(), Evaluation(episodes=())  # the last one
     names, now = ("loss", "success"), time.perf_counter()
     run.record.follow("warmup", title="warm-up, at most", total=steps, names=names, since=now)
+    counts = SkippedSteps(phase="the warm-up", rate="warmup.learning_rate", most=run.plan.training.signal_error)
     for step in range(1, steps + 1):
         async with around():
             metrics = await run.trainer.step([Sample(rows=e.rows) for e in next(shown)], loss)
+        counts.add(metrics)
         is_enough = False
         if step % warmup.probe_every == 0 and warmup.until_success < 1:
             probe = await _probe(run, step)
@@ -75,6 +78,7 @@ async def warm_up(
         run.record.metrics("warmup", step, metrics)
         if is_enough:
             break
+    counts.check(metrics)
     success = f", success on probe tasks {probe.success_rate:.3f}" if probe.attempts else ""
     run.record.say(f"warm-up of {step} steps: loss {metrics['loss']:.3f}{success}")
     if text := overshoot(warmup, probe):

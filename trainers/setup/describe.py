@@ -139,12 +139,25 @@ def _describe_steps(plan: RunPlan) -> list[tuple[str, str]]:
         ("run", f"{steps}: {groups * plan.steps:,} groups, {groups * size * plan.steps:,} episodes"),
         ("staleness", f"at most {plan.staleness} steps between sampling a group and training on it"),
         ("importance ratio", f"against the {old}"),
+        ("credit", _describe_credit(plan)),
         ("KL reference", f"a frozen model on {device}" if plan.placement.has_reference else REFERENCES[kind]),
         (
             "routing replay",
             "the trainer computes with the experts that the engine chose" if plan.replays_routes else "",
         ),
     ]
+
+
+def _describe_credit(plan: RunPlan) -> str:
+    """What a turn answers for; "" if each answers for its whole episode."""
+    assert plan.objective is not None
+    if plan.objective.credit == "episode":
+        return ""
+    if plan.training.reward:
+        return (
+            f"every turn answers for all of --reward {plan.training.reward}; the environment's step rewards are no part"
+        )
+    return "a turn answers for the reward less the environment's step rewards of the turns before it"
 
 
 def _describe_adapters(plan: RunPlan) -> str:

@@ -26,6 +26,7 @@ from trainers.objective.loss_call import LossCall
 from trainers.objective.objective import Objective
 from trainers.objective.old_logprobs import choose_old_logprobs
 from trainers.objective.plugins import resolve
+from trainers.objective.trials import try_advantages, try_loss
 from trainers.settings.services import ServicesConfig
 from trainers.settings.supervised import SFTConfig
 from trainers.settings.tasks import EnvConfig, RendererConfig, WarmupConfig
@@ -291,7 +292,7 @@ def plan_objective(config: RunConfig, algorithm: Algorithm) -> Objective | None:
     """The objective that an algorithm makes of a config; None for supervised training.
 
     Raises:
-        UserError: for settings out of range or that contradict each other, a plugin that cannot be used, or an
+        UserError: for settings out of range or that contradict each other, a plugin that fails on made-up values, or an
             algorithm of the user's own that fails.
     """
     if algorithm.objective is None:
@@ -304,4 +305,10 @@ def plan_objective(config: RunConfig, algorithm: Algorithm) -> Objective | None:
             raise
         raise UserError(f"{algorithm.target}: its objective cannot be made: {type(error).__name__}: {error}") from error
     has_reference = config.services.ref_model.procs > 0 or config.lora.is_on
-    return resolve(objective, config.training, has_reference=has_reference)
+    objective = resolve(objective, config.training, has_reference=has_reference)
+    training = config.training
+    if training.loss or algorithm.target:
+        try_loss(objective.loss, f"--loss {training.loss}" if training.loss else f"the loss of {algorithm.target}")
+    if training.advantages:
+        try_advantages(objective.advantages, objective.group_size, f"--advantages {training.advantages}")
+    return objective

@@ -67,7 +67,7 @@ def make_plan(config: RunConfig, algorithm: Algorithm) -> RunPlan:
     """
     check_ours()
     check_bounds(config)
-    config = config.resolved()
+    config = model_checks.with_model_of_checkpoint(config.resolved())
     model = model_checks.find_model(config)
     config, defaults = with_room_for_expert(*take_defaults(config, model.shape))
     objective = plan_objective(config, algorithm)
@@ -85,6 +85,7 @@ def make_plan(config: RunConfig, algorithm: Algorithm) -> RunPlan:
     tasks = _local_tasks(config, environment, source)
     if tasks is not None and environment is not None:
         run_checks.check_demonstrations(config, environment, tasks.train, source)
+    run_checks.check_reward(objective, environment, tasks.train if tasks else ())
     plan = RunPlan(
         config=config,
         defaults=defaults,
@@ -164,6 +165,7 @@ def tasks_of(plan: RunPlan) -> tuple[RunTasks, dict[str, HeldOutSet]]:
         return RunTasks(), {}
     tasks = plan.tasks or read_run_tasks(plan.config, plan.environment)
     run_checks.check_demonstrations(plan.config, plan.environment, tasks.train, own_data(plan.config))
+    run_checks.check_reward(plan.objective, plan.environment, tasks.train)
     return tasks, held_out_sets(plan.config, tasks.held_out)
 
 

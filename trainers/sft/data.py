@@ -11,10 +11,12 @@ Nothing is left out silently: every row that cannot be used is counted by its re
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import itertools
+import json
 import random
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -71,13 +73,16 @@ class SFTData:
         self.about = self._source.about
         self.held_out: list[Sample] = []
         self.left_out = LeftOut()
-        self._conversations = 0
+        self._counts: dict[str, Any] = {}  # of `record`
         self._foreign = 0  # episodes with the tokens of another model
         self._every = round(1 / sft.held_out_share) if sft.held_out_share else 0
+        self._held_keys: set[str] = set()
         self._tools: dict[str, tuple[ToolSpec, ...]] = {}
         self._samples: list[Sample] = []
         self._maker: RowMaker | None = None
         self._limit = 0
+        per_step = training.max_tokens_per_micro_batch * training.gradient_accumulation_steps
+        self._tokens_per_step = sft.tokens_per_step or per_step
 
     # ---- before the run ----
 
@@ -113,46 +118,88 @@ class SFTData:
         if is_empty:
             raise UserError(self._nothing_left())
 
-    async def prepare(self, model: Path, say: Callable[[str], None] = lambda text: None) -> int:
+    async def prepare(
+        self, model: Path, say: Callable[[str], None] = lambda text: None, began: Mapping[str, Any] | None = None
+    ) -> int:
         """Render for this model: everything, or only the held-out part of a stream; returns the number of optimizer
         steps.
 
+        Args:
+            model: its folder.
+            say: is told what was read.
+            began: the `record` of the run that goes on. Its batches stay, whatever micro-batches there are now.
+
         Raises:
-            UserError: nothing is left to train on.
+            UserError: nothing is left to train on, or a run would go on with other rows.
         """
         sft = self._sft
         self._open(model)
-        for number, sample in enumerate(self._read(self.left_out)):
-            (self.held_out if self._is_held_out(number) else self._samples).append(sample)
+        if began:
+            self._limit, self._tokens_per_step = began["row_tokens"], began["tokens_per_step"]
+        rows: list[tuple[tuple[str, ...], Sample]] = []
+        firsts, seen, repeated = [], set[str](), 0
+        for number, (keys, sample) in enumerate(self._read(self.left_out)):
+            if seen.isdisjoint(keys):
+                firsts.append(number)
+            repeated += keys[0] in seen
+            seen.update(keys)
+            rows.append((keys, sample))
             if number % 64 == 63:
                 await asyncio.sleep(0)  # Ctrl-C is handled between two conversations
             if sft.streaming and number >= self._every * HELD_OUT_MOST:
                 break
-        if len(self._samples) > 1 and not self.held_out and self._every and not sft.streaming:
-            self.held_out.append(self._samples.pop())  # the share of so small a set is less than one conversation
+        self._hold_out(rows, firsts)
         if not self._samples:
             raise UserError(self._nothing_left())
-        self._conversations = len(self._samples)
-        learned = sum(int(row.loss_mask.sum()) for sample in self._samples for row in sample.rows)
-        size = sum(map(count_tokens, self._samples))
-        seen = "the beginning of the stream" if sft.streaming else "all of it"
-        say(f"{len(self._samples):,} conversations of {size:,} tokens, {learned:,} of them learned ({seen} was read)")
-        if self._foreign:
-            say(f"{self._foreign:,} episodes hold the tokens of another model, and were rendered from their messages")
-        if self.left_out.total:
-            say(f"{self._sft.data}: {self.left_out}")
+        self._counts = {
+            "conversations": len(self._samples),
+            "repeated": repeated,
+            "row_tokens": self._limit,
+            "tokens_per_step": self._tokens_per_step,
+            "digest": _digest(sample for _, sample in rows),
+        }
+        if began and began["digest"] != self._counts["digest"]:
+            raise UserError(
+                f"the rows of {sft.data} are other tokens than when this run began, so that it would train other "
+                "batches: put the data, and the model's tokenizer and chat template, back as they were, or start a new "
+                "run"
+            )
+        self._say_rows(say)
         if sft.streaming:
             self._samples = []
         if self._training.steps != BY_CASE:
             return self._training.steps
-        epochs = range(sft.epochs)
-        return sum(1 for epoch in epochs for _ in token_batches(self._epoch(epoch), self.tokens_per_step))
+        return sum(1 for epoch in range(sft.epochs) for _ in token_batches(self._epoch(epoch), self._tokens_per_step))
+
+    def _hold_out(self, rows: Sequence[tuple[tuple[str, ...], Sample]], firsts: Sequence[int]) -> None:
+        """Divide the rows; `firsts` are the places of those that repeat none. No copy of a held-out row is trained."""
+        every = self._every
+        places = firsts[every - 1 : every * HELD_OUT_MOST : every] if every else []
+        if every and not places and len(firsts) > 1 and not self._sft.streaming:
+            places = firsts[-1:]  # the share of so small a set is less than one conversation
+        self.held_out = [rows[place][1] for place in places]
+        self._held_keys = {key for place in places for key in rows[place][0]}
+        self._samples = [sample for keys, sample in rows if self._held_keys.isdisjoint(keys)]
+
+    def _say_rows(self, say: Callable[[str], None]) -> None:
+        learned = sum(int(row.loss_mask.sum()) for sample in self._samples for row in sample.rows)
+        size = sum(map(count_tokens, self._samples))
+        seen = "the beginning of the stream" if self._sft.streaming else "all of it"
+        say(f"{len(self._samples):,} conversations of {size:,} tokens, {learned:,} of them learned ({seen} was read)")
+        if repeated := self._counts["repeated"]:
+            say(f"{repeated:,} conversations repeat earlier ones; copies of held-out ones are not trained on")
+        if self._every and not self.held_out:
+            say("nothing is held out: all conversations are copies of one, or of one task")
+        if self._foreign:
+            say(f"{self._foreign:,} episodes hold the tokens of another model, and were rendered from their messages")
+        if self.left_out.total:
+            say(f"{self._sft.data}: {self.left_out}")
 
     def record(self) -> dict[str, Any]:
         """The result of `prepare` as JSON: the number of conversations, and the rows that were left out."""
         return {
             "source": self._sft.data,
-            "conversations": self._conversations,
+            **self._counts,
             "held_out": len(self.held_out),
             "left_out": self.left_out.record(),
         }
@@ -162,28 +209,18 @@ class SFTData:
     def batches(self) -> Iterator[list[Sample]]:
         """The samples of one optimizer step after the other, without end; each epoch in an order of its own."""
         for epoch in itertools.count():
-            yield from token_batches(self._epoch(epoch), self.tokens_per_step)
-
-    @property
-    def tokens_per_step(self) -> int:
-        training = self._training
-        per_step = training.max_tokens_per_micro_batch * training.gradient_accumulation_steps
-        return self._sft.tokens_per_step or per_step
+            yield from token_batches(self._epoch(epoch), self._tokens_per_step)
 
     def _epoch(self, number: int) -> Iterator[Sample]:
         rng = random.Random(f"{self._training.seed}/sft/{number}")
         if not self._sft.streaming:
             yield from rng.sample(self._samples, len(self._samples))
             return
-        numbered = enumerate(self._read(LeftOut()))
-        yield from shuffled((s for i, s in numbered if not self._is_held_out(i)), rng, buffer=SHUFFLED)
+        rows = self._read(LeftOut())
+        yield from shuffled((s for keys, s in rows if self._held_keys.isdisjoint(keys)), rng, buffer=SHUFFLED)
 
-    def _is_held_out(self, number: int) -> bool:
-        every = self._every
-        return bool(every) and number % every == every - 1 and number < every * HELD_OUT_MOST
-
-    def _read(self, left_out: LeftOut) -> Iterator[Sample]:
-        """Go through the data once."""
+    def _read(self, left_out: LeftOut) -> Iterator[tuple[tuple[str, ...], Sample]]:
+        """Go through the data once; each sample has the keys that its copies share, see `copy_keys`."""
         for where, example in self._source:
             if not isinstance(example, Example):
                 left_out.add(where, str(example))
@@ -196,7 +233,7 @@ class SFTData:
             if any(len(row.token_ids) > self._limit for row in rows):
                 left_out.add(where, f"it is longer than {self._limit:,} tokens (--training.seq_len)")
                 continue
-            yield Sample(rows=rows)
+            yield copy_keys(example), Sample(rows=rows)
 
     def _rows(self, example: Example) -> tuple[Row, ...]:
         assert self._maker is not None
@@ -231,6 +268,30 @@ class SFTData:
 
     def _nothing_left(self) -> str:
         return f"nothing of {self._sft.data} is left to train on: {self.left_out}"
+
+
+def copy_keys(example: Example) -> tuple[str, ...]:
+    """What a conversation shares with its copies: what was said, and an Episode's task.
+
+    System messages, white space, capitals and the ids of calls do not tell two conversations apart.
+    """
+    said = []
+    for message in example.messages:
+        if message["role"] != "system":
+            calls = [call.get("function") for call in message.get("tool_calls", ())]
+            said.append((message["role"], " ".join(message["content"].casefold().split()), calls))
+    while said and said[-1][0] != "assistant":
+        said.pop()  # no row has them
+    text = hashlib.sha256(json.dumps(said, sort_keys=True).encode(errors="replace")).hexdigest()
+    return (text, f"{example.env}/{example.task}") if example.task else (text,)
+
+
+def _digest(samples: Iterable[Sample]) -> str:
+    """A digest of the tokens of rows, and of which of them are learned."""
+    digest = hashlib.sha256()
+    for row in itertools.chain.from_iterable(sample.rows for sample in samples):
+        digest.update(len(row.token_ids).to_bytes(8, "little") + row.token_ids.tobytes() + row.loss_mask.tobytes())
+    return digest.hexdigest()
 
 
 def _plain(messages: Sequence[Message]) -> list[Message]:

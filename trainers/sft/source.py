@@ -31,6 +31,8 @@ class Example:
     """The token rows of an Episode; empty if it is to be rendered."""
     env: str = ""
     """The environment of an Episode; it has the tools."""
+    task: str = ""
+    """The id of an Episode's task."""
 
 
 Row = Mapping[str, Any]
@@ -113,7 +115,14 @@ def _episode(row: Row, min_reward: float) -> Example:
     has_tokens = all(turn.kind != "text" for turn in episode.turns)
     rows: Sequence[EpisodeRow] = episode.supervised_rows if has_tokens else ()
     tools = tools_of(imported_facts(episode))  # an imported Episode contains its tools
-    return Example(messages=tuple(episode.messages), tools=tools, context=context, rows=tuple(rows), env=episode.env)
+    return Example(
+        messages=tuple(episode.messages),
+        tools=tools,
+        context=context,
+        rows=tuple(rows),
+        env=episode.env,
+        task=episode.task.id,
+    )
 
 
 def _context(episode: Episode) -> frozenset[int]:

@@ -13,11 +13,13 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import math
 import time
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from forge_env.core.errors import ServiceError, UserError
 from trainers.settings.supervised import SFTConfig
 from trainers.sft.config import SFT
 
@@ -72,7 +74,11 @@ async def _train_on_data(plan: RunPlan, sft: SFTConfig) -> None:
             run.record.say(
                 f"loss on {len(data.held_out)} held-out conversations: {before:.4f} before, {after:.4f} after"
             )
-        values = await _measure(run) if plan.env.name else {}
+        try:
+            values = await _measure(run) if plan.env.name else {}
+        except ServiceError:
+            await _finish(run, place)  # what was trained is kept
+            raise
         await _finish(run, place)
         run.summarise(
             {
@@ -94,14 +100,15 @@ async def _begin(run: Run, data: SFTData) -> dict[str, Any]:
     """Begin to train, or go on after the checkpoint.
 
     Returns:
-        State that a checkpoint keeps: "held_out_loss" before the first step, and "seconds" of training.
+        State that a checkpoint keeps: "held_out_loss" before the first step, "seconds" of training, and the number of
+        steps that were "taken", and not skipped.
     """
     from trainers.run.checkpointing import restore
 
     await run.trainer.begin(run.plan.rate)
     if run.checkpoint is None:
         with run.record.phase("held-out loss"):
-            return {"held_out_loss": await held_out_loss(run, data.held_out), "seconds": 0.0}
+            return {"held_out_loss": await held_out_loss(run, data.held_out), "seconds": 0.0, "taken": 0}
     with run.record.phase("checkpoint"):
         place = dict(await restore(run, run.checkpoint))
     await _evaluate(run, run.checkpoint.step)  # if it was the last step of a shorter run
@@ -111,14 +118,18 @@ async def _begin(run: Run, data: SFTData) -> dict[str, Any]:
 async def _train(run: Run, data: SFTData, place: dict[str, Any]) -> None:
     """Take every optimizer step, or the steps after the checkpoint; a signal ends it between two steps."""
     from forge_env.runtime.calls.answers import within
+    from forge_env.utils.threads import invoke
     from trainers.objective.plain_losses import SFTLoss
     from trainers.run.checkpointing import is_due, save_checkpoint, until_stopped
+    from trainers.run.skipped_steps import SkippedSteps
 
     loss, is_stopped = SFTLoss(), asyncio.Event()
     done = run.checkpoint.step if run.checkpoint else 0
     started = time.perf_counter() - place["seconds"]
     run.record.follow("train", title="sft", total=run.plan.steps, names=("loss", "tokens"), since=started)
     batches = itertools.islice(data.batches(), done, None)
+    most, rate = run.plan.training.signal_error, "training.learning_rate"
+    steps = SkippedSteps(phase="the run", rate=rate, most=most, taken=place["taken"], skipped=done - place["taken"])
 
     async def training() -> None:
         nonlocal done
@@ -130,12 +141,16 @@ async def _train(run: Run, data: SFTData, place: dict[str, Any]) -> None:
             async with run.first_step():
                 metrics = await run.trainer.step(batch, loss)
             done += 1
+            steps.add(metrics)
+            place["taken"] = steps.taken
             run.record.metrics("train", done, {name: metrics[name] for name in METRICS if name in metrics})
             place["seconds"] = time.perf_counter() - started
             if not is_stopped.is_set():
                 await _evaluate(run, done)
-            if is_due(run.plan, done):
+            if is_due(run.plan, done) or await invoke(run.evaluations.is_best, done):
                 await save_checkpoint(run, done, place, asynchronous=run.plan.checkpoint.asynchronous)
+            if done == run.plan.steps:
+                steps.check(metrics)
 
     async def save() -> None:
         await save_checkpoint(run, done, place)
@@ -151,12 +166,21 @@ async def _evaluate(run: Run, step: int) -> None:
 
 
 async def held_out_loss(run: Run, samples: Sequence[Sample]) -> float | None:
-    """The mean negative log-likelihood of the assistant's tokens of these samples; None without samples."""
+    """The mean negative log-likelihood of the assistant's tokens of these samples; None without samples.
+
+    Raises:
+        UserError: it is not finite.
+    """
     if not samples:
         return None
     logprobs = await run.trainer.logprobs(samples)
     values = list(itertools.chain.from_iterable(of_sample.tolist() for of_sample in logprobs))
-    return -sum(values) / len(values)
+    if not math.isfinite(loss := -sum(values) / len(values)):
+        raise UserError(
+            f"the model's loss on {len(samples)} held-out conversations is {loss}: its weights are too large to "
+            "compute with; take another model, or a lower --training.learning_rate"
+        )
+    return loss
 
 
 async def _measure(run: Run) -> dict[str, object]:

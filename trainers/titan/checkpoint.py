@@ -24,6 +24,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
 from torch import Tensor
 from torch.distributed.checkpoint import CheckpointException
 
@@ -37,6 +38,8 @@ from forge_env.utils.disks import full_disk
 from trainers import checkpoints
 from trainers.model.families import read_experts
 from trainers.titan.lora import is_adapter
+from trainers.titan.shards import shard_of
+from trainers.titan.weight_files import is_finite
 from trainers.titan.whole_folder import barrier, begin_folder, is_first, partial_of, take_place
 
 # TorchTitan's manager names a checkpoint by its step, and of a step 0 it restores only the weights. So the step is in
@@ -69,6 +72,7 @@ class TrainingState:
         texts: Mapping[str, Sequence[bytes]] | None = None,
         asynchronous: bool = False,
         keep_last: int = 0,
+        spare: int | None = None,
     ) -> None:
         """Write a checkpoint that replaces `folder`; `extra` must be JSON. See `TitanTrainer.save`."""
         text = json.dumps(dict(extra))  # fail before anything is written
@@ -84,7 +88,7 @@ class TrainingState:
             checkpoints.write_manifest(partial, manifest)
             take_place(partial, folder)
             if keep_last:
-                checkpoints.prune(folder.parent.parent, keep_last)
+                checkpoints.prune(folder.parent.parent, keep_last, spare)
 
         with _explained(folder):
             partial = begin_folder(folder)
@@ -171,6 +175,7 @@ class TrainingState:
                 self._manager(folder).load(MANAGER_STEP)
         except (Exception, CheckpointException) as error:  # the errors of a damaged file have no common base
             raise UserError(f"{folder} is damaged: its contents cannot be restored.") from error
+        _check_finite(self.model, folder)
         return manifest
 
     def _manager(self, folder: Path, *, asynchronous: bool = False) -> CheckpointManager:
@@ -202,6 +207,30 @@ class TrainingState:
         if asynchronous:
             self._background = manager
         return manager
+
+
+def load_weights(model: TitanModel, folder: Path) -> None:
+    """Restore the weights of a checkpoint, or its adapters, and nothing else.
+
+    Raises:
+        UserError: a file of it is damaged.
+    """
+    wrapper = ModelWrapper if model.adapters is None else _OnlyAdapters
+    state = wrapper(model.module)
+    values = state.state_dict()
+    try:
+        dcp.load(values, checkpoint_id=str(folder / STATE / f"step-{MANAGER_STEP}"))
+    except (Exception, CheckpointException) as error:
+        raise UserError(f"{folder} is damaged: its weights cannot be restored") from error
+    state.load_state_dict(values)
+    _check_finite(model, folder)
+
+
+def _check_finite(model: TitanModel, folder: Path) -> None:
+    """Check this rank's part of the restored weights."""
+    for name, parameter in model.module.named_parameters():
+        if not is_finite(shard_of(name, parameter.detach())[0]):
+            raise UserError(f"{folder} cannot be used: its weight {name} has values that are not finite")
 
 
 class _OnlyAdapters(ModelWrapper):

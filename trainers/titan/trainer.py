@@ -416,6 +416,7 @@ class TitanTrainer:
         texts: Mapping[str, Sequence[bytes]] | None = None,
         asynchronous: bool = False,
         keep_last: int = 0,
+        spare: int | None = None,
     ) -> None:
         """Save weights, optimizer, schedule and random state. Training then goes on bit by bit as if it had never
         stopped.
@@ -432,6 +433,7 @@ class TitanTrainer:
                 torch cannot copy them.
             keep_last: when this checkpoint is complete, remove all of the run's checkpoints except this number of the
                 newest, see trainers/checkpoints.py; 0 keeps all.
+            spare: the step of a checkpoint that stays in any case.
 
         Raises:
             UserError: the disk is full or cannot be written; older checkpoints are untouched.
@@ -444,6 +446,7 @@ class TitanTrainer:
             texts=texts,
             asynchronous=asynchronous and self.settings.optimizer_state != "8bit",
             keep_last=keep_last,
+            spare=spare,
         )
         self._forget_empty_moments()
 

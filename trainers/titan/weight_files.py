@@ -70,8 +70,14 @@ class WeightFiles:
         file are not read again: layers with many experts have thousands of them.
 
         Raises:
-            UserError: the file is damaged.
+            UserError: the file is damaged, or the tensor has a value that is not finite.
         """
+        tensor = self._read(name, place)
+        if not is_finite(tensor):
+            raise UserError(f"{self.where} cannot be trained: its weight {name} has values that are not finite")
+        return tensor
+
+    def _read(self, name: str, place: tuple[slice, ...] | None) -> Tensor:
         path, (kind, start, end) = self._files[name], self._places[name]
         if kind not in _KINDS:
             with _opened(path) as content:
@@ -79,6 +85,13 @@ class WeightFiles:
                 return tensor
         full_tensor = _view(path, _KINDS[kind], start, end).view(self.shapes[name])
         return full_tensor if place is None else full_tensor[place]
+
+
+def is_finite(tensor: Tensor) -> bool:
+    """Whether a tensor has neither infinities nor NaN. It is read once, and nothing is allocated."""
+    if not tensor.numel() or tensor.dtype not in _DTYPES:
+        return True
+    return all(bool(bound.isfinite()) for bound in tensor.aminmax())
 
 
 def write_folder(

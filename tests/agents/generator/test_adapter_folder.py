@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -42,10 +43,56 @@ def write(folder: Path, halves: Mapping[str, torch.Tensor] | None = None, **chan
 
 def test_an_adapter_is_read_with_its_scaling(model: Path, tmp_path: Path) -> None:
     folder = open_adapter(write(tmp_path / "adapter"), model)
-    assert (folder.rank, folder.alpha) == (2, 6.0)
+    assert (folder.rank, set(folder.scalings.values())) == (2, {3.0})
     tensors = folder.tensors()
     assert torch.equal(tensors[f"{LAYER}.lora_A.weight"], torch.ones(2, 4))
     assert torch.equal(tensors[f"{LAYER}.lora_B.weight"], torch.full((6, 2), 3.0))
+
+
+def test_what_peft_writes_of_a_plain_adapter_is_taken(model: Path, tmp_path: Path) -> None:
+    written = {
+        "alora_invocation_tokens": None, "alpha_pattern": {}, "auto_mapping": None, "bias": "none", "lora_bias": False,
+        "corda_config": None, "ensure_weight_tying": False, "eva_config": None, "exclude_modules": None,
+        "fan_in_fan_out": False, "inference_mode": True, "init_lora_weights": True, "layer_replication": None,
+        "layers_pattern": None, "layers_to_transform": [0], "loftq_config": {}, "lora_dropout": 0.05,
+        "megatron_config": None, "megatron_core": "megatron.core", "modules_to_save": None, "peft_version": "0.21.2",
+        "qalora_group_size": 16, "rank_pattern": {}, "revision": None, "target_parameters": None,
+        "task_type": "CAUSAL_LM", "trainable_token_indices": None, "use_dora": False, "use_qalora": False,
+        "use_rslora": False, "use_bdlora": None, "kasa_config": None, "velora_config": None,
+    }  # fmt: skip
+    for init in (True, False, None, "gaussian", "eva", "orthogonal", "lora_ga"):
+        assert open_adapter(write(tmp_path / "adapter", **written | {"init_lora_weights": init}), model).rank == 2
+
+
+@pytest.mark.parametrize(
+    ("changes", "ranks", "scalings"),
+    [
+        ({"use_rslora": True}, (2, 2), (6 / math.sqrt(2),) * 2),
+        ({"alpha_pattern": {"1.self_attn.q_proj": 8}}, (2, 2), (3.0, 4.0)),
+        ({"alpha_pattern": {r"layers\.\d+\.self_attn\.q_proj": 8, "q_proj": 1}}, (2, 2), (4.0, 4.0)),
+        ({"alpha_pattern": {"roj": 8}}, (2, 2), (3.0, 3.0)),
+        ({"rank_pattern": {"layers.1.self_attn.q_proj": 3}}, (2, 3), (3.0, 2.0)),
+        (
+            {"rank_pattern": {"layers.0.*": 1}, "alpha_pattern": {"q_proj": 5}, "use_rslora": True},
+            (1, 2),
+            (5.0, 5 / math.sqrt(2)),
+        ),
+    ],
+)
+def test_scales_and_ranks_of_layers_are_pefts(
+    model: Path, tmp_path: Path, changes: dict[str, Any], ranks: tuple[int, ...], scalings: tuple[float, ...]
+) -> None:
+    halves = {}
+    for number, rank in enumerate(ranks):
+        layer = LAYER.replace("0", str(number))
+        halves |= {f"{layer}.lora_A.weight": torch.rand(rank, 4), f"{layer}.lora_B.weight": torch.rand(6, rank)}
+    adapter = open_adapter(write(tmp_path / "adapter", halves, **changes), model)
+    tensors = adapter.tensors()
+    assert adapter.rank == max(ranks)
+    for number, scaling in enumerate(scalings):
+        a, b = (f"{LAYER.replace('0', str(number))}.lora_{half}.weight" for half in "AB")
+        assert tensors[a].shape == (max(ranks), 4) and tensors[b].shape == (6, max(ranks))
+        torch.testing.assert_close(tensors[b] @ tensors[a], scaling * halves[b] @ halves[a])
 
 
 @pytest.mark.parametrize(
@@ -54,7 +101,28 @@ def test_an_adapter_is_read_with_its_scaling(model: Path, tmp_path: Path) -> Non
         ({"r": 513}, "with r = 513, and the engine takes ranks from 1 to 512: merge the adapter into its model"),
         ({"r": 0}, "with r = 0, "),
         ({"lora_alpha": None}, "with lora_alpha = None, which must be a number"),
-        ({"use_dora": True}, "with use_dora = True, and only False is supported"),
+        ({"use_dora": True}, "with use_dora = True, which is not supported"),
+        ({"bias": "lora_only"}, "with bias = 'lora_only', which is not supported"),
+        ({"init_lora_weights": "pissa"}, "init_lora_weights = 'pissa', which changes the model's own weights"),
+        ({"init_lora_weights": "pissa_niter_16"}, "which changes the model's own weights"),
+        ({"init_lora_weights": "olora"}, "which changes the model's own weights"),
+        ({"init_lora_weights": "corda"}, "which changes the model's own weights"),
+        ({"init_lora_weights": "loftq"}, "which changes the model's own weights"),
+        ({"alora_invocation_tokens": [1, 2]}, r"alora_invocation_tokens = \[1, 2\], which is not supported"),
+        ({"layer_replication": [[0, 2]]}, "layer_replication"),
+        ({"lora_bias": True}, "lora_bias"),
+        ({"use_qalora": True}, "use_qalora"),
+        ({"use_bdlora": {"nblocks": 2}}, "use_bdlora"),
+        ({"arrow_config": {"top_k": 3}}, "arrow_config"),
+        ({"kasa_config": {"beta": 1e-4}}, "kasa_config"),
+        ({"monteclora_config": {"num_samples": 3}}, "monteclora_config"),
+        ({"target_parameters": ["experts"]}, "target_parameters"),
+        ({"trainable_token_indices": [3]}, "trainable_token_indices"),
+        ({"modules_to_save": ["lm_head"]}, "modules_to_save"),
+        ({"fan_in_fan_out": True}, "fan_in_fan_out"),
+        ({"of_the_next_version": 1}, "of_the_next_version = 1, which is not supported"),
+        ({"peft_type": "LOHA"}, "peft_type = 'LOHA'"),
+        ({"rank_pattern": {"q_proj": 513}}, "with r = 513"),
         ({"r": 4}, r"lora_A.weight has shape \[2, 4\]. For rank 4 .* must be \[4, 4\]"),
     ],
 )

@@ -118,7 +118,7 @@ def test_a_mistake_is_one_sentence(run: Path) -> None:
         with pytest.raises(UserError, match=words):
             server.command()
     shutil.rmtree(run / "model")
-    with pytest.raises(UserError, match="holds no model/ folder, which a training run writes when it ends"):
+    with pytest.raises(UserError, match="holds neither a model/ folder, which .* nor a checkpoint"):
         ModelServer(run=str(run)).command()
 
 

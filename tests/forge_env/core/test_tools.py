@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import enum
 import json
+import math
 import sys
 from dataclasses import dataclass
 from datetime import date
+from decimal import Decimal
 from typing import Annotated, Any, Literal, NotRequired, TypedDict
 
 import jsonschema
@@ -393,3 +395,58 @@ def test_json_text_is_the_data_where_the_schema_wants_data_and_no_text(arguments
 def test_other_text_is_refused_where_data_is_wanted(tags: str) -> None:
     with pytest.raises(BadCall, match="bad arguments for data: tags"):
         make_tool(data).validate(call({"tags": tags}))
+
+
+class Spot(pydantic.BaseModel):
+    x: float
+
+
+@dataclass(slots=True)
+class Span:
+    low: float
+    high: float = math.inf
+
+
+class Size(TypedDict):
+    width: float
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "place"),
+    [
+        (float, "nan", "number"),
+        (float, "1e999", "number"),
+        (float, "-Infinity", "number"),
+        (float, float("nan"), "number"),
+        (float, json.loads("1e999"), "number"),
+        (float | None, "inf", "number"),
+        (int | float, "1e999", "number"),
+        (dict[str, float], {"a": "Infinity"}, "number.a"),
+        (dict[str, float], '{"a": 1e999}', "number.a"),
+        (list[float], [1, "NaN"], "number.1"),
+        (tuple[float, float], [1, "inf"], "number.1"),
+        (set[float], ["nan"], "number.0"),
+        (list[dict[str, list[float]]], [{"a": [1, "inf"]}], "number.0.a.1"),
+        (Spot, {"x": "nan"}, "number.x"),
+        (list[Spot], [{"x": 1}, {"x": "inf"}], "number.1.x"),
+        (Span, {"low": "-inf"}, "number.low"),
+        (Size, {"width": "1e999"}, "number.width"),
+        (Any, {"a": [json.loads("1e999")]}, "number.a.0"),
+        (Decimal, "NaN", "number"),
+    ],
+)
+def test_a_number_that_json_has_not_is_refused_for_the_model(kind: Any, value: Any, place: str) -> None:
+    def measure(number: Any, limit: float = math.inf) -> str:
+        return ""
+
+    measure.__annotations__["number"] = kind
+    with pytest.raises(BadCall, match=rf"^Error: bad arguments for measure: {place}: .*finite number.* Schema: "):
+        make_tool(measure).validate(ToolCall(id="call_0", name="measure", arguments={"number": value}))
+
+
+def test_a_default_and_a_text_may_be_what_they_are() -> None:
+    def measure(number: float | str, limit: float = math.inf) -> str:
+        return ""
+
+    arguments = make_tool(measure).validate(ToolCall(id="call_0", name="measure", arguments={"number": "nan"}))
+    assert arguments == {"number": "nan", "limit": math.inf}

@@ -8,9 +8,10 @@ from dataclasses import asdict
 import pytest
 
 from forge_env.core.errors import NothingTrained, ServiceError
+from forge_env.core.faults import MAX_FAULTS_IN_A_ROW
 from forge_env.core.types import Outcome
 from tests.trainers.controller.test_loop import group
-from trainers.controller.drop_counts import MAX_FAULTS_IN_A_ROW, MAX_FLAT_IN_A_ROW, DropCounts
+from trainers.controller.drop_counts import MAX_FLAT_IN_A_ROW, DropCounts
 
 
 def test_a_checkpoint_restores_every_count() -> None:
@@ -20,7 +21,8 @@ def test_a_checkpoint_restores_every_count() -> None:
     drops.drop_faulty("gone")
     restored = DropCounts(**json.loads(json.dumps(asdict(drops))))
     assert restored == drops and restored.outcomes == {"timeout": 2, "env_fault": 1}
-    assert restored.metrics == {"episodes_timed_out": 2, "groups_dropped": 1, "groups_without_signal": 1}
+    counts = {"episodes_timed_out": 2, "episodes_unjudged": 0, "groups_dropped": 1, "groups_without_signal": 1}
+    assert restored.metrics == counts
 
 
 def test_a_flat_group_ends_a_row_of_faulty_ones_and_not_the_other_way_round() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -68,6 +69,24 @@ def test_tasks_that_are_too_hard_are_found_with_their_groups_once_there_are_enou
         "60 without a success, 0 with successes only"
     )
     assert "too hard" in finding.cause and "--grpo.n_samples, now 8" in finding.settings
+
+
+@pytest.mark.parametrize(
+    ("loss", "values", "words"),
+    [
+        ("mine.py:loss", {"loss": float("nan")}, "the loss was not finite. Likely cause: --loss mine.py:loss divides"),
+        ("", {"loss": float("inf")}, "the loss was not finite. Likely cause: the steps are too large"),
+        ("mine.py:loss", {"loss": 0.5}, "the gradient was not finite. Likely cause: --loss mine.py:loss"),
+        ("", {"loss": 0.0, "tokens": 0.0}, ""),  # the prompts leave no token to sample
+    ],
+)
+def test_steps_that_are_not_finite_name_the_loss(loss: str, values: Mapping[str, float], words: str) -> None:
+    steps = [{**FAILED, "tokens": 9.0, "skipped": 1.0, **values}] * 5
+    findings = found(*steps, facts=replace(FACTS, loss=loss))
+    if words:
+        assert kinds(findings) == ["not_finite"] and words in str(findings[0])
+    else:
+        assert "not_finite" not in kinds(findings)
 
 
 def test_a_fifth_of_groups_with_a_signal_is_enough_to_learn_from() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given, settings
@@ -87,11 +88,15 @@ def test_a_function_of_the_users_own_sees_the_returns_of_each_turn() -> None:
     assert seen == [[3.0, 3.0, 3.0], [2.0, 1.0]]
 
 
-def test_step_rewards_are_subtracted_from_the_shaped_reward() -> None:
+@pytest.mark.parametrize("own", [None, lambda e: 10 * e.reward])
+def test_step_rewards_are_subtracted_from_the_environments_reward_only(
+    own: Callable[[Episode], float] | None,
+) -> None:
+    """A reward of the user's own takes the place of all of it: no turn before has earned a part."""
     two = [episode(turn(1, reward=1.0), turn(2), reward=r) for r in (1.0, 3.0)]
-    reward = TrainingReward(user_reward=lambda e: 10 * e.reward)
+    reward = TrainingReward(user_reward=own, addition=lambda e: 0.5)
     found = credited(no_baseline, *two, reward=reward, needs_siblings=False)
-    assert found == [[10.0, 9.0], [30.0, 29.0]]
+    assert found == ([[10.5, 10.5], [30.5, 30.5]] if own else [[1.5, 0.5], [3.5, 2.5]])
 
 
 def test_what_rounding_leaves_of_a_reward_is_no_return() -> None:

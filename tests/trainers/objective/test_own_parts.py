@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 import subprocess
 import sys
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,6 +22,9 @@ from trainers.losses import SimpleGRPOLoss
 from trainers.objective.advantages import centred, has_signal
 from trainers.objective.loss_call import LossCall
 from trainers.objective.plugins import load_advantages, load_loss, load_reward, with_own_parts
+from trainers.settings.tasks import EnvConfig
+from trainers.setup.draft import plan_objective
+from trainers.setup.plan import make_plan
 
 SOURCE = """
 import torch
@@ -66,6 +70,77 @@ def raises(episode):
 
 def two(rewards, lengths):
     return rewards
+
+def none(episode):
+    return None
+
+def text(episode):
+    return "0.5"
+
+def boxed(episode):
+    import re
+    return len(re.search(r"boxed{(.*)}", episode.turns[-1].message["content"]).group(1))
+
+def called(episode):
+    return 1 / len(episode.turns[0].tool_calls)
+
+def nan_loss(logprobs, loss_mask):
+    return (logprobs * float("nan"))[loss_mask].sum()
+
+def logarithm(logprobs, advantages):
+    return (torch.log(advantages) * logprobs).sum()
+
+def steep(logprobs):
+    return (logprobs - logprobs.detach()).abs().sqrt().sum()
+
+def zero(logprobs, advantages):
+    return logprobs.sum() * 0.0
+
+def number_zero(logprobs, advantages):
+    return 0.0
+
+def per_token(logprobs, advantages):
+    return logprobs * advantages
+
+def detached(logprobs, advantages):
+    return (logprobs.detach() * advantages).sum()
+
+def matrices(logprobs, advantages):
+    return logprobs @ advantages
+
+class OwnWeight(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(1))
+
+    def forward(self, logprobs):
+        return self.weight.sum()
+
+def of_entropy(entropy, loss_mask):
+    return -entropy[loss_mask].mean()
+
+def old_ratio(logprobs, old_logprobs, ref_logprobs, advantages, padding_mask):
+    return -((logprobs - old_logprobs).exp().clamp(0.99, 1.01) * advantages * padding_mask).mean()
+
+def by_deviation(rewards):
+    mean = sum(rewards) / len(rewards)
+    deviation = sum((reward - mean) ** 2 for reward in rewards) ** 0.5
+    return [(reward - mean) / deviation for reward in rewards]
+
+def not_a_number(rewards):
+    return [float("nan")] * len(rewards)
+
+def zeros(rewards):
+    return [0.0] * len(rewards)
+
+def fewer(rewards):
+    return rewards[1:]
+
+def texts(rewards):
+    return ["0.5" for reward in rewards]
+
+def tensor(rewards):
+    return torch.tensor(rewards) - 0.5
 
 number = 3
 """
@@ -176,6 +251,65 @@ def test_advantages_that_cannot_be_used(file: str, name: str, words: str) -> Non
 def test_advantages_that_raise(file: str) -> None:
     with pytest.raises(UserError, match=r"failed on the rewards \[1\.0\]: AttributeError"):
         load_advantages(f"{file}:raises")([1.0])
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("nan_loss", "on made-up values the loss is not finite"),
+        ("logarithm", "on made-up values the loss is not finite"),
+        ("steep", "on made-up values the gradient is not finite"),
+        ("zero", "its gradient is 0 everywhere"),
+        ("OwnWeight", "its gradient is 0 everywhere"),
+        ("number_zero", "must return one number as a tensor that depends on"),
+        ("per_token", "must return one number as a tensor that depends on"),
+        ("detached", "must return one number as a tensor that depends on"),
+        ("matrices", "failed on made-up values: RuntimeError: mat1"),
+        ("MyLoss", ""),
+        ("PerEpisode", ""),
+        ("plain", ""),
+        ("of_entropy", ""),
+        ("old_ratio", ""),
+    ],
+)
+def test_a_loss_is_tried_for_a_plan(file: str, name: str, words: str) -> None:
+    config = Config(training=TrainingConfig(loss=f"{file}:{name}"))
+    with pytest.raises(UserError, match=f"--loss .*{name}.*{words}") if words else nullcontext():
+        plan_objective(config, GRPO)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("by_deviation", r"failed on the rewards \[1.0, 1.0, .*: ZeroDivisionError"),
+        ("not_a_number", "it must give one finite number for each"),
+        ("fewer", "it must give one finite number for each"),
+        ("zeros", "so that nothing would be trained"),
+        ("texts", "'0.5' is no number"),
+        ("ranks", ""),
+        ("tensor", ""),
+    ],
+)
+def test_advantages_are_tried_for_a_plan(file: str, name: str, words: str) -> None:
+    config = Config(training=TrainingConfig(advantages=f"{file}:{name}"))
+    with pytest.raises(UserError, match=f"--advantages .*{name}.*{words}") if words else nullcontext():
+        plan_objective(config, GRPO)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("text", "returned '0.5'; .* none of 2 made-up episodes"),
+        ("raises", "AttributeError: .* none of 2 made-up episodes"),
+        ("wrong", "returned nan; .* none of 2 made-up episodes"),
+        *((name, "") for name in ("none", "boxed", "called", "longest")),
+    ],
+)
+def test_a_reward_is_tried_for_a_plan(file: str, name: str, words: str) -> None:
+    """ "called" fails for one of the two episodes, and "none" leaves both out."""
+    config = Config(training=TrainingConfig(reward=f"{file}:{name}"), env=EnvConfig(name="math"))
+    with pytest.raises(UserError, match=f"--reward .*{name}.*{words}") if words else nullcontext():
+        make_plan(config, GRPO)
 
 
 def test_a_module_that_is_not_there() -> None:

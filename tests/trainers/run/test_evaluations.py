@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
-from collections.abc import Iterator
-from dataclasses import asdict
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 
 from forge_env.core.episode import Episode, Group, Turn, read_jsonl
-from forge_env.core.errors import InvariantError, UserError
+from forge_env.core.errors import InvariantError, ServiceError, UserError
 from forge_env.core.types import Outcome, Task
 from forge_env.evaluation.kinds import Kinds
 from forge_env.rollout.rollout import GroupSpec
@@ -37,6 +38,7 @@ class Measured(Rollouts):
 
     solves = 1
     sampled_by = 0
+    faulty = 0  # of the first tasks
 
     def __init__(self, **parts: Any) -> None:
         super().__init__(**parts)
@@ -59,6 +61,9 @@ class Measured(Rollouts):
             Episode(task=spec.task, turns=(turn,), reward=float(int(index) < self.solves), id=f"{spec.group_id}/{i}")
             for i in range(spec.count)
         )
+        if int(index) < self.faulty:
+            fault = {"reward": None, "outcome": Outcome.ENV_FAULT, "error": "no disk"}
+            members = tuple(replace(member, **fault) for member in members)
         return Group(task=spec.task, episodes=members, id=spec.group_id)
 
 
@@ -168,6 +173,10 @@ async def test_the_best_step_is_in_the_summary_the_earlier_one_of_two(
     for step, solved in ((0, 1), (2, 3), (4, 3), (6, 2)):
         policy.solves = solved
         await run.evaluations.evaluate(f"evaluation_{step:06d}", step=step)
+        is_better = solved == 3 and step == 2
+        assert run.evaluations.is_best(step) == is_better
+    for saved in (2, 6, 8):  # the weights of 0 and 4 are nowhere
+        (tmp_path / "checkpoints" / f"step_{saved:06d}").mkdir(parents=True)
     run.record.metrics("evaluation", 8, {"success": 1.0 + 4e-16})  # rounding makes no better step
     with (tmp_path / "metrics.jsonl").open("a") as file:
         file.write('{"phase": "syst')  # another thread may be writing
@@ -187,6 +196,26 @@ def test_nothing_that_was_measured_is_no_figure() -> None:
 
     fault = Episode(task=Task(prompt=()), outcome=Outcome.ENV_FAULT, reward=None, id="e/0")
     assert Evaluation(episodes=(fault,)).metrics() == {"episodes": 0.0, "timeouts": 0.0, "faults": 1.0}
+    assert str(Evaluation(episodes=(fault,))) == "not measured: all 1 episodes ended by faults"
+
+
+@pytest.mark.parametrize("in_waves", [False, True])
+def test_an_evaluation_ends_by_the_rule_of_faults(tmp_path: Path, in_waves: bool) -> None:
+    options = ["--env", "math", "--dataset.held_out", "40", "--evaluation.greedy", "false"]
+    config = parse(grpo.Config, [*options, *(["--training.deterministic"] if in_waves else [])], SHORT_OPTIONS)
+    with RunRecord(tmp_path, asdict(config)) as record:
+        run, policy = open_measured(config, record)
+
+        async def run_wave(specs: Sequence[GroupSpec]) -> Sequence[Group]:
+            return [await policy.run_group(spec) for spec in specs]
+
+        policy.run_wave = run_wave  # type: ignore[method-assign]
+        policy.faulty = 31
+        result = asyncio.run(run.evaluations.evaluate("evaluation", step=0))
+        assert (len(result.attempts), result.faults) == (9, 31)
+        policy.faulty = 40
+        with pytest.raises(ServiceError, match=r"evaluation: 32 groups in a row had faults only; .*: no disk"):
+            asyncio.run(run.evaluations.evaluate("evaluation", step=0))
 
 
 SETS = (

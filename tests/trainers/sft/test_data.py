@@ -35,6 +35,7 @@ from trainers.sft.rows import RowMaker, count_tokens, token_batches
 from trainers.sft.shapes import find_shape
 
 LIMITS = EpisodeLimits()
+TOKENS = "training.max_tokens_per_micro_batch"
 CHAT = [{"role": "user", "content": "What is 2 + 2?"}, {"role": "assistant", "content": "4"}]
 
 
@@ -557,6 +558,88 @@ async def test_a_stream_has_the_same_rows(tmp_path: Path, tiny_model: Path) -> N
 async def test_two_conversations_are_one_to_train_and_one_held_out(tmp_path: Path, tiny_model: Path) -> None:
     data, _ = await prepared(many(tmp_path, 2), tiny_model)
     assert (len(data.held_out), len(next(data.batches()))) == (1, 1)
+
+
+def spoken(sample: Sample, model: Path) -> str:
+    return " ".join(FastTokenizer(model).decode(sample.rows[0].token_ids).casefold().split())
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+@pytest.mark.parametrize(
+    "copy",
+    [
+        {},
+        {"id": 7, "source": "b"},
+        {"messages": [{"role": "user", "content": " WHAT  is 1?\n"}, {"role": "assistant", "content": "one 1"}]},
+        {"tail": {"role": "user", "content": "thanks"}},
+        {"head": {"role": "system", "content": "Be brief."}},
+    ],
+)
+async def test_no_copy_of_a_held_out_conversation_is_trained(
+    tmp_path: Path, tiny_model: Path, copy: dict[str, Any], streaming: bool
+) -> None:
+    """300 chats of which 60 differ."""
+    rows = []
+    for number in range(300):
+        row = chat(f"what is {number % 60}?", f"one {number % 60}")
+        if number >= 60:
+            if number % 60 == 1 and "messages" in copy:
+                row = copy
+            row = {**row, **{name: value for name, value in copy.items() if name in ("id", "source")}}
+            head, tail = ([copy[name]] if name in copy else [] for name in ("head", "tail"))
+            row["messages"] = [*head, *row["messages"], *tail]
+        rows.append(row)
+    config = config_for(write_lines(tmp_path / "chats.jsonl", rows), held_out_share=0.1, streaming=streaming)
+    config = with_values(config, {"training.steps": 1} if streaming else {})
+    data, output = await prepared("", tiny_model, config)
+    assert len(data.held_out) == 6
+    assert "240 conversations repeat earlier ones" in output and data.record()["repeated"] == 240
+    trained = [sample for batch in itertools.islice(data.batches(), 1) for sample in batch]
+    held_out = {int(spoken(sample, tiny_model).split("what is ")[1].split("?")[0]) for sample in data.held_out}
+    numbers = [int(spoken(sample, tiny_model).split("what is ")[1].split("?")[0]) for sample in trained]
+    assert len(numbers) > 20 and not held_out & set(numbers)
+
+
+async def test_copies_of_one_conversation_are_trained_and_not_measured(tmp_path: Path, tiny_model: Path) -> None:
+    path = write_lines(tmp_path / "chats.jsonl", [chat("What is 2?", "2")] * 50)
+    data, output = await prepared(path, tiny_model)
+    assert not data.held_out and "nothing is held out: all conversations are copies of one" in output
+    assert len(next(data.batches())) == 50
+
+
+async def test_the_episodes_of_a_held_out_task_are_not_trained(tmp_path: Path, tiny_model: Path) -> None:
+    episodes = []
+    for attempt in range(4):
+
+        async def say(messages: list[Message], text: str = f"attempt {attempt}") -> Message:
+            return {"role": "assistant", "content": text}
+
+        episodes += [await play(make("math"), ScriptedAgent(say), number) for number in range(10)]
+    write_jsonl(tmp_path / "episodes.jsonl", episodes)
+    data, _ = await prepared(tmp_path / "episodes.jsonl", tiny_model, min_reward=0, held_out_share=0.2)
+    assert len(data.held_out) == 2
+    assert len(next(data.batches())) == 40 - 8
+
+
+@pytest.mark.parametrize("changed", [{"max_tokens_per_micro_batch": tokens} for tokens in (100, 200, 800, 2000)])
+async def test_a_run_that_goes_on_trains_the_batches_that_it_began_with(
+    tmp_path: Path, tiny_model: Path, changed: dict[str, Any]
+) -> None:
+    rows = [chat("long " * (n if n % 50 == 0 else 1), f"{n}") for n in range(200)]
+    config = with_values(config_for(write_lines(tmp_path / "c", rows).rename(tmp_path / "c.jsonl")), {TOKENS: 400})
+    began = data_of(config)
+    steps = await began.prepare(tiny_model)
+    again = data_of(with_values(config, {f"training.{name}": value for name, value in changed.items()}))
+    assert await again.prepare(tiny_model, began=began.record()) == steps
+    for batches in itertools.islice(zip(began.batches(), again.batches(), strict=True), steps):
+        assert [written(s.rows) for s in batches[0]] == [written(s.rows) for s in batches[1]]
+
+
+async def test_a_run_does_not_go_on_with_other_rows(tmp_path: Path, tiny_model: Path) -> None:
+    began, _ = await prepared(many(tmp_path), tiny_model)
+    other = data_of(config_for(write_lines(tmp_path / "chats.jsonl", [chat("What is 2?", "2")] * 200)))
+    with pytest.raises(UserError, match=r"the rows of .*chats.jsonl are other tokens than when this run began"):
+        await other.prepare(tiny_model, began=began.record())
 
 
 @settings(deadline=None)

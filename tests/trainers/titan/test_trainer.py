@@ -27,13 +27,14 @@ from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen3Config, Qwe
 
 from forge_env.core.episode import Row
 from forge_env.core.errors import InvariantError, UserError
+from forge_env.records.run_files import steps_of
 from tests.helpers.disks import full_disk
 from tests.helpers.forks import run_ranks
 from tests.trainers.objective.four_arguments import MyLoss
 from tests.trainers.titan.folders import make_folder
 from tests.trainers.titan.weights import weights_of as weights
 from trainers.batching.batch import Sample
-from trainers.checkpoints import clean, find, path_of, read_manifest, steps_of
+from trainers.checkpoints import clean, find, path_of, read_manifest
 from trainers.losses import CISPOLoss, DAPOLoss, GRPOLoss, GSPOLoss, ReinforceLoss, SAPOLoss, SFTLoss
 from trainers.titan.parallel import init_process_group
 from trainers.titan.settings import RateSettings

@@ -10,6 +10,8 @@ from agents.model_folder import find_model as find_folder
 from agents.model_folder import weight_files
 from agents.model_weights import places
 from forge_env.core.errors import UserError
+from forge_env.records.run_files import MANIFEST
+from forge_env.utils.settings import with_values
 from trainers.config import RunConfig
 from trainers.lora import adapter_shapes, check_adapter_shapes
 from trainers.model.shape import FoundModel, find_shape
@@ -31,6 +33,18 @@ def find_model(config: RunConfig) -> FoundModel:
     if config.model.path and Path(config.model.path).expanduser().exists():
         find_folder(config.model.path)
     return find_shape(config.model.path, config.model.size)
+
+
+def with_model_of_checkpoint(config: RunConfig) -> RunConfig:
+    """The config with the folder of the model, if `model.path` is a checkpoint of a run.
+
+    Raises:
+        UserError: the model cannot be written there.
+    """
+    path = config.model.path
+    if not path or not (Path(path).expanduser() / MANIFEST).is_file():
+        return config
+    return with_values(config, {"model.path": str(find_folder(path))})
 
 
 def check_thinking(draft: Draft) -> None:

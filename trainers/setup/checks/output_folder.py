@@ -8,13 +8,13 @@ import os
 import shutil
 from pathlib import Path
 
+from agents.model_folder import INITIAL
 from forge_env.core.errors import UserError
 from forge_env.records.run_files import CONFIG, FACTS
 from trainers.checkpoints import steps_of
 from trainers.setup.checks.resume_checks import REFERENCE, REFERENCE_ADAPTER
 
 CONSOLE, METRICS = "console.jsonl", "metrics.jsonl"
-INITIAL = "initial_model"
 """The folder, in that of the run, of a model that was made for it."""
 _WRITTEN = frozenset(
     {CONSOLE, METRICS, CONFIG, FACTS, INITIAL, REFERENCE, REFERENCE_ADAPTER}

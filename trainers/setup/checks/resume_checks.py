@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from forge_env.core.errors import UserError
+from forge_env.records.run_files import FACTS, SUMMARY, read_object
 from forge_env.utils.secret_values import masked
 from forge_env.utils.settings import BY_CASE, may_change
 from trainers.checkpoints import Checkpoint, find, read_manifest
@@ -36,21 +37,30 @@ def checkpoint_of(draft: Draft) -> Checkpoint | None:
         return None
     if not draft.output:
         raise UserError("--resume needs --output FOLDER: the run to go on with")
-    folder, steps = Path(draft.output), draft.training.steps
+    folder = Path(draft.output)
     with locked(folder):
         checkpoint = find(folder, draft.checkpoint.step)
         check_fits(checkpoint, draft.algorithm, draft.config)
-        if steps == checkpoint.step and (folder / "summary.json").is_file():
-            raise UserError(
-                f"the run in {folder} is complete, with all its {checkpoint.step} steps; to go on with it, raise "
-                f"--training.steps"
-            )
+        _check_incomplete(folder, checkpoint, draft.training.steps)
         if "report" in checkpoint.extra:
             check_mark(folder, checkpoint.extra["report"])
         check_data(folder, data_digests(draft.config))
         _check_reference(draft, checkpoint, folder)
         _check_model(draft, checkpoint)
     return checkpoint
+
+
+def _check_incomplete(folder: Path, checkpoint: Checkpoint, steps: int) -> None:
+    """Check that a run that is complete has steps to take after the checkpoint; `steps` -1 is as many as it had."""
+    if not (folder / SUMMARY).is_file():
+        return
+    all_steps = int(read_object(folder / SUMMARY)["steps"])
+    if (all_steps if steps == BY_CASE else steps) > checkpoint.step:
+        return
+    raise UserError(
+        f"the run in {folder} is complete, with all its {all_steps} steps, and none is left to take after "
+        f"{checkpoint.path}: raise --training.steps to go on from there; as a model, name that folder with --model"
+    )
 
 
 def _check_model(draft: Draft, checkpoint: Checkpoint) -> None:
@@ -137,9 +147,7 @@ def check_data(folder: Path, digests: Mapping[str, str]) -> dict[str, Any]:
     Raises:
         UserError: a file has changed since the run in this folder began.
     """
-    path = folder / "run.json"
-    saved = (json.loads(path.read_text()).get("data") or {}) if path.is_file() else {}
-    before, now = saved.get("files") or {}, dict(digests)
+    before, now = data_at_start(folder).get("files") or {}, dict(digests)
     for name in before:
         if before[name] != now.get(name):
             what = "has changed since this run began" if name in now else "is not there any more"
@@ -148,6 +156,12 @@ def check_data(folder: Path, digests: Mapping[str, str]) -> dict[str, Any]:
                 "was, or start a new run"
             )
     return {"files": now} if now else {}
+
+
+def data_at_start(folder: Path) -> dict[str, Any]:
+    """What run.json says of the data that a run began with; empty for a new run."""
+    path = folder / FACTS
+    return (read_object(path).get("data") or {}) if path.is_file() else {}
 
 
 def _shown(value: Any) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 
 from forge_env.core.env import Env
 from forge_env.core.errors import UserError
@@ -14,10 +15,15 @@ from forge_env.rollout.factory import EnvFactory, make
 from forge_env.telemetry.sender import check_otel
 from trainers.config import RunConfig
 from trainers.metrics.sink import load_sink
+from trainers.objective.objective import Objective
+from trainers.objective.trials import try_reward
 from trainers.setup.checks.output_folder import check_output
 from trainers.setup.checks.resume_checks import checkpoint_of
 from trainers.setup.draft import Draft
 from trainers.setup.run_tasks import chat_data
+
+TASK_SECONDS = 5.0
+"""Time that a plan waits for a task of the environment's own."""
 
 
 def make_environment(config: RunConfig) -> EnvFactory | None:
@@ -79,6 +85,21 @@ def check_demonstrations(config: RunConfig, environment: EnvFactory, tasks: Sequ
         f"and the tiny model are made from, and {why}: give a --model that can do some of it already, with "
         "--warmup.steps 0; python -m trainers.sft --sft.data makes one of demonstrations of your own"
     )
+
+
+def check_reward(objective: Objective | None, environment: EnvFactory | None, tasks: Sequence[Task]) -> None:
+    """Try the user's reward function on a task of the run; on one that the environment makes, if none was read yet.
+
+    Raises:
+        UserError: it gives no made-up episode a number.
+    """
+    if objective is None or environment is None or objective.reward.user_reward is None:
+        return
+    if not tasks and not environment.options.get("data") and not environment.effects():
+        with suppress(UserError):  # the start says it
+            tasks = environment.tasks("train", count=1, seconds=TASK_SECONDS, at_most=True)
+    for task in tasks[:1]:
+        try_reward(objective.reward.user_reward, task)
 
 
 def check_plugins(draft: Draft) -> None:
