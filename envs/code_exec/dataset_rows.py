@@ -102,7 +102,7 @@ def _as_known(row: Row, question: str, tests: str) -> Row:
 
 
 def _one_question(row: Row) -> tuple[Row, Sequence[Message]]:
-    """A row whose question is one text, and the messages before it."""
+    """A row with one text as its question, and the messages before it."""
     for name in ("question", "text", "prompt", "question_content"):
         if isinstance(row.get(name), list):
             *before, last = message_prompt(row[name])

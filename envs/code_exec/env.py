@@ -84,7 +84,7 @@ class CodeExec(ToolEnv):
         kind: str = "",
         streaming: bool = False,
     ) -> Sequence[Task]:
-        """Return tasks of a level from 1 to 4, or those of a data set.
+        """Return tasks of a level from 1 to 4, or tasks of a data set.
 
         Args:
             split: "train" or "test"; of `data` also "all".

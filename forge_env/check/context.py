@@ -1,4 +1,4 @@
-"""The input of every check, and the exceptions with which a check reports that it failed, warns, or does not apply."""
+"""The input of every check, and the exceptions for a check that failed, warns, or does not apply."""
 
 from __future__ import annotations
 

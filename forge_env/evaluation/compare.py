@@ -32,7 +32,7 @@ class Comparison:
     first: float
     second: float
     paired: Paired
-    """Statistics of the second run minus the first; those of kinds are corrected for the number of kinds."""
+    """Statistics of the second run minus the first; statistics of kinds are corrected for the number of kinds."""
     unpaired: tuple[int, int]
     """Number of episodes of each run that the other one lacks."""
     other_seeds: int

@@ -10,12 +10,10 @@ from pathlib import Path
 
 from agents.model_folder import INITIAL
 from forge_env.core.errors import UserError
-from forge_env.records.run_files import CONFIG, FACTS
-from trainers.checkpoints import steps_of
+from forge_env.records.run_files import CONFIG, FACTS, steps_of
 from trainers.setup.checks.resume_checks import REFERENCE, REFERENCE_ADAPTER
 
 CONSOLE, METRICS = "console.jsonl", "metrics.jsonl"
-"""The folder, in that of the run, of a model that was made for it."""
 _WRITTEN = frozenset(
     {CONSOLE, METRICS, CONFIG, FACTS, INITIAL, REFERENCE, REFERENCE_ADAPTER}
     | {"episodes", "logs", "checkpoints", "report.html", "trace.json", "trained.jsonl", "tensorboard", "wandb"}
