@@ -158,7 +158,7 @@ def _same_value(answer: str, target: str, *, tolerance: float, unevaluated: bool
         return bool(answer)
     number = parse_number(target) if "=" not in target else None
     if number is not None:
-        mine = parse_number(answer) if "=" not in answer else None
+        mine = parse_number(answer, loose=True) if "=" not in answer else None
         if mine is not None or not unevaluated:
             return mine is not None and mine.equals(number, tolerance=tolerance)
     (answer, unit), (target, wanted) = without_unit(answer), without_unit(target)

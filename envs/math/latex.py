@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 
-from envs.math.numerals import exact_decimals, plain
+from envs.math.numerals import exact_decimals, plain, unit_of
 
 _FUNCTIONS = "sin|cos|tan|cot|sec|csc|arcsin|arccos|arctan|sinh|cosh|tanh|log|ln|exp|gcd|lcm|max|min|det"
 _GREEK = (
@@ -33,7 +33,7 @@ _COMMANDS = {
 _PLAIN = {"**": "^", "<=": "\\le ", ">=": "\\ge ", "!=": "\\ne ", "*": "\\cdot "}
 _FORMAT = re.compile(
     r"\\(?:text(?:rm|bf|it|normal)?|math(?:rm|bf|it|sf|normal|cal)|mbox|boldsymbol|bm|operatorname\*?|hat|vec)"
-    r"\s*(?:\{\s*([^{}]*?)\s*\}|([a-zA-Z0-9]))"
+    r"\s*(?:\{\s*([^{}]*?(?:\^\{-?\d\}[^{}]*?)*)\s*\}|([a-zA-Z0-9]))"
 )
 _ACCENT = re.compile(r"\\(?:hat|vec)\b")
 _TOKEN = re.compile(
@@ -123,7 +123,7 @@ def _unformatted(match: re.Match[str]) -> str:
     if (
         word in _NAMES
         or word in ("", "e", "i", "d")
-        or re.search(r"\d|\\", word)
+        or (re.search(r"\d|\\", word) and unit_of(word, attached=False) is None)
         or (len(word) == 1 and not match[0].startswith(("\\text", "\\mathrm", "\\mbox")))
     ):
         return f" {content} " if len(content) > 1 else content

@@ -58,13 +58,13 @@ _DECIMAL = (
 _VALUE = f"(?:{_MIXED}|{_TEN}|{_DECIMAL})"
 _MONEY = f"[{''.join(_CURRENCIES)}]"
 _NUMBER = re.compile(
-    rf"(?P<sign>[-+]|(?:negative|minus|positive|plus)\s)?\s*(?P<money>{_MONEY})?\s*(?P<inner>[-+])?\s*"
+    rf"(?P<sign>[-+])?\s*(?P<money>{_MONEY})?\s*(?P<inner>[-+])?\s*"
     rf"{_VALUE}\s*(?P<rest>.*)",
     re.IGNORECASE | re.DOTALL | re.ASCII,
 )
 _SIMPLE = re.compile(r"-?\d+(?:\.\d+)?", re.ASCII)
 _LEAD = re.compile(
-    r"(?:(?:the\s)?(?:final\s)?answer\s*(?:is\b|:|=)[\s:]*|\\?[a-z](?:\([a-z]\))?\s*=\s*)?"
+    r"(?:\\?[a-z](?:\([a-z]\))?\s*=\s*)?"
     r"(?:\\(?:approx|simeq|sim)(?![a-z])\s*|(?:about|approximately)\s+)?",
     re.IGNORECASE,
 )
@@ -84,7 +84,13 @@ _FORMULA = re.compile(r"(\$\$?)([^$]+)\1(?!\d)")
 _FORMAT = re.compile(
     r"\\(?:text(?:rm|bf|it)?|math(?:rm|bf|it)|mbox|operatorname)\s*\{([^{}]*)\}|\\(?:rm|bf|it)(?![a-z])"
 )
-_EMPHASIS = re.compile(r"(?<![\w)\]}*])(\*{1,3}|_{1,3})(?=[^\s*_])([^*_]*[^\s*_])\1(?![\w*])")
+_LABEL = re.compile(
+    r"(\\text(?:bf|rm)?\{\s*)?(?:the\s)?(?:final\s)?answer\s*(?:is\b|:|=)[\s:]*(\})?\s*(?!\s|$)", re.IGNORECASE
+)
+_SIGN_WORDS = re.compile(
+    r"(?:\\text\{\s*)?(?<![\w-])(negative|minus|positive|plus)(?:\s*\}|\s)\s*(?=[\d.$\\({€£¥])", re.IGNORECASE
+)
+_EMPHASIS = re.compile(r"(?<![\w)\]}*^])(\*{1,3}|_{1,3})(?=[^\s*_])([^*_]*[^\s*_])\1(?![\w*])")
 _CITATION = re.compile(r"\^?\[\d{1,3}\]|(?<=[.,;:!?])\^\{?\d{1,3}\}?")
 _DOTTED = re.compile(
     r"(?<![\d.])(\d{0,12})\.(\d{0,8}?)(\d{1,6}?)\3{1,20}\s*(?:\\[lc]?dots(?![a-zA-Z])|\.\.\.)", re.ASCII
@@ -104,7 +110,7 @@ _SPACES = re.compile(
 _OVER = re.compile(r"\{([^{}]*)\\(over|choose)(?![a-zA-Z])([^{}]*)\}")
 _RAISED = re.compile("[⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻]+")
 _LOWERED = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻", "0123456789+-")
-_VULGAR = re.compile("(\\d?)([¼-¾⅐-⅞])")
+_VULGAR = re.compile("[¼-¾⅐-⅞]")
 _SIGNS = str.maketrans(
     {
         "−": "-", "–": "-", "—": "-", "×": "*", "⋅": "*", "·": "*", "∙": "*", "⁄": "/", "\u00a0": " ", "\u2009": " ",
@@ -120,9 +126,9 @@ _NAMED = (
     r"(?:\s*(?:\^|\*\*)\s*\{?[-+]?\d\}?(?!\d)|\s(?:squared|cubed)\b)?"
 )
 _UNITS = rf"(?:(?:[/*]|per\s)\s*)?{_NAMED}(?:(?:\s*[/*]\s*|\sper\s|\s){_NAMED}){{0,3}}"
-_SIGN = r"(?:(?<=[\x01=({])|(?<=[\x01=({]\s))[-+]\s*|[-+](?=\S)|(?<!-)(?:negative|minus|positive|plus)\s"
+_SIGN = r"(?:(?:(?<=[\x01=({])|(?<=[\x01=({]\s))[-+]\s*|[-+](?=\S))"
 _QUANTITY = (
-    rf"(?:(?:{_SIGN})[\x01\s]*)?(?:{_MONEY}\s*[-+]?\s*)?{re.sub('[?]P<[a-z]+>', '?:', _VALUE)}{_ORDINAL}?"
+    rf"(?:{_SIGN}\x01?)?(?:{_MONEY}\s*[-+]?\s*)?{re.sub('[?]P<[a-z]+>', '?:', _VALUE)}{_ORDINAL}?"
     rf"(?:\s*(?:{'|'.join(_SCALES)})s?\b)*(?:[\x01\s]*(?:{_PERCENT}|{_UNITS}|{_MONEY}))?(?!\w)"
 )
 _LETTER = r"(?<![a-z\\])[a-z](?![a-z])"
@@ -140,7 +146,7 @@ _TERM = (
 )
 _OPERATOR = (
     r"\s*(?:\*\*?|[-+/]|\\(?:div|pm)(?![a-z])|(?<=\d):(?=\d))\s*|(?<=\d)\sx\s(?=\d)"
-    r"|\s(?:minus|plus|times|over|divided by)\s"
+    r"|\s(?:times|over|divided by)\s"
 )
 _RUN = re.compile(
     rf"{_EXPONENT}|(?P<run>(?<![\w^_])(?<!\d[.,])(?:[-+](?=[(\\])|{_NO_VALUE})?{_TERM}(?:(?:{_OPERATOR}|\s(?=\\))?{_TERM})*)",
@@ -148,10 +154,10 @@ _RUN = re.compile(
 )
 _STEP = 1000
 """Characters of a line that are searched at once: it bounds the time of the pattern."""
+_TEXT = r"\\text\{[^{}]*(?:\^\{-?\d\}[^{}]*)*\}(?:\s*\^\{-?[1-9]\})?"
 _BEHIND = re.compile(
-    rf"(?P<value>.*?[^\s(\[{{,=])\s*(?:(?P<circ>\^\{{\s*\\circ\s*\}})"
-    rf"|(?P<unit>(?:\\text\{{[^{{}}]*\}}|(?<![a-zA-Z\\])(?:(?:square|cubic)\s+)?(?:{_LONG_UNITS})s?)"
-    r"\s*(?:\^\{[23]\})?))"
+    rf"(?P<value>.*?[^\s(\[{{,=])\s*(?:(?P<circ>\^\{{\s*\\circ\s*\}})|(?P<unit>{_TEXT}(?:\s*/?\s*{_TEXT})*"
+    rf"|(?<![a-zA-Z\\])(?:(?:square|cubic)\s+)?(?:{_LONG_UNITS})s?(?:\s*\^\{{[23]\}})?))"
 )
 
 
@@ -181,7 +187,7 @@ def plain(text: str) -> str:
     """Write digits of every script, signs of mathematics and LaTeX spacing in one form, with single spaces."""
     if not text.isascii():
         text = _RAISED.sub(lambda m: "^{" + m[0].translate(_LOWERED) + "}", text)
-        text = _VULGAR.sub(lambda m: f"{m[1]} " + unicodedata.normalize("NFKC", m[2]), text)
+        text = _VULGAR.sub(lambda m: "\\frac{{{}}}{{{}}}".format(*unicodedata.normalize("NFKC", m[0]).split("⁄")), text)
         text = "".join(str(unicodedata.decimal(c)) if c.isdecimal() else c for c in text).translate(_SIGNS)
         text = re.sub(r"(\d)\u0305", r"\\overline{\1}", text).replace("}\\overline{", "")
         text = re.sub(r"\\sqrt\s*(\[3\])?\s*(\d+(?:\.\d+)?)", r"\\sqrt\1{\2}", text)
@@ -191,7 +197,9 @@ def plain(text: str) -> str:
         text = _SIZES.sub(lambda m: m[0] if m[0] == "\\\\" else "", text)
         text = _SPACES.sub(lambda m: m[0][:2] if m[0].startswith("\\\\") else " ", text)
         text = _OVER.sub(lambda m: f"\\{'frac' if m[2] == 'over' else 'binom'}{{{m[1]}}}{{{m[3]}}}", text)
-    return " ".join(text.split())
+    text = _LABEL.sub(lambda m: m[1] if m[1] and not m[2] else "", " ".join(text.split()))
+    text = _EMPHASIS.sub(r"\2", text.replace("`", " ").strip())
+    return _SIGN_WORDS.sub(lambda m: "-" if m[1].lower() in ("minus", "negative") else "+", text)
 
 
 def ungrouped(text: str) -> str:
@@ -249,12 +257,12 @@ def _parse(text: str, loose: bool) -> Number | None:
     match = _NUMBER.fullmatch(re.sub(rf"(?<=\d){_ORDINAL}$", "", text))
     if match is None or (match["sign"] and match["inner"]):
         return None
-    unit = _unit(match["rest"], attached=text[match.start("rest") - 1] != " ", loose=loose)
+    unit = unit_of(match["rest"], attached=text[match.start("rest") - 1] != " ", loose=loose)
     value = _value(match)
     if unit is None or value is None:
         return None
     name, scale, percent = unit
-    negative ^= (match["sign"] or match["inner"] or "").strip().lower() in ("-", "minus", "negative")
+    negative ^= (match["sign"] or match["inner"]) == "-"
     value *= -scale if negative else scale
     return Number(value=value, unit=_CURRENCIES.get(match["money"], name), percent=percent)
 
@@ -276,12 +284,12 @@ def without_unit(text: str) -> tuple[str, str]:
     match = _BEHIND.fullmatch(text)
     if match is None:
         return text, ""
-    words = "degree" if match["circ"] else re.sub(r"\\text\{([^{}]*)\}", r" \1 ", match["unit"]).strip()
-    unit = _unit(words, attached=False)
+    words = "degree" if match["circ"] else re.sub(r"\\text\{((?:[^{}]|\{-?\d\})*)\}", r" \1 ", match["unit"]).strip()
+    unit = unit_of(words, attached=False)
     return (match["value"], unit[0]) if unit is not None and unit[1] == 1 and unit[0] else (text, "")
 
 
-def _unit(text: str, *, attached: bool, loose: bool = False) -> tuple[str, int, bool] | None:
+def unit_of(text: str, *, attached: bool, loose: bool = False) -> tuple[str, int, bool] | None:
     """Parse the text after a number as (unit, factor, percent); None when it is no unit.
 
     A unit is a product of powers of its words in one order: m/s^2 and m s^-2 are "meter second^-2". Letters directly
@@ -347,13 +355,13 @@ def _flat(text: str) -> str:
         text = re.sub(r"\^?\s*\{?\s*\\circ\s*\}?", " degree ", text)
         text = _UNIT_FRACTION.sub(r"\1/\2", text)
         text = re.sub(r"\\(?:times|cdot)(?![a-zA-Z])", "*", text)
-    text = _CITATION.sub("", _EMPHASIS.sub(r"\2", text.replace("`", " ")))
+    text = _CITATION.sub("", text)
     text = re.sub(r"(?<=\d)\s*x\s*(?=10\s*(?:\^|\*\*))", "*", text)
     return _LATEX_FRACTION.sub(_as_quotient, _recurring_as(text, "{}/{}"))
 
 
 def _as_quotient(match: re.Match[str]) -> str:
-    joined = match.string[match.start() - 1 : match.start()] in ("-", "+", "(")
+    joined = match.string[match.start() - 1 : match.start()] in ("-", "+", "(", "\x01")
     quotient = f"{match[1] or match[2]}/{match[3] or match[4]}"
     return f" {quotient}" if not joined else f"({quotient})" if quotient[0] in "+-" else quotient
 
