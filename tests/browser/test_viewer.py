@@ -114,6 +114,24 @@ def test_runs_have_their_agents_their_results_and_the_settings_that_differ(tmp_p
     ]
 
 
+def test_parts_of_the_reward_are_drawn_and_an_evaluation_that_goes_on_is_marked(tmp_path: Path, view: Watch) -> None:
+    parts = {"reward/form/mean": 0.5, "reward/form/std": 0.1, "reward/right/mean": 0.2, "reward/right/mean/a": 0.2}
+    write_metrics(tmp_path / "one", 1, 2, **parts)
+    with (tmp_path / "one" / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps({"phase": "evaluation", "step": 0, "time": 1.0, "success": 0.5} | parts) + "\n")
+    write(tmp_path / "two" / "episodes.jsonl", *(make_episode(f"t/{i}") for i in range(3)))
+    plan = {"env": "math", "agent": "scripted:expert", "tasks": 4, "n": 2}
+    (tmp_path / "two" / "plan.json").write_text(json.dumps(plan))
+    shown = view(tmp_path)
+    page = shown.go("#/one/overview", ".chart")
+    assert texts(page, ".chart-title") == ["reward", "reward/form/mean", "reward/right/mean", "success", "loss"]
+    assert page.locator("main").inner_text().count("held-out") == 2, "a point of each part"
+    page = shown.go("#/two/overview", "section table")
+    row = page.locator("section table tbody tr").inner_text()
+    assert "not finished" in row and "3 of 8 planned" in row
+    assert page.locator(".cards .result").count() == 0, "it is no result yet"
+
+
 def test_groups_are_sorted_by_spread_and_lead_to_their_episodes(shown: Watched) -> None:
     page = shown.go("#/run/groups?phase=train")
     assert [text.split(" · ")[-1] for text in texts(page, ".group .meta")] == [

@@ -842,11 +842,12 @@ async def test_what_an_environment_says_besides_is_kept_for_the_record() -> None
             return [{"role": "user", "content": "?"}], {"place": "here", "pair": (1, 2)}
 
         async def step(self, action: Action) -> Any:
-            return [], 1.0, True, False, {"rewards": {"part": 1.0}, "tests": {"passed": 1}, "thing": object()}
+            return [], 1.0, True, False, {"rewards": {"part": 1.0, 0: 0.5}, "tests": {"passed": 1}, "thing": object()}
 
     episode = await play(Talkative)
     assert dict(episode.info) | {"thing": ""} == {"place": "here", "pair": [1, 2], "tests": {"passed": 1}, "thing": ""}
     assert episode.info["thing"].startswith("<object object")
+    assert episode.rewards == {"part": 1.0, "0": 0.5}
     assert Episode.from_json(episode.to_json()) == episode
 
 
