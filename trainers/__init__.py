@@ -9,6 +9,7 @@ from trainers.metrics.heartbeat import announce, options_of, quiet, trainer_of
 # time.
 if sys.argv[:1] == ["-m"] and trainer_of(sys.orig_argv):
     from forge_env.core.errors import UserError
+    from forge_env.utils.secret_values import masked_text
     from trainers.setup.packages import check_ours, missing
 
     try:
@@ -21,5 +22,5 @@ if sys.argv[:1] == ["-m"] and trainer_of(sys.orig_argv):
         check_command(trainer_of(sys.orig_argv).rpartition(".")[2], options_of(sys.orig_argv))
     except UserError as error:
         quiet()
-        print(f"error: {error}", file=sys.stderr)
+        print(masked_text(f"error: {error}"), file=sys.stderr)
         sys.exit(2)
