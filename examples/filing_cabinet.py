@@ -25,15 +25,15 @@ NAMES = ("tea", "ink", "rope", "salt", "wax", "tin", "cork", "yarn")
 
 
 class FilingCabinet(ToolEnv):
-    """Add up the amounts on two notes, and file the sum under a new name."""
+    """Find a note, and file its amount under a new name."""
 
     system_prompt = "Use the drawers. Say done when you are done."
 
     @classmethod
     def tasks(cls, split: str = "train", *, count: int, seed: int = 0) -> Sequence[Task]:
-        """Drawers and notes are drawn at random; the splits have other names for the sum."""
+        """Drawers and notes are drawn at random; copies have even numbers in training, and odd ones in other splits."""
         rng = random.Random(f"{split}/{seed}")
-        return [_make_task(rng, f"{split} sum {i}") for i in range(count)]
+        return [_make_task(rng, f"copy {rng.randrange(100, 1000, 2) + (split != 'train')}") for _ in range(count)]
 
     def setup(self) -> None:
         """Fill the drawers; it runs at the start of every episode, when `self.task` is set."""
@@ -42,13 +42,16 @@ class FilingCabinet(ToolEnv):
             self.drawers[drawer][note] = amount
 
     @tool(parallel=True)
-    def open_drawer(self, colour: str) -> list[str]:
-        """List the notes in a drawer.
+    def find_note(self, note: str) -> str:
+        """Say in which drawer a note is.
 
         Args:
-            colour: red, green, blue or grey
+            note: the name on it
         """
-        return sorted(self._drawer(colour))
+        for colour, notes in self.drawers.items():
+            if note in notes:
+                return colour
+        raise ValueError(f"there is no note {note!r} in any drawer")  # the model reads this
 
     @tool(parallel=True)
     def read_note(self, colour: str, note: str) -> int:
@@ -60,7 +63,7 @@ class FilingCabinet(ToolEnv):
         """
         drawer = self._drawer(colour)
         if note not in drawer:
-            raise ValueError(f"there is no note {note!r} in the {colour} drawer")  # the model reads this
+            raise ValueError(f"there is no note {note!r} in the {colour} drawer")
         return drawer[note]
 
     @tool
@@ -71,7 +74,7 @@ class FilingCabinet(ToolEnv):
 
     @reward
     def filed(self) -> float:
-        """The right sum under the right name, in any drawer: what counts is the cabinet, and not what was said."""
+        """The right amount under the right name, in any drawer: what counts is the cabinet, and not what was said."""
         wanted: dict[str, Any] = self.task.target
         return float(any(drawer.get(wanted["note"]) == wanted["amount"] for drawer in self.drawers.values()))
 
@@ -83,23 +86,16 @@ class FilingCabinet(ToolEnv):
 
     @staticmethod
     def expert(messages: list[Message]) -> Message:
-        """Open every drawer, read both notes, file the sum: from what the conversation shows and nothing else."""
+        """Find the note, read it, file its amount: from what the conversation shows and nothing else."""
         question = next(m["content"] for m in messages if m["role"] == "user")
-        first, second, target = re.findall(r'"([^"]+)"', question)
-        answers = [m["content"] for m in messages if m["role"] == "tool"]
-        if not answers:
-            return _calls(*(("open_drawer", {"colour": colour}) for colour in DRAWERS))
-        places = {
-            note: colour
-            for colour in DRAWERS
-            for note in (first, second)
-            if f'"{note}"' in answers[DRAWERS.index(colour)]
-        }
-        if len(answers) == len(DRAWERS):
-            return _calls(*(("read_note", {"colour": places[note], "note": note}) for note in (first, second)))
-        if len(answers) == len(DRAWERS) + 2:
-            total = sum(int(answer) for answer in answers[-2:])
-            return _calls(("file_note", {"colour": "grey", "note": target, "amount": total}))
+        name, target = re.findall(r'"([^"]+)"', question)
+        match [m["content"] for m in messages if m["role"] == "tool"]:
+            case []:
+                return _call("find_note", note=name)
+            case [colour]:
+                return _call("read_note", colour=colour, note=name)
+            case [_, amount]:
+                return _call("file_note", colour="grey", note=target, amount=int(amount))
         return {"role": "assistant", "content": "done"}
 
     def _drawer(self, colour: str) -> dict[str, int]:
@@ -111,18 +107,17 @@ class FilingCabinet(ToolEnv):
 def _make_task(rng: random.Random, target: str) -> Task:
     names = rng.sample(NAMES, 5)
     notes = [[rng.choice(DRAWERS), name, rng.randint(10, 99)] for name in names]
-    amounts = {name: amount for _, name, amount in notes}
-    question = f'Add the amounts on the notes "{names[0]}" and "{names[1]}", and file the sum as "{target}".'
+    question = f'Copy the amount on the note "{names[0]}" to a new note "{target}".'
     return Task(
         prompt=({"role": "user", "content": question},),
-        target={"note": target, "amount": amounts[names[0]] + amounts[names[1]]},
+        target={"note": target, "amount": notes[0][2]},
         metadata={"notes": notes},
     )
 
 
-def _calls(*calls: tuple[str, dict[str, Any]]) -> Message:
-    functions = [{"type": "function", "function": {"name": name, "arguments": arguments}} for name, arguments in calls]
-    return {"role": "assistant", "content": "", "tool_calls": functions}
+def _call(name: str, **arguments: Any) -> Message:
+    function = {"name": name, "arguments": arguments}
+    return {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": function}]}
 
 
 async def main() -> None:

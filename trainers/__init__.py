@@ -12,6 +12,7 @@ if sys.argv[:1] == ["-m"]:
         import importlib.util
 
         from forge_env.core.errors import UserError
+        from forge_env.utils.secret_values import masked_text
         from trainers.setup.packages import check_ours, missing
 
         try:
@@ -24,5 +25,5 @@ if sys.argv[:1] == ["-m"]:
             check_command(trainer_of(sys.orig_argv).rpartition(".")[2], options_of(sys.orig_argv))
         except UserError as error:
             quiet()
-            print(f"error: {error}", file=sys.stderr)
+            print(masked_text(f"error: {error}"), file=sys.stderr)
             sys.exit(2)

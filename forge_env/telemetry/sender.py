@@ -15,11 +15,11 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Self
-from urllib.parse import urlsplit
 
 from forge_env.core.episode import Episode
 from forge_env.core.errors import UserError
 from forge_env.telemetry.spans import SCHEMA_URL, Source, Span, episode_spans
+from forge_env.utils.secret_values import masked_text
 
 MODES = ("off", "spans", "messages")
 """Whether spans are sent, and whether with the texts of messages, arguments and results."""
@@ -157,7 +157,7 @@ class SpanSender:
         )
         provider.add_span_processor(Collect())
         exporter = OTLPSpanExporter()
-        self._collector = _without_secrets(str(getattr(exporter, "_endpoint", "")))
+        self._collector = masked_text(str(getattr(exporter, "_endpoint", "")))
         self._exporter = exporter
         return exporter, provider.get_tracer("forge_env", schema_url=SCHEMA_URL), ended
 
@@ -221,10 +221,3 @@ def _is_installed() -> bool:
         return all(importlib.util.find_spec(name) is not None for name in names)
     except ModuleNotFoundError:
         return False
-
-
-def _without_secrets(url: str) -> str:
-    """A URL without user, password and query."""
-    parts = urlsplit(url)
-    port = f":{parts.port}" if parts.port else ""
-    return f"{parts.scheme}://{parts.hostname or ''}{port}{parts.path}"

@@ -23,7 +23,7 @@ FILE = "secrets.json"
 _SHORTEST = 4  # a shorter value is masked where it stands, but not in sentences, which it would garble
 
 _SECRET = re.compile(
-    "passwords?|passwd|passphrase|passcode|pwd?|secrets?|credentials?|authorization|auth|bearer|cookies?|jwt|dsn|"
+    "passwords?|passwd|passphrase|passcode|pwd?|secrets?|credentials?|authorization|bearer|cookies?|jwt|dsn|"
     "apikeys?|secretkey|privatekey|accesskey|authkey|authtoken|accesstoken|apitoken"
 )
 _ACCESS = re.compile("api|access|auth|secret|private|bearer|refresh|session|encryption|signing|ssh")
@@ -40,8 +40,8 @@ _OF_TEXT = re.compile(
     "output|pad|per|prompt|reserved|sep|special|start|stop|think|thinking|thought|total|unk"
 )
 """Before "token": a piece of text."""
-_MODES = {"none", "basic", "bearer", "digest", "oauth", "oauth2"}
-"""Values of a setting such as `auth` that are no secrets."""
+_LOGIN = re.compile(r"[^:/=\s]+:[^/\s]+")
+"""A user and a password, as the value of a setting `auth`, which may also say how."""
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
 _REFERENCE = re.compile(r"(?:\w+ )?\$(?:\{\w+\}|\w+)")
 _PARAMETERS = {"key", "sig", "signature"}
@@ -101,9 +101,8 @@ def masked(value: Any, path: Sequence[Any] = ()) -> Any:
         return [masked(item, (*path, number)) for number, item in enumerate(value)]
     names = [name for name in path if isinstance(name, str)]
     if isinstance(value, str) and value and HIDDEN not in value:
-        is_reference = value in os.environ or _REFERENCE.fullmatch(value) or value.lower() in _MODES
-        if any(map(is_secret_name, names)):
-            return value if is_reference else _hide(value)
+        if any(map(is_secret_name, names)) or (names and names[-1].endswith("auth") and _LOGIN.fullmatch(value)):
+            return value if _is_reference(value) else _hide(value)
         return _masked_setting(value)
     is_number = isinstance(value, int) and not isinstance(value, bool)
     return HIDDEN if is_number and names and is_secret_name(names[-1]) else value
@@ -191,6 +190,11 @@ def _masked_setting(text: str) -> str:
     return text
 
 
+def _is_reference(value: str) -> bool:
+    """Whether a text names environment variables in the place of a secret."""
+    return (value.isidentifier() and value in os.environ) or bool(_REFERENCE.fullmatch(value))
+
+
 def _hide(secret: str) -> str:
     if len(secret) >= _SHORTEST:
         _known.add(secret)
@@ -210,7 +214,7 @@ def _hide_match(match: re.Match[str]) -> str:
 
 def _hide_named(match: re.Match[str]) -> str:
     value = match["value"]
-    if HIDDEN in value or not is_secret_name(match["name"]) or _REFERENCE.fullmatch(value.strip("'\"")):
+    if HIDDEN in value or not is_secret_name(match["name"]) or _is_reference(value.strip("'\"")):
         return match[0]
     start = match.start("value") - match.start()
     return match[0][:start] + _hide(value) + match[0][start + len(value) :]

@@ -52,6 +52,7 @@ NO_SECRETS: dict[str, Any] = {
     "secrets": ["THE_VARIABLE"],
     "Authorization": "Bearer ${THE_VARIABLE}",
     "auth": "basic",
+    "auths": {"auth": ["api.example.com/Authorization=THE_VARIABLE", "127.0.0.1:80/x-token=THE_VARIABLE"]},
     "api_key": "",
     "is_secret": True,
     "agent": "openai:gpt-4@http://127.0.0.1:8000/v1",

@@ -48,17 +48,20 @@ def plan_of(*arguments: str, algorithm: Algorithm = GRPO) -> RunPlan:
     return make_plan(read_config(algorithm.config, [f"--env={CABINET}", *arguments]), algorithm)
 
 
-def test_default_limits_are_what_the_expert_needs() -> None:
+def test_default_limits_are_what_the_expert_needs(tmp_path: Path) -> None:
     plan = plan_of()
-    assert (plan.limits.max_turns, plan.limits.max_turn_tokens, plan.limits.max_tokens) == (4, 64, 512)
+    assert (plan.limits.max_turns, plan.limits.max_turn_tokens, plan.limits.max_tokens) == (4, 32, 512)
     said = [text for name, text in describe_plan(plan) if name == "defaults"]
-    assert any("env.max_turns 4, env.max_turn_tokens 64 (what the expert of" in text for text in said)
+    assert any("env.max_turns 4 (what the expert of" in text for text in said)
+    (tmp_path / "long.py").write_text(SLOW.replace("time.sleep(2)", "pass"))
+    limits = make_plan(read_config(GRPO.config, [f"--env={tmp_path}/long.py:Slow"]), GRPO).limits
+    assert (limits.max_turns, limits.max_turn_tokens) == (3, 160)
     given = plan_of(GIVEN)
     assert (given.limits.max_turns, given.limits.max_turn_tokens) == (8, 512), "there is room"
     assert plan_of("--env.max_turn_tokens=40").limits.max_turn_tokens == 40
     whole = plan_of(algorithm=DAPO).objective
     assert whole is not None and whole.reward.addition is not None
-    assert whole.reward.addition.__self__.length == 4 * 64  # type: ignore[attr-defined]
+    assert whole.reward.addition.__self__.length == 4 * 32  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("arguments", [[], [GIVEN, "--warmup.steps=5"]])
