@@ -36,15 +36,10 @@ _ONE_LETTER = frozenset("hmsglLNJWV")
 """Units that may stand directly behind a number in an answer: 5h. In a target 5t and 3m are algebra."""
 _POWERS = {"square": 2, "sq": 2, "cubic": 3, "cu": 3}
 _POWERS_BEHIND = {"squared": 2, "cubed": 3}
-_JOINING = ("or", "and", "to", "not", "nor", "but", "versus", "vs", "is", "are", "maybe", "either")
-_OPERATIONS = (
-    "plus", "minus", "times", "over", "divided", "modulo", "mod", "squared", "cubed", "factorial", "root", "power",
-    "choose", "negative",
-)  # fmt: skip
-_FRACTIONS = ("halves", "thirds", "fifths", "tenths", "hundredths", "thousandths")
-_SYMBOLS = ("pi", "infinity", "inf", "infty", "sqrt", "sin", "cos", "tan", "cot", "log", "ln", "exp", *"eixyz")
-_NO_UNITS = frozenset((*_JOINING, *_OPERATIONS, *_FRACTIONS, *_SYMBOLS))
-
+_OTHER_WORDS = """or and to not nor but versus vs is are maybe either plus minus times over divided modulo mod squared
+    cubed factorial root power choose negative halves thirds fifths tenths hundredths thousandths pi infinity inf infty
+    sqrt sin cos tan cot log ln exp e i x y z"""
+_NO_UNITS = frozenset(_OTHER_WORDS.split())
 
 _GROUPED = re.compile(r"(?<![\d.,])[1-9]\d{0,2}(?:,\d{3})+(?!,?\d)", re.ASCII)
 _SPACED = r"(?: \d{3})+(?!,?\d|\s*/)"
@@ -145,7 +140,7 @@ _TERM = (
     r"(?:!(?=\s*[\x01)*/]))?"
 )
 _OPERATOR = (
-    r"\s*(?:\*\*?|[-+/]|\\(?:div|pm)(?![a-z])|(?<=\d):(?=\d))\s*|(?<=\d)\sx\s(?=\d)"
+    r"\s*(?:\*\*?|[-+/≈]|\\(?:div|pm|approx)(?![a-z])|(?<=\d):(?=\d))\s*|(?<=\d)\sx\s(?=\d)"
     r"|\s(?:times|over|divided by)\s"
 )
 _RUN = re.compile(
@@ -299,6 +294,7 @@ def unit_of(text: str, *, attached: bool, loose: bool = False) -> tuple[str, int
         return "", 1, True
     if text in _CURRENCIES:
         return _CURRENCIES[text], 1, False
+    text = re.sub(r"/\s*\(([^()/]*)\)", lambda m: "/" + "/".join(re.split(r"[*\s]+", m[1].strip())), text)
     exponents, factor, direction, raised, last = Counter[str](), 1, 1, "", ""
     place = 0
     while place < len(text):
@@ -354,8 +350,10 @@ def _flat(text: str) -> str:
         text = _FORMAT.sub(r" \1 ", text).replace("\\%", "%")
         text = re.sub(r"\^?\s*\{?\s*\\circ\s*\}?", " degree ", text)
         text = _UNIT_FRACTION.sub(r"\1/\2", text)
+        text = re.sub(r"(?<=[\d ])\{\s*([a-zA-Z /*^\d-]*[a-zA-Z])\s*\}", r" \1 ", text)  # {\rm cm}
         text = re.sub(r"\\(?:times|cdot)(?![a-zA-Z])", "*", text)
     text = _CITATION.sub("", text)
+    text = re.sub(r"(?:\\mu\s|[µμ])\s*(?=[a-zA-Z])", " micro ", re.sub(r"(?<=[\d ])(?:\\Omega|Ω)", " ohm", text))
     text = re.sub(r"(?<=\d)\s*x\s*(?=10\s*(?:\^|\*\*))", "*", text)
     return _LATEX_FRACTION.sub(_as_quotient, _recurring_as(text, "{}/{}"))
 
@@ -377,7 +375,7 @@ def last_number(text: str) -> str | None:
     for line in reversed(text.splitlines()):
         for end in range(len(line), 0, -_STEP):
             start = max(0, end - 2 * _STEP)
-            matches = _RUN.finditer(_flat(line[start:end]))
+            matches = _RUN.finditer(_flat(line[start:end]).replace("\\{", "{").replace("\\}", "}"))
             runs = [match["run"] for match in matches if match["run"] and (match.start() or not start)]
             runs = [run for run in runs if re.search(r"\d", re.sub(_EXPONENT, "", run, flags=re.IGNORECASE))]
             if runs:

@@ -236,7 +236,7 @@ def _same(text: str, gold: str | None) -> bool:
 def _uses_numbers(answer: str, entry: dict[str, Any]) -> float:
     """Return 1 for arithmetic that has each of the given numbers once, no other number, and the target as its value."""
     try:
-        tree = ast.parse(answer.strip(), mode="eval").body
+        tree = ast.parse(answer.strip().removesuffix("."), mode="eval").body
         numbers: list[Any] = [node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)]
         if any(type(number) is not int for number in numbers) or sorted(numbers) != sorted(
             entry["metadata"]["numbers"]
@@ -261,7 +261,7 @@ def _is_probability(answer: str, entry: dict[str, Any]) -> float:
     """Return 1 for the probability, as a decimal or a fraction, with an error of at most 0.0001 and 1%."""
     gold = Fraction(entry["answer"])
     try:
-        return float(abs(Fraction(answer.strip()) - gold) <= min(Fraction(1, 10_000), gold / 100))
+        return float(abs(Fraction(answer.replace(",", "").strip()) - gold) <= min(Fraction(1, 10_000), gold / 100))
     except (ValueError, ZeroDivisionError):
         return 0.0
 
@@ -269,10 +269,8 @@ def _is_probability(answer: str, entry: dict[str, Any]) -> float:
 def _is_one_number(answer: str, entry: dict[str, Any]) -> float:
     """Return 1 for a text with the right number as its only one, and no arithmetic; it may have words and units."""
     answer = answer.replace("\u2212", "-")  # the minus sign of mathematics, which models write
-    numbers = _ONE_NUMBER.findall(answer)
-    if len(numbers) != 1 or _ARITHMETIC.search(answer):
-        return 0.0
-    return float(Fraction(numbers[0].replace(",", "").rstrip(".")) == Fraction(entry["answer"]))
+    numbers = {Fraction(text.replace(",", "").rstrip(".")) for text in _ONE_NUMBER.findall(answer)}
+    return float(numbers == {Fraction(entry["answer"])} and not _ARITHMETIC.search(answer))
 
 
 def _gold(entry: dict[str, Any]) -> str | None:
@@ -288,6 +286,7 @@ def _guarded(read: Callable[..., Any]) -> Callable[..., Any]:
     """Return sympy's `parse_expr`, restricted to arithmetic, common functions and names of one letter."""
 
     def parse_expr(text: str, *args: Any, **kwargs: Any) -> Any:
+        text = text[1:-1] if text[:1] == text[-1:] and text[:1] in ("'", '"') else text
         words = _WORD.findall(text)
         if len(text) > MAX_FORMULA or not _FORMULA.fullmatch(text):
             raise ValueError("not a formula")

@@ -161,7 +161,7 @@ def test_scorers_pay_for_right_answers_only(name: str, probes: list[str]) -> Non
         (
             [3, 3, 8, 8],
             24,
-            ["8/(3 - 8/3)", "8 / (3-8/3)"],
+            ["8/(3 - 8/3)", "8 / (3-8/3)", "8/(3 - 8/3)."],
             ["8*3", "24", "8*3*8/8 + 3 - 3", "(8//3)*8 + 8*3", "33 - 8 - 8"],
         ),
         ([5, 1], 4, ["5 - 1", "-1 + 5", "(5-1)"], ["5 + -1 + 0", "5.0 - 1", "4", "5 - True", "lambda: 4", "5-1=4", ""]),
@@ -178,7 +178,7 @@ def test_arithmetic_with_given_numbers(numbers: list[int], target: int, right: l
     [
         (
             "5",
-            ["5 km", "**5**", "+5", "5/day", "5-hour", "$5.", "`5`", "x = 5"],
+            ["5 km", "**5**", "+5", "5/day", "5-hour", "$5.", "`5`", "x = 5", "5 = 5"],
             ["5^n", "x^5", "5*x", "1e5", "2*5", "x+5"],
         ),
         ("-5", ["\u22125", "**-5**", "is -5."], ["5", "x-5", "10-5"]),
@@ -251,6 +251,7 @@ def test_what_a_model_writes_is_not_run(name: str, tmp_path: Path) -> None:
 
 def test_an_integral_is_not_its_own_answer() -> None:
     [task] = draw("simple_integration", count=1)
+    assert score(task, f'"{task.target}"') == 1.0
     integrand = task.prompt[0]["content"].split("∫ ")[-1].split(" dx")[0] if "∫" in task.prompt[0]["content"] else "x"
     assert score(task, f"Integral({integrand}, x)") == 0.0
 
