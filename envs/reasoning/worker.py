@@ -198,7 +198,7 @@ def _config(config_class: type, values: dict[str, Any]) -> Any:
 def _scored(dataset: Any, entry: dict[str, Any], answer: str) -> dict[str, Any]:
     try:
         score = _number(_score_of(dataset, entry, answer))
-        return {"score": 1.0 if math.isclose(score, 1.0) else PARTIAL_SHARE * score}  # it may be a sum of floats
+        return {"score": score if score == 1.0 else PARTIAL_SHARE * score}
     except (Exception, RecursionError, MemoryError) as error:
         return {"raised": f"{type(error).__name__}: {error}"[:500]}
 
