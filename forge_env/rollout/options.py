@@ -58,10 +58,11 @@ def convert_option(env: str, name: str, value: Any, kind: Any) -> Any:
     Raises:
         UserError: when the text does not fit the type.
     """
-    if isinstance(value, Mapping):
+    if type(value) is dict:
         kinds = [kind, *typing.get_args(kind)]  # of a union
         of_entry = next((typing.get_args(one)[1] for one in kinds if typing.get_origin(one) in (dict, Mapping)), Any)
-        return {key: convert_option(env, f"{name}.{key}", entry, of_entry) for key, entry in value.items()}
+        if of_entry is not Any:
+            return {key: convert_option(env, f"{name}.{key}", entry, of_entry) for key, entry in value.items()}
     if not isinstance(value, str) or kind in (Any, str):
         return value
     try:

@@ -29,7 +29,7 @@ _SECRET = re.compile(
 _ACCESS = re.compile("api|access|auth|secret|private|bearer|refresh|session|encryption|signing|ssh")
 """Before "keys" and "tokens", which mean other things without it."""
 _OF_DATA = re.compile(
-    "answer|any|audio|cache|chosen|column|config|data|dataset|dict|each|example|field|fn|foreign|function|group|hot|"
+    "answer|any|audio|cache|chosen|column|config|data|dataset|dict|each|example|field|fn|foreign|function|group|hot|idempotency|"
     "image|index|input|item|json|label|lookup|main|map|messages?|metric|output|partition|primary|problem|prompt|"
     "public|query|question|record|rejected|response|reward|row|sample|score|short|solution|sort|target|task|text|"
     "tool|video"

@@ -21,7 +21,7 @@ PAGE = Path(__file__).parents[3] / "docs" / "coming_from.md"
 
 
 def test_every_name_leads_to_one_setting() -> None:
-    assert [name for name in OUR_NAMES if name.replace(ALGORITHM, "grpo") not in OURS] == []
+    assert [name for name in OUR_NAMES if name and name.replace(ALGORITHM, "grpo") not in OURS] == []
     assert {name for name, count in Counter(names_of_others()).items() if count > 1} == set(
         OUR_NAMES["sft.epochs"].split()
     )
@@ -53,6 +53,8 @@ def test_an_option_of_another_library_is_understood(name: str, ours: str) -> Non
 
 
 def test_supervised_training_has_epochs_and_no_groups() -> None:
+    with pytest.raises(UserError, match="no option --top_k; --help"):
+        parse(Config, ["--top_k", "5"], SHORT_OPTIONS)
     with pytest.raises(UserError, match=r"did you mean --sft\.epochs"):
         parse(SFT.config, ["--num_train_epochs", "5"], SHORT_OPTIONS)
     with pytest.raises(UserError, match="no option --num_generations; --help"):

@@ -17,7 +17,7 @@ OUR_NAMES = {
     "dataset.split": "dataset_split prompt_split train_split dataset_train_split",
     "dataset.tasks": "num_examples max_samples train_max_samples num_train_examples num_tasks max_train_samples",
     "dataset.held_out": "num_eval_examples val_max_samples eval_max_samples max_eval_samples",
-    "env.name": "environment env_id environment_id env_name env.id vf_env_id environment_factory",
+    "env.name": "environment environment.id env_id environment_id env_name env.id vf_env_id environment_factory",
     "env.options": "env_args environment_args environment.args env_kwargs",
     "env.max_turns": "max_assistant_turns multi_turn.max_turns max_tool_calling_iterations max_steps_per_episode",
     "env.max_turn_tokens": """max_completion_length max_new_tokens max_response_length generate_max_len response_length
@@ -91,19 +91,22 @@ OUR_NAMES = {
     "parallelism.context_parallel_degree": "ulysses_sequence_parallel_size ring_attn_size cp context_parallel_size",
     "parallelism.data_parallel_shard_degree": "fsdp_size dp_shard zero_stage",
     "parallelism.expert_parallel_degree": "expert_model_parallel_size ep expert_parallel_size",
-    "evaluation.interval": "eval_steps test_freq eval_interval eval_freq eval_every",
+    "evaluation.interval": "eval_steps test_freq eval_interval eval_freq eval_every eval_strategy",
     "evaluation.n": "eval_n_samples_per_prompt val_kwargs.n eval_rollouts_per_example num_generations_eval",
     "evaluation.temperature": "eval_temperature val_kwargs.temperature",
     "evaluation.top_p": "val_kwargs.top_p eval_top_p",
-    "checkpoint.interval": "save_steps save_freq save_interval ckpt.interval checkpoint_interval save_every",
+    "checkpoint.interval": "save_steps save_freq save_interval ckpt.interval save_every save_strategy",
     "checkpoint.keep_last": "save_total_limit max_ckpt_num max_actor_ckpt_to_keep ckpt.keep",
     "metrics.wandb": "report_to use_wandb wandb trainer.logger log_with wandb_mode",
     "metrics.wandb_project": "wandb_project project_name project wandb.project",
     "metrics.wandb_name": "run_name experiment_name wandb_run_name exp_name wandb.name",
     "metrics.tensorboard": "use_tensorboard tensorboard_dir logging_dir",
+    "": """top_k min_p repetition_penalty num_iterations ppo_epochs gamma lam lambd critic_learning_rate critic_warmup
+        sync_ref_model reward_weights per_device_eval_batch_size hub_model_id logging_steps mask_truncated_completions
+        lora_dropout optim adam_beta1 adam_beta2 dataset_text_field load_in_4bit trust_remote_code value_clip""",
 }
 """Our name -> the names of others, with as many parts from the right as tell them apart. Of several that lead to ours
-the first counts that a run has: reinforcement learning has no epochs."""
+the first counts that a run has: reinforcement learning has no epochs. Nothing here does what the last ones do."""
 
 
 def names_of_others() -> list[str]:

@@ -161,18 +161,19 @@ class _Settings:
     def _nearest(self, dotted: str) -> str:
         """The setting that is meant by an unknown name, or ""."""
         choices, leaf = [*self._short, *self._kinds, *self._sections], dotted.rpartition(".")[2]
+        if (ours := our_name(dotted, self._algorithm, self._kinds)) or leaf in names_of_others():
+            return ours and f"--{ours}"
         usual = ("training", self._algorithm, "env")  # of several sections that have such a setting
         kinds = sorted(self._kinds, key=lambda name: name.partition(".")[0] not in usual)
         leaves = {name.rpartition(".")[2]: name for name in reversed(kinds)}
         same = [name for name in kinds if name.rpartition(".")[2] == leaf]
         near = next(iter(get_close_matches(leaf, [*leaves, *names_of_others()], 1, 0.8)), "")
         tries = (
-            [our_name(dotted, self._algorithm, self._kinds)],
             same[: leaf == dotted],
             get_close_matches(dotted, choices, 1, 0.8),
             get_close_matches(dotted, same, 1, 0.0),
             [leaves.get(near) or our_name(near, self._algorithm, self._kinds)],
-            get_close_matches(dotted, choices, 1, 0.6) if leaf not in names_of_others() else (),
+            get_close_matches(dotted, choices, 1, 0.6),
         )
         name = next((name for names in tries for name in names if name), "")
         return f"the section {name}" if self.dotted(name) in self._sections else name and f"--{name}"
