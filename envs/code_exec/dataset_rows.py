@@ -46,8 +46,8 @@ class Shape:
 def task_of(row: Row, *, question: str = "", tests: str = "", kind: str = "") -> Task:
     """Make a task of a row, of the kind in its column `kind`.
 
-    `question` and `tests` name their columns, or fields in them, where the row has no known shape. By default they are
-    those of verl's rows.
+    `question` and `tests` name their columns, or fields in them, where the row has no known shape. By default the
+    names are verl's.
 
     Raises:
         BadRow: its format is unknown, it cannot be read, it has no tests, or its asserts are more than calls with

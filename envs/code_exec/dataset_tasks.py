@@ -22,8 +22,8 @@ def load_tasks(
 ) -> DataTasks:
     """Load `count` tasks; the same seed gives the same ones in the same order.
 
-    Rows without tests are left out, and those whose asserts are more than calls with fixed results. So are tests whose
-    expected value is too large for a sandbox to hand back.
+    Rows without tests are left out, and rows with asserts that are more than calls with fixed results. So are tests
+    with an expected value that is too large for a sandbox to hand back.
 
     Args:
         source: a file, or a hub id; see `forge_env.data.rows.open_data` and `envs.data_tasks.data_tasks`.

@@ -94,8 +94,8 @@ class CodeExec(ToolEnv):
                 explore.
             data: a file or a hub id, with rows in the format of HumanEval, MBPP, APPS, LiveCodeBench or verl; see
                 `envs.code_exec.dataset_tasks.load_tasks`.
-            question: the column of `data` with the question, and
-            tests: the one with the tests, for rows in another format.
+            question: the column of `data` with the question, for rows in another format.
+            tests: the column with the tests, likewise.
             kind: the column of `data` with the kind of a problem, such as its difficulty; by default "kind", if there
                 is one.
             streaming: read no more rows of `data` than are needed.

@@ -31,7 +31,7 @@ COMPARE = "agents.chat.rendering_check:compare_rendering"
 GREEDY = "greedy"
 """The folder of the attempts at temperature 0, inside of the evaluation's, and the name of their figure."""
 _FAILURES, _LATER_FAILURES = 4, 64
-"""So many faults of an endpoint in a row end an evaluation: from its first episode on, and after an answer."""
+"""Faults of an endpoint in a row that end an evaluation: from its first episode on, and after an answer."""
 Progress = Callable[[int, "Episode | None"], None]
 """Called with the number of attempts, and each episode that was read or run; None before the first one. The greedy
 attempts come after all others, and begin anew."""

@@ -21,7 +21,7 @@ from forge_env.runtime.calls import answers
 from forge_env.runtime.calls.answers import is_service_error, quietly, unless_gone, within
 from forge_env.runtime.calls.handle import CALLER
 from forge_env.runtime.hosts import Hosts
-from forge_env.runtime.process.children import is_reaped, kill_children
+from forge_env.runtime.process.children import end_processes, is_reaped, kill_children, processes_with
 from forge_env.runtime.process.monarch_files import open_monarch, remove_what_monarch_left
 from forge_env.runtime.process.network import LOOPBACK
 from forge_env.runtime.process.ranks import AllRanks, RankRendezvous, log_of_rank
@@ -357,6 +357,8 @@ class Launcher:
         for pidfd in list(self._watched):
             asyncio.get_running_loop().remove_reader(pidfd)
             os.close(pidfd)
+        # A replica that was starting is not watched yet; without its folder it would make another one.
+        await asyncio.to_thread(end_processes, processes_with(f"TMPDIR={self._temp}"))
         await self._reap(self._pids)
         if self._failure is not None and not self._failure.cancel() and not self._failure.cancelled():
             self._failure.exception()  # retrieved; otherwise asyncio would log it if no work was guarded

@@ -22,6 +22,7 @@ from trainers.config import RunConfig
 from trainers.grpo import GRPO, Config
 from trainers.run import run_folder
 from trainers.run.run_folder import claim_folder, new_folder
+from trainers.setup.checks.output_folder import clear
 from trainers.setup.checks.resume_checks import check_fits, checkpoint_of, locked
 from trainers.setup.options.read_config import read_config
 from trainers.setup.plan import make_plan
@@ -216,6 +217,40 @@ def test_a_folder_that_holds_a_run_is_refused_and_the_way_on_is_named(tmp_path: 
     with pytest.raises(UserError, match="is not empty.*--resume"):
         claim_folder(str(tmp_path))
     assert claim_folder(str(tmp_path / "a/new")) == [tmp_path / "a/new", tmp_path / "a"]
+
+
+METRICS = '{"phase": "warmup", "step": 3, "time": 1.0}\n'
+
+
+@pytest.mark.parametrize(
+    ("files", "is_its_own"),
+    [
+        ({}, True),
+        ({"console.jsonl": "", "logs/envs.log": "", "initial_model/config.json": "{}"}, True),
+        ({"console.jsonl": "", "metrics.jsonl": METRICS, "episodes/warmup.jsonl": ""}, True),
+        ({"console.jsonl": "", "metrics.jsonl": METRICS.replace("warmup", "train")}, False),
+        ({"console.jsonl": "", "metrics.jsonl": METRICS[:9]}, False),
+        ({"console.jsonl": "", "checkpoints/step_000001/forge_env.json": "{}"}, False),
+        ({"console.jsonl": "", "summary.json": "{}"}, False),
+        ({"console.jsonl": "", "notes.txt": "mine"}, False),
+        ({"logs/mine.log": ""}, False),
+        ({"report.html": "mine"}, False),
+    ],
+)
+def test_the_folder_of_a_run_that_trained_nothing_is_free(
+    tmp_path: Path, files: dict[str, str], is_its_own: bool
+) -> None:
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    if not is_its_own:
+        with pytest.raises(UserError, match="is not empty"):
+            claim_folder(str(tmp_path))
+        return
+    assert claim_folder(str(tmp_path)) == []
+    (tmp_path / "notes.txt").write_text("mine")  # while the run begins
+    clear(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
 
 
 def test_runs_that_begin_in_the_same_second_have_folders_of_their_own(

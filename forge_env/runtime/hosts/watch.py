@@ -12,25 +12,23 @@ import asyncio
 import os
 import select
 import shutil
-import signal
 import socket
 import tempfile
 import threading
 import time
-from collections.abc import Iterable
 from pathlib import Path
 
 from monarch.actor import Actor, concurrent_endpoint
 
 from forge_env.core.errors import ServiceError
 from forge_env.runtime.hosts.info import HostInfo
+from forge_env.runtime.process.children import end_processes, kill, pidfd_of, processes_with
 from forge_env.runtime.process.network import LOOPBACK, interface_of, own_address
 from forge_env.utils.exits import exit_code
 from forge_env.utils.owners import is_mine
 
 NEWS_S = 1.0  # how long `news` waits for a death
 CODE_S = 0.5
-END_S = 3.0  # a killed process is gone within it; below `HostSettings.silence_seconds`, which the controller waits
 
 
 class HostWatch(Actor):
@@ -111,7 +109,7 @@ class HostWatch(Actor):
     async def kill(self, pid: int) -> None:
         """End a process that is watched, and wait for its end."""
         if pid in self._watched:
-            await asyncio.to_thread(_end, [pid])
+            await asyncio.to_thread(end_processes, [pid])
 
     @concurrent_endpoint
     async def news(self) -> dict[int, int | None]:
@@ -135,33 +133,21 @@ class HostWatch(Actor):
     def _keep_lease(self) -> None:
         """Wait, in a thread of its own, for the end of the lease, of the host's program or of a controller on this
         machine."""
-        parents = [_pidfd(pid) for pid in (self._host_pid, self._controller_pid) if pid]
+        parents = [pidfd_of(pid) for pid in (self._host_pid, self._controller_pid) if pid]
         while (left := self._lease_ends - time.monotonic()) > 0:
             if select.select(parents, [], [], left)[0]:
                 break
         self._clean_up()
         if self._job_folder:
             shutil.rmtree(self._job_folder, ignore_errors=True)
-            _kill(self._host_pid)
+            kill(self._host_pid)
         os._exit(1)
 
     def _clean_up(self) -> None:
-        _end(_processes_with(f"TMPDIR={self._temp}"))  # before the folders are removed: these processes write to them
+        end_processes(
+            processes_with(f"TMPDIR={self._temp}")
+        )  # before the folders are removed: these processes write to them
         shutil.rmtree(self._temp, ignore_errors=True)
-
-
-def _processes_with(variable: str) -> list[int]:
-    """Every other process that was started with this environment variable."""
-    pids = []
-    for folder in Path("/proc").iterdir():
-        if folder.name.isdigit() and int(folder.name) != os.getpid():
-            try:
-                environ = (folder / "environ").read_bytes()
-            except OSError:  # it ended meanwhile, or is another user's
-                continue
-            if variable.encode() in environ.split(b"\0"):
-                pids.append(int(folder.name))
-    return pids
 
 
 def _logs_of_this_user() -> Path:
@@ -175,36 +161,3 @@ def _logs_of_this_user() -> Path:
     if logs.is_symlink() or not is_mine(logs.lstat()):
         raise ServiceError(f"{logs}, the folder for logs of this host, is another user's: remove it, or set TMPDIR")
     return logs
-
-
-def _pidfd(pid: int) -> int:
-    """A descriptor that becomes readable when the process ends."""
-    try:
-        return os.pidfd_open(pid)
-    except ProcessLookupError:  # it has ended; this file's descriptor is readable too
-        return os.open(os.devnull, os.O_RDONLY)
-
-
-def _end(pids: Iterable[int]) -> None:
-    """Kill processes, and wait for their ends, END_S at most: a process may hang in a disk or a GPU."""
-    ends = select.poll()
-    left = set()
-    for pid in pids:
-        left.add(pidfd := _pidfd(pid))
-        ends.register(pidfd, select.POLLIN)
-        _kill(pid)
-    deadline = time.monotonic() + END_S
-    while left and (seconds := deadline - time.monotonic()) > 0:
-        for pidfd, _ in ends.poll(seconds * 1000):
-            ends.unregister(pidfd)
-            left.remove(pidfd)
-            os.close(pidfd)
-    for pidfd in left:
-        os.close(pidfd)
-
-
-def _kill(pid: int) -> None:
-    try:
-        os.kill(pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass

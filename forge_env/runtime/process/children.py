@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
 import time
 from collections.abc import Iterable, Iterator
@@ -10,6 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 _GROUP_SECONDS = 5.0
+END_S = 3.0  # a killed process is gone within it; below `HostSettings.silence_seconds`, which the controller waits
 
 
 def kill_children(pids: Iterable[int]) -> None:
@@ -62,3 +64,50 @@ def _is_tracker(pid: int) -> bool:
     with suppress(OSError):
         return b"multiprocessing.resource_tracker" in Path(f"/proc/{pid}/cmdline").read_bytes()
     return False
+
+
+def processes_with(variable: str) -> list[int]:
+    """Every other process that was started with this environment variable; but no tracker, see `kill_group`."""
+    pids = []
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit() and int(folder.name) != os.getpid():
+            try:
+                environ = (folder / "environ").read_bytes()
+            except OSError:  # it ended meanwhile, or is another user's
+                continue
+            if variable.encode() in environ.split(b"\0") and not _is_tracker(int(folder.name)):
+                pids.append(int(folder.name))
+    return pids
+
+
+def pidfd_of(pid: int) -> int:
+    """A descriptor that becomes readable when the process ends."""
+    try:
+        return os.pidfd_open(pid)
+    except ProcessLookupError:  # it has ended; this file's descriptor is readable too
+        return os.open(os.devnull, os.O_RDONLY)
+
+
+def end_processes(pids: Iterable[int]) -> None:
+    """Kill processes, and wait for their ends, END_S at most: a process may hang in a disk or a GPU."""
+    ends = select.poll()
+    left = set()
+    for pid in pids:
+        left.add(pidfd := pidfd_of(pid))
+        ends.register(pidfd, select.POLLIN)
+        kill(pid)
+    deadline = time.monotonic() + END_S
+    while left and (seconds := deadline - time.monotonic()) > 0:
+        for pidfd, _ in ends.poll(seconds * 1000):
+            ends.unregister(pidfd)
+            left.remove(pidfd)
+            os.close(pidfd)
+    for pidfd in left:
+        os.close(pidfd)
+
+
+def kill(pid: int) -> None:
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass

@@ -19,6 +19,7 @@ from runtime_actors import Caller, Counting, Team
 from forge_env.runtime.actor import ForgeActor
 from forge_env.runtime.calls.endpoints import endpoint_table
 from forge_env.runtime.launcher import Launcher, Spawned
+from forge_env.runtime.process.children import processes_with
 from forge_env.runtime.service import Service
 from tests.helpers.waiting import is_stopped, until
 
@@ -114,6 +115,16 @@ async def test_the_only_replica_is_replaced_and_waiting_calls_are_answered(launc
     await until(lambda: service.client.up == 0, "the death")
     assert await service.route(Counting.pid) != first
     assert ready == [3, 3]
+
+
+async def test_a_replica_that_is_being_replaced_ends_with_the_launcher(tmp_path: Path) -> None:
+    async with Launcher(tmp_path / "logs") as launcher:
+        service = await Counting.options().as_service(name="late")
+        mark = f"TMPDIR={launcher._temp}"
+        (first,) = await pids(service)
+        os.kill(first, signal.SIGKILL)
+        await until(lambda: bool({*processes_with(mark)} - {first}), "the next one begins")
+    assert processes_with(mark) == [] and not Path(launcher._temp).exists()
 
 
 async def test_a_replica_that_hangs_is_ended_and_replaced(launcher: Launcher) -> None:
