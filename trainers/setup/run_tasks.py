@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -50,6 +51,9 @@ def read_run_tasks(config: RunConfig, environment: EnvFactory) -> RunTasks:
             train = environment.tasks(data.split, count=there, seed=config.training.seed)
     held_out = _draw(config, environment, "test", data.held_out, "--dataset.held_out", default=HELD_OUT_TASKS)
     about = _about_rows(train, held_out)
+    if isinstance(train, DataTasks):
+        train, sentences = _without_copies(train, held_out)
+        about = [*about, *sentences]
     if not about and not data.tasks and len(train) < TRAIN_TASKS:
         about = [f"{config.env.name} has {len(train):,} {data.split} tasks, and all of them are trained on"]
         if not data.held_out and len(held_out) < HELD_OUT_TASKS:
@@ -60,6 +64,28 @@ def read_run_tasks(config: RunConfig, environment: EnvFactory) -> RunTasks:
         if isinstance(held_out, DataTasks) and held_out.rows.tasks != train.rows.tasks:  # another file or split
             record["held_out"] = held_out.rows.record()
     return RunTasks(train=train, held_out=held_out, about=about, record=record)
+
+
+def _without_copies(train: DataTasks, held_out: Sequence[Task]) -> tuple[DataTasks, list[str]]:
+    """The training tasks that are no copy of a held-out one, and a sentence on the others.
+
+    Raises:
+        UserError: none is left.
+    """
+    known = set(map(_content, held_out))
+    others = [task for task in train if _content(task) not in known]
+    if not others:
+        raise UserError(f"all training tasks of {train.rows.source} are copies of held-out ones: give other data")
+    number = len(train) - len(others)
+    about = [f"{number:,} training tasks are copies of held-out ones, and are left out"] if number else []
+    return DataTasks(others, train.rows), about
+
+
+def _content(task: Task) -> str:
+    """What a task shares with its copies: white space, capitals and the name of the file make no difference."""
+    metadata = {name: value for name, value in task.metadata.items() if name not in ("source", "split", "number")}
+    text = json.dumps([task.prompt, task.target, metadata], sort_keys=True, default=str)
+    return "".join(text.replace("\\n", " ").replace("\\t", " ").casefold().split())
 
 
 def _draw(

@@ -669,7 +669,7 @@ def test_a_folder_of_something_else_or_in_use_is_refused(run: Run) -> None:
         ({"agent": "scrpted:expert"}, "no kind of agent 'scrpted'. Did you mean scripted?"),
         ({"agent": "vllm:"}, "the agent vllm: lacks"),
         ({"agent": "vllm:nowhere"}, "there is no model folder nowhere"),
-        ({"agent": "checkpoint:nowhere"}, "nowhere holds no model/ folder"),
+        ({"agent": "checkpoint:nowhere"}, "nowhere holds neither a model/ folder, which"),
         ({"agent": "scripted:coin.py:pay"}, "has no attribute 'pay'. Did you mean play?"),
         ({"agent": "scripted:coin.py:Few.tasks.count"}, "has no attribute 'Few.tasks.count'"),
         (

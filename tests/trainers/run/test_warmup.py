@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forge_env.core.episode import Episode
-from forge_env.core.errors import UserError
+from forge_env.core.errors import NothingTrained, UserError
 from forge_env.core.turn import Turn
 from forge_env.core.types import EpisodeLimits, Outcome, Task
 from forge_env.evaluation.evaluate import Evaluation
@@ -119,10 +119,12 @@ class Warming:
     """Step and number of tasks."""
     said: list[str] = field(default_factory=list)
     step: int = 0
+    skipped: int = 0
+    """The first steps that are skipped."""
 
     async def train(self, samples: Sequence[Sample], loss: object) -> dict[str, float]:
         self.step += 1
-        return {"loss": 1.0}
+        return {"loss": 1.0, "skipped": float(self.step <= self.skipped), "tokens": 9.0}
 
     async def measure(self, specs: Sequence[int]) -> Evaluation:
         self.probes.append((self.step, len(specs)))
@@ -136,7 +138,7 @@ class Warming:
             pass
 
         tasks = [Task(prompt=(), id=str(number)) for number in range(400)]
-        plan = SimpleNamespace(warmup=self.warmup, training=SimpleNamespace(seed=0), warmup_rate=None)
+        plan = SimpleNamespace(warmup=self.warmup, training=SimpleNamespace(seed=0, signal_error=5), warmup_rate=None)
         record = SimpleNamespace(
             follow=lambda *_, **__: None, metrics=lambda *_: None, say=self.said.append, warn=self.said.append
         )
@@ -161,6 +163,19 @@ async def test_the_warm_up_probes_from_its_first_interval_on_and_a_hopeless_prob
     assert await warming.run(200) == 6, "long before the learning rate has risen"
     assert warming.probes == [(2, 19), (4, 19), (6, 19), (6, 77)]
     assert len(warming.said) == 1 and "success on probe tasks 0.260" in warming.said[0], "0.26 may be 0.22 by chance"
+
+
+@pytest.mark.parametrize(("skipped", "steps", "trained"), [(4, 9, 9), (5, 9, 5), (3, 3, 3)])
+async def test_a_warm_up_of_which_no_step_is_taken_ends_the_run(skipped: int, steps: int, trained: int) -> None:
+    warming = Warming(lambda step, tasks: 0, WarmupConfig(until_success=1.0), skipped=skipped)
+    if skipped < min(5, steps):
+        assert await warming.run(steps) == trained
+        return
+    with pytest.raises(
+        NothingTrained, match=f"warm-up trained nothing: none of its {trained} steps was taken, as loss"
+    ):
+        await warming.run(steps)
+    assert warming.step == trained
 
 
 async def test_a_warm_up_that_overshot_says_by_how_much() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -72,6 +72,33 @@ def test_without_numbers_a_run_has_all_tasks_of_its_file(problems: Path) -> None
     assert about.endswith(f"; {train} train, {held_out} held out")
     record = plan.tasks.record
     assert record["tasks"] == {"train": train, "test": held_out} and record["left_out"]["rows"] == 2
+
+
+@pytest.mark.parametrize("change", [str, str.upper, lambda text: f" {text}\n", lambda text: text.replace(" ", "  ")])
+def test_no_training_task_is_a_copy_of_a_held_out_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: Callable[[str], str]
+) -> None:
+    """Of a file for each split, and of one file, which a hash of the prompts divides."""
+    monkeypatch.chdir(tmp_path)
+    rows = [{"question": f"what is {n} + {n}?", "answer": 2 * n} for n in range(200)]
+    changed = [{**row, "question": change(str(row["question"]))} for row in rows]
+    files = {"train": rows, "test": changed[:20], "all": [*rows, *changed]}
+    for name, content in files.items():
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(map(json.dumps, content)))
+    for path in ("{split}.jsonl", "all.jsonl"):
+        plan = plan_of("--env", "math", "--dataset.path", path, *MODEL)
+        assert plan.tasks is not None
+        prompts = [
+            {"".join(task.prompt[0]["content"].casefold().split()) for task in tasks}
+            for tasks in (plan.tasks.train, plan.tasks.held_out)
+        ]
+        assert len(prompts[0]) > 100 and len(prompts[1]) >= 10 and not prompts[0] & prompts[1]
+        if path != "all.jsonl":
+            assert len(plan.tasks.train) == 180
+            assert "20 training tasks are copies of held-out ones, and are left out" in plan.tasks.about
+    (tmp_path / "test.jsonl").write_text((tmp_path / "train.jsonl").read_text())
+    with pytest.raises(UserError, match=r"all training tasks of train.jsonl are copies of held-out ones"):
+        plan_of("--env", "math", "--dataset.path", "{split}.jsonl", *MODEL)
 
 
 def test_a_number_that_was_given_must_be_there(problems: Path) -> None:

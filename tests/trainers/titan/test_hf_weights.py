@@ -122,6 +122,31 @@ def test_a_file_that_is_written_tensor_by_tensor_is_read_slice_by_slice(tmp_path
     assert torch.equal(files.read("half"), tensors["half"])
 
 
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
+def test_a_weight_that_is_not_finite_is_refused_by_its_name(tmp_path: Path, dtype: torch.dtype, bad: float) -> None:
+    tensors = {"bad": torch.zeros(5, 7, dtype=dtype), "large": torch.full((5, 7), 6e4, dtype=dtype)}
+    tensors["bad"][3, 4] = bad
+    write_file(tmp_path / "w.safetensors", tensors, tensors.items())
+    files = WeightFiles(tmp_path, [tmp_path / "w.safetensors"])
+    with pytest.raises(UserError, match="its weight bad has values that are not finite"):
+        files.read("bad")
+    assert torch.equal(files.read("bad", (slice(0, 3), slice(0, 7))), tensors["bad"][:3])
+    assert torch.equal(files.read("large"), tensors["large"])
+
+
+def test_a_checkpoint_that_is_not_finite_is_refused(tmp_path: Path) -> None:
+    trainer = TitanTrainer(make_folder(tmp_path / "model", "qwen3", tied=True), TitanSettings(dtype="float32"))
+    try:
+        with torch.no_grad():
+            next(trainer.model.module.parameters()).view(-1)[0] = float("inf")
+        trainer.save(tmp_path / "step", 1, {})
+        with pytest.raises(UserError, match="step cannot be used: its weight tok_embeddings.weight has values"):
+            trainer.load(tmp_path / "step")
+    finally:
+        trainer.close()
+
+
 def test_the_names_in_a_file_are_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A layer with experts has hundreds of tensors, and opening a file reads the names of all."""
     tensors = {f"{n}": torch.full((3, 2), float(n)) for n in range(8)} | {"bytes": torch.arange(5, dtype=torch.uint8)}
