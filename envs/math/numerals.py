@@ -32,8 +32,10 @@ _UNIT_ALIASES = {
     "year": "year", "radian": "radian", "mile": "mile", "cent": "cent",
 }  # fmt: skip
 _KNOWN_UNITS = frozenset(_UNIT_ALIASES) | frozenset(_UNIT_ALIASES.values())
-_ONE_LETTER = frozenset("hmsglLNJWV")
+_ONE_LETTER = "hmsglLNJWV"
 """Units that may stand directly behind a number in an answer: 5h. In a target 5t and 3m are algebra."""
+_LETTERS = _ONE_LETTER + "AKTCF"
+"""Units that may stand apart: 5 A. 5 a is algebra."""
 _POWERS = {"square": 2, "sq": 2, "cubic": 3, "cu": 3}
 _POWERS_BEHIND = {"squared": 2, "cubed": 3}
 _OTHER_WORDS = """or and to not nor but versus vs is are maybe either plus minus times over divided modulo mod squared
@@ -314,7 +316,7 @@ def unit_of(text: str, *, attached: bool, loose: bool = False) -> tuple[str, int
             raised = word
         elif last and word in _POWERS_BEHIND:
             exponents[last] *= _POWERS_BEHIND[word]
-        elif word in _NO_UNITS:
+        elif word in _NO_UNITS or (len(word) == 1 and match["word"] not in _LETTERS):
             return None
         else:
             power = direction * _POWERS.get(raised, 1) * int(match["power"] or 1)

@@ -1124,6 +1124,10 @@ PAIRS: dict[str, list[tuple[str, str, bool]]] = {
         (r"1½\pi", r"\frac{3\pi}{2}", True),
         (r"\approx 9\pi", r"9\pi", True),
         ("z^*w^*", "zw", False),
+        ("2k", "2 k", True),
+        ("2", "2 a", False),
+        ("5 A", "5", True),
+        ("5 a", "5", False),
     ],
     "forgeries": [
         (", ".join(map(str, range(101))), "42", False),
