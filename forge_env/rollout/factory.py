@@ -22,7 +22,7 @@ from forge_env.rollout.env_calls import EnvTimeout, call_env, close_env, end_bac
 from forge_env.rollout.options import convert_option, is_data, option_types, required_options, select_options
 from forge_env.rollout.task_list import TASKS_SECONDS, read_tasks
 from forge_env.utils.deadlines import Deadline
-from forge_env.utils.gates import Gate
+from forge_env.utils.gates import Gate, watch_executor
 from forge_env.utils.settings import bounds_of, kinds_of, out_of_bounds
 from forge_env.utils.threads import call_on, is_instant
 
@@ -167,6 +167,7 @@ class EnvFactory:
         Raises:
             EnvError: when the constructor raises, or takes longer.
         """
+        watch_executor()
         if self._is_instant:
             return self.make(**more)
         env = self._unconstructed()
