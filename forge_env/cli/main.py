@@ -39,6 +39,7 @@ from forge_env.cli import (
     view,
 )
 from forge_env.core.errors import ForgeError, InvariantError, UserError, first_error
+from forge_env.utils.exits import show_crashes
 
 app = typer.Typer(
     name="forge-env",
@@ -92,6 +93,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     options = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
     as_json = "--json" in options
+    show_crashes()
     try:
         with _sigterm():
             code = app(args=options, prog_name="forge-env", standalone_mode=False)

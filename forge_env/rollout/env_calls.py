@@ -14,7 +14,7 @@ from forge_env.core.errors import EnvError, ForgeError
 from forge_env.core.user_code import error_text, fault, guard
 from forge_env.rollout.env_results import read_success, recorded_info
 from forge_env.utils.deadlines import Deadline, has_expired
-from forge_env.utils.gates import GRACE_SECONDS, gate_of, still_running
+from forge_env.utils.gates import GRACE_SECONDS, Gate, gate_of, still_running
 from forge_env.utils.threads import call_on, gated
 
 HELD_SECONDS = 5.0
@@ -104,15 +104,23 @@ async def close_env(env: Env, seconds: float) -> str:
 
     A failing close does not change the episode.
     """
-    if is_default(env, "close") and not gate_of(env).held:
+    gate = gate_of(env)
+    if is_default(env, "close") and not gate.held:
         return ""
+    was_held = gate.is_held
     deadline = Deadline(seconds)
     try:
         with guard("close"), deadline:
             await close_instance(env)
     except ForgeError as error:
-        return f"close took longer than {seconds:g} s" if deadline.expired else error_text(error)
+        if not deadline.expired:
+            return error_text(error)
+        return _not_closed(gate) if was_held and gate.is_held else f"close took longer than {seconds:g} s"
     return ""
+
+
+def _not_closed(gate: Gate) -> str:
+    return f"it is not closed yet: {still_running(gate.running)}"
 
 
 @gated
@@ -127,7 +135,7 @@ async def close_instance(env: Env) -> None:
     gate = gate_of(env)
     try:
         if gate.is_held and not await gate.stop(HELD_SECONDS, grace=GRACE_SECONDS):
-            raise EnvError(f"it is not closed yet: {still_running(gate.running)}")
+            raise EnvError(_not_closed(gate))
     except (asyncio.CancelledError, EnvError):
         await _close_later(env)
         raise

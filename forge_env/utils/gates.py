@@ -207,4 +207,4 @@ async def after(gate: Gate, call: Any) -> Any:
 def still_running(names: list[str]) -> str:
     """Say that methods still run, and hold up the others of their instance."""
     run = "runs" if len(names) == 1 else "run"
-    return f"{' and '.join(names)} still {run} after the time limit, and the methods of an instance never overlap"
+    return f"{' and '.join(names)} still {run}, and the methods of an instance never overlap"

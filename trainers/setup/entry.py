@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING
 
 from forge_env.core.errors import ForgeError, InvariantError, NothingTrained, UserError, first_error
+from forge_env.utils.exits import show_crashes
 from trainers.algorithm import Algorithm, find_algorithm
 from trainers.metrics.heartbeat import quiet
 from trainers.setup.options.read_config import read_config
@@ -28,6 +29,7 @@ def main(
     143 SIGTERM.
     """
     options = list(sys.argv[1:] if arguments is None else arguments)
+    show_crashes()
     try:
         if isinstance(algorithm, str):
             algorithm = find_algorithm(algorithm)

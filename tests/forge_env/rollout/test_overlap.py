@@ -24,7 +24,7 @@ from forge_env.users.user import UserTurn
 from forge_env.utils.threads import invoke
 from tests.helpers.waiting import until
 
-DEADLINE_S, MOMENT_S = 60.0, 0.1
+DEADLINE_S, LIMIT_S, MOMENT_S = 60.0, 1.0, 0.1
 TASK = Task(prompt=({"role": "user", "content": "Begin."},))
 PLAY = actions_in_order(tool_calls(("look", {})), final_answer("a question"), tool_calls(("look", {})))
 
@@ -178,7 +178,7 @@ async def test_an_episode_that_is_cancelled_again_ends_and_its_instance_is_close
 
 
 async def test_an_episode_out_of_time_is_closed_after_its_step() -> None:
-    limits = EpisodeLimits(step_seconds=MOMENT_S)
+    limits = EpisodeLimits(step_seconds=LIMIT_S)
     with Opened(Recorded, "tool") as opened:
         async with opened.factory as factory:
             play = run_episode(factory, StrategyAgent(PLAY), TASK, seed=0, episode_id="e", limits=limits)
@@ -195,7 +195,7 @@ async def test_an_episode_out_of_time_is_closed_after_its_step() -> None:
 
 def test_a_gymnasium_environment_is_closed_after_its_set_up() -> None:
     with Opened(Recorded, "setup") as opened:
-        env = SyncEnv(opened.factory, limits=EpisodeLimits(step_seconds=MOMENT_S))
+        env = SyncEnv(opened.factory, limits=EpisodeLimits(step_seconds=LIMIT_S))
         _, info = env.reset(seed=0, options={"task": TASK})
         assert info["error"].startswith("reset took longer") and opened.notes == [opened.begins]
         opened.go_on()
