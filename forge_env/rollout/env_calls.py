@@ -158,22 +158,26 @@ async def _close_later(env: Env) -> None:
 
 
 async def _close_when_free(env: Env) -> None:
-    """Close an instance when its methods have ended. A cancellation sets them a limit: the event loop ends."""
+    """Close an instance when its methods have ended; HELD_SECONDS after a cancellation, for the event loop ends."""
     gate = gate_of(env)
     try:
-        is_free = await gate.stop(math.inf, grace=GRACE_SECONDS)
-    except asyncio.CancelledError:
-        is_free = await gate.stop(HELD_SECONDS, grace=GRACE_SECONDS)
-    error = await close_env(env, CLOSE_SECONDS) if is_free else still_running(gate.running)
-    if error:
-        logger.warning("an instance of %s was not closed: %s", type(env).__name__, error)
+        await gate.stop(math.inf, grace=GRACE_SECONDS)
+    except asyncio.CancelledError as end:
+        if end.args or not await gate.stop(HELD_SECONDS, grace=GRACE_SECONDS):  # with args it had this time before
+            logger.warning("an instance of %s was not closed: %s", type(env).__name__, still_running(gate.running))
+            return
+    try:
+        await call_env("close", call_on(env, env.close), Deadline(CLOSE_SECONDS))
+    except ForgeError as error:
+        logger.warning("an instance of %s was not closed: %s", type(env).__name__, error_text(error))
 
 
 async def end_background(tasks: Collection[asyncio.Task[None]]) -> None:
-    """Let tasks close their instances now, within HELD_SECONDS for the methods that still run."""
+    """Give tasks HELD_SECONDS to close their instances, and end them."""
     if not tasks:
         return
-    await asyncio.sleep(0)  # they begin: a task that is cancelled before never runs
-    for task in tasks:
-        task.cancel()
-    await asyncio.wait(tasks, timeout=2 * HELD_SECONDS)
+    _, late = await asyncio.wait(set(tasks), timeout=HELD_SECONDS)
+    for task in late:
+        task.cancel("the environment is closed")
+    if late:
+        await asyncio.wait(late, timeout=GRACE_SECONDS)

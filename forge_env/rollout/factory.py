@@ -79,9 +79,11 @@ class EnvFactory:
         return self
 
     async def __aexit__(self, *exc: object) -> None:
-        await end_background(self._background)
-        with guard("closing what the episodes share"):
-            await self._stack.aclose()
+        try:
+            await end_background(self._background)
+        finally:
+            with guard("closing what the episodes share"):
+                await self._stack.aclose()
 
     def tasks(
         self,

@@ -15,10 +15,13 @@ import time
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import ContextVar
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from forge_env.core.errors import EnvError
 from forge_env.utils.deadlines import has_expired
+
+if TYPE_CHECKING:
+    from forge_env.utils.workers import Call
 
 GRACE_SECONDS = 0.5
 """Time for a call to end by itself after its caller was cancelled: whoever is stopped in the middle of opening a file
@@ -26,24 +29,7 @@ cannot close it. As long may one take that was told to stop."""
 BUSY_SECONDS = 60.0
 """The longest wait of a call; most callers have a shorter limit."""
 _MAX_PAUSE = 0.05
-
-
-class GivenUpCall(Protocol):
-    """A call in a thread that nobody waits for."""
-
-    @property
-    def name(self) -> str:
-        """The name of its function."""
-
-    @property
-    def is_running(self) -> bool:
-        """Whether it has begun and has not ended."""
-
-    def withdraw(self) -> bool:
-        """Never make it if it has not begun; returns False if it runs."""
-
-    def give_up(self) -> None:
-        """Stop it as soon as Python can."""
+_OF_SOCKETS = ("socket", "_socket", "asyncio.base_events")  # asyncio asks for addresses in threads
 
 
 class Gate:
@@ -58,8 +44,8 @@ class Gate:
 
     def __init__(self, *, allows_overlap: bool = False, background: set[asyncio.Task[None]] | None = None) -> None:
         self._allows_overlap = allows_overlap
-        self._left: list[GivenUpCall] = []
-        self.held: list[GivenUpCall] = []
+        self._left: list[Call | _Executed] = []
+        self.held: list[Call | _Executed] = []
         """Those that the next call waits for, unless they have ended by now."""
         self.background: set[asyncio.Task[None]] = set() if background is None else background
 
@@ -78,7 +64,7 @@ class Gate:
         self.held = [call for call in self.held if call.is_running]
         return bool(self.held)
 
-    def hold(self, call: GivenUpCall) -> None:
+    def hold(self, call: Call | _Executed) -> None:
         """Keep a call that nobody waits for any more, if it has begun; otherwise it is never made."""
         if call.withdraw():
             return
@@ -170,7 +156,7 @@ class _Executor(ThreadPoolExecutor):
 
     def submit(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         gate = inside.get()
-        if gate is None:
+        if gate is None or getattr(function, "__module__", "") in _OF_SOCKETS:
             return super().submit(function, *args, **kwargs)
         inner = [*getattr(function, "args", ()), function][0]  # of `to_thread`: a partial that runs it in a context
         future = _Executed(gate, str(getattr(inner, "__name__", type(inner).__name__)))
