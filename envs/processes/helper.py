@@ -19,11 +19,13 @@ from typing import Any
 
 from envs.processes import worker
 from forge_env.core.errors import ServiceError
+from forge_env.utils.exits import exit_code, how_it_ended
 
 logger = logging.getLogger(__name__)
 
 START_SECONDS = 120.0
 QUEUE_SECONDS = 600.0
+END_SECONDS = 0.5  # from the end of its output to its own
 
 
 class HelperProcess:
@@ -171,7 +173,8 @@ class HelperProcess:
                 raise ServiceError(f"{self._name} did not answer in time")
             _keep(self._received, os.read, file, 1 << 20)
             if not self._received[-1]:
-                raise ServiceError(f"{self._name} ended in the middle of its work")
+                how = how_it_ended(_exit_code(self._process.pid))
+                raise ServiceError(f"{self._name} ended in the middle of its work: it {how}")
         line, _, rest = b"".join(self._received).partition(b"\n")
         self._received, self._sent = [rest], []  # no call is between the two, so no interruption either
         response: dict[str, Any] = json.loads(line)
@@ -240,6 +243,19 @@ def _keep(results: list[Any], function: Callable[..., Any], *arguments: Any) -> 
     A thread is interrupted after a call, also before it has stored the result. Here it is in C until it has.
     """
     results.extend(map(function, *((argument,) for argument in arguments)))
+
+
+def _exit_code(child: int) -> int | None:
+    """Return the exit code of a child that is about to end, or minus the signal; None if it is not known."""
+    try:
+        pidfd = os.pidfd_open(child)
+    except ProcessLookupError:
+        return None
+    try:
+        select.select([pidfd], [], [], END_SECONDS)
+        return exit_code(pidfd)
+    finally:
+        os.close(pidfd)
 
 
 def _is_over(child: int) -> bool:

@@ -255,8 +255,14 @@ class _Process:
                     rollout.finish(result)
             await asyncio.wait(self._reading[:1], timeout=STOP_SECONDS)  # its last words
             words = last_words(self._stderr)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(STOP_SECONDS):
+                    await self._process.wait()
+            code = self._process.returncode
+            how = "" if code is None else f": it {how_it_ended(code)}"
             self._die(
-                "the process of verifiers ended in the middle of its work" + (f"; it wrote: {words}" if words else "")
+                f"the process of verifiers ended in the middle of its work{how}"
+                + (f"; it wrote: {words}" if words else "")
             )
         except (ValueError, KeyError) as error:
             self._die(f"the process of verifiers wrote what cannot be read: {error}")

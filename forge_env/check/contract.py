@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Sequence
 from typing import Any
 
 from forge_env.check.context import LIMITS, CheckContext, CheckFailed, CheckSkipped
-from forge_env.check.direct_calls import CallTimeout, call_env, fresh_instance, reset, step, with_timeout
+from forge_env.check.direct_calls import call_env, fresh_instance, reset, step, with_timeout
 from forge_env.check.result_shapes import reset_problem, step_problem, tools_problem
 from forge_env.check.strategies import Strategy, final_answer, try_every_tool
 from forge_env.check.threads import advice
@@ -16,6 +16,7 @@ from forge_env.core.errors import ForgeError, PolicyError
 from forge_env.core.protocols import Conversation
 from forge_env.core.types import Action, Task
 from forge_env.core.user_code import error_text
+from forge_env.rollout.env_calls import EnvTimeout
 
 
 async def contract(context: CheckContext) -> str:
@@ -64,7 +65,7 @@ async def _result(call: Awaitable[Any]) -> Any:
     """Await a call of the environment. Raises CheckFailed when it raises or takes too long."""
     try:
         return await call
-    except CallTimeout as error:
+    except EnvTimeout as error:
         raise CheckFailed(f"{error}: make it faster, or await what it waits for") from None
     except ForgeError as error:
         raise CheckFailed(f"{error_text(error)}{advice(str(error))}") from error
@@ -80,7 +81,7 @@ async def reset_first(context: CheckContext) -> str:
     async with fresh_instance(context) as env:
         try:
             await step(env, final_answer("0"))
-        except CallTimeout:
+        except EnvTimeout:
             raise CheckFailed(
                 "step() before reset() hangs: raise forge_env.EnvError when no episode has been started"
             ) from None
@@ -109,7 +110,7 @@ async def close(context: CheckContext) -> str:
 async def _close(env: Env, when: str) -> None:
     try:
         await with_timeout(f"close() {when}", call_env("close", env), LIMITS.step_seconds)
-    except CallTimeout as error:
+    except EnvTimeout as error:
         raise CheckFailed(f"{error}: set a time limit for what it waits for") from None
     except ForgeError as error:
         remedy = advice(str(error)) or "; let it free only what the instance holds"
@@ -120,7 +121,7 @@ async def _step_after_close(env: Env) -> None:
     try:
         call = call_env("step", env, final_answer("0"))
         await with_timeout("step() after close()", call, LIMITS.step_seconds)
-    except CallTimeout as error:
+    except EnvTimeout as error:
         raise CheckFailed(f"{error}: raise forge_env.EnvError when the instance is closed") from None
     except ForgeError:
         pass  # a refusal is fine

@@ -12,20 +12,18 @@ from forge_env.check.context import LIMITS, CheckContext
 from forge_env.check.strategies import Strategy
 from forge_env.core.env import Env
 from forge_env.core.episode import Turn
-from forge_env.core.errors import EnvError
 from forge_env.core.own_copies import own_copy, own_messages, own_task
 from forge_env.core.protocols import Conversation
 from forge_env.core.types import Action, Task
 from forge_env.core.user_code import guard
+from forge_env.rollout import env_calls
+from forge_env.rollout.env_calls import EnvTimeout, close_env
+from forge_env.utils.deadlines import Deadline
 from forge_env.utils.threads import call_on
 
 T = TypeVar("T")
 
 CANCEL_SECONDS = 1.0  # how long a cancelled task may take to end
-
-
-class CallTimeout(EnvError):
-    """A call did not end in time."""
 
 
 @asynccontextmanager
@@ -35,31 +33,28 @@ async def fresh_instance(context: CheckContext) -> AsyncIterator[Env]:
     try:
         yield env
     finally:
-        try:
-            await with_timeout("close()", call_env("close", env), LIMITS.step_seconds)
-        except Exception:
-            pass
+        await close_env(env, LIMITS.step_seconds)
 
 
 async def reset(env: Env, task: Task, seed: int) -> Any:
     """Call `reset`; returns its result unchecked.
 
     Raises:
-        CallTimeout: after `LIMITS.step_seconds`.
+        EnvTimeout: after `LIMITS.step_seconds`.
         EnvError: for whatever it raises, with file and line.
     """
-    options = {"task": own_task(task), "limits": LIMITS}
-    return await _within_step_limit("reset", call_env("reset", env, seed=seed, options=options))
+    call = call_on(env, env.reset, seed=seed, options={"task": own_task(task), "limits": LIMITS})
+    return await env_calls.call_env("reset", call, Deadline(LIMITS.step_seconds))
 
 
 async def step(env: Env, action: Action) -> Any:
     """Call `step`; returns its result unchecked.
 
     Raises:
-        CallTimeout: after `LIMITS.step_seconds`.
+        EnvTimeout: after `LIMITS.step_seconds`.
         EnvError: for whatever it raises, with file and line.
     """
-    return await _within_step_limit("step", call_env("step", env, action))
+    return await env_calls.call_env("step", call_on(env, env.step, action), Deadline(LIMITS.step_seconds))
 
 
 async def call_env(part: str, env: Env, *args: Any, **kwargs: Any) -> Any:
@@ -70,16 +65,6 @@ async def call_env(part: str, env: Env, *args: Any, **kwargs: Any) -> Any:
     """
     with guard(part):
         return await call_on(env, getattr(env, part), *args, **kwargs)
-
-
-async def _within_step_limit(part: str, call: Coroutine[Any, Any, T]) -> T:
-    """Await a call in this very task, as the rollout loop does: some libraries must close in the task that opened
-    them."""
-    try:
-        async with asyncio.timeout(LIMITS.step_seconds):
-            return await call
-    except TimeoutError:
-        raise CallTimeout(f"{part}() took longer than {LIMITS.step_seconds:g} s") from None
 
 
 async def play_directly(env: Env, task: Task, seed: int, strategy: Strategy) -> AsyncGenerator[tuple[float, Any]]:
@@ -104,7 +89,7 @@ async def with_timeout(name: str, work: Coroutine[Any, Any, T], seconds: float) 
     """Await work in a task of its own, for `seconds` at most, even if it does not respond to cancellation.
 
     Raises:
-        CallTimeout: when it has not ended by then.
+        EnvTimeout: when it has not ended by then.
     """
     task = asyncio.create_task(work)
     try:
@@ -114,7 +99,7 @@ async def with_timeout(name: str, work: Coroutine[Any, Any, T], seconds: float) 
         raise
     if not done:
         await cancel(task)
-        raise CallTimeout(f"{name} took longer than {seconds:g} s")
+        raise EnvTimeout(f"{name} took longer than {seconds:g} s")
     return task.result()
 
 

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from forge_env.check.constant_answers import constant_answers
 from forge_env.check.context import CheckContext, CheckFailed, CheckSkipped, CheckWarning
 from forge_env.check.contract import close, contract, reset_first
-from forge_env.check.direct_calls import CallTimeout, with_timeout
+from forge_env.check.direct_calls import with_timeout
 from forge_env.check.event_loop import event_loop
 from forge_env.check.isolation import isolation
 from forge_env.check.leaks import leaks
@@ -24,6 +24,7 @@ from forge_env.check.tasks import tasks
 from forge_env.check.threads import advice, threads
 from forge_env.core.errors import ForgeError, UserError, nearest
 from forge_env.core.user_code import error_text, fault
+from forge_env.rollout.env_calls import EnvTimeout
 from forge_env.rollout.factory import EnvFactory
 
 T = TypeVar("T")
@@ -220,7 +221,7 @@ class _Runner:
             return CheckRow(name=check.name, ok=True, detail=str(warning), is_warning=True)
         except CheckSkipped as reason:
             return CheckRow(name=check.name, ok=None, detail=str(reason))
-        except CallTimeout as error:
+        except EnvTimeout as error:
             if limit == MAX_CHECK_SECONDS or not self._share_is_used:
                 detail = f"{error}: find the call that hangs, or check fewer tasks"
                 return CheckRow(name=check.name, ok=False, detail=detail)

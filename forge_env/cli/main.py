@@ -39,6 +39,7 @@ from forge_env.cli import (
     view,
 )
 from forge_env.core.errors import ForgeError, InvariantError, UserError, first_error
+from forge_env.utils.exits import show_crashes
 from forge_env.utils.interrupts import interrupt_again, leave_at_once
 
 app = typer.Typer(
@@ -97,6 +98,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
     as_json = "--json" in options
     interrupt_again()
+    show_crashes()
     try:
         with _sigterm():
             code = app(args=options, prog_name="forge-env", standalone_mode=False)

@@ -53,6 +53,7 @@ class EnvRunner:
         self._limits = limits
         self._shared: _SharedFactory | None = None
         self._env: Env | None = None
+        self._turn = asyncio.Lock()  # after an interrupt, a step that was cancelled may still clean up
 
     @property
     def tools(self) -> Sequence[ToolSpec]:
@@ -64,6 +65,10 @@ class EnvRunner:
         Raises:
             ForgeError: when what the environment's instances share cannot be opened.
         """
+        async with self._turn:
+            return await self._reset(task, seed, options)
+
+    async def _reset(self, task: Task, seed: int, options: Mapping[str, Any]) -> StepOutcome:
         if self._shared is None:
             self.loop.closers[self] = self.close
             self._shared = await _SharedFactory.acquire(self.loop, self._factory)
@@ -79,6 +84,10 @@ class EnvRunner:
 
     async def step(self, action: Action) -> StepOutcome:
         """Take one action; a fault of the environment is an outcome."""
+        async with self._turn:
+            return await self._step(action)
+
+    async def _step(self, action: Action) -> StepOutcome:
         assert self._env is not None
         try:
             call = call_on(self._env, self._env.step, action)
@@ -102,11 +111,12 @@ class EnvRunner:
         return _with_outcome(replace(step, reward=step.reward + self._env.truncation_reward), Outcome.TRUNCATED)
 
     async def close(self) -> None:
-        self.loop.closers.pop(self, None)
-        await self._close_env()
-        shared, self._shared = self._shared, None
-        if shared is not None:
-            await shared.release()
+        async with self._turn:
+            self.loop.closers.pop(self, None)
+            await self._close_env()
+            shared, self._shared = self._shared, None
+            if shared is not None:
+                await shared.release()
 
     def abandon(self) -> None:
         """Close without waiting, from any thread: the SyncEnv was garbage-collected."""

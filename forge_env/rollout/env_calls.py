@@ -13,13 +13,15 @@ from forge_env.core.env import Env
 from forge_env.core.errors import EnvError, ForgeError
 from forge_env.core.user_code import error_text, fault, guard
 from forge_env.rollout.env_results import read_success, recorded_info
-from forge_env.utils.deadlines import Deadline
-from forge_env.utils.gates import GRACE_SECONDS, gate_of, still_running
-from forge_env.utils.threads import call_on
+from forge_env.utils.deadlines import Deadline, has_expired
+from forge_env.utils.gates import GRACE_SECONDS, Gate, gate_of, still_running
+from forge_env.utils.threads import call_on, gated
 
 HELD_SECONDS = 5.0
 """How long `close` waits for a method that runs on. Afterwards the instance is closed in the background, when the
 method has ended."""
+CLOSE_SECONDS = 60.0
+"""Time limit of a `close` in the background."""
 logger = logging.getLogger(__name__)
 
 
@@ -98,53 +100,84 @@ async def final_info_of(env: Env, seconds: float) -> Mapping[str, Any]:
 
 
 async def close_env(env: Env, seconds: float) -> str:
-    """Close an environment; returns what went wrong, or "". A failing close does not change the episode.
+    """Close an environment as `close_instance` does, within `seconds`; returns what went wrong, or "".
 
-    It waits for a method that still runs, HELD_SECONDS at most. If the method runs on, or if this call is cancelled,
-    the instance is closed in the background.
+    A failing close does not change the episode.
     """
     gate = gate_of(env)
-    if is_default(env, "close") and not gate.is_held:
+    if is_default(env, "close") and not gate.held:
         return ""
+    was_held = gate.is_held
     deadline = Deadline(seconds)
     try:
-        if gate.is_held and not await gate.stop(min(seconds, HELD_SECONDS), grace=GRACE_SECONDS):
-            await _close_later(env, seconds)
-            return f"it is not closed yet: {still_running(gate.running)}"
         with guard("close"), deadline:
-            await call_on(env, env.close)
-    except asyncio.CancelledError:
-        await _close_later(env, seconds)
-        raise
+            await close_instance(env)
     except ForgeError as error:
-        return f"close took longer than {seconds:g} s" if deadline.expired else error_text(error)
+        if not deadline.expired:
+            return error_text(error)
+        return _not_closed(gate) if was_held and gate.is_held else f"close took longer than {seconds:g} s"
     return ""
 
 
-async def _close_later(env: Env, seconds: float) -> None:
-    background = gate_of(env).background
-    task = asyncio.create_task(_close_when_free(env, seconds))
-    background.add(task)
-    task.add_done_callback(background.discard)
+def _not_closed(gate: Gate) -> str:
+    return f"it is not closed yet: {still_running(gate.running)}"
+
+
+@gated
+async def close_instance(env: Env) -> None:
+    """Close an environment when its methods have ended, for which it waits HELD_SECONDS at most.
+
+    If a method runs on, or if this call is cancelled, the instance is closed in the background.
+
+    Raises:
+        EnvError: a method runs on.
+    """
+    gate = gate_of(env)
+    try:
+        if gate.is_held and not await gate.stop(HELD_SECONDS, grace=GRACE_SECONDS):
+            raise EnvError(_not_closed(gate))
+    except (asyncio.CancelledError, EnvError):
+        await _close_later(env)
+        raise
+    if is_default(env, "close"):
+        return
+    try:
+        await call_on(env, env.close)
+    except asyncio.CancelledError:
+        if not has_expired():  # it had its time
+            await _close_later(env)
+        raise
+
+
+async def _close_later(env: Env) -> None:
+    if is_default(env, "close"):
+        return
+    gate_of(env).start(_close_when_free(env))
     with contextlib.suppress(asyncio.CancelledError):
         await asyncio.sleep(0)  # it begins: a task that is cancelled before never runs
 
 
-async def _close_when_free(env: Env, seconds: float) -> None:
-    """Close an instance when its methods have ended. A cancellation sets them a limit: the event loop ends."""
+async def _close_when_free(env: Env) -> None:
+    """Close an instance when its methods have ended; HELD_SECONDS after a cancellation, for the event loop ends."""
     gate = gate_of(env)
     try:
-        is_free = await gate.stop(math.inf, grace=GRACE_SECONDS)
-    except asyncio.CancelledError:
-        is_free = await gate.stop(HELD_SECONDS, grace=GRACE_SECONDS)
-    error = await close_env(env, seconds) if is_free else still_running(gate.running)
-    if error:
-        logger.warning("an instance of %s was not closed: %s", type(env).__name__, error)
+        await gate.stop(math.inf, grace=GRACE_SECONDS)
+    except asyncio.CancelledError as end:
+        if end.args or not await gate.stop(HELD_SECONDS, grace=GRACE_SECONDS):  # with args it had this time before
+            logger.warning("an instance of %s was not closed: %s", type(env).__name__, still_running(gate.running))
+            return
+    try:
+        await call_env("close", call_on(env, env.close), Deadline(CLOSE_SECONDS))
+    except ForgeError as error:
+        logger.warning("an instance of %s was not closed: %s", type(env).__name__, error_text(error))
 
 
 async def end_background(tasks: Collection[asyncio.Task[None]]) -> None:
-    """Let tasks close their instances now, within HELD_SECONDS for the methods that still run."""
-    for task in tasks:
-        task.cancel()
-    if tasks:
-        await asyncio.wait(tasks, timeout=2 * HELD_SECONDS)
+    """Give tasks HELD_SECONDS to close their instances, and end them."""
+    if not tasks:
+        return
+    _, late = await asyncio.wait(set(tasks), timeout=HELD_SECONDS)
+    for task in late:
+        task.cancel("the environment is closed")
+    if late:
+        await asyncio.wait(late, timeout=GRACE_SECONDS)

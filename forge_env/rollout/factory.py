@@ -22,7 +22,7 @@ from forge_env.rollout.env_calls import EnvTimeout, call_env, close_env, end_bac
 from forge_env.rollout.options import convert_option, is_data, option_types, required_options, select_options
 from forge_env.rollout.task_list import TASKS_SECONDS, read_tasks
 from forge_env.utils.deadlines import Deadline
-from forge_env.utils.gates import Gate
+from forge_env.utils.gates import Gate, watch_executor
 from forge_env.utils.secret_values import check_present
 from forge_env.utils.settings import bounds_of, kinds_of, out_of_bounds
 from forge_env.utils.threads import call_on, is_instant
@@ -81,9 +81,11 @@ class EnvFactory:
         return self
 
     async def __aexit__(self, *exc: object) -> None:
-        await end_background(self._background)
-        with guard("closing what the episodes share"):
-            await self._stack.aclose()
+        try:
+            await end_background(self._background)
+        finally:
+            with guard("closing what the episodes share"):
+                await self._stack.aclose()
 
     def tasks(
         self,
@@ -169,6 +171,7 @@ class EnvFactory:
         Raises:
             EnvError: when the constructor raises, or takes longer.
         """
+        watch_executor()
         if self._is_instant:
             return self.make(**more)
         env = self._unconstructed()

@@ -15,11 +15,12 @@ from forge_env.core.usage import INFO_KEY, start_recording, stop_recording
 from forge_env.core.user_code import fault
 from forge_env.remote import wire
 from forge_env.remote.wire import Answer
-from forge_env.rollout.env_calls import final_info_of, is_timeout, success_of
+from forge_env.rollout.env_calls import close_instance, final_info_of, is_timeout, success_of
 from forge_env.rollout.env_results import read_on_limit, read_reset, read_step
 from forge_env.rollout.factory import EnvFactory
 from forge_env.serve.http_server import RequestRefused
 from forge_env.utils.deadlines import Deadline
+from forge_env.utils.gates import gate_of
 from forge_env.utils.threads import call_on
 
 STATE = ("tools", "truncation_reward", "time_spent_by")
@@ -72,7 +73,7 @@ class Session:
             await asyncio.wait({self._running})
         if self._env is not None and not self.is_closed:
             self.is_closed = True
-            await self._answer("close", seconds, _nothing, self._env.close)
+            await self._answer("close", seconds, _nothing, close_instance, self._env)
 
     async def _run(self, call: _Call, request: Mapping[str, Any], previous: asyncio.Task[bytes] | None) -> bytes:
         if previous is not None and not previous.done():
@@ -146,11 +147,13 @@ class Session:
         self.is_closed = True
         if self._env is None:
             return Answer(result={})
-        answer = await self._answer("close", self._seconds(request), _nothing, self._env.close)
+        answer = await self._answer("close", self._seconds(request), _nothing, close_instance, self._env)
         env, rewards = self._env, request.get("rewards", [])
         seconds = self._seconds(request)
         verdicts = [await _value(success_of(env, reward, seconds)) for reward in rewards]
         final = await _value(final_info_of(env, seconds))
+        if (unstopped := gate_of(env).running) and "value" in final:
+            final["value"] |= {"unstopped": unstopped}
         self._env = None  # the answer may be kept for long
         return replace(answer, result={"final_info": final, "success": verdicts})
 

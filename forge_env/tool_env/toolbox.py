@@ -93,7 +93,7 @@ class Toolbox:
                 try:
                     text, kind = await self._attempts(tool, arguments)
                 finally:
-                    semaphore.release()
+                    self._gate.when_free(semaphore.release)
         except BadCall as refusal:
             return str(refusal), ToolUse(name=call.name, error="bad_arguments")
         except BaseException as error:

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
+import faulthandler
 import fcntl
 import os
 import signal
 import struct
+import sys
 
 _PIDFD_GET_INFO = 3 << 30 | 64 << 16 | 0xFF << 8 | 11  # of linux/pidfd.h
 _PIDFD_INFO_EXIT = 1 << 3
+
+
+def show_crashes() -> None:
+    """Let a crash of this process in native code write the stacks of its Python threads to stderr."""
+    if sys.stderr is not None and not faulthandler.is_enabled():
+        with contextlib.suppress(OSError, ValueError, RuntimeError):  # stderr has no descriptor
+            faulthandler.enable()
 
 
 def how_it_ended(code: int | None) -> str:

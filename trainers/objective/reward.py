@@ -17,6 +17,7 @@ What a run reports as reward and success is always the environment's.
 from __future__ import annotations
 
 import math
+import threading
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -77,6 +78,8 @@ class TrainingReward:
         default_factory=dict, init=False, compare=False, repr=False
     )
     """The user's rewards of the episodes that still live, by `id`."""
+    _one_at_a_time: threading.Lock = field(default_factory=threading.Lock, init=False, compare=False, repr=False)
+    """Of the user's function: with dynamic sampling several threads ask for rewards."""
 
     def of_task(self, episode: Episode) -> float:
         """Step 1: the environment's reward, or the user's instead."""
@@ -84,10 +87,11 @@ class TrainingReward:
         if self.user_reward is None:
             return episode.reward
         number = id(episode)
-        if number not in self._known:
-            value = self.user_reward(own_episode(episode))
-            self._known[number] = weakref.ref(episode, lambda _: self._known.pop(number, None)), value
-        return self._known[number][1]
+        with self._one_at_a_time:
+            if number not in self._known:
+                value = self.user_reward(own_episode(episode))
+                self._known[number] = weakref.ref(episode, lambda _: self._known.pop(number, None)), value
+            return self._known[number][1]
 
     def __call__(self, episode: Episode) -> float:
         """Steps 1 and 2: the number that advantages are taken of."""

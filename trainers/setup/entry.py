@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING
 
 from forge_env.core.errors import ForgeError, InvariantError, NothingTrained, UserError, first_error
+from forge_env.utils.exits import show_crashes
 from forge_env.utils.interrupts import interrupt_again, leave_at_once
 from forge_env.utils.secret_values import masked_text
 from trainers.algorithm import Algorithm, find_algorithm
@@ -30,6 +31,7 @@ def main(
     143 SIGTERM.
     """
     options = list(sys.argv[1:] if arguments is None else arguments)
+    show_crashes()
     interrupt_again()
     try:
         if isinstance(algorithm, str):

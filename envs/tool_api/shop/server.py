@@ -114,7 +114,7 @@ class ShopServer:
         except TimeoutError:
             raise ServiceError(f"the shop did not start within {_START_SECONDS:g} s") from None
         if not line:
-            raise ServiceError(f"the shop's process ended at its start with code {await self._process.wait()}")
+            raise ServiceError(f"the shop's process {how_it_ended(await self._process.wait())} at its start")
         return int(line)
 
     async def _stop(self) -> None:

@@ -26,7 +26,7 @@ import pytest
 from pydantic import BaseModel
 
 from forge_env.check import CheckReport, CheckRow, Latency, event_loop, leaks, run_checks, runner
-from forge_env.check.direct_calls import CallTimeout, with_timeout
+from forge_env.check.direct_calls import with_timeout
 from forge_env.check.runner import NAMES, OPEN
 from forge_env.check.sample_arguments import sample_arguments
 from forge_env.core.env import Env
@@ -34,6 +34,7 @@ from forge_env.core.errors import EnvError, SandboxUnavailable, UserError
 from forge_env.core.tools import make_tool, reward, tool
 from forge_env.core.types import Action, Message, Task
 from forge_env.rollout import env_calls
+from forge_env.rollout.env_calls import EnvTimeout
 from forge_env.rollout.factory import EnvFactory, make
 from forge_env.tool_env.tool_env import ToolEnv
 
@@ -1048,7 +1049,7 @@ async def test_what_cannot_be_cancelled_is_waited_for_no_longer_than_its_time() 
             except asyncio.CancelledError:
                 pass
 
-    with pytest.raises(CallTimeout, match="close\\(\\) took longer than 0.01 s"):
+    with pytest.raises(EnvTimeout, match="close\\(\\) took longer than 0.01 s"):
         await with_timeout("close()", stubborn(), 0.01)
     released.set()
 

@@ -24,7 +24,7 @@ from forge_env.users.user import UserTurn
 from forge_env.utils.threads import invoke
 from tests.helpers.waiting import until
 
-DEADLINE_S, MOMENT_S = 60.0, 0.1
+DEADLINE_S, LIMIT_S, MOMENT_S = 60.0, 1.0, 0.1
 TASK = Task(prompt=({"role": "user", "content": "Begin."},))
 PLAY = actions_in_order(tool_calls(("look", {})), final_answer("a question"), tool_calls(("look", {})))
 
@@ -78,6 +78,25 @@ class CoroutineSetup(Recorded):
         await invoke(self.meet, "setup")
 
 
+class ToThread(Recorded):
+    """Its coroutines wait for threads of asyncio."""
+
+    async def setup(self) -> None:  # type: ignore[override]
+        await asyncio.to_thread(self.meet, "setup")
+
+    async def reply(self, messages: list[Message]) -> UserTurn:  # type: ignore[override]
+        return await asyncio.to_thread(super().reply, messages)
+
+    @tool
+    async def look(self) -> None:
+        """Look."""
+        await asyncio.to_thread(self.meet, "tool")
+
+    @reward
+    async def right(self, answer: str) -> float:
+        return await asyncio.to_thread(super().right, answer)
+
+
 class Overlapping(Recorded):
     allows_overlap = True
 
@@ -102,7 +121,7 @@ class Opened:
 
 
 @pytest.mark.parametrize("part", ["constructor", "setup", "tool", "user", "reward"])
-@pytest.mark.parametrize("kind", [Recorded, CoroutineSetup, Overlapping])
+@pytest.mark.parametrize("kind", [Recorded, CoroutineSetup, ToThread, Overlapping])
 async def test_close_waits_for_the_method_whose_episode_was_cancelled(kind: type[Recorded], part: str) -> None:
     with Opened(kind, part) as opened:
         async with opened.factory as factory:
@@ -116,6 +135,31 @@ async def test_close_waits_for_the_method_whose_episode_was_cancelled(kind: type
                 await task
         if not kind.allows_overlap:
             assert opened.notes == [*opened.both, "close"], "it ends by itself, and the instance is closed once"
+
+
+@pytest.mark.parametrize("kind", [Recorded, ToThread])
+async def test_a_tool_that_runs_on_keeps_its_slot(kind: type[Recorded]) -> None:
+    """The number of concurrent calls is often the number that something outside of the instance bears."""
+
+    class Slot(kind):  # type: ignore[misc, valid-type]
+        look = tool(concurrency=1, timeout=MOMENT_S)(kind.look)
+
+    with Opened(Slot, "tool") as opened:
+        async with opened.factory as factory:
+
+            def begin(number: int) -> asyncio.Task[Any]:
+                play = run_episode(factory, StrategyAgent(PLAY), TASK, seed=0, episode_id=str(number))
+                return asyncio.create_task(play)
+
+            first = begin(0)
+            await until(lambda: opened.begins in opened.notes)
+            first.cancel()
+            second = begin(1)
+            await asyncio.wait({first, second}, timeout=2 * MOMENT_S)
+            assert opened.notes == [opened.begins]
+            for _ in range(3):
+                opened.go_on()
+            await asyncio.wait({first, second})
 
 
 async def test_an_episode_that_is_cancelled_again_ends_and_its_instance_is_closed_later() -> None:
@@ -134,7 +178,7 @@ async def test_an_episode_that_is_cancelled_again_ends_and_its_instance_is_close
 
 
 async def test_an_episode_out_of_time_is_closed_after_its_step() -> None:
-    limits = EpisodeLimits(step_seconds=MOMENT_S)
+    limits = EpisodeLimits(step_seconds=LIMIT_S)
     with Opened(Recorded, "tool") as opened:
         async with opened.factory as factory:
             play = run_episode(factory, StrategyAgent(PLAY), TASK, seed=0, episode_id="e", limits=limits)
@@ -151,7 +195,7 @@ async def test_an_episode_out_of_time_is_closed_after_its_step() -> None:
 
 def test_a_gymnasium_environment_is_closed_after_its_set_up() -> None:
     with Opened(Recorded, "setup") as opened:
-        env = SyncEnv(opened.factory, limits=EpisodeLimits(step_seconds=MOMENT_S))
+        env = SyncEnv(opened.factory, limits=EpisodeLimits(step_seconds=LIMIT_S))
         _, info = env.reset(seed=0, options={"task": TASK})
         assert info["error"].startswith("reset took longer") and opened.notes == [opened.begins]
         opened.go_on()

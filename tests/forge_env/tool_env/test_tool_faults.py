@@ -106,7 +106,7 @@ async def test_a_tool_that_cannot_be_stopped_keeps_its_instance_and_is_named(
         assert closed == []
         os.write(ends[1], b"x")  # the call returns
     assert closed == ["close"], "at the end of the process if not before"
-    held = "query still runs after the time limit, and the methods of an instance never overlap"
+    held = "query still runs, and the methods of an instance never overlap"
     assert [m["content"] for m in episode.messages if m["role"] == "tool"] == [
         "Error: loops took longer than 0.05 s and was stopped.",
         "Error: query did not finish within 0.05 s; it may still run.",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -270,3 +271,27 @@ def test_a_reward_function_is_asked_once_for_each_episode_while_it_lives() -> No
     assert list(objective.reward._known) == list(map(id, judged.episodes)), "what is gone is forgotten"
     changed = replace(objective.reward, user_reward=lambda e: 7.0)
     assert changed.of_task(judged.episodes[0]) == 7.0, "another function has answers of its own"
+
+
+def test_a_reward_function_is_asked_for_one_episode_at_a_time() -> None:
+    """With dynamic sampling the threads of several groups ask at once."""
+    running: list[str] = []
+    most: list[int] = []
+    second = threading.Event()
+
+    def slow(e: Episode) -> float:
+        running.append(e.id)
+        second.wait(0.05)  # set if another call begins meanwhile
+        most.append(len(running))
+        if len(running) > 1:
+            second.set()
+        running.remove(e.id)
+        return 1.0
+
+    reward = TrainingReward(user_reward=slow)
+    threads = [threading.Thread(target=reward.of_task, args=(episode(0.0, name=str(i)),)) for i in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert most == [1, 1, 1]
