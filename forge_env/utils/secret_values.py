@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +50,7 @@ _PARAMETERS = {"key", "sig", "signature"}
 _ANYWHERE = re.compile(
     r"(?P<before>\b[a-zA-Z][\w+.-]*://)(?P<user>[^\s/@?#'\"]+)(?=@)"
     r"|(?P<name>(?<=[?&#])[\w.-]+)=(?P<parameter>[^\s&#'\"]+)"
-    r"|\bBearer (?P<bearer>(?!tokens?\b)[\w+/.~=-]{4,})"
+    r"|\bBearer (?P<bearer>(?!tokens?\b|[A-Z_]+\b)[\w+/.~=-]{4,})"
     r"|\bBasic (?P<basic>(?=[\w+/]*[\d=])[\w+/]{6,}=*)"
     r"|(?<![\w/@.-])(?P<login>(?!(?:mailto|openai):)[\w.+-]+:[^\s:@/]+)(?=@(?!https?://|sha256:)(?:localhost|\d+(?:\.\d+){3}"
     r"|[a-zA-Z][\w-]*(?:\.[\w-]+)*\.[a-zA-Z]{2,}|[a-zA-Z][\w-]*(?=[:/]))(?![\w@]))"
@@ -110,10 +110,9 @@ def masked(value: Any, path: Sequence[Any] = ()) -> Any:
 
 def masked_text(text: str) -> str:
     """A sentence without what is a secret by its form, and without the secrets that `masked` has met."""
-    text = _ANYWHERE.sub(_hide_match, text)
     for secret in sorted(_known, key=len, reverse=True):
         text = text.replace(secret, HIDDEN)
-    return text
+    return _ANYWHERE.sub(lambda match: _hide_match(match, lambda secret: HIDDEN), text)
 
 
 def keep(folder: Path, settings: Mapping[str, Any]) -> None:
@@ -184,7 +183,7 @@ def _masked_setting(text: str) -> str:
         if data is not None:
             without = masked(data)
             return text if without == data else json.dumps(without)
-    text = _ANYWHERE.sub(_hide_match, text)
+    text = _ANYWHERE.sub(lambda match: _hide_match(match, _hide), text)
     for pattern in _BY_NAME:
         text = pattern.sub(_hide_named, text)
     return text
@@ -201,14 +200,14 @@ def _hide(secret: str) -> str:
     return HIDDEN
 
 
-def _hide_match(match: re.Match[str]) -> str:
+def _hide_match(match: re.Match[str], hide: Callable[[str], str]) -> str:
     if name := match["name"]:
         is_secret = is_secret_name(name) or name.lower() in _PARAMETERS
-        return f"{name}={_hide(match['parameter'])}" if is_secret and HIDDEN not in match[0] else match[0]
+        return f"{name}={hide(match['parameter'])}" if is_secret and HIDDEN not in match[0] else match[0]
     secret = next(match[group] for group in ("user", "bearer", "basic", "login", "known") if match[group])
-    if match["user"] == "git":  # of ssh
+    if match["user"] == "git" or HIDDEN in secret:  # git is the user of ssh
         return match[0]
-    _hide(secret.partition(":")[2] if match["user"] or match["login"] else secret)
+    hide(secret.partition(":")[2] if match["user"] or match["login"] else secret)
     return match[0].replace(secret, HIDDEN)
 
 

@@ -77,6 +77,17 @@ def test_other_settings_stay_as_they_are(monkeypatch: pytest.MonkeyPatch) -> Non
     assert masked(NO_SECRETS) == NO_SECRETS
 
 
+def test_a_sentence_about_secrets_stays_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("forge_env.utils.secret_values._known", set())
+    sentence = (
+        "connect to http://127.0.0.1:80/TOKEN, or send the header Authorization: Bearer TOKEN, once LEAK-9 is set"
+    )
+    assert masked_text(sentence) == sentence
+    assert "PASS" not in masked_text("https://me:PASS-9@host") and masked_text("PASS-9") == "PASS-9"
+    masked({"api_key": "LEAK-9"})
+    assert masked_text(sentence) == sentence.replace("LEAK-9", HIDDEN)
+
+
 def test_a_folder_gives_its_secrets_back(tmp_path: Path) -> None:
     settings = {"env": {"options": SECRETS}}
     keep(tmp_path, settings)
