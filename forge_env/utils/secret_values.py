@@ -20,7 +20,7 @@ HIDDEN = "[secret-not-written]"
 """Stands for a secret in files and sentences."""
 FILE = "secrets.json"
 """The file of `keep`: a list of [path, value], readable for its owner only."""
-_SHORTEST = 4  # a shorter value is masked where it stands, but not in sentences, which it would garble
+_SHORTEST = 6  # a shorter value is masked where it stands, but not in sentences, which it would garble
 
 _SECRET = re.compile(
     "passwords?|passwd|passphrase|passcode|pwd?|secrets?|credentials?|authorization|bearer|cookies?|jwt|dsn|"
@@ -195,7 +195,7 @@ def _is_reference(value: str) -> bool:
 
 
 def _hide(secret: str) -> str:
-    if len(secret) >= _SHORTEST:
+    if len(secret) >= _SHORTEST and secret not in HIDDEN:
         _known.add(secret)
     return HIDDEN
 
