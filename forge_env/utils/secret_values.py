@@ -29,10 +29,10 @@ _SECRET = re.compile(
 _ACCESS = re.compile("api|access|auth|secret|private|bearer|refresh|session|encryption|signing|ssh")
 """Before "keys" and "tokens", which mean other things without it."""
 _OF_DATA = re.compile(
-    "answer|any|audio|cache|chosen|column|config|data|dataset|dict|each|example|field|fn|foreign|function|group|hot|idempotency|"
-    "image|index|input|item|json|label|lookup|main|map|messages?|metric|output|partition|primary|problem|prompt|"
-    "public|query|question|record|rejected|response|reward|row|sample|score|short|solution|sort|target|task|text|"
-    "tool|video"
+    "answer|any|audio|cache|chosen|column|config|data|dataset|dict|each|example|field|fn|foreign|function|group|hot|"
+    "idempotency|image|index|input|item|json|label|lookup|main|map|messages?|metric|output|partition|primary|problem|"
+    "prompt|public|query|question|record|rejected|response|reward|row|sample|score|short|solution|sort|target|task|"
+    "text|tool|video"
 )
 """Before "key": a column, or the key of a table."""
 _OF_TEXT = re.compile(
@@ -48,22 +48,22 @@ _PARAMETERS = {"key", "sig", "signature"}
 """Parameters of a URL that are secrets, though settings of these names are none."""
 
 _ANYWHERE = re.compile(
-    r"(?P<before>\b[a-zA-Z][\w+.-]*://)(?P<user>[^\s/@?#'\"]+)(?=@)"
+    r"(?<![\w+.-])[a-zA-Z][\w+.-]*://(?P<user>[^\s/?#'\"]+)(?=@)"
     r"|(?P<name>(?<=[?&#])[\w.-]+)=(?P<parameter>[^\s&#'\"]+)"
     r"|\bBearer (?P<bearer>(?!tokens?\b|[A-Z_]+\b)[\w+/.~=-]{4,})"
     r"|\bBasic (?P<basic>(?=[\w+/]*[\d=])[\w+/]{6,}=*)"
-    r"|(?<![\w/@.-])(?P<login>(?!(?:mailto|openai):)[\w.+-]+:[^\s:@/]+)(?=@(?!https?://|sha256:)(?:localhost|\d+(?:\.\d+){3}"
-    r"|[a-zA-Z][\w-]*(?:\.[\w-]+)*\.[a-zA-Z]{2,}|[a-zA-Z][\w-]*(?=[:/]))(?![\w@]))"
+    r"|(?<![\w/@.+-])(?P<login>(?!(?:mailto|openai):)[\w.+-]+:[^\s:@/]+)(?=@(?!https?://|sha256:)"
+    r"(?:localhost|\d+(?:\.\d+){3}|[a-zA-Z][\w-]*(?:\.[\w-]+)*\.[a-zA-Z]{2,}|[a-zA-Z][\w-]*(?=[:/]))(?![\w@]))"
     r"|(?<![\w-])(?P<known>sk-[\w-]{16,}|gh[pousr]_\w{20,}|github_pat_\w{20,}|hf_[A-Za-z0-9]{20,}|glpat-[\w-]{16,}"
     r"|xox[abprs]-[\w-]{10,}|AKIA[0-9A-Z]{16}|AIza[\w-]{30,}|eyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]*"
     r"|-----BEGIN [A-Z ]*PRIVATE KEY-----(?:.|\s)*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z))"
 )
 """What is a secret by its form: parts of URLs, headers, and keys with the marks of their issuers."""
 _BY_NAME = (
-    re.compile(r"(?P<name>[A-Za-z][\w.-]*)=(?P<value>'[^']+'|\"[^\"]+\"|[^\s&;,'\"]+)"),
+    re.compile(r"(?<![\w.-])-{0,2}(?P<name>[A-Za-z][\w.-]*)=(?P<value>'[^']+'|\"[^\"]+\"|[^\s&;,'\"]+)"),
     re.compile(r"\A\s*(?P<name>[A-Za-z][\w-]*):\s+(?P<value>[^\n]*\S)\s*\Z"),
-    re.compile(r"\b(?P<name>[A-Za-z]\w*-[\w-]+|(?i:authorization|cookie)): *(?P<value>[^'\"\n]+)"),
-    re.compile(r"--?(?P<name>[A-Za-z][\w-]*) +(?P<value>(?!-)(?:'[^']+'|\"[^\"]+\"|[^\s'\"]+))"),
+    re.compile(r"(?<![\w-])(?P<name>[A-Za-z]\w*-[\w-]+|(?i:authorization|cookie)): *(?P<value>[^'\"\n]+)"),
+    re.compile(r"(?<![\w-])--?(?P<name>[A-Za-z][\w-]*) +(?P<value>(?!-)(?:'[^']+'|\"[^\"]+\"|[^\s'\"]+))"),
 )
 """A secret by the name before it: NAME=VALUE, "NAME: VALUE", a header in a longer text, and --NAME VALUE."""
 _known: set[str] = set()

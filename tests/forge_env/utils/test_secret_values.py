@@ -27,6 +27,7 @@ SECRETS: dict[str, Any] = {
     "servers": [{"name": "a", "access_token": "LEAKED"}],
     "lines": ["X-Api-Key: LEAKED", "Authorization: Basic LEAKED"],
     "url": "https://me:LEAKED@host:80/v1",
+    "odd_url": "https://me:p@LEAKED@host/",
     "proxy": "me:LEAKED@proxy.local:3128",
     "query": "https://host/v1?model=a&api_key=LEAKED&sig=LEAKED",
     "command": "run --api-key LEAKED --password=LEAKED API_TOKEN='LEAKED LEAKED' --max-tokens 5",
