@@ -31,7 +31,7 @@ def say(text: str) -> None:
 
 def note(text: str) -> None:
     """Print a remark on stderr."""
-    sys.stderr.write(masked_text(f"note: {text}\n"))
+    sys.stderr.write(f"note: {text}\n")
 
 
 def last_words(text: str) -> None:

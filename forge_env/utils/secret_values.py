@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ HIDDEN = "[secret-not-written]"
 """Stands for a secret in files and sentences."""
 FILE = "secrets.json"
 """The file of `keep`: a list of [path, value], readable for its owner only."""
-_SHORTEST = 4  # a shorter value is masked where it stands, but not in sentences, which it would garble
+_SHORTEST = 6  # a shorter value is masked where it stands, but not in sentences, which it would garble
 
 _SECRET = re.compile(
     "passwords?|passwd|passphrase|passcode|pwd?|secrets?|credentials?|authorization|bearer|cookies?|jwt|dsn|"
@@ -29,10 +29,10 @@ _SECRET = re.compile(
 _ACCESS = re.compile("api|access|auth|secret|private|bearer|refresh|session|encryption|signing|ssh")
 """Before "keys" and "tokens", which mean other things without it."""
 _OF_DATA = re.compile(
-    "answer|any|audio|cache|chosen|column|config|data|dataset|dict|each|example|field|fn|foreign|function|group|hot|idempotency|"
-    "image|index|input|item|json|label|lookup|main|map|messages?|metric|output|partition|primary|problem|prompt|"
-    "public|query|question|record|rejected|response|reward|row|sample|score|short|solution|sort|target|task|text|"
-    "tool|video"
+    "answer|any|audio|cache|chosen|column|config|data|dataset|dict|each|example|field|fn|foreign|function|group|hot|"
+    "idempotency|image|index|input|item|json|label|lookup|main|map|messages?|metric|output|partition|primary|problem|"
+    "prompt|public|query|question|record|rejected|response|reward|row|sample|score|short|solution|sort|target|task|"
+    "text|tool|video"
 )
 """Before "key": a column, or the key of a table."""
 _OF_TEXT = re.compile(
@@ -48,22 +48,22 @@ _PARAMETERS = {"key", "sig", "signature"}
 """Parameters of a URL that are secrets, though settings of these names are none."""
 
 _ANYWHERE = re.compile(
-    r"(?P<before>\b[a-zA-Z][\w+.-]*://)(?P<user>[^\s/@?#'\"]+)(?=@)"
+    r"(?<![\w+.-])[a-zA-Z][\w+.-]*://(?P<user>[^\s/?#'\"]+)(?=@)"
     r"|(?P<name>(?<=[?&#])[\w.-]+)=(?P<parameter>[^\s&#'\"]+)"
-    r"|\bBearer (?P<bearer>(?!tokens?\b)[\w+/.~=-]{4,})"
+    r"|\bBearer (?P<bearer>(?!tokens?\b|[A-Z_]+\b)[\w+/.~=-]{4,})"
     r"|\bBasic (?P<basic>(?=[\w+/]*[\d=])[\w+/]{6,}=*)"
-    r"|(?<![\w/@.-])(?P<login>(?!(?:mailto|openai):)[\w.+-]+:[^\s:@/]+)(?=@(?!https?://|sha256:)(?:localhost|\d+(?:\.\d+){3}"
-    r"|[a-zA-Z][\w-]*(?:\.[\w-]+)*\.[a-zA-Z]{2,}|[a-zA-Z][\w-]*(?=[:/]))(?![\w@]))"
+    r"|(?<![\w/@.+-])(?P<login>(?!(?:mailto|openai):)[\w.+-]+:[^\s:@/]+)(?=@(?!https?://|sha256:)"
+    r"(?:localhost|\d+(?:\.\d+){3}|[a-zA-Z][\w-]*(?:\.[\w-]+)*\.[a-zA-Z]{2,}|[a-zA-Z][\w-]*(?=[:/]))(?![\w@]))"
     r"|(?<![\w-])(?P<known>sk-[\w-]{16,}|gh[pousr]_\w{20,}|github_pat_\w{20,}|hf_[A-Za-z0-9]{20,}|glpat-[\w-]{16,}"
     r"|xox[abprs]-[\w-]{10,}|AKIA[0-9A-Z]{16}|AIza[\w-]{30,}|eyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]*"
     r"|-----BEGIN [A-Z ]*PRIVATE KEY-----(?:.|\s)*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z))"
 )
 """What is a secret by its form: parts of URLs, headers, and keys with the marks of their issuers."""
 _BY_NAME = (
-    re.compile(r"(?P<name>[A-Za-z][\w.-]*)=(?P<value>'[^']+'|\"[^\"]+\"|[^\s&;,'\"]+)"),
+    re.compile(r"(?<![\w.-])-{0,2}(?P<name>[A-Za-z][\w.-]*)=(?P<value>'[^']+'|\"[^\"]+\"|[^\s&;,'\"]+)"),
     re.compile(r"\A\s*(?P<name>[A-Za-z][\w-]*):\s+(?P<value>[^\n]*\S)\s*\Z"),
-    re.compile(r"\b(?P<name>[A-Za-z]\w*-[\w-]+|(?i:authorization|cookie)): *(?P<value>[^'\"\n]+)"),
-    re.compile(r"--?(?P<name>[A-Za-z][\w-]*) +(?P<value>(?!-)(?:'[^']+'|\"[^\"]+\"|[^\s'\"]+))"),
+    re.compile(r"(?<![\w-])(?P<name>[A-Za-z]\w*-[\w-]+|(?i:authorization|cookie)): *(?P<value>[^'\"\n]+)"),
+    re.compile(r"(?<![\w-])--?(?P<name>[A-Za-z][\w-]*) +(?P<value>(?!-)(?:'[^']+'|\"[^\"]+\"|[^\s'\"]+))"),
 )
 """A secret by the name before it: NAME=VALUE, "NAME: VALUE", a header in a longer text, and --NAME VALUE."""
 _known: set[str] = set()
@@ -110,10 +110,9 @@ def masked(value: Any, path: Sequence[Any] = ()) -> Any:
 
 def masked_text(text: str) -> str:
     """A sentence without what is a secret by its form, and without the secrets that `masked` has met."""
-    text = _ANYWHERE.sub(_hide_match, text)
     for secret in sorted(_known, key=len, reverse=True):
         text = text.replace(secret, HIDDEN)
-    return text
+    return _ANYWHERE.sub(lambda match: _hide_match(match, lambda secret: HIDDEN), text)
 
 
 def keep(folder: Path, settings: Mapping[str, Any]) -> None:
@@ -184,7 +183,7 @@ def _masked_setting(text: str) -> str:
         if data is not None:
             without = masked(data)
             return text if without == data else json.dumps(without)
-    text = _ANYWHERE.sub(_hide_match, text)
+    text = _ANYWHERE.sub(lambda match: _hide_match(match, _hide), text)
     for pattern in _BY_NAME:
         text = pattern.sub(_hide_named, text)
     return text
@@ -196,19 +195,19 @@ def _is_reference(value: str) -> bool:
 
 
 def _hide(secret: str) -> str:
-    if len(secret) >= _SHORTEST:
+    if len(secret) >= _SHORTEST and secret not in HIDDEN:
         _known.add(secret)
     return HIDDEN
 
 
-def _hide_match(match: re.Match[str]) -> str:
+def _hide_match(match: re.Match[str], hide: Callable[[str], str]) -> str:
     if name := match["name"]:
         is_secret = is_secret_name(name) or name.lower() in _PARAMETERS
-        return f"{name}={_hide(match['parameter'])}" if is_secret and HIDDEN not in match[0] else match[0]
+        return f"{name}={hide(match['parameter'])}" if is_secret and HIDDEN not in match[0] else match[0]
     secret = next(match[group] for group in ("user", "bearer", "basic", "login", "known") if match[group])
-    if match["user"] == "git":  # of ssh
+    if match["user"] == "git" or HIDDEN in secret:  # git is the user of ssh
         return match[0]
-    _hide(secret.partition(":")[2] if match["user"] or match["login"] else secret)
+    hide(secret.partition(":")[2] if match["user"] or match["login"] else secret)
     return match[0].replace(secret, HIDDEN)
 
 

@@ -11,29 +11,30 @@ from forge_env.core.errors import UserError
 from forge_env.utils.secret_values import FILE, HIDDEN, check_present, keep, masked, masked_text, restored
 
 SECRETS: dict[str, Any] = {
-    "api_key": "LEAK",
-    "X-Api-Key": "LEAK",
-    "hfToken": "LEAK",
-    "AWS_SECRET_ACCESS_KEY": "LEAK",
-    "private_key": "LEAK",
-    "openai_key": "LEAK",
-    "db.password": "LEAK",
+    "api_key": "LEAKED",
+    "X-Api-Key": "LEAKED",
+    "hfToken": "LEAKED",
+    "AWS_SECRET_ACCESS_KEY": "LEAKED",
+    "private_key": "LEAKED",
+    "openai_key": "LEAKED",
+    "db.password": "LEAKED",
     "pin_password": 7777,
-    "auth": "me:LEAK",
-    "api_keys": ["LEAK", "LEAK2"],
-    "credentials": {"user": "LEAK"},
-    "headers": {"Authorization": "Bearer LEAK", "Accept": "text/html"},
-    "in_json": '{"headers": {"Cookie": "sid=LEAK"}}',
-    "servers": [{"name": "a", "access_token": "LEAK"}],
-    "lines": ["X-Api-Key: LEAK", "Authorization: Basic LEAK"],
-    "url": "https://me:LEAK@host:80/v1",
-    "proxy": "me:LEAK@proxy.local:3128",
-    "query": "https://host/v1?model=a&api_key=LEAK&sig=LEAK",
-    "command": "run --api-key LEAK --password=LEAK API_TOKEN='LEAK LEAK' --max-tokens 5",
-    "curl": "curl -H 'X-Auth-Token: LEAK' http://host",
-    "dsn": "postgres://me:LEAK@db/x",
-    "text": "use -----BEGIN RSA PRIVATE KEY-----\nLEAK\n-----END RSA PRIVATE KEY-----",
-    "known": "sk-LEAK-0123456789abcdef",
+    "auth": "me:LEAKED",
+    "api_keys": ["LEAKED", "LEAKED2"],
+    "credentials": {"user": "LEAKED"},
+    "headers": {"Authorization": "Bearer LEAKED", "Accept": "text/html"},
+    "in_json": '{"headers": {"Cookie": "sid=LEAKED"}}',
+    "servers": [{"name": "a", "access_token": "LEAKED"}],
+    "lines": ["X-Api-Key: LEAKED", "Authorization: Basic LEAKED"],
+    "url": "https://me:LEAKED@host:80/v1",
+    "odd_url": "https://me:p@LEAKED@host/",
+    "proxy": "me:LEAKED@proxy.local:3128",
+    "query": "https://host/v1?model=a&api_key=LEAKED&sig=LEAKED",
+    "command": "run --api-key LEAKED --password=LEAKED API_TOKEN='LEAKED LEAKED' --max-tokens 5",
+    "curl": "curl -H 'X-Auth-Token: LEAKED' http://host",
+    "dsn": "postgres://me:LEAKED@db/x",
+    "text": "use -----BEGIN RSA PRIVATE KEY-----\nLEAKED\n-----END RSA PRIVATE KEY-----",
+    "known": "sk-LEAKED-0123456789abcdef",
 }
 NO_SECRETS: dict[str, Any] = {
     "max_tokens": 512,
@@ -68,13 +69,24 @@ NO_SECRETS: dict[str, Any] = {
 @pytest.mark.parametrize("name", SECRETS)
 def test_a_secret_is_masked_by_its_name_or_its_form(name: str) -> None:
     shown = repr(masked({"options": {name: SECRETS[name]}}))
-    assert HIDDEN in shown and "LEAK" not in shown and "7777" not in shown
-    assert "LEAK" not in masked_text(f"the option {name} is {SECRETS[name]!r}")
+    assert HIDDEN in shown and "LEAKED" not in shown and "7777" not in shown
+    assert "LEAKED" not in masked_text(f"the option {name} is {SECRETS[name]!r}")
 
 
 def test_other_settings_stay_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("THE_VARIABLE", "x")
     assert masked(NO_SECRETS) == NO_SECRETS
+
+
+def test_a_sentence_about_secrets_stays_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("forge_env.utils.secret_values._known", set())
+    sentence = (
+        "connect to http://127.0.0.1:80/TOKEN, or send the header Authorization: Bearer TOKEN, once LEAKED-9 is set"
+    )
+    assert masked_text(sentence) == sentence
+    assert "PASS" not in masked_text("https://me:PASS-9@host") and masked_text("PASS-9") == "PASS-9"
+    masked({"api_key": "LEAKED-9", "token": "secret", "password": "set"})
+    assert masked_text(sentence) == sentence.replace("LEAKED-9", HIDDEN)
 
 
 def test_a_folder_gives_its_secrets_back(tmp_path: Path) -> None:
