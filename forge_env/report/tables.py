@@ -35,9 +35,8 @@ COUNTS = {
     "groups_without_signal": "groups whose rewards are all equal, sampled anew",
     "groups_run_again": "groups whose process died, run again",
     "processes_replaced": "processes that died or hung, replaced",
-    "skipped": "optimizer steps skipped: no token was learned, or loss or gradient was not finite",
 }
-"""Metrics of the phase "train" that are listed with the faults."""
+"""Metrics of the phase "train" that are listed with the faults; each is a running total."""
 
 
 def table(head: Row, rows: Sequence[Row], number_columns: Container[int]) -> str:
@@ -248,11 +247,17 @@ def faults(run: RunData) -> str:
         for name, meaning in OUTCOMES.items()
         if outcomes[name]
     ]
-    for name, meaning in COUNTS.items():
-        values = [y for _, y in run.series("train", name)]
-        count = sum(values) if name == "skipped" else max(values, default=0.0)  # the others are running totals
-        if count:
-            rows.append([f"<code>{name}</code>", escape(meaning), f"{count:,.0f}", ""])
+    counts = [
+        (name, meaning, max((y for _, y in run.series("train", name)), default=0.0)) for name, meaning in COUNTS.items()
+    ]
+    tokens = dict(run.series("train", "tokens"))
+    skipped = [tokens.get(step, 1.0) for step, is_skipped in run.series("train", "skipped") if is_skipped]
+    idle = skipped.count(0.0)
+    counts.append(
+        ("skipped", "optimizer steps whose loss or gradient was not finite, skipped", float(len(skipped) - idle))
+    )
+    counts.append(("skipped", "optimizer steps without a token to learn from, skipped", float(idle)))
+    rows += [[f"<code>{name}</code>", escape(meaning), f"{count:,.0f}", ""] for name, meaning, count in counts if count]
     return table(["", "meaning", "count", "errors"], rows, {2}) if rows else ""
 
 

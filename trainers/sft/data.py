@@ -137,23 +137,18 @@ class SFTData:
         if began:
             self._limit, self._tokens_per_step = began["row_tokens"], began["tokens_per_step"]
         rows: list[tuple[tuple[str, ...], Sample]] = []
-        firsts, seen, repeated = [], set[str](), 0
-        for number, (keys, sample) in enumerate(self._read(self.left_out)):
-            if seen.isdisjoint(keys):
-                firsts.append(number)
-            repeated += keys[0] in seen
-            seen.update(keys)
-            rows.append((keys, sample))
+        for number, row in enumerate(self._read(self.left_out)):
+            rows.append(row)
             if number % 64 == 63:
                 await asyncio.sleep(0)  # Ctrl-C is handled between two conversations
             if sft.streaming and number >= self._every * HELD_OUT_MOST:
                 break
-        self._hold_out(rows, firsts)
+        self._hold_out(rows)
         if not self._samples:
             raise UserError(self._nothing_left())
         self._counts = {
             "conversations": len(self._samples),
-            "repeated": repeated,
+            "repeated": len(rows) - len({keys[0] for keys, _ in rows}),
             "row_tokens": self._limit,
             "tokens_per_step": self._tokens_per_step,
             "digest": _digest(sample for _, sample in rows),
@@ -171,9 +166,12 @@ class SFTData:
             return self._training.steps
         return sum(1 for epoch in range(sft.epochs) for _ in token_batches(self._epoch(epoch), self._tokens_per_step))
 
-    def _hold_out(self, rows: Sequence[tuple[tuple[str, ...], Sample]], firsts: Sequence[int]) -> None:
-        """Divide the rows; `firsts` are the places of those that repeat none. No copy of a held-out row is trained."""
-        every = self._every
+    def _hold_out(self, rows: Sequence[tuple[tuple[str, ...], Sample]]) -> None:
+        """Divide the rows; no copy of a held-out row is trained."""
+        every, firsts = self._every, _firsts(keys for keys, _ in rows)
+        if len(firsts) == 1:  # all are episodes of one task
+            rows = [(keys[:1], sample) for keys, sample in rows]
+            firsts = _firsts(keys for keys, _ in rows)
         places = firsts[every - 1 : every * HELD_OUT_MOST : every] if every else []
         if every and not places and len(firsts) > 1 and not self._sft.streaming:
             places = firsts[-1:]  # the share of so small a set is less than one conversation
@@ -189,7 +187,7 @@ class SFTData:
         if repeated := self._counts["repeated"]:
             say(f"{repeated:,} conversations repeat earlier ones; copies of held-out ones are not trained on")
         if self._every and not self.held_out:
-            say("nothing is held out: all conversations are copies of one, or of one task")
+            say("nothing is held out: all conversations are copies of one")
         if self._foreign:
             say(f"{self._foreign:,} episodes hold the tokens of another model, and were rendered from their messages")
         if self.left_out.total:
@@ -284,6 +282,16 @@ def copy_keys(example: Example) -> tuple[str, ...]:
         said.pop()  # no row has them
     text = hashlib.sha256(json.dumps(said, sort_keys=True).encode(errors="replace")).hexdigest()
     return (text, f"{example.env}/{example.task}") if example.task else (text,)
+
+
+def _firsts(keys: Iterable[tuple[str, ...]]) -> list[int]:
+    """The places of the rows that share no key with an earlier one."""
+    seen, places = set[str](), []
+    for place, of_row in enumerate(keys):
+        if seen.isdisjoint(of_row):
+            places.append(place)
+        seen.update(of_row)
+    return places
 
 
 def _digest(samples: Iterable[Sample]) -> str:

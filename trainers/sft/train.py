@@ -146,7 +146,11 @@ async def _train(run: Run, data: SFTData, place: dict[str, Any]) -> None:
             run.record.metrics("train", done, {name: metrics[name] for name in METRICS if name in metrics})
             place["seconds"] = time.perf_counter() - started
             if not is_stopped.is_set():
-                await _evaluate(run, done)
+                try:
+                    await _evaluate(run, done)
+                except ServiceError:
+                    await save()  # what was trained is kept
+                    raise
             if is_due(run.plan, done) or await invoke(run.evaluations.is_best, done):
                 await save_checkpoint(run, done, place, asynchronous=run.plan.checkpoint.asynchronous)
             if done == run.plan.steps:

@@ -7,6 +7,7 @@ import re
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,7 +16,8 @@ from forge_env.core.episode import Episode
 from forge_env.core.errors import UserError
 from forge_env.core.types import Outcome
 from forge_env.report.page import render_page, write_page
-from forge_env.report.run_data import read_run
+from forge_env.report.run_data import RunData, read_run
+from forge_env.report.tables import faults
 from tests.forge_env.report.folders import attempt, steps, write_run
 
 
@@ -330,3 +332,14 @@ def test_the_command_writes_it_again(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert "is not the folder of a training run: it has no metrics.jsonl" in capsys.readouterr().err
     with pytest.raises(UserError):
         write_page(tmp_path / "nowhere")
+
+
+def test_a_skipped_step_is_counted_by_its_reason(tmp_path: Path) -> None:
+    """A step whose prompts leave no token to sample has no gradient that could be infinite."""
+    records = [{"step": 1.0, "skipped": 1.0, "tokens": 0.0}, {"step": 2.0, "skipped": 1.0, "tokens": 9.0}]
+    records += [{"step": 3.0, "skipped": 1.0, "tokens": 0.0}, {"step": 4.0, "skipped": 0.0, "tokens": 9.0}]
+    parts: dict[str, Any] = {"facts": {}, "summary": None, "config": "", "console": (), "evaluations": {}}
+    run = RunData(folder=tmp_path, phases={"train": records}, trained=(), has_all_trained=True, **parts)
+    table = faults(run)
+    assert re.search(r"was not finite, skipped</td><td[^>]*>1<", table)
+    assert re.search(r"without a token to learn from, skipped</td><td[^>]*>2<", table)

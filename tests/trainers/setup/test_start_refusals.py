@@ -16,6 +16,7 @@ IN_PLAN = "the plan calls it"
 OF_LIBRARY = "a caller in Python meets it, and no run does"
 OF_EPISODES = "it needs an episode"
 OF_DISK = "the disk is full, or somebody changes a file meanwhile"
+OF_WEIGHTS = "a plan does not read all weights"
 OF_EVAL = "a check of forge-env eval or serve, before an engine starts"
 KNOWN = {
     "trainers/run/warmup.py:demonstrate": OF_EPISODES,
@@ -35,12 +36,17 @@ KNOWN = {
     "trainers/run/trainer_actor.py:_take": OF_LIBRARY,
     "trainers/run/trainer_actor.py:_train_step": OF_LIBRARY,
     "trainers/controller/ready_groups.py:unpack": OF_DISK,
+    "trainers/controller/drop_counts.py:judge": OF_EPISODES,
     "trainers/controller/schedule.py:__init__": OF_LIBRARY,
     "trainers/sft/config.py:_check_data": IN_PLAN,
     "trainers/sft/config.py:_refuse_settings_of_data": IN_PLAN,
     "trainers/sft/config.py:resolved": IN_PLAN,
     "trainers/sft/shapes.py:find_shape": IN_PLAN,
     "trainers/sft/source.py:__init__": IN_PLAN,
+    "trainers/sft/train.py:held_out_loss": OF_WEIGHTS,
+    "trainers/titan/checkpoint.py:_check_finite": OF_WEIGHTS,
+    "trainers/titan/checkpoint.py:load_weights": OF_DISK,
+    "trainers/titan/weight_files.py:read": OF_WEIGHTS,
     "trainers/sft/data.py:_row_limit": "model_checks.check_length says it first",
     "trainers/sft/data.py:check": IN_PLAN,
     "trainers/sft/data.py:make_model": "the plan calls check, which says it first",
@@ -51,14 +57,13 @@ KNOWN = {
     "trainers/titan/rank_batches.py:check_rows": OF_LIBRARY,
     "trainers/titan/trainer.py:_adapters": OF_LIBRARY,
     "agents/generator/adapter_folder.py:_check_matrix": OF_EVAL,
+    "agents/generator/adapter_folder.py:_scale": OF_EVAL,
     "agents/generator/adapter_folder.py:open_adapter": OF_EVAL,
     "agents/generator/adapter_folder.py:read_config": IN_PLAN,
     "agents/generator/engine_args.py:read_engine_args": IN_PLAN,
     "agents/generator/expert_weights.py:check_complete": OF_LIBRARY,
-    "agents/generator/local.py:open_checkpoint": OF_EVAL,
     "agents/generator/local.py:open_vllm": OF_EVAL,
     "agents/generator/openai_server.py:_adapters": OF_EVAL,
-    "agents/generator/openai_server.py:_model": OF_EVAL,
     "agents/generator/openai_server.py:command": OF_EVAL,
     "agents/generator/policy.py:pull": OF_LIBRARY,
 }

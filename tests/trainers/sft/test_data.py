@@ -619,6 +619,9 @@ async def test_the_episodes_of_a_held_out_task_are_not_trained(tmp_path: Path, t
     data, _ = await prepared(tmp_path / "episodes.jsonl", tiny_model, min_reward=0, held_out_share=0.2)
     assert len(data.held_out) == 2
     assert len(next(data.batches())) == 40 - 8
+    write_jsonl(tmp_path / "one_task.jsonl", episodes[::10])
+    data, _ = await prepared(tmp_path / "one_task.jsonl", tiny_model, min_reward=0, held_out_share=0.5)
+    assert (len(data.held_out), len(next(data.batches()))) == (2, 2)
 
 
 @pytest.mark.parametrize("changed", [{"max_tokens_per_micro_batch": tokens} for tokens in (100, 200, 800, 2000)])
