@@ -20,9 +20,8 @@ from trainers import sft
 from trainers.checkpoints import clean, find, path_of, prune, write_manifest
 from trainers.config import RunConfig
 from trainers.grpo import GRPO, Config
-from trainers.run import run_folder
-from trainers.run.run_folder import claim_folder, new_folder
-from trainers.setup.checks.output_folder import clear
+from trainers.setup.checks import output_folder
+from trainers.setup.checks.output_folder import check_output, claim_folder, clear, new_folder
 from trainers.setup.checks.resume_checks import check_fits, checkpoint_of, locked
 from trainers.setup.options.read_config import read_config
 from trainers.setup.plan import make_plan
@@ -215,7 +214,7 @@ def test_a_run_that_counts_its_steps_by_epochs_goes_on(tmp_path: Path) -> None:
 def test_a_folder_that_holds_a_run_is_refused_and_the_way_on_is_named(tmp_path: Path) -> None:
     save(tmp_path, 40)
     with pytest.raises(UserError, match="is not empty.*--resume"):
-        claim_folder(str(tmp_path))
+        check_output(str(tmp_path))
     assert claim_folder(str(tmp_path / "a/new")) == [tmp_path / "a/new", tmp_path / "a"]
 
 
@@ -245,8 +244,9 @@ def test_the_folder_of_a_run_that_trained_nothing_is_free(
         (tmp_path / name).write_text(text)
     if not is_its_own:
         with pytest.raises(UserError, match="is not empty"):
-            claim_folder(str(tmp_path))
+            check_output(str(tmp_path))
         return
+    check_output(str(tmp_path))
     assert claim_folder(str(tmp_path)) == []
     (tmp_path / "notes.txt").write_text("mine")  # while the run begins
     clear(tmp_path)
@@ -257,14 +257,13 @@ def test_runs_that_begin_in_the_same_second_have_folders_of_their_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(run_folder, "datetime", SimpleNamespace(now=lambda: datetime(2026, 1, 2)))
-    plan = make_plan(Config(), GRPO)
-    folders = [Path(new_folder(plan)).name for _ in range(3)]
+    monkeypatch.setattr(output_folder, "datetime", SimpleNamespace(now=lambda: datetime(2026, 1, 2)))
+    folders = [Path(new_folder("grpo", "code_exec")).name for _ in range(3)]
     assert folders == [f"grpo-code_exec-20260102-000000{more}" for more in ("", "-2", "-3")]
     (tmp_path / "outputs").rename("kept")
     (tmp_path / "outputs").symlink_to("not mounted")
     with pytest.raises(UserError, match="--output outputs/grpo.* cannot be made"):
-        claim_folder(new_folder(plan))
+        claim_folder(new_folder("grpo", "code_exec"))
 
 
 def test_a_run_that_cannot_be_resumed_is_refused_before_it_starts(tmp_path: Path) -> None:

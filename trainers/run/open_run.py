@@ -30,11 +30,10 @@ from trainers.model.shape import made_model
 from trainers.run.evaluations import Evaluations
 from trainers.run.rollouts import Rollouts
 from trainers.run.run import Run
-from trainers.run.run_folder import claim_folder, new_folder
 from trainers.run.run_record import RunRecord, code_at_start, write_facts
 from trainers.run.start import start_parts
 from trainers.run.warmup import demonstrate
-from trainers.setup.checks.output_folder import check_output, clear, is_free
+from trainers.setup.checks.output_folder import check_output, claim_folder, clear, is_free, new_folder
 from trainers.setup.checks.resume_checks import check_data, checkpoint_of, data_at_start, locked
 from trainers.setup.describe import AT_START, describe_plan, describe_services
 from trainers.setup.plan import tasks_of, with_folder, with_model
@@ -73,14 +72,14 @@ async def open_run(plan: RunPlan, data: TrainingData | None = None) -> AsyncIter
         UserError: for mistakes of the user, before anything is started where possible.
     """
     startup, checkpoint = Startup(), checkpoint_of(plan)
-    folder = Path(plan.output or new_folder(plan))
+    folder = Path(plan.output or new_folder(plan.algorithm, plan.env.name))
     made = [] if checkpoint else claim_folder(str(folder))
     state = _FolderState(folder, made if plan.output else [folder])
     with _with_remedies(state, plan.command):
         async with AsyncExitStack() as stack:
             stack.enter_context(locked(folder))
             if checkpoint is None:
-                check_output(str(folder))  # again: nobody else can change it from now on
+                check_output(str(folder))  # nobody else can change it from now on
                 clear(folder)
             stack.enter_context(_left_as_it_was(state))
             state.is_empty = checkpoint is None

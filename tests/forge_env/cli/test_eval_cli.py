@@ -90,6 +90,16 @@ class Few(Coin):
         return Coin.tasks(split, count=there, seed=seed)
 
 
+class Blocking(Coin):
+    """Never make a task."""
+
+    @classmethod
+    def tasks(cls, split="train", *, count, seed=0):
+        os.kill(os.getpid(), int(os.environ["COIN_SIGNAL"]))
+        while True:
+            pass
+
+
 class Unscored(Coin):
     """Throw a coin for nothing."""
 
@@ -425,6 +435,15 @@ def test_ctrl_c_and_sigterm_keep_what_is_done(run: Run, number: int, code: int) 
     assert stopped.stderr.splitlines()[-1] == note, "a slow machine may print progress before it"
     assert "Traceback" not in stopped.stderr
     assert run(*command)["episodes"] == 48
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_code_that_blocks_the_command_is_interrupted(number: int, code: int) -> None:
+    """One signal, while `tasks` of the environment runs; nothing has been recorded by then."""
+    command = ["--env", "coin.py:Blocking", *coin("play", "out")[2:]]
+    stopped = in_a_process(command, COIN_SIGNAL=str(int(number)))
+    assert (stopped.returncode, stopped.stderr) == (code, "note: interrupted before the end of the first episode\n")
+    assert not Path("out").exists()
 
 
 def test_faults_stand_apart_and_are_tried_again(run: Run, project: Path) -> None:

@@ -21,7 +21,6 @@ OF_EVAL = "a check of forge-env eval or serve, before an engine starts"
 KNOWN = {
     "trainers/run/warmup.py:demonstrate": OF_EPISODES,
     "trainers/run/warmup.py:within_limits": OF_EPISODES,
-    "trainers/run/run_folder.py:claim_folder": "run_checks.check_output says it first",
     "trainers/run/open_run.py:_with_remedies": OF_DISK,
     "trainers/titan/weight_files.py:__init__": OF_DISK,
     "trainers/titan/weight_files.py:_opened": OF_DISK,

@@ -6,11 +6,13 @@ import errno
 import json
 import os
 import shutil
+from datetime import datetime
 from pathlib import Path
 
 from agents.model_folder import INITIAL
 from forge_env.core.errors import UserError
 from forge_env.records.run_files import CONFIG, FACTS, steps_of
+from forge_env.utils.folders import make_folders
 from trainers.setup.checks.resume_checks import REFERENCE, REFERENCE_ADAPTER
 
 CONSOLE, METRICS = "console.jsonl", "metrics.jsonl"
@@ -37,6 +39,33 @@ def check_output(path: str) -> None:
     if not parent.is_dir() or not os.access(parent, os.W_OK):
         why = os.strerror(errno.EACCES if parent.is_dir() else errno.ENOTDIR)
         raise UserError(f"--output {path} cannot be made: {why}; choose another folder")
+
+
+def claim_folder(path: str) -> list[Path]:
+    """Make the output folder; returns the folders that were not there before, the innermost first.
+
+    Raises:
+        UserError: when it cannot be made.
+    """
+    try:
+        return make_folders(Path(path))
+    except OSError as error:
+        raise UserError(f"--output {path} cannot be made: {error.strerror}; choose another folder") from None
+
+
+def new_folder(algorithm: str, env: str) -> str:
+    """Make a folder of its own for a run; another run may begin in the same second."""
+    path = name = f"outputs/{algorithm}-{env or 'data'}-{datetime.now():%Y%m%d-%H%M%S}"
+    number = 1
+    while True:
+        try:
+            Path(path).mkdir(parents=True)
+            return path
+        except OSError:
+            if not Path(path).is_dir():
+                return path  # it cannot be made, and `claim_folder` says why
+            number += 1
+            path = f"{name}-{number}"
 
 
 def is_free(folder: Path) -> bool:
