@@ -6,6 +6,7 @@ import asyncio
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -197,9 +198,12 @@ def test_a_gymnasium_environment_is_closed_after_its_set_up() -> None:
     with Opened(Recorded, "setup") as opened:
         env = SyncEnv(opened.factory, limits=EpisodeLimits(step_seconds=LIMIT_S))
         _, info = env.reset(seed=0, options={"task": TASK})
+        closing = threading.Thread(target=env.close)
+        closing.start()
+        closing.join(MOMENT_S)
         assert info["error"].startswith("reset took longer") and opened.notes == [opened.begins]
         opened.go_on()
-        env.close()
+        closing.join()
         assert opened.notes == [opened.begins, "close"]
 
 
