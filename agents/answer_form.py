@@ -14,9 +14,6 @@ def check_answer(constraint: Constraint, action: Action, writer: str) -> None:
         constraint: the form that it must have.
         action: the answer.
         writer: who wrote it, for the message.
-
-    Raises:
-        PolicyError: it has another form.
     """
     if action.finish_reason == "length":
         return

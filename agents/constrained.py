@@ -37,9 +37,6 @@ class ConstrainedTurn:
             prompt: of the turn.
             sampling: with the grammar; `max_tokens` is the limit of the full turn.
             thinks: whether a thought may come first.
-
-        Raises:
-            TurnRefused: the policy knows no grammars, or refuses this one.
         """
         first = await self._thought(prompt, sampling) if thinks else None
         if first is None:

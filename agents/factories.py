@@ -18,11 +18,7 @@ if TYPE_CHECKING:
 
 @asynccontextmanager
 async def open_scripted(script: str, settings: AgentSettings) -> AsyncIterator[Agent]:
-    """Open scripted:expert, scripted:null or scripted:module:function.
-
-    Raises:
-        UserError: there is no such script, or a setting is only for models.
-    """
+    """Open scripted:expert, scripted:null or scripted:module:function."""
     if settings.temperature is not None or settings.top_p is not None or settings.deterministic:
         raise UserError("a scripted agent does not sample: leave --temperature, --top-p and --deterministic out")
     _check_no_adapter(settings)
@@ -45,9 +41,6 @@ async def open_openai(endpoint: str, settings: AgentSettings) -> AsyncIterator[A
 
     A given `thinking` is sent as vLLM and SGLang take it, `chat_template_kwargs`; "template" sends nothing. The
     thoughts of earlier turns are then sent back, unless it is "off": the chat template keeps or drops them.
-
-    Raises:
-        UserError: the address is malformed, the key is missing, or endpoints do not have a setting.
     """
     from agents.chat.agent import OPENAI, TIMEOUT, ChatAgent
 

@@ -25,9 +25,6 @@ def find_model(name: str, *, option: str = "--model") -> Path:
     Args:
         name: a Hugging Face folder, a checkpoint of a training run, or a hub id.
         option: the option that named it, for error messages.
-
-    Raises:
-        UserError: a folder lacks a file that a model needs, or the hub does not have it.
     """
     folder = Path(name).expanduser()
     if not folder.exists():
@@ -47,9 +44,6 @@ def trained_model(run: str) -> Path:
 
     Args:
         run: the folder of a run, or of one of its checkpoints.
-
-    Raises:
-        UserError: it has neither.
     """
     folder = Path(run).expanduser()
     if (folder / MANIFEST).is_file():
@@ -71,9 +65,6 @@ def split_adapter(name: str, adapter: str = "") -> tuple[str, str]:
     Args:
         name: a folder or a hub id.
         adapter: the folder of an adapter that is given in addition; "" is none.
-
-    Raises:
-        UserError: there are two adapters, or an adapter's folder names no model.
     """
     folder = Path(name).expanduser()
     file = folder / "adapter_config.json"
@@ -92,11 +83,7 @@ def split_adapter(name: str, adapter: str = "") -> tuple[str, str]:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The files with the weights of a Hugging Face folder: one, or all that its index names.
-
-    Raises:
-        UserError: a file is missing, or the index is damaged.
-    """
+    """The files with the weights of a Hugging Face folder: one, or all that its index names."""
     index, single = folder / "model.safetensors.index.json", folder / "model.safetensors"
     if not index.is_file():
         if single.is_file():
@@ -122,11 +109,7 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def config_of(folder: Path) -> dict[str, Any]:
-    """The config.json of a Hugging Face folder.
-
-    Raises:
-        UserError: there is none, or it is no JSON object.
-    """
+    """The config.json of a Hugging Face folder."""
     path = folder / "config.json"
     try:
         config: Any = json.loads(path.read_text(encoding="utf-8"))
@@ -146,11 +129,7 @@ def context_length(folder: Path) -> int | None:
 
 
 def fetch_config(name: str) -> Path:
-    """Download only the config.json of a model of the hub; returns its path in the hub's cache.
-
-    Raises:
-        UserError: the hub does not have it.
-    """
+    """Download only the config.json of a model of the hub; returns its path in the hub's cache."""
     return _from_hub(name, lambda hub: hub.hf_hub_download(name, "config.json"))
 
 

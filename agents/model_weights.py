@@ -32,11 +32,7 @@ class Place:
 
 
 def places(files: Iterable[Path]) -> dict[str, Place]:
-    """The tensors of safetensors files by name, from the headers.
-
-    Raises:
-        UserError: a file is damaged.
-    """
+    """The tensors of safetensors files by name, from the headers."""
     from safetensors import SafetensorError, safe_open
 
     there: dict[str, Place] = {}
@@ -86,9 +82,6 @@ def check_head(folder: Path) -> None:
 
     A folder may hold an equal copy of the embedding. Of another one, transformers and vLLM would compute with the
     file's, and the trainer with the embedding.
-
-    Raises:
-        UserError: the two differ.
     """
     if not config_of(folder).get("tie_word_embeddings"):
         return

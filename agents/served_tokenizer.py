@@ -94,9 +94,6 @@ class ServedTokenizer:
         """Compare it with tokenizer.json; returns the difference in words, or "" if there is none.
 
         With the text of `plain_config` as its tokenizer_config.json, the folder has none.
-
-        Raises:
-            UserError: transformers has other tokens whatever tokenizer_config.json says, or makes no tokenizer.
         """
         answer = self._answer()
         problem = self._problem(answer["given"])

@@ -39,9 +39,6 @@ async def sample_within(
 
     Returns:
         The completion of the full turn, and the prompt of each request as the engine reports it.
-
-    Raises:
-        InvariantError: the engine has seen another prompt than the tokens so far.
     """
     has_room = 0 < budget < sampling.max_tokens - len(close)
     first = await ask(prompt, replace(sampling, max_tokens=budget) if has_room else sampling, 0)

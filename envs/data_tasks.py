@@ -47,10 +47,6 @@ def data_tasks(
         make: makes a task of a row's values; raises BadRow for a row that is left out.
         streaming: read no more rows than are needed; they are shuffled within a buffer.
         exact: see `open_data`.
-
-    Raises:
-        UserError: there is no such data or split, it cannot be read, or no row of it can be used.
-        TooFewTasks: there are fewer than `count`.
     """
     data = open_data(source, split=split, streaming=streaming, exact=exact)
     if not data.is_divided and split not in SPLITS:
@@ -75,11 +71,7 @@ def data_tasks(
 
 
 def message_prompt(value: Any) -> tuple[Message, ...]:
-    """Return the prompt of a value that is a text, or a list of messages.
-
-    Raises:
-        BadRow: it is neither.
-    """
+    """Return the prompt of a value that is a text, or a list of messages."""
     if isinstance(value, str) and not isinstance(value, NumberText) and value.strip():
         return ({"role": "user", "content": value},)
     if (

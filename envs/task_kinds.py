@@ -14,9 +14,6 @@ def kind_of_row(row: Mapping[str, Any], column: str = "") -> str:
     Args:
         row: the row, by column.
         column: name of the column, or of a field as `field_of` has it; "" is "kind", which a row may lack.
-
-    Raises:
-        BadRow: when the row lacks a column that is named.
     """
     kind = field_of(row, column, what="kind") if column else row.get("kind")
     return "" if kind is None else str(kind).strip()

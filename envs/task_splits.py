@@ -43,9 +43,6 @@ def draw_tasks(
 
     Args:
         by_pair_only: hold out nothing by its own hash, so that all "test" tasks have pairs that are not in training.
-
-    Raises:
-        UserError: for an unknown split, or more tasks than there are.
     """
     if split not in ("train", "test"):
         raise UserError(f"there is no split {split!r}; the splits are train and test")

@@ -51,11 +51,7 @@ def load_backend(name: str, backends: Mapping[str, str] = BACKENDS) -> Opener:
 
 
 def with_environment(name: str, opener: Opener, settings: dict[str, Any]) -> dict[str, Any]:
-    """Return the settings to call `opener` with.
-
-    Raises:
-        UserError: for an unknown setting, or a variable with a value of another type.
-    """
+    """Return the settings to call `opener` with."""
     parameters = inspect.signature(opener).parameters
     for setting in settings:
         if setting not in parameters and setting == "packages":

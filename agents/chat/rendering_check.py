@@ -29,9 +29,6 @@ async def compare_rendering(
         prompt: of the first task.
         tools: of the environment.
         like: the folder of the run; "" is the folder that the endpoint names as its model's, if it is on this machine.
-
-    Raises:
-        UserError: `like` is not the folder of a run, or of its model, or the packages that render are missing.
     """
     if importlib.util.find_spec("tokenizers") is None:  # an endpoint can be evaluated without it
         if like:

@@ -12,11 +12,7 @@ from agents.chat.reply import body_of
 
 
 async def read_body(response: httpx.Response) -> Any:
-    """The body of an answer, streamed or not; None for a stream that ended too early.
-
-    Raises:
-        httpx.HTTPError: the connection failed, or no byte came within the read time-out.
-    """
+    """The body of an answer, streamed or not; None for a stream that ended too early."""
     if response.status_code != 200 or "text/event-stream" not in response.headers.get("content-type", ""):
         await response.aread()
         return body_of(response)

@@ -11,11 +11,7 @@ from forge_env.core.errors import InfraError, UserError
 
 
 class VerdictCache:
-    """Scores by key. Several processes may append to one file; every process reads it once, at its start.
-
-    Raises:
-        UserError: the file cannot be read or created.
-    """
+    """Scores by key. Several processes may append to one file; every process reads it once, at its start."""
 
     def __init__(self, path: Path | None) -> None:
         self._path = path
@@ -33,11 +29,7 @@ class VerdictCache:
         return self._scores.get(key)
 
     def put(self, key: str, score: float, words: str) -> None:
-        """Store a verdict, with the judge's text for people who read the file.
-
-        Raises:
-            InfraError: the file cannot be written; the verdict is then in memory only.
-        """
+        """Store a verdict, with the judge's text for people who read the file."""
         self._scores[key] = score
         if self._path is None:
             return

@@ -71,9 +71,6 @@ def open_adapter(path: Path, model: Path, *, option: str = "--adapter") -> Adapt
         path: the folder.
         model: the Hugging Face folder of the model.
         option: the option that named the folder, for error messages.
-
-    Raises:
-        UserError: it is no such folder, the engine does not take its rank or kind, or the model has no such matrices.
     """
     if not path.is_dir():
         raise UserError(f"{option} is {path}, which is no folder: name one in PEFT's format, with {CONFIG}")
@@ -114,11 +111,7 @@ def _of_layer(pattern: Any, layer: str, default: Any) -> Any:
 
 
 def read_config(path: Path, *, option: str) -> dict[str, Any]:
-    """Read the adapter_config.json of a folder.
-
-    Raises:
-        UserError: the folder lacks a file, or the adapter is of a kind other than plain LoRA.
-    """
+    """Read the adapter_config.json of a folder."""
     for name in (CONFIG, WEIGHTS):
         if not (path / name).is_file():
             raise UserError(f"{option} is {path}, which is no PEFT folder: it has no {name}")

@@ -34,11 +34,7 @@ PULL_S = 300.0  # time limit for loading new weights in the worker processes
 
 
 class VLLMEngine:
-    """Runs one `LLMEngine`. Create, use and close it on one event loop.
-
-    Raises:
-        PolicyError: from `generate`, if the engine refuses a request or breaks.
-    """
+    """Runs one `LLMEngine`. Create, use and close it on one event loop."""
 
     def __init__(self, model: str, settings: EngineSettings) -> None:
         self._settings = settings
@@ -149,9 +145,6 @@ class VLLMEngine:
         Requests in flight are not lost. They wait, and after the engine has woken they are computed again from their
         tokens, with the new weights from there on. Requests that come meanwhile wait too. On a CPU the engine only
         stops. If the engine sleeps already, nothing changes.
-
-        Raises:
-            PolicyError: the engine was started without `EngineSettings.sleep`.
         """
         if not self._settings.sleep:
             raise PolicyError("the engine cannot sleep: it was started without EngineSettings.sleep")
@@ -194,18 +187,11 @@ class VLLMEngine:
             version: of the adapter.
             tensors: by PEFT's names, with alpha / rank in B. `open_adapter` of adapter_folder.py reads and checks the
                 tensors of a folder.
-
-        Raises:
-            PolicyError: name, tensors or rank are wrong, the engine sleeps, or all `named_adapters` are taken.
         """
         await self._command(lambda: self._thread.load_adapter(name, version, tensors))
 
     async def drop_adapter(self, name: str) -> None:
-        """Forget a named adapter, which frees its slot.
-
-        Raises:
-            PolicyError: the name is unknown, the engine sleeps, or requests in flight name the adapter.
-        """
+        """Forget a named adapter, which frees its slot."""
         await self._command(lambda: self._thread.drop_adapter(name))
 
     async def close(self) -> None:

@@ -54,10 +54,6 @@ def read_engine_args(given: Mapping[str, Any]) -> dict[str, Any]:
 
     Args:
         given: values as from a YAML file, or texts as from the command line, also within dictionaries.
-
-    Raises:
-        UserError: a name is not in `SETTINGS`, a value has another type, published weights cannot be loaded into a
-            quantization, or CUDA graphs would give wrong tokens.
     """
     args: dict[str, Any] = {}
     for name, value in given.items():

@@ -19,9 +19,6 @@ def check_complete(config: Any, names: Container[str]) -> None:
     Args:
         config: Hugging Face's, of the model.
         names: of the weights.
-
-    Raises:
-        UserError: a matrix is missing.
     """
     missing = next((name for name in _names(config) if name not in names), None)
     if missing is not None:

@@ -45,10 +45,6 @@ class GrammarTrials:
         Args:
             grammar: a structural tag of XGrammar, as JSON.
             vocabulary: tokens of the model.
-
-        Raises:
-            TurnRefused: XGrammar cannot read it, or it is too slow or too large.
-            PolicyError: no process for the trial can be started, or the engine is closed meanwhile.
         """
         key = hashlib.blake2b(grammar.encode(), digest_size=16).digest()
         async with self._lock:  # bounded: each trial has limits

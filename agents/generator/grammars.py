@@ -45,11 +45,7 @@ def prepare_grammars(engine: Any, model: str) -> None:
 
 
 def check_features(grammar: str) -> None:
-    """Check that XGrammar ignores no part of the schemas of a structural tag, as JSON.
-
-    Raises:
-        TurnRefused: it would silently ignore a part.
-    """
+    """Check that XGrammar ignores no part of the schemas of a structural tag, as JSON."""
     from vllm.v1.structured_output.backend_xgrammar import has_xgrammar_unsupported_json_features
 
     for schema in _schemas(json.loads(grammar)["format"]):

@@ -50,9 +50,6 @@ class LocalPolicy:
             prefixes, change the last bits of sums and sometimes a token.
         answer_seconds: time limit for one answer; None sets none, since the engine ends every request or reports that
             it is broken.
-
-    Raises:
-        PolicyError: on entering, the engine does not start; from `generate`, it refuses or breaks.
     """
 
     def __init__(
@@ -129,13 +126,7 @@ class LocalAgent(TokenAgent):
 
 @asynccontextmanager
 async def open_vllm(model: str, settings: AgentSettings) -> AsyncIterator[Agent]:
-    """Open vllm:MODEL, a Hugging Face folder or hub id, or the folder of an adapter, which names its model.
-
-    Raises:
-        UserError: there is no such model, adapter or vLLM, --temperature is given with --deterministic, or the folder
-            cannot be used: its template, its tokenizer, its output layer, or --thinking on without thinking.
-        PolicyError: the engine does not start.
-    """
+    """Open vllm:MODEL, a Hugging Face folder or hub id, or the folder of an adapter, which names its model."""
     temperature = 1.0 if settings.temperature is None else settings.temperature
     if settings.deterministic:
         if settings.temperature:
@@ -167,11 +158,7 @@ async def open_vllm(model: str, settings: AgentSettings) -> AsyncIterator[Agent]
 
 @asynccontextmanager
 async def open_checkpoint(run: str, settings: AgentSettings) -> AsyncIterator[Agent]:
-    """Open checkpoint:RUN, the model of a training run or of one of its checkpoints.
-
-    Raises:
-        UserError: the run has neither; and see `open_vllm`.
-    """
+    """Open checkpoint:RUN, the model of a training run or of one of its checkpoints."""
     async with open_vllm(str(trained_model(run)), settings) as agent:
         yield agent
 

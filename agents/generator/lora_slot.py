@@ -87,11 +87,7 @@ class AdapterTable:
         return sorted(self._slots)
 
     def free_slot(self, name: str, tensors: Mapping[str, Tensor]) -> int:
-        """The number of the slot for an adapter; its own slot if it is replaced.
-
-        Raises:
-            PolicyError: the name is wrong, the tensors are no adapter of the engine's rank, or no slot is free.
-        """
+        """The number of the slot for an adapter; its own slot if it is replaced."""
         if not re.fullmatch(_NAME, name):
             raise PolicyError(f"an adapter is named {name!r}; a name is letters, digits and . _ -, 64 at most")
         wrong = next((key for key in tensors if not _is_half(key)), "")
@@ -120,11 +116,7 @@ class AdapterTable:
         self._slots[name] = _Slot(number, version, self._loads)
 
     def slot(self, name: str) -> int:
-        """The number of the slot of an adapter.
-
-        Raises:
-            PolicyError: the name is unknown.
-        """
+        """The number of the slot of an adapter."""
         if name not in self._slots:
             raise PolicyError(f"there is no adapter {name!r} in the engine; it has {', '.join(self.names) or 'none'}")
         return self._slots[name].number
@@ -134,11 +126,7 @@ class AdapterTable:
         del self._slots[name]
 
     def request(self, name: str) -> LoRARequest | None:
-        """The adapter in vLLM's form for a request; there is no file. None in an engine without adapters.
-
-        Raises:
-            PolicyError: the name is unknown.
-        """
+        """The adapter in vLLM's form for a request; there is no file. None in an engine without adapters."""
         if not self._rank and not name:
             return None
         from vllm.lora.request import LoRARequest

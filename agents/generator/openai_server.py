@@ -45,11 +45,7 @@ _CPU_OPTIONS: Final = ("--enforce-eager", "--kv-cache-memory-bytes", str(4 * 2**
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelServer:
-    """A model to serve, and its address.
-
-    Raises:
-        UserError: from `command`; there is no such model or adapter, or they do not fit each other.
-    """
+    """A model to serve, and its address."""
 
     run: str
     """The folder of a training run, of a model or of an adapter, or a hub id."""
@@ -113,11 +109,7 @@ class ModelServer:
 
 
 def open_renderer(settings: Mapping[str, Any]) -> Renderer:
-    """The renderer of a served model, from `ModelServer.command`.
-
-    Raises:
-        UserError: from the renderer.
-    """
+    """The renderer of a served model, from `ModelServer.command`."""
     template = settings.get("template")
     return Renderer(settings["model"], thinking=settings["thinking"], template=Path(template) if template else None)
 
@@ -129,10 +121,6 @@ async def serve_model(server: ModelServer, token: str, announce: Callable[[str, 
         server: the model and its address.
         token: every request needs it.
         announce: called with the model's name, the URL and vLLM's options when the server answers.
-
-    Raises:
-        UserError: see `ModelServer`.
-        PolicyError: the server does not start, or ends.
     """
     name, settings, options = server.command()
     environ = {**({} if _on_gpu() else _CPU_ENVIRON), "VLLM_LOGGING_LEVEL": "WARNING", "VLLM_NO_USAGE_STATS": "1"}

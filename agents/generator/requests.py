@@ -48,11 +48,7 @@ class Command:
 
 
 def check_tokens(prompt_ids: Sequence[int], vocabulary: int) -> None:
-    """Refuse ids outside the vocabulary: inside a step they would break the engine for all requests.
-
-    Raises:
-        ValueError: names the first such id.
-    """
+    """Refuse ids outside the vocabulary: inside a step they would break the engine for all requests."""
     if prompt_ids and not 0 <= min(prompt_ids) <= max(prompt_ids) < vocabulary:
         wrong = next(token for token in prompt_ids if not 0 <= token < vocabulary)
         raise ValueError(f"token {wrong} of the prompt is not in the vocabulary, which is 0 to {vocabulary - 1}")

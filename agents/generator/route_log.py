@@ -25,9 +25,6 @@ class RouteLog:
 
     Args:
         worker: vLLM's worker.
-
-    Raises:
-        PolicyError: the model has no experts, or a layer without experts.
     """
 
     def __init__(self, worker: Any) -> None:

@@ -44,11 +44,7 @@ def import_vllm(settings: EngineSettings) -> None:
 
 
 def load_engine(model: str, settings: EngineSettings) -> Any:
-    """Load a vLLM `LLMEngine` for a model folder or hub id.
-
-    Raises:
-        UserError: vLLM refuses a value in `engine_args`.
-    """
+    """Load a vLLM `LLMEngine` for a model folder or hub id."""
     import_vllm(settings)
     import torch
     from vllm import EngineArgs, LLMEngine, envs

@@ -32,9 +32,6 @@ def load_weights(worker: Any, weights: Mapping[str, Tensor]) -> None:
         worker: vLLM's worker.
         weights: full tensors by their Hugging Face names, or an adapter's by PEFT's, on any device and in any dtype. In
             the model's dtype they need no cast, and no memory for one. Weights of experts must be complete.
-
-    Raises:
-        UserError: weights of experts are missing; nothing has changed.
     """
     import torch
 

@@ -40,9 +40,6 @@ class ChatTemplate:
         source: the Jinja source.
         tokens: the texts of special tokens by the names of `tokenizer_config.json`.
         where: of the template, for errors.
-
-    Raises:
-        UserError: the source is not valid Jinja.
     """
 
     def __init__(self, source: str, tokens: Mapping[str, str], where: str) -> None:
@@ -65,11 +62,7 @@ class ChatTemplate:
     def render(
         self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any] = (), *, add_generation_prompt: bool = False
     ) -> str:
-        """The text of a conversation.
-
-        Raises:
-            TemplateError: the template refuses it, or fails on it.
-        """
+        """The text of a conversation."""
         values = {"messages": list(messages), "tools": list(tools) or None, "documents": None}
         try:
             return self._compiled.render(**self._tokens, **values, add_generation_prompt=add_generation_prompt)
@@ -117,9 +110,6 @@ def find_template(folder: Path, written: Path | None = None) -> ChatTemplate:
     Args:
         folder: of the model.
         written: a file with another template for this model, as an adapter has it.
-
-    Raises:
-        UserError: there is none, there are several, or it is not valid Jinja.
     """
     config = read_tokenizer_config(folder)
     tokens = {name: _text_of(config[name]) for name in _TOKENS if config.get(name)}
@@ -143,11 +133,7 @@ def find_template(folder: Path, written: Path | None = None) -> ChatTemplate:
 
 
 def read_tokenizer_config(folder: Path) -> dict[str, Any]:
-    """The tokenizer_config.json of a folder; {} if there is none.
-
-    Raises:
-        UserError: it is damaged.
-    """
+    """The tokenizer_config.json of a folder; {} if there is none."""
     file = folder / "tokenizer_config.json"
     try:
         config = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}

@@ -93,11 +93,7 @@ class ConversationFormat:
     def render(
         self, messages: Sequence[Mapping[str, Any]], tools: Sequence[ToolSpec] = (), *, add_generation_prompt: bool
     ) -> str:
-        """The text of a conversation.
-
-        Raises:
-            TemplateError: the template refuses it.
-        """
+        """The text of a conversation."""
         prepared = [self.prepared(message) for message in messages]
         return self.template.render(prepared, tools, add_generation_prompt=add_generation_prompt)
 
@@ -113,9 +109,6 @@ def learn_format(
         thinking: one of `Thinking`.
         tools: one of `ToolsForm`.
         template: a file with another chat template than the folder's.
-
-    Raises:
-        UserError: a setting is unknown or does not fit the model, or no run can use its template.
     """
     for name, value, allowed in (("thinking", thinking, Thinking), ("renderer.tools", tools, ToolsForm)):
         if value not in get_args(allowed):

@@ -17,9 +17,6 @@ def open_decoder(model: str | Path, thinking: Thinking = "off") -> Callable[[Tur
     Args:
         model: the folder of the model that wrote them.
         thinking: the setting with which they were sampled, see `Renderer`.
-
-    Raises:
-        UserError: the folder's model family has no renderer, or the folder holds no tokenizer of this family.
     """
     renderer = Renderer(model, thinking=thinking)
 

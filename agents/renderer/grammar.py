@@ -28,9 +28,6 @@ def grammar_of(constraint: Constraint, tools: Sequence[ToolSpec], dialect: str, 
         tools: the tools that it may name; the arguments of a call fit the parameters of its tool.
         dialect: of the model's calls.
         token_id: the id of a text that is one token of the vocabulary, such as a mark; otherwise None.
-
-    Raises:
-        TurnRefused: the constraint names a tool that is not there, or no grammar can say the calls of the dialect.
     """
     functions = {tool["function"]["name"]: tool["function"] for tool in tools}
     if missing := [name for name in constraint.tools if name not in functions]:

@@ -25,9 +25,6 @@ def trial(renderer: Renderer, prompt: Sequence[Message] = (), tools: Sequence[To
         prompt: the first messages; if empty, the trial's own.
         tools: the first one is called; without tools there are answers only. None is a tool of the trial, if the
             template can be used with tools.
-
-    Raises:
-        TemplateError: the template has no place for them.
     """
     if tools is None:
         tools = trial_tools(renderer)

@@ -73,11 +73,7 @@ class BugFix(WorkspaceEnv):
 
     @classmethod
     def tasks(cls, split: str = "train", *, count: int, seed: int = 0, level: int = 1) -> Sequence[Task]:
-        """Return tasks of a level from 0 to 3, see `envs.bug_fix.tasks`.
-
-        Raises:
-            UserError: for an unknown split or level, and more tasks than there are.
-        """
+        """Return tasks of a level from 0 to 3, see `envs.bug_fix.tasks`."""
         return tasks_of_level(level, split, count=count, seed=seed)
 
     @classmethod

@@ -126,9 +126,6 @@ class Repository:
         Args:
             showing: how many calls there are of each function that the fault changes.
             hiding: how many there are at most that the fault does not change; some faults change nearly every call.
-
-        Raises:
-            NoCallsError: when the drawn arguments do not show the fault that often.
         """
         right, wrong = self._functions(is_faulty=False), self._functions(is_faulty=True)
         kinds: dict[str, Kind] = {part.name: part.takes for part in self._parts}

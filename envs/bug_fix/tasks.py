@@ -36,11 +36,7 @@ _NAMES = {
 
 
 def tasks_of_level(level: int, split: str, *, count: int, seed: int) -> Sequence[Task]:
-    """Draw distinct tasks of a level; what the test split has does not occur in training.
-
-    Raises:
-        UserError: for an unknown level or split, or more tasks than there are.
-    """
+    """Draw distinct tasks of a level; what the test split has does not occur in training."""
     if level not in LEVELS:
         raise UserError(f"bug_fix has no level {level!r}; the levels are 0, 1, 2 and 3")
 

@@ -95,9 +95,6 @@ def write_task(folder: Path, task: Task, *, base: str = "host:pytest") -> None:
 
     Args:
         base: the image of its Dockerfile; it needs Python and pytest.
-
-    Raises:
-        UserError: the folder exists.
     """
     if folder.exists():
         raise UserError(f"{folder} exists; name a new folder")

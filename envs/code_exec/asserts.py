@@ -25,12 +25,7 @@ class NotCalls(Exception):
 
 
 def read_check(source: str, entry_point: str) -> list[CallTest]:
-    """Parse the tests of HumanEval, a module that defines `check(candidate)`, and return its call tests.
-
-    Raises:
-        ValueError, SyntaxError: without such a function, and for a source that cannot be parsed.
-        NotCalls: for a statement that cannot be translated.
-    """
+    """Parse the tests of HumanEval, a module that defines `check(candidate)`, and return its call tests."""
     module = parse_python(source)
     check = next((n for n in module.body if isinstance(n, ast.FunctionDef) and n.name == "check"), None)
     if check is None or len(check.args.args) != 1:
@@ -41,12 +36,7 @@ def read_check(source: str, entry_point: str) -> list[CallTest]:
 
 
 def read_asserts(sources: Sequence[str]) -> list[CallTest]:
-    """Parse the tests of MBPP: statements, mostly one assert each.
-
-    Raises:
-        SyntaxError: for a statement that cannot be parsed.
-        NotCalls: for a statement that cannot be translated.
-    """
+    """Parse the tests of MBPP: statements, mostly one assert each."""
     return [test for source in sources for test in _calls(parse_python(source.strip()).body, None)]
 
 

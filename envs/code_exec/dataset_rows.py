@@ -48,10 +48,6 @@ def task_of(row: Row, *, question: str = "", tests: str = "", kind: str = "") ->
 
     `question` and `tests` name their columns, or fields in them, where the row has no known shape. By default the
     names are verl's.
-
-    Raises:
-        BadRow: its format is unknown, it cannot be read, it has no tests, or its asserts are more than calls with
-            fixed results.
     """
     whole = row
     name = next((name for name, shape in SHAPES.items() if shape.fits(row)), None)
@@ -238,11 +234,7 @@ def _that_fit(tests: Tests) -> Tests:
 
 
 def _json(value: Any) -> Any:
-    """Decode JSON that a data set holds as text; leave what is decoded already.
-
-    Raises:
-        NoTests: for integers of more digits than Python reads and writes.
-    """
+    """Decode JSON that a data set holds as text; leave what is decoded already."""
     if not isinstance(value, str):
         return value
     try:

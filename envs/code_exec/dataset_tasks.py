@@ -35,10 +35,6 @@ def load_tasks(
         tests: the same for the tests: asserts, or inputs and outputs as in APPS, such as "reward_model.ground_truth".
         kind: name of the column with the kind of a problem, such as its difficulty; by default "kind", if there is one.
         streaming: read only the rows that are needed; rows are then shuffled within a buffer.
-
-    Raises:
-        UserError: for a source or a split that does not exist, and when no row can be used.
-        TooFewTasks: there are fewer than `count`.
     """
     make = partial(task_of, question=question, tests=tests, kind=kind)
     return data_tasks(source, split, count=count, seed=seed, make=make, streaming=streaming)

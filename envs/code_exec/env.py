@@ -99,9 +99,6 @@ class CodeExec(ToolEnv):
             kind: the column of `data` with the kind of a problem, such as its difficulty; by default "kind", if there
                 is one.
             streaming: read no more rows of `data` than are needed.
-
-        Raises:
-            UserError: for a level or file that does not exist, an invalid file, and more tasks than there are.
         """
         if level not in (1, 2, 3, 4):
             raise UserError(f"code_exec has no level {level}; the levels are 1, 2, 3 and 4")
@@ -130,11 +127,7 @@ class CodeExec(ToolEnv):
 
     @staticmethod
     def expert(messages: list[Message]) -> Message:
-        """Solve a task of any level by the conversation alone, as a model has to.
-
-        Raises:
-            UserError: for a task of a data set.
-        """
+        """Solve a task of any level by the conversation alone, as a model has to."""
         question = next(m["content"] for m in messages if m["role"] == "user")
         results = [m["content"].strip() for m in messages if m["role"] == "tool"]
         step = _solve_look_up(question, results) or solve_story(question, results) or next_step(question, results)

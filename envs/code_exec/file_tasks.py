@@ -48,11 +48,7 @@ _SYSTEM = "Only python has the file. Look at it first. Answer with code."
 
 
 def tasks_with_files(split: str, *, count: int, seed: int) -> list[Task]:
-    """Draw distinct tasks; held-out tasks are new in content, see `draw_tasks`.
-
-    Raises:
-        UserError: for an unknown split, or more tasks than there are.
-    """
+    """Draw distinct tasks; held-out tasks are new in content, see `draw_tasks`."""
     return draw_tasks(split, count=count, seed=seed, draw=_draw, pair=lambda c: (c[0], c[3]), make=_make_task)
 
 

@@ -58,9 +58,6 @@ async def grade(
     Args:
         all_or_nothing: stop at the first failure. One test then runs before the others: most wrong answers fail it.
         seed: of the order.
-
-    Raises:
-        SandboxError: when the sandbox failed, whatever the program.
     """
     tests = tests_of(target)
     if not code.strip():

@@ -47,11 +47,7 @@ _NO_VALUE = (ValueError, TypeError, KeyError, AttributeError, ArithmeticError, R
 
 
 def decode(text: str | None) -> Any:
-    """Parse a value that `_plain` wrote, or plain JSON.
-
-    Raises:
-        ValueError: for anything else.
-    """
+    """Parse a value that `_plain` wrote, or plain JSON."""
     try:
         return _value(json.loads(text or ""))
     except _NO_VALUE as error:

@@ -84,9 +84,6 @@ class External(ConcurrentEnv):
             tasks: the name of an environment, which then scores the program's answer as well.
             data: a file of JSON lines, each with a "prompt", and optionally a "target" and "metadata".
             image: see `open_setup`.
-
-        Raises:
-            UserError: see `envs.external.tasks.make_tasks`; and when there is no command, or no such program.
         """
         command_of(command, is_inside=is_inside(tasks, image))
         return make_tasks(split, count=count, seed=seed, tasks=tasks, data=data, image=image)
@@ -283,11 +280,7 @@ class External(ConcurrentEnv):
             raise self._fault(f"{error}{self._record.failure_details()}") from None
 
     async def _next_request(self) -> PendingRequest | None:
-        """Wait for the next request of the program; None when it has ended.
-
-        Raises:
-            TimeoutError: when neither comes in time; the time stands still while the model answers.
-        """
+        """Wait for the next request of the program; None when it has ended."""
         assert self._session is not None and self._player is not None
         asking = asyncio.create_task(self._session.next())
         ending = asyncio.create_task(self._player.ended())

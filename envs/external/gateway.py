@@ -262,11 +262,7 @@ async def until_disconnected(receive: Receive) -> None:
 
 
 async def read_body(headers: Mapping[bytes, bytes], receive: Receive, max_body: int) -> bytes:
-    """Read the body of a request, of a bounded size and in a bounded time; a compressed one is unpacked.
-
-    Raises:
-        RequestRefused: when it exceeds one of both, or is packed in a way that is not known or is broken.
-    """
+    """Read the body of a request, of a bounded size and in a bounded time; a compressed one is unpacked."""
     too_large = RequestRefused(413, f"the body is larger than {max_body} bytes, which is all that a request may have")
     length = headers.get(b"content-length", b"0")
     if length.isdigit() and int(length) > max_body:
@@ -311,11 +307,7 @@ def _unpacked(data: bytes, headers: Mapping[bytes, bytes], max_body: int, too_la
 
 
 def parse_json(data: bytes, headers: Mapping[bytes, bytes]) -> Any:
-    """Parse a body. Its content type may be any: many clients leave it out, or name another one.
-
-    Raises:
-        RequestRefused: when it is no JSON.
-    """
+    """Parse a body. Its content type may be any: many clients leave it out, or name another one."""
     try:
         return json.loads(data)
     except (ValueError, RecursionError):
@@ -337,12 +329,7 @@ async def _start(send: Send, status: int, kind: bytes, headers: list[tuple[bytes
 
 @asynccontextmanager
 async def open_gateway(host: str = "127.0.0.1", rules: Sequence[Rule] = RULES) -> AsyncIterator[Gateway]:
-    """Serve a gateway on the running event loop, at a free port.
-
-    Raises:
-        UserError: when uvicorn is not installed, or the address is not one of this machine.
-        ServiceError: when the server does not start.
-    """
+    """Serve a gateway on the running event loop, at a free port."""
     if importlib.util.find_spec("uvicorn") is None:
         raise UserError("the environment external needs uvicorn: pip install 'forge-env[tools]'")
     gateway = Gateway(rules=rules)

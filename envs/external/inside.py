@@ -78,12 +78,7 @@ class InsideProgram(ProgramOutput):
         self._running = asyncio.create_task(self._run(command, prompt, env))
 
     async def ended(self) -> int:
-        """Wait for its end; return the exit code, 128 and more for a signal.
-
-        Raises:
-            EnvError: it could not be started.
-            SandboxError: its workspace failed.
-        """
+        """Wait for its end; return the exit code, 128 and more for a signal."""
         return await asyncio.shield(self._running)
 
     def ending(self, code: int) -> str:
@@ -146,12 +141,7 @@ def _code(result: CommandResult) -> int:
 async def start_inside(
     setup: ProgramSetup, session: ProgramSession, task: Task, seed: int, limits: EpisodeLimits
 ) -> InsideProgram:
-    """Open the workspace of an episode, and start its program there.
-
-    Raises:
-        EnvError: the task is broken, or the program cannot be started.
-        SandboxError: the workspace failed.
-    """
+    """Open the workspace of an episode, and start its program there."""
     assert setup.rooms is not None
     async with queued():  # preparing a workspace is no time of the program's
         room = await _open_room(setup.rooms, setup.gateway.port, task, seed, limits)

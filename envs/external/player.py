@@ -21,11 +21,7 @@ class Player(Protocol):
         """A listener in the network of its sandbox, for the gateway to serve."""
 
     async def ended(self) -> int:
-        """Wait for its end; return an exit code, 0 if all is well.
-
-        Raises:
-            EnvError: it ended without an end of its work.
-        """
+        """Wait for its end; return an exit code, 0 if all is well."""
         ...
 
     def ending(self, code: int) -> str:
@@ -33,11 +29,7 @@ class Player(Protocol):
         ...
 
     def result(self, last_words: str) -> Result:
-        """Return its answer and the reward that it gives itself. The model's last message is the answer by default.
-
-        Raises:
-            EnvError: when they cannot be read.
-        """
+        """Return its answer and the reward that it gives itself. The model's last message is the answer by default."""
         ...
 
     def facts(self) -> dict[str, Any]:

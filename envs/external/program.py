@@ -31,9 +31,6 @@ def command_of(text: str, *, is_inside: bool = False) -> list[str]:
 
     Args:
         is_inside: whether it runs in a workspace; programs are not looked up there.
-
-    Raises:
-        UserError: when there is none, or no such program.
     """
     try:
         command = shlex.split(text)
@@ -80,9 +77,6 @@ class Program(ProgramOutput):
             variables: environment variables in addition to this process's.
             stdin: the file that it reads.
             sandbox_port: run it in a sandbox; the sandbox's network has one listener, at this port.
-
-        Raises:
-            EnvError: it cannot be put into a sandbox.
         """
         if sandbox_port is None:
             return await cls._start(command, folder, cwd, stdin, _environment(variables))
@@ -153,11 +147,7 @@ class Program(ProgramOutput):
 
 
 def shown_to(command: Sequence[str], cwd: str) -> list[str]:
-    """The folders that a program in a sandbox can read, in addition to the system's.
-
-    Raises:
-        UserError: for a folder that holds too much, or cannot be read.
-    """
+    """The folders that a program in a sandbox can read, in addition to the system's."""
     cwd = cwd or os.getcwd()
     program = os.path.join(cwd, shutil.which(command[0]) or command[0])
     shown = [cwd, *installation(program)]

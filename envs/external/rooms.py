@@ -40,11 +40,7 @@ class Rooms:
 
 
 def has_workspaces(tasks: str) -> bool:
-    """Whether the environment of that name gives its tasks workspaces.
-
-    Raises:
-        UserError: there is no such environment.
-    """
+    """Whether the environment of that name gives its tasks workspaces."""
     return bool(tasks) and issubclass(env_class(tasks), WorkspaceEnv)
 
 
@@ -54,23 +50,14 @@ def is_inside(tasks: str, image: str) -> bool:
 
 
 def task_factory(tasks: str, *, data: str, image: str) -> EnvFactory:
-    """The environment of the tasks, with the options that it has.
-
-    Raises:
-        UserError: there is no such environment, or it does not have an option that is set.
-    """
+    """The environment of the tasks, with the options that it has."""
     options: Mapping[str, str] = {"data": data, "image": image if has_workspaces(tasks) else ""}
     return make(tasks, **{name: value for name, value in options.items() if value})
 
 
 @asynccontextmanager
 async def open_rooms(tasks: str, *, data: str, image: str, files: str) -> AsyncIterator[Rooms | None]:
-    """Open the workspaces that programs run in; None if they run on this machine.
-
-    Raises:
-        UserError: the image or the folder of files is not there, or there is no use for it.
-        SandboxUnavailable: this machine has no workspaces.
-    """
+    """Open the workspaces that programs run in; None if they run on this machine."""
     if not is_inside(tasks, image):
         if files:
             raise UserError(

@@ -41,9 +41,6 @@ def read_result(file: str | None, stdout: str, last_words: str) -> Result:
     `file` is the text of the result file, None if there is none. File and line may be JSON with an "answer"; any other
     line is the answer itself. A "reward" counts in the file only: programs print what a model wrote, and the model
     could write such a line.
-
-    Raises:
-        EnvError: when the file is no such object, or the reward is none.
     """
     # Not by `splitlines`, which also cuts at U+2028 and form feeds: an answer may hold them.
     lines = [line for line in re.split("[\\r\\n]", stdout) if line.strip()]
@@ -74,11 +71,7 @@ def _object(text: str) -> dict[str, Any] | None:
 
 
 def text_of(file: Path) -> str:
-    """Return the text of a result file on this machine.
-
-    Raises:
-        EnvError: it is no file, or cannot be read.
-    """
+    """Return the text of a result file on this machine."""
     try:
         # No link, which could lead out of a sandbox, and no pipe, which would block.
         with open(os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as opened:
@@ -115,11 +108,7 @@ class Scorer:
     async def score(
         self, task: Task, messages: Sequence[Message], result: Result, *, seed: int, limits: EpisodeLimits
     ) -> tuple[float, dict[str, float]]:
-        """Return the reward and its breakdown.
-
-        Raises:
-            EnvError: when there is none, or it is out of range.
-        """
+        """Return the reward and its breakdown."""
         if self.part is not None:
             return await score([self.part], task, messages, result.answer)
         if self.env is not None:

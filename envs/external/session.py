@@ -97,9 +97,6 @@ class ProgramSession:
         Args:
             digest: of path and body.
             is_retry: whether the client marks it as repeated; then its lost connection may not be known here yet.
-
-        Raises:
-            Refused: when too many are open, or the session is closed.
         """
         if self._closed:
             raise self._over()

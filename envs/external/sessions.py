@@ -42,11 +42,7 @@ class Sessions(External):
     def tasks(  # type: ignore[override]
         cls, split: str = "train", *, count: int, seed: int = 0, listen: str = "", tasks: str = "", data: str = ""
     ) -> Sequence[Task]:
-        """Return tasks as `External.tasks` does. `listen` is checked here.
-
-        Raises:
-            UserError: see `envs.external.tasks.make_tasks`; and for a `listen` that is no address.
-        """
+        """Return tasks as `External.tasks` does. `listen` is checked here."""
         address_of(listen)
         return make_tasks(split, count=count, seed=seed, tasks=tasks, data=data)
 
@@ -148,10 +144,6 @@ async def open_served(
         take_seconds: how long an episode waits for an agent that takes it; then it is a fault.
         max_request_bytes: the size limit of a request.
         auxiliary: rules that tell which requests are no part of the work, see `envs.external.told.read_rules`.
-
-    Raises:
-        UserError: for an address where nobody can listen, no token, a reward that is not there, no range, or a rule
-            that is none.
     """
     if not 0 < take_seconds < math.inf:
         raise UserError(f"take_seconds is {take_seconds:g}; it is a number of seconds above 0")

@@ -86,11 +86,6 @@ async def open_setup(
             host:PACKAGES, or what `sandboxes.images.resolve.find_image` finds.
         files: a folder of this machine that is copied to /agent in the workspace.
         auxiliary: rules that tell which requests are no part of the work, see `envs.external.told.read_rules`.
-
-    Raises:
-        UserError: for a command or a reward that is not there, an address that is not this machine's, no range, or a
-            rule that is none.
-        SandboxUnavailable: programs cannot be isolated on this machine.
     """
     inside = is_inside(tasks, image)
     rules = (*read_rules(auxiliary), *RULES)
@@ -122,11 +117,7 @@ async def open_setup(
 
 @asynccontextmanager
 async def open_scorer(tasks: str, reward: str, reward_range: str, giver: str = "program") -> AsyncIterator[Scorer]:
-    """Open what scores answers; see `open_setup` for the options.
-
-    Raises:
-        UserError: for a reward that is not there, or no range.
-    """
+    """Open what scores answers; see `open_setup` for the options."""
     allowed = _range(reward_range)
     part = load_reward(reward) if reward else None
     async with AsyncExitStack() as stack:

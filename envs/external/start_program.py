@@ -20,11 +20,7 @@ TASK, _PROMPT = "task.json", "prompt.txt"
 
 
 async def start_program(setup: ProgramSetup, session: ProgramSession, task: Task, seed: int) -> Program:
-    """Start the program of one episode.
-
-    Raises:
-        EnvError: it cannot be started, or not be put into a sandbox.
-    """
+    """Start the program of one episode."""
     folder = new_folder()
     try:
         prompt = prompt_of(task.prompt)

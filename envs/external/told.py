@@ -102,9 +102,6 @@ def read_rules(text: str) -> tuple[Rule, ...]:
 
     Args:
         text: a pattern is a regular expression of `forge_env.utils.patterns`, which may match anywhere in the field.
-
-    Raises:
-        UserError: for a line of another form, or a pattern that cannot be used.
     """
     rules = []
     for line in filter(None, map(str.strip, text.splitlines())):

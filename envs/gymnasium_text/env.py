@@ -74,9 +74,6 @@ class GymnasiumText(Env):
             penalty: taken off the reward for an action that cannot be read or is not allowed.
             reward_scale: factor of all rewards of the Gymnasium environment.
             make_options: keyword arguments of the Gymnasium environment; as text, a JSON object.
-
-        Raises:
-            UserError: for `make_options` that are not a JSON object.
         """
         self._penalty, self._scale = penalty, reward_scale
         self._make_options = _json_object(make_options) if isinstance(make_options, str) else dict(make_options)
@@ -220,9 +217,6 @@ def from_gymnasium(
         max_steps: truncates an episode; by default Gymnasium's limit, which of a function is known only when the
             environment is made. The class declares it as `max_turns`, so an episode may take that many turns.
         system_prompt: the first message; none when empty.
-
-    Raises:
-        UserError: for an unknown id, with the nearest one.
     """
     id_ = env if isinstance(env, str) else getattr(env, "__name__", type(env).__name__)
     source = _spec(env) if isinstance(env, str) else env
@@ -254,9 +248,6 @@ def resolve(rest: str) -> type[Env]:
     Args:
         rest: an id of Gymnasium, also after a module or a file that registers it, as in "my_module:My-v0"; or the
             target of a class or function that makes the environment, as in "my_file.py:MyEnv".
-
-    Raises:
-        UserError: for an unknown id, with the nearest one; and for a target that cannot be imported.
     """
     source, colon, name = rest.rpartition(":")
     if not colon:

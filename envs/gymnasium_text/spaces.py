@@ -24,11 +24,7 @@ _ARRAYS = (spaces.MultiDiscrete, spaces.MultiBinary, spaces.Box)
 
 
 def check_action_space(space: Space[Any], env: str) -> None:
-    """Check that actions of a space can be read from text.
-
-    Raises:
-        UserError: when they cannot.
-    """
+    """Check that actions of a space can be read from text."""
     if not isinstance(space, (spaces.Discrete, spaces.Text, *_ARRAYS)):
         raise UserError(
             f"the actions of {env} are of the space {type(space).__name__}, and only Discrete, MultiDiscrete, "
@@ -62,11 +58,7 @@ def describe_actions(space: Space[Any], names: Sequence[str] = ()) -> str:
 
 
 def parse_action(text: str, space: Space[Any], names: Sequence[str] = ()) -> Any:
-    """Parse an action: the last integer or name for Discrete, the last JSON list for arrays, the whole text for Text.
-
-    Raises:
-        ValueError: when there is none, or it is not in the space.
-    """
+    """Parse an action: the last integer or name for Discrete, the last list for arrays, the whole text for Text."""
     if isinstance(space, spaces.Text):
         return _member(text.strip(), space)
     end = text[-MAX_TEXT:]

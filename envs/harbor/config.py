@@ -277,11 +277,7 @@ class HarborTask:
 
 
 def find_tasks(path: Path) -> list[HarborTask]:
-    """Return the tasks of a folder: the folder itself, or those below it, sorted by name.
-
-    Raises:
-        UserError: there is none, or one of them is malformed.
-    """
+    """Return the tasks of a folder: the folder itself, or those below it, sorted by name."""
     if not path.is_dir():
         raise UserError(f"there is no folder {path} with Harbor tasks")
     folders = [path] if (path / CONFIG).is_file() else sorted(file.parent for file in path.glob(f"*/{CONFIG}"))
@@ -291,11 +287,7 @@ def find_tasks(path: Path) -> list[HarborTask]:
 
 
 def read_task(folder: Path) -> HarborTask:
-    """Read and check a task folder.
-
-    Raises:
-        UserError: its task.toml is malformed, a file is missing, or it asks for something that workspaces do not have.
-    """
+    """Read and check a task folder."""
     folder = folder.resolve()
     return _read(folder, _folder_digest(folder))
 
@@ -426,11 +418,7 @@ def _check_hosts(path: Path, section: Environment | Agent | Verifier) -> None:
 
 
 def resolved(variables: Mapping[str, str], *, where: str) -> dict[str, str]:
-    """Return variables with "${NAME}" and "${NAME:-default}" replaced by this process's variables.
-
-    Raises:
-        UserError: a variable without a default is not set.
-    """
+    """Return variables with "${NAME}" and "${NAME:-default}" replaced by this process's variables."""
 
     def value(match: re.Match[str]) -> str:
         found = os.environ.get(match[1], match[2])

@@ -98,9 +98,6 @@ class Harbor(WorkspaceEnv):
         """Return tasks of the folder: a tenth of them, chosen by their names, is "test", the others are "train".
 
         A folder with one task has it in "train". "all" is every task.
-
-        Raises:
-            UserError: for an unknown split, a malformed task, and more tasks than there are.
         """
         if split not in ("train", "test", "all"):
             raise UserError(f"there is no split {split!r}; the splits are train, test and all")
@@ -291,11 +288,7 @@ class Harbor(WorkspaceEnv):
         return submission
 
     async def grade(self, collected: Submission | None, answer: str) -> tuple[float, Mapping[str, Any]]:
-        """Verify the present step.
-
-        Raises:
-            EnvError: the task, and not the agent's work, is broken.
-        """
+        """Verify the present step."""
         submission = collected or Submission()
         try:
             self._verdicts.append(await self._verify(submission))
@@ -384,11 +377,7 @@ def _instruction(task: HarborTask, step: Step | None) -> str:
 
 @functools.cache
 def resolve(rest: str) -> type[Env]:
-    """Return the environment of "harbor:PATH".
-
-    Raises:
-        UserError: there is no task in that folder, or one of them is malformed.
-    """
+    """Return the environment of "harbor:PATH"."""
     path = Path(rest).expanduser().absolute()
     find_tasks(path)
     attributes = {

@@ -28,9 +28,6 @@ class Images(Bases):
             folder: with the Dockerfile.
             environment: its section.
             digest: of the task.
-
-        Raises:
-            EnvError: there is no image of that name, or the Dockerfile cannot be built here: a fault of this task.
         """
         key = (digest, folder.name, environment.model_dump_json())
         return self.lease(key, lambda: self._make(folder, environment))

@@ -45,10 +45,6 @@ async def open_servers(
 
     Args:
         taken: names of other tools; a tool with such a name gets the name of its server as a prefix.
-
-    Raises:
-        UserError: a variable in a header is not set, or a tool has an invalid schema.
-        ServiceError: a server does not start, or does not answer.
     """
     tools, names = {}, ToolNames(taken)
     for server in {server.name: server for server in servers}.values():  # the last one of a name counts, as in Harbor
@@ -64,11 +60,7 @@ async def open_servers(
 
 
 def configured(servers: Sequence[McpServer]) -> dict[str, dict[str, Any]]:
-    """Return servers as `WorkspaceEnv.mcp_servers` does.
-
-    Raises:
-        UserError: a variable in a header is not set.
-    """
+    """Return servers as `WorkspaceEnv.mcp_servers` does."""
     return {server.name: _configured(server) for server in servers}
 
 

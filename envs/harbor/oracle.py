@@ -19,9 +19,6 @@ def play_solution(path: Path, messages: list[Message]) -> Message:
 
     Args:
         path: the folder of tasks; the messages of the user are the instructions of the task.
-
-    Raises:
-        UserError: the task has no solution, or another task has the same instructions and another solution.
     """
     asked = [message["content"] for message in messages if message["role"] == "user"]
     first, *others = [task for task in _tasks(path) if _instructions(task)[: len(asked)] == asked]
@@ -35,11 +32,7 @@ def play_solution(path: Path, messages: list[Message]) -> Message:
 
 
 def play_task(task: HarborTask, messages: list[Message]) -> Message:
-    """Return the next message: the files of solution/ are written, solve.sh is run, and that is the end of a step.
-
-    Raises:
-        UserError: the task has no solution.
-    """
+    """Return the next message: the files of solution/ are written, solve.sh is run, and that is the end of a step."""
     users = [number for number, message in enumerate(messages) if message["role"] == "user"]
     step, taken = task.steps[len(users) - 1], sum(message["role"] == "assistant" for message in messages[users[-1] :])
     solution = task.part(step, "solution")

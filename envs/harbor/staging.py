@@ -16,11 +16,7 @@ from sandboxes.images.dockerfile import BuiltImage
 async def begin_step(
     workspace: Workspace, task: HarborTask, step: Step | None, image: BuiltImage, user: str | int | None
 ) -> None:
-    """Stage the files of a step, and wait until the workspace is healthy.
-
-    Raises:
-        EnvError: the set-up of a step fails, or the workspace does not become healthy.
-    """
+    """Stage the files of a step, and wait until the workspace is healthy."""
     if step is not None and (problem := await _set_up(workspace, task, step, image, user)):
         raise EnvError(f"setup.sh of the step {step.name} of {task.name} fails: {problem}")
     for check in filter(None, (task.config.environment.healthcheck, step.healthcheck if step else None)):

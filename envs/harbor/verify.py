@@ -89,9 +89,6 @@ async def take_work(
         env: of the image and of the verifier: the folders of programs that it names are not taken over.
 
     Returns: files that were changed, and that are the image's here.
-
-    Raises:
-        WorkspaceFileError: more was changed than the disk holds.
     """
     places = [workdir, CONVENTION, *(str(PurePosixPath(workdir) / artifact.source) for artifact in artifacts)]
     work = [place for place in places if place.strip("/")]
@@ -117,12 +114,7 @@ async def collect_artifacts(workspace: Workspace, artifacts: Sequence[Artifact],
 async def run_verifier(
     workspace: Workspace, task: HarborTask, step: Step | None, *, env: Mapping[str, str], workdir: str
 ) -> HarborVerdict:
-    """Put the tests into a workspace that no agent acts in, run test.sh, and read the reward.
-
-    Raises:
-        UserError: a variable of [verifier.env] is not set here.
-        SandboxError: the workspace failed.
-    """
+    """Put the tests into a workspace that no agent acts in, run test.sh, and read the reward."""
     verifier = task.verifier(step)
     variables = {**env, **resolved(verifier.env, where=f"[verifier.env] of {task.name}")}
     await prepare_folders(workspace, workdir, user=verifier.user, without=["/tests", *_REWARDS])

@@ -68,9 +68,6 @@ def extract_answer(response: str, formats: Sequence[str] = FORMATS) -> Answer | 
 
     >>> extract_answer("So <think>2</think> it is \\\\boxed{\\\\frac{1}{2}}.")
     Answer(text='\\\\frac{1}{2}', format='boxed')
-
-    Raises:
-        UserError: for a format that does not exist.
     """
     text = after_thinking(response)[-MAX_RESPONSE:]
     for name in formats:
@@ -120,11 +117,6 @@ def same_answer(answer: str, target: str, *, tolerance: float = 0.0, unevaluated
         target: the right answer.
         tolerance: relative to the target.
         unevaluated: whether an answer may have operations that the target does not have: \\sqrt{16} for 4.
-
-    Raises:
-        UserError: when math-verify is needed and not installed.
-        EnvError: when the target takes too long to read.
-        ServiceError: when the helper process broke; never because of the answer.
     """
     number = parse_number(target)
     if number is not None:

@@ -51,10 +51,6 @@ def load_tasks(
             the whole text.
         kind: name of the column with the kind of a problem, such as its subject; by default "kind", if there is one.
         streaming: read only the rows that are needed; rows are then shuffled within a buffer.
-
-    Raises:
-        UserError: for a source or a split that does not exist, and when no row can be used.
-        TooFewTasks: there are fewer than `count`.
     """
     file = find_file(source, split)
     source_name = file.name if file else source
@@ -73,11 +69,7 @@ def load_tasks(
 
 
 def final_answer(text: str, *, where: str) -> str:
-    """Return the final answer of a worked solution: behind `####`, in the last box, or a short text as a whole.
-
-    Raises:
-        BadRow: for a long text, or one of several lines, without a marked answer; and for none.
-    """
+    """Return the final answer of a worked solution: behind `####`, in the last box, or a short text as a whole."""
     if "####" in text:
         text = text.rpartition("####")[2]
     elif (boxed := last_boxed(text)) is not None:
@@ -103,11 +95,7 @@ def _column(values: Values, wanted: str, usual: Sequence[str], *, what: str) -> 
 
 
 def _text(value: Any, column: str) -> str:
-    """Return an answer as text.
-
-    Raises:
-        BadRow: it is none.
-    """
+    """Return an answer as text."""
     if isinstance(value, list):
         if len(value) != 1:
             raise BadRow(f"its {column} is a list of {len(value)} elements: an answer is one, so write it as one text")

@@ -100,9 +100,6 @@ class Math(ToolEnv):
                 exact fractions, 4 algebra.
             data: the source of `envs.math.dataset_tasks.load_tasks`, with the columns `question`, `answer` and `kind`,
                 and `streaming`.
-
-        Raises:
-            UserError: for a level or source that does not exist, and for tasks that need math-verify without it.
         """
         if level not in (1, *STORIES):
             raise UserError(f"math has no level {level}; the levels are 0, 1, 2, 3 and 4")
@@ -129,11 +126,7 @@ class Math(ToolEnv):
 
     @staticmethod
     def expert(messages: list[Message]) -> Message:
-        """Solve a task by the conversation alone, as a model has to.
-
-        Raises:
-            UserError: for a task of a data set.
-        """
+        """Solve a task by the conversation alone, as a model has to."""
         question = next(m["content"] for m in messages if m["role"] == "user")
         results = [m["content"].strip() for m in messages if m["role"] == "tool"]
         system = next((m["content"] for m in messages if m["role"] == "system"), None)
@@ -221,11 +214,7 @@ def _expression(operation: str, a: int, b: int, c: int) -> str:
 
 
 def _read(question: str) -> Content:
-    """Parse a story of level 1.
-
-    Raises:
-        UserError: it is none.
-    """
+    """Parse a story of level 1."""
     numbers = re.findall(r"\d+", question)
     if len(numbers) != 3:
         raise UserError("the expert of math solves the tasks of its levels, not those of a data set")

@@ -40,10 +40,6 @@ class MathReward:
             close: relative error up to which a value earns the partial credit.
             format: the required mark: answer, boxed, gsm8k, or any.
             unevaluated: whether arithmetic is right for its value: 2^3 for 8. It would pay for a copied question.
-
-        Raises:
-            UserError: for a number below 0, a partial credit above 1, an unknown format, and for `unevaluated` without
-                math-verify.
         """
         for name, value in {"tolerance": tolerance, "partial_credit": partial_credit, "close": close}.items():
             if not 0 <= value < float("inf"):
@@ -58,13 +54,7 @@ class MathReward:
         self.unevaluated = unevaluated
 
     def __call__(self, prompt: str, response: str, target: str | float) -> float:
-        """Score a response; the prompt is ignored.
-
-        Raises:
-            UserError: when the target is an expression and math-verify is not installed.
-            EnvError: when the target cannot be graded in time.
-            ServiceError: when the grader's process broke.
-        """
+        """Score a response; the prompt is ignored."""
         expected = target_text(target)
         formats = [f for f in FORMATS if f != ("text" if parse_number(expected) else "number")]
         formats.sort(
@@ -91,9 +81,6 @@ class ThinkingReward:
             tag: name of the tags.
             full_reward: of non-empty thinking between both tags that an answer follows.
             partial_reward: of a response with any other use of a tag.
-
-        Raises:
-            UserError: when the tag is not a name.
         """
         if not re.fullmatch(r"[A-Za-z_][\w-]*", tag):
             raise UserError(f"ThinkingReward's tag is {tag!r}; it must be a name without brackets, for example think")
@@ -117,11 +104,7 @@ class ThinkingReward:
 
 
 def target_text(target: object) -> str:
-    """Write a target as text; floats in full, so that 0.1 is a tenth.
-
-    Raises:
-        UserError: for a target that is neither text nor a number.
-    """
+    """Write a target as text; floats in full, so that 0.1 is a tenth."""
     if isinstance(target, str):
         return target.strip()
     if isinstance(target, Real) and not isinstance(target, bool) and math.isfinite(target):

@@ -56,9 +56,6 @@ def tasks_of_level(level: int, split: str, *, count: int, seed: int) -> list[Tas
     """Draw distinct tasks of level 0, 2, 3 or 4; held-out tasks are new in content, see `draw_tasks`.
 
     At level 0 the numbers of a held-out story are new, for other words alone would be no new content.
-
-    Raises:
-        UserError: for an unknown split, or more tasks than there are.
     """
     stories = STORIES[level]
 

@@ -25,11 +25,7 @@ _MISSING = (
 
 
 def require_math_verify() -> None:
-    """Check that math-verify is installed.
-
-    Raises:
-        UserError: when it is not, with the command that installs it.
-    """
+    """Check that math-verify is installed."""
     if importlib.util.find_spec("math_verify") is None:
         raise UserError(_MISSING)
 
@@ -40,11 +36,6 @@ def equal_expressions(target: str, answer: str, *, tolerance: float = 0.0, uneva
     `unevaluated` permits operations in an answer that the target does not have.
 
     An answer that takes too much processor time or memory to compare is not equal.
-
-    Raises:
-        UserError: when math-verify is not installed.
-        EnvError: when the target itself takes too long to read.
-        ServiceError: when the helper process broke.
     """
     return _verifier.compare(target, answer, tolerance, unevaluated)
 
@@ -85,12 +76,7 @@ class Verifier(HelperProcess):
 
 
 def _verdict(response: Mapping[str, Any], target: str) -> bool:
-    """Turn what a comparison wrote into its result.
-
-    Raises:
-        EnvError: when it ended before it had read the target.
-        ServiceError: when it ended in a way that the answer cannot be blamed for.
-    """
+    """Turn what a comparison wrote into its result."""
     written: list[str] = response["written"]
     if written == ["unreadable"]:
         return False  # it was compared as text before

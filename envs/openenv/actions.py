@@ -37,11 +37,7 @@ class ActionTool:
     mcp_name: str = ""
 
     def action(self, arguments: dict[str, Any]) -> dict[str, Any]:
-        """Return the action of a call.
-
-        Raises:
-            ValueError: names the mistake in the arguments.
-        """
+        """Return the action of a call."""
         checked = self.check(arguments)
         return {"type": "call_tool", "tool_name": self.mcp_name, "arguments": checked} if self.is_mcp else checked
 
@@ -68,9 +64,6 @@ def make_actions(schema: Mapping[str, Any], tools: Sequence[Mapping[str, Any]] |
         tools: MCP tools, if there are any.
         kind: "tool" or "text"; "auto" is text for an action of one text field, and a tool for any other.
         url: of the server, for messages.
-
-    Raises:
-        UserError: when the environment cannot be acted in, or not by text.
     """
     if tools is not None and takes_mcp(schema):
         return Actions(tools={tool.spec["function"]["name"]: tool for tool in (_mcp_tool(item, url) for item in tools)})

@@ -82,10 +82,6 @@ async def start_container(image: str, *, port: int, options: Sequence[str] = ())
         image: must be there: nothing is pulled.
         port: of the server in the container.
         options: further options of `docker run`.
-
-    Raises:
-        UserError: when there is no docker client, no engine, or no such image.
-        ServiceError: when the container ends, or its server does not answer within START_SECONDS.
     """
     await asyncio.to_thread(check_image, image)
     name = f"forge-env-openenv-{os.getpid()}-{secrets.token_hex(6)}"
@@ -113,11 +109,7 @@ async def start_container(image: str, *, port: int, options: Sequence[str] = ())
 
 
 def check_image(image: str) -> None:
-    """Check that an image can be started.
-
-    Raises:
-        UserError: when there is no docker client, no engine, or no such image.
-    """
+    """Check that an image can be started."""
     if shutil.which("docker") is None:
         raise UserError(
             f"the image {image!r} cannot be started: there is no docker client; install docker, or name a URL"
@@ -129,11 +121,7 @@ def check_image(image: str) -> None:
 
 
 def run_options(text: str) -> list[str]:
-    """Split further options of `docker run`.
-
-    Raises:
-        UserError: when they are no command line.
-    """
+    """Split further options of `docker run`."""
     try:
         return shlex.split(text)
     except ValueError as error:

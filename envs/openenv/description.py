@@ -38,11 +38,7 @@ class Split:
 
 
 def base_url(url: str) -> str:
-    """Return the base URL of a server, as http or https.
-
-    Raises:
-        UserError: it is no such URL.
-    """
+    """Return the base URL of a server, as http or https."""
     scheme, _, rest = url.partition("://")
     http = f"{scheme.replace('ws', 'http', 1) if scheme in ('ws', 'wss') else scheme}://{rest}".rstrip("/")
     try:
@@ -63,11 +59,7 @@ def is_local(url: str) -> bool:
 
 
 def headers_of(token_env: str) -> dict[str, str]:
-    """Return the headers of every request: the token of an environment variable, if one is named.
-
-    Raises:
-        UserError: when the variable is not set.
-    """
+    """Return the headers of every request: the token of an environment variable, if one is named."""
     if not token_env:
         return {}
     token = os.environ.get(token_env, "")
@@ -96,12 +88,7 @@ class HttpApi:
         self._client.close()
 
     def describe(self) -> Description:
-        """Ask for the schemas and the metadata.
-
-        Raises:
-            UserError: when what answers is no OpenEnv server.
-            ServiceError: when nothing answers.
-        """
+        """Ask for the schemas and the metadata."""
         schemas = self._get("/schema")
         action = schemas.get("action") if isinstance(schemas, dict) else None
         if not isinstance(action, dict) or not isinstance(action.get("properties"), dict):

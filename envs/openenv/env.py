@@ -47,9 +47,6 @@ class OpenEnv(Env):
         Args:
             reset: further parameters of the environment's reset, a JSON object.
             success_reward: the least reward of a success.
-
-        Raises:
-            UserError: for a `reset` that is no JSON object.
         """
         self._reset_parameters = _json_object(reset)
         self._success_reward = success_reward
@@ -69,10 +66,6 @@ class OpenEnv(Env):
             tasks: "server" for the tasks that the server lists, "seeds" for a seed each, "auto" for the server's if it
                 lists any.
             token_env: the environment variable with the token that the server asks for, if it does.
-
-        Raises:
-            UserError: for an unknown split, a wrong option, and more tasks than there are.
-            ServiceError: when no server answers.
         """
         if split not in ("train", "test"):
             raise UserError(f"there is no split {split!r}; the splits are train and test")
@@ -235,11 +228,7 @@ def _json_object(text: str) -> dict[str, Any]:
 
 @functools.cache
 def resolve(rest: str) -> type[OpenEnv]:
-    """Return the environment of "openenv:REST"; REST is the URL of a server, or the name of a docker image.
-
-    Raises:
-        UserError: when it is neither.
-    """
+    """Return the environment of "openenv:REST"; REST is the URL of a server, or the name of a docker image."""
     if not is_image(rest):
         base_url(rest)
     words = [word.capitalize() for word in re.split(r"[^A-Za-z0-9]+", rest) if word]

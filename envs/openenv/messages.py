@@ -29,11 +29,7 @@ def action_data(action: Action) -> dict[str, Any]:
 
 
 def messages_of(observed: Observed, url: str) -> tuple[Message, ...]:
-    """Return the messages of an observation.
-
-    Raises:
-        ServiceError: when it has none.
-    """
+    """Return the messages of an observation."""
     messages = observed.observation.get("messages")
     if problem := messages_problem(messages):
         raise ServiceError(f"the OpenEnv server {url} sent an observation without messages: {problem}")

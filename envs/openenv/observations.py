@@ -28,11 +28,7 @@ def observation_text(observation: Mapping[str, Any]) -> str:
 
 
 def call_text(observation: Mapping[str, Any], url: str) -> str:
-    """Return the text of the observation of a tool call; of a failed one a `ToolFailure`.
-
-    Raises:
-        ServiceError: when the call did not reach the tool, or took too long.
-    """
+    """Return the text of the observation of a tool call; of a failed one a `ToolFailure`."""
     if "result" not in observation and "error" not in observation:
         return observation_text(observation)
     error, result = observation.get("error"), observation.get("result")

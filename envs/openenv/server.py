@@ -58,12 +58,7 @@ class Server:
         self._released = asyncio.Condition()
 
     async def start(self) -> Description:
-        """Start the container of an image, unless it runs, and ask the server what its environment is.
-
-        Raises:
-            UserError: when it is no OpenEnv server, or there is no such image.
-            ServiceError: when no server answers.
-        """
+        """Start the container of an image, unless it runs, and ask the server what its environment is."""
         async with self._starting:
             if is_image(self._source) and (self._container is None or self._container.has_ended):
                 await self._stop()
@@ -74,13 +69,7 @@ class Server:
             return self._description
 
     async def open(self, reset: Mapping[str, Any]) -> Opened:
-        """Start an episode.
-
-        Raises:
-            UserError: when nothing can be done in its environment.
-            ServiceError: when it is dead, or takes no further session for SLOT_SECONDS.
-            EnvError: when its environment raises.
-        """
+        """Start an episode."""
         async with queued():
             description = await self.start()
         deadline = time.monotonic() + SLOT_SECONDS

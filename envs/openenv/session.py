@@ -46,11 +46,7 @@ class Session:
 
     @classmethod
     async def connect(cls, url: str, headers: Mapping[str, str]) -> Session:
-        """Connect to a server.
-
-        Raises:
-            ServiceError: when nothing answers, or what answers is no OpenEnv server.
-        """
+        """Connect to a server."""
         from websockets.asyncio.client import connect
         from websockets.exceptions import InvalidHandshake
 
@@ -74,19 +70,11 @@ class Session:
         return cls(url, socket)
 
     async def reset(self, data: Mapping[str, Any]) -> Observed:
-        """Start an episode.
-
-        Raises:
-            NoSlot, ServiceError, EnvError: see `_request`.
-        """
+        """Start an episode."""
         return self._observed(await self._request("reset", data, "observation"))
 
     async def step(self, action: Mapping[str, Any]) -> Observed:
-        """Take an action.
-
-        Raises:
-            BadAction, ServiceError, EnvError: see `_request`.
-        """
+        """Take an action."""
         return self._observed(await self._request("step", action, "observation"))
 
     async def tools(self) -> list[dict[str, Any]] | None:
@@ -107,14 +95,7 @@ class Session:
         await self._socket.close()
 
     async def _request(self, kind: str, data: Mapping[str, Any], expected: str) -> Mapping[str, Any]:
-        """Send a request, and return the data of its response.
-
-        Raises:
-            NoSlot: the server takes no further session.
-            BadAction: the server refused the form of the request.
-            EnvError: the environment raised.
-            ServiceError: the connection was lost, or the answer is none of this protocol.
-        """
+        """Send a request, and return the data of its response."""
         from websockets.exceptions import ConnectionClosed
 
         try:

@@ -29,11 +29,7 @@ def seed_tasks(name: str, split: str, *, count: int, seed: int) -> list[Task]:
 
 
 def server_tasks(api: HttpApi, splits: Sequence[Split], split: str, *, count: int, seed: int) -> list[Task]:
-    """Return some of the tasks that a server lists.
-
-    Raises:
-        UserError: for a split that it does not list, and more tasks than there are.
-    """
+    """Return some of the tasks that a server lists."""
     chosen = next((s for s in splits if s.name == split), None) or next(
         (s for kind in _KINDS[split] for s in splits if s.kind == kind), None
     )

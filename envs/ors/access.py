@@ -56,9 +56,6 @@ def access_of(url: str, *, api_key_env: str, secrets: Sequence[str]) -> Access:
         url: the server's address.
         api_key_env: name of the variable; `API_KEY_ENV` may be unset, for a server that takes no key.
         secrets: names of variables that the environment is given under the same names.
-
-    Raises:
-        UserError: for a variable that is not set, or holds what no header may have.
     """
     headers: dict[str, str] = {}
     if api_key_env and (api_key_env != API_KEY_ENV or os.environ.get(API_KEY_ENV)):
@@ -73,11 +70,7 @@ def access_of(url: str, *, api_key_env: str, secrets: Sequence[str]) -> Access:
 
 
 def checked_url(text: str) -> str:
-    """Return the base URL of a server.
-
-    Raises:
-        UserError: when it is none, or holds a password.
-    """
+    """Return the base URL of a server."""
     url = text.rstrip("/")
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname or not re.fullmatch(r"[!-~]+", url):

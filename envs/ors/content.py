@@ -11,20 +11,12 @@ from forge_env.core.types import Message
 
 
 def text_of(blocks: Any, where: str) -> str:
-    """Return the text of blocks; an image becomes a note that it is not shown.
-
-    Raises:
-        ServiceError: when they are no blocks.
-    """
+    """Return the text of blocks; an image becomes a note that it is not shown."""
     return "\n".join(_block_text(block, where) for block in _list(blocks, where))
 
 
 def messages_of(messages: Any, where: str) -> list[Message]:
-    """Return a conversation in the shape of OpenAI's.
-
-    Raises:
-        ServiceError: when it is no conversation.
-    """
+    """Return a conversation in the shape of OpenAI's."""
     converted: list[Message] = []
     for message in _list(messages, where):
         role = message.get("role") if isinstance(message, Mapping) else None

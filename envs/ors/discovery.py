@@ -32,12 +32,7 @@ class Discovery:
         self._client.close()
 
     def environment(self, wanted: str) -> str:
-        """Return the name of an environment; `wanted` may be empty where the server has one only.
-
-        Raises:
-            UserError: when there is no such environment, or the address is no ORS server's, or nobody's.
-            ServiceError: when the server breaks off.
-        """
+        """Return the name of an environment; `wanted` may be empty where the server has one only."""
         names = self._json("GET", "/list_environments")
         if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
             raise UserError(f"{self._access.url} is no ORS server: it lists its environments as {str(names)[:100]!r}")
@@ -51,11 +46,7 @@ class Discovery:
         return wanted.lower() or str(names[0])
 
     def split(self, environment: str, wanted: str) -> str:
-        """Return the split of a name, or else the first one of that type.
-
-        Raises:
-            UserError: when there is none, with those that there are.
-        """
+        """Return the split of a name, or else the first one of that type."""
         splits = self._json("GET", f"/{environment}/splits")
         try:
             types = {split["name"]: split["type"] for split in splits}
@@ -68,11 +59,7 @@ class Discovery:
         return named
 
     def draw(self, environment: str, split: str, *, count: int, seed: int) -> list[tuple[int, dict[str, Any]]]:
-        """Return `count` tasks of a split with their indices, in an order that the seed decides.
-
-        Raises:
-            UserError: when the split has fewer.
-        """
+        """Return `count` tasks of a split with their indices, in an order that the seed decides."""
         number, listed = self._number(environment, split)
         if count > number:
             text = f"{count} tasks were asked for, and the split {split} of {environment} has {number}"

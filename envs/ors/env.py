@@ -57,9 +57,6 @@ class Ors(Env):
             start_seconds: how long the environment may set itself up.
             call_seconds: time limit of one call of a tool.
             ping_seconds: pause between two pings, which keep the session alive.
-
-        Raises:
-            UserError: for a number out of range, and a variable that is not set.
         """
         for name, value in (("start", start_seconds), ("call", call_seconds), ("ping", ping_seconds)):
             if not 0 < value <= 86_400:
@@ -93,10 +90,6 @@ class Ors(Env):
             environment: its name, for a server that has more than one.
             api_key_env: as in the constructor.
             secrets: as in the constructor.
-
-        Raises:
-            UserError: when the server has no such environment or split, fewer tasks, or refuses the API key.
-            ServiceError: when it does not answer.
         """
         with Discovery(access_of(cls.url, api_key_env=api_key_env, secrets=secrets)) as server:
             name = server.environment(environment)
@@ -230,11 +223,7 @@ class _ToolCall:
 
 @functools.cache
 def resolve(rest: str) -> type[Env]:
-    """Return the environment of "ors:REST"; REST is the address of a server, which is asked when tasks are drawn.
-
-    Raises:
-        UserError: for a text that is no address.
-    """
+    """Return the environment of "ors:REST"; REST is the address of a server, which is asked when tasks are drawn."""
     url = checked_url(rest)
     attributes = {"url": url, "__doc__": f"An environment of the ORS server {url}.", "__module__": __name__}
     return type(f"Ors{re.sub(r'[^A-Za-z0-9]', '', url)}", (Ors,), attributes)

@@ -19,11 +19,7 @@ class TooLong(Exception):
 
 
 async def read_events(chunks: AsyncIterator[bytes]) -> AsyncIterator[Event]:
-    """Yield the events of a stream. Lines end at line feeds only: JSON may hold the other ends of lines.
-
-    Raises:
-        TooLong: after MAX_BYTES.
-    """
+    """Yield the events of a stream. Lines end at line feeds only: JSON may hold the other ends of lines."""
     rest, total, kind, data = b"", 0, "", list[str]()
     async for chunk in chunks:
         total += len(chunk)

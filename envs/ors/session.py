@@ -64,13 +64,7 @@ class Session:
         self._is_open = True
 
     async def open(self, task_spec: Mapping[str, Any], secrets: Mapping[str, str]) -> None:
-        """Create the episode of a task.
-
-        Raises:
-            UserError: when the server refuses the API key.
-            EnvError: when the environment's constructor raised.
-            ServiceError: when the server does not answer.
-        """
+        """Create the episode of a task."""
         self._id = await self._new_id()
         body = {"env_name": self._environment, "task_spec": dict(task_spec)}
         try:
@@ -82,13 +76,7 @@ class Session:
         self._pings = asyncio.create_task(self._ping(), name="ors pings")
 
     async def request(self, method: str, path: str, body: Any = None) -> Any:
-        """Send a request that may be repeated, and return the JSON of its response.
-
-        Raises:
-            UserError: when the server refuses the API key.
-            EnvError: when the environment's code raised.
-            ServiceError: when the server does not answer, or has ended the session.
-        """
+        """Send a request that may be repeated, and return the JSON of its response."""
         try:
             return await self._json(method, path, body)
         except Refused as refused:
@@ -104,13 +92,7 @@ class Session:
             raise refused.error from None
 
     async def call(self, tool: str, arguments: Mapping[str, Any]) -> CallResult:
-        """Call a tool. If its connection is lost, the call is resumed by its id; without an id it is not repeated.
-
-        Raises:
-            EnvError: when the tool raised.
-            MissedDeadline: after `call_seconds`.
-            ServiceError: when the server does not answer, or has ended the session.
-        """
+        """Call a tool. If its connection is lost, the call is resumed by its id; without an id it is not repeated."""
         if self._lost:
             raise ServiceError(f"the session at {self._access.url} is lost: {self._lost}")
         where = f"the call of {tool} at {self._access.url}"
@@ -176,12 +158,7 @@ class Session:
             raise ServiceError(f"{self._access.url} answered {what} without JSON") from None
 
     async def _send(self, method: str, path: str, body: Any = None) -> httpx.Response:
-        """Send a request, again after a temporary refusal; an environment that still starts has `start_seconds`.
-
-        Raises:
-            Refused: for a response that is no success.
-            ServiceError: without a response.
-        """
+        """Send a request, again after a temporary refusal; an environment that still starts has `start_seconds`."""
         what, headers = f"{method} {path}", {"X-Session-ID": self._id} if self._id else {}
         deadline = asyncio.get_running_loop().time() + self._start_seconds
         attempt = 0

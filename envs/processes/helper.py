@@ -68,21 +68,13 @@ class HelperProcess:
         return None if process is None else process.pid
 
     def check_installed(self) -> None:
-        """Check, before a start, that the packages of the library are installed.
-
-        Raises:
-            UserError: when one is not.
-        """
+        """Check, before a start, that the packages of the library are installed."""
 
     def request(self, request: Mapping[str, object], *, seconds: float) -> dict[str, Any]:
         """Send a request, and return its response; "error" in it is what the library raised.
 
         Args:
             seconds: for the response, and for the rest of a request if its thread gave up.
-
-        Raises:
-            UserError: see `check_installed`.
-            ServiceError: when the process broke or did not answer in time; the next request starts another one.
         """
         with self._turn():
             try:
@@ -95,9 +87,6 @@ class HelperProcess:
         """Return what the process is denied, determined by trying it, and "missing", a list of sentences.
 
         While there is no process, one is started that tries this and ends.
-
-        Raises:
-            ServiceError: when it does not start.
         """
         with self._turn():
             return self._enforced if self._process is not None else self._tried()

@@ -65,11 +65,7 @@ class ReasoningGym(Env):
 
     @classmethod
     def draw(cls, split: str, *, count: int, seed: int, config: Mapping[str, Any]) -> list[Task]:
-        """Return `count` distinct tasks; `tasks` of each dataset calls this with the options of its configuration.
-
-        Raises:
-            UserError: for an unknown split, a wrong configuration, or more tasks than there are.
-        """
+        """Return `count` distinct tasks; `tasks` of each dataset calls this with the options of its configuration."""
         if split not in ("train", "test"):
             raise UserError(f"there is no split {split!r}; the splits are train and test")
         settings = to_jsonable_python(dict(config))
@@ -94,11 +90,7 @@ class ReasoningGym(Env):
 
     @staticmethod
     def expert(messages: list[Message]) -> Message:
-        """Return the gold answer of a task that was made in this process.
-
-        Raises:
-            EnvError: for another question, or one of a dataset without gold answers.
-        """
+        """Return the gold answer of a task that was made in this process."""
         question = next((m["content"] for m in messages if m["role"] == "user"), "")
         if question not in _gold:
             raise EnvError(
@@ -127,12 +119,7 @@ class ReasoningGym(Env):
 
     @staticmethod
     def score(task: Task, answer: str) -> float:
-        """Score an answer, from 0 to 1, by the dataset of the task.
-
-        Raises:
-            EnvError: when the scorer raises for the gold answer too, or the entry cannot be made again.
-            ServiceError: when the helper process broke.
-        """
+        """Score an answer, from 0 to 1, by the dataset of the task."""
         result = _request_score(task, answer)
         if "raised" in result and task.target is not None:
             gold = _request_score(task, task.target)
@@ -192,12 +179,7 @@ def _request_score(task: Task, answer: str) -> dict[str, Any]:
 
 
 def score_all(task: Task, answers: Sequence[str]) -> dict[str, Any]:
-    """Score answers in one request: {"results": [{"score"} or {"raised"}, ...]}, or the {"signal"} that ended it.
-
-    Raises:
-        EnvError: when the entry cannot be made again.
-        ServiceError: when the helper process broke.
-    """
+    """Score answers in one request: {"results": [{"score"} or {"raised"}, ...]}, or the {"signal"} that ended it."""
     return worker.ask({"do": "score", **task.metadata, "question": task.prompt[0]["content"], "answers": list(answers)})
 
 
@@ -214,11 +196,7 @@ def extract_answer(text: str) -> str:
 
 @functools.cache
 def resolve(rest: str) -> type[Env]:
-    """Return the environment of "reasoning_gym:REST"; REST is the name of a dataset.
-
-    Raises:
-        UserError: for an unknown dataset, with the nearest one, or when reasoning-gym is not installed.
-    """
+    """Return the environment of "reasoning_gym:REST"; REST is the name of a dataset."""
     datasets = _datasets()
     if rest not in datasets:
         raise UserError(f"reasoning-gym has no dataset {rest!r}. {nearest(rest, datasets)}")
@@ -232,11 +210,7 @@ def resolve(rest: str) -> type[Env]:
 
 
 def dataset_names() -> list[str]:
-    """Return the names of all datasets.
-
-    Raises:
-        UserError: when reasoning-gym is not installed.
-    """
+    """Return the names of all datasets."""
     return sorted(_datasets())
 
 

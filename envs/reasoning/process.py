@@ -15,11 +15,7 @@ ANSWER_SECONDS = 300.0
 
 
 def require_reasoning_gym() -> None:
-    """Check that reasoning-gym is installed.
-
-    Raises:
-        UserError: when it is not, with the command that installs it.
-    """
+    """Check that reasoning-gym is installed."""
     if importlib.util.find_spec("reasoning_gym") is None:
         raise UserError("reasoning-gym is not installed: pip install 'forge-env[reasoning-gym]'")
 
@@ -35,12 +31,7 @@ class Worker(HelperProcess):
         require_reasoning_gym()
 
     def ask(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Send a request, and return its response.
-
-        Raises:
-            EnvError: when reasoning-gym itself raised.
-            ServiceError: when the helper process broke, or did not answer in time.
-        """
+        """Send a request, and return its response."""
         response = self.request(request, seconds=ANSWER_SECONDS)
         if "error" in response:
             raise EnvError(f"the reasoning-gym dataset {request.get('dataset', '')} raised {response['error']}")

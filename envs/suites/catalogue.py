@@ -74,11 +74,7 @@ SUITES = {
 
 
 def installed(name: str, python: str = "") -> Installed:
-    """The place of a suite: a given interpreter, this process's, or the one that `install` makes.
-
-    Raises:
-        UserError: when it is not, with the command that installs it.
-    """
+    """The place of a suite: a given interpreter, this process's, or the one that `install` makes."""
     suite = SUITES[name]
     candidates = [python] if python else [sys.executable, str(_python_of(folder_of(name)))]
     for candidate in candidates:
@@ -142,11 +138,7 @@ def _python_of(folder: Path) -> Path:
 
 
 def install(name: str) -> Installed:
-    """Make the environment of a suite in the user's cache, with uv if there is one, else with venv and pip.
-
-    Raises:
-        UserError: for an unknown suite, or when a command fails, with its last words.
-    """
+    """Make the environment of a suite in the user's cache, with uv if there is one, else with venv and pip."""
     if name not in SUITES:
         raise UserError(f"there is no suite {name!r}. {nearest(name, SUITES)}")
     suite, folder = SUITES[name], folder_of(name)

@@ -25,11 +25,7 @@ def remember(suite: str, task: Task, script: Script) -> None:
 
 
 def expert_of(suite: str, messages: Sequence[Message]) -> Message:
-    """Return the next message of the solution of a conversation's task.
-
-    Raises:
-        EnvError: when no solution is known.
-    """
+    """Return the next message of the solution of a conversation's task."""
     shown = [message for message in messages if message["role"] != "system"]
     for length in range(len(shown), 0, -1):
         if (script := _scripts.get((suite, prompt_key(shown[:length])))) is not None:

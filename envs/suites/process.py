@@ -21,12 +21,7 @@ class SuiteProcess(HelperProcess):
         super().__init__(library_file, name=f"the process of {suite.label}", environment=variables, python=suite.python)
 
     def ask(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Send a request, and return its response.
-
-        Raises:
-            EnvError: when the suite itself raised.
-            ServiceError: when the process broke, or did not answer in time.
-        """
+        """Send a request, and return its response."""
         response = self.request(request, seconds=ANSWER_SECONDS)
         if "error" in response:
             raise EnvError(f"{self.label} raised {response['error']}")

@@ -34,9 +34,6 @@ def select(
     Args:
         script_of: returns the solution of a task that has a target.
         each_prompt_once: of tasks with the same prompt, "train" and "test" have one: the expert could not tell which.
-
-    Raises:
-        UserError: for an unknown split, or more tasks than there are.
     """
     if split not in SPLITS:
         raise UserError(f"there is no split {split!r} of {name}; the splits are {', '.join(SPLITS)}")

@@ -51,11 +51,7 @@ class Swe(PreparedEnv):
 
     @classmethod
     def tasks(cls, split: str = "train", *, count: int, seed: int = 0) -> Sequence[Task]:
-        """Return tasks of the file; a tenth of them, by their content, is "test", the others are "train".
-
-        Raises:
-            UserError: the file cannot be read, no row of it is a task, or more tasks than there are.
-        """
+        """Return tasks of the file; a tenth of them, by their content, is "test", the others are "train"."""
         return data_tasks(cls.path, split, count=count, seed=seed, make=_reader(cls.path))
 
     @classmethod
@@ -84,11 +80,7 @@ class Swe(PreparedEnv):
 
     @staticmethod
     def expert(messages: list[Message]) -> Message:
-        """Apply the solution of the task.
-
-        Raises:
-            UserError: it has none.
-        """
+        """Apply the solution of the task."""
         return play_noted(messages)
 
     @property
@@ -118,11 +110,7 @@ class Swe(PreparedEnv):
         return await collect_patch(workspace, self._instance)
 
     async def grade(self, collected: Submission | None, answer: str) -> tuple[float, Mapping[str, Any]]:
-        """Run the tests on a submission.
-
-        Raises:
-            EnvError: the tests give no report for an untouched repository either: the task is broken.
-        """
+        """Run the tests on a submission."""
         instance, submission = self._instance, collected or Submission()
         if submission.problem:
             return 0.0, {"resolved": False, "reason": submission.problem}
@@ -186,11 +174,7 @@ def _facts(instance: Instance, outcome: Outcome) -> dict[str, Any]:
 
 @functools.cache
 def resolve(rest: str) -> type[Env]:
-    """Return the environment of "swe:PATH".
-
-    Raises:
-        UserError: there is no such file.
-    """
+    """Return the environment of "swe:PATH"."""
     path = Path(rest).expanduser().absolute()
     if not path.is_file():
         raise UserError(f"there is no file {path} with tasks in the shape of SWE-bench")

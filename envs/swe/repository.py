@@ -89,11 +89,7 @@ BASE = "refs/forge-env/base"
 
 
 async def prepare_repository(workspaces: Workspaces, image: str, instance: Instance) -> BuiltImage:
-    """Return the files that agent and verdict of a task begin with.
-
-    Raises:
-        UserError: there is no such image or commit, git is missing in the image, or the set-up fails.
-    """
+    """Return the files that agent and verdict of a task begin with."""
     base = built_from(await asyncio.to_thread(find_image, image))
     workspace = await workspaces.open(base.files, limits=limits_of(instance))
     try:

@@ -101,9 +101,6 @@ def read_instance(values: Mapping[str, Any], folder: Path) -> Task:
 
     Args:
         folder: of the task file; paths of snapshots are relative to it.
-
-    Raises:
-        BadRow: a column is missing or malformed, or the snapshot is not there.
     """
     try:
         instance = Instance.model_validate(dict(values))

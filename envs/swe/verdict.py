@@ -79,11 +79,7 @@ async def collect_patch(workspace: Workspace, instance: Instance) -> Submission:
 
 
 async def run_tests(workspace: Workspace, instance: Instance, patch: bytes, env: Mapping[str, str]) -> Outcome:
-    """Apply a submission and the test patch in a workspace that no agent acts in, and run the tests.
-
-    Raises:
-        SandboxError: the workspace failed.
-    """
+    """Apply a submission and the test patch in a workspace that no agent acts in, and run the tests."""
     await workspace.put(f"{_FOLDER}/run_tests.py", _RUNNER.encode())
     not_counted: list[str] = []
     if patch:

@@ -64,9 +64,6 @@ class TextArena(Env):
                 "openai:MODEL@BASE_URL" asks a model.
             opponent_key_env: the environment variable with the API key of that endpoint; "" for one that takes none.
             game_options: keyword arguments of the game; as text, a JSON object.
-
-        Raises:
-            UserError: for a value that is not allowed, and when the environment is not made by its factory.
         """
         if not hasattr(self, "arena"):
             raise EnvError(f"{type(self).__name__} is made by its factory: forge_env.make('textarena:{self.game}')")
@@ -90,11 +87,7 @@ class TextArena(Env):
         players: int = 0,
         game_options: str | Mapping[str, Any] = "{}",
     ) -> Sequence[Task]:
-        """One task for each seed of the game; seeds of "train" are even, seeds of "test" odd.
-
-        Raises:
-            UserError: for an unknown split or game, a game that cannot be played, and a wrong option.
-        """
+        """One task for each seed of the game; seeds of "train" are even, seeds of "test" odd."""
         if split not in ("train", "test"):
             raise UserError(f"there is no split {split!r}; the splits are train and test")
         cls._players_of(worker_of(python), players, _json_object(game_options))
@@ -204,11 +197,7 @@ class TextArena(Env):
 
 @functools.cache
 def resolve(rest: str) -> type[Env]:
-    """Return the environment of "textarena:REST"; REST is the id of a game, which is looked up when tasks are drawn.
-
-    Raises:
-        UserError: for a text that is no id.
-    """
+    """Return the environment of "textarena:REST"; REST is the id of a game, which is looked up when tasks are drawn."""
     if not _NAME.fullmatch(rest):
         raise UserError(f"textarena:{rest} names no game: write the id of one, as textarena:TicTacToe-v0")
     attributes = {"game": rest, "__doc__": f"The game {rest} of TextArena.", "__module__": __name__}

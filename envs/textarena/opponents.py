@@ -21,11 +21,7 @@ MAX_TOKENS = 1024
 
 
 def check_opponent(opponent: str) -> None:
-    """Check the option `opponent`.
-
-    Raises:
-        UserError: when it is none that there is.
-    """
+    """Check the option `opponent`."""
     if opponent not in BUILT_IN and not re.fullmatch(r"openai:[^@\s]+.*", opponent):
         raise UserError(
             f"opponent is {opponent!r}; it is random, which plays legal moves, first, which plays the first legal move "
@@ -51,12 +47,7 @@ class ModelOpponents:
         self._seed = seed
 
     async def move(self, player: int, text: str) -> str:
-        """Ask for the move of a player. The deadlines of the episode are paused.
-
-        Raises:
-            ServiceError: when the model does not answer.
-            UserError: when the endpoint refuses the key, or does not know the model.
-        """
+        """Ask for the move of a player. The deadlines of the episode are paused."""
         messages = self._conversations.setdefault(player, [self._system])
         messages.append({"role": "user", "content": text})
         used = Usage()

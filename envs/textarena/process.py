@@ -36,12 +36,7 @@ class Worker(HelperProcess):
         self._described: dict[str, dict[str, Any]] = {}
 
     def ask(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """Send a request, and return its response.
-
-        Raises:
-            EnvError: when the game itself raised.
-            ServiceError: when the helper process broke, did not answer in time, or has lost the game.
-        """
+        """Send a request, and return its response."""
         response = self.request(request, seconds=ANSWER_SECONDS)
         if "error" in response:
             raise EnvError(f"TextArena raised {response['error']}")
@@ -50,12 +45,7 @@ class Worker(HelperProcess):
         return response
 
     def describe(self, game: str, options: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the "players" that a game can have, a list of numbers, and "max_turns", which may be None.
-
-        Raises:
-            UserError: for an unknown game, with the nearest one, and for one that cannot be played, with the reason.
-            ServiceError: when the helper process broke.
-        """
+        """Return the "players" that a game can have, a list of numbers, and "max_turns", which may be None."""
         key = json.dumps([game, dict(options)], sort_keys=True)
         if key not in self._described:
             games = self.ask({"do": "games"})["games"]
@@ -83,11 +73,7 @@ class Worker(HelperProcess):
 
 @functools.cache
 def worker_of(python: str) -> Worker:
-    """Return the helper process of an interpreter; "" is this process's. It starts with its first request.
-
-    Raises:
-        UserError: when there is no such interpreter, or TextArena is not installed for it, with the command for that.
-    """
+    """Return the helper process of an interpreter; "" is this process's. It starts with its first request."""
     program = sys.executable if not python else shutil.which(python)
     if program is None:
         raise UserError(f"python={python!r} is no program: name the interpreter of an environment that has TextArena")
@@ -122,8 +108,5 @@ async def open_worker(python: str = "") -> AsyncIterator[Worker]:
 
     Args:
         python: the interpreter that has TextArena; this process's by default.
-
-    Raises:
-        UserError: see `worker_of`.
     """
     yield worker_of(python)

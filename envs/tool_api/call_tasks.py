@@ -37,10 +37,6 @@ def call_tasks(tools: Mapping[str, Tool], split: str, *, count: int, seed: int, 
     Args:
         tools: of functions, by name.
         level: bounds the numbers and the lengths of texts.
-
-    Raises:
-        UserError: for an unknown split or level, more tasks than there are, and a tool that fails, takes too long,
-            or returns something else when it is called again.
     """
     if split not in ("train", "test"):
         raise UserError(f"there is no split {split!r}; the splits are train and test")
@@ -81,12 +77,7 @@ class _Calls:
     num_failed: dict[str, int] = field(default_factory=dict)
 
     async def result(self, name: str, arguments: dict[str, Any]) -> str:
-        """Return the result as the model would read it.
-
-        Raises:
-            _UnusableCall: for an error, and a result that is empty or too long to be a target.
-            UserError: when a second call gives another result.
-        """
+        """Return the result as the model would read it."""
         result = await self._call(name, arguments)
         if not result.strip() or len(result) > _MAX_RESULT:
             raise _UnusableCall(f"it returns {len(result)} characters" if result.strip() else "it returns nothing")
@@ -99,11 +90,7 @@ class _Calls:
         return result
 
     def count_failure(self, name: str, reason: Exception) -> None:
-        """Count a call that makes no task.
-
-        Raises:
-            UserError: when that happens too often.
-        """
+        """Count a call that makes no task."""
         self.num_failed[name] = self.num_failed.get(name, 0) + 1
         if self.num_failed[name] > max(_MAX_FAILURES, self.num_made.get(name, 0)):
             raise UserError(

@@ -69,9 +69,6 @@ class ToolApi(ToolEnv):
             level: 1 to 3. Of the shop: one change, changes that need look-ups, changes that compare what was looked up.
             operations: of the shop; only tasks that can be solved with them are drawn.
             data: a file of tasks.
-
-        Raises:
-            UserError: see `envs.tool_api.tasks.make_tasks`.
         """
         return make_tasks(split, count=count, seed=seed, tools=tools, level=level, operations=operations, data=data)
 
@@ -93,11 +90,7 @@ class ToolApi(ToolEnv):
 
     @staticmethod
     def expert(messages: list[Message]) -> Message:
-        """Solve a task of the shop, or make the call that is asked for, by the conversation alone.
-
-        Raises:
-            UserError: for a task of a file, which has no expert.
-        """
+        """Solve a task of the shop, or make the call that is asked for, by the conversation alone."""
         question = next(m["content"] for m in messages if m["role"] == "user")
         call = call_in_question(question)
         if call is not None:

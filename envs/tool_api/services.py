@@ -33,12 +33,7 @@ class ShopSessions:
     client: ApiClient
 
     def open(self, task: Task) -> str:
-        """Start the shop of a task; returns the session's token.
-
-        Raises:
-            EnvError: when it is no task of the shop.
-            ServiceError: when the service has died, or the database cannot be written.
-        """
+        """Start the shop of a task; returns the session's token."""
         if "shop" not in task.metadata:
             raise EnvError(f"the task {task.id} is no task of the shop: tool_api makes those with tools=shop")
         try:
@@ -104,10 +99,6 @@ async def open_services(
         requests_per_second: for each host; None for no limit. The shop has no limit.
         host_concurrency: open requests, for each host; the shop has 4.
         base_url: of the service of the only openapi: source; see `envs.tool_api.sources`.
-
-    Raises:
-        UserError: for options that do not go together, and sources that cannot be opened.
-        ServiceError: when a server does not come up.
     """
     sources_named = checked_sources(tools, data=data)
     others = [source for source in sources_named if source != SHOP]

@@ -83,10 +83,6 @@ async def open_sources(
         base_url: of the service of the only openapi: source; with several, it stands behind the # of each.
         taken: names of further tools. If one of these, or of an earlier source, has a tool's name, the tool is renamed,
             see `envs.tool_api.tool_names`.
-
-    Raises:
-        UserError: for a source that cannot be opened, and credentials that are for no source.
-        ServiceError: when an MCP server does not come up.
     """
     rules = _Rules(parse_auth(auth))
     sources_in_order = _with_base_url([source.strip() for source in tools], base_url)
@@ -115,22 +111,13 @@ async def open_sources(
 
 
 async def list_tools(source: str) -> list[Tool]:
-    """Return the tools of a source, to be shown. No credentials are sent.
-
-    Raises:
-        UserError: for a source that cannot be opened.
-        ServiceError: when an MCP server does not come up.
-    """
+    """Return the tools of a source, to be shown. No credentials are sent."""
     async with open_sources([source]) as sources:
         return list(sources.tools.values())
 
 
 def parse_auth(auth: Sequence[str]) -> dict[str, dict[str, str]]:
-    """Return header -> template, by host.
-
-    Raises:
-        UserError: for a text that is not written as HOST/HEADER=VARIABLE.
-    """
+    """Return header -> template, by host."""
     templates: dict[str, dict[str, str]] = {}
     for text in auth:
         target, _, template = text.partition("=")
@@ -194,11 +181,7 @@ class _Rules:
         return {name: template for host in hosts for name, template in self._rules.get(host, {}).items()}
 
     def check(self) -> None:
-        """Make sure that every credential has a service.
-
-        Raises:
-            UserError: naming one that has none, and the hosts that there are.
-        """
+        """Make sure that every credential has a service."""
         for host in self._rules.keys() - self._used:
             names = ", ".join(f"{host}/{name}" for name in self._rules[host])
             known = ", ".join(sorted(set(self._hosts))) or "none, and an MCP server that is a command has mcp_env"

@@ -46,12 +46,7 @@ _SHORT = ("cancel", "restock")
 def make_tasks(
     split: str, *, count: int, seed: int, tools: Sequence[str], level: int, operations: Sequence[str], data: str
 ) -> list[Task]:
-    """Return the tasks that these options of tool_api ask for.
-
-    Raises:
-        UserError: for options that do not go together, more tasks than there are, and tools that no tasks can be made
-            for.
-    """
+    """Return the tasks that these options of tool_api ask for."""
     sources = checked_sources(tools, data=data)
     if data:
         file = find_file(data, split)
@@ -63,11 +58,7 @@ def make_tasks(
 
 
 def checked_sources(tools: Sequence[str], *, data: str) -> list[str]:
-    """Return the sources of tools that a user named.
-
-    Raises:
-        UserError: for none, one that is there twice or not at all, and tasks of two kinds.
-    """
+    """Return the sources of tools that a user named."""
     sources = [source_target(source.strip()) for source in tools if source.strip()]
     if not sources:
         raise UserError("tool_api has no tools: name some, for example tools=shop, or a registered name")
@@ -94,9 +85,6 @@ def shop_operations(level: int, operations: Sequence[str] = ()) -> list[str]:
 
     Args:
         operations: names of operations, with * for any text.
-
-    Raises:
-        UserError: for a level or an operation that is not there.
     """
     if level not in LEVELS:
         raise UserError(f"tool_api has no level {level}; the levels are {', '.join(map(str, LEVELS))}")
@@ -109,11 +97,7 @@ def shop_operations(level: int, operations: Sequence[str] = ()) -> list[str]:
 
 
 def tasks_of_operations(split: str, *, count: int, seed: int, level: int, operations: Sequence[str] = ()) -> list[Task]:
-    """Return shop tasks of a level that can be solved with the operations.
-
-    Raises:
-        UserError: when none can, and as `shop_tasks` and `shop_operations`.
-    """
+    """Return shop tasks of a level that can be solved with the operations."""
     available = shop_operations(level, operations)
     kinds = [kind for kind in _kinds(level) if set(_NEEDED[kind]) <= set(available)]
     if not kinds:

@@ -79,10 +79,6 @@ class Verifiers(External):
                 of its tasks are held out then.
             harness: see there.
             runtime: see there.
-
-        Raises:
-            UserError: for an unknown split, a wrong option, an environment that cannot be loaded, and more tasks than
-                there are.
         """
         if split not in ("train", "test"):
             raise UserError(f"there is no split {split!r}; the splits are train and test")
@@ -180,11 +176,7 @@ def _merged(first: dict[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
 
 @functools.cache
 def resolve(rest: str) -> type[Verifiers]:
-    """Return the environment of "verifiers:REST"; REST is the id of a taskset, "owner/name" too.
-
-    Raises:
-        UserError: when there is no id.
-    """
+    """Return the environment of "verifiers:REST"; REST is the id of a taskset, "owner/name" too."""
     if not rest.strip():
         raise UserError("verifiers: needs the id of an environment behind it, such as verifiers:my_env")
     name = "".join(word.capitalize() for word in rest.replace("/", "_").replace("-", "_").split("_") if word)

@@ -50,11 +50,7 @@ class Settings:
 
 
 def make_settings(id_: str, *, python: str, config: str, harness: str, runtime: str) -> Settings:
-    """Check options.
-
-    Raises:
-        UserError: when there is no such interpreter, it has no verifiers, or the config is no JSON object.
-    """
+    """Check options."""
     return Settings(
         id=id_, python=_interpreter(python), config=json_object(config, "config"), harness=harness, runtime=runtime
     )
@@ -89,12 +85,7 @@ def _interpreter(python: str) -> str:
 
 @functools.lru_cache(maxsize=16)
 def describe(settings: Settings, most: int) -> Mapping[str, Any]:
-    """Return what the worker lists: "version", "max_turns", "bounded" and up to `most` "tasks". Takes seconds.
-
-    Raises:
-        UserError: when the environment cannot be loaded.
-        ServiceError: when its own code fails, or takes too long.
-    """
+    """Return what the worker lists: "version", "max_turns", "bounded" and up to `most` "tasks". Takes seconds."""
     command = guarded(settings.command("list", most=most))
     try:
         done = subprocess.run(
@@ -106,12 +97,7 @@ def describe(settings: Settings, most: int) -> Mapping[str, Any]:
 
 
 def read_line(line: bytes, settings: Settings, stderr: str) -> Mapping[str, Any]:
-    """Parse the first line of the worker.
-
-    Raises:
-        UserError: when the worker refused the settings, or its interpreter has no verifiers.
-        ServiceError: for any other failure.
-    """
+    """Parse the first line of the worker."""
     try:
         value = json.loads(line)
     except ValueError:

@@ -40,20 +40,11 @@ class Worker:
         self._is_closed = False
 
     async def start(self) -> None:
-        """Start the process, if there is none.
-
-        Raises:
-            UserError: when the environment cannot be loaded.
-            ServiceError: when the process does not start.
-        """
+        """Start the process, if there is none."""
         await self._started()
 
     async def play(self, request: Mapping[str, Any]) -> Rollout:
-        """Begin a rollout.
-
-        Raises:
-            ServiceError: when the process is dead and no other one starts.
-        """
+        """Begin a rollout."""
         async with queued():
             process = await self._started()
         return await process.play(request)

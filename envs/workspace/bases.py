@@ -42,11 +42,7 @@ class Bases:
 
     @asynccontextmanager
     async def lease(self, key: Hashable, make: Callable[[], Awaitable[BuiltImage]]) -> AsyncIterator[BuiltImage]:
-        """Give a base, which stays open during the block; `make` prepares it if it is not there.
-
-        Raises:
-            EnvError: for a UserError of `make`: a fault of this task.
-        """
+        """Give a base, which stays open during the block; `make` prepares it if it is not there."""
         if key not in self._bases:
             self._bases[key] = _Base(asyncio.create_task(_made(make)))
         base = self._bases[key]

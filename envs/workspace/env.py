@@ -62,9 +62,6 @@ class WorkspaceTasks(PreparedEnv):
             count: how many.
             seed: which ones, and in which order.
             data: the file; its rows are described in `envs.workspace.rows`.
-
-        Raises:
-            UserError: no file was named, it cannot be read, no row of it is a task, or more tasks than there are.
         """
         if not data:
             raise UserError("the environment workspace needs a file of tasks: --option data=tasks.jsonl")
@@ -86,11 +83,7 @@ class WorkspaceTasks(PreparedEnv):
 
     @staticmethod
     def expert(messages: list[Message]) -> Message:
-        """Run the solution of the task.
-
-        Raises:
-            UserError: it has none.
-        """
+        """Run the solution of the task."""
         return play_noted(messages)
 
     @property
@@ -132,11 +125,7 @@ class WorkspaceTasks(PreparedEnv):
         return await copy_out(workspace, wanted, skip=True)
 
     async def grade(self, collected: Copies | None, answer: str) -> tuple[float, Mapping[str, Any]]:
-        """Run the verifier in a fresh workspace.
-
-        Raises:
-            SandboxError: a workspace failed.
-        """
+        """Run the verifier in a fresh workspace."""
         copies = collected or Copies()
         try:
             if copies.problem:
@@ -174,11 +163,7 @@ _PREPARED = {"workdir", "files", "setup", "env", "user", "memory_mb", "disk_mb",
 
 
 async def prepare_base(workspaces: Workspaces, image: str, row: Row) -> BuiltImage:
-    """Return the files that agent and verifier of a task begin with.
-
-    Raises:
-        UserError: there is no such image, or the set-up fails.
-    """
+    """Return the files that agent and verifier of a task begin with."""
     base = built_from(await asyncio.to_thread(find_image, image))
     workspace = await workspaces.open(base.files, limits=_limits_of(row))
     try:

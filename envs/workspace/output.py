@@ -104,11 +104,7 @@ def matches(text: str, most: int) -> str:
 
 
 def replace_once(text: str, old: str, new: str, path: str) -> str:
-    """Replace a passage that occurs exactly once.
-
-    Raises:
-        ValueError: it does not occur, or more than once; the message is for the model.
-    """
+    """Replace a passage that occurs exactly once."""
     if not old:
         raise ValueError("old is empty; it is the passage to replace")
     count = text.count(old)

@@ -75,11 +75,7 @@ _HIDDEN = ("verifier", "verifier_files", "solution", "collect", "exclude", "veri
 
 
 def read_row(values: Mapping[str, Any]) -> Task:
-    """Return the task of a row. A field that is null is not there.
-
-    Raises:
-        BadRow: a field is missing, unknown or malformed.
-    """
+    """Return the task of a row. A field that is null is not there."""
     try:
         checked = Row.model_validate({name: value for name, value in values.items() if value is not None})
     except ValidationError as error:

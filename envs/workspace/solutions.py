@@ -28,11 +28,7 @@ def note_solution(task: Task, messages: Sequence[Message]) -> None:
 
 
 def play_noted(messages: Sequence[Message]) -> Message:
-    """Return the next message of the solution that was noted for this conversation.
-
-    Raises:
-        UserError: the task has no solution, or another task asks the same and has another one.
-    """
+    """Return the next message of the solution that was noted for this conversation."""
     solutions = list(_SOLUTIONS.get(_question(messages), {}).values())
     if any(other != solutions[0] for other in solutions[1:]):
         raise UserError(
@@ -43,11 +39,7 @@ def play_noted(messages: Sequence[Message]) -> Message:
 
 
 def play_solution(solution: Sequence[Message], messages: Sequence[Message]) -> Message:
-    """Return the message of a solution that is next in a conversation.
-
-    Raises:
-        UserError: there is no solution.
-    """
+    """Return the message of a solution that is next in a conversation."""
     if not solution:
         raise UserError("the task has no solution to play")
     taken = sum(message["role"] == "assistant" for message in messages)

@@ -45,9 +45,6 @@ async def run_audit(
         seconds: time budget; the tasks that it leaves out are reported as not audited, which is no success.
         at_once: tasks that are audited at the same time.
         progress: called with the name of a task that is finished, and their number.
-
-    Raises:
-        UserError: when a number is not above 0, or a task is malformed.
     """
     for name, value in (("seconds", seconds), ("tasks", tasks), ("at_once", at_once)):
         if value is not None and not value > 0:

@@ -37,32 +37,18 @@ async def fresh_instance(context: CheckContext) -> AsyncIterator[Env]:
 
 
 async def reset(env: Env, task: Task, seed: int) -> Any:
-    """Call `reset`; returns its result unchecked.
-
-    Raises:
-        EnvTimeout: after `LIMITS.step_seconds`.
-        EnvError: for whatever it raises, with file and line.
-    """
+    """Call `reset`; returns its result unchecked."""
     call = call_on(env, env.reset, seed=seed, options={"task": own_task(task), "limits": LIMITS})
     return await env_calls.call_env("reset", call, Deadline(LIMITS.step_seconds))
 
 
 async def step(env: Env, action: Action) -> Any:
-    """Call `step`; returns its result unchecked.
-
-    Raises:
-        EnvTimeout: after `LIMITS.step_seconds`.
-        EnvError: for whatever it raises, with file and line.
-    """
+    """Call `step`; returns its result unchecked."""
     return await env_calls.call_env("step", call_on(env, env.step, action), Deadline(LIMITS.step_seconds))
 
 
 async def call_env(part: str, env: Env, *args: Any, **kwargs: Any) -> Any:
-    """Call a method of an environment, sync or async.
-
-    Raises:
-        EnvError: for whatever it raises, with the part, file and line.
-    """
+    """Call a method of an environment, sync or async."""
     with guard(part):
         return await call_on(env, getattr(env, part), *args, **kwargs)
 
@@ -86,11 +72,7 @@ async def play_directly(env: Env, task: Task, seed: int, strategy: Strategy) -> 
 
 
 async def with_timeout(name: str, work: Coroutine[Any, Any, T], seconds: float) -> T:
-    """Await work in a task of its own, for `seconds` at most, even if it does not respond to cancellation.
-
-    Raises:
-        EnvTimeout: when it has not ended by then.
-    """
+    """Await work in a task of its own, for `seconds` at most, even if it does not respond to cancellation."""
     task = asyncio.create_task(work)
     try:
         done, _ = await asyncio.wait({task}, timeout=seconds)

@@ -106,11 +106,7 @@ async def _cancel_episode(context: CheckContext, when: str, agent: HangingAgent 
 
 
 async def _end(running: asyncio.Task[Any], what: str) -> None:
-    """Cancel a task, and wait for its end.
-
-    Raises:
-        CheckFailed: it does not end.
-    """
+    """Cancel a task, and wait for its end."""
     if not await cancel(running, CANCEL_SECONDS):
         raise CheckFailed(
             f"{what} does not end: let asyncio.CancelledError pass, and set a time limit for what close() waits for"
@@ -132,11 +128,7 @@ async def _usual_seconds(context: CheckContext) -> list[float]:
 
 
 async def _cancel_method(context: CheckContext, method: int, seconds: float) -> None:
-    """Cancel the reset of a new instance (method 0), or its first step, after some seconds; then close it.
-
-    Raises:
-        CheckFailed: the method does not end, or the instance cannot be closed then.
-    """
+    """Cancel the reset of a new instance (method 0), or its first step, after some seconds; then close it."""
     task, strategy = context.tasks[0], context.strategies[0]
     env = await context.factory.construct(seconds=LIMITS.step_seconds)
     call, what = reset(env, task, context.seed), "a reset() that is cancelled in its middle"

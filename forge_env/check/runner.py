@@ -100,9 +100,6 @@ async def run_checks(
         seconds: time budget. Each check has a share of the rest; a check that exceeds it is reported as not checked.
         progress: called with the name of each check as it begins.
         on_episode: called after each episode with the number of episodes so far.
-
-    Raises:
-        UserError: when `tasks` is below 1, `seconds` is not above 0, or a name in `only` is unknown.
     """
     if tasks < 1:
         raise UserError(f"tasks is {tasks}; a check needs 1 task or more")

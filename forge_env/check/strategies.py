@@ -123,11 +123,7 @@ def tool_names(tools: Sequence[ToolSpec]) -> list[str]:
 
 
 def follow_expert(expert: Callable[[list[Message]], Any]) -> Strategy:
-    """Return the strategy of an environment's `expert`: a coroutine, or a plain function, which runs in a thread.
-
-    Raises:
-        PolicyError: from the strategy, when the expert raises or does not return an assistant message.
-    """
+    """Return the strategy of an environment's `expert`: a coroutine, or a plain function, which runs in a thread."""
 
     async def strategy(conversation: Conversation, tools: Sequence[ToolSpec]) -> Action:
         try:
@@ -141,11 +137,7 @@ def follow_expert(expert: Callable[[list[Message]], Any]) -> Strategy:
 
 
 def as_action(message: Message) -> Action:
-    """Return the action of an assistant message in OpenAI's format.
-
-    Raises:
-        ValueError: it is no such message.
-    """
+    """Return the action of an assistant message in OpenAI's format."""
     return Action(message=_assistant_message(message), tool_calls=_parsed_calls(message))
 
 

@@ -40,10 +40,6 @@ def describe_in_child(
         kind: "env" or "tools" to require it, "" to detect it.
         seconds: deadline of the import.
         to_register: see `describe_target`.
-
-    Raises:
-        UserError: when the import fails, hangs or ends the process, or what is imported is neither an environment nor
-            tools.
     """
     request = {
         "target": entry.target,

@@ -71,9 +71,6 @@ def describe_target(
         tools: name, description, parameters (JSON schema) and options of each tool.
         options: of an environment: name, type and default of each.
         notes: what the model is not told of the tools.
-
-    Raises:
-        UserError: when it cannot be imported, is not of the requested kind, or has problems; then with all of them.
     """
     if is_source(target):
         return _describe_source(target, name, kind)

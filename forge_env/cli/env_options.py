@@ -14,9 +14,6 @@ def parse_options(option: Sequence[str], tools: Sequence[str] = (), command: str
     """Parse name=value pairs; `tools` and `command` are options that have a command-line option of their own.
 
     The name "headers.a" is the entry a of the dictionary that is the option headers.
-
-    Raises:
-        UserError: for a text that is not of the form name=value, or two values of one option.
     """
     pairs: list[tuple[str, Any]] = []
     for text in option:

@@ -76,11 +76,7 @@ def add_to_registry(
     replace: bool = False,
     seconds: float = 60.0,
 ) -> dict[str, Any]:
-    """Describe a target in a child process and write its entry; returns the description.
-
-    Raises:
-        UserError: when the name is taken, or the target cannot be registered.
-    """
+    """Describe a target in a child process and write its entry; returns the description."""
     from forge_env.cli.describe_in_child import describe_in_child
     from forge_env.registry.registry import find, make_entry
     from forge_env.registry.registry_file import Entry
@@ -137,11 +133,7 @@ def unregister(
 
 
 def registry_file(*, user: bool) -> Any:
-    """Return the registry file that a command changes.
-
-    Raises:
-        UserError: when there is no place for it, or when other users can write there.
-    """
+    """Return the registry file that a command changes."""
     from forge_env.registry.locations import project_file, user_file
 
     file = user_file() if user else project_file()

@@ -19,10 +19,6 @@ def run_async(work: Coroutine[Any, Any, T]) -> T:
 
     A signal cancels the coroutine, so that it closes what it has opened. An exception from a signal handler would be
     raised in whatever task runs at that moment; only a second signal, or a blocked loop, makes one.
-
-    Raises:
-        SystemExit: 143, after SIGTERM.
-        KeyboardInterrupt: after Ctrl-C.
     """
     received: list[int] = []
     try:

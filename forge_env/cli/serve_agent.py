@@ -47,11 +47,7 @@ def serve_agent(
     *,
     as_json: bool,
 ) -> int:
-    """Serve an agent until Ctrl-C or SIGTERM. With `as_json`, stdout holds only what `announce` prints.
-
-    Raises:
-        UserError: for a wrong option.
-    """
+    """Serve an agent until Ctrl-C or SIGTERM. With `as_json`, stdout holds only what `announce` prints."""
     from forge_env.evaluation.plan import EvalPlan, limits_of, thinking_of
     from forge_env.registry.agent_spec import AgentSettings
     from forge_env.rollout.factory import make
@@ -114,9 +110,6 @@ def parse_limits(texts: Sequence[str], *, for_env: bool = False) -> dict[str, An
     Args:
         texts: the pairs.
         for_env: whether an environment is served; its steps have a limit of their own.
-
-    Raises:
-        UserError: for an unknown limit, or a value that is no such number.
     """
     types = typing.get_type_hints(EpisodeLimits)
     limits: dict[str, Any] = {}

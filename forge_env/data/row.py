@@ -44,9 +44,6 @@ def field_of(values: Mapping[str, Any], name: str, *, what: str = "") -> Any:
         values: by column.
         name: of a column, which may have points in it; or a column and the fields in it.
         what: that the value is wanted for, for the error.
-
-    Raises:
-        BadRow: there is no such column or field.
     """
     if name in values:
         return values[name]
@@ -73,11 +70,7 @@ class Row:
     """Values by column, or why there are none."""
 
     def read(self) -> Mapping[str, Any]:
-        """Return the values.
-
-        Raises:
-            BadRow: the row cannot be read.
-        """
+        """Return the values."""
         if isinstance(self.values, BadRow):
             raise self.values
         return self.values

@@ -79,9 +79,6 @@ def open_data(source: str, *, split: str = "train", streaming: bool = False, exa
         split: of a dataset of the hub; and what `{split}` in the name of a file stands for.
         streaming: download no more of a dataset of the hub than is read.
         exact: numbers of JSON files become `NumberText`: the digits that stand there.
-
-    Raises:
-        UserError: there is no such file, its name has another end, or the text is no hub id.
     """
     file = find_file(source, split)
     if file is None:

@@ -21,11 +21,7 @@ _AT_ONCE = 64
 
 
 def read_parquet(path: Path) -> Iterator[Row]:
-    """Yield the rows of a parquet file.
-
-    Raises:
-        UserError: pyarrow is not installed, or the file cannot be read.
-    """
+    """Yield the rows of a parquet file."""
     try:
         import pyarrow
         import pyarrow.parquet
@@ -69,10 +65,6 @@ def read_hub(name: str, *, split: str, streaming: bool, exact: bool = False) -> 
         split: one that the dataset has.
         streaming: download rows as they are read, and not all of them at first.
         exact: numbers of JSON files become `NumberText`.
-
-    Raises:
-        UserError: datasets is not installed, there is no such dataset, it cannot be read, or values of one column have
-            lost their types.
     """
     try:
         import datasets
@@ -169,11 +161,7 @@ def _plain(value: Any) -> Any:
 
 
 def _exact(value: Any, kind: Any, column: str) -> Any:
-    """A value of a type of pyarrow, as it was written.
-
-    Raises:
-        UserError: for a text or a number of a column of JSON; both have been written alike.
-    """
+    """A value of a type of pyarrow, as it was written."""
     import pyarrow
 
     if kind is None or value is None:

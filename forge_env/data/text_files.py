@@ -27,9 +27,6 @@ def read_json_lines(path: Path, *, exact: bool = False) -> Iterator[Row]:
 
     Args:
         exact: numbers become `NumberText`, so that no digit is lost.
-
-    Raises:
-        UserError: the file cannot be read, or is no text in UTF-8.
     """
     for number, line in enumerate(_lines(path), 1):
         if line.strip():
@@ -37,11 +34,7 @@ def read_json_lines(path: Path, *, exact: bool = False) -> Iterator[Row]:
 
 
 def read_json(path: Path, *, exact: bool = False) -> Iterator[Row]:
-    """Yield the rows of a JSON file: a list of objects, an object with such a list, or JSON lines, as many such have.
-
-    Raises:
-        UserError: as `read_json_lines`; and the list is no JSON, which the sentence says with the line.
-    """
+    """Yield the rows of a JSON file: a list of objects, an object with such a list, or JSON lines, as many have."""
     text = "".join(_lines(path))
     start = _after_space(text, 0)
     if text.startswith("[", start):
@@ -59,11 +52,7 @@ def read_json(path: Path, *, exact: bool = False) -> Iterator[Row]:
 
 
 def read_csv(path: Path, *, exact: bool = False, delimiter: str = ",") -> Iterator[Row]:
-    """Yield the rows of a CSV file. Its first line names the columns. Every cell is text.
-
-    Raises:
-        UserError: the file cannot be read, is no text in UTF-8, or names a column twice.
-    """
+    """Yield the rows of a CSV file. Its first line names the columns. Every cell is text."""
     csv.field_size_limit(sys.maxsize)
     reader = csv.reader(_lines(path), strict=True, delimiter=delimiter)
     header: list[str] | None = None

@@ -37,9 +37,6 @@ def depends_on(agent: str, factory: EnvFactory, tasks: Sequence[Task], *, adapte
         factory: of the environment.
         tasks: all tasks, in order.
         adapter: the folder of its adapter; "" is none.
-
-    Raises:
-        UserError: for a missing model, or a file that cannot be read.
     """
     kind, argument = split_agent(agent)
     if kind == "vllm":
@@ -64,11 +61,7 @@ def task_digests(tasks: Sequence[Task]) -> dict[str, Any]:
 
 
 def environment_digests(factory: EnvFactory) -> dict[str, str]:
-    """Digests of the code of an environment and of the files that its options name.
-
-    Raises:
-        UserError: for a file that cannot be read.
-    """
+    """Digests of the code of an environment and of the files that its options name."""
     modules = [*_modules(factory.env_class), *_named_code(factory.options)]
     files = _named_files(factory.options)
     try:
@@ -79,11 +72,7 @@ def environment_digests(factory: EnvFactory) -> dict[str, str]:
 
 
 def target_digests(targets: Iterable[str]) -> dict[str, str]:
-    """Digests of the code that targets name, such as "own.py:loss"; a missing file has none.
-
-    Raises:
-        UserError: for a file that cannot be read, or a text that is no target.
-    """
+    """Digests of the code that targets name, such as "own.py:loss"; a missing file has none."""
     sources = [split_target(target)[0] for target in targets]
     paths = {source: Path(source).expanduser() for source in sources if is_file(source)}
     try:

@@ -40,9 +40,6 @@ class EvalFolder:
         path: of the folder, which is created if it is missing.
         plan: settings, as JSON data.
         extends: the plan with fewer tasks that the folder may hold, too; its results are kept.
-
-    Raises:
-        UserError: on entering, when the folder is in use, or holds other files or results of another plan.
     """
 
     def __init__(self, path: Path, plan: Mapping[str, Any], extends: Mapping[str, Any] | None = None) -> None:
@@ -89,22 +86,14 @@ class EvalFolder:
         self._files, self._lock = {}, -1
 
     def begin(self) -> None:
-        """Write the plan, if the folder has none yet or one with fewer tasks. Call it before the first episode.
-
-        Raises:
-            InfraError: when the disk is full or broken.
-        """
+        """Write the plan, if the folder has none yet or one with fewer tasks. Call it before the first episode."""
         if self._is_extended or not (self.path / PLAN).exists():
             self._write(PLAN, json.dumps(self.plan, indent=2))
             (self.path / RESULT).unlink(missing_ok=True)  # figures of fewer tasks
         keep(self.path, {"options": self._settings.get("options")})
 
     def add(self, episode: Episode) -> None:
-        """Append an episode. Once written, it survives the process.
-
-        Raises:
-            InfraError: when the disk is full or broken.
-        """
+        """Append an episode. Once written, it survives the process."""
         if episode.outcome.is_attempt:
             self._append(EPISODES, episode.to_json())
             return
@@ -112,29 +101,17 @@ class EvalFolder:
         self._append(FAULTS, json.dumps(record))
 
     def episodes(self) -> Iterator[Episode]:
-        """Yield the episodes that count, in the order of their ends.
-
-        Raises:
-            UserError: with the line that is no Episode.
-        """
+        """Yield the episodes that count, in the order of their ends."""
         if (self.path / EPISODES).exists():
             yield from read_jsonl(self.path / EPISODES)
 
     def faults(self) -> Iterator[Episode]:
-        """Yield the episodes that ended by a fault, including those that were run again later.
-
-        Raises:
-            UserError: with the line that holds no Episode.
-        """
+        """Yield the episodes that ended by a fault, including those that were run again later."""
         if (self.path / FAULTS).exists():
             yield from read_faults(self.path / FAULTS)
 
     def finish(self, result: Mapping[str, Any]) -> None:
-        """Write eval.json atomically.
-
-        Raises:
-            InfraError: when the disk is full or broken.
-        """
+        """Write eval.json atomically."""
         self._write(RESULT, json.dumps(result, indent=2, allow_nan=False))
 
     def _acquire_lock(self) -> None:
@@ -187,9 +164,6 @@ def extended_from(path: Path, tasks: int) -> list[int]:
     """Return the numbers of tasks that earlier commands had, each with fewer than the next, if a folder has results.
 
     The last one is in the folder's plan, if it is below `tasks`.
-
-    Raises:
-        UserError: when the plan cannot be read.
     """
     if not (path / PLAN).exists() or not _has_results(path):
         return []
@@ -233,11 +207,7 @@ def fault_class(episode: Episode) -> str:
 
 
 def read_faults(path: Path) -> Iterator[Episode]:
-    """Read the episodes of a faults.jsonl.
-
-    Raises:
-        UserError: with file and line, when a line holds no Episode.
-    """
+    """Read the episodes of a faults.jsonl."""
     with path.open(encoding="utf-8") as file:
         for number, line in enumerate(file, 1):
             try:

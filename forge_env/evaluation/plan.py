@@ -45,9 +45,6 @@ class EvalPlan:
     """All settings that the figures of an evaluation depend on.
 
     Example: ``EvalPlan(env="math", agent="scripted:expert", tasks=200, n=8)``
-
-    Raises:
-        UserError: for an unknown kind of agent, or a number out of range.
     """
 
     env: str
@@ -119,9 +116,6 @@ class EvalPlan:
         """Return the plan as JSON data, with digests of its tasks and of everything that it names.
 
         `extended_from` are the numbers of tasks of earlier commands, see `draw_tasks`.
-
-        Raises:
-            UserError: for a missing model, or a file that cannot be read.
         """
         digests = depends_on(self.agent, factory, tasks, adapter=self.adapter)
         return {
@@ -141,9 +135,6 @@ def draw_tasks(
 
     More tasks may be other tasks, as an environment may draw them all anew. The first ones then keep their results, and
     the new ones are those that are not among them. With `at_most` nobody has named the number, and fewer will do.
-
-    Raises:
-        UserError: as `EnvFactory.tasks`.
     """
     if not extended_from:
         return factory.tasks(plan.split, count=plan.tasks, seed=plan.seed, at_most=at_most)
@@ -173,9 +164,6 @@ def limits_of(agent: str, factory: EnvFactory) -> EpisodeLimits:
 
     A checkpoint has the limits of its training, if that was in the same environment. Otherwise the limits that the
     environment declares come first, then those of a checkpoint's training, then the defaults.
-
-    Raises:
-        UserError: for an unknown kind of agent, or a checkpoint that cannot be read.
     """
     kind, argument = split_agent(agent)
     env = (trained_config(Path(argument).expanduser()) if kind == "checkpoint" else None) or {}
@@ -184,11 +172,7 @@ def limits_of(agent: str, factory: EnvFactory) -> EpisodeLimits:
 
 
 def thinking_of(agent: str) -> str | None:
-    """Return whether an agent thinks if the caller does not say so: a checkpoint does what it did in its training.
-
-    Raises:
-        UserError: for an unknown kind of agent, or a checkpoint that cannot be read.
-    """
+    """Return whether an agent thinks if the caller does not say so: a checkpoint does what it did in its training."""
     kind, argument = split_agent(agent)
     env = trained_config(Path(argument).expanduser()) if kind == "checkpoint" else None
     return env.get("thinking") if env else None

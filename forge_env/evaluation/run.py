@@ -63,10 +63,6 @@ async def run_evaluation(
     With `at_most` nobody has named the number of tasks, and fewer will do. `spans` gets the episodes that are run now.
     `like` is the folder of a training run, and `warn` is told where the endpoint of an "openai:" agent renders prompts
     otherwise than that run. An endpoint of vLLM that serves a run of this machine is compared without it.
-
-    Raises:
-        UserError: for a wrong setting, an agent that cannot be opened, a folder with other content, or results of an
-            environment, an agent or tasks that have changed since.
     """
     if like and split_agent(plan.agent)[0] != "openai":
         raise UserError(f"--like {like} is for an endpoint, openai:, and the agent is {plan.agent}: leave --like out")
@@ -221,11 +217,7 @@ class _Part:
         return Group(task=task, episodes=(episode,), id=attempt.episode_id)
 
     def _check_endpoint(self, episode: Episode) -> None:
-        """Give up when an endpoint fails again and again: each episode has tried it several times.
-
-        Raises:
-            PolicyError: with the last reason.
-        """
+        """Give up when an endpoint fails again and again: each episode has tried it several times."""
         self._done += 1
         self._failures = 0 if episode.outcome.is_attempt else self._failures + 1
         enough = _FAILURES if self._failures == self._done else _LATER_FAILURES

@@ -53,9 +53,6 @@ class SyncEnv(gymnasium.Env[str, str]):
             environment declares, and `max_episode_steps` of `gymnasium.make` instead of `max_turns`.
         max_length: maximum number of characters of an observation or action; a longer observation is cut.
         options: options of the environment.
-
-    Raises:
-        UserError: for an unknown environment, option or dialect.
     """
 
     metadata = {"render_modes": ["ansi"], "render_fps": 1}  # noqa: RUF012 - a plain dict, as in Gymnasium
@@ -108,10 +105,6 @@ class SyncEnv(gymnasium.Env[str, str]):
         """Start an episode of `options["task"]`, or of a random task; the same seed gives the same task.
 
         Further options are passed to the environment.
-
-        Raises:
-            UserError: when something that the environment needs is missing.
-            InfraError: when what its instances share cannot be opened, or when the event loop is blocked.
         """
         super().reset(seed=seed)
         env_options = dict(options or {})
@@ -125,12 +118,7 @@ class SyncEnv(gymnasium.Env[str, str]):
         return self._observation(start.messages, {**start.info, **_end_info(start), "task_id": task.id})
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
-        """Take one turn: `action` is the text of an assistant message.
-
-        Raises:
-            ResetNeeded: before `reset`, and after the end of an episode.
-            InfraError: when the event loop is blocked.
-        """
+        """Take one turn: `action` is the text of an assistant message."""
         runner = self._runner
         if runner is None or not runner.loop.is_mine or self._turns_left == 0:
             raise ResetNeeded("Cannot call env.step() before env.reset(), or after the end of an episode")

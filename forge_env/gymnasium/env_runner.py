@@ -60,11 +60,7 @@ class EnvRunner:
         return () if self._env is None else self._env.tools
 
     async def reset(self, task: Task, seed: int, options: Mapping[str, Any]) -> StepOutcome:
-        """Close the last episode and start one; a fault of the environment is an outcome.
-
-        Raises:
-            ForgeError: when what the environment's instances share cannot be opened.
-        """
+        """Close the last episode and start one; a fault of the environment is an outcome."""
         async with self._turn:
             return await self._reset(task, seed, options)
 

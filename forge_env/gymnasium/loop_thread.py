@@ -58,12 +58,7 @@ class LoopThread:
         return self.pid == os.getpid()
 
     def run(self, coroutine: Coroutine[Any, Any, T], seconds: float) -> T:
-        """Run a coroutine on the loop and wait for its result; after an interrupt or a timeout it is cancelled.
-
-        Raises:
-            ServiceError: when there is no result after `seconds`: something blocks the loop.
-            UserError: when it is called on the loop itself, which would deadlock.
-        """
+        """Run a coroutine on the loop and wait for its result; after an interrupt or a timeout it is cancelled."""
         if threading.current_thread() is self._thread:
             coroutine.close()
             raise UserError("a SyncEnv cannot be called from async code of an environment; call it in a thread")

@@ -86,11 +86,7 @@ class TasksOfToday:
         self._is_whole = len(tasks) < count
 
     def of(self, recorded: Task) -> Task:
-        """Return the task that is judged, under its recorded id.
-
-        Raises:
-            UserError: there is none with its prompt any more, or several with different content.
-        """
+        """Return the task that is judged, under its recorded id."""
         found = self._by_prompt.get(_key(recorded.prompt), {})
         if recorded.id in found or (not found and not self._is_whole):
             return recorded

@@ -52,9 +52,6 @@ def audit(run: Path, decode: Decoder | None = None) -> Audit:
     Args:
         run: a file of episodes, or the folder of an evaluation or a training run.
         decode: checks the tokens too; made by `agents.renderer.decoding` from the model's tokenizer.
-
-    Raises:
-        UserError: when there are no episodes.
     """
     result = Audit()
     for phase, path in all_files(run).items():

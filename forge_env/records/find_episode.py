@@ -42,11 +42,7 @@ class _IndexedLine(NamedTuple):
 
 
 def find_episode(run: Path, name: str) -> FoundEpisode:
-    """Find an episode of a run.
-
-    Raises:
-        UserError: when there is none, or when there are several; the sentence lists what there is.
-    """
+    """Find an episode of a run."""
     files = all_files(run)
     phase, colon, rest = name.partition(":")
     if colon and phase in files:

@@ -82,9 +82,6 @@ async def replay(recorded: Episode, settings: RunSettings, *, keep_going: bool =
         recorded: the episode.
         settings: of its run; if they name no environment, the episode's is used.
         keep_going: take all turns, even after an observation differs.
-
-    Raises:
-        UserError: when there is no such environment.
     """
     name = settings.env or recorded.env
     if not name:
@@ -142,13 +139,7 @@ class Replayer:
         self.stop: Stop | None = None
 
     async def act(self, conversation: Conversation, tools: Sequence[ToolSpec]) -> tuple[Turn, Action]:
-        """Take the next recorded turn.
-
-        Raises:
-            ContextFull: the recorded prompt left no room, or it is after the last turn of a truncated episode.
-            TurnRefused: the environment asks for another form of answer than the recorded turn has.
-            PolicyError: there is no turn to take.
-        """
+        """Take the next recorded turn."""
         number = self._next(conversation)
         if self._was_full(conversation, number):
             raise ContextFull("the prompt left no room to answer when this was recorded")

@@ -38,11 +38,7 @@ class Rescored:
 
 
 def load_reward(target: str) -> RewardPart:
-    """Import a reward function, or a class of reward functions.
-
-    Raises:
-        UserError: when it cannot be imported, or does not take the arguments of `forge_env.tool_env.rubric`.
-    """
+    """Import a reward function, or a class of reward functions."""
     function = load(target)
     if isinstance(function, type):
         try:

@@ -47,11 +47,7 @@ class RunSettings:
 
 
 def episode_files(run: Path) -> dict[str, Path]:
-    """Return the files of episodes by phase; an evaluation and a single file have one phase, named "".
-
-    Raises:
-        UserError: when there are none.
-    """
+    """Return the files of episodes by phase; an evaluation and a single file have one phase, named ""."""
     run = run.expanduser()
     if run.is_file():
         return {"": run}
@@ -66,11 +62,7 @@ def episode_files(run: Path) -> dict[str, Path]:
 
 
 def all_files(run: Path) -> dict[str, Path]:
-    """Return the files of `episode_files`, and the faults of an evaluation, which may be its only file.
-
-    Raises:
-        UserError: when there are none.
-    """
+    """Return the files of `episode_files`, and the faults of an evaluation, which may be its only file."""
     faults = run.expanduser() / FAULTS
     if not faults.is_file():
         return episode_files(run)
@@ -89,11 +81,7 @@ def episode_line(line: str) -> str:
 
 
 def run_settings(run: Path) -> RunSettings | None:
-    """Read the settings of a run, or of the run that a file of episodes belongs to; None if they are not recorded.
-
-    Raises:
-        UserError: when they cannot be read.
-    """
+    """Read the settings of a run, or of the run that a file of episodes belongs to; None if they are not recorded."""
     run = run.expanduser().absolute()
     folders = [run] if run.is_dir() else [run.parent, run.parent.parent]
     for folder in folders:
@@ -119,11 +107,7 @@ def steps_of(run: Path) -> dict[int, Path]:
 
 
 def trained_config(run: Path) -> dict[str, Any] | None:
-    """Return the section `env` of the config of a training run, or of a checkpoint's; None if there is none.
-
-    Raises:
-        UserError: when the file cannot be read.
-    """
+    """Return the section `env` of the config of a training run, or of a checkpoint's; None if there is none."""
     run = run.absolute().parent.parent if (run / MANIFEST).is_file() else run
     env = _read_yaml(run / CONFIG).get("env") if (run / CONFIG).is_file() else None
     return env if isinstance(env, dict) else None  # otherwise it is another program's file
@@ -135,11 +119,7 @@ def limits_from(saved: Mapping[str, Any]) -> EpisodeLimits:
 
 
 def read_object(file: Path) -> dict[str, Any]:
-    """Read a file that holds one JSON object.
-
-    Raises:
-        UserError: when it does not.
-    """
+    """Read a file that holds one JSON object."""
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:

@@ -61,22 +61,14 @@ class AgentSettings:
 
 
 def open_agent(spec: str, settings: AgentSettings) -> AbstractAsyncContextManager[Agent]:
-    """Return an async context manager that opens the named agent and closes it at the end.
-
-    Raises:
-        UserError: here for an unknown kind; on entering, for a wrong argument or setting.
-    """
+    """Return an async context manager that opens the named agent and closes it at the end."""
     kind, argument = split_agent(spec)
     open_kind = load(OPENERS[kind])
     return open_kind(argument, settings)
 
 
 def split_agent(spec: str) -> tuple[str, str]:
-    """Split a name into its kind and its argument.
-
-    Raises:
-        UserError: for an unknown kind, or nothing after the colon.
-    """
+    """Split a name into its kind and its argument."""
     kind, _, argument = spec.partition(":")
     if kind not in OPENERS:
         raise UserError(f"there is no kind of agent {kind!r}. {nearest(kind, OPENERS)}")

@@ -21,11 +21,7 @@ def gymnasium_id(name: str) -> str:
 
 
 def register_env(name: str) -> str:
-    """Register an environment with Gymnasium by its name, without importing it, and return its id.
-
-    Raises:
-        UserError: when another environment already has this id.
-    """
+    """Register an environment with Gymnasium by its name, without importing it, and return its id."""
     import gymnasium
 
     gym_id = gymnasium_id(name)

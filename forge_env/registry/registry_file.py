@@ -93,19 +93,11 @@ class RegistryFile:
         )
 
     def read(self) -> dict[str, Entry]:
-        """Return the entries by name, in the file's order.
-
-        Raises:
-            UserError: when the file cannot be read or is malformed, with the line.
-        """
+        """Return the entries by name, in the file's order."""
         return {name: entry for name, (entry, _) in self._parse(self._text()).items()}
 
     def add(self, entry: Entry, *, replace: bool = False) -> None:
-        """Write an entry at the end, or in the place of the present one of that name.
-
-        Raises:
-            UserError: when the name is taken and `replace` is False, or the file cannot be written.
-        """
+        """Write an entry at the end, or in the place of the present one of that name."""
 
         def change(entries: dict[str, Entry]) -> None:
             old = entries.get(entry.name)
@@ -119,11 +111,7 @@ class RegistryFile:
         self._change(entry.name, change)
 
     def remove(self, name: str) -> Entry:
-        """Remove an entry and return it.
-
-        Raises:
-            UserError: when there is no entry of that name, or the file cannot be written.
-        """
+        """Remove an entry and return it."""
         removed: list[Entry] = []
 
         def change(entries: dict[str, Entry]) -> None:

@@ -22,9 +22,6 @@ def derive_tools(source: Any, *, name: str = "", options: Mapping[str, Any]) -> 
         source: a function, a class (instantiated without arguments) or a `Tool`.
         name: of a function's tool; the function's name by default.
         options: fields of `ToolOptions` that override the marks.
-
-    Raises:
-        UserError: when there are no tools in it, or an option is wrong.
     """
     if isinstance(source, Tool):
         tools = [source]
@@ -39,11 +36,7 @@ def derive_tools(source: Any, *, name: str = "", options: Mapping[str, Any]) -> 
 
 
 def check_options(options: Mapping[str, Any]) -> None:
-    """Check options of tools, before the tools are known.
-
-    Raises:
-        UserError: for an unknown one, with the nearest, or a value of the wrong type.
-    """
+    """Check options of tools, before the tools are known."""
     kinds = typing.get_type_hints(ToolOptions)
     del kinds["fatal"]  # exception classes cannot be written in a file or on a command line
     for option, value in options.items():

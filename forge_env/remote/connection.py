@@ -45,11 +45,7 @@ class Connections:
         self._all: list[Connection] = []
 
     def take(self, server: ServerAddress) -> Connection:
-        """Return a connection that no session uses.
-
-        Raises:
-            UserError: when there is no token for the server.
-        """
+        """Return a connection that no session uses."""
         if idle := self._idle[server]:
             return idle.pop()
         connection = Connection(self, server)
@@ -82,11 +78,7 @@ class Connection:
         self._origin, self._path = url, url.target.rstrip(b"/") + wire.PATH.encode() + b"/sessions/"
 
     async def call(self, session: str, request: Mapping[str, Any]) -> Answer:
-        """Make a call in a session. It may be sent more than once; the server takes it once, by its number.
-
-        Raises:
-            ServiceError: when the server is lost, speaks another version or refuses the request.
-        """
+        """Make a call in a session. It may be sent more than once; the server takes it once, by its number."""
         body = json.dumps(request, separators=(",", ":")).encode()
         loop = asyncio.get_running_loop()
         give_up, pause = loop.time() + self._owner.retry_seconds, _FIRST_PAUSE
@@ -128,11 +120,7 @@ class Connection:
 
 @asynccontextmanager
 async def open_connections(*, retry_seconds: float = 30.0, silence_seconds: float = 30.0) -> AsyncIterator[Connections]:
-    """Open the connections that all episodes of a process share.
-
-    Raises:
-        UserError: for a number out of range.
-    """
+    """Open the connections that all episodes of a process share."""
     if retry_seconds < 0 or not silence_seconds > wire.BEAT_SECONDS:
         raise UserError(
             f"retry_seconds={retry_seconds:g} and silence_seconds={silence_seconds:g}: they are at least 0, and above "

@@ -36,11 +36,7 @@ def resolve_https(rest: str) -> type[RemoteEnv]:
 
 
 def remote_class(name: str) -> type[RemoteEnv]:
-    """Ask a server what it serves, and return the class of that environment.
-
-    Raises:
-        UserError: when there is no such server, or it refuses the token.
-    """
+    """Ask a server what it serves, and return the class of that environment."""
     server = ServerAddress.parse(name)
     about = server.about()
     members: dict[str, Any] = {
@@ -171,12 +167,7 @@ class RemoteEnv(Env):
         return _value(self._final_info) if self._final_info else {}
 
     def success(self, reward: float) -> bool:
-        """Whether this reward is a success: the default here, or what the environment has said as it was closed.
-
-        Raises:
-            InfraError: when the environment decides, and its server was lost before it was closed.
-            EnvError: when it was not closed with this reward.
-        """
+        """Whether this reward is a success: the default here, or what the environment has said as it was closed."""
         if not self.about.has_success:
             return super().success(reward)
         for known, verdict in self._verdicts.items():
@@ -187,12 +178,7 @@ class RemoteEnv(Env):
         raise EnvError(f"whether the reward {reward:g} is a success is known once its episode has been closed")
 
     async def _call(self, call: str, **request: Any) -> Any:
-        """Make a call on the server, within the time that is left here, and return its result.
-
-        Raises:
-            TimeoutError: when the environment has used up that time.
-            ForgeError: the fault that it reports, or a ServiceError.
-        """
+        """Make a call on the server, within the time that is left here, and return its result."""
         left = seconds_left()
         connection = self._open_connection()
         self._number += 1
@@ -227,11 +213,7 @@ class RemoteEnv(Env):
 
 
 def _value(answer: Mapping[str, Any]) -> Any:
-    """Return the value that a method returned on the server.
-
-    Raises:
-        ForgeError: as it raised it.
-    """
+    """Return the value that a method returned on the server."""
     if "fault" in answer:
         error: ForgeError = wire.fault_error(answer["fault"])
         raise error

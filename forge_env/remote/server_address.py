@@ -44,11 +44,7 @@ class ServerAddress:
 
     @classmethod
     def parse(cls, name: str) -> ServerAddress:
-        """Read a name such as "http://host:8000?token_env=SHOP_TOKEN".
-
-        Raises:
-            UserError: when it is none.
-        """
+        """Read a name such as "http://host:8000?token_env=SHOP_TOKEN"."""
         try:
             parts = urlsplit(name)
             is_plain = parts.hostname and not parts.fragment and parts.port != 0
@@ -66,11 +62,7 @@ class ServerAddress:
 
     @property
     def headers(self) -> dict[str, str]:
-        """The headers of every request.
-
-        Raises:
-            UserError: when the variable of the token is not set, or cannot be sent.
-        """
+        """The headers of every request."""
         token = os.environ.get(self.token_env, "").strip()
         if not token:
             raise UserError(
@@ -82,11 +74,7 @@ class ServerAddress:
         return {"authorization": f"Bearer {token}", wire.HEADER: str(wire.PROTOCOL)}
 
     def about(self) -> About:
-        """Ask what the server serves.
-
-        Raises:
-            UserError: when no server answers, or it is another one, or it refuses the token.
-        """
+        """Ask what the server serves."""
         try:
             with _client(ABOUT_SECONDS) as client:
                 response = client.get(f"{self.url}{wire.PATH}", headers=self.headers)
@@ -101,12 +89,7 @@ class ServerAddress:
             raise UserError(str(error)) from None
 
     def ask(self, question: str, **request: Any) -> Any:
-        """Ask a question that needs no session, such as "tasks"; it waits as long as the server works on it.
-
-        Raises:
-            UserError: as the environment raises it.
-            ForgeError: the other faults of the environment, and of the server.
-        """
+        """Ask a question that needs no session, such as "tasks"; it waits as long as the server works on it."""
         try:
             with _client(QUESTION_SECONDS) as client:
                 body = json.dumps(request)  # ASCII: a message may hold lone surrogates, which httpx cannot send
@@ -118,13 +101,7 @@ class ServerAddress:
 
 
 def check_response(url: str, status: int, version: str, content: bytes) -> None:
-    """Check the version and the status of a response.
-
-    Raises:
-        Busy: when another attempt may help.
-        OtherVersion: for another version of the protocol, and for a server that speaks none.
-        Refused: when the server has refused the request.
-    """
+    """Check the version and the status of a response."""
     if status == 200 and version == _SPOKEN:
         return
     if status in (408, 429, 502, 503, 504):
@@ -140,11 +117,7 @@ def check_response(url: str, status: int, version: str, content: bytes) -> None:
 
 
 def result_of(answer: Answer) -> Any:
-    """Return the result of an answer.
-
-    Raises:
-        ForgeError: the fault that it reports.
-    """
+    """Return the result of an answer."""
     if answer.fault is not None:
         raise wire.fault_error(answer.fault)
     return answer.result

@@ -78,11 +78,7 @@ class Answer:
 
     @classmethod
     def load(cls, data: bytes) -> Answer:
-        """Read what `dump` wrote.
-
-        Raises:
-            ValueError: when it is something else, or cut off.
-        """
+        """Read what `dump` wrote."""
         values = json.loads(data)
         if not isinstance(values, dict) or not values.keys() <= set(cls.__slots__):
             raise ValueError("it is no answer")

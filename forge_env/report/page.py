@@ -27,11 +27,7 @@ MAX_CONSOLE_LINES = 500
 
 
 def write_page(folder: Path) -> Path:
-    """Write the report of a run from its folder, and replace an older one; returns its path.
-
-    Raises:
-        UserError: the folder is not a training run's.
-    """
+    """Write the report of a run from its folder, and replace an older one; returns its path."""
     path = folder / NAME
     replace_file(path, render_page(read_run(folder)))
     return path

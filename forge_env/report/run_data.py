@@ -116,9 +116,6 @@ def read_run(folder: Path, *, max_bytes: int = MAX_BYTES) -> RunData:
     Args:
         folder: of the run.
         max_bytes: that are read of the end of each file of episodes.
-
-    Raises:
-            UserError: the folder is not a training run's.
     """
     if not (folder / "metrics.jsonl").is_file():
         raise UserError(f"{folder} is not the folder of a training run: it has no metrics.jsonl")

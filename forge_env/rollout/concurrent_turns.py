@@ -24,11 +24,7 @@ from forge_env.utils.deadlines import Place
 
 
 async def play_concurrently(run: EpisodeRun, env: ConcurrentEnv, task: Task, seed: int) -> End:
-    """Play an episode to its end.
-
-    Raises:
-        LimitReached, ForgeError: as `EpisodeRun.play`; the first one, if several turns fail.
-    """
+    """Play an episode to its end."""
     await run.reset(env, task, seed)
     turns = _ConcurrentTurns(run, env)
     try:

@@ -36,10 +36,6 @@ async def call_env(part: str, call: Coroutine[Any, Any, Any], deadline: Deadline
         part: name of the method, for the error message.
         call: the call.
         deadline: its time limit.
-
-    Raises:
-        EnvTimeout: after the time limit.
-        EnvError: for whatever else it raises, with file and line.
     """
     try:
         with deadline:
@@ -70,12 +66,7 @@ async def _check_free(env: Env, method: str) -> None:
 
 
 async def success_of(env: Env, reward: float, seconds: float) -> bool:
-    """Return the environment's verdict on an episode with this reward, the sum over its steps.
-
-    Raises:
-        EnvTimeout: after `seconds`.
-        EnvError: the call raises, or returns neither True nor False.
-    """
+    """Return the environment's verdict on an episode with this reward, the sum over its steps."""
     if is_default(env, "success"):
         return env.success(reward)
     await _check_free(env, "success")
@@ -85,12 +76,7 @@ async def success_of(env: Env, reward: float, seconds: float) -> bool:
 
 
 async def final_info_of(env: Env, seconds: float) -> Mapping[str, Any]:
-    """Return the environment's facts about the whole episode, as JSON data.
-
-    Raises:
-        EnvTimeout: after `seconds`.
-        EnvError: the call raises, or does not return a mapping.
-    """
+    """Return the environment's facts about the whole episode, as JSON data."""
     if is_default(env, "final_info"):
         return {}
     await _check_free(env, "final_info")
@@ -128,9 +114,6 @@ async def close_instance(env: Env) -> None:
     """Close an environment when its methods have ended, for which it waits HELD_SECONDS at most.
 
     If a method runs on, or if this call is cancelled, the instance is closed in the background.
-
-    Raises:
-        EnvError: a method runs on.
     """
     gate = gate_of(env)
     try:

@@ -159,11 +159,6 @@ class EpisodeRun:
             place: of the current task.
             conversation: to be continued.
             tools: that the model may call.
-
-        Raises:
-            ContextFull, PromptCounted, ForgeError: as the agent raises them.
-            TurnRefused: also for a request that agents of its class do not take.
-            PolicyError: it raises or returns anything else, SystemExit included; with file and line.
         """
         if conversation.asked is not None:
             self._check_agent(conversation.asked)
@@ -280,10 +275,6 @@ class EpisodeRun:
             part: "reset", "step" or "on_limit".
             read: checks the result.
             method: to call, with the other arguments; the code is inside of the gate of its instance.
-
-        Raises:
-            LimitReached: when the time is used up.
-            EnvError: for whatever else it raises, with file and line.
         """
         step_seconds, seconds_left = self.limits.step_seconds, self.seconds_left
         limit = "step_seconds" if step_seconds < seconds_left else "episode_seconds"

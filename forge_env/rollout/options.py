@@ -53,11 +53,7 @@ def is_data(kind: Any) -> bool:
 
 
 def convert_option(env: str, name: str, value: Any, kind: Any) -> Any:
-    """Convert text, also in a dictionary, to the type of an option; any other value is returned as it is.
-
-    Raises:
-        UserError: when the text does not fit the type.
-    """
+    """Convert text, also in a dictionary, to the type of an option; any other value is returned as it is."""
     if type(value) is dict:
         kinds = [kind, *typing.get_args(kind)]  # of a union
         of_entry = next((typing.get_args(one)[1] for one in kinds if typing.get_origin(one) in (dict, Mapping)), Any)

@@ -38,11 +38,6 @@ def read_tasks(
         split: the requested split, for error messages.
         count: the requested number of tasks.
         seconds: time limit of the call. Python code is interrupted; a C call such as time.sleep first returns.
-
-    Raises:
-        BadTasks: for whatever it raises, and for a result that is no sequence of tasks, is empty or longer than
-            `count`, has a duplicate id, a prompt that is no list of messages, or data that JSON cannot represent.
-        UserError: as `tasks` raises it: an unknown split, or more tasks than there are.
     """
     call_text = f"tasks({split!r}, count={count})"
     try:
@@ -111,11 +106,7 @@ class _TooLate(BaseException):
 
 
 def _call_within(seconds: float, call: Callable[[], Any]) -> Any:
-    """Make a call in the current thread, because objects that the module opened on import may be bound to it.
-
-    Raises:
-        _TooLate: inside the call, when the time is over.
-    """
+    """Make a call in the current thread, because objects that the module opened on import may be bound to it."""
     lock, thread = threading.Lock(), threading.get_ident()
     is_running, is_late = True, False
 

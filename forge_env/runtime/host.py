@@ -42,11 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _check(address: str, port: int) -> str:
-    """A note for a person about the address, or "".
-
-    Raises:
-        UserError: the address is not of this machine, or the port is taken.
-    """
+    """A note for a person about the address, or ""."""
     try:
         resolved = socket.gethostbyname(address)
         socket.create_server((resolved, port)).close()

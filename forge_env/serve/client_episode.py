@@ -70,11 +70,7 @@ class Client:
         self._gone = ""
 
     async def act(self, conversation: Conversation, tools: Sequence[ToolSpec]) -> tuple[Turn, Action]:
-        """Wait for the client's next message.
-
-        Raises:
-            PolicyError: when the client has gone.
-        """
+        """Wait for the client's next message."""
         if self._gone:
             raise PolicyError(self._gone)
         self.observation, self.tools = conversation.observation, tools
@@ -140,21 +136,12 @@ class ClientEpisode:
         return self._running.done()
 
     async def begin(self) -> Shown:
-        """Return what the environment shows first.
-
-        Raises:
-            EpisodeFault: when it is over already.
-        """
+        """Return what the environment shows first."""
         async with self._lock:
             return await self._shown()
 
     async def answer(self, action: Action) -> Shown:
-        """Take a message of the client, and return what the environment answers.
-
-        Raises:
-            EpisodeOver: when no message is awaited any more.
-            EpisodeFault: when the episode ends without a reward.
-        """
+        """Take a message of the client, and return what the environment answers."""
         async with self._lock:
             await self._settled()  # a step may still run after its client has given up waiting
             if self.has_ended:
@@ -207,11 +194,7 @@ class ClientEpisode:
         return Shown(messages=episode.tail, tools=self._client.tools, reward=reward, failed=failed, episode=episode)
 
     def _episode(self) -> Episode:
-        """Return the record of a valid episode.
-
-        Raises:
-            EpisodeFault: for any other.
-        """
+        """Return the record of a valid episode."""
         if self._running.cancelled():
             raise EpisodeFault("the server has ended this session", is_env=False)
         if (error := self._running.exception()) is not None:

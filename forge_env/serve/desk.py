@@ -98,11 +98,7 @@ class Desk:
             self._attempts[episode.task.id] = max(self._attempts[episode.task.id], number + 1)
 
     async def tasks(self, split: str = "") -> list[Task]:
-        """Return the tasks of a split, by default of the server's own.
-
-        Raises:
-            UserError: for a split that the environment does not have.
-        """
+        """Return the tasks of a split, by default of the server's own."""
         split = split or self._options.split
         async with self._lock:
             if split not in self._tasks:
@@ -122,11 +118,7 @@ class Desk:
         return found
 
     async def choose(self, *, split: str | None, index: int | None, seed: int | None) -> Chosen:
-        """Choose the task of an episode: the one with the index; else one that follows from the seed; else the next.
-
-        Raises:
-            UserError: for a split or an index that does not exist.
-        """
+        """Choose the task of an episode: the one with the index; else one that follows from the seed; else the next."""
         name = split or self._options.split
         tasks = await self.tasks(name)
         if index is None and seed is None:
@@ -182,11 +174,7 @@ class Desk:
 async def open_desk(
     factory: EnvFactory, protocol: str, settings: ServeSettings, options: PlayOptions
 ) -> AsyncIterator[Desk]:
-    """Open the desk of a server with an open factory. At the end, open episodes are ended and recorded as faults.
-
-    Raises:
-        UserError: for wrong options, a split without tasks, or a folder with other content.
-    """
+    """Open the desk of a server with an open factory. At the end, open episodes are ended and recorded as faults."""
     tasks = list(await invoke(factory.tasks, options.split, count=options.tasks, seed=options.seed))
     with nullcontext() if options.out is None else _folder(options.out, factory, protocol, options, tasks) as folder:
         if folder is not None:

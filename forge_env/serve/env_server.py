@@ -43,9 +43,6 @@ async def serve_env(
         options: of the environment.
         settings: of the server.
         announce: called with the URL once the server listens.
-
-    Raises:
-        UserError: an environment or option is unknown, several turns of it run at once, or an address is wrong.
     """
     factory = make_served(env, options)
     async with factory, open_app(factory, settings) as app, serve_app(app, settings) as url:
@@ -54,11 +51,7 @@ async def serve_env(
 
 
 def make_served(env: str, options: Mapping[str, Any]) -> EnvFactory:
-    """Return the factory of an environment that a server can serve.
-
-    Raises:
-        UserError: an environment or option is unknown, or several turns of it run at once.
-    """
+    """Return the factory of an environment that a server can serve."""
     if issubclass(env_class(env), ConcurrentEnv):
         raise UserError(
             f"the environment {env} has turns that run at once, which this protocol does not carry: run it where its "

@@ -36,10 +36,6 @@ async def serve_app(app: App, settings: ServeSettings, *, lifespan: bool = False
         app: an ASGI app.
         settings: its address.
         lifespan: whether the app has work of its own at the start and at the end.
-
-    Raises:
-        UserError: when uvicorn is not installed, or the address cannot be listened at.
-        ServiceError: when the server does not start.
     """
     if importlib.util.find_spec("uvicorn") is None:
         raise UserError("serving needs uvicorn: pip install 'forge-env[tools]'")
@@ -58,9 +54,6 @@ async def run_server(app: App, listener: socket.socket, **settings: Any) -> Asyn
         app: an ASGI app.
         listener: the socket that serves it.
         **settings: further ones of uvicorn's Config.
-
-    Raises:
-        ServiceError: when the server does not start.
     """
     import uvicorn
 
@@ -108,11 +101,7 @@ def has_token(headers: Mapping[bytes, bytes], token: str) -> bool:
 
 
 async def read_body(headers: Mapping[bytes, bytes], receive: Receive, max_bytes: int) -> bytes:
-    """Return the body of a request.
-
-    Raises:
-        RequestRefused: when it is too large, or does not come in time.
-    """
+    """Return the body of a request."""
     too_large = RequestRefused(413, f"the request is larger than {max_bytes} bytes: --max-request-bytes sets the limit")
     length = headers.get(b"content-length", b"0")
     if length.isdigit() and int(length) > max_bytes:
@@ -136,11 +125,7 @@ async def read_body(headers: Mapping[bytes, bytes], receive: Receive, max_bytes:
 
 
 def open_listener(host: str, port: int) -> socket.socket:
-    """Return a socket that listens; port 0 is any free one.
-
-    Raises:
-        UserError: when nobody can listen there.
-    """
+    """Return a socket that listens; port 0 is any free one."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     # The protocol is named: asyncio sets TCP_NODELAY only then, and without it a small response waits for 40 ms.
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
@@ -160,11 +145,7 @@ def open_listener(host: str, port: int) -> socket.socket:
 
 
 def free_port(host: str, port: int) -> int:
-    """Return a port, or any free one for 0, at which a server can listen; it is not kept.
-
-    Raises:
-        UserError: from `open_listener`.
-    """
+    """Return a port, or any free one for 0, at which a server can listen; it is not kept."""
     with open_listener(host, port) as listener:
         return int(listener.getsockname()[1])
 

@@ -56,10 +56,6 @@ async def serve_mcp(
         settings: of the server.
         announce: called with the URL once the server listens.
         play: of the episodes.
-
-    Raises:
-        UserError: an environment or option is unknown, several turns of it run at once, or an address is wrong.
-        InfraError: when an episode cannot be recorded.
     """
     factory = make_served(env, options)
     async with factory, open_app(factory, settings, play) as app, serve_app(app, settings) as url:
@@ -69,11 +65,7 @@ async def serve_mcp(
 
 @asynccontextmanager
 async def open_app(factory: EnvFactory, settings: ServeSettings, play: PlayOptions) -> AsyncIterator[McpApp]:
-    """Open the ASGI app of an environment with an open factory; at the end all its sessions are ended.
-
-    Raises:
-        UserError: when the package mcp is not installed.
-    """
+    """Open the ASGI app of an environment with an open factory; at the end all its sessions are ended."""
     try:
         from mcp.server.lowlevel.server import Server
         from mcp.server.streamable_http_manager import StreamableHTTPSessionManager

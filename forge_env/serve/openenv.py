@@ -59,10 +59,6 @@ async def serve_openenv(
         settings: of the server.
         announce: called with the URL once the server listens.
         play: of the episodes.
-
-    Raises:
-        UserError: an environment or option is unknown, several turns of it run at once, or an address is wrong.
-        InfraError: when an episode cannot be recorded.
     """
     factory = make_served(env, options)
     async with factory, open_app(factory, settings, play) as app, serve_app(app, settings) as url:
@@ -109,11 +105,7 @@ class OpenEnvApp:
             await _send(send, refusal.status, {"detail": str(refusal)})
 
     def open_session(self) -> OpenEnvSession:
-        """Open a session.
-
-        Raises:
-            Refused: when all are in use.
-        """
+        """Open a session."""
         most = self.settings.max_sessions
         if len(self.sessions) >= most:
             raise Refused(

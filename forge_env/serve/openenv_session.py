@@ -84,12 +84,7 @@ class OpenEnvSession:
         return self._desk.tools if self._episode is None else self._tools
 
     async def reset(self, data: Mapping[str, Any]) -> dict[str, Any]:
-        """Begin an episode.
-
-        Raises:
-            Refused: for a split, an index or a seed that does not exist.
-            EpisodeFault: when it ends at once, without a reward.
-        """
+        """Begin an episode."""
         split, index, seed = (data.get(name) for name in ("split", "index", "seed"))
         for name, value in (("index", index), ("seed", seed)):
             if value is not None and (type(value) is not int or value < 0):
@@ -108,12 +103,7 @@ class OpenEnvSession:
         return self._data(shown, {"messages": list(shown.messages)}, reward=None)
 
     async def step(self, data: Mapping[str, Any]) -> dict[str, Any]:
-        """Take an action.
-
-        Raises:
-            Refused: for one of another form, and before a reset and after the end.
-            EpisodeFault: when the episode ends without a reward.
-        """
+        """Take an action."""
         kind = data.get("type")
         if kind == "list_tools":
             return {"observation": {"tools": tool_list(self.tools)}, "reward": None, "done": False}
@@ -123,11 +113,7 @@ class OpenEnvSession:
         return self._data(shown, {"messages": list(shown.messages)}, reward=shown.reward)
 
     async def call(self, name: Any, arguments: Any) -> dict[str, Any]:
-        """Take the call of one tool as the action.
-
-        Raises:
-            Refused, EpisodeFault: as `step`.
-        """
+        """Take the call of one tool as the action."""
         if not isinstance(name, str) or not name or not isinstance(arguments, dict):
             raise Refused("VALIDATION_ERROR", "a call has tool_name, a text, and arguments, an object")
         try:
@@ -187,11 +173,7 @@ def fault_code(fault: EpisodeFault) -> str:
 
 
 def read_action(data: Mapping[str, Any]) -> Action:
-    """Return the assistant message that an action is.
-
-    Raises:
-        Refused: when it is none.
-    """
+    """Return the assistant message that an action is."""
     content, calls = data.get("content"), data.get("tool_calls") or []
     unknown = sorted(data.keys() - {"content", "tool_calls", "metadata", "type"})
     if unknown:

@@ -50,11 +50,7 @@ class Session:
         self.is_closed = False
 
     def call(self, request: Mapping[str, Any]) -> asyncio.Task[bytes]:
-        """Begin a call, or return the one that a repeated request is for; the task returns the body of the response.
-
-        Raises:
-            RequestRefused: for a number that is neither the last one nor the next, and for an unknown call.
-        """
+        """Begin a call, or return the one that a repeated request is for; the task returns the body of the response."""
         number, name = request.get("number"), str(request.get("call"))
         if number == self._number and self._running is not None:
             return self._running
@@ -212,11 +208,7 @@ async def _value(call: Awaitable[Any]) -> dict[str, Any]:
 
 
 def _fault(part: str, error: BaseException) -> dict[str, str]:
-    """Return an exception of the environment as data.
-
-    Raises:
-        BaseException: what is no fault of it: a cancellation, or a bug of ours.
-    """
+    """Return an exception of the environment as data."""
     reported = fault(part, error) or error
     if isinstance(reported, (EnvError, InfraError, UserError)):
         return wire.fault_data(reported)

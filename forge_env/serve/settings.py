@@ -19,11 +19,7 @@ _TOKEN = re.compile(r"[A-Za-z0-9._~+/=-]+")  # what a bearer token may hold, RFC
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServeSettings:
-    """Settings that all servers share.
-
-    Raises:
-        UserError: for a value out of range.
-    """
+    """Settings that all servers share."""
 
     token: str
     """Every request needs it, as ``Authorization: Bearer TOKEN``."""
@@ -62,9 +58,6 @@ def read_token(token: str = "", file: Path | None = None) -> tuple[str, bool]:
     Args:
         token: as given on the command line.
         file: that holds it; without both, the environment variable FORGE_ENV_TOKEN is read.
-
-    Raises:
-        UserError: for both at once, a file that cannot be read, and a token that is too short or no bearer token.
     """
     if token and file is not None:
         raise UserError("--token and --token-file are both given: one of them holds the token")

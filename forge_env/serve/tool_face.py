@@ -48,11 +48,7 @@ def tool_list(tools: Sequence[ToolSpec]) -> list[dict[str, Any]]:
 
 
 def action_of(name: str, arguments: Mapping[str, Any], tools: Sequence[ToolSpec]) -> Action:
-    """Return the message that a call is: one tool call, or the text of the answer.
-
-    Raises:
-        ValueError: for an answer without a text.
-    """
+    """Return the message that a call is: one tool call, or the text of the answer."""
     if name == free_name(ANSWER, names_of(tools)):
         text = arguments.get("text")
         if not isinstance(text, str) or len(arguments) != 1:

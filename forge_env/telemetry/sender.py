@@ -37,9 +37,6 @@ def check_otel(mode: str, option: str) -> None:
     Args:
         mode: one of `MODES`.
         option: its name, for messages.
-
-    Raises:
-        UserError: for another mode, missing packages, or a protocol that is not OTLP over HTTP.
     """
     if mode not in MODES:
         raise UserError(f"{option} {mode} is not one of {', '.join(MODES)}")

@@ -33,11 +33,7 @@ ARGUMENTS = ("prompt", "response", "answer", "target", "task", "messages")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RewardPart:
-    """A reward function, its weight, and the names of its arguments.
-
-    Raises:
-        UserError: for a required parameter with an unknown name.
-    """
+    """A reward function, its weight, and the names of its arguments."""
 
     name: str
     function: RewardFunction
@@ -101,10 +97,6 @@ async def score(
     Args:
         parts: with names of their own, see `numbered`.
         owner: the instance, if the parts are methods; None for plain functions.
-
-    Raises:
-        EnvError: when a reward function raises, or returns no finite number.
-        InfraError: when the machinery of one failed, for example a judge that does not answer.
     """
     arguments = {"response": response, "answer": response}
     values: dict[str, float] = {}

@@ -44,12 +44,7 @@ class Toolbox:
         return [tool.spec for tool in self._tools.values()]
 
     async def answer(self, calls: Sequence[ToolCall]) -> tuple[list[Message], list[ToolUse]]:
-        """Answer the calls of one turn, in order. Adjacent calls of parallel tools run concurrently.
-
-        Raises:
-            EnvError: when a tool raised a fatal exception, or a BaseException such as SystemExit.
-            InfraError: when the machinery of a tool failed.
-        """
+        """Answer the calls of one turn, in order. Adjacent calls of parallel tools run concurrently."""
         if len(calls) == 1:
             text, use = await self._call(calls[0])
             return [answer_to(calls[0], text)], [use]

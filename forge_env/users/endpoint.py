@@ -81,11 +81,7 @@ class SharedEndpoint:
 
     @property
     def agent(self) -> ChatEndpoint:
-        """The agent, made at its first use.
-
-        Raises:
-            UserError: for a setting out of range, and when a remote endpoint has no API key.
-        """
+        """The agent, made at its first use."""
         if self._agent is None:
             self._agent = load(_AGENT)(**self._settings)
         return self._agent

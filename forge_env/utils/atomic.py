@@ -38,11 +38,7 @@ def replace_file(path: Path, text: str, *, mode: int | None = None) -> None:
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Hold the lock of a file: a lock file beside it, which is removed afterwards.
-
-    Raises:
-        UserError: when another process holds the lock for too long.
-    """
+    """Hold the lock of a file: a lock file beside it, which is removed afterwards."""
     lock = path.with_name(f"{path.name}.lock")
     deadline = time.monotonic() + LOCK_SECONDS
     while (descriptor := _try_lock(lock)) is None:

@@ -48,10 +48,6 @@ class Deadline:
 
         with Deadline(30.0):
             await work()
-
-    Raises:
-        TimeoutError: when the time is used up; `expired` is then True, and the work was cancelled. Work that blocks the
-            event loop is cancelled at its next suspension, if there is one.
     """
 
     __slots__ = (

@@ -31,21 +31,13 @@ _FORGE_ENV = "forge_env"
 
 
 def file_digest(path: Path) -> str:
-    """Return the digest of a file's content.
-
-    Raises:
-        OSError: when it cannot be read.
-    """
+    """Return the digest of a file's content."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=_DIGEST_BYTES)).hexdigest()
 
 
 def files_digests(paths: Iterable[Path]) -> dict[str, str]:
-    """Return the digests of files by their names; several files are read concurrently.
-
-    Raises:
-        OSError: when one cannot be read.
-    """
+    """Return the digests of files by their names; several files are read concurrently."""
     unique = sorted(set(paths))
     with ThreadPoolExecutor(_READERS) as threads:
         return dict(zip((path.name for path in unique), threads.map(file_digest, unique), strict=True))

@@ -7,11 +7,7 @@ from pathlib import Path
 
 
 def make_folders(path: Path) -> list[Path]:
-    """Make a folder with its parents; returns those that were not there before, the innermost first.
-
-    Raises:
-        OSError: when it cannot be made.
-    """
+    """Make a folder with its parents; returns those that were not there before, the innermost first."""
     missing = [folder for folder in (path, *path.parents) if not folder.exists()]
     path.mkdir(parents=True, exist_ok=True)
     return missing

@@ -180,11 +180,7 @@ def watch_executor() -> None:
 
 
 async def after(gate: Gate, call: Any) -> Any:
-    """Make a call when the gate is free.
-
-    Raises:
-        EnvError: it is not free after BUSY_SECONDS.
-    """
+    """Make a call when the gate is free."""
     if not await gate.stop(BUSY_SECONDS, grace=GRACE_SECONDS):
         raise EnvError(still_running(gate.running))
     return await call()

@@ -36,9 +36,6 @@ async def fail_if_stalled(progress: Progress, *, seconds: float, sentence: Calla
         progress: see `Progress`.
         seconds: without progress after which the block is cancelled.
         sentence: returns the error message.
-
-    Raises:
-        ServiceError: there was no progress for `seconds`; the block is cancelled.
     """
 
     async def cancel(limit: asyncio.Timeout) -> None:

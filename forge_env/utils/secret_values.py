@@ -125,11 +125,7 @@ def keep(folder: Path, settings: Mapping[str, Any]) -> None:
 
 
 def restored(settings: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """Settings with the secrets that a folder's `FILE` holds; those that it does not hold stay `HIDDEN`.
-
-    Raises:
-        UserError: when the file cannot be read.
-    """
+    """Settings with the secrets that a folder's `FILE` holds; those that it does not hold stay `HIDDEN`."""
     data: dict[str, Any] = json.loads(json.dumps(settings, default=str))
     try:
         secrets = json.loads((folder / FILE).read_text(encoding="utf-8"))
@@ -152,9 +148,6 @@ def check_present(settings: Mapping[str, Any], give: str) -> None:
     Args:
         settings: as they were recorded, or read back.
         give: how a setting is given, with {} for its name.
-
-    Raises:
-        UserError: one is missing.
     """
     masked(settings)
     missing = [".".join(map(str, path)) for path, value in _leaves(settings) if HIDDEN in str(value)]

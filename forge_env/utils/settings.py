@@ -217,10 +217,6 @@ def read_value(value: Any, kind: Any, where: str) -> Any:
         value: to convert.
         kind: a type such as `int`, `list[str]`, `Literal["a", "b"]` or `Annotated[int, Ge(1)]`.
         where: the setting, as the error names it.
-
-    Raises:
-        UserError: for a value that is not of the type, or out of its bounds.
-        PydanticUserError: for a type of which pydantic makes no values.
     """
     plain, marks = _plain(kind)
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
@@ -236,11 +232,7 @@ def read_value(value: Any, kind: Any, where: str) -> Any:
 
 
 def check_choices(config: Any) -> None:
-    """Check that each setting of a tree of dataclasses that has choices is one of them; a parser has read them so.
-
-    Raises:
-        UserError: for the first one that is not.
-    """
+    """Check that each setting of a tree of dataclasses that has choices is one of them; a parser has read them so."""
     for setting in leaves(config):
         if typing.get_origin(setting.kind) is typing.Literal and setting.value not in typing.get_args(setting.kind):
             raise UserError(f"{setting.name} is {setting.value!r}; it must be {_in_words(setting.kind)}")

@@ -14,9 +14,6 @@ def parse_python(source: str | bytes, filename: str = "<unknown>", *, mode: str 
     Before Python 3.13 the interpreter counts the depth of the tree in one place for all threads. Another thread that
     parses meanwhile, or a finalizer, lets `ast.parse` raise SystemError ("AST constructor recursion depth mismatch")
     for correct source, about once in 100,000 calls under load. The next attempt succeeds.
-
-    Raises:
-        SyntaxError, ValueError, RecursionError, MemoryError: as `ast.parse`.
     """
     for _ in range(_ATTEMPTS):
         try:

@@ -34,10 +34,6 @@ def load(target: str, *, option: str = "") -> Any:
     Args:
         target: to import.
         option: the option that names the target, for errors, such as "--loss".
-
-    Raises:
-        UserError: when the target is malformed, the module, file or attribute does not exist, or the import fails
-            (with file and line).
     """
     try:
         return _load(target)
@@ -62,21 +58,13 @@ def _load(target: str) -> Any:
 
 
 def load_source(target: str) -> ModuleType:
-    """Import the module or the file of a target, whatever its attribute is.
-
-    Raises:
-        UserError: see `load`.
-    """
+    """Import the module or the file of a target, whatever its attribute is."""
     source, _ = split_target(target)
     return _load_file(target, Path(source)) if is_file(source) else _load_module(target, source)
 
 
 def split_target(target: str) -> tuple[str, str]:
-    """Split a target into its module or file, and its attribute.
-
-    Raises:
-        UserError: when one of them is missing.
-    """
+    """Split a target into its module or file, and its attribute."""
     source, separator, attribute = target.rpartition(":")
     if not separator or not attribute or not source:
         raise UserError(
@@ -97,11 +85,7 @@ def is_source(target: str) -> bool:
 
 
 def source_of(value: Any) -> str:
-    """Return the target by which an object can be imported.
-
-    Raises:
-        UserError: when there is none, because it was defined in a function.
-    """
+    """Return the target by which an object can be imported."""
     module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
     if not module or not name or "<" in name:
         raise UserError(f"{value!r} cannot be imported by a name: define it at the top of a module, not in a function")

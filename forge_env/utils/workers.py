@@ -135,9 +135,6 @@ class Call:
 
         A pending exception could be withdrawn, but CPython 3.11 would then always consider one pending: every bytecode
         boundary stays slow, and a traced function (in a debugger, by Hypothesis) never gets past its first line.
-
-        Raises:
-            GivenUp: when it was pending.
         """
         with self._lock:
             self._thread = None

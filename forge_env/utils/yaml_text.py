@@ -26,12 +26,7 @@ _SCALARS = (
 
 
 def read_yaml(text: str) -> Any:
-    """Return the data of a YAML text.
-
-    Raises:
-        yaml.YAMLError, ValueError: when it is no YAML, or a value does not fit its tag.
-        RecursionError: when it is nested too deeply.
-    """
+    """Return the data of a YAML text."""
     import yaml
 
     return yaml.load(text, Loader=loader())

@@ -28,9 +28,6 @@ def read_detail(run: StoredRun, db: sqlite3.Connection, key: str, model: Path | 
         db: the index of the run.
         key: "PHASE/OFFSET", as the lists give it.
         model: folder with the tokenizer; None if there is none.
-
-    Raises:
-        UserError: when there is no such episode, or its file is gone or has changed.
     """
     row = query.find_episode(db, key)
     episode = _read_episode(row)

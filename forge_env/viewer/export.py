@@ -27,9 +27,6 @@ def export(library: Library, path: Path, *, episodes: int) -> tuple[int, int]:
 
     If there are more than `episodes`, each run has an equal share of them: first some of its faults, then complete
     groups from each phase in turn, groups with the widest spread of rewards first.
-
-    Raises:
-        UserError: when the file cannot be written, or `episodes` is below 1.
     """
     if episodes < 1:
         raise UserError(f"--episodes {episodes} leaves nothing to show: it is 1 or more")

@@ -29,11 +29,7 @@ Row = tuple[Any, ...]
 
 
 def episode_from(data: Any) -> dict[str, Any]:
-    """The episode in the parsed line of a file of episodes or of faults.
-
-    Raises:
-        ValueError: when the line holds no episode.
-    """
+    """The episode in the parsed line of a file of episodes or of faults."""
     if isinstance(data, dict) and "class" in data and isinstance(data.get("episode"), dict):
         data = data["episode"]
     if not isinstance(data, dict) or not isinstance(data.get("turns"), list) or not isinstance(data.get("task"), dict):
@@ -42,11 +38,7 @@ def episode_from(data: Any) -> dict[str, Any]:
 
 
 def episode_row(line: bytes, offset: int) -> Row:
-    """The row of an episode's line, in the order of `COLUMNS`.
-
-    Raises:
-        ValueError: when the line holds no valid episode, with the reason.
-    """
+    """The row of an episode's line, in the order of `COLUMNS`."""
     try:
         return _row(parse_json(line), offset, len(line))
     except (KeyError, TypeError, AttributeError, OverflowError) as error:
@@ -54,11 +46,7 @@ def episode_row(line: bytes, offset: int) -> Row:
 
 
 def trained_row(line: bytes, offset: int) -> Row:
-    """Episode id, step, offset and length of a line of trained.jsonl.
-
-    Raises:
-        ValueError: when the line names no step and episode.
-    """
+    """Episode id, step, offset and length of a line of trained.jsonl."""
     data = parse_json(line)
     if not isinstance(data, dict) or not isinstance(data.get("episode"), str) or not isinstance(data.get("step"), int):
         raise ValueError("it names no step and episode")

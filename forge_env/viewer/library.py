@@ -21,9 +21,6 @@ class Library:
         path: a run, a folder of runs, or a file of episodes.
         model: folder of the tokenizer; None is the model of each run.
         follow_seconds: between two looks for news in the files.
-
-    Raises:
-        UserError: when there is no run.
     """
 
     def __init__(self, path: Path, *, model: Path | None = None, follow_seconds: float = 1.0) -> None:
@@ -62,12 +59,7 @@ class Library:
         return list(self._runs)
 
     def answer(self, request: str, params: Params) -> Any:
-        """Answer a request of the page: "runs", or "NUMBER/VIEW" with the number of a run.
-
-        Raises:
-            NotThere: when the run, the view or the episode does not exist.
-            UserError: when the value of a parameter is not allowed.
-        """
+        """Answer a request of the page: "runs", or "NUMBER/VIEW" with the number of a run."""
         if request == "runs":
             self._find_new_runs()
             return {"place": str(self.path), "runs": [run.summary() for run in self._runs]}

@@ -80,11 +80,7 @@ class Condition:
 
 
 def condition_of(params: Mapping[str, str]) -> Condition:
-    """Return the condition of the filters among a request's parameters.
-
-    Raises:
-        UserError: when the value of a filter is not allowed.
-    """
+    """Return the condition of the filters among a request's parameters."""
     terms, values = ["kind <> 'trained'"], []
     for name, text in params.items():
         if name not in FILTERS or not text:
@@ -106,11 +102,7 @@ def condition_of(params: Mapping[str, str]) -> Condition:
 
 
 def list_episodes(db: sqlite3.Connection, condition: Condition, order: str, offset: int, limit: int) -> dict[str, Any]:
-    """A page of episodes: {"total": all that match, "rows": the page's}.
-
-    Raises:
-        UserError: when the order is unknown.
-    """
+    """A page of episodes: {"total": all that match, "rows": the page's}."""
     order_sql = _order_sql(EPISODE_ORDERS, order)
     total = db.execute(f"SELECT count(*) {FROM_EPISODES} WHERE {condition.sql}", condition.values).fetchone()[0]
     sql = f"SELECT episodes.*, phase {FROM_EPISODES} WHERE {condition.sql} ORDER BY {order_sql} LIMIT ? OFFSET ?"
@@ -119,11 +111,7 @@ def list_episodes(db: sqlite3.Connection, condition: Condition, order: str, offs
 
 
 def list_groups(db: sqlite3.Connection, condition: Condition, order: str, offset: int, limit: int) -> dict[str, Any]:
-    """A page of groups, each with the rewards of its episodes.
-
-    Raises:
-        UserError: when the order is unknown.
-    """
+    """A page of groups, each with the rewards of its episodes."""
     order_sql = _order_sql(GROUP_ORDERS, order)
     grouped = f"{FROM_EPISODES} WHERE {condition.sql} GROUP BY file, group_id"
     total = db.execute(f"SELECT count(*) FROM (SELECT 1 {grouped})", condition.values).fetchone()[0]
@@ -157,9 +145,6 @@ def find_episode(db: sqlite3.Connection, key: str) -> sqlite3.Row:
 
     Args:
         key: "PHASE/OFFSET", as the lists give it.
-
-    Raises:
-        UserError: when there is no such episode.
     """
     phase, _, offset = key.rpartition("/")
     sql = f"SELECT episodes.*, phase, path, files.kind AS file_kind {FROM_EPISODES} WHERE phase = ? AND offset = ?"
@@ -175,9 +160,6 @@ def neighbours(db: sqlite3.Connection, condition: Condition, order: str, number:
     """The place of an episode in a list: {"previous": key, "next": key, "place": from 1, "listed": rows of the list}.
 
     An episode that is not in the list has no place.
-
-    Raises:
-        UserError: when the order is unknown.
     """
     sql = f"SELECT n, phase, offset {FROM_EPISODES} WHERE {condition.sql} ORDER BY {_order_sql(EPISODE_ORDERS, order)}"
     rows = db.execute(sql, condition.values).fetchall()

@@ -46,9 +46,6 @@ def scan_block(path: Path, kind: FileKind, start: int, end: int) -> ScannedBlock
     """Read the lines that begin at or after `start` and before `end`; `start` begins a line.
 
     A last line without a line end counts when it is valid JSON, which half of an object never is.
-
-    Raises:
-        OSError: when the file cannot be read.
     """
     make_row = trained_row if kind == "trained" else episode_row
     block = ScannedBlock(end=start)
@@ -71,11 +68,7 @@ def scan_block(path: Path, kind: FileKind, start: int, end: int) -> ScannedBlock
 
 
 def scan_file(path: Path, kind: FileKind, start: int, end: int) -> Iterator[ScannedBlock]:
-    """Read a file from the start of a line up to `end`, block by block, in order.
-
-    Raises:
-        OSError: when the file cannot be read.
-    """
+    """Read a file from the start of a line up to `end`, block by block, in order."""
     if end - start >= PARALLEL_FROM_BYTES:
         yield from _scan_in_workers(path, kind, _cut_into_blocks(path, start, end))
         return
@@ -137,11 +130,7 @@ class _Worker:
         self._requests.flush()
 
     def result(self) -> ScannedBlock:
-        """The result of the oldest request.
-
-        Raises:
-            OSError: when the file could not be read, or the process has died.
-        """
+        """The result of the oldest request."""
         try:
             result: ScannedBlock | OSError = pickle.load(self._results)
         except (EOFError, pickle.UnpicklingError):

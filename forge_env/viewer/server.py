@@ -44,9 +44,6 @@ class ViewServer(http.server.ThreadingHTTPServer):
         library: the runs to show.
         host: address to listen on.
         port: 0 for any free one.
-
-    Raises:
-        UserError: when it cannot listen on the address.
     """
 
     daemon_threads = True

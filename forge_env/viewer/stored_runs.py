@@ -94,11 +94,7 @@ def _flat(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
 
 
 def find_runs(path: Path) -> list[StoredRun]:
-    """Return the run at a path, or the runs in the folder at that path, two levels deep.
-
-    Raises:
-        UserError: when there is none.
-    """
+    """Return the run at a path, or the runs in the folder at that path, two levels deep."""
     path = path.expanduser()
     if path.is_file():
         return [StoredRun(path=path, name=path.name, kind="file")]

@@ -61,9 +61,6 @@ class ViewedRun:
 
         Args:
             wake: set when an index was opened, so that the follower updates it at once.
-
-        Raises:
-            UserError: when an index can be written nowhere.
         """
         with self._lock:
             old = self._index

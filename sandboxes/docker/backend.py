@@ -52,11 +52,6 @@ async def open_docker_sandbox(
         runtime: another runtime that the engine knows, for example "runsc".
         pid_namespace: True refuses an engine that forbids namespaces, False does without them; None uses them if
             possible, and `capabilities` reports the result.
-
-    Raises:
-        UserError: a setting is out of range.
-        SandboxUnavailable: no engine answers, the Docker SDK is missing, or its containers do not isolate.
-        SandboxError: the engine failed.
     """
     slots = slots if slots is not None else os.cpu_count() or 1
     _check_range("slots", slots, _MAX_SLOTS)
@@ -90,12 +85,7 @@ class DockerSandbox:
         self._closed = False
 
     async def run(self, request: ExecRequest | str) -> ExecResult:
-        """Run `request` in a fresh state; `wall_s` starts when a slot is free. Cancellation kills the snippet.
-
-        Raises:
-            TypeError, ValueError: the arguments of the call are no plain JSON data.
-            SandboxError: the engine failed to start a container, or the sandbox is closed.
-        """
+        """Run `request` in a fresh state; `wall_s` starts when a slot is free. Cancellation kills the snippet."""
         if isinstance(request, str):
             request = ExecRequest(code=request)
         message, files = wire.request_message(request)
@@ -120,11 +110,7 @@ class DockerSandbox:
     async def open_session(
         self, *, setup: str = "", limits: Limits = DEFAULT_LIMITS, echo: bool = False
     ) -> DockerSession:
-        """Open a session. Its directory is /tmp.
-
-        Raises:
-            SandboxError: the set-up raised, `max_sessions` are open, the engine failed, or the sandbox is closed.
-        """
+        """Open a session. Its directory is /tmp."""
         await self._take_session_slot()
 
         def free() -> None:

@@ -57,12 +57,7 @@ class Container:
 
     @classmethod
     async def start(cls, engine: Engine, recipe: Recipe, limits: Limits) -> Container:
-        """Start a container and wait until its agent accepts requests.
-
-        Raises:
-            SandboxUnavailable: the agent cannot isolate in it.
-            SandboxError: the engine failed.
-        """
+        """Start a container and wait until its agent accepts requests."""
         creating = asyncio.create_task(create(engine, recipe, limits))
         try:
             identity = await asyncio.shield(creating)
@@ -86,10 +81,6 @@ class Container:
         Args:
             within_s: the longest time of an honest agent, in seconds; a grace period is added.
             max_body_bytes: the largest size of an honest answer.
-
-        Raises:
-            SandboxError: the container ended, was late or violated the protocol; it is then dead.
-            TypeError, ValueError: the message is not plain JSON.
         """
         number = next(self._numbers)
         frame = wire.frame(number, message, body)

@@ -34,9 +34,6 @@ class Engine:
         """Connect to the engine that the environment names.
 
         Args: call_s: deadline of a call, in seconds.
-
-        Raises:
-            SandboxUnavailable: the SDK is not installed or no engine answers.
         """
         client, info = await asyncio.to_thread(_connect, call_s)
         if info.get("OSType") != "linux" or info.get("Architecture") not in supported_machines():

@@ -25,9 +25,6 @@ async def ensure_image(engine: Engine, base_image: str | None = None) -> str:
     """Build the image if it is missing, and return its name.
 
     Args: base_image: by default FORGE_ENV_SANDBOX_BASE_IMAGE if it is set, else python:3.12-slim.
-
-    Raises:
-        SandboxUnavailable: the engine neither has the base image nor can pull it, or cannot build.
     """
     base = base_image or os.environ.get(BASE_IMAGE_VARIABLE) or DEFAULT_BASE_IMAGE
     base_id = await _base_image_id(engine, base)

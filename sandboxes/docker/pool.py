@@ -42,12 +42,7 @@ class Pool:
         return container.capabilities
 
     async def take(self, limits: Limits) -> Container:
-        """Return a container with the memory limit for `limits`. Always give it back.
-
-        Raises:
-            SandboxUnavailable: the agent cannot isolate in a container.
-            SandboxError: the engine failed, or the pool is closed.
-        """
+        """Return a container with the memory limit for `limits`. Always give it back."""
         container = self._take_idle(limits) or await self._start(limits)
         self._taken.add(container)
         container.uses += 1

@@ -52,9 +52,5 @@ def executable() -> bytes:
 
 
 def start() -> int:
-    """Start the program at `PATH` without a copy of this process's memory; return its process id.
-
-    Raises:
-        OSError: the kernel refuses.
-    """
+    """Start the program at `PATH` without a copy of this process's memory; return its process id."""
     return os.posix_spawn(PATH, ["init"], {})

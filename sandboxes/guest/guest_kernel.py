@@ -234,11 +234,7 @@ class Lockdown:
         self._no_caps = (ctypes.c_uint32 * 6)()
 
     def keep_capabilities(self, kept: Collection[int]) -> None:
-        """Give up every capability but those `kept`, for this process and all that it starts.
-
-        Raises:
-            OSError: this process lacks one of them.
-        """
+        """Give up every capability but those `kept`, for this process and all that it starts."""
         if not bound_capabilities(kept):
             raise OSError(errno.EPERM, "the bounding set of capabilities cannot be reduced")
         mask = sum(1 << capability for capability in kept)

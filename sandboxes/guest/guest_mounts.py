@@ -46,9 +46,6 @@ def set_attributes(tree: int, attributes: int, *, ids_of: int | None = None) -> 
     """Set attributes of a detached mount, without those below it.
 
     Args: ids_of: a user namespace; its root then owns what root owns in the mount, and so on for all users.
-
-    Raises:
-        OSError: the kernel, or the file system for `ids_of`, cannot do it.
     """
     wanted = attributes | (_ATTR_IDMAP if ids_of is not None else 0)
     fields = (ctypes.c_uint64 * 4)(wanted, 0, 0, ids_of or 0)

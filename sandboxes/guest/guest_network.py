@@ -23,9 +23,6 @@ class Network:
     """A new network namespace; this process stays outside.
 
     Args: home: the network namespace of this process.
-
-    Raises:
-        OSError: the kernel refuses to create it, or no descriptors are left.
     """
 
     def __init__(self, home: int) -> None:

@@ -58,11 +58,7 @@ def leave_namespaces() -> None:
 def enter(
     order: dict[str, Any], user_namespace: int | None, first_id: int, send_upper: Callable[[int], None]
 ) -> list[socket.socket]:
-    """Make this process, pid 1 of its namespace, enter the root of its workspace; return its listening sockets.
-
-    Raises:
-        OSError: the kernel refuses.
-    """
+    """Make this process, pid 1 of its namespace, enter the root of its workspace; return its listening sockets."""
     kernel.unshare(kernel.NEWNS)
     dev = mounts.copy_tree(_DEV, with_mounts=True)
     mounts.set_attributes(dev, mounts.READ_ONLY | mounts.NOSUID | mounts.NOEXEC)

@@ -40,9 +40,6 @@ def find(text: str, *, everybody: bool) -> User:
     """Return the user of "NAME", "NUMBER" or either with ":GROUP".
 
     Args: everybody: whether this workspace has all users; otherwise only root.
-
-    Raises:
-        Refusal: there is no such user or group.
     """
     name, _, group = text.partition(":")
     name = name or "0"

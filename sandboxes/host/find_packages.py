@@ -28,9 +28,6 @@ def find_packages(names: Sequence[str]) -> Packages:
     A requirement that is not installed is left out: if a package needs it, its import fails.
 
     Args: names: modules ("numpy", "six", "google.protobuf") or distributions ("scikit-learn").
-
-    Raises:
-        UserError: a package is not installed, or there are too many files.
     """
     view = _View()
     for name in names:

@@ -46,11 +46,7 @@ _CAPABILITIES = Capabilities(
 async def open_insecure(
     *, allow_insecure: bool = False, slots: int | None = None, max_sessions: int = 256
 ) -> NamespaceSandbox:
-    """Open the sandbox, if `allow_insecure` is true or FORGE_ENV_ALLOW_INSECURE_SANDBOX is 1.
-
-    Raises:
-        UserError: it is not allowed.
-    """
+    """Open the sandbox, if `allow_insecure` is true or FORGE_ENV_ALLOW_INSECURE_SANDBOX is 1."""
     if not (allow_insecure or os.environ.get("FORGE_ENV_ALLOW_INSECURE_SANDBOX") == "1"):
         raise UserError(
             "The subprocess sandbox isolates nothing: code in it can read, change and send whatever you can. Use "

@@ -53,9 +53,6 @@ class Interpreter:
 
     It is killed when a request passes its deadline, is cancelled, floods its output, or gets a malformed answer. In all
     cases its resources are freed when the zygote reports the end of its last process.
-
-    Raises:
-        OSError: the host has run out of descriptors or memory.
     """
 
     def __init__(self, zygote: Driver, slot: int, spec: Spec, group: SlotGroup | None = None) -> None:

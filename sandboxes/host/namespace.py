@@ -77,10 +77,6 @@ async def open_namespace_sandbox(
             Their requirements are visible, too; other installed packages are not. The named packages are loaded before
             a snippet starts, which makes every run a little slower.
         cgroups: limit every snippet as a whole if the machine has control groups; otherwise each of its processes.
-
-    Raises:
-        UserError: a number is out of range, or a package is not installed or cannot be imported.
-        SandboxUnavailable: the kernel refuses to isolate, or a canary of the self-test escaped.
     """
     slots = slots if slots is not None else min(_MAX_SLOTS, 2 * len(os.sched_getaffinity(0)))
     if not 1 <= slots <= _MAX_SLOTS:
@@ -189,12 +185,7 @@ class NamespaceSandbox:
         await self._slots.fill()
 
     async def run(self, request: ExecRequest | str) -> ExecResult:
-        """Run `request` in a fresh state; `wall_s` starts when a slot is free. Cancellation kills the snippet.
-
-        Raises:
-            TypeError, ValueError: the arguments of the call are no plain JSON data.
-            SandboxError: the sandbox is closed.
-        """
+        """Run `request` in a fresh state; `wall_s` starts when a slot is free. Cancellation kills the snippet."""
         if isinstance(request, str):
             request = ExecRequest(code=request)
         inputs = encode(request)
@@ -215,11 +206,7 @@ class NamespaceSandbox:
     async def open_session(
         self, *, setup: str = "", limits: Limits = DEFAULT_LIMITS, echo: bool = False
     ) -> NamespaceSession:
-        """Open a session with the working directory /tmp. A running cell takes a slot; `wall_s` starts when it has one.
-
-        Raises:
-            SandboxError: the set-up raised, `max_sessions` sessions are open, or the sandbox is closed.
-        """
+        """Open a session with the working directory /tmp. A cell takes a slot; `wall_s` starts when it has one."""
         slot = await self._free_session_slot()
         try:
             group = self._group(slot)

@@ -56,11 +56,7 @@ def confined(
 
 
 async def listener_of(control: socket.socket) -> socket.socket:
-    """Return the listening socket in the network namespace of a started program.
-
-    Raises:
-        SandboxUnavailable: the kernel refused; with the remedy.
-    """
+    """Return the listening socket in the network namespace of a started program."""
     control.setblocking(False)
     loop, readable = asyncio.get_running_loop(), asyncio.Event()
     loop.add_reader(control.fileno(), readable.set)
@@ -78,11 +74,7 @@ async def listener_of(control: socket.socket) -> socket.socket:
 
 
 async def check_programs() -> None:
-    """Run a program that does nothing.
-
-    Raises:
-        SandboxUnavailable: programs cannot be isolated on this machine.
-    """
+    """Run a program that does nothing."""
     require_supported_platform()
     host_end, guest_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with host_end, tempfile.TemporaryDirectory(prefix="forge_env_program_") as folder:
@@ -139,12 +131,7 @@ def _parts(prefix: Path) -> list[Path]:
 
 
 def check_shown(paths: Sequence[str]) -> None:
-    """Refuse paths that must not be shown, and paths that the program could not read.
-
-    Raises:
-        UserError: for a folder that contains the home folder or the temporary files; as root, also for a path that
-            only its owner may read, since the program runs as another user.
-    """
+    """Refuse paths that must not be shown, and paths that the program could not read."""
     for path in map(Path, paths):
         real = path.resolve()
         for private in (Path.home(), Path(tempfile.gettempdir())):

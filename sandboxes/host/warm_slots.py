@@ -93,10 +93,6 @@ class WarmSlots(Generic[T]):
         """Return a slot: the one used last, or the next one when none is idle, in the order of the requests.
 
         Always give it back. The wait is not the time of an episode.
-
-        Raises:
-            SandboxError: the sandbox is closed.
-            Exception: what the start of a slot raised.
         """
         if self._closed:
             raise self._closed_error()

@@ -115,10 +115,6 @@ class Zygote:
         """Start a zygote and wait until it accepts requests.
 
         The kernel kills the zygote when the calling thread ends, in whatever way.
-
-        Raises:
-            UserError: a module cannot be imported in it.
-            SandboxUnavailable: it cannot isolate itself.
         """
         require_supported_platform()
         host_end, guest_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)

@@ -47,11 +47,7 @@ class _Exported:
 
 
 def choose_builder(folder: Path) -> str:
-    """Return the builder for the Dockerfile of a folder: an image that only forge_env has decides, else what is here.
-
-    Raises:
-        UserError: there is no Dockerfile, or it does not begin with FROM.
-    """
+    """Return the builder for the Dockerfile of a folder: an image of forge_env's own decides, else what is here."""
     first = next(read_instructions(folder / "Dockerfile"), None)
     base = first.rest.split()[0] if first is not None and first.name in ("FROM", "ARG") and first.rest else ""
     if base.partition(":")[0] == "host" or is_path(base):
@@ -69,10 +65,6 @@ async def build_with_forge(
     Args:
         name: given to the image.
         timeout_s: of each RUN.
-
-    Raises:
-        UserError: as `dockerfile.build`, and as `add_image`.
-        SandboxError: as these.
     """
     reference = str(parse_reference(name))
     built = await build(workspaces, folder, limits=limits, timeout_s=timeout_s)
@@ -103,10 +95,6 @@ def build_with_program(
     Args:
         name: given to the image.
         timeout_s: of the build.
-
-    Raises:
-        UserError: the program is not here or failed, with its message; as `add_image`.
-        SandboxError: as `add_image`.
     """
     reference = str(parse_reference(name))
     if not shutil.which(program) or (program == "docker" and not is_answering(program)):

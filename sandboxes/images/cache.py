@@ -25,11 +25,7 @@ not be within reach of other users of the machine."""
 
 
 def images_folder() -> Path:
-    """Return the folder of the cache: FORGE_ENV_IMAGES, else forge_env/images in the user's cache.
-
-    Raises:
-        UserError: this user has no home folder, and no variable names another one.
-    """
+    """Return the folder of the cache: FORGE_ENV_IMAGES, else forge_env/images in the user's cache."""
     if named := os.environ.get(_VARIABLE):
         return Path(named).expanduser().absolute()
     try:
@@ -54,9 +50,6 @@ def held(name: str, build: Callable[[Path], None]) -> Iterator[Path]:
     Args:
         build: called with a new, empty folder; when it raises, nothing stays behind. If its process is killed, the next
             build removes what it leaves.
-
-    Raises:
-        SandboxError: the cache cannot be written.
     """
     folder = images_folder() / name
     while (lock := _lock(folder, fcntl.LOCK_SH)) is None:
@@ -71,11 +64,7 @@ def held(name: str, build: Callable[[Path], None]) -> Iterator[Path]:
 
 @contextmanager
 def work_folder() -> Iterator[Path]:
-    """Make a folder for the block, on the disk of the cache: it has room for images if any disk has.
-
-    Raises:
-        SandboxError: the cache cannot be written.
-    """
+    """Make a folder for the block, on the disk of the cache: it has room for images if any disk has."""
     folder, lock = _new_partial(images_folder(), "work")
     try:
         yield folder
@@ -89,9 +78,6 @@ def in_use(root: Path) -> Iterator[None]:
     """Keep an image in the cache for the block. A folder that is not in the cache is nobody's to remove.
 
     Args: root: the folder of its root file system.
-
-    Raises:
-        UserError: the image was removed from the cache.
     """
     entry = _entry_of(root)
     lock = _lock(entry, fcntl.LOCK_SH) if entry is not None else -1

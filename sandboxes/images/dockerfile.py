@@ -53,11 +53,6 @@ async def build(workspaces: Workspaces, folder: Path, *, limits: WorkspaceLimits
     Args:
         limits: of the build; its files together may have `disk_bytes`, whatever `transfer_bytes` is.
         timeout_s: of each RUN.
-
-    Raises:
-        UserError: an instruction that is not supported here, a command that failed, or files that do not fit, with the
-            line.
-        SandboxError: the workspace failed.
     """
     instructions = list(read_instructions(folder / "Dockerfile"))
     if not instructions or instructions[0].name != "FROM":
@@ -81,11 +76,7 @@ class Instruction:
 
 
 def read_instructions(path: Path) -> Iterator[Instruction]:
-    """Yield the instructions of a Dockerfile, with continued lines joined.
-
-    Raises:
-        UserError: the file cannot be read.
-    """
+    """Yield the instructions of a Dockerfile, with continued lines joined."""
     try:
         lines = path.read_text().split("\n")
     except (OSError, UnicodeDecodeError) as error:

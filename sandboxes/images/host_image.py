@@ -60,10 +60,6 @@ def host_image(packages: tuple[str, ...] = ()) -> UnpackedImage:
 
     Args:
         packages: modules or distributions, as for `open_sandbox(packages=...)`; what they require comes along.
-
-    Raises:
-        UserError: a package is not installed.
-        SandboxUnavailable: this machine has no shell, or no `ldd` to find the libraries of its programs.
     """
     return _host_image(packages, images_folder())
 
@@ -141,11 +137,7 @@ def _stdlib() -> Path:
 
 @functools.cache
 def _programs() -> dict[str, Path]:
-    """Return the programs of this machine that the image has, by the names that they are called by.
-
-    Raises:
-        SandboxUnavailable: there is no shell.
-    """
+    """Return the programs of this machine that the image has, by the names that they are called by."""
     places = {name: shutil.which(name) for name in _PROGRAMS}
     if not places["sh"]:
         raise SandboxUnavailable("the image of this machine cannot be made: there is no program sh on the PATH.")

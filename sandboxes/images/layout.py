@@ -40,9 +40,6 @@ class Layout:
     """An image in a folder in the OCI layout (`Source`).
 
     Args: tag: which of several images: the name that index.json gives it.
-
-    Raises:
-        UserError: there is no such image, it is for another machine, or it is broken.
     """
 
     def __init__(self, folder: Path, tag: str = "") -> None:
@@ -104,9 +101,6 @@ class Archive:
     """An image in an archive of `docker save` (`Source`). Its layers have no digests but the config's.
 
     Args: tag: which of several images, as "debian:12".
-
-    Raises:
-        UserError: it is no such archive, there is no such image, or it is broken.
     """
 
     def __init__(self, path: Path, tag: str = "") -> None:

@@ -127,11 +127,7 @@ def verified(blocks: Iterator[bytes] | Sequence[bytes], digest: str, what: str) 
 
 
 def for_this_machine(manifests: Sequence[Descriptor], what: str) -> Descriptor:
-    """Return the manifest of an index that is for this machine.
-
-    Raises:
-        UserError: there is none, with the architectures that there are.
-    """
+    """Return the manifest of an index that is for this machine."""
     for manifest in manifests:
         if manifest.platform is None and len(manifests) == 1:
             return manifest

@@ -18,9 +18,6 @@ def add_layer(layer: str, root: str) -> None:
 
     Args:
         layer: as `guest_unpack.py` leaves it. It may be linked to, and must not be changed later.
-
-    Raises:
-        OSError: the disk is full, for example.
     """
     with os.scandir(layer) as entries:
         listed = list(entries)

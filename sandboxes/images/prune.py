@@ -30,9 +30,6 @@ def prune(names: Iterable[str] = (), *, everything: bool = False) -> Pruned:
     Args:
         names: further images that are to go, by name or id; one that has another name as well stays under that.
         everything: all images, with those made of this machine's programs.
-
-    Raises:
-        UserError: there is no image of such a name; nothing was removed.
     """
     pruned, unwanted = Pruned(), _unwanted(names)
     for stored in stored_images():

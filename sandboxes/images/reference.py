@@ -53,9 +53,6 @@ def parse_reference(name: str) -> Reference:
 
     >>> str(parse_reference("debian"))
     'docker.io/library/debian:latest'
-
-    Raises:
-        UserError: it is no name of an image.
     """
     match = _NAME.fullmatch(name) if len(name) <= _LONGEST else None
     if match is None:

@@ -136,12 +136,7 @@ class RegistryImage:
 
 @contextmanager
 def registry_image(reference: Reference) -> Iterator[RegistryImage]:
-    """Find an image in its registry, and keep the connections to it for the block.
-
-    Raises:
-        UserError: the package python-dxf is not installed; there is no such image, or none for this machine; it needs a
-            password; the registry cannot be reached, or what it says is broken.
-    """
+    """Find an image in its registry, and keep the connections to it for the block."""
 
     def authenticate(client: Any, response: requests.Response) -> None:
         _authenticate(client, response, reference)
@@ -189,11 +184,7 @@ def _authenticate(client: _Client, response: requests.Response, reference: Refer
 
 
 def _credentials(reference: Reference) -> str:
-    """Return "USER:PASSWORD" in base64, as `docker login` has left it; "" for none.
-
-    Raises:
-        UserError: config.json is broken.
-    """
+    """Return "USER:PASSWORD" in base64, as `docker login` has left it; "" for none."""
     path = Path(os.environ.get("DOCKER_CONFIG") or Path.home() / ".docker").expanduser() / "config.json"
     names = {reference.registry, f"https://{reference.registry}"}
     if reference.host != reference.registry:

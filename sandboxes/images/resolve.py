@@ -22,10 +22,6 @@ def find_image(name: str) -> UnpackedImage:
             with a "/" at its beginning or after dots is a folder with a root file system, a folder in the OCI layout,
             or an archive of `docker save`; "PATH:TAG" is one of several images there. Anything else is the name or the
             id of an image that was pulled or built.
-
-    Raises:
-        UserError: there is no such image, or it cannot be unpacked.
-        SandboxError: as `add_image`.
     """
     kind, _, rest = name.partition(":")
     if kind == "host":
@@ -50,10 +46,6 @@ def pull_image(wanted: str, *, name: str = "", progress: Callable[[str], None] =
     Args:
         wanted: the name of an image of a registry; a path of an OCI layout or an archive of `docker save`.
         name: a further name; an image at a path has those that it has there.
-
-    Raises:
-        UserError: there is no such image, none for this machine, it is broken, or the registry cannot be reached.
-        SandboxError: as `add_image`.
     """
     names = [str(parse_reference(name))] if name else []
     if is_path(wanted):
@@ -67,11 +59,7 @@ def pull_image(wanted: str, *, name: str = "", progress: Callable[[str], None] =
 
 
 def source_at(name: str) -> Source:
-    """Return the image at a path, to be unpacked.
-
-    Raises:
-        UserError: there is none.
-    """
+    """Return the image at a path, to be unpacked."""
     path, tag = split_path(name)
     if is_layout(path):
         return Layout(path, tag)
@@ -87,11 +75,7 @@ def is_path(name: str) -> bool:
 
 
 def split_path(name: str) -> tuple[Path, str]:
-    """Return the path and the tag of "PATH" or "PATH:TAG".
-
-    Raises:
-        UserError: there is nothing at the path.
-    """
+    """Return the path and the tag of "PATH" or "PATH:TAG"."""
     whole = Path(name).expanduser().absolute()
     if whole.exists():
         return whole, ""

@@ -59,11 +59,6 @@ def add_image(
     Args:
         names: given to the image; another image that has one of them loses it.
         progress: is told a line when a layer is there. From any thread.
-
-    Raises:
-        UserError: the image is for another machine or broken, breaks a limit, or the disk has no room.
-        SandboxUnavailable: this machine cannot isolate the processes that unpack.
-        SandboxError: the cache cannot be written, or such a process was killed.
     """
     config = parse(Config, source.config, f"the config of {source.what}")
     check_platform(config, source.what)
@@ -94,11 +89,7 @@ def stored_images() -> list[StoredImage]:
 
 
 def load(folder: Path) -> StoredImage:
-    """Return an image of the cache.
-
-    Raises:
-        UserError: its record cannot be read.
-    """
+    """Return an image of the cache."""
     try:
         record = json.loads((folder / "image.json").read_text())
         image = UnpackedImage(

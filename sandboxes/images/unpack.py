@@ -76,12 +76,6 @@ def unpack_layer(
         blocks: the layer: a tar, plain, or compressed by gzip or zstd. What they raise ends the process, and goes on.
         what: names the layer in messages.
         cancelled: ends it with Cancelled when it is set.
-
-    Raises:
-        UserError: the layer is broken or breaks a limit, or the disk has no room.
-        SandboxUnavailable: this machine cannot isolate the process.
-        SandboxError: the process ended without a report.
-        Cancelled: see `cancelled`.
     """
     order = {
         "owner": os.getpid(),

@@ -49,13 +49,7 @@ _passed: dict[str, WorkspaceCapabilities] = {}
 
 
 async def open_docker_workspaces() -> DockerWorkspaces:
-    """Open the backend: find the engine, remove what dead owners left, and check that it isolates (once per process).
-
-    Raises:
-        SandboxUnavailable: no engine answers, it is on another machine, the Docker SDK is missing, or its containers do
-            not isolate.
-        SandboxError: the engine failed.
-    """
+    """Open the backend: find the engine, remove what dead owners left, check that it isolates (once per process)."""
     engine = await Engine.connect()
     try:
         await asyncio.to_thread(python_folder)  # which may take seconds the first time

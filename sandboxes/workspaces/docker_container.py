@@ -84,10 +84,6 @@ async def start_container(
         image: the engine's id.
         loopback: whether the workspace keeps its loopback.
         has_quota: whether to ask the engine for a limit of the disk.
-
-    Raises:
-        SandboxUnavailable: the engine is on another machine.
-        SandboxError: the engine failed.
     """
     with _listening() as (listener, folder):
         settings = _settings(engine, limits, folder, loopback=loopback, has_quota=has_quota)

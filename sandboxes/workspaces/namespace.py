@@ -38,10 +38,6 @@ async def open_namespace_workspaces(*, cgroups: bool = True, spares: int = _SPAR
     Args:
         cgroups: limit every workspace as a whole if the machine has control groups; otherwise each of its processes.
         spares: number of workspaces with processes and control groups that are prepared ahead of demand, for any image.
-
-    Raises:
-        UserError: `spares` is out of range.
-        SandboxUnavailable: the kernel refuses to isolate, or a canary of the self-test escaped.
     """
     if not 0 <= spares <= _MOST_SPARES:
         raise UserError(f"spares must be between 0 and {_MOST_SPARES}, not {spares}.")

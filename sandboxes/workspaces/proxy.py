@@ -32,9 +32,6 @@ class Allowlist:
     """Decides on hosts and ports.
 
     Args: hosts: names; "*.example.org" for all names below one; with ":PORT" only that port, else 80 and 443.
-
-    Raises:
-        UserError: an entry is no host.
     """
 
     def __init__(self, hosts: Sequence[str]) -> None:

@@ -58,9 +58,6 @@ class Server:
         """Start a server and wait until it takes orders. It ends when the calling thread ends, in whatever way.
 
         Args: groups: the control groups of its workspaces, which it removes if the owner is killed.
-
-        Raises:
-            SandboxUnavailable: it cannot isolate.
         """
         require_supported_platform()
         host_end, guest_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)

@@ -21,12 +21,7 @@ _MAX_PATH = 4096
 
 
 def send_tree(source: Path, pipe: int, max_bytes: int) -> None:
-    """Write the entries of a folder into a pipe. Blocks; call it in a thread.
-
-    Raises:
-        WorkspaceFileError: it is no folder, has a special file, or has more than `max_bytes`.
-        BrokenPipeError: the reader has ended.
-    """
+    """Write the entries of a folder into a pipe. Blocks; call it in a thread."""
     if not source.is_dir():
         raise WorkspaceFileError(f"{source} is not a folder of this machine")
     left = max_bytes
@@ -56,9 +51,6 @@ def receive_tree(pipe: int, target: Path, max_bytes: int, *, skip: bool) -> tupl
     """Read entries from a pipe into a new folder; return those left out, or None if the pipe ended too early.
 
     Blocks; call it in a thread. After an exception or None, the folder is gone.
-
-    Raises:
-        WorkspaceFileError: `target` exists; an entry is no regular file or folder (unless `skip`); too many bytes.
     """
     try:
         target.mkdir()
@@ -97,11 +89,7 @@ def receive_tree(pipe: int, target: Path, max_bytes: int, *, skip: bool) -> tupl
 
 
 def receive_archive(pipe: int, target: BinaryIO, max_bytes: int) -> bool:
-    """Write what `pack` sends as a tar; return whether it was whole. Special files are left out. Blocks.
-
-    Raises:
-        WorkspaceFileError: there are more than `max_bytes`, or `target` cannot be written.
-    """
+    """Write what `pack` sends as a tar; return whether it was whole. Special files are left out. Blocks."""
     kinds = {FILE: tarfile.REGTYPE, FOLDER: tarfile.DIRTYPE, LINK: tarfile.SYMTYPE, HARD_LINK: tarfile.LNKTYPE}
     left = max_bytes
     try:

@@ -211,10 +211,6 @@ def pack(
     round of the ranks (see `trainers.batching.packing`).
 
     `with_routes` says whether the micro-batches have the experts that the engine chose, if any row has them.
-
-    Raises:
-        InvariantError: the fields of a row differ in length, there is not one value per sampled target, or routes come
-            from several models. All ranks find it, whichever rank would get the sample.
     """
     reads: list[_Read] = []
     for index, sample in enumerate(samples):

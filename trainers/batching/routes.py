@@ -18,11 +18,7 @@ if TYPE_CHECKING:
 
 
 def routes_shape(rows: Iterable[Row]) -> tuple[int, int] | None:
-    """Layers with experts, and active experts of each, in the routes of all rows; None if there are none.
-
-    Raises:
-        InvariantError: two of them differ.
-    """
+    """Layers with experts, and active experts of each, in the routes of all rows; None if there are none."""
     shapes = {(routes.layers, routes.active) for row in rows for routes in row.routes}
     if len(shapes) > 1:
         found = " and ".join(f"{active} experts in {layers} layers" for layers, active in sorted(shapes))

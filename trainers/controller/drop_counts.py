@@ -64,9 +64,6 @@ class DropCounts:
         Args:
             episodes: their number.
             errors: why it gave no number, of those that are left out.
-
-        Raises:
-            UserError: it gave none to more than half of MOSTLY episodes.
         """
         self.judged, self.unjudged = self.judged + episodes, self.unjudged + len(errors)
         self.left_out += len(errors)
@@ -84,11 +81,7 @@ class DropCounts:
             self.silent = {}
 
     def drop_faulty(self, reason: str) -> None:
-        """Count a group with too few valid episodes, or none.
-
-        Raises:
-            ServiceError: there were MAX_FAULTS_IN_A_ROW of them in a row.
-        """
+        """Count a group with too few valid episodes, or none."""
         self.faulty += 1
         self.faulty_in_a_row += 1
         if self.faulty_in_a_row >= MAX_FAULTS_IN_A_ROW:
@@ -101,10 +94,6 @@ class DropCounts:
             fate: of the group.
             reward: of all its episodes.
             most: of such groups in a row, in a run that has not learned yet; 0 is without end, in any run.
-
-        Raises:
-            NothingTrained: there were `most` of them in a row, and no step before.
-            ServiceError: there were MAX_FLAT_IN_A_ROW of them in a row, in a run that has learned.
         """
         self.faulty_in_a_row = 0
         self.flat += 1
@@ -121,9 +110,6 @@ class DropCounts:
             metrics: of the step.
             has_gradient: whether it learned something.
             most: of the first steps without a gradient; 0 is without end.
-
-        Raises:
-            NothingTrained: so many steps had none, and no step before had one.
         """
         if self.has_learned:
             return
@@ -139,11 +125,7 @@ class DropCounts:
             raise NothingTrained(f"{self._nothing('the first')}{_GO_ON}")
 
     def check_trained(self) -> None:
-        """Check that a complete run has trained.
-
-        Raises:
-            NothingTrained: none of its optimizer steps had a gradient.
-        """
+        """Check that a complete run has trained."""
         if not self.has_learned:
             raise NothingTrained(self._nothing("all"))
 

@@ -98,12 +98,7 @@ class Loop:
         )
 
     async def run(self) -> None:
-        """Train until `settings.steps` optimizer steps are done, or until `stop`.
-
-        Raises:
-            ServiceError: when no groups come, or only broken ones.
-            UserError: a function of the user's fails.
-        """
+        """Train until `settings.steps` optimizer steps are done, or until `stop`."""
         if self.steps_done >= self.settings.steps:
             return  # before any group is admitted
         try:

@@ -63,11 +63,7 @@ class LoopState:
 
     @classmethod
     def of(cls, place: Mapping[str, Any], steps_done: int, checkpoint: Path) -> LoopState:
-        """Read a state back from a checkpoint.
-
-        Raises:
-            UserError: a file of the checkpoint does not hold its groups.
-        """
+        """Read a state back from a checkpoint."""
         state = cls(
             steps_done=steps_done,
             ready=unpack(place["ready"], checkpoint),

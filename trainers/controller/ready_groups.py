@@ -39,11 +39,7 @@ def pack(groups: Sequence[ReadyGroup]) -> tuple[list[dict[str, Any]], list[bytes
 
 
 def unpack(places: Sequence[Mapping[str, Any]], checkpoint: Path) -> list[ReadyGroup]:
-    """Read them back from a checkpoint's folder.
-
-    Raises:
-        UserError: for a file that does not hold these groups.
-    """
+    """Read them back from a checkpoint's folder."""
     if not places:
         return []
     episodes = read_jsonl(checkpoint / READY_FILE)

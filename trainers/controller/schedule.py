@@ -29,9 +29,6 @@ class Schedule(Generic[K]):
         batch_size: groups of one step.
         staleness: S, in optimizer steps; 0 is synchronous.
         step: the step that is taken next.
-
-    Raises:
-        UserError: for a size or a staleness out of range.
     """
 
     def __init__(self, *, batch_size: int, staleness: int, step: int = 0) -> None:

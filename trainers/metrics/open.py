@@ -37,9 +37,6 @@ def open_sinks(folder: Path, config: Mapping[str, Any], say: Callable[[str], Non
         folder: of the run.
         config: of the run, as nested dictionaries.
         say: gets a message when a sink is too slow, or is switched off because it raised.
-
-    Raises:
-        UserError: a sink of the user's own cannot be used.
     """
     settings = config["metrics"]
     wanted: dict[str, Callable[..., Any]] = {}

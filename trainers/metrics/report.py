@@ -111,11 +111,7 @@ class Report:
         return {"bytes": sizes, "seconds": self.console.seconds()}
 
     def go_back(self, mark: Mapping[str, Any]) -> None:
-        """Return to a mark: cut off everything after it in every file and sink.
-
-        Raises:
-            UserError: as in `check_mark`, before anything changes.
-        """
+        """Return to a mark: cut off everything after it in every file and sink."""
         check_mark(self.folder, mark)
         sizes = {self.folder / name: size for name, size in mark["bytes"].items()}
         metrics = sizes.pop(self.folder / "metrics.jsonl")
@@ -238,11 +234,7 @@ def _end_reason(error: BaseException) -> str:
 
 
 def check_mark(folder: Path, mark: Mapping[str, Any]) -> None:
-    """Check that no file of a run's folder has become shorter than at a mark of `Report.mark`.
-
-    Raises:
-        UserError: a file has fewer bytes than at the mark.
-    """
+    """Check that no file of a run's folder has become shorter than at a mark of `Report.mark`."""
     for name, size in mark["bytes"].items():
         path = folder / name
         bytes_now = path.stat().st_size if path.is_file() else 0

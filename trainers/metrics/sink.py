@@ -60,11 +60,7 @@ class Reversible(Protocol):
 
 
 def load_sink(target: str) -> type[Sink]:
-    """Return the class of a sink of the user's own.
-
-    Raises:
-        UserError: it cannot be imported, is no class, lacks a method, or cannot be made from folder and config.
-    """
+    """Return the class of a sink of the user's own."""
     option = f"--metrics.sinks {target}"
     sink_class: Any = load(target, option="--metrics.sinks")
     if not isinstance(sink_class, type):

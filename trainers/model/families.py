@@ -56,12 +56,7 @@ FAMILIES = {
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """Read a config.json of a family that can be trained, in which every setting would be computed.
-
-    Raises:
-        UserError: there is no such file, it is no JSON object, lacks a size, or its family or a setting is not
-            supported.
-    """
+    """Read a config.json of a family that can be trained, in which every setting would be computed."""
     config = config_of(path.parent)
     architecture = (config.get("architectures") or [config.get("model_type", "unknown")])[0]
     family = FAMILIES.get(config.get("model_type", ""))

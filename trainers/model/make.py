@@ -35,9 +35,6 @@ async def make_model(folder: Path, factory: EnvFactory, *, seed: int, limits: Ep
         seed: of the weights, and of the tasks for the tokenizer.
         limits: of an episode.
         size: of `MODEL_SIZES`.
-
-    Raises:
-        UserError: the environment has no expert to take the text from.
     """
     from trainers.model.tiny_model import make_tiny_model
 

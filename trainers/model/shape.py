@@ -92,9 +92,6 @@ class ModelShape:
             option: the setting of the degree, for the error.
             degree: of tensor parallelism.
             cuts_experts: whether the matrices of experts are cut, too.
-
-        Raises:
-            UserError: otherwise.
         """
         sizes = {"num_attention_heads": self.num_attention_heads, "num_key_value_heads": self.num_key_value_heads}
         if self.num_experts and cuts_experts:
@@ -196,9 +193,6 @@ class FoundModel:
 def find_shape(path: str, size: str = "tiny") -> FoundModel:
     """Find the sizes of `model.path`, in a local folder, the hub's cache or the known names; without a path those of
     `size`.
-
-    Raises:
-        UserError: there is no such folder or name, or config.json cannot be used.
     """
     if not path:
         return FoundModel(shape=made_shape(size), where=f"{made_model(size)}, made at the start", size=size)
@@ -247,11 +241,7 @@ def made_shape(size: str) -> ModelShape:
 
 
 def read_shape(path: Path) -> ModelShape:
-    """The sizes in a config.json.
-
-    Raises:
-        UserError: as `trainers.model.families.read_config`.
-    """
+    """The sizes in a config.json."""
     return shape_of(read_config(path))
 
 

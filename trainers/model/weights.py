@@ -46,9 +46,6 @@ def check_weights(where: Path, expected: Shapes, present: Shapes) -> None:
         where: the folder or the file, for errors.
         expected: of the model. Without an output layer, that is the embedding, and the files may have a copy.
         present: in the files.
-
-    Raises:
-        UserError: a tensor is missing, superfluous, or of another shape.
     """
     ignored = {name for name in present if name.endswith(OLD)} | ({HEAD} - expected.keys())
     for name in sorted(expected.keys() | (present.keys() - ignored)):

@@ -76,9 +76,6 @@ class PolicyLoss(TensorLoss):
     within its bounds, and no second ratio. `old_logprobs` are the trainer's logprobs before a window of steps. With
     them the ratio is new / old, and the correction weighs by old / engine: the decoupled objective, as TRL and verl
     compute it.
-
-    Raises:
-        UserError: a value is out of range, or `forward` is not given what a setting needs.
     """
 
     policy_term_vanishes = False
@@ -215,9 +212,6 @@ class ClippedLoss(RatioLoss):
         aggregation: see `PolicyLoss`, as `options`.
         dual_clip: bounds the loss of a negative advantage at -dual_clip * A, above 1 + clip_high (arXiv 1912.09729;
             verl 3.0, TRL's `delta`); None does not.
-
-    Raises:
-        UserError: a value is out of range, or beta > 0 and `forward` is given no `reference_logprobs`.
     """
 
     policy_term_vanishes = True

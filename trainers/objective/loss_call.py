@@ -36,9 +36,6 @@ class LossCall:
             which is weighted by the micro-batch's share of the valid tokens, or of the episodes if its
             `normalizer_unit` is "episodes". The tensors in its `unused_tensors` are not computed. If its `skips_idle`
             is true, samples without any advantage are not computed.
-
-    Raises:
-        UserError: the loss asks for something else.
     """
 
     def __init__(self, loss: Loss) -> None:
@@ -73,9 +70,6 @@ class LossCall:
             entropy: (E, T) with gradient; needed when "entropy" is in `names`.
             units: this micro-batch's valid tokens or episodes, as `units` counts them.
             normalizer: scalar, the same count over all micro-batches and ranks.
-
-        Raises:
-            UserError: the loss asks for a tensor that the batch does not have, or does not return a scalar.
         """
         tensors = {
             "logprobs": logprobs,

@@ -66,10 +66,6 @@ class Objective:
             old_logprobs: of the sampled targets of every sample, by the trainer, if they were computed before the step;
                 None for a sample that needs none.
             rewards: the result of `rewards(groups)`, if it is known already.
-
-        Raises:
-            UserError: an advantage function of the user's own does not return one number for each reward, or an episode
-                has a turn that no engine sampled.
         """
         episodes = [episode for group in groups for episode in group.valid]
         _check_sampled(episodes)

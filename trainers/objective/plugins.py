@@ -47,11 +47,7 @@ class NoReward(UserError):
 
 
 class OwnLoss:
-    """A loss named by its target. It is sent as this name: the trainer's process imports the user's module itself.
-
-    Raises:
-        UserError: the target cannot be imported, or cannot be called as a loss.
-    """
+    """A loss named by its target. It is sent as this name: the trainer's process imports the user's module itself."""
 
     def __init__(self, target: str) -> None:
         self.target = _absolute(target)
@@ -74,11 +70,7 @@ def _loss_of_target(target: str) -> OwnLoss:
 
 
 def load_loss(target: str) -> Loss:
-    """The loss of a target: a function, a callable object, or a class that needs no arguments.
-
-    Raises:
-        UserError: there is no such target, or it asks for tensors that no trainer has.
-    """
+    """The loss of a target: a function, a callable object, or a class that needs no arguments."""
     loss = OwnLoss(target)
     try:
         names = LossCall(loss).names
@@ -92,9 +84,6 @@ def load_loss(target: str) -> Loss:
 def load_advantages(target: str) -> Callable[[Sequence[float]], list[float]]:
     """The advantage function of a target. It takes the rewards of a group's valid episodes and returns one number for
     each.
-
-    Raises:
-        UserError: there is no such target, or it cannot be called with one list. Later: the user's function raises.
     """
     function = _callable(target, "--advantages")
     try:
@@ -116,12 +105,7 @@ def load_advantages(target: str) -> Callable[[Sequence[float]], list[float]]:
 
 
 def load_reward(target: str) -> Callable[[Episode], float]:
-    """The reward function of a target. It takes a valid episode and returns a number, or None to leave it out.
-
-    Raises:
-        UserError: there is no such target, or it cannot be called with one episode. Later: the user's function raises,
-            or does not return a finite number; `NoReward` is for None.
-    """
+    """The reward function of a target. It takes a valid episode and returns a number, or None to leave it out."""
     function = _callable(target, "--reward")
     try:
         inspect.signature(function).bind(None)
@@ -154,9 +138,6 @@ def resolve(objective: Objective, training: LoopOptions, *, has_reference: bool)
         objective: of the algorithm.
         training: the section, which names the user's own parts.
         has_reference: whether the run can have a reference model.
-
-    Raises:
-        UserError: settings contradict each other, or the user's parts cannot be used.
     """
     objective = with_own_parts(objective, training)
     if training.old_logprobs == "trainer" and "old_logprobs" not in LossCall(objective.loss).names:
@@ -175,11 +156,7 @@ def resolve(objective: Objective, training: LoopOptions, *, has_reference: bool)
 
 
 def with_own_parts(objective: Objective, training: LoopOptions) -> Objective:
-    """Replace the algorithm's loss, advantages and reward by the user's own.
-
-    Raises:
-        UserError: one of them cannot be used.
-    """
+    """Replace the algorithm's loss, advantages and reward by the user's own."""
     if training.advantages:
         objective = replace(objective, advantages=load_advantages(training.advantages), scale=None)
         objective = replace(objective, needs_siblings=True, penalty_baseline=None)

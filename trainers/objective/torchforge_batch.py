@@ -41,9 +41,6 @@ def to_samples(inputs: Sequence[Dict], targets: Sequence[Dict], *, ranks: int, v
         targets: likewise.
         ranks: data-parallel ranks of the trainer.
         vocabulary: tokens must be below it.
-
-    Raises:
-        UserError: the batch is not of that form.
     """
     if not len(inputs) == len(targets) == ranks:
         raise UserError(
@@ -59,11 +56,7 @@ def to_samples(inputs: Sequence[Dict], targets: Sequence[Dict], *, ranks: int, v
 
 
 def loss_for(loss: Loss, targets: Sequence[Dict]) -> Loss:
-    """The loss to call on a batch. If the batch has no generator logprobs, the loss is given none.
-
-    Raises:
-        UserError: the loss cannot do without them.
-    """
+    """The loss to call on a batch. If the batch has no generator logprobs, the loss is given none."""
     if all(_given(target) for target in targets):
         return loss
     signature = inspect.signature(loss.forward if isinstance(loss, nn.Module) else loss)

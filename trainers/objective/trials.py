@@ -29,11 +29,7 @@ DISTANCES = (0.02, 0.5)
 
 
 def try_loss(loss: Loss, name: str) -> None:
-    """Call a loss.
-
-    Raises:
-        UserError: it raises, is not finite, is no scalar that depends on logprobs or entropy, or has no gradient.
-    """
+    """Call a loss."""
     call, has_gradient = LossCall(loss), False
     for seed, distance in enumerate(DISTANCES):
         batch, leaves = _made_up(torch.Generator().manual_seed(seed), distance)
@@ -58,11 +54,7 @@ def try_loss(loss: Loss, name: str) -> None:
 
 
 def try_advantages(advantages: Callable[[Sequence[float]], list[float]], size: int, name: str) -> None:
-    """Call an advantage function on groups of `size` rewards: different ones and equal ones, and on two.
-
-    Raises:
-        UserError: it does not give one finite number for each, or gives 0 for all of different ones.
-    """
+    """Call an advantage function on groups of `size` rewards: different ones and equal ones, and on two."""
     different = [float(place % 2) for place in range(size)]
     for rewards in (different, [1.0] * size, [0.0] * size, [0.0, 1.0]):
         values = advantages(rewards)
@@ -73,11 +65,7 @@ def try_advantages(advantages: Callable[[Sequence[float]], list[float]], size: i
 
 
 def try_reward(reward: Callable[[Episode], float], task: Task) -> None:
-    """Call a reward function on made-up episodes of a task, of which one ends with an answer and one has a tool call.
-
-    Raises:
-        UserError: it gives no number for any of them.
-    """
+    """Call a reward function on made-up episodes of a task, one with an answer and one with a tool call."""
     errors, episodes = list[UserError](), _episodes(task)
 
     def call() -> None:

@@ -20,11 +20,7 @@ from trainers.lora import Lora
 
 
 def export_checkpoint(folder: Path) -> None:
-    """Write the weights of a checkpoint, adapters merged, as a Hugging Face folder.
-
-    Raises:
-        UserError: the checkpoint is damaged, or the model that its run began with is not there any more.
-    """
+    """Write the weights of a checkpoint, adapters merged, as a Hugging Face folder."""
     from trainers.titan.checkpoint import load_weights
     from trainers.titan.export import export_hf
     from trainers.titan.settings import TitanSettings

@@ -111,9 +111,6 @@ async def until_stopped(
         stop: lets `training` return soon, at a step after which the run can be resumed.
         steps: how many are done.
         save: a checkpoint of them.
-
-    Raises:
-        CancelledError: if it was cancelled, whether a checkpoint could be saved or not.
     """
     task = asyncio.ensure_future(training)
     try:

@@ -115,11 +115,7 @@ class Delivery:
         return {metric: max(values) for metric, values in found.items() if values}
 
     def refuse(self) -> None:
-        """Stop the run if an engine has not moved for `UPDATES` updates.
-
-        Raises:
-            ServiceError: it names the engine, what was compared, and what to do.
-        """
+        """Stop the run if an engine has not moved for `UPDATES` updates."""
         for name, engine in self._engines.items():
             if len(engine.failed) >= UPDATES:
                 raise ServiceError(

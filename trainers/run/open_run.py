@@ -67,9 +67,6 @@ async def open_run(plan: RunPlan, data: TrainingData | None = None) -> AsyncIter
     Args:
         plan: of the run. Without an environment, the trainer is the only service.
         data: to train on instead of the environment's tasks.
-
-    Raises:
-        UserError: for mistakes of the user, before anything is started where possible.
     """
     startup, checkpoint = Startup(), checkpoint_of(plan)
     folder = Path(plan.output or new_folder(plan.algorithm, plan.env.name))

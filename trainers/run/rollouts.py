@@ -75,11 +75,7 @@ class Rollouts:
     async def measure(
         self, specs: Sequence[GroupSpec], on_done: Callable[[int], None] = lambda done: None
     ) -> Evaluation:
-        """Run groups, few at once, until all are done; `on_done` is called with the number of finished ones.
-
-        Raises:
-            ServiceError: `MAX_FAULTS_IN_A_ROW` groups in a row had no attempt, only faults.
-        """
+        """Run groups, few at once, until all are done; `on_done` is called with the number of finished ones."""
         at_once, phase, in_a_row = self.plan.episodes_at_once, _phase(specs[0]), 0
 
         def checked(group: Group) -> Group:

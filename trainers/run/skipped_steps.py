@@ -22,11 +22,7 @@ class SkippedSteps:
     skipped: int = 0
 
     def add(self, metrics: Mapping[str, float]) -> None:
-        """Count a step by its metrics.
-
-        Raises:
-            NothingTrained: the first `most` steps were skipped.
-        """
+        """Count a step by its metrics."""
         self.taken, self.skipped = self.taken + (not metrics["skipped"]), self.skipped + bool(metrics["skipped"])
         if self.skipped == self.most:
             self.check(metrics)
@@ -36,9 +32,6 @@ class SkippedSteps:
 
         Args:
             metrics: of the last step.
-
-        Raises:
-            NothingTrained: all were skipped.
         """
         if not self.taken and self.skipped:
             why = (

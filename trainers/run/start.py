@@ -41,10 +41,6 @@ async def start_parts(
         record: told of each phase of the start, and of every update of the weights.
         with_environments: awaited as a part of the start, as soon as the environments are up. Trainer and engines may
             not be up by then.
-
-    Raises:
-        UserError: an actor finds a mistake in the model or the environment.
-        ServiceError: when a process dies, or does not start in time.
     """
     seconds, store, starts = plan.deadlines.weights, plan.store, dict[str, Awaitable[Any]]()
     reference: Service[Any] | None = None

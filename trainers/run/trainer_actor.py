@@ -139,10 +139,6 @@ class TrainerActor(ModelActor[TitanTrainer]):
         Args:
             inputs: [{"tokens": (B, S) int64}], a dict for each data-parallel rank.
             targets: [{"response": (B, R), "ref_logprobs": (B, R), "advantages": (B, 1), "padding_mask": (B, R)}].
-
-        Raises:
-            UserError: the batch is not of that form (`trainers.objective.torchforge_batch` says it in full), or there
-            is no loss.
         """
         return await self.in_thread(lambda: self._train_step(inputs, targets))
 

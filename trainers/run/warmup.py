@@ -129,9 +129,6 @@ def probed(tasks: Sequence[Task], warmup: WarmupConfig) -> Sequence[Task]:
 async def demonstrate(rollouts: Rollouts, train_tasks: Sequence[Task]) -> list[Episode]:
     """Let the environment's expert solve training tasks; returns full successes within the run's limits. It needs no
     engine.
-
-    Raises:
-        UserError: the expert solved no task, or none within the limits.
     """
     started, plan, record = time.perf_counter(), rollouts.plan, rollouts.record
     assert plan.environment is not None, "demonstrations are an environment's"
@@ -160,11 +157,7 @@ async def demonstrate(rollouts: Rollouts, train_tasks: Sequence[Task]) -> list[E
 
 
 def within_limits(env: str, episodes: Sequence[Episode], limits: EpisodeLimits) -> list[Episode]:
-    """The episodes that a policy can play: nothing limits the tokens of an expert.
-
-    Raises:
-        UserError: there are none.
-    """
+    """The episodes that a policy can play: nothing limits the tokens of an expert."""
 
     def turn(episode: Episode) -> int:
         return max(len(turn.token_ids) for turn in episode.turns)

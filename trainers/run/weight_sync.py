@@ -172,9 +172,6 @@ class WeightSync:
 
         Returns:
             delivery/difference, delivery/missing, and seconds/proof, until all have answered.
-
-        Raises:
-            ServiceError: an engine does not generate from the trainer's weights.
         """
         started, version, prompt = time.perf_counter(), self.in_engines, self.delivery.prompt
         with self.record.timeline.span("weights", "proof", version=version):

@@ -289,12 +289,7 @@ class Draft:
 
 
 def plan_objective(config: RunConfig, algorithm: Algorithm) -> Objective | None:
-    """The objective that an algorithm makes of a config; None for supervised training.
-
-    Raises:
-        UserError: for settings out of range or that contradict each other, a plugin that fails on made-up values, or an
-            algorithm of the user's own that fails.
-    """
+    """The objective that an algorithm makes of a config; None for supervised training."""
     if algorithm.objective is None:
         return None
     try:

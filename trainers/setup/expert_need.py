@@ -41,11 +41,7 @@ class Need(NamedTuple):
 
 
 def with_room_for_expert(config: C, defaults: Mapping[str, Default]) -> tuple[C, dict[str, Default]]:
-    """Raise the default limits of an episode to what the environment's expert needs.
-
-    Raises:
-        UserError: the run begins with demonstrations, and a limit that the user gave ends the expert's episodes.
-    """
+    """Raise the default limits of an episode to what the environment's expert needs."""
     found = dict(defaults)
     if (need := _need_of(config)) is None:
         return config, found

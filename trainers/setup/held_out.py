@@ -73,9 +73,6 @@ def held_out_sets(config: RunConfig, tasks: Sequence[Task]) -> dict[str, HeldOut
     Args:
         config: of the run.
         tasks: of the headline.
-
-    Raises:
-        UserError: for a set that cannot be made.
     """
     evaluation = config.evaluation
     sampling: dict[str, Any] = {"temperature": evaluation.temperature, "top_p": evaluation.top_p, "n": evaluation.n}
@@ -102,11 +99,7 @@ def prefix_of(name: str) -> str:
 
 
 def check_sets(config: RunConfig) -> None:
-    """Check the sets of evaluations, as far as it needs no tasks.
-
-    Raises:
-        UserError: for a set that cannot be made.
-    """
+    """Check the sets of evaluations, as far as it needs no tasks."""
     for name, given in _given_sets(config).items():
         if not config.env.name:
             raise UserError(f"--evaluation.sets.{name} needs an environment: name it with --env")

@@ -19,11 +19,7 @@ STACK = {
 
 
 def check_packages() -> None:
-    """Check that our packages are ours, and that the stack is installed.
-
-    Raises:
-        UserError: naming a foreign package of the same name, or what is not installed and how to install it.
-    """
+    """Check that our packages are ours, and that the stack is installed."""
     check_ours()
     for package in missing_packages():
         raise UserError(missing(package))
@@ -38,11 +34,7 @@ def missing(package: str) -> str:
 
 
 def check_ours() -> None:
-    """Check that our packages are ours.
-
-    Raises:
-        UserError: naming a foreign package of the same name.
-    """
+    """Check that our packages are ours."""
     if __name__.startswith("forge_env."):
         return  # below forge_env, as the wheel installs them, they share no name with others
     root = Path(__file__).resolve().parents[2]

@@ -59,12 +59,7 @@ OF_SIZES: tuple[Check, ...] = (
 
 
 def make_plan(config: RunConfig, algorithm: Algorithm) -> RunPlan:
-    """Make the plan of a run. What this machine lacks for it becomes its `problems`.
-
-    Raises:
-        UserError: for the first mistake: a foreign package with the name of one of ours, or settings that cannot be
-            used.
-    """
+    """Make the plan of a run. What this machine lacks for it becomes its `problems`."""
     check_ours()
     check_bounds(config)
     config = model_checks.with_model_of_checkpoint(config.resolved())
@@ -102,13 +97,7 @@ def make_plan(config: RunConfig, algorithm: Algorithm) -> RunPlan:
 
 
 def with_model(plan: RunPlan, folder: Path) -> RunPlan:
-    """The plan with the sizes of the model in a folder; the same object if it has them already.
-
-    Raises:
-        UserError: when the model's config.json, or the weight store for a model of its size, cannot be used; when the
-            model does not read as many tokens, or cannot be cut over so many processes, as the run asks for; or when
-            the run does not fit on its GPUs.
-    """
+    """The plan with the sizes of the model in a folder; the same object if it has them already."""
     if plan.shape is not None:
         return plan
     shape = read_shape(folder / "config.json")
@@ -144,11 +133,7 @@ def _with_micro_batch(plan: RunPlan) -> RunPlan:
 
 
 def with_folder(plan: RunPlan, folder: Path) -> RunPlan:
-    """The plan with the facts of the model's files; the same object if they were here when it was made.
-
-    Raises:
-        UserError: when they cannot be used, or as `with_model`.
-    """
+    """The plan with the facts of the model's files; the same object if they were here when it was made."""
     if plan.model.folder is not None:
         return plan
     plan = with_model(plan, folder)
@@ -156,11 +141,7 @@ def with_folder(plan: RunPlan, folder: Path) -> RunPlan:
 
 
 def tasks_of(plan: RunPlan) -> tuple[RunTasks, dict[str, HeldOutSet]]:
-    """The tasks of a run, and its held-out sets; tasks that are not a local file's are read now.
-
-    Raises:
-        UserError: the tasks cannot be read, there are too few, or none can be demonstrated to a run that needs it.
-    """
+    """The tasks of a run, and its held-out sets; tasks that are not a local file's are read now."""
     if plan.environment is None:
         return RunTasks(), {}
     tasks = plan.tasks or read_run_tasks(plan.config, plan.environment)
@@ -173,9 +154,6 @@ def _local_tasks(config: RunConfig, environment: EnvFactory | None, source: str)
     """The tasks of a local file; None if they are not those of a file, and are read at the start.
 
     `source` is the file as the user wrote it, for errors.
-
-    Raises:
-        UserError: there is no such file, or no run can be made of it.
     """
     file = find_file(own_data(config), config.dataset.split)
     if file is None or environment is None:

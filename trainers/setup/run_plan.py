@@ -133,11 +133,7 @@ class RunPlan(Draft):
         return [sentence for check in checks if (sentence := _refusal(check))]
 
     def check(self) -> None:
-        """Check that this machine can start the run.
-
-        Raises:
-            UserError: it cannot: the first of the `problems`.
-        """
+        """Check that this machine can start the run."""
         for problem in self.problems:
             raise UserError(problem)
 

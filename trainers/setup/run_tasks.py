@@ -38,11 +38,7 @@ class RunTasks:
 
 
 def read_run_tasks(config: RunConfig, environment: EnvFactory) -> RunTasks:
-    """Read the training tasks and the held-out tasks of a run.
-
-    Raises:
-        UserError: the tasks cannot be read, or there are fewer than a number that was given.
-    """
+    """Read the training tasks and the held-out tasks of a run."""
     data = config.dataset
     train = _draw(config, environment, data.split, data.tasks, "--dataset.tasks", default=TRAIN_TASKS)
     if isinstance(train, DataTasks) and not data.tasks and train.rows.is_complete:
@@ -67,11 +63,7 @@ def read_run_tasks(config: RunConfig, environment: EnvFactory) -> RunTasks:
 
 
 def _without_copies(train: DataTasks, held_out: Sequence[Task]) -> tuple[DataTasks, list[str]]:
-    """The training tasks that are no copy of a held-out one, and a sentence on the others.
-
-    Raises:
-        UserError: none is left.
-    """
+    """The training tasks that are no copy of a held-out one, and a sentence on the others."""
     known = set(map(_content, held_out))
     others = [task for task in train if _content(task) not in known]
     if not others:
@@ -96,9 +88,6 @@ def _draw(
     Args:
         given: the number that the user gave; 0 is none.
         option: its name, for errors.
-
-    Raises:
-        UserError: the tasks cannot be read, or there are fewer than `given`.
     """
     tasks = environment.tasks(split, count=given or default, seed=config.training.seed, at_most=not given)
     if len(tasks) < given:

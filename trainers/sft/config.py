@@ -42,11 +42,7 @@ class Config(RunConfig):
     sft: SFTConfig = field(default_factory=SFTConfig)
 
     def resolved(self) -> Self:
-        """The config with what follows from where the conversations come from; checks supervised training's settings.
-
-        Raises:
-            UserError: settings contradict each other.
-        """
+        """The config with what follows from the source of the conversations; checks the settings."""
         training = self.training
         if self.sft.data:
             self._check_data()

@@ -53,9 +53,6 @@ class SFTData:
         env: the section of that name; it says whether thoughts are learned, and has the environment's options.
         model_size: of a model that is made on the spot.
         tools: who describes the tools to the model.
-
-    Raises:
-        UserError: the data cannot be read, or has no known shape.
     """
 
     def __init__(
@@ -105,11 +102,7 @@ class SFTData:
         )
 
     def check(self, model: Path | None) -> None:
-        """Read up to the first row that can be used, with a model or, if it is not made yet, without one.
-
-        Raises:
-            UserError: there is none.
-        """
+        """Read up to the first row that can be used, with a model or, if it is not made yet, without one."""
         if model is not None:
             self._open(model)
             is_empty = next(self._read(self.left_out), None) is None
@@ -128,9 +121,6 @@ class SFTData:
             model: its folder.
             say: is told what was read.
             began: the `record` of the run that goes on. Its batches stay, whatever micro-batches there are now.
-
-        Raises:
-            UserError: nothing is left to train on, or a run would go on with other rows.
         """
         sft = self._sft
         self._open(model)

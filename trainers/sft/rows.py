@@ -37,9 +37,6 @@ class RowMaker:
 
         Args:
             context: places of the assistant messages without a loss.
-
-        Raises:
-            BadRow: the template cannot render it.
         """
         conversation = Conversation(request_id="")
         pending: list[Message] = []

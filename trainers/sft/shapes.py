@@ -65,11 +65,7 @@ class Shape:
 
 
 def find_shape(columns: Collection[str], *, source: str, messages_field: str = "messages") -> Shape:
-    """The shape of rows with these columns.
-
-    Raises:
-        UserError: naming the columns, if they have no known shape.
-    """
+    """The shape of rows with these columns."""
     there = ", ".join(map(str, columns)) or "(none)"
     if messages_field not in ("messages", *columns):
         raise UserError(f"--sft.messages_field is {messages_field!r}, and {source} has the columns {there}: name one")
@@ -200,11 +196,7 @@ def _text(content: Any) -> str:
 
 
 def tools_of(row: Mapping[str, Any]) -> tuple[ToolSpec, ...]:
-    """The tools in the column `tools`, or `functions` in the older form; none if there is no such column.
-
-    Raises:
-        BadRow: it is no list of tools.
-    """
+    """The tools in the column `tools`, or `functions` in the older form; none if there is no such column."""
     listed = _parsed(row.get("tools")) or _parsed(row.get("functions")) or []
     if not isinstance(listed, (list, tuple)):
         raise BadRow(f"its tools are {kind(listed)}, not a list")

@@ -75,11 +75,7 @@ class Source:
 
 
 def open_source(config: SFTConfig) -> Source:
-    """Open a file, or a dataset of the hub: "owner/name" or "owner/name:configuration".
-
-    Raises:
-        UserError: there is no such file or dataset, or its rows have no known shape.
-    """
+    """Open a file, or a dataset of the hub: "owner/name" or "owner/name:configuration"."""
     return Source(open_data(config.data, split=config.split, streaming=config.streaming), config)
 
 

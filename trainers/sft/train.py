@@ -170,11 +170,7 @@ async def _evaluate(run: Run, step: int) -> None:
 
 
 async def held_out_loss(run: Run, samples: Sequence[Sample]) -> float | None:
-    """The mean negative log-likelihood of the assistant's tokens of these samples; None without samples.
-
-    Raises:
-        UserError: it is not finite.
-    """
+    """The mean negative log-likelihood of the assistant's tokens of these samples; None without samples."""
     if not samples:
         return None
     logprobs = await run.trainer.logprobs(samples)

@@ -99,11 +99,7 @@ class AdapterWeights:
 
 
 def load_adapter(model: Any, folder: Path) -> None:
-    """Replace the adapters of a model with the adapters of a PEFT folder. Each rank reads the files; no collective.
-
-    Raises:
-        UserError: the file is missing or damaged, or does not have the model's adapters; nothing is changed then.
-    """
+    """Replace the adapters of a model with the adapters of a PEFT folder. Each rank reads the files; no collective."""
     files, layers = WeightFiles(folder, [folder / WEIGHTS]), _layers(model)
     expected = {name: shape for layer in layers for name, shape in layer.shapes.items()}
     check_adapter_shapes(folder, model.adapters.lora, expected, files.shapes)

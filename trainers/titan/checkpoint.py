@@ -106,32 +106,19 @@ class TrainingState:
             barrier()
 
     def check(self) -> None:
-        """Raise the error that stopped an asynchronous save since the last call, if there is one.
-
-        Raises:
-            UserError: the disk is full, or cannot be written.
-            ServiceError: the save failed for another reason.
-        """
+        """Raise the error that stopped an asynchronous save since the last call, if there is one."""
         if self._writing is not None and self._writing.done():
             writing, self._writing = self._writing, None
             writing.result()
 
     def wait(self) -> None:
-        """Wait for an asynchronous save.
-
-        Raises:
-            ForgeError: as `check`.
-        """
+        """Wait for an asynchronous save."""
         if self._writing is not None:
             writing, self._writing = self._writing, None
             writing.result()
 
     def close(self) -> None:
-        """Wait for an asynchronous save, and free what it needed. May be called again.
-
-        Raises:
-            ForgeError: as `check`.
-        """
+        """Wait for an asynchronous save, and free what it needed. May be called again."""
         try:
             self.wait()
         finally:
@@ -142,11 +129,7 @@ class TrainingState:
                 self._background = None
 
     def load(self, folder: Path) -> dict[str, Any]:
-        """Restore everything from a checkpoint and return its manifest.
-
-        Raises:
-            UserError: the folder is missing, truncated, not a checkpoint of a trainer, or of another model.
-        """
+        """Restore everything from a checkpoint and return its manifest."""
         self.wait()
         barrier()  # the first rank renames the folder
         manifest = checkpoints.read_manifest(folder)
@@ -210,11 +193,7 @@ class TrainingState:
 
 
 def load_weights(model: TitanModel, folder: Path) -> None:
-    """Restore the weights of a checkpoint, or its adapters, and nothing else.
-
-    Raises:
-        UserError: a file of it is damaged.
-    """
+    """Restore the weights of a checkpoint, or its adapters, and nothing else."""
     wrapper = ModelWrapper if model.adapters is None else _OnlyAdapters
     state = wrapper(model.module)
     values = state.state_dict()

@@ -100,11 +100,7 @@ class HFWeights:
 
     @torch.no_grad()
     def load(self, files: WeightFiles) -> None:
-        """Replace all weights. Each rank reads the slices of its shards; no collective.
-
-        Raises:
-            UserError: names or shapes do not fit the model (checked before any tensor is read), or a file is damaged.
-        """
+        """Replace all weights. Each rank reads the slices of its shards; no collective."""
         expected = {name: tuple(tensor.shape) for name, tensor in self.layout(torch.float32).items()}
         check_weights(files.where, expected, files.shapes)
         for name, parameter in self._parameters():

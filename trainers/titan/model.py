@@ -56,9 +56,6 @@ class TitanModel:
         dtype: "float32", or "bfloat16" to compute in bfloat16 over float32 master weights.
         attention: "sdpa", "flex" or "varlen".
         weights: "float32", or "bfloat16" for weights that are not trained.
-
-    Raises:
-        UserError: the folder lacks a file, is of a family that cannot be trained, or cannot be cut as `parallel` says.
     """
 
     def __init__(

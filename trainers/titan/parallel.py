@@ -62,11 +62,7 @@ def init_process_group() -> bool:
 
 
 def parallel_dims(settings: ParallelismConfig) -> ParallelDims:
-    """TorchTitan's meshes over all ranks.
-
-    Raises:
-        UserError: the degrees are not those of so many ranks.
-    """
+    """TorchTitan's meshes over all ranks."""
     world = dist.get_world_size()
     settings.check_procs(world)
     titan_dist.set_spmd_backend(SPMD_BACKEND)

@@ -24,9 +24,6 @@ class TitanReference:
     Args:
         model_path: the folder; `load_file` replaces its weights.
         settings: of a trainer; settings of the optimizer are ignored, and weights are freed after each layer.
-
-    Raises:
-        UserError: a setting or the folder cannot be used, see `trainers.titan.model`.
     """
 
     def __init__(self, model_path: str | os.PathLike[str], settings: TitanSettings | None = None) -> None:
@@ -40,11 +37,7 @@ class TitanReference:
         return self._frozen.world_size
 
     def load_file(self, path: str | os.PathLike[str]) -> None:
-        """Replace all weights with the weights of a file that `TitanTrainer.write_weights` wrote. Every rank calls it.
-
-        Raises:
-            UserError: the file is missing or damaged, or is of another model.
-        """
+        """Replace all weights with those of a file that `TitanTrainer.write_weights` wrote. Every rank calls it."""
         self.model.weights.load(WeightFiles(Path(path), [Path(path)]))
 
     def logprobs(self, samples: Sequence[Sample], temperature: float = 1.0) -> list[np.ndarray]:

@@ -85,9 +85,6 @@ class TitanTrainer:
         settings: how to train.
         is_frozen: give logprobs only. There is no optimizer, and the weights are in the dtype in which the model
             computes. It replays no routes: they belong to the policy, and this is another model.
-
-    Raises:
-        UserError: a setting or the model folder is wrong.
     """
 
     def __init__(
@@ -200,10 +197,6 @@ class TitanTrainer:
             ones;
             skipped: 1.0 if nothing was changed, because there was no valid token, or the loss or the gradient was not
                 finite. If all episodes are left out, the step is taken with a gradient of 0.
-
-        Raises:
-            UserError: the loss asks for a tensor that is missing, or does not return a scalar; a row is longer than the
-                model allows; the temperature is not positive; the disk was full for an asynchronous save.
         """
         self._state.check()
         start, learning_rate = time.perf_counter(), self.learning_rate
@@ -293,9 +286,6 @@ class TitanTrainer:
         kept.
 
         It chooses its experts itself, as a separate reference model does.
-
-        Raises:
-            UserError: the trainer trains all weights, so it has no frozen base.
         """
         with self._adapters.reference():
             return self._logprobs_of(samples, temperature, with_routes=False)
@@ -434,9 +424,6 @@ class TitanTrainer:
             keep_last: when this checkpoint is complete, remove all of the run's checkpoints except this number of the
                 newest, see trainers/checkpoints.py; 0 keeps all.
             spare: the step of a checkpoint that stays in any case.
-
-        Raises:
-            UserError: the disk is full or cannot be written; older checkpoints are untouched.
         """
         self._state.save(
             Path(folder),
@@ -451,20 +438,13 @@ class TitanTrainer:
         self._forget_empty_moments()
 
     def finish_saving(self) -> None:
-        """Wait until an asynchronous save has written its folder. Every rank calls it.
-
-        Raises:
-            UserError: the disk is full or cannot be written.
-        """
+        """Wait until an asynchronous save has written its folder. Every rank calls it."""
         self._state.wait()
 
     def load(self, folder: str | os.PathLike[str]) -> dict[str, Any]:
         """Go on from a saved folder and return its `extra`. Every rank calls it; their number may have changed.
 
         Learning rate, betas, eps and weight decay come from this trainer's settings, not from the folder.
-
-        Raises:
-            UserError: the folder is missing, truncated, not a checkpoint of a trainer, or of another model.
         """
         manifest = self._state.load(Path(folder))
         for scheduler in self._scheduler:
@@ -508,9 +488,6 @@ class TitanTrainer:
     def keep_reference(self, folder: str | os.PathLike[str], *, is_written: bool = False) -> None:
         """Take the adapters in a PEFT folder for `reference_logprobs`. The present adapters are written there first,
         unless it `is_written` already. Every rank calls it.
-
-        Raises:
-            UserError: the folder should be written, and is missing, damaged, or of another model.
         """
         adapters = self._adapters
         if not is_written:
@@ -529,11 +506,7 @@ class TitanTrainer:
         write_weights(self.model, Path(path))
 
     def close(self) -> None:
-        """Wait for an asynchronous save; destroy the process group, if this trainer made it. May be called again.
-
-        Raises:
-            UserError: the disk is full or cannot be written, if no step has raised this yet.
-        """
+        """Wait for an asynchronous save; destroy the process group, if this trainer made it. May be called again."""
         try:
             self._state.close()
         finally:

@@ -37,9 +37,6 @@ class WeightFiles:
     Args:
         where: the folder or file, for messages.
         files: of safetensors.
-
-    Raises:
-        UserError: a file is missing or damaged.
     """
 
     def __init__(self, where: Path, files: Sequence[Path]) -> None:
@@ -56,11 +53,7 @@ class WeightFiles:
 
     @classmethod
     def of_folder(cls, folder: Path) -> WeightFiles:
-        """The weights of a Hugging Face folder: one file, or several with an index.
-
-        Raises:
-            UserError: a file, or the index, is missing or damaged.
-        """
+        """The weights of a Hugging Face folder: one file, or several with an index."""
         return cls(folder, weight_files(folder))
 
     def read(self, name: str, place: tuple[slice, ...] | None = None) -> Tensor:
@@ -68,9 +61,6 @@ class WeightFiles:
 
         It is a view of the file. Its pages are read when they are used, and freed with the tensor. The names in the
         file are not read again: layers with many experts have thousands of them.
-
-        Raises:
-            UserError: the file is damaged, or the tensor has a value that is not finite.
         """
         tensor = self._read(name, place)
         if not is_finite(tensor):
@@ -121,11 +111,7 @@ def write_folder(
 
 
 def write_file(path: Path, layout: Mapping[str, Tensor], tensors: Iterable[tuple[str, Tensor]]) -> None:
-    """Write one file, tensor by tensor; `tensors` may go on beyond the layout.
-
-    Raises:
-        InvariantError: the tensors do not follow the layout.
-    """
+    """Write one file, tensor by tensor; `tensors` may go on beyond the layout."""
     entries: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
     for name, tensor in layout.items():

@@ -38,20 +38,13 @@ def parse(text: str, dialect: str, tools: Sequence[ToolSpec] = ()) -> tuple[str,
 
     Returns:
         The content and the calls. A call without an id in the text gets "call_0", "call_1", ..., or what `new_id` says.
-
-    Raises:
-        UserError: the dialect is unknown; names the nearest one.
     """
     content, calls = dialect_of(dialect).read(text, tools)
     return content, with_ids(calls, id_form(dialect))
 
 
 def sure_content(text: str, dialect: str) -> int:
-    """The length of the beginning of an answer that is content, however the answer goes on: for a reader of a stream.
-
-    Raises:
-        UserError: the dialect is unknown; names the nearest one.
-    """
+    """The length of the beginning of an answer that is content, however it goes on: for a reader of a stream."""
     return dialect_of(dialect).sure(text)
 
 
@@ -59,9 +52,6 @@ def write(message: Message | Sequence[ToolCall], dialect: str) -> str:
     """A message, or only calls, as a model writes them: the text that `parse` reads.
 
     Reasoning is left out. The dialect "none" writes the content alone.
-
-    Raises:
-        UserError: the dialect is unknown; names the nearest one.
     """
     writer = dialect_of(dialect)
     if isinstance(message, Mapping):

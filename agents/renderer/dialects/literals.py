@@ -29,11 +29,7 @@ class NotRead(ValueError):
 
 
 def literal(text: str) -> Any:
-    """The value of a text that is exactly one literal.
-
-    Raises:
-        NotRead: it is none.
-    """
+    """The value of a text that is exactly one literal."""
     value, end = Literals(text).value(0)
     if end < len(text.rstrip(SPACE)):
         raise NotRead(f"it goes on after its end ({shorten(text[end:])})")
@@ -56,11 +52,7 @@ class Literals:
         return _SPACES.match(self.text, at).end()  # type: ignore[union-attr]  # it matches everywhere
 
     def value(self, at: int, depth: int = 0) -> tuple[Any, int]:
-        """The value at a place, and its end.
-
-        Raises:
-            NotRead: there is none.
-        """
+        """The value at a place, and its end."""
         at = self.space(at)
         if depth > MAX_DEPTH:
             raise NotRead(f"it is nested more than {MAX_DEPTH} levels deep")
@@ -79,11 +71,7 @@ class Literals:
         raise NotRead(f"a value was expected at {self._here(at)}")
 
     def pairs(self, at: int, sign: str, close: str, depth: int = 0) -> tuple[dict[str, Any], int]:
-        """The names and values up to `close`, with `sign` between a name and its value; and the end of `close`.
-
-        Raises:
-            NotRead: something else is there, or a name appears twice.
-        """
+        """The names and values up to `close`, with `sign` between a name and its value; and the end of `close`."""
         values: dict[str, Any] = {}
         at = self.space(at)
         while not self.text.startswith(close, at):

@@ -26,11 +26,7 @@ class Dialect(ABC):
     """The values that a header may have, by the header's name."""
 
     def check(self, headers: Mapping[bytes, bytes]) -> None:
-        """Check the headers of a request.
-
-        Raises:
-            RequestRefused: for another version of the API.
-        """
+        """Check the headers of a request."""
         for name, known in self.versions.items():
             if (given := headers.get(name, known[0])) not in known:
                 shown, names = given.decode("latin-1"), " or ".join(value.decode() for value in known)
@@ -39,11 +35,7 @@ class Dialect(ABC):
 
     @abstractmethod
     def read(self, body: Any, histories: Histories) -> ProgramRequest:
-        """Read the JSON body of a request.
-
-        Raises:
-            RequestRefused: it says what is wrong, or not offered.
-        """
+        """Read the JSON body of a request."""
 
     @abstractmethod
     def body(self, reply: ProgramReply, request: ProgramRequest) -> dict[str, Any]:

@@ -22,11 +22,7 @@ class Fields:
     """Why, as the end of a sentence. A value that asks for nothing is not refused: false, 0, or an empty one."""
 
     def check(self, body: Any) -> dict[str, Any]:
-        """Return the body of a request.
-
-        Raises:
-            RequestRefused: when it is no JSON object, or has a field that is refused or unknown.
-        """
+        """Return the body of a request."""
         if not isinstance(body, dict):
             raise RequestRefused(400, "the body is no JSON object")
         known = (*self.honoured, *self.ignored, *self.refused)

@@ -20,9 +20,6 @@ def schema_of(form: Any, where: str) -> dict[str, Any] | None:
         form: {"type": "text"}, {"type": "json_object"}, or {"type": "json_schema"} with a schema in it, or in its part
             "json_schema".
         where: the field, for messages.
-
-    Raises:
-        RequestRefused: for anything else.
     """
     if form is None:
         return None
@@ -52,9 +49,6 @@ def constraint_of(
         schema: of the text.
         forced: names of the tools; one of them must be called. None if no call is needed.
         tools: that the model may call.
-
-    Raises:
-        RequestRefused: when a tool has to be called that is not there.
     """
     if forced is None:
         return None if schema is None else Constraint.of_schema(schema, _names(tools))
@@ -75,9 +69,6 @@ def _names(tools: Sequence[ToolSpec]) -> tuple[str, ...]:
 def openai_choice(choice: Any) -> tuple[str, ...] | None:
     """Read OpenAI's `tool_choice`: the names of tools if one of them must be called, () for any; None for auto and
     none.
-
-    Raises:
-        RequestRefused: for a choice that is not offered.
     """
     if choice in (None, "auto", "none"):
         return None

@@ -98,11 +98,7 @@ class ServedApp:
             disconnected.cancel()
 
     async def _next(self, body: Mapping[str, Any], disconnected: asyncio.Task[None]) -> Visit | None:
-        """Wait for a session on offer; None if the client has gone meanwhile, which so takes none.
-
-        Raises:
-            RequestRefused: none came in the time that the client waits.
-        """
+        """Wait for a session on offer; None if the client has gone meanwhile, which so takes none."""
         seconds = read_wait(body)
         if self._waiting >= MAX_WAITING:
             raise RequestRefused(503, f"{MAX_WAITING} requests wait for a session, which is all that may", code="busy")

@@ -67,11 +67,7 @@ class Desk:
         return tuple(self._open.values())
 
     async def offer(self, visit: Visit) -> None:
-        """Offer a session, and wait until an agent has it. The clocks of the episode do not run.
-
-        Raises:
-            EnvError: nobody has taken it in time.
-        """
+        """Offer a session, and wait until an agent has it. The clocks of the episode do not run."""
         asked = visitor.get()
         if asked is not None:
             self._open[visit.id] = visit

@@ -16,11 +16,7 @@ from forge_env.serve.settings import TOKEN_VARIABLE, ServeSettings, read_token
 
 
 def address_of(listen: str) -> tuple[str, int]:
-    """Split HOST:PORT.
-
-    Raises:
-        UserError: when it is none.
-    """
+    """Split HOST:PORT."""
     host, _, port = listen.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
     if not host or not port.isdecimal() or int(port) > 65535:
@@ -32,11 +28,7 @@ def address_of(listen: str) -> tuple[str, int]:
 
 
 def token_of(token_file: str) -> str:
-    """Return the token that agents need, from a file or from the environment.
-
-    Raises:
-        UserError: when there is none, or it is too short to keep anybody out.
-    """
+    """Return the token that agents need, from a file or from the environment."""
     token, is_new = read_token(file=Path(token_file) if token_file else None)
     if is_new:
         raise UserError(
@@ -50,12 +42,7 @@ def token_of(token_file: str) -> str:
 async def open_desk(
     desk: Desk, listen: str, max_request_bytes: int, rules: Sequence[Rule] = RULES
 ) -> AsyncIterator[Gateway]:
-    """Serve a desk and its gateway at HOST:PORT.
-
-    Raises:
-        UserError: when nobody can listen there, or uvicorn is not installed.
-        ServiceError: when the server does not start.
-    """
+    """Serve a desk and its gateway at HOST:PORT."""
     host, port = address_of(listen)
     settings = ServeSettings(token=desk.token, host=host, port=port, max_request_bytes=max_request_bytes)
     gateway = Gateway(max_body=max_request_bytes, rules=rules)

@@ -39,11 +39,7 @@ class Wish:
 
 
 def read_wait(body: Mapping[str, Any]) -> float:
-    """Return how many seconds an agent waits for the next session of a run.
-
-    Raises:
-        RequestRefused: for anything else in the body, since a run has its own tasks, seeds and limits.
-    """
+    """Return how many seconds an agent waits for the next session of a run."""
     _check_keys(body, ("wait_seconds",), "a run hands out its own tasks, with its own seeds and limits")
     return _wait(body)
 
@@ -54,9 +50,6 @@ def read_wish(body: Mapping[str, Any], limits: EpisodeLimits) -> Wish:
     Args:
         body: of the request.
         limits: of the server, which an agent may only lower.
-
-    Raises:
-        RequestRefused: for a body that is no such wish.
     """
     _check_keys(body, (*_TASK_KEYS, "wait_seconds"), "")
     _wait(body)
@@ -88,11 +81,7 @@ def read_wish(body: Mapping[str, Any], limits: EpisodeLimits) -> Wish:
 
 
 def read_finish(body: Mapping[str, Any], scorer: Scorer) -> Work | str:
-    """Return the work of an agent, or in its own words why there is none. Nothing is lost by a refusal.
-
-    Raises:
-        RequestRefused: for a body that cannot be scored.
-    """
+    """Return the work of an agent, or in its own words why there is none. Nothing is lost by a refusal."""
     _check_keys(body, ("answer", "reward", "error"), "")
     error, answer, reward = body.get("error"), body.get("answer"), body.get("reward")
     if error is not None:

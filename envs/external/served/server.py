@@ -58,10 +58,6 @@ async def serve_agent(
         agent_settings: of the agent.
         public_url: under which agents reach the server.
         announce: called with the URL, once agents can come.
-
-    Raises:
-        UserError: for a wrong setting, an agent that cannot be opened, or a folder with other content.
-        InfraError: when the disk is full or broken; open sessions are lost then.
     """
     os.environ[TOKEN_VARIABLE] = settings.token  # options are recorded, and a token must not be
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
@@ -114,11 +110,7 @@ class _Server:
             self._note(Attempt.of(episode))
 
     async def begin(self, body: Mapping[str, Any]) -> Visit:
-        """Begin an episode for an agent; returns its session.
-
-        Raises:
-            RequestRefused: for a wrong request, too many open sessions, or a server that is being stopped.
-        """
+        """Begin an episode for an agent; returns its session."""
         wish = read_wish(body, self._plan.limits)
         task = self._task_of(wish)
         if self._desk.is_closed:

@@ -74,11 +74,7 @@ class Visit:
     # what its environment asks, see `Player`
 
     async def ended(self) -> int:
-        """Wait for the agent's work.
-
-        Raises:
-            EnvError: there will be none.
-        """
+        """Wait for the agent's work."""
         await asyncio.shield(self._work)
         return 0
 

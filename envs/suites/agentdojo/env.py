@@ -79,9 +79,6 @@ class AgentDojo(Env):
             model: the model that an attack addresses, by a name that the suite knows: "local" is "Local model".
             version: of the benchmark.
             python: an interpreter that has agentdojo, if it is not installed by `forge-env suite install agentdojo`.
-
-        Raises:
-            UserError: for an unknown name, and when agentdojo is not installed.
         """
         where = installed("agentdojo", python)
         names = _names(where)
@@ -104,11 +101,7 @@ class AgentDojo(Env):
 
     @staticmethod
     def expert(messages: list[Message]) -> Message:
-        """Return the next message of the suite's solution of a user task that was drawn in this process.
-
-        Raises:
-            EnvError: for another task.
-        """
+        """Return the next message of the suite's solution of a user task that was drawn in this process."""
         return expert_of("agentdojo", messages)
 
     @classmethod

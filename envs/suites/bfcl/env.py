@@ -70,9 +70,6 @@ class Bfcl(Env):
                 single_turn or all; "calls" is every category with certain calls as the right answer, so without
                 irrelevance, live_irrelevance and live_relevance.
             python: an interpreter that has bfcl-eval, if it is not installed by `forge-env suite install bfcl`.
-
-        Raises:
-            UserError: for an unknown category or split, and when bfcl-eval is not installed.
         """
         suite = installed("bfcl", python)
         tasks = [task for name in categories_of(category, suite) for task in _tasks_of(name, suite)]
@@ -89,11 +86,7 @@ class Bfcl(Env):
 
     @staticmethod
     def expert(messages: list[Message]) -> Message:
-        """Return the next message of a solution of a task that was drawn in this process.
-
-        Raises:
-            EnvError: for another task, or one of live_relevance, which has no solution of its own.
-        """
+        """Return the next message of a solution of a task that was drawn in this process."""
         return expert_of("bfcl", messages)
 
     @classmethod
@@ -199,11 +192,7 @@ def _verdict(is_valid: bool, error_type: str) -> dict[str, Any]:
 
 
 def categories_of(text: str, suite: Installed) -> list[str]:
-    """Return the categories that a text names, which may be groups, without those that are left out.
-
-    Raises:
-        UserError: for an unknown one, with the nearest names, or when nothing is left.
-    """
+    """Return the categories that a text names, which may be groups, without those that are left out."""
     names = _names(suite)
     playable = [*names["single_turn"], *names["multi_turn"]]
     groups = {**names["groups"], "calls": [name for name in playable if "relevance" not in name]}

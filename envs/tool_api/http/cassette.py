@@ -61,11 +61,7 @@ class Recording:
 
 
 class Cassette:
-    """The recordings of one file.
-
-    Raises:
-        UserError: for an unknown mode, a missing file in the mode "replay", and a line that is no recording.
-    """
+    """The recordings of one file."""
 
     def __init__(self, path: str | Path, mode: str) -> None:
         if mode not in MODES:

@@ -92,9 +92,6 @@ class ApiClient:
         Args:
             base_url: prefix of the targets of `request`.
             named_by: the document that names the base URL, where not the user does: credentials are refused then.
-
-        Raises:
-            UserError: for an invalid base URL.
         """
         _check_base(base_url)
         bound = self._bound(base_url.rstrip("/"), Credentials())
@@ -102,11 +99,7 @@ class ApiClient:
         return bound
 
     def with_credentials(self, credentials: Credentials) -> ApiClient:
-        """Return a client that sends further credentials to its service.
-
-        Raises:
-            UserError: where a document names the base URL, and not the user.
-        """
+        """Return a client that sends further credentials to its service."""
         self._check_named()
         return self._bound(self.base_url, self._credentials.joined(credentials))
 
@@ -114,9 +107,6 @@ class ApiClient:
         """Return a client for one caller, such as an episode; cheap. The values are redacted like all credentials.
 
         The client replays the recordings of a cassette from the start.
-
-        Raises:
-            UserError: for a value that no header may have, and for any header where a document names the base URL.
         """
         if headers:
             self._check_named()
@@ -146,9 +136,6 @@ class ApiClient:
         Args:
             target: path and query below the base URL, percent-encoded.
             idempotent: whether it may be sent twice; by default by its method or an Idempotency-Key header.
-
-        Raises:
-            ServiceError: when the service cannot be reached, is too slow, or the last attempt has status 429 or 5xx.
         """
         if idempotent is None:
             idempotent = method in IDEMPOTENT or any(name.lower() == "idempotency-key" for name in headers)

@@ -47,11 +47,7 @@ class Credentials:
         raise TypeError("credentials are not pickled: pickle the names of their environment variables")
 
     def with_headers(self, headers: Mapping[str, str]) -> Credentials:
-        """These credentials and further headers; the headers' values are secrets as well.
-
-        Raises:
-            UserError: for a value that is no header value.
-        """
+        """These credentials and further headers; the headers' values are secrets as well."""
         for name, value in headers.items():
             _check(value, f"the header {name}")
         values = {part for value in headers.values() for part in (value, *value.split()[1:]) if len(part) >= MIN_LENGTH}
@@ -118,10 +114,6 @@ def headers_from_env(headers: Mapping[str, str]) -> Credentials:
 
     Args:
         headers: header name -> name of a variable, or a text with variables such as "Bearer ${TOKEN}".
-
-    Raises:
-        UserError: for a variable that is not set or too short, and for a text without a variable: settings hold no
-            secrets.
     """
     values = {name: value_from_env(template) for name, template in headers.items()}
     secrets = {secret for _, part in values.values() for secret in part}
@@ -129,11 +121,7 @@ def headers_from_env(headers: Mapping[str, str]) -> Credentials:
 
 
 def value_from_env(template: str) -> tuple[str, set[str]]:
-    """Return the value of a template, and the secrets in it.
-
-    Raises:
-        UserError: as `headers_from_env`.
-    """
+    """Return the value of a template, and the secrets in it."""
     if _NAME.fullmatch(template):
         template = "${" + template + "}"
     names = [braced or plain for braced, plain in _REFERENCE.findall(template)]
@@ -148,11 +136,7 @@ def value_from_env(template: str) -> tuple[str, set[str]]:
 
 
 def secret_from_env(name: str) -> str:
-    """Return the value of an environment variable that holds a secret.
-
-    Raises:
-        UserError: when it is not set, too short to be redacted, or not valid in a header.
-    """
+    """Return the value of an environment variable that holds a secret."""
     value = os.environ.get(name, "").strip()
     if not value:
         raise UserError(f"the environment variable {name}, which holds a credential, is not set")

@@ -16,11 +16,7 @@ from forge_env.utils.certificates import ssl_context
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApiSettings:
-    """How services are called. It holds no secrets, so it may be logged and pickled.
-
-    Raises:
-        UserError: for a number out of range.
-    """
+    """How services are called. It holds no secrets, so it may be logged and pickled."""
 
     requests_per_second: float | None = None
     """For each host; None for no limit."""
@@ -69,11 +65,7 @@ class Pool:
         return self._client
 
     def open(self) -> None:
-        """Open the client of the connections.
-
-        Raises:
-            UserError: for a cassette that does not exist or cannot be read.
-        """
+        """Open the client of the connections."""
         self._client = httpx.AsyncClient(
             transport=self._transport(),
             timeout=self._settings.attempt_seconds,

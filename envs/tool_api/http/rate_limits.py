@@ -28,11 +28,7 @@ class HostLimits:
 
     @asynccontextmanager
     async def slot(self) -> AsyncIterator[None]:
-        """Hold a slot; the deadlines around are suspended while it waits for one.
-
-        Raises:
-            ServiceError: when there was none for QUEUE_SECONDS.
-        """
+        """Hold a slot; the deadlines around are suspended while it waits for one."""
         try:
             async with queued(), asyncio.timeout(QUEUE_SECONDS):
                 await self._take()

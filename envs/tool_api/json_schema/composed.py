@@ -39,9 +39,6 @@ class Composition:
         Args:
             schema: any; one that is not composed is returned itself.
             pointer: other schemas refer to it by this pointer, if any does.
-
-        Raises:
-            UserError: for more than _MAX_PARTS parts.
         """
         if not _is_composed(schema):
             return schema

@@ -42,11 +42,7 @@ class References:
         return {key: value for key, value in schema.items() if key in _ANNOTATIONS or key in ("$ref", "nullable")}
 
     def follow(self, node: Any, where: str) -> Any:
-        """Return the end of a chain of references; a node without a reference is returned itself.
-
-        Raises:
-            UserError: for a target that does not exist or is in another document, and for a cycle.
-        """
+        """Return the end of a chain of references; a node without a reference is returned itself."""
         seen: set[str] = set()
         while isinstance(node, dict) and "$ref" in node:
             pointer = node["$ref"]
@@ -59,11 +55,7 @@ class References:
         return node
 
     def at(self, pointer: str, where: str) -> Any:
-        """Return the node of a JSON pointer such as "#/components/schemas/Order".
-
-        Raises:
-            UserError: when there is no such node, or it is in another document.
-        """
+        """Return the node of a JSON pointer such as "#/components/schemas/Order"."""
         if not pointer.startswith("#"):
             raise UserError(f"{where} refers to {pointer!r}, another document: bundle them into one first")
         node: Any = self._document
@@ -90,11 +82,7 @@ class Converter:
         self.defs: Schema = {}
 
     def convert(self, schema: Any) -> Any:
-        """Return a schema in draft 2020-12, and add the schemas that it refers to to `defs`.
-
-        Raises:
-            UserError: for an invalid schema.
-        """
+        """Return a schema in draft 2020-12, and add the schemas that it refers to to `defs`."""
         converted = self._converted(schema)
         while self._pending:
             name, target, pointer = self._pending.pop()

@@ -19,11 +19,7 @@ _MOST_ITEMS = 3
 
 
 def draw_arguments(schema: Mapping[str, Any], rng: random.Random, *, level: int = 1) -> dict[str, Any]:
-    """Return arguments that fit a tool's schema: all required ones and some optional ones.
-
-    Raises:
-        ValueError: no value can be drawn for the schema.
-    """
+    """Return arguments that fit a tool's schema: all required ones and some optional ones."""
     drawn = _Drawing(schema, rng, level).value(schema, _DEPTH)
     if not isinstance(drawn, dict):
         raise ValueError("the schema of its arguments is no object")
@@ -151,11 +147,7 @@ _FORMATS = {
 
 
 def _referred(root: Mapping[str, Any], reference: Any) -> Any:
-    """Return the schema that "#/$defs/Name" refers to.
-
-    Raises:
-        ValueError: when it is not there.
-    """
+    """Return the schema that "#/$defs/Name" refers to."""
     node: Any = root
     for part in str(reference).removeprefix("#").strip("/").split("/"):
         node = node.get(part) if isinstance(node, Mapping) else None

@@ -23,21 +23,13 @@ _MAX_PROBLEMS, _MAX_TEXT = 3, 200
 
 
 class SchemaArguments:
-    """Callable as `forge_env.core.tools.Tool.arguments`; made from a schema of type object.
-
-    Raises:
-        UserError: when the schema is invalid, or refers to another document; `where` names it.
-    """
+    """Callable as `forge_env.core.tools.Tool.arguments`; made from a schema of type object."""
 
     def __init__(self, schema: Mapping[str, Any], *, where: str) -> None:
         self._validator = _validator(schema, where)
 
     def __call__(self, arguments: dict[str, Any]) -> dict[str, Any]:
-        """Return the arguments, with converted values.
-
-        Raises:
-            ValueError: names the mistake in them.
-        """
+        """Return the arguments, with converted values."""
         value = copy.deepcopy(arguments)
         for _ in range(_ROUNDS):
             errors = self._errors(value)
@@ -151,11 +143,7 @@ def _check_node(schema: Any, node: Mapping[str, Any], where: str) -> None:
 
 
 def _check_reference(schema: Any, reference: str, where: str) -> None:
-    """Check that the target of a reference exists; jsonschema would follow it at each call.
-
-    Raises:
-        UserError: when it does not exist, or is outside of the schema.
-    """
+    """Check that the target of a reference exists; jsonschema would follow it at each call."""
     if reference == "#":
         return
     if not reference.startswith("#/"):

@@ -36,11 +36,7 @@ class McpConnection:
         self._broken = value
 
     async def open(self, seconds: float) -> None:
-        """Connect.
-
-        Raises:
-            ServiceError: when that fails or takes too long; the connection is closed then.
-        """
+        """Connect."""
         self._task = asyncio.create_task(self._live(), name="mcp session")
         ready = asyncio.create_task(self._ready.wait())
         try:

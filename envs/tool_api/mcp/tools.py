@@ -66,10 +66,6 @@ async def open_mcp(
         call_seconds: limit of a call; a longer one is a fault.
         start_seconds: limit of the start.
         transport: how the server is reached, where `source` is only what it is called; makes one for each connection.
-
-    Raises:
-        UserError: for an unknown command, a variable that is not set, a tool with an invalid schema.
-        ServiceError: when the server does not start.
     """
     try:
         import mcp  # noqa: F401
@@ -119,12 +115,7 @@ class McpServer:
         return f"McpServer({self._credentials.redact(self._source)!r})"
 
     async def open(self, prefix: str = "") -> None:
-        """Connect, and list the tools.
-
-        Raises:
-            UserError: for a tool with an invalid schema.
-            ServiceError: when the server does not answer.
-        """
+        """Connect, and list the tools."""
         listed_tools = await self._list()
         schemas = {tool.name: (tool.meta or {}).get(OUTPUT_SCHEMA) for tool in listed_tools}
         self._output_checks = {name: output_check(schema) for name, schema in schemas.items() if schema is not None}
@@ -140,11 +131,7 @@ class McpServer:
             await self._disconnect()
 
     async def call(self, name: str, arguments: Mapping[str, Any]) -> str:
-        """Call a tool by the server's name for it; return the text for the model.
-
-        Raises:
-            ServiceError: when the server is dead or does not answer in time.
-        """
+        """Call a tool by the server's name for it; return the text for the model."""
         try:
             # An error while writing would end the connection in the library, for all of its callers.
             json.dumps(arguments, ensure_ascii=False, allow_nan=False).encode()
@@ -204,12 +191,7 @@ class McpServer:
         )
 
     async def _ask(self, request: Any) -> Any:
-        """Send a request over the session.
-
-        Raises:
-            _CallRefused: when the server answers with an error.
-            ServiceError: when it is dead or does not answer in time.
-        """
+        """Send a request over the session."""
         from mcp import MCPError
 
         connection = await self._open_connection()

@@ -61,11 +61,7 @@ def is_url(source: str) -> bool:
 
 
 def command_of(source: str) -> list[str]:
-    """Split a command line.
-
-    Raises:
-        UserError: when it is invalid, or there is no such program.
-    """
+    """Split a command line."""
     try:
         command = shlex.split(source)
     except ValueError as error:
@@ -78,11 +74,7 @@ def command_of(source: str) -> list[str]:
 
 
 def environment_of(names: Sequence[str]) -> dict[str, str]:
-    """Return the variables for a server, beside those that mcp passes to all (HOME, PATH and the like).
-
-    Raises:
-        UserError: for one that is not set.
-    """
+    """Return the variables for a server, beside those that mcp passes to all (HOME, PATH and the like)."""
     return {name: secret_from_env(name) for name in names}
 
 

@@ -17,11 +17,7 @@ _MAX_BYTES = 32 * 1024 * 1024
 
 
 async def read_document(source: str | Mapping[str, Any], client: ApiClient) -> dict[str, Any]:
-    """Return a document as plain data.
-
-    Raises:
-        UserError: when it cannot be read, or is no JSON or YAML object.
-    """
+    """Return a document as plain data."""
     if isinstance(source, Mapping):
         return plain(source, "the OpenAPI document")
     text = await _fetched(source, client) if is_url(source) else _file(source)
@@ -33,11 +29,7 @@ def is_url(source: str) -> bool:
 
 
 def parse(text: str, source: str) -> dict[str, Any]:
-    """Return the data of a JSON or YAML text.
-
-    Raises:
-        UserError: when it is neither.
-    """
+    """Return the data of a JSON or YAML text."""
     try:
         data = json.loads(text.removeprefix("\ufeff"))
     except RecursionError:
@@ -48,11 +40,7 @@ def parse(text: str, source: str) -> dict[str, Any]:
 
 
 def plain(data: Any, where: str) -> dict[str, Any]:
-    """Copy data to plain JSON with text keys and without shared parts, bounded in size and depth.
-
-    Raises:
-        UserError: when it is no object, too large or nested too deeply; a short YAML file can be both.
-    """
+    """Copy data to plain JSON with text keys and without shared parts, bounded in size and depth."""
     if not isinstance(data, Mapping):
         raise UserError(f"{where} is no object but {type(data).__name__}: it begins with 'openapi: 3.1.0' or '{{'")
     return _Copy(where).of(data, 0)

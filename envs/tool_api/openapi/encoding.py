@@ -25,11 +25,7 @@ class Encoded:
 
 
 def encode(operation: Operation, arguments: Mapping[str, Any]) -> Encoded:
-    """Return the request of a call.
-
-    Raises:
-        ValueError: for a value that cannot be written in a URL or a header.
-    """
+    """Return the request of a call."""
     path, query, headers, cookies = operation.path, [], {}, []
     path = quote(path, safe=_PATH_SAFE + "{}")
     for parameter in operation.parameters:

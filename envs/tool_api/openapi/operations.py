@@ -80,11 +80,7 @@ class Entry:
 
 
 def entries(document: Mapping[str, Any], references: References, prefix: str) -> Iterator[Entry]:
-    """Give the operations with the names of their tools.
-
-    Raises:
-        UserError: for invalid paths.
-    """
+    """Give the operations with the names of their tools."""
     taken: set[str] = set()
     for path, item in _object(document.get("paths", {}), "the object 'paths'").items():
         if path.startswith("x-"):
@@ -106,9 +102,6 @@ def read_operation(entry: Entry, references: References, hidden: Collection[tupl
 
     Args:
         hidden: parameters that credentials fill, as (place, name in lower case); they are not arguments.
-
-    Raises:
-        UserError: for a malformed operation, or one that uses what is not supported.
     """
     where = f"the operation {entry.method} {entry.path}"
     converter = Converter(references, where)

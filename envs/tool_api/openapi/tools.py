@@ -46,9 +46,6 @@ class OpenApi:
         exclude: names of tools to leave out.
         prefix: goes before the names.
         hidden_headers: headers that the client adds, such as credentials; they are not arguments of the tools.
-
-    Raises:
-        UserError: when it is malformed, or uses what is not supported.
     """
 
     def __init__(
@@ -77,21 +74,13 @@ class OpenApi:
 
     @classmethod
     async def load(cls, source: str | Mapping[str, Any], *, client: ApiClient, **options: Any) -> OpenApi:
-        """Read a document from a URL, a JSON or YAML file, or data; the options are the class's.
-
-        Raises:
-            UserError: as the class, and when it cannot be read.
-        """
+        """Read a document from a URL, a JSON or YAML file, or data; the options are the class's."""
         document = await read_document(source, client)
         return cls(document, source=source if isinstance(source, str) else "", **options)
 
     @property
     def base_url(self) -> str:
-        """The base URL of the service.
-
-        Raises:
-            UserError: when the document names none, or another host than its own.
-        """
+        """The base URL of the service."""
         return self._base_url or service_url(self._document, self._source)
 
     def connect(self, client: ApiClient, *, headers_from_env: Mapping[str, str] = {}) -> ApiClient:
@@ -100,10 +89,6 @@ class OpenApi:
         Args:
             headers_from_env: name of a header, or of a security scheme of the document, -> environment variable; see
                 `envs.tool_api.http.credentials.headers_from_env`.
-
-        Raises:
-            UserError: for a service without a base URL, a variable that is not set, and credentials for a service that
-                only the document names.
         """
         schemes = {name: value for name, value in headers_from_env.items() if name in self._schemes}
         headers = {name: value for name, value in headers_from_env.items() if name not in self._schemes}
@@ -185,9 +170,6 @@ def service_url(document: Mapping[str, Any], source: str) -> str:
 
     Args:
         source: the URL or the file of the document, if any.
-
-    Raises:
-        UserError: when it is no document, names no server, or was fetched and names another host than its own.
     """
     _check_version(document, source)
     servers = document.get("servers")

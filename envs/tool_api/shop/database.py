@@ -75,11 +75,7 @@ def write_database(shop: Shop, path: Path) -> None:
 
 
 def open_database(path: Path) -> sqlite3.Connection:
-    """Open the database of a session.
-
-    Raises:
-        sqlite3.OperationalError: when there is none; this never creates one.
-    """
+    """Open the database of a session."""
     db = sqlite3.connect(f"{path.absolute().as_uri()}?mode=rw", uri=True, isolation_level=None, timeout=5.0)
     # An episode does not survive a crash of its machine, so nothing is flushed, and the journal is in memory.
     db.execute("PRAGMA synchronous = OFF")

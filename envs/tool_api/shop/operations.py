@@ -149,11 +149,7 @@ OPERATIONS: Mapping[str, Callable[..., Any]] = {
 
 
 def perform(db: sqlite3.Connection, name: str, arguments: Mapping[str, Any]) -> Any:
-    """Do one operation in a transaction of its own: all of it, or nothing.
-
-    Raises:
-        ShopError: when the shop refuses.
-    """
+    """Do one operation in a transaction of its own: all of it, or nothing."""
     with transaction(db):
         return OPERATIONS[name](db, **arguments)
 

@@ -63,11 +63,7 @@ class ShopServer:
             self._folder.remove()
 
     def open(self, shop: Shop) -> str:
-        """Start a session with the content of a shop; returns its token, which goes into the Authorization header.
-
-        Raises:
-            ServiceError: when the service has died.
-        """
+        """Start a session with the content of a shop; returns its token, which goes into the Authorization header."""
         if self._process.returncode is not None:
             raise ServiceError(f"the shop's process {how_it_ended(self._process.returncode)}")
         token = secrets.token_urlsafe(32)
@@ -79,11 +75,7 @@ class ShopServer:
         write_database(shop, session_path(self._folder.path, token))
 
     def state(self, token: str) -> State:
-        """Return all that a session's shop holds.
-
-        Raises:
-            ServiceError: when there is no such session.
-        """
+        """Return all that a session's shop holds."""
         try:
             with closing(open_database(session_path(self._folder.path, token))) as db:
                 return read_state(db)

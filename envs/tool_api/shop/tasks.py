@@ -29,9 +29,6 @@ def shop_tasks(split: str = "train", *, count: int, seed: int = 0, levels: Seque
     compares what was looked up, such as prices or dates; in part of its tasks the right thing is to change nothing.
     `target` is the list of writes that fulfil the task, as [operation, arguments]; `metadata` holds the level
     and how to make the shop.
-
-    Raises:
-        UserError: for an unknown split or level, or more tasks than there are.
     """
     if not levels or set(levels) - set(LEVELS):
         raise UserError(f"the levels {list(levels)} of shop tasks are not there; choose from {list(LEVELS)}")

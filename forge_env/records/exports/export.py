@@ -56,11 +56,6 @@ def export(run: Path, out: Path, to: str, wanted: Wanted, *, tokens: bool = Fals
         wanted: which episodes.
         tokens: whether token ids and logprobs are written; with sft the Episodes themselves are then.
         scores: whether lines of openai say how they were scored, which OpenAI itself refuses.
-
-    Raises:
-        UserError: for an unknown format, options that do not fit it, something at `out`, a broken line, or when no
-            episode is left.
-        InfraError: when the disk is full or broken.
     """
     if to not in FORMATS:
         raise UserError(f"--to {to}: {nearest(to, FORMATS)}")

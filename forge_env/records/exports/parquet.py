@@ -44,9 +44,6 @@ class ParquetWriter:
         folder: which it creates.
         tokens: whether the rows have token ids, loss mask, logprobs and weight versions.
         file_bytes: size of a file.
-
-    Raises:
-        UserError: when pyarrow is not installed.
     """
 
     def __init__(self, folder: Path, *, tokens: bool, file_bytes: int = FILE_BYTES) -> None:

@@ -77,9 +77,6 @@ def parse_wanted(where: Sequence[str], min_reward: float | None, step: str) -> W
         where: "FIELD=VALUE", several values with commas between them.
         min_reward: least reward.
         step: "N", "N..M", "N.." or "..M".
-
-    Raises:
-        UserError: for another form, a field that does not exist, or an outcome that does not.
     """
     fields: dict[str, tuple[str, ...]] = {}
     for text in where:
@@ -101,9 +98,6 @@ class Selection:
     Args:
         run: folder of an evaluation or of a training run, or a file of episodes.
         wanted: which of them.
-
-    Raises:
-        UserError: when there are no episodes; while iterating, with file and line, when a line is no Episode.
     """
 
     def __init__(self, run: Path, wanted: Wanted) -> None:

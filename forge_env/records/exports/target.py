@@ -18,9 +18,6 @@ class Target:
 
     Args:
         out: a file or a folder that does not exist yet, or an empty folder.
-
-    Raises:
-        UserError: on entering, when there is something already, another export writes there, or it cannot be written.
     """
 
     def __init__(self, out: Path) -> None:
@@ -47,11 +44,7 @@ class Target:
         os.close(self._lock)
 
     def commit(self) -> None:
-        """Move what was written to its place, once it is on the disk.
-
-        Raises:
-            UserError: when something else has appeared there meanwhile.
-        """
+        """Move what was written to its place, once it is on the disk."""
         for path in [self.path, *(self.path.rglob("*") if self.path.is_dir() else ())]:
             descriptor = os.open(path, os.O_RDONLY)
             try:

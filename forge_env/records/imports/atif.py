@@ -32,12 +32,7 @@ def is_trajectory(record: Mapping[str, Any]) -> bool:
 
 
 def read_trajectory(record: Mapping[str, Any]) -> Log:
-    """Read one trajectory.
-
-    Raises:
-        BadRecord: when it is not of this format, or of a newer version of it.
-        NotCarried: for images and audio.
-    """
+    """Read one trajectory."""
     version = record.get("schema_version")
     match = _VERSION.fullmatch(version) if isinstance(version, str) else None
     if match is None or int(match[1]) > NEWEST:

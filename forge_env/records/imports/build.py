@@ -53,12 +53,6 @@ def build(log: Log, default_reward: float | None, default_id: str) -> Episode:
         log: the conversation.
         default_reward: if the log says nothing of a reward; None makes this a mistake.
         default_id: of the episode, if the log has none.
-
-    Raises:
-        BadRecord: for messages or figures that are not what they must be.
-        NotCarried: for a conversation without an answer.
-        UserError: when there is no reward.
-        InvariantError: when its tokens contradict each other.
     """
     if problem := messages_problem([message for message, _ in log.messages]):
         raise BadRecord(problem)

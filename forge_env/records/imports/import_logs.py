@@ -57,11 +57,6 @@ def import_logs(log: Path, source: str, out: Path, reward: float | None) -> Impo
         source: one of `READERS`.
         out: a new .jsonl file.
         reward: of records that hold none.
-
-    Raises:
-        UserError: for a file that is not of the format, with file and line; when a record has no reward and none is
-            given; when no record is left.
-        InfraError: when the disk is full or broken.
     """
     if source not in READERS:
         raise UserError(f"--from {source}: {nearest(source, READERS)}")

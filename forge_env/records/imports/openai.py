@@ -21,12 +21,7 @@ _KEPT = ("name", "reasoning_content", "tool_call_id")
 
 
 def read_chat(record: Mapping[str, Any]) -> Log:
-    """Read one record.
-
-    Raises:
-        BadRecord: when it is not of this format.
-        NotCarried: for images, audio, and the function calls of 2023.
-    """
+    """Read one record."""
     log = Log(source="openai")
     request, response = record.get("request"), record.get("response")
     if isinstance(request, Mapping) and isinstance(response, Mapping):
@@ -72,12 +67,7 @@ def _pair(log: Log, request: Mapping[str, Any], response: Mapping[str, Any]) -> 
 
 
 def read_message(item: Any) -> tuple[Message, Any]:
-    """Return a message, and its `weight`.
-
-    Raises:
-        BadRecord: when it is not of this format.
-        NotCarried: for images, audio, and the function calls of 2023.
-    """
+    """Return a message, and its `weight`."""
     if not isinstance(item, Mapping):
         raise BadRecord(f"a message is a {type(item).__name__}, not an object with role and content")
     role = item.get("role")
@@ -110,12 +100,7 @@ def _call(item: Any) -> dict[str, Any]:
 
 
 def text_of(content: Any) -> str:
-    """Return the text of a message's content, which may be a list of parts.
-
-    Raises:
-        BadRecord: when it is neither.
-        NotCarried: for parts that are not text.
-    """
+    """Return the text of a message's content, which may be a list of parts."""
     if content is None:
         return ""
     if isinstance(content, str):
@@ -131,11 +116,7 @@ def text_of(content: Any) -> str:
 
 
 def read_tools(value: Any) -> list[Any]:
-    """Return the tools of a request.
-
-    Raises:
-        BadRecord: when they are no list of objects.
-    """
+    """Return the tools of a request."""
     if value is None:
         return []
     if not isinstance(value, list) or not all(isinstance(tool, Mapping) for tool in value):

@@ -27,9 +27,6 @@ class Rows:
             prompt: the whole prompt of the call.
             tokens: of the answer.
             starts_row: what the record says of that; None if it says nothing.
-
-        Raises:
-            BadRecord: when the prompt does not go on from the row, though the record says so.
         """
         known = len(self._row)
         is_same = bool(known) and list(prompt[:known]) == self._row
@@ -45,19 +42,13 @@ class Rows:
 
 
 def check_ids(*lists: Sequence[Any]) -> None:
-    """
-    Raises:
-        BadRecord: when one of them is no token id.
-    """
+    """"""
     if not all(type(token) is int and 0 <= token <= _MOST_ID for tokens in lists for token in tokens):
         raise BadRecord(f"a token id is no whole number from 0 to {_MOST_ID}")
 
 
 def check_logprobs(logprobs: Sequence[Any], tokens: Sequence[int], most: float = math.inf) -> None:
-    """
-    Raises:
-        BadRecord: when there is not one finite number up to `most` for each token.
-    """
+    """"""
     if len(logprobs) != len(tokens):
         raise BadRecord(f"it has {len(logprobs)} logprobs for {len(tokens)} tokens")
     if not all(type(p) in (int, float) and -math.inf < p < math.inf and p <= most for p in logprobs):
@@ -65,11 +56,7 @@ def check_logprobs(logprobs: Sequence[Any], tokens: Sequence[int], most: float =
 
 
 def kept_of(facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Read what `exports.conversation.token_facts` has written, as fields of a Turn.
-
-    Raises:
-        BadRecord: when it is broken.
-    """
+    """Read what `exports.conversation.token_facts` has written, as fields of a Turn."""
     try:
         return {
             "versions": tuple((NOT_SAMPLED if v is None else int(v), int(n)) for v, n in facts["weight_versions"]),

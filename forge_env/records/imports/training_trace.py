@@ -32,12 +32,7 @@ def is_trace(record: Mapping[str, Any]) -> bool:
 
 
 def read_trace(record: Mapping[str, Any]) -> Log:
-    """Read one trace.
-
-    Raises:
-        BadRecord: when OpenEnv would refuse it, or what forge_env has kept in it contradicts it.
-        NotCarried: for images and audio.
-    """
+    """Read one trace."""
     version = record.get("schema_version", VERSION)
     if type(version) is not int or version != VERSION:
         raise BadRecord(f"its schema_version is {version!r}; forge_env reads {VERSION}")
@@ -63,11 +58,7 @@ def read_trace(record: Mapping[str, Any]) -> Log:
 
 
 def _check(call: Any) -> None:
-    """Check what OpenEnv's strict model of a turn checks.
-
-    Raises:
-        BadRecord: when it would refuse the turn.
-    """
+    """Check what OpenEnv's strict model of a turn checks."""
     if not isinstance(call, Mapping):
         raise BadRecord(f"it is a {type(call).__name__}, not an object")
     if unknown := sorted(call.keys() - {"node_id", *_LISTS, *_OBJECTS}):

@@ -20,10 +20,6 @@ async def within(seconds: float | None, call: Awaitable[T], what: str) -> T:
         seconds: None for a call without a deadline: pings find a replica that hangs.
         call: to the actor.
         what: the name of the actor or the call, for people.
-
-    Raises:
-        ServiceError: the deadline passed, or the actor or its process died.
-        ForgeError: raised by the actor itself, unchanged.
     """
     from monarch.actor import ActorError
 

@@ -30,21 +30,13 @@ class EndpointTable:
     """Endpoints without a deadline; their calls are cancelled with their callers."""
 
     def check(self, name: str) -> str:
-        """Return `name` if it is an endpoint.
-
-        Raises:
-            UnknownEndpoint: the class has no such endpoint.
-        """
+        """Return `name` if it is an endpoint."""
         if name not in self.names:
             raise UnknownEndpoint(f"{self.actor} has no endpoint {name!r}. {nearest(name, self.names)}")
         return name
 
     def name_of(self, endpoint: Endpoint[Any, Any, Any]) -> str:
-        """The name of an endpoint that is given as an attribute of its class, for example `PolicyActor.generate`.
-
-        Raises:
-            UnknownEndpoint: it is an endpoint of another class, or no endpoint.
-        """
+        """The name of an endpoint that is given as an attribute of its class, for example `PolicyActor.generate`."""
         owner = getattr(endpoint, "owner", None)
         if owner in self.classes:
             return endpoint.name

@@ -53,29 +53,17 @@ class ServiceHandle(Generic[A]):
         return View(view._client, view._session, seconds)
 
     def route(self, endpoint: Endpoint[A, P, R], *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, R]:
-        """Call an endpoint on one replica, see `BoundEndpoint.route`.
-
-        Raises:
-            UnknownEndpoint: at once; it is no endpoint of the actor's class.
-        """
+        """Call an endpoint on one replica, see `BoundEndpoint.route`."""
         view = self._view()
         return view._bind(view._client.table.name_of(endpoint)).route(*args, **kwargs)
 
     def fanout(self, endpoint: Endpoint[A, P, R], *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, list[R]]:
-        """Call an endpoint on every replica that is up, see `BoundEndpoint.fanout`.
-
-        Raises:
-            UnknownEndpoint: at once; it is no endpoint of the actor's class.
-        """
+        """Call an endpoint on every replica that is up, see `BoundEndpoint.fanout`."""
         view = self._view()
         return view._bind(view._client.table.name_of(endpoint)).fanout(*args, **kwargs)
 
     def call_one(self, endpoint: Endpoint[A, P, R], *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, R]:
-        """Call an endpoint on the only replica, see `BoundEndpoint.call_one`.
-
-        Raises:
-            UnknownEndpoint: at once; it is no endpoint of the actor's class.
-        """
+        """Call an endpoint on the only replica, see `BoundEndpoint.call_one`."""
         view = self._view()
         return view._bind(view._client.table.name_of(endpoint)).call_one(*args, **kwargs)
 
@@ -111,11 +99,6 @@ class BoundEndpoint:
         If no replica is up, the call waits for one. If the replica dies during the call, an idempotent endpoint is
         called again on another one, MOST_TRIES times in all. If a call to a long endpoint is cancelled, or misses its
         deadline, it is cancelled in the actor too.
-
-        Raises:
-            ReplicaDied: the replica died during a call to an endpoint that is not idempotent, or in every try.
-            ServiceError: the deadline passed, or the actor raised something that is not a ForgeError.
-            ForgeError: raised by the actor, unchanged.
         """
         if self._seconds is None:
             return await self._try(args, kwargs)
@@ -147,12 +130,7 @@ class BoundEndpoint:
                 client.retries += 1
 
     async def fanout(self, *args: Any, **kwargs: Any) -> list[Any]:
-        """Call it on every replica that is up; returns their answers, without those of replicas that died meanwhile.
-
-        Raises:
-            ServiceError: a replica did not answer in time, or raised something that is not a ForgeError.
-            ForgeError: raised by a replica, unchanged.
-        """
+        """Call it on every replica that is up; returns their answers, without those of replicas that died meanwhile."""
         calls = [self._call(member, args, kwargs) for member in self._client.replicas.values()]
         answers = await asyncio.gather(*calls, return_exceptions=True)
         for answer in answers:
@@ -161,11 +139,7 @@ class BoundEndpoint:
         return [answer for answer in answers if not isinstance(answer, ReplicaDied)]
 
     async def call_one(self, *args: Any, **kwargs: Any) -> Any:
-        """Call it on the only replica.
-
-        Raises:
-            UserError: there are several replicas.
-        """
+        """Call it on the only replica."""
         if self._client.up > 1:
             raise UserError(
                 f"{self._client.name} has {self._client.up} replicas: call {self._name} with .route() for one of them, "

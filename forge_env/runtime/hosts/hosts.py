@@ -78,11 +78,7 @@ class Hosts:
         return len(self._addresses) or self.settings.count
 
     def transport(self) -> str:
-        """The transport that Monarch needs before its first use: the way of its messages to this process.
-
-        Raises:
-            UserError: a host's name is not known here.
-        """
+        """The transport that Monarch needs before its first use: the way of its messages to this process."""
         if not self._addresses:
             return ""
         for name, port in self._addresses:
@@ -95,12 +91,7 @@ class Hosts:
         return f"tcp://{self.address}:0"
 
     async def open(self, log_dir: Path) -> None:
-        """Connect to all hosts, and start a watch on each.
-
-        Raises:
-            UserError: nothing waits for a run on a host; names the first such host.
-            ServiceError: a host does not start a process.
-        """
+        """Connect to all hosts, and start a watch on each."""
         from monarch.actor import attach_to_workers
 
         if self._addresses:
@@ -142,11 +133,7 @@ class Hosts:
         return self._hosts[index].lost
 
     def choose(self, first: int, count: int = 1, *, movable: bool = False) -> int:
-        """The first host of an actor: `first`, or the next one if `first` was given up and the actor is `movable`.
-
-        Raises:
-            ServiceError: a host was given up, and no other one may or can replace it.
-        """
+        """The first host of an actor: `first`, or the next one if `first` was given up and the actor is `movable`."""
         for index in range(len(self) if movable and count == 1 else 1):
             candidate = (first + index) % len(self)
             if self.answer(range(candidate, candidate + count)):
@@ -164,11 +151,7 @@ class Hosts:
         }
 
     async def watch(self, index: int, pid: int, on_death: Callable[..., None]) -> None:
-        """Call `on_death` once when a process ends: with how it ended, and whether it has a log that can be read.
-
-        Raises:
-            ServiceError: the host does not answer.
-        """
+        """Call `on_death` once when a process ends: with how it ended, and whether it has a log that can be read."""
         self.choose(index)
         host = self._hosts[index]
         host.on_death[pid] = on_death
@@ -285,12 +268,7 @@ class Hosts:
                 return
 
     async def _news(self, host: _Host) -> dict[int, int | None]:
-        """The processes that died since the last call, with their exit codes, see `forge_env.utils.exits`.
-
-        Raises:
-            ServiceError: the host is gone. The seconds of silence are counted one by one: if this process does not run
-                its event loop for a time, for example while it imports torch, the time counts as one second.
-        """
+        """The processes that died since the last call, with their exit codes, see `forge_env.utils.exits`."""
         call = asyncio.ensure_future(
             within(60.0 + self.settings.silence_seconds, host.watch.news.call_one(), "the watch")
         )

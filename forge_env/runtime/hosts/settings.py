@@ -46,11 +46,7 @@ class HostSettings:
         return self.hosts or 1
 
     def check(self) -> None:
-        """Check which hosts are named. A start sees whether they answer, and whether it is in a SLURM allocation.
-
-        Raises:
-            UserError: the kind does not have these hosts, or has another number of hosts.
-        """
+        """Check which hosts are named. A start sees whether they answer, and whether it is in a SLURM allocation."""
         if self.kind == "local" and self.hosts > 1:
             raise UserError(
                 f"--launcher.hosts is {self.hosts} and --launcher.kind is local, which is this machine alone: set the "
@@ -69,11 +65,7 @@ class HostSettings:
 
 
 def find_workers(settings: HostSettings) -> list[tuple[str, int]]:
-    """Name and port of every host that somebody else started.
-
-    Raises:
-        UserError: a host is not NAME or NAME:PORT, there is no host at all, or no SLURM allocation.
-    """
+    """Name and port of every host that somebody else started."""
     names = slurm_nodes() if settings.kind == "slurm" else settings.workers.replace(",", " ").split()
     if not names:
         raise UserError("launcher.workers is empty: name every host, as in --launcher.workers one,two:22223")
@@ -93,11 +85,7 @@ def _name_and_port(text: str, default_port: int) -> tuple[str, int]:
 
 
 def slurm_nodes() -> list[str]:
-    """The names of the nodes of this process's allocation, the first node first.
-
-    Raises:
-        UserError: this process is in no allocation.
-    """
+    """The names of the nodes of this process's allocation, the first node first."""
     nodes = os.environ.get("SLURM_JOB_NODELIST", "")
     if not nodes:
         raise UserError(

@@ -151,11 +151,7 @@ class HostWatch(Actor):
 
 
 def _logs_of_this_user() -> Path:
-    """The folder for logs of a host that does not share the controller's disk; one for each user.
-
-    Raises:
-        ServiceError: another user has made a folder of that name.
-    """
+    """The folder for logs of a host that does not share the controller's disk; one for each user."""
     logs = Path(tempfile.gettempdir()) / f"forge_env_logs_{os.geteuid()}"
     logs.mkdir(mode=0o700, parents=True, exist_ok=True)
     if logs.is_symlink() or not is_mine(logs.lstat()):

@@ -31,12 +31,7 @@ def short_temporary_files() -> AbstractContextManager[None]:
 
 
 def open_monarch(log_dir: Path, transport: str) -> None:
-    """Import Monarch with its greeting in a log file, and its sockets in a folder that is removed with the run.
-
-    Raises:
-        ServiceError: Monarch already runs in this process with another transport ("" is its default); or another user
-            has taken the name of the sockets' folder since the last run.
-    """
+    """Import Monarch with its greeting in a log file, and its sockets in a folder that is removed with the run."""
     for folder in _sockets:
         folder.mkdir(mode=0o700, exist_ok=True)
         if folder.is_symlink() or not is_mine(folder.lstat()):

@@ -15,11 +15,7 @@ _SIOCGIFADDR = 0x8915  # the ioctl for the address of a network interface
 
 
 def own_address(host: str, port: int) -> str:
-    """This machine's address on the way to another; nothing is sent.
-
-    Raises:
-        OSError: the other's name is not known here, or there is no way to it.
-    """
+    """This machine's address on the way to another; nothing is sent."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect((host, port))
         return str(probe.getsockname()[0])

@@ -88,10 +88,6 @@ class AllRanks(Generic[A]):
         """Call an endpoint on all ranks; the message leaves before this returns.
 
         So calls reach every rank in the order in which they are made.
-
-        Raises:
-            AttributeError: at once; the actor has no such endpoint.
-            ForgeError: raised by a rank, unchanged.
         """
         answer = _first_answer(getattr(self._actor, endpoint.name).stream(*args, **kwargs))
         return answer if self._seconds is None else within(self._seconds, answer, self._what)
@@ -104,11 +100,7 @@ class _Endpoint:
         self._endpoint = endpoint
 
     def call_one(self, *args: Any, **kwargs: Any) -> Coroutine[Any, Any, Any]:
-        """Call the endpoint on all ranks, see `AllRanks.call_one`.
-
-        Raises:
-            ForgeError: raised by a rank, unchanged.
-        """
+        """Call the endpoint on all ranks, see `AllRanks.call_one`."""
         return _first_answer(self._endpoint.stream(*args, **kwargs))
 
     call = call_one

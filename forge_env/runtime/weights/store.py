@@ -68,19 +68,11 @@ class WeightStore(ABC):
 
         Each tensor is copied to its place in the snapshot, so no other memory is needed. If the stream ends with an
         error, this memory is free again.
-
-        Raises:
-            InvariantError: there is such a version already, or the tensors do not follow the layout.
-            ServiceError: there is no room.
         """
 
     @abstractmethod
     async def commit(self, taken: Any) -> None:
-        """Make the copy of `take` a version that can be fetched.
-
-        Raises:
-            InvariantError: there is such a version already.
-        """
+        """Make the copy of `take` a version that can be fetched."""
 
     async def publish(self, version: int, state_dict: Mapping[str, Tensor]) -> None:
         """`take` and `commit` in one, for a caller that does nothing else meanwhile."""
@@ -88,11 +80,7 @@ class WeightStore(ABC):
 
     @abstractmethod
     def fetch(self, version: int) -> AbstractAsyncContextManager[dict[str, Tensor]]:
-        """Give a snapshot's tensors, under their names. They exist inside of the context only, and are for reading.
-
-        Raises:
-            ServiceError: there is no such version, or no longer.
-        """
+        """Give a snapshot's tensors, under their names. They exist inside of the context only, and are for reading."""
 
 
 def published_already(version: int) -> InvariantError:

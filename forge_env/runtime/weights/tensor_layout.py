@@ -74,9 +74,6 @@ def allocate(size: int, device: torch.device, *, purpose: str, remedy: str) -> T
     Args:
         purpose: for the error, for example "to receive the weights"; the error adds the size.
         remedy: what a person can do if there is no room.
-
-    Raises:
-        ServiceError: the GPU has no room.
     """
     import torch
 

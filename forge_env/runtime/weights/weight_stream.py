@@ -37,11 +37,7 @@ class WeightStream:
         return cls(TensorLayout.of(state_dict), device, state_dict.items())
 
     def copy_to(self, flat: Tensor) -> None:
-        """Copy every tensor to its place in `flat`, (at least the layout's size,) uint8, on any device.
-
-        Raises:
-            InvariantError: the tensors do not follow the layout.
-        """
+        """Copy every tensor to its place in `flat`, (at least the layout's size,) uint8, on any device."""
         missing = self.layout.views(flat)
         for name, tensor in self.tensors:
             view = missing.pop(name, None)

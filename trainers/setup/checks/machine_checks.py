@@ -47,9 +47,6 @@ def check_host_memory(draft: Draft, processes: Processes, host: float | None = N
         draft: of the run.
         processes: of the run, with the estimates of their memory.
         host: bytes of its memory, if it is another machine, see `host_memory`; 0 is not checked.
-
-    Raises:
-        UserError: otherwise, with the bytes of each service.
     """
     parts = host_parts(processes)
     on_gpus = "put trainer and generator on GPUs with --trainer.with_gpus true --generator.with_gpus true"
@@ -106,11 +103,7 @@ def check_context(draft: Draft) -> None:
 
 
 def card_size(draft: Draft) -> float | None:
-    """Bytes that the run may use of each of its GPUs: the smallest of them counts. None if they are not known.
-
-    Raises:
-        UserError: `launcher.gpu_memory_gib` is more than a GPU of this machine has.
-    """
+    """Bytes that the run may use of each of its GPUs: the smallest of them counts. None if they are not known."""
     if not draft.placement.gpus_wanted:
         return None
     gpus = Gpus(draft.placement.gpus_of_this_machine)

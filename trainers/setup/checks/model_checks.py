@@ -20,11 +20,7 @@ from trainers.setup.draft import Draft
 
 
 def find_model(config: RunConfig) -> FoundModel:
-    """Find the model of a run without downloading it, and check that a local folder is complete.
-
-    Raises:
-        UserError: when there is none, or it lacks something.
-    """
+    """Find the model of a run without downloading it, and check that a local folder is complete."""
     if config.model.path and config.model.size != "tiny":
         raise UserError(
             f"--model.size is {config.model.size}, which is for a model made on the spot, and --model is "
@@ -36,11 +32,7 @@ def find_model(config: RunConfig) -> FoundModel:
 
 
 def with_model_of_checkpoint(config: RunConfig) -> RunConfig:
-    """The config with the folder of the model, if `model.path` is a checkpoint of a run.
-
-    Raises:
-        UserError: the model cannot be written there.
-    """
+    """The config with the folder of the model, if `model.path` is a checkpoint of a run."""
     path = config.model.path
     if not path or not (Path(path).expanduser() / MANIFEST).is_file():
         return config
@@ -48,11 +40,7 @@ def with_model_of_checkpoint(config: RunConfig) -> RunConfig:
 
 
 def check_thinking(draft: Draft) -> None:
-    """Check `env.thinking` of a model whose folder is not here.
-
-    Raises:
-        UserError: the models of its family do not think.
-    """
+    """Check `env.thinking` of a model whose folder is not here."""
     is_asked = draft.env.thinking == "on" and draft.model.folder is None
     if is_asked and draft.shape is not None and not draft.shape.thinks:
         raise UserError(
@@ -61,11 +49,7 @@ def check_thinking(draft: Draft) -> None:
 
 
 def check_folder(draft: Draft, folder: Path) -> FoundModel:
-    """Check the files of the model: template, tokenizer, thinking, and the tensors; returns what was found out.
-
-    Raises:
-        UserError: one of them cannot be used.
-    """
+    """Check the files of the model: template, tokenizer, thinking, and the tensors; returns what was found out."""
     assert draft.shape is not None, "the folder has a config.json"
     from agents.folder_checks import check_folder as check  # slow import, which a plan without a folder does not need
     from trainers.model.new_rows import untrained

@@ -24,11 +24,7 @@ _WRITTEN = frozenset(
 
 
 def check_output(path: str) -> None:
-    """Check that a new run can have a folder of its own.
-
-    Raises:
-        UserError: when there is something already, other than a run that trained nothing, or the folder cannot be made.
-    """
+    """Check that a new run can have a folder of its own."""
     folder = Path(path)
     if folder.exists() and not is_free(folder):
         raise UserError(
@@ -42,11 +38,7 @@ def check_output(path: str) -> None:
 
 
 def claim_folder(path: str) -> list[Path]:
-    """Make the output folder; returns the folders that were not there before, the innermost first.
-
-    Raises:
-        UserError: when it cannot be made.
-    """
+    """Make the output folder; returns the folders that were not there before, the innermost first."""
     try:
         return make_folders(Path(path))
     except OSError as error:

@@ -27,12 +27,7 @@ REFERENCE, REFERENCE_ADAPTER = "reference.safetensors", "reference_adapter"
 
 
 def checkpoint_of(draft: Draft) -> Checkpoint | None:
-    """Find the checkpoint that a run resumes from; None for a new run.
-
-    Raises:
-        UserError: when there is none, it does not fit the settings, something of the run's folder or its data is
-            missing, the run is complete, or another process is at work on it.
-    """
+    """Find the checkpoint that a run resumes from; None for a new run."""
     if not draft.resume:
         return None
     if not draft.output:
@@ -85,11 +80,7 @@ def _check_reference(draft: Draft, checkpoint: Checkpoint, folder: Path) -> None
 
 
 def check_fits(checkpoint: Checkpoint, algorithm: str, config: RunConfig) -> None:
-    """Check that a run may go on from a checkpoint with this config.
-
-    Raises:
-        UserError: a setting differs that may not change, with all their names; or the run has all its steps.
-    """
+    """Check that a run may go on from a checkpoint with this config."""
     saved = checkpoint.extra
     if saved["algorithm"] != algorithm:
         raise UserError(
@@ -143,9 +134,6 @@ def check_data(folder: Path, digests: Mapping[str, str]) -> dict[str, Any]:
     Args:
         folder: of the run.
         digests: of the files, by path.
-
-    Raises:
-        UserError: a file has changed since the run in this folder began.
     """
     before, now = data_at_start(folder).get("files") or {}, dict(digests)
     for name in before:

@@ -27,11 +27,7 @@ TASK_SECONDS = 5.0
 
 
 def make_environment(config: RunConfig) -> EnvFactory | None:
-    """Make the environments' factory; None for supervised training without an environment.
-
-    Raises:
-        UserError: for an environment or options that cannot be used.
-    """
+    """Make the environments' factory; None for supervised training without an environment."""
     factory = None
     if config.env.name or config.algorithm is not None:
         factory = make(config.env.name, **config.env.options)
@@ -64,9 +60,6 @@ def check_demonstrations(config: RunConfig, environment: EnvFactory, tasks: Sequ
     """Check that the expert can show some task, if the run begins with demonstrations or consists of them.
 
     `data` is where the tasks come from, for errors; "" for an environment's own.
-
-    Raises:
-        UserError: the expert has no solution for any of the tasks.
     """
     if chat_data(config):
         return
@@ -88,11 +81,7 @@ def check_demonstrations(config: RunConfig, environment: EnvFactory, tasks: Sequ
 
 
 def check_reward(objective: Objective | None, environment: EnvFactory | None, tasks: Sequence[Task]) -> None:
-    """Try the user's reward function on a task of the run; on one that the environment makes, if none was read yet.
-
-    Raises:
-        UserError: it gives no made-up episode a number.
-    """
+    """Try the user's reward function on a task of the run; on one that the environment makes, if none was read yet."""
     if objective is None or environment is None or objective.reward.user_reward is None:
         return
     if not tasks and not environment.options.get("data") and not environment.effects():

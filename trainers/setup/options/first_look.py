@@ -28,11 +28,7 @@ _ELSEWHERE = {
 
 
 def check_command(name: str, options: Sequence[str]) -> None:
-    """Check the name of an algorithm, and the names and types of its options.
-
-    Raises:
-        UserError: for the first mistake.
-    """
+    """Check the name of an algorithm, and the names and types of its options."""
     if name not in COMMANDS:
         known = ", ".join(ALGORITHMS)
         hint = (

@@ -34,9 +34,6 @@ def parse(
         short: short name -> dotted name of a setting or of a section, for example {"steps": "training.steps",
             "trainer": "services.trainer"}: then `--trainer.procs 2` sets services.trainer.procs.
         saved: values in the place of defaults, nested as `dataclasses.asdict` returns them.
-
-    Raises:
-        UserError: for an unknown option, a missing or a malformed value, or two values of one setting.
     """
     config = config_class()
     settings, options = _Settings(config, short), dict[str, list[str]]()
@@ -232,11 +229,7 @@ def flatten(
 
 
 def check_bounds(config: Any) -> None:
-    """Check that each number of a config is within the bounds of its field.
-
-    Raises:
-        UserError: for the first one that is not.
-    """
+    """Check that each number of a config is within the bounds of its field."""
     for setting in leaves(config):
         if setting.kind in (int, float) and (allowed := out_of_bounds(setting.value, setting.marks)):
             raise UserError(f"--{setting.name} is {setting.value}; it must be {allowed}")

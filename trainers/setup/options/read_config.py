@@ -31,9 +31,6 @@ def read_config(config_class: type[C], arguments: Sequence[str]) -> C:
 
     A resumed run takes the settings of its checkpoint as defaults. Trainer, generator and reference model are on GPUs
     if there are some, and a trainer on GPUs packs rows and is compiled where it can, unless a setting says otherwise.
-
-    Raises:
-        UserError: for an unknown option, a malformed value, or two settings that contradict each other.
     """
     config, saved = parse(config_class, arguments, SHORT_OPTIONS), dict[str, Any]()
     if config.resume and config.output:
@@ -67,11 +64,7 @@ def _has_c_compiler() -> bool:
 
 
 def _check_settings(checkpoint: Checkpoint, config: RunConfig) -> None:
-    """Check that a checkpoint has the settings of this command.
-
-    Raises:
-        UserError: it was saved by another algorithm, or by another version of forge_env.
-    """
+    """Check that a checkpoint has the settings of this command."""
     saved, dictionaries = checkpoint.extra, [item.name for item in leaves(config) if get_origin(item.kind) is dict]
     if {saved["algorithm"], config.algorithm_name} & (saved["config"].keys() ^ vars(config).keys()):
         raise UserError(f"{checkpoint.path} was saved by {saved['algorithm']}: go on with python -m {saved['command']}")
@@ -86,11 +79,7 @@ def _check_settings(checkpoint: Checkpoint, config: RunConfig) -> None:
 
 
 def give_dataset(config: C) -> C:
-    """Hand `dataset.path` and `dataset.streaming` to the environment, as its own options `data` and `streaming`.
-
-    Raises:
-        UserError: when the environment is unknown, or has no such option.
-    """
+    """Hand `dataset.path` and `dataset.streaming` to the environment, as its own options `data` and `streaming`."""
     data, options, name = config.dataset, config.env.options, config.env.name
     if not data.path:
         return config

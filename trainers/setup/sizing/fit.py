@@ -36,11 +36,7 @@ class MemoryPlan(NamedTuple):
 
 
 def find_store(draft: Draft) -> tuple[WeightStore, str] | None:
-    """The weight store of a run, and a sentence that says why; None if the sizes of the model are not known.
-
-    Raises:
-        UserError: when the store that the config names cannot work, as far as that is known.
-    """
+    """The weight store of a run, and a sentence that says why; None if the sizes of the model are not known."""
     services, placement = draft.services, draft.placement
     all_on_gpus = services.trainer.with_gpus and services.generator.with_gpus
     found = choose_store(
@@ -85,11 +81,7 @@ def plan_memory(draft: Draft, store: WeightStore | None) -> MemoryPlan:
 
 
 def check_fit(draft: Draft, memory: MemoryPlan) -> None:
-    """Check that each GPU has room for its processes, as far as the sizes of model and GPU are known.
-
-    Raises:
-        UserError: otherwise, with settings that fit.
-    """
+    """Check that each GPU has room for its processes, as far as the sizes of model and GPU are known."""
     fullest, card = max(cards(memory.processes), key=lambda usage: usage.worst, default=None), draft.card
     if card is not None and fullest is not None and fullest.worst > card:
         fit = _settings_that_fit(draft, card)

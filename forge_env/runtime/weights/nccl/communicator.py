@@ -44,11 +44,7 @@ class Rendezvous:
     token: str
 
     def store(self, seconds: float) -> torch.distributed.TCPStore:
-        """Connect to the TCPStore. Each caller has a connection of its own: on a shared one, one wait blocks all calls.
-
-        Raises:
-            ServiceError: the controller cannot be reached.
-        """
+        """Connect to the TCPStore. Each caller has its own: on a shared connection, one wait blocks all calls."""
         from torch.distributed import TCPStore
 
         try:
@@ -80,9 +76,6 @@ class PairCommunicator:
         rank: SENDER or RECEIVER.
         device: of the memory that is transferred.
         seconds: deadline of every chunk.
-
-    Raises:
-        ServiceError, RuntimeError, OSError: the other rank does not come, or the two cannot be connected.
     """
 
     def __init__(
@@ -117,11 +110,7 @@ class PairCommunicator:
         self._group: Any = self._wait(_InThread(lambda: self._connect(store, address)))
 
     def allocate(self, size: int) -> Tensor:
-        """Allocate memory to receive into, (size,) uint8.
-
-        Raises:
-            ServiceError: there is no room.
-        """
+        """Allocate memory to receive into, (size,) uint8."""
         import torch
 
         # On the stream that writes to it: memory that another stream has freed may be in use by queued kernels.
@@ -134,10 +123,6 @@ class PairCommunicator:
 
         Args:
             after: the event after which the sender's `flat` may be read, on a GPU.
-
-        Raises:
-            OSError, RuntimeError: the other rank is gone, or does not transfer a chunk in time. The communicator cannot
-            be used again then: `close` it.
         """
         import torch
 

@@ -43,20 +43,11 @@ class Connection:
 
     @classmethod
     def to(cls, address: str, port: int, seconds: float) -> Connection:
-        """Connect.
-
-        Raises:
-            OSError: nothing answers there.
-        """
+        """Connect."""
         return cls(socket.create_connection((address, port), seconds), seconds)
 
     def authenticate(self, token: str, *, role: str, to: str) -> None:
-        """Prove that this end knows the token, and check that the other end does. Both ends call it, in their roles.
-
-        Raises:
-            PermissionError: the other end does not know the token.
-            OSError: see `receive`.
-        """
+        """Prove that this end knows the token, and check that the other end does. Both ends call it, in their roles."""
         challenge = secrets.token_hex(16)
         self.send(challenge=challenge)
         self.send(proof=_proof(token, role, str(self.receive()["challenge"])))
@@ -65,21 +56,13 @@ class Connection:
         self._max_bytes = _MAX_BYTES
 
     def send(self, **message: Any) -> None:
-        """Send a message.
-
-        Raises:
-            OSError: it does not leave in time, or the other end is gone.
-        """
+        """Send a message."""
         text = json.dumps(message).encode()
         self._socket.settimeout(self._seconds)
         self._socket.sendall(_LENGTH.pack(len(text)) + text)
 
     def receive(self, *, forever: bool = False) -> dict[str, Any]:
-        """Wait for the next message; `forever` waits for its first byte as long as the other end is there.
-
-        Raises:
-            OSError: TimeoutError if it does not come in time, ConnectionError if the other end is gone.
-        """
+        """Wait for the next message; `forever` waits for its first byte as long as the other end is there."""
         deadline = None if forever else time.monotonic() + self._seconds
         first = self._read(1, deadline)
         deadline = time.monotonic() + self._seconds

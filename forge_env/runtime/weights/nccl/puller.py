@@ -52,12 +52,7 @@ class PublisherLink:
         self._flat: Tensor | None = None
 
     def request(self, version: int) -> TensorLayout:
-        """Request a version; the publisher holds it until it is received.
-
-        Raises:
-            _Refused: there is no such version, or no longer.
-            OSError: the publisher is gone, or does not answer in time.
-        """
+        """Request a version; the publisher holds it until it is received."""
         self.connection.send(version=version)
         answer = self.connection.receive()
         if "refused" in answer:
@@ -65,12 +60,7 @@ class PublisherLink:
         return TensorLayout.from_json(answer["layout"])
 
     def receive(self, layout: TensorLayout) -> dict[str, Tensor]:
-        """Receive the version that was requested; the tensors stay until the next call.
-
-        Raises:
-            OSError, RuntimeError: it does not arrive.
-            ServiceError: there is no room for it.
-        """
+        """Receive the version that was requested; the tensors stay until the next call."""
         import torch
 
         if self._device.type == "cuda":
@@ -110,9 +100,6 @@ class Puller:
 
         Args:
             gpu: the number of this process's GPU, if the weights are on one.
-
-        Raises:
-            ServiceError: there is no such version, or no longer; or the publisher is gone or does not answer.
         """
         with _as_service_error(version):
             link, layout = self._take_idle(), None
@@ -188,11 +175,7 @@ def _as_service_error(version: int) -> Iterator[None]:
 
 
 def _find_device(kind: str, trainers: str, gpu: int) -> torch.device:
-    """The device that receives the weights: this process's GPU, if the trainer has them on a GPU.
-
-    Raises:
-        ServiceError: this process has no GPU, or the trainer's.
-    """
+    """The device that receives the weights: this process's GPU, if the trainer has them on a GPU."""
     import torch
 
     device = torch.device(kind, gpu) if kind == "cuda" else torch.device(kind)

@@ -110,11 +110,7 @@ def _remove(folder: Path) -> bool:
 
 
 def _open_own(folder: Path) -> int:
-    """Open a folder of this user that nobody else can write to.
-
-    Raises:
-        OSError: it is another user's folder, root's for example, or no folder.
-    """
+    """Open a folder of this user that nobody else can write to."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     info = os.fstat(descriptor)
     if info.st_uid != os.geteuid() or info.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
