@@ -71,7 +71,7 @@ def summarise(
         "successes": evaluation.successes,
         **_figures(scored, plan.n),
         **({"unscored": why} if why else {}),
-        **({"rewards": evaluation.parts} if evaluation.parts else {}),
+        **({"rewards": scored.parts} if scored.parts else {}),
         "timeouts": evaluation.timeouts,
         "without_timeouts": {
             f"avg@{plan.n}": _number(scored.without_timeouts.value),

@@ -932,8 +932,6 @@ async def test_what_hangs_fails_whatever_the_budget(env: type[Env], monkeypatch:
 class MoveWins(Plain):
     """A game without an expert, whose first legal move wins."""
 
-    expert = None
-
     @classmethod
     def tasks(cls, split: str = "train", *, count: int, seed: int = 0) -> Sequence[Task]:
         return [Task(prompt=({"role": "user", "content": f"Move 0 or 1. {split} {i}"},)) for i in range(count)]
