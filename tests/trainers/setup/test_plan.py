@@ -287,7 +287,7 @@ class Advantages:
             file.write("advantages\\n")
 
     def __call__(self, rewards):
-        return [0.0 for _ in rewards]
+        return list(rewards)
 """
 
 

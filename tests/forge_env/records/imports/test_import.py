@@ -398,7 +398,7 @@ async def test_imported_logs_train_with_their_tools(tmp_path: Path, tiny_model: 
         config = Config(sft=SFTConfig(data=str(path)))
         data = SFTData(config.sft, training=config.training, env=config.env)
         await data.prepare(tiny_model)
-        found.append([sample.rows for sample in data.held_out])
+        found.append([sample.rows for sample in next(data.batches())])
     assert found[0] == found[1] and found[0]
 
 
@@ -425,7 +425,7 @@ async def test_a_response_is_learned_and_the_history_of_its_request_is_not(
         config = Config(sft=SFTConfig(data=str(path), held_out_share=0.5))
         data = SFTData(config.sft, training=config.training, env=config.env)
         await data.prepare(tiny_model)
-        found.append([sample.rows for sample in data.held_out])
+        found.append([sample.rows for sample in next(data.batches())])
     assert found == [found[0]] * 5 and found[0]
 
 

@@ -380,7 +380,8 @@ def test_imported_traces_are_scored_filtered_audited_and_trained_on(
     config = Config(sft=SFTConfig(data=file, held_out_share=0.5))
     data = SFTData(config.sft, training=config.training, env=config.env)
     asyncio.run(data.prepare(tiny_model))
-    rows = data.held_out[0].rows
+    [sample, *_] = next(data.batches())
+    rows = sample.rows
     assert [tuple(row.token_ids) for row in rows] == [tuple(row.token_ids) for row in next(read_jsonl(Path(file))).rows]
     assert sum(map(sum, (row.loss_mask for row in rows))) == sum(calls[1]["loss_mask"])
 
