@@ -115,7 +115,7 @@ async def test_what_a_program_leaves_running_has_ended_before_its_result_is_read
     [
         ("python3 -c 'import sys; sys.exit(\"the disk is on fire\")'", "asked the model nothing.*the disk is on fire"),
         ("nothing-there", "ended with exit code 127"),
-        ("python3 -c 'import os; os.kill(os.getpid(), 15)'", "was ended by SIGTERM"),
+        ("python3 -c 'import os; os.kill(os.getpid(), 15)'", r"died of SIGTERM \(signal 15\)"),
     ],
 )
 async def test_the_end_of_a_program_is_told(command: str, reason: str) -> None:

@@ -167,9 +167,9 @@ asyncio.run(play(Path(os.environ["HOME_OF_PROGRAM"]), "hangs", os.environ["MARKE
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
-        (["-c", "import os; os.kill(os.getpid(), 15)"], "was ended by SIGTERM"),
+        (["-c", "import os; os.kill(os.getpid(), 15)"], r"died of SIGTERM \(signal 15\)"),
         (["-c", "import sys; sys.exit('the disk is on fire')"], "ended with exit code 1.*the disk is on fire"),
-        (["-c", "import os; os.kill(0, 9)"], "was ended by SIGKILL"),
+        (["-c", "import os; os.kill(0, 9)"], r"died of SIGKILL \(signal 9\)"),
     ],
 )
 async def test_the_end_of_a_program_is_told_as_outside(home: Path, arguments: list[str], reason: str) -> None:
