@@ -13,7 +13,7 @@ import monarch.actor
 
 from forge_env.core.errors import nearest
 from forge_env.runtime.calls.endpoint_table import EndpointTable, UnknownEndpoint
-from forge_env.runtime.calls.errors import make_errors_portable
+from forge_env.runtime.calls.errors import answering, make_errors_portable
 
 if TYPE_CHECKING:  # the type checker does not know Monarch's base, and would then accept every attribute and class
     MonarchEndpoint = object
@@ -40,7 +40,7 @@ class Endpoint(MonarchEndpoint, Generic[A_contra, P, R_co]):
 
     def __init__(self, method: Callable[Concatenate[A_contra, P], Coroutine[Any, Any, R_co]], *, is_long: bool = False):
         # Nobody reads Monarch's spans of each call, and they take a seventh of a short call in the actor.
-        vars(self).update(vars(monarch.actor.concurrent_endpoint(method, instrument=False)))
+        vars(self).update(vars(monarch.actor.concurrent_endpoint(answering(method), instrument=False)))
         self.is_long = is_long
 
     def __set_name__(self, owner: type, name: str) -> None:

@@ -7,16 +7,20 @@ otherwise the type and the text.
 
 from __future__ import annotations
 
+import functools
 import pickle
-from typing import Any
+from collections.abc import Callable, Coroutine
+from typing import Any, ParamSpec, TypeVar
 
 import cloudpickle  # type: ignore[import-untyped]
 from monarch.actor import ActorError
 
 from forge_env.core import errors
 from forge_env.core.errors import ForgeError
-from forge_env.core.user_code import type_and_text
+from forge_env.core.user_code import fault, type_and_text
 
+P = ParamSpec("P")
+R = TypeVar("R")
 _MOST_BYTES = 2**20
 _MOST_TRACE = 20_000
 
@@ -27,6 +31,8 @@ class EndpointError(Exception):
 
 def portable(error: BaseException) -> Exception:
     """Return an exception that reaches the caller: the same ForgeError, or one of its kind, or an EndpointError."""
+    if isinstance(error, EndpointError):
+        return error
     if not isinstance(error, ForgeError):
         return EndpointError(type_and_text(error))
     try:
@@ -39,6 +45,23 @@ def portable(error: BaseException) -> Exception:
     kind = next(base for base in type(error).__mro__ if vars(errors).get(base.__name__) is base)
     text = type_and_text(error) if kind is not type(error) else type_and_text(error).partition(": ")[2]
     return kind(text) if kind is not errors.TooFewTasks else errors.UserError(text)
+
+
+def answering(method: Callable[P, Coroutine[Any, Any, R]]) -> Callable[P, Coroutine[Any, Any, R]]:
+    """Return an endpoint's method that raises exceptions only: a SystemExit, say, or the CancelledError of a task that
+    it awaits would leave its caller, and all later ones, without an answer.
+    """
+
+    @functools.wraps(method)
+    async def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            return await method(*args, **kwargs)
+        except BaseException as error:
+            if isinstance(error, Exception) or fault("", error) is None:
+                raise
+            raise EndpointError(type_and_text(error)) from error
+
+    return call
 
 
 def _reduced(self: ActorError) -> tuple[Any, ...]:

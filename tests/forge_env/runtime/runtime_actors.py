@@ -107,7 +107,8 @@ class Worker(ForgeActor):
         if kind == "group":
             raise ExceptionGroup("many", [make(message) for make in STRANGE.values()])
         strange = {**STRANGE, **{f"own {name}": make for name, make in STRANGE_OWN.items()}}
-        kinds = {**OWN, **strange, "ValueError": ValueError, "TimeoutError": TimeoutError}
+        usual = (ValueError, TimeoutError, SystemExit, KeyboardInterrupt, asyncio.CancelledError)
+        kinds = {**OWN, **strange, **{kind.__name__: kind for kind in usual}}
         raise kinds[kind](message)
 
     @concurrent_endpoint

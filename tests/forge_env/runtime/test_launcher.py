@@ -112,7 +112,9 @@ async def test_errors_of_our_own_kinds_arrive_as_themselves_and_the_actor_lives_
     assert await within(DEADLINE_S, worker.add.call_one(1, 1), "the worker") == 2
 
 
-@pytest.mark.parametrize("kind", ["ValueError", "TimeoutError", *STRANGE])
+@pytest.mark.parametrize(
+    "kind", ["ValueError", "TimeoutError", "SystemExit", "KeyboardInterrupt", "CancelledError", *STRANGE]
+)
 async def test_any_other_error_is_a_service_error_with_its_message(launcher: Launcher, kind: str) -> None:
     worker = await started(launcher)
     with pytest.raises(ServiceError) as caught:
