@@ -120,7 +120,7 @@ def test_named_columns(tmp_path: Path) -> None:
 def test_rows_of_verl_and_nested_fields(tmp_path: Path, names: dict[str, str], left_out: str) -> None:
     asked = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "What is 3 + 4?"}]
     extra = json.dumps({"level": "easy", "truth": "007"})
-    rows = [{"prompt": asked, "reward_model": {"ground_truth": "007"}, "extra_info": extra}]
+    rows = [{"prompt": asked, "solution": "7.", "reward_model": {"ground_truth": "007"}, "extra_info": extra}]
     path = str(write(tmp_path / "dapo.jsonl", rows))
     if left_out:
         with pytest.raises(UserError, match=re.escape(left_out)):
