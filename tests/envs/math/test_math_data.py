@@ -95,9 +95,10 @@ def test_aime_has_capital_columns_and_whole_numbers(tmp_path: Path) -> None:
 
 def test_a_prompt_of_messages(tmp_path: Path) -> None:
     messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "1 + 1?"}]
-    path = write(tmp_path / "chat.jsonl", [{"prompt": messages, "target": 2.0}])
-    [task] = load_tasks(str(path), split="all", count=1)
-    assert (list(task.prompt), task.target) == (messages, "2.0")
+    for prompt in (messages, json.dumps(messages)):
+        path = write(tmp_path / "chat.jsonl", [{"prompt": prompt, "target": 2.0}])
+        [task] = load_tasks(str(path), split="all", count=1)
+        assert (list(task.prompt), task.target) == (messages, "2.0")
 
 
 def test_named_columns(tmp_path: Path) -> None:
