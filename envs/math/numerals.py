@@ -30,6 +30,7 @@ _UNIT_ALIASES = {
     "mph": "mile hour^-1", "n": "newton", "j": "joule", "w": "watt", "v": "volt", "hz": "hertz", "c": "celsiu",
     "f": "fahrenheit", "square": "square", "unit": "unit", "day": "day", "week": "week", "month": "month",
     "year": "year", "radian": "radian", "mile": "mile", "cent": "cent",
+    "kmh": "kilometer hour^-1", "kmph": "kilometer hour^-1", "yr": "year",
 }  # fmt: skip
 _KNOWN_UNITS = frozenset(_UNIT_ALIASES) | frozenset(_UNIT_ALIASES.values())
 _ONE_LETTER = "hmsglLNJWV"

@@ -23,6 +23,8 @@ PAIRS: dict[str, list[tuple[str, str, bool]]] = {
         ("893.", "893", True),
         ("5 cm<sup>2</sup>", "5", True),
         ("2<sup>3</sup>", "3", False),
+        ("5 kmph", "5 km/h", True),
+        ("5 yrs", "5 years", True),
         (r"1.2\times{10}^{3}", "1200", True),
         ("1.2 X 10^3", "1200", True),
         (r"3\ast 10^8", "3e8", True),
