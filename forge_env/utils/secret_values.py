@@ -24,7 +24,7 @@ FILE = "secrets.json"
 _SHORTEST = 6  # a shorter value is masked where it stands, but not in sentences, which it would garble
 
 _SECRET = re.compile(
-    "[a-z]*passwords?|passwd|passphrase|passcode|pass|pwd?|secrets?|credentials?|creds?|authorization|bearer|cookies?|jwt|dsn|"
+    "[a-z]*passwords?|passwd|passphrase|passcode|pwd?|secrets?|credentials?|creds?|authorization|bearer|cookies?|jwt|dsn|"
     "apikeys?|secretkey|privatekey|accesskey|authkey|authtoken|accesstoken|apitoken"
 )
 _ACCESS = re.compile("api|access|auth|secret|private|bearer|refresh|session|encryption|signing|ssh")
