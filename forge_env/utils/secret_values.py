@@ -53,7 +53,7 @@ _ANYWHERE = re.compile(
     r"|(?P<name>(?<=[?&#])[\w.-]+)=(?P<parameter>[^\s&#'\"]+)"
     r"|\b(?:Bearer|bearer(?= \S*\d)) (?P<bearer>(?!tokens?\b|[A-Z_]+\b)[\w+/.~=-]{4,})"
     r"|\bBasic (?P<basic>[\w+/]{6,}=*)"
-    r"|\bcurl\b[^\n]*? (?:-u|--user|--proxy-user)[ =]['\"]?(?P<curl>[^\s:'\"]+:[^\s'\"]+)"
+    r"|\bcurl\b[^\n]{0,500}? (?:-u|--user|--proxy-user)[ =]['\"]?(?P<curl>[^\s:'\"]+:[^\s'\"]+)"
     r"|(?<![\w/@.+-])(?P<login>(?!(?:mailto|openai):)[\w.+-]+:[^\s:@/]+)(?=@(?!https?://|sha256:)"
     r"(?:localhost|\d+(?:\.\d+){3}|[a-zA-Z][\w-]*(?:\.[\w-]+)*\.[a-zA-Z]{2,}|[a-zA-Z][\w-]*(?=[:/]))(?![\w@]))"
     r"|(?<![\w-])(?P<known>sk-(?=[\w-]*\d)[\w-]{16,}|gh[pousr]_\w{20,}|github_pat_\w{20,}|hf_[A-Za-z0-9]{20,}|glpat-[\w-]{16,}"
@@ -174,7 +174,8 @@ def _name_before(items: Sequence[Any], number: int, path: Sequence[Any]) -> Sequ
         return ()
     if is_pair and path and str(path[-1]).lower().endswith("auth") and re.fullmatch(r"[\w.@+-]+", name):
         return ("password",)
-    return (name,) if name.startswith("-") or (is_pair and "headers" in path) else ()
+    is_option = name.startswith("-") and not items[number].startswith("-")
+    return (name,) if is_option or (is_pair and "headers" in path) else ()
 
 
 def _leaves(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Any]]:

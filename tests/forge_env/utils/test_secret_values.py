@@ -77,6 +77,7 @@ NO_SECRETS: dict[str, Any] = {
     "repository": "ssh://git@github.com/me/it.git",
     "page": "https://host/path@v1?x=1&key_column=a",
     "grid": ["token", "sequence"],
+    "flags": ["--use-token", "--level", "2"],
     "entries": [{"name": "level", "value": "2"}],
     "name_key": "name",
     "pass@1": 1,
