@@ -5,7 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 import random
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -71,7 +73,10 @@ def data_tasks(
 
 
 def message_prompt(value: Any) -> tuple[Message, ...]:
-    """Return the prompt of a value that is a text, or a list of messages."""
+    """Return the prompt of a value that is a text, or a list of messages, which may be written as JSON."""
+    if isinstance(value, str) and re.match(r'\s*\[\s*\{\s*"(role|content)"', value):  # as in a column of a CSV file
+        with suppress(ValueError):
+            value = json.loads(value)
     if isinstance(value, str) and not isinstance(value, NumberText) and value.strip():
         return ({"role": "user", "content": value},)
     if (

@@ -94,13 +94,13 @@ def _scale(saved: Mapping[str, Any], layer: str, what: str) -> tuple[int, float]
     """The rank of a layer, and what its B A is multiplied by."""
     rank = _of_layer(saved.get("rank_pattern"), layer, saved.get("r"))
     alpha = _of_layer(saved.get("alpha_pattern"), layer, saved.get("lora_alpha"))
-    if not isinstance(rank, int) or not 1 <= rank <= RANKS[-1]:
+    if not isinstance(rank, int) or isinstance(rank, bool) or not 1 <= rank <= RANKS[-1]:
         raise UserError(
             f"{what} with r = {rank}, and the engine takes ranks from 1 to {RANKS[-1]}: merge the adapter into its "
             "model, and name that"
         )
-    if not isinstance(alpha, int | float):
-        raise UserError(f"{what} with lora_alpha = {alpha!r}, which must be a number")
+    if not isinstance(alpha, int | float) or isinstance(alpha, bool) or not math.isfinite(alpha):
+        raise UserError(f"{what} with lora_alpha = {alpha!r}, which must be a finite number")
     return rank, alpha / (math.sqrt(rank) if saved.get("use_rslora") else rank)
 
 

@@ -100,9 +100,10 @@ def _as_known(row: Row, question: str, tests: str) -> Row:
 def _one_question(row: Row) -> tuple[Row, Sequence[Message]]:
     """A row with one text as its question, and the messages before it."""
     for name in ("question", "text", "prompt", "question_content"):
-        if isinstance(row.get(name), list):
+        if row.get(name) and isinstance(row[name], list | str):
             *before, last = message_prompt(row[name])
-            return {**row, name: last["content"]}, before
+            if last["content"] != row[name]:
+                return {**row, name: last["content"]}, before
     return row, ()
 
 

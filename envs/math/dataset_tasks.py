@@ -17,8 +17,8 @@ from forge_env.data.tasks import DataTasks
 
 QUESTIONS = ("question", "problem", "prompt", "input", "query")
 ANSWERS = (
-    *("final_answer", "expected_answer", "answer", "target", "ground_truth", "solution", "output"),
-    "reward_model.ground_truth",  # the rows of verl
+    *("final_answer", "expected_answer", "answer", "target", "ground_truth"),
+    *("reward_model.ground_truth", "solution", "output"),  # the first is of verl's rows
 )
 
 Values = Mapping[str, Any]

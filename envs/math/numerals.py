@@ -30,6 +30,7 @@ _UNIT_ALIASES = {
     "mph": "mile hour^-1", "n": "newton", "j": "joule", "w": "watt", "v": "volt", "hz": "hertz", "c": "celsiu",
     "f": "fahrenheit", "square": "square", "unit": "unit", "day": "day", "week": "week", "month": "month",
     "year": "year", "radian": "radian", "mile": "mile", "cent": "cent",
+    "kmh": "kilometer hour^-1", "kmph": "kilometer hour^-1", "yr": "year",
 }  # fmt: skip
 _KNOWN_UNITS = frozenset(_UNIT_ALIASES) | frozenset(_UNIT_ALIASES.values())
 _ONE_LETTER = "hmsglLNJWV"
@@ -79,7 +80,7 @@ _LATEX_FRACTION = re.compile(
 _UNIT_FRACTION = re.compile(r"\\[dtc]?frac\s*\{\s*([a-zA-Z]+)\s*\}\s*\{\s*([a-zA-Z]+(?:\s*\^\d)?)\s*\}")
 _FORMULA = re.compile(r"(\$\$?)([^$]+)\1(?!\d)")
 _FORMAT = re.compile(
-    r"\\(?:text(?:rm|bf|it)?|math(?:rm|bf|it)|mbox|operatorname)\s*\{([^{}]*)\}|\\(?:rm|bf|it)(?![a-z])"
+    r"\\(?:text(?:rm|bf|it)?|math(?:rm|bf|it)|mbox|fbox|underline|operatorname)\s*\{([^{}]*)\}|\\(?:rm|bf|it)(?![a-z])"
 )
 _LABEL = re.compile(
     r"(\\text(?:bf|rm)?\{\s*)?(?:the\s)?(?:final\s)?answer\s*(?:is\b|:|=)[\s:]*(\})?\s*(?!\s|$)", re.IGNORECASE
@@ -115,6 +116,7 @@ _SIGNS = str.maketrans(
         "≤": "\\le ", "≥": "\\ge ", "≠": "\\ne ", "∪": "\\cup ", "∩": "\\cap ", "∈": "\\in ", "∅": "\\emptyset ",
         "ℝ": "\\mathbb{R}", "ℤ": "\\mathbb{Z}", "ℚ": "\\mathbb{Q}", "ℕ": "\\mathbb{N}", "⟨": "\\langle ",
         "⟩": "\\rangle ", "…": "\\ldots ", "°": "^\\circ ", "÷": "\\div ", "∨": "\\lor ", "∧": "\\land ", "\u200b": "",
+        "✕": "*", "∗": "*",
     }
 )  # fmt: skip
 _LONG_UNITS = "|".join(sorted((u for u in _KNOWN_UNITS if len(u) > 1 and " " not in u), reverse=True))
@@ -126,7 +128,7 @@ _UNITS = rf"(?:(?:[/*]|per\s)\s*)?{_NAMED}(?:(?:\s*[/*]\s*|\sper\s|\s){_NAMED}){
 _SIGN = r"(?:(?:(?<=[\x01=({])|(?<=[\x01=({]\s))[-+]\s*|[-+](?=\S))"
 _QUANTITY = (
     rf"(?:{_SIGN}\x01?)?(?:{_MONEY}\s*[-+]?\s*)?{re.sub('[?]P<[a-z]+>', '?:', _VALUE)}{_ORDINAL}?"
-    rf"(?:\s*(?:{'|'.join(_SCALES)})s?\b)*(?:[\x01\s]*(?:{_PERCENT}|{_UNITS}|{_MONEY}))?(?!\w)"
+    rf"(?:[\x01\s]*(?:{'|'.join(_SCALES)})s?\b)*(?:[\x01\s]*(?:{_PERCENT}|{_UNITS}|{_MONEY}))?(?!\w)"
 )
 _LETTER = r"(?<![a-z\\])[a-z](?![a-z])"
 _COMMAND = (
@@ -186,9 +188,10 @@ def plain(text: str) -> str:
         text = _RAISED.sub(lambda m: "^{" + m[0].translate(_LOWERED) + "}", text)
         text = _VULGAR.sub(lambda m: "\\frac{{{}}}{{{}}}".format(*unicodedata.normalize("NFKC", m[0]).split("⁄")), text)
         text = "".join(str(unicodedata.decimal(c)) if c.isdecimal() else c for c in text).translate(_SIGNS)
-        text = re.sub(r"(\d)\u0305", r"\\overline{\1}", text).replace("}\\overline{", "")
+        text = re.sub(r"(\d)[\u0304\u0305]", r"\\overline{\1}", text).replace("}\\overline{", "")
         text = re.sub(r"\\sqrt\s*(\[3\])?\s*(\d+(?:\.\d+)?)", r"\\sqrt\1{\2}", text)
     text = text.replace("{,}", "")  # thousands
+    text = re.sub(r"<(su[pb])>([^<>]*)</\1>", lambda m: ("^{" if m[1] == "sup" else "_{") + m[2] + "}", text)
     if "\\" in text or "~" in text:
         text = text.replace(",\\!", "")  # thousands
         text = _SIZES.sub(lambda m: m[0] if m[0] == "\\\\" else "", text)
@@ -356,7 +359,7 @@ def _flat(text: str) -> str:
         text = re.sub(r"\\(?:times|cdot)(?![a-zA-Z])", "*", text)
     text = _CITATION.sub("", text)
     text = re.sub(r"(?:\\mu\s|[µμ])\s*(?=[a-zA-Z])", " micro ", re.sub(r"(?<=[\d ])(?:\\Omega|Ω)", " ohm", text))
-    text = re.sub(r"(?<=\d)\s*x\s*(?=10\s*(?:\^|\*\*))", "*", text)
+    text = re.sub(r"(?<=\d)\s*(?:[xX*]|\\ast)\s*(?:10|\{\s*10\s*\})\s*(?=\^|\*\*)", "*10", text)
     return _LATEX_FRACTION.sub(_as_quotient, _recurring_as(text, "{}/{}"))
 
 

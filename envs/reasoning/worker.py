@@ -48,7 +48,9 @@ _WORD = re.compile(r"[A-Za-z_]\w*")
 _ONE_NUMBER = re.compile(r"(?:(?<![\w)])-)?(?:\d[\d,]*\.?\d*|\.\d+)")
 _OPERAND = r"(?:(?<![a-zA-Z])[a-zA-Z](?![a-zA-Z])|[()\d])"
 _ARITHMETIC = re.compile(
-    rf"\d\s*[-+*/]+\s*{_OPERAND}|{_OPERAND}\s*[-+*/]+\s*\.?\d|\d\s*\^|\^\W*\d|\de|(?<![a-z])e\d", re.IGNORECASE
+    rf"\d\s*[-+*/]+\s*{_OPERAND}|{_OPERAND}\s*[-+*/]+\s*\.?\d|\d\s*\^|\^\W*\d|\de|(?<![a-z])e\d|[√π]|\d\s*[²³⁰-⁹]"
+    r"|(?<![a-z])(?:minus|negative|hundred|thousand|million|billion)(?![a-z])",
+    re.IGNORECASE,
 )
 _FENCE = re.compile(r"```\w*\n(.*?)\n?```", re.DOTALL)
 _NO_NUMBER = re.compile(r"(?<![a-zA-Z])(?:nan|inf|infinity)[ij]?(?![a-zA-Z])", re.IGNORECASE)

@@ -30,4 +30,4 @@ def parse_options(option: Sequence[str], tools: Sequence[str] = (), command: str
         if options[name] != value:
             first, second = masked({name: options[name]}), masked({name: value})
             raise UserError(f"the option {name} is given twice, {first[name]!r} and {second[name]!r}: give one")
-    return with_entries({}, dict(pairs))
+    return with_entries({}, dict(sorted(pairs, key=lambda pair: pair[0].count("."))))

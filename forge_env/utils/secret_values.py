@@ -6,6 +6,7 @@ writes what was masked to a file that only its owner reads, and `restored` reads
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import re
@@ -23,16 +24,16 @@ FILE = "secrets.json"
 _SHORTEST = 6  # a shorter value is masked where it stands, but not in sentences, which it would garble
 
 _SECRET = re.compile(
-    "passwords?|passwd|passphrase|passcode|pwd?|secrets?|credentials?|authorization|bearer|cookies?|jwt|dsn|"
+    "[a-z]*passwords?|passwd|passphrase|passcode|pwd?|secrets?|credentials?|creds?|authorization|bearer|cookies?|jwt|dsn|"
     "apikeys?|secretkey|privatekey|accesskey|authkey|authtoken|accesstoken|apitoken"
 )
 _ACCESS = re.compile("api|access|auth|secret|private|bearer|refresh|session|encryption|signing|ssh")
 """Before "keys" and "tokens", which mean other things without it."""
 _OF_DATA = re.compile(
-    "answer|any|audio|cache|chosen|column|config|data|dataset|dict|each|example|field|fn|foreign|function|group|hot|"
-    "idempotency|image|index|input|item|json|label|lookup|main|map|messages?|metric|output|partition|primary|problem|"
-    "prompt|public|query|question|record|rejected|response|reward|row|sample|score|short|solution|sort|target|task|"
-    "text|tool|video"
+    "answer|any|audio|by|cache|chosen|column|config|data|dataset|dict|each|example|field|fn|foreign|function|group|hot|"
+    "id|idempotency|image|index|input|item|json|label|lookup|main|map|messages?|metric|name|output|partition|primary|problem|"
+    "prompt|public|query|question|record|rejected|response|reward|row|sample|score|short|solution|sort|state|target|task|"
+    "text|tool|value|video"
 )
 """Before "key": a column, or the key of a table."""
 _OF_TEXT = re.compile(
@@ -50,12 +51,15 @@ _PARAMETERS = {"key", "sig", "signature"}
 _ANYWHERE = re.compile(
     r"(?<![\w+.-])[a-zA-Z][\w+.-]*://(?P<user>[^\s/?#'\"]+)(?=@)"
     r"|(?P<name>(?<=[?&#])[\w.-]+)=(?P<parameter>[^\s&#'\"]+)"
-    r"|\bBearer (?P<bearer>(?!tokens?\b|[A-Z_]+\b)[\w+/.~=-]{4,})"
-    r"|\bBasic (?P<basic>(?=[\w+/]*[\d=])[\w+/]{6,}=*)"
+    r"|\b(?:Bearer|bearer(?= \S*\d)) (?P<bearer>(?!tokens?\b|[A-Z_]+\b)[\w+/.~=-]{4,})"
+    r"|\bBasic (?P<basic>[\w+/]{6,}=*)"
+    r"|\bcurl\b[^\n]{0,500}? (?:-u|--user|--proxy-user)[ =]['\"]?(?P<curl>[^\s:'\"]+:[^\s'\"]+)"
     r"|(?<![\w/@.+-])(?P<login>(?!(?:mailto|openai):)[\w.+-]+:[^\s:@/]+)(?=@(?!https?://|sha256:)"
     r"(?:localhost|\d+(?:\.\d+){3}|[a-zA-Z][\w-]*(?:\.[\w-]+)*\.[a-zA-Z]{2,}|[a-zA-Z][\w-]*(?=[:/]))(?![\w@]))"
-    r"|(?<![\w-])(?P<known>sk-[\w-]{16,}|gh[pousr]_\w{20,}|github_pat_\w{20,}|hf_[A-Za-z0-9]{20,}|glpat-[\w-]{16,}"
-    r"|xox[abprs]-[\w-]{10,}|AKIA[0-9A-Z]{16}|AIza[\w-]{30,}|eyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]*"
+    r"|(?<![\w-])(?P<known>sk-(?=[\w-]*\d)[\w-]{16,}|gh[pousr]_\w{20,}|github_pat_\w{20,}|hf_[A-Za-z0-9]{20,}|glpat-[\w-]{16,}"
+    r"|(?:gsk|npm|r8|[rs]k_live|lin_api|dop_v1|wandb_v1)_(?=\w*\d)\w{20,}|ya29\.[\w-]{20,}|SG\.[\w-]{16,}\.[\w-]{16,}"
+    r"|(?:xai|nvapi|pplx|tvly|pypi|xapp)-(?=[\w-]*\d)[\w-]{20,}|(?<=hooks\.slack\.com/services/)[\w/]{20,}"
+    r"|xox[abprs]-[\w-]{10,}|A[KS]IA[0-9A-Z]{16}|AIza[\w-]{30,}|eyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]*"
     r"|-----BEGIN [A-Z ]*PRIVATE KEY-----(?:.|\s)*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z))"
 )
 """What is a secret by its form: parts of URLs, headers, and keys with the marks of their issuers."""
@@ -63,9 +67,10 @@ _BY_NAME = (
     re.compile(r"(?<![\w.-])-{0,2}(?P<name>[A-Za-z][\w.-]*)=(?P<value>'[^']+'|\"[^\"]+\"|[^\s&;,'\"]+)"),
     re.compile(r"\A\s*(?P<name>[A-Za-z][\w-]*):\s+(?P<value>[^\n]*\S)\s*\Z"),
     re.compile(r"(?<![\w-])(?P<name>[A-Za-z]\w*-[\w-]+|(?i:authorization|cookie)): *(?P<value>[^'\"\n]+)"),
+    re.compile(r"(?P<quote>['\"])(?P<name>[A-Za-z][\w-]*)(?P=quote): *(?P<value>'[^']+'|\"[^\"]+\")"),
     re.compile(r"(?<![\w-])--?(?P<name>[A-Za-z][\w-]*) +(?P<value>(?!-)(?:'[^']+'|\"[^\"]+\"|[^\s'\"]+))"),
 )
-"""A secret by the name before it: NAME=VALUE, "NAME: VALUE", a header in a longer text, and --NAME VALUE."""
+"""A secret by the name before it: NAME=VALUE, "NAME: VALUE", a header or entry in a longer text, and --NAME VALUE."""
 _known: set[str] = set()
 """The secrets of this process, for its sentences."""
 
@@ -96,12 +101,15 @@ def masked(value: Any, path: Sequence[Any] = ()) -> Any:
         path: the names and indices that lead to it.
     """
     if isinstance(value, Mapping):
-        return {key: masked(item, (*path, key)) for key, item in value.items()}
+        named = {"value": (value.get("name"),)}  # {"name": "Authorization", "value": ...}
+        return {key: masked(item, (*path, *named.get(key, ()), key)) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [masked(item, (*path, number)) for number, item in enumerate(value)]
+        return [masked(item, (*path, *_name_before(value, i, path), i)) for i, item in enumerate(value)]
     names = [name for name in path if isinstance(name, str)]
     if isinstance(value, str) and value and HIDDEN not in value:
-        if any(map(is_secret_name, names)) or (names and names[-1].endswith("auth") and _LOGIN.fullmatch(value)):
+        is_auth = bool(names) and names[-1].lower().endswith(("auth", "login"))
+        is_login = is_auth and ("headers" in names or _LOGIN.fullmatch(value))
+        if is_login or any(map(is_secret_name, names)):
             return value if _is_reference(value) else _hide(value)
         return _masked_setting(value)
     is_number = isinstance(value, int) and not isinstance(value, bool)
@@ -117,7 +125,8 @@ def masked_text(text: str) -> str:
 
 def keep(folder: Path, settings: Mapping[str, Any]) -> None:
     """Write the secrets among settings to the folder's `FILE`, which only its owner reads; without any, remove it."""
-    secrets = [(path, value) for path, value in _leaves(settings) if masked(value, path) != value]
+    leaves = zip(_leaves(settings), _leaves(masked(settings)), strict=True)
+    secrets = [(path, value) for (path, value), (_, shown) in leaves if HIDDEN in str(shown) and shown != value]
     if secrets:
         replace_file(folder / FILE, json.dumps(secrets, default=str) + "\n", mode=0o600)
     else:
@@ -158,6 +167,17 @@ def check_present(settings: Mapping[str, Any], give: str) -> None:
         )
 
 
+def _name_before(items: Sequence[Any], number: int, path: Sequence[Any]) -> Sequence[str]:
+    """The name before an item that may be its value: ["--api-key", VALUE], and a header or a login as a pair."""
+    name, is_pair = items[number - 1], len(items) == 2 and number == 1
+    if not number or not isinstance(name, str) or not isinstance(items[number], str):
+        return ()
+    if is_pair and path and str(path[-1]).lower().endswith("auth") and re.fullmatch(r"[\w.@+-]+", name):
+        return ("password",)
+    is_option = name.startswith("-") and not items[number].startswith("-")
+    return (name,) if is_option or (is_pair and "headers" in path) else ()
+
+
 def _leaves(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Any]]:
     if isinstance(value, Mapping | list | tuple) and value:
         for key, item in value.items() if isinstance(value, Mapping) else enumerate(value):
@@ -187,6 +207,14 @@ def _is_reference(value: str) -> bool:
     return (value.isidentifier() and value in os.environ) or bool(_REFERENCE.fullmatch(value))
 
 
+def _is_login(text: str) -> bool:
+    """Whether a text is the base64 of USER:PASSWORD."""
+    try:
+        return ":" in base64.b64decode(text, validate=True).decode()
+    except ValueError:
+        return False
+
+
 def _hide(secret: str) -> str:
     if len(secret) >= _SHORTEST and secret not in HIDDEN:
         _known.add(secret)
@@ -195,12 +223,14 @@ def _hide(secret: str) -> str:
 
 def _hide_match(match: re.Match[str], hide: Callable[[str], str]) -> str:
     if name := match["name"]:
-        is_secret = is_secret_name(name) or name.lower() in _PARAMETERS
+        is_secret = is_secret_name(name) or re.sub("^x-(amz|goog)-", "", name.lower()) in _PARAMETERS
         return f"{name}={hide(match['parameter'])}" if is_secret and HIDDEN not in match[0] else match[0]
-    secret = next(match[group] for group in ("user", "bearer", "basic", "login", "known") if match[group])
+    secret = next(match[group] for group in ("user", "bearer", "basic", "curl", "login", "known") if match[group])
     if match["user"] == "git" or HIDDEN in secret:  # git is the user of ssh
         return match[0]
-    hide(secret.partition(":")[2] if match["user"] or match["login"] else secret)
+    if match["basic"] and not _is_login(secret):
+        return match[0]
+    hide(secret.partition(":")[2] if match["user"] or match["login"] or match["curl"] else secret)
     return match[0].replace(secret, HIDDEN)
 
 

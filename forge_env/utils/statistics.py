@@ -300,7 +300,7 @@ def _sign_flips(differences: Sequence[float]) -> float:
     count = len(differences)
     if not count:
         return 1.0
-    observed = abs(math.fsum(differences)) - 1e-9
+    observed = abs(math.fsum(differences)) - 1e-9 * math.fsum(map(abs, differences))
     if count <= MAX_EXACT_TASKS:
         return sum(abs(_flipped(differences, bits)) >= observed for bits in range(2**count)) / 2**count
     rng = random.Random(0)

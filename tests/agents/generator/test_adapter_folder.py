@@ -100,7 +100,9 @@ def test_scales_and_ranks_of_layers_are_pefts(
     [
         ({"r": 513}, "with r = 513, and the engine takes ranks from 1 to 512: merge the adapter into its model"),
         ({"r": 0}, "with r = 0, "),
-        ({"lora_alpha": None}, "with lora_alpha = None, which must be a number"),
+        ({"lora_alpha": None}, "with lora_alpha = None, which must be a finite number"),
+        ({"lora_alpha": float("nan")}, "with lora_alpha = nan, which must be a finite number"),
+        ({"r": True}, "with r = True, "),
         ({"use_dora": True}, "with use_dora = True, which is not supported"),
         ({"bias": "lora_only"}, "with bias = 'lora_only', which is not supported"),
         ({"init_lora_weights": "pissa"}, "init_lora_weights = 'pissa', which changes the model's own weights"),

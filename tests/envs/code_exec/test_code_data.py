@@ -208,7 +208,7 @@ def test_rows_of_verl_and_nested_fields(
     asked = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Add one."}]
     row: dict[str, Any] = {"prompt": asked, "reward_model": {"ground_truth": truth, "style": "rule"}, "kind": "a"}
     if names:
-        row = {"asked": {"by": {"whom": asked}}, "graded": {"truth": truth, "how": "a"}}
+        row = {"asked": {"by": {"whom": json.dumps(asked)}}, "graded": {"truth": truth, "how": "a"}}
     [task] = CodeExec.tasks("all", count=1, data=write(tmp_path / "rows.jsonl", [row]), **names)
     system, question = task.prompt
     assert system["content"] == "Be brief." and question["content"].startswith("Add one.") and task.kind == "a"

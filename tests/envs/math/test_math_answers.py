@@ -131,13 +131,22 @@ PROSE: list[tuple[str, list[str], list[str]]] = [
     # target, what earns 1, what earns 0
     (
         "12",
-        [r"The area is $12\text{ cm}^2$.", "12 cm³", "**12** cm", "12 sq. ft.", "a 12-day trip", "12.[1]", "12.¹"],
+        [
+            r"The area is $12\text{ cm}^2$.",
+            "12 cm³",
+            "**12** cm",
+            "12 sq. ft.",
+            "a 12-day trip",
+            "12 cm<sup>2</sup>",
+            "12.[1]",
+            "12.¹",
+        ],
         [],
     ),
     (
         "2",
         ["2 apples.", "- 2 pears", "(A) 2", "1. 2", "2!"],
-        [r"The area is $12\text{ cm}^2$.", "x²", "x^{2}", "a_2", "H2O"],
+        [r"The area is $12\text{ cm}^2$.", "x²", "x^{2}", "a_2", "x<sup>2</sup>", "H2O"],
     ),
     (
         "9",

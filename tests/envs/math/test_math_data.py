@@ -95,9 +95,10 @@ def test_aime_has_capital_columns_and_whole_numbers(tmp_path: Path) -> None:
 
 def test_a_prompt_of_messages(tmp_path: Path) -> None:
     messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "1 + 1?"}]
-    path = write(tmp_path / "chat.jsonl", [{"prompt": messages, "target": 2.0}])
-    [task] = load_tasks(str(path), split="all", count=1)
-    assert (list(task.prompt), task.target) == (messages, "2.0")
+    for prompt in (messages, json.dumps(messages)):
+        path = write(tmp_path / "chat.jsonl", [{"prompt": prompt, "target": 2.0}])
+        [task] = load_tasks(str(path), split="all", count=1)
+        assert (list(task.prompt), task.target) == (messages, "2.0")
 
 
 def test_named_columns(tmp_path: Path) -> None:
@@ -120,7 +121,7 @@ def test_named_columns(tmp_path: Path) -> None:
 def test_rows_of_verl_and_nested_fields(tmp_path: Path, names: dict[str, str], left_out: str) -> None:
     asked = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "What is 3 + 4?"}]
     extra = json.dumps({"level": "easy", "truth": "007"})
-    rows = [{"prompt": asked, "reward_model": {"ground_truth": "007"}, "extra_info": extra}]
+    rows = [{"prompt": asked, "solution": "7.", "reward_model": {"ground_truth": "007"}, "extra_info": extra}]
     path = str(write(tmp_path / "dapo.jsonl", rows))
     if left_out:
         with pytest.raises(UserError, match=re.escape(left_out)):

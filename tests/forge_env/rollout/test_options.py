@@ -59,6 +59,7 @@ def test_a_command_line_gives_entries_and_each_option_once() -> None:
         (["level=1", "level=2"], "option level is given twice, '1' and '2'"),
         (["api_key=LEAK", "api_key=LEAK2"], r"twice, '\[secret-not-written\]' and"),
         (["counts={}", "counts.a=1"], r"counts is '\{\}', and counts\.a is given as an entry of it"),
+        (["counts.a=1", "counts={}"], r"counts is '\{\}', and counts\.a is given as an entry of it"),
         (["=1"], "not of the form name=value"),
     ):
         with pytest.raises(UserError, match=words):

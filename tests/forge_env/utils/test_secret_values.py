@@ -35,6 +35,20 @@ SECRETS: dict[str, Any] = {
     "dsn": "postgres://me:LEAKED@db/x",
     "text": "use -----BEGIN RSA PRIVATE KEY-----\nLEAKED\n-----END RSA PRIVATE KEY-----",
     "known": "sk-LEAKED-0123456789abcdef",
+    "environment": "PGPASSWORD=LEAKED psql",
+    "options": ["--level", "2", "--api-key", "LEAKED"],
+    "pairs": {"headers": [["X-Api-Key", "LEAKED"], ["Accept", "text/html"]]},
+    "entries": [{"name": "OPENAI_API_KEY", "value": "LEAKED"}, {"name": "LEVEL", "value": "2"}],
+    "http_auth": ["me", "LEAKED"],
+    "login": "me:LEAKED",
+    "own_header": {"headers": {"X-Auth": "LEAKED"}},
+    "login_of_curl": "curl -u me:LEAKED https://host",
+    "signed": "https://host/a?X-Amz-Signature=LEAKED",
+    "dictionary": "{'api_key': 'LEAKED'}",
+    "lower": "bearer LEAKED01",
+    "in_base64": "Basic bWU6TEVBS0VE",
+    "hook": "https://hooks.slack.com/services/T000/B000/LEAKED0123456789",
+    "groq": "gsk_LEAKED0123456789abcdef",
 }
 NO_SECRETS: dict[str, Any] = {
     "max_tokens": 512,
@@ -62,6 +76,13 @@ NO_SECRETS: dict[str, Any] = {
     "suite": "verifiers:wordle@0.1.0",
     "repository": "ssh://git@github.com/me/it.git",
     "page": "https://host/path@v1?x=1&key_column=a",
+    "grid": ["token", "sequence"],
+    "flags": ["--use-token", "--level", "2"],
+    "entries": [{"name": "level", "value": "2"}],
+    "name_key": "name",
+    "pass@1": 1,
+    "library": "sk-learn-or-another-library",
+    "course": "Basic algebra2 and Basic Calculus101",
     "prompt": "Basic training. A Bearer token is a=1. The password: is none.",
 }
 
@@ -96,7 +117,7 @@ def test_a_folder_gives_its_secrets_back(tmp_path: Path) -> None:
     assert restored({"env": {"options": {"api_key": "another"}}}, tmp_path) == {
         "env": {"options": {"api_key": "another"}}
     }
-    keep(tmp_path, {"env": {}})
+    keep(tmp_path, {"env": {"empty": ()}})
     assert not (tmp_path / FILE).exists()
     with pytest.raises(
         UserError, match=r"hold.* env\.options\.api_key, env.*; give them again, --env\.options\.api_key X"

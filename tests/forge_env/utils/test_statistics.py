@@ -227,6 +227,12 @@ def test_each_interval_of_a_family_is_at_the_level_of_its_test() -> None:
     )
 
 
+@pytest.mark.parametrize("size", [1e-9, 1e9])
+def test_the_size_of_rewards_changes_no_verdict(size: float) -> None:
+    values = [0.1, 0.2, 0.3, -0.6, 0.7, 0.1, 0.2, -0.4, 0.3]
+    assert paired([size * value for value in values], [0.0] * 9).p_value == paired(values, [0.0] * 9).p_value
+
+
 def test_runs_of_different_tasks_are_no_pairs() -> None:
     with pytest.raises(ValueError):
         paired([1.0], [1.0, 0.0])

@@ -45,10 +45,21 @@ def test_every_name_leads_to_one_setting() -> None:
         ("epochs", "training.steps"),
         ("max_turns", "env.max_turns"),
         ("warmup_steps", "training.warmup_steps"),
+        ("custom_reward_function.name", "training.reward"),
+        ("trainer.scheduler.type", "training.lr_schedule"),
+        ("env.args", "env.options"),
+        ("num_rollout", "training.steps"),
+        ("max_input_tokens", "env.max_tokens"),
     ],
 )
 def test_an_option_of_another_library_is_understood(name: str, ours: str) -> None:
     with pytest.raises(UserError, match=f"there is no option --{name}; did you mean --{ours}\\?"):
+        parse(Config, [f"--{name}", "5"], SHORT_OPTIONS)
+
+
+@pytest.mark.parametrize("name", ["deepspeed", "use_liger_loss", "trainer.loss.type", "trainer.log.level"])
+def test_a_name_without_a_counterpart_leads_nowhere(name: str) -> None:
+    with pytest.raises(UserError, match=f"there is no option --{name}; --help"):
         parse(Config, [f"--{name}", "5"], SHORT_OPTIONS)
 
 

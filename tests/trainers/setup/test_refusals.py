@@ -252,6 +252,9 @@ REFUSED = {
     "--model a --model.path b": (
         "the command line: --model is 'a' and --model.path is 'b', two values of one setting: give one"
     ),
+    "--env.options.x.a 1 --env.options.x 2": (
+        "the command line: --env.options.x.a is '1' and --env.options.x is '2', two values of one setting: give one"
+    ),
     "--metrics.sinks a:B --metrics.sinks c:D": (
         "the command line: --metrics.sinks is 'a:B' and --metrics.sinks is 'c:D', two values of one setting: give one"
     ),

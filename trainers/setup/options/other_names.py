@@ -10,7 +10,8 @@ from collections.abc import Collection
 ALGORITHM = "ALGORITHM"
 """Stands for the section of the run's algorithm, such as "grpo"."""
 OUR_NAMES = {
-    "model.path": "model model_name model_name_or_path pretrain actor_model base_model hf_model model_id model.name",
+    "model.path": """hf_checkpoint model model_name model_name_or_path pretrain actor_model base_model hf_model
+        model_id model.name""",
     "output": "output_dir default_local_dir ckpt_path save_path output_path out_dir save_dir",
     "resume": "resume_from_checkpoint resume_mode load_checkpoint resume_path ckpt.resume_step",
     "dataset.path": "dataset dataset_name train_dataset prompt_data train_files data_path train_file dataset_path",
@@ -18,18 +19,19 @@ OUR_NAMES = {
     "dataset.tasks": "num_examples max_samples train_max_samples num_train_examples num_tasks max_train_samples",
     "dataset.held_out": "num_eval_examples val_max_samples eval_max_samples max_eval_samples",
     "env.name": "environment environment.id env_id environment_id env_name env.id vf_env_id environment_factory",
-    "env.options": "env_args environment_args environment.args env_kwargs",
+    "env.options": "env_args environment_args environment.args env.args env_kwargs",
     "env.max_turns": "max_assistant_turns multi_turn.max_turns max_tool_calling_iterations max_steps_per_episode",
     "env.max_turn_tokens": """max_completion_length max_new_tokens max_response_length generate_max_len response_length
         max_completion_tokens rollout.response_length sampling.max_tokens sampling_args.max_tokens""",
-    "env.max_tokens": "max_model_len max_seq_len max_length max_seq_length max_prompt_length prompt_max_len max_len",
+    "env.max_tokens": """max_model_len max_seq_len max_length max_seq_length max_prompt_length prompt_max_len max_len
+        max_input_tokens vllm_max_model_length""",
     "env.max_thinking_tokens": "thinking_budget max_think_tokens max_thinking_length",
     "env.thinking": "enable_thinking thinking",
     "renderer.tools": "tool_parser tool_call_parser chat_template",
     "warmup.steps": "num_sft_steps sft_warmup_steps",
     "sft.epochs": "epochs num_train_epochs max_epochs total_epochs num_epochs",
     "training.steps": """epochs num_train_epochs max_epochs total_epochs num_epochs max_steps
-        total_training_steps num_steps train_steps total_steps training_steps max_train_steps""",
+        total_training_steps num_rollout num_steps train_steps total_steps training_steps max_train_steps""",
     "training.batch_size": """batch_size rollout_batch_size train_batch_size per_device_train_batch_size groups_per_step
         prompts_per_step local_batch_size generation_batch_size gen_batch_size train_micro_batch_size unique_prompts
         num_unique_prompts_rollout ppo_mini_batch_size""",
@@ -41,7 +43,8 @@ OUR_NAMES = {
     "training.seq_len": "block_size seqlen cutoff_len",
     "training.packing": "use_remove_padding packing_samples use_dynamic_bsz padding_free sample_packing",
     "training.learning_rate": "learning_rate lr actor_learning_rate optim.lr actor_lr max_lr peak_lr",
-    "training.lr_schedule": "lr_scheduler_type lr_scheduler scheduler warmup_style scheduler_type lr_decay_style",
+    "training.lr_schedule": """lr_scheduler_type lr_scheduler scheduler scheduler.type warmup_style scheduler_type
+        lr_decay_style""",
     "training.warmup_steps": """warmup_ratio lr_warmup_steps num_warmup_steps lr_warmup_ratio lr_warmup_steps_ratio
         warmup_step""",
     "training.weight_decay": "l2 adam_weight_decay optim.weight_decay",
@@ -53,7 +56,8 @@ OUR_NAMES = {
     "training.attention": "attn_implementation flash_attn attn_impl",
     "training.cpu_offload": "param_offload offload optimizer_offload fsdp_cpu_offload adam_offload",
     "training.compile": "torch_compile use_torch_compile",
-    "training.reward": "reward_funcs reward_func reward_function reward_fn remote_rm_url custom_reward_function.path",
+    "training.reward": """reward_funcs reward_func reward_function reward_fn remote_rm_url custom_reward_function.path
+        custom_reward_function.name""",
     "training.advantages": "adv_estimator advantage_estimator advantage_fn",
     "training.loss": "loss_fn policy_loss.loss_mode custom_loss",
     "training.seed": "data_seed random_seed",
@@ -103,7 +107,8 @@ OUR_NAMES = {
     "metrics.tensorboard": "use_tensorboard tensorboard_dir logging_dir",
     "": """top_k min_p repetition_penalty num_iterations ppo_epochs gamma lam lambd critic_learning_rate critic_warmup
         sync_ref_model reward_weights per_device_eval_batch_size hub_model_id logging_steps mask_truncated_completions
-        lora_dropout optim adam_beta1 adam_beta2 dataset_text_field load_in_4bit trust_remote_code value_clip""",
+        lora_dropout optim adam_beta1 adam_beta2 dataset_text_field load_in_4bit trust_remote_code value_clip
+        deepspeed importance_sampling_level use_liger_loss ref_model_mixup_alpha ref_model_sync_steps type level""",
 }
 """Our name -> the names of others, with as many parts from the right as tell them apart. Of several that lead to ours
 the first counts that a run has: reinforcement learning has no epochs. Nothing here does what the last ones do."""

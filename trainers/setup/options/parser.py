@@ -46,7 +46,8 @@ def parse(
         for name, value, _ in given:
             settings.give(name, value, source)
     texts = [_Given(name, text) for name, given in options.items() for text in given if settings.is_text(name)]
-    settings.check_once(texts, "the command line")
+    entries = [_Given(name, given[-1]) for name, given in options.items() if settings.is_entry(settings.dotted(name))]
+    settings.check_once([*texts, *entries], "the command line")
     for name, values in options.items():
         is_list = len(values) > 1 and settings.is_entry(settings.dotted(name))
         settings.give(name, values if is_list else values[-1], "the command line")
