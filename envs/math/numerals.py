@@ -37,6 +37,7 @@ _ONE_LETTER = "hmsglLNJWV"
 """Units that may stand directly behind a number in an answer: 5h. In a target 5t and 3m are algebra."""
 _LETTERS = _ONE_LETTER + "AKTCF"
 """Units that may stand apart: 5 A. 5 a is algebra."""
+_CODES = {"us$": "$", "usd": "$", "eur": "€", "gbp": "£", "jpy": "¥", "inr": "₹", "rs": "₹"}
 _POWERS = {"square": 2, "sq": 2, "cubic": 3, "cu": 3}
 _POWERS_BEHIND = {"squared": 2, "cubed": 3}
 _OTHER_WORDS = """or and to not nor but versus vs is are maybe either plus minus times over divided modulo mod squared
@@ -46,6 +47,13 @@ _NO_UNITS = frozenset(_OTHER_WORDS.split())
 
 _GROUPED = re.compile(r"(?<![\d.,])[1-9]\d{0,2}(?:,\d{3})+(?!,?\d)", re.ASCII)
 _SPACED = r"(?: \d{3})+(?!,?\d|\s*/)"
+_CODE = re.compile(r"(?<![a-zA-Z])(US\\?\$|USD|EUR|GBP|JPY|INR|Rs\.?)\s*(?=\$?\d)")
+_SCALED = re.compile(rf"(?<=\d)-(?=(?:{'|'.join(_SCALES)})\b)")
+_SUM_OF_UNITS = re.compile(
+    r"(?<=\d)(\s*(?:h|hr|hour|min|minute|ft|foot|feet|lb|pound|m|kg|km)s?)\s(?:and\s)?"
+    r"(?=\d+\s?(?:min|minute|sec|second|s|in|inch|inche|oz|ounce|cm|g|m)s?\b)"
+)
+"""5 min 30 s is a sum: it has no last number."""
 _NUM = rf"(?:(?:[1-9]\d{{0,2}}(?:(?:,\d{{3}})+|{_SPACED})|\d+)(?:\.\d*)?|\.\d+)(?![.,]?\d)"
 _TEN = r"10\s*(?:\^|\*\*)\s*[({]?\s*(?P<power>[-+]?\d+)\s*[)}]?"
 _MIXED = r"(?P<whole>\d+)\s+(?P<part>\d+\s*/\s*\d+)(?![.,]?\d)"
@@ -145,7 +153,7 @@ _TERM = (
 )
 _OPERATOR = (
     r"\s*(?:\*\*?|[-+/≈]|\\(?:div|pm|approx)(?![a-z])|(?<=\d):(?=\d))\s*|(?<=\d)\sx\s(?=\d)"
-    r"|\s(?:times|over|divided by)\s"
+    r"|\s(?:times|over|divided by|mod|modulo)\s|\s?\\p?b?mod(?![a-z])\s?"
 )
 _RUN = re.compile(
     rf"{_EXPONENT}|(?P<run>(?<![\w^_])(?<!\d[.,])(?:[-+](?=[(\\])|{_NO_VALUE})?{_TERM}(?:(?:{_OPERATOR}|\s(?=\\))?{_TERM})*)",
@@ -173,7 +181,8 @@ class Number:
 
         A unit is compared only where both have one. This holds for percent signs too: 50% equals 50 and 0.5.
         """
-        if self.unit and other.unit and self.unit != other.unit:
+        units = {self.unit, other.unit} - {""}
+        if len(units) > 1 or (units and self.percent != other.percent):
             return False
         mine, theirs = {self.value}, {other.value}
         if self.percent != other.percent:
@@ -191,6 +200,7 @@ def plain(text: str) -> str:
         text = re.sub(r"(\d)[\u0304\u0305]", r"\\overline{\1}", text).replace("}\\overline{", "")
         text = re.sub(r"\\sqrt\s*(\[3\])?\s*(\d+(?:\.\d+)?)", r"\\sqrt\1{\2}", text)
     text = text.replace("{,}", "")  # thousands
+    text = _SCALED.sub(" ", _CODE.sub(lambda m: _CODES[m[1].lower().strip(".").replace("\\", "")], text))
     text = re.sub(r"<(su[pb])>([^<>]*)</\1>", lambda m: ("^{" if m[1] == "sup" else "_{") + m[2] + "}", text)
     if "\\" in text or "~" in text:
         text = text.replace(",\\!", "")  # thousands
@@ -257,14 +267,15 @@ def _parse(text: str, loose: bool) -> Number | None:
     match = _NUMBER.fullmatch(re.sub(rf"(?<=\d){_ORDINAL}$", "", text))
     if match is None or (match["sign"] and match["inner"]):
         return None
-    unit = unit_of(match["rest"], attached=text[match.start("rest") - 1] != " ", loose=loose)
+    behind = unit_of(match["rest"], attached=text[match.start("rest") - 1] != " ", loose=loose)
     value = _value(match)
-    if unit is None or value is None:
+    if behind is None or value is None:
         return None
-    name, scale, percent = unit
+    name, scale, percent = behind
     negative ^= (match["sign"] or match["inner"]) == "-"
     value *= -scale if negative else scale
-    return Number(value=value, unit=_CURRENCIES.get(match["money"], name), percent=percent)
+    unit = " ".join(sorted({*name.split(), *filter(None, [_CURRENCIES.get(match["money"], "")])}))
+    return Number(value=value, unit=unit, percent=percent)
 
 
 def _value(match: re.Match[str]) -> Fraction | None:
@@ -380,7 +391,9 @@ def last_number(text: str) -> str | None:
     for line in reversed(text.splitlines()):
         for end in range(len(line), 0, -_STEP):
             start = max(0, end - 2 * _STEP)
-            matches = _RUN.finditer(_flat(line[start:end]).replace("\\{", "{").replace("\\}", "}"))
+            matches = _RUN.finditer(
+                _SUM_OF_UNITS.sub(r"\1+", _flat(line[start:end])).replace("\\{", "{").replace("\\}", "}")
+            )
             runs = [match["run"] for match in matches if match["run"] and (match.start() or not start)]
             runs = [run for run in runs if re.search(r"\d", re.sub(_EXPONENT, "", run, flags=re.IGNORECASE))]
             if runs:
