@@ -70,7 +70,7 @@ class Diagnosis:
         if phase == "train":
             self._history.add(step, values)
         elif phase == "evaluation":
-            self._history.evaluations.append(values)
+            self._history.evaluated(values)
         if phase in ("train", "evaluation"):
             self._look(step)
 

@@ -44,6 +44,8 @@ FALLEN = 4.0
 """Standard errors of a fall; the best of many steps is above its mean by chance, so that 2 would not do."""
 MOVED = 2.0
 """Standard errors of a movement."""
+APART = 0.2
+"""How far success in training is above the interval of the held-out success if the one does not carry over."""
 
 Values = Mapping[str, float]
 KEPT = (
@@ -136,6 +138,11 @@ class History:
         """The last steps."""
         return list(self.recent)[-count:]
 
+    def evaluated(self, values: Values) -> None:
+        """Add an evaluation, with the success of the training at that time."""
+        now = {"training_success": _mean(self.last(FEW), "success")} if len(self.recent) >= FEW else {}
+        self.evaluations.append({**values, **now})
+
     @property
     def has_risen(self) -> bool:
         """Whether success rose from the first steps to the last ones by more than chance."""
@@ -153,7 +160,7 @@ def cases(history: History, facts: RunFacts) -> Iterator[Case]:
     """Everything that is true of the present state. A cause that explains another finding takes its place."""
     found = [
         case
-        for rule in (_not_finite, _constant, _falling, _no_signal, _truncated, _clipped, _mismatch, _entropy)
+        for rule in (_not_finite, _constant, _falling, _no_signal, _truncated, _clipped, _mismatch, _entropy, _apart)
         if (case := rule(history, facts)) is not None
     ]
     kinds = {case.kind for case in found}
@@ -384,6 +391,20 @@ def _entropy(history: History, facts: RunFacts) -> Case | None:
             f"(now {facts.learning_rate:g}), or --{facts.algorithm}.beta 0.01",
         )
     return None
+
+
+def _apart(history: History, facts: RunFacts) -> Case | None:
+    newest = (history.evaluations or [{}])[-1]
+    now, high = newest.get("training_success", 0.0), newest.get("success_high", 1.0)
+    if facts.resamples or now - high <= APART:  # groups that are sampled anew are no measure of the tasks
+        return None
+    return Case(
+        "held_out_apart",
+        f"success in training is {now:.3f} over {FEW} steps, and {newest['success']:.3f} on held-out tasks",
+        "what is learned does not carry over: the held-out tasks have numbers, words or forms that no training task "
+        "has, or the training tasks are few",
+        "more training tasks of more kinds (--dataset.tasks), and a test split that is drawn as the training split is",
+    )
 
 
 def _not_moving(history: History, facts: RunFacts) -> Case | None:

@@ -215,6 +215,20 @@ def test_held_out_success_that_falls_beyond_its_interval_is_found() -> None:
     assert diagnosis.findings[0].measured == "held-out success is 0.650, and was 0.800 before"
 
 
+def test_success_in_training_that_does_not_carry_over_is_found() -> None:
+    def of(held_out: float, steps: int = 5, facts: RunFacts = FACTS) -> list[Finding]:
+        diagnosis = Diagnosis(facts)
+        for number in range(1, steps + 1):
+            diagnosis.log("train", number, HEALTHY)
+        values = {"success": held_out, "success_low": held_out - 0.05, "success_high": held_out + 0.05}
+        diagnosis.log("evaluation", steps, values)
+        return diagnosis.findings
+
+    assert kinds(of(0.2)) == ["held_out_apart"]
+    assert of(0.2)[0].measured == "success in training is 0.500 over 5 steps, and 0.200 on held-out tasks"
+    assert of(0.3) == of(0.2, steps=4) == of(0.2, facts=replace(FACTS, resamples=True)) == []
+
+
 def test_a_run_that_does_not_move_is_found_at_its_end_or_after_many_steps() -> None:
     rng = random.Random(1)
     level = [{"training_reward": 0.4 + rng.gauss(0, 0.05), "success": 0.4} for _ in range(59)]
