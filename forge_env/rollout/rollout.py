@@ -150,20 +150,14 @@ async def run_episode(
         assert env is not None
         outcome, ended_by, error = run.time_limit_outcome(env, factory.name, end)
         await run.notify_limit(env, end.limit)
-    except EnvError as env_error:
-        outcome, error = Outcome.ENV_FAULT, error_text(env_error)
-    except InfraError as infra_error:
-        outcome, error = Outcome.INFRA_FAULT, f"{type(infra_error).__name__}: {infra_error}"
+    except (EnvError, InfraError) as fault:
+        outcome, error = _fault(fault)
     finally:
         stop_recording(recording)
         if token is not None:
             inside.reset(token)
         if env is not None:
-            if close_error := await close_env(env, limits.step_seconds):
-                run.info["close_error"] = masked_text(close_error)
-            if unstopped := gate_of(env).running:
-                run.info["unstopped"] = unstopped
-            await _add_final_info(env, limits.step_seconds, run.info)
+            await _close(env, limits.step_seconds, run.info)
     turns = run.conversations.turns
     lineage: tuple[Lineage, ...] = ()
     if run.conversations.are_several or sum([turn.starts_row for turn in turns]) > 1:
@@ -176,10 +170,8 @@ async def run_episode(
     if outcome.is_valid and env is not None:
         try:
             success = await success_of(env, reward, limits.step_seconds)
-        except EnvError as env_error:
-            outcome, error, ended_by = Outcome.ENV_FAULT, error_text(env_error), ""
-        except InfraError as infra_error:  # of an environment on another machine
-            outcome, error, ended_by = Outcome.INFRA_FAULT, f"{type(infra_error).__name__}: {infra_error}", ""
+        except (EnvError, InfraError) as fault:  # an InfraError of an environment on another machine
+            (outcome, error), ended_by = _fault(fault), ""
     return Episode(
         task=task,
         turns=turns,
@@ -197,6 +189,22 @@ async def run_episode(
         info=run.info,
         lineage=lineage,
     )
+
+
+def _fault(error: EnvError | InfraError) -> tuple[Outcome, str]:
+    """The outcome of an episode that an error has ended, and its text."""
+    if isinstance(error, EnvError):
+        return Outcome.ENV_FAULT, error_text(error)
+    return Outcome.INFRA_FAULT, f"{type(error).__name__}: {error}"
+
+
+async def _close(env: Env, seconds: float, info: dict[str, Any]) -> None:
+    """Close an environment; what went wrong, and its facts about the whole episode, go to `info`."""
+    if close_error := await close_env(env, seconds):
+        info["close_error"] = masked_text(close_error)
+    if unstopped := gate_of(env).running:
+        info["unstopped"] = unstopped
+    await _add_final_info(env, seconds, info)
 
 
 async def offers_tools(factory: EnvFactory, task: Task, *, seed: int, env_options: Mapping[str, Any]) -> bool:
