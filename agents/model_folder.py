@@ -17,6 +17,7 @@ INITIAL = "initial_model"
 """The folder of a model that was made for a run, in the run's folder."""
 EXPORTER = "trainers.run.checkpoint_model"
 """The program that writes the model of a checkpoint, by name: agents do not import trainers."""
+EXPORT_SECONDS = 3600.0
 
 
 def find_model(name: str, *, option: str = "--model") -> Path:
@@ -138,7 +139,13 @@ def _model_of_checkpoint(folder: Path) -> Path:
     model = folder / "model"
     if not model.is_dir():
         command, environ = [sys.executable, "-m", EXPORTER, str(folder)], {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
-        done = subprocess.run(command, capture_output=True, text=True, env=environ)
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, env=environ, timeout=EXPORT_SECONDS)
+        except subprocess.TimeoutExpired:
+            raise UserError(
+                f"the model of the checkpoint {folder} was not written within {EXPORT_SECONDS:g} s: look at the disk, "
+                f"or run python -m {EXPORTER} {folder} by hand"
+            ) from None
         if done.returncode:
             reason = (done.stderr.strip().splitlines() or [f"it ended with {done.returncode}"])[-1]
             raise UserError(f"the model of the checkpoint {folder} cannot be written: {reason}")
