@@ -25,6 +25,7 @@ from forge_env.evaluation.digests import changed
 from forge_env.records.run_files import EPISODES, FAULTS, PLAN, read_object
 from forge_env.utils.atomic import replace_file
 from forge_env.utils.folders import make_folders, remove_empty
+from forge_env.utils.secret_values import FILE as SECRETS
 from forge_env.utils.secret_values import keep, masked
 
 RESULT = "eval.json"
@@ -74,7 +75,8 @@ class EvalFolder:
     def __exit__(self, kind: object, *_: object) -> None:
         """Close the folder; one without an episode, of an evaluation that is refused or stopped, is removed."""
         if kind is not None and not any((self.path / name).exists() for name in (EPISODES, FAULTS, RESULT)):
-            (self.path / PLAN).unlink(missing_ok=True)
+            for name in (PLAN, SECRETS):
+                (self.path / name).unlink(missing_ok=True)
             remove_empty(self._made)
         self.close()
 

@@ -225,7 +225,7 @@ METRICS = '{"phase": "warmup", "step": 3, "time": 1.0}\n'
     ("files", "is_its_own"),
     [
         ({}, True),
-        ({"console.jsonl": "", "logs/envs.log": "", "initial_model/config.json": "{}"}, True),
+        ({"console.jsonl": "", "logs/envs.log": "", "initial_model/config.json": "{}", "secrets.json": "[]"}, True),
         ({"console.jsonl": "", "metrics.jsonl": METRICS, "episodes/warmup.jsonl": ""}, True),
         ({"console.jsonl": "", "metrics.jsonl": METRICS.replace("warmup", "train")}, False),
         ({"console.jsonl": "", "metrics.jsonl": METRICS[:9]}, False),

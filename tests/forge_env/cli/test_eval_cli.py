@@ -827,11 +827,36 @@ def test_the_time_outs_of_an_endpoint_are_options(
         assert chat_server.asked[-1].body.get("stream", False) is (out != "whole")
 
 
-def test_a_refused_key_ends_it_at_once(run: Run, chat_server: ChatServer, key: str) -> None:  # noqa: F811
+KEYED = """
+from forge_env import Task, ToolEnv, reward
+
+
+class Keyed(ToolEnv):
+    def __init__(self, api_key: str):
+        super().__init__()
+
+    @classmethod
+    def tasks(cls, split, *, count, seed=0):
+        return [Task(prompt=({"role": "user", "content": f"{split} {n}"},), target=n) for n in range(count)]
+
+    @reward
+    def right(self, answer: str) -> float:
+        return float(answer == str(self.task.target))
+"""
+
+
+def test_a_refused_key_ends_it_at_once_and_leaves_no_folder(
+    run: Run,
+    tmp_path: Path,
+    chat_server: ChatServer,  # noqa: F811
+    key: str,
+) -> None:
     chat_server.will(chat_server.fails(401, f"bad key {key}"))
-    arguments = ["--env", "math", "--agent", f"openai:m@{chat_server.url}", "--tasks", "3", "--out", "out"]
-    error = run(*arguments, code=2)["error"]
+    (tmp_path / "keyed.py").write_text(KEYED)
+    options = ("--option", "api_key=of-a-service", "--tasks", "3", "--out", "out")
+    error = run("--env", "keyed.py:Keyed", "--agent", f"openai:m@{chat_server.url}", *options, code=2)["error"]
     assert "refused the API key in the environment variable OPENAI_API_KEY" in error and key not in error
+    assert not (tmp_path / "out").exists()
 
 
 # ---- what a checkpoint says about itself ----

@@ -13,11 +13,12 @@ from agents.model_folder import INITIAL
 from forge_env.core.errors import UserError
 from forge_env.records.run_files import CONFIG, FACTS, steps_of
 from forge_env.utils.folders import make_folders
+from forge_env.utils.secret_values import FILE as SECRETS
 from trainers.setup.checks.resume_checks import REFERENCE, REFERENCE_ADAPTER
 
 CONSOLE, METRICS = "console.jsonl", "metrics.jsonl"
 _WRITTEN = frozenset(
-    {CONSOLE, METRICS, CONFIG, FACTS, INITIAL, REFERENCE, REFERENCE_ADAPTER}
+    {CONSOLE, METRICS, CONFIG, FACTS, SECRETS, INITIAL, REFERENCE, REFERENCE_ADAPTER}
     | {"episodes", "logs", "checkpoints", "report.html", "trace.json", "trained.jsonl", "tensorboard", "wandb"}
 )
 """What a run may have written before its first optimizer step."""
