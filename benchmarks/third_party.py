@@ -196,7 +196,7 @@ def compare(suite: Suite, played: Sequence[Played], python: str) -> dict[str, An
 
 
 def show(results: Mapping[str, Mapping[str, Any]]) -> None:
-    """Print the table in Markdown, as docs/suites.md has it, and what was left out."""
+    """Print the table in Markdown, as benchmarks/results/third_party.md has it, and what was left out."""
     columns = (
         "suite | version | tasks | gold earns 1 | empty earns 1 | cheats earn 1 | own checker agrees | 64 at once | s"
     )

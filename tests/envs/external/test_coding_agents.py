@@ -33,7 +33,7 @@ RESULTS = ROOT / "benchmarks" / "results" / "agents.json"
 @pytest.mark.parametrize("name", AGENTS)
 def test_the_page_says_what_was_measured(name: str) -> None:
     measured = json.loads(RESULTS.read_text())[name]
-    lines = (ROOT / "docs" / "external.md").read_text().splitlines()
+    lines = (ROOT / "benchmarks" / "results" / "agents.md").read_text().splitlines()
     [row] = [line for line in lines if line.startswith(f"| {name} | `{measured['package']}`")]
     fields = ", ".join(f"`{field}`" for field in measured["ignored_fields"]) or "nothing"
     figures = f"| {measured['turns']}, {measured['rows']} | {measured['repeated_tokens']} | {fields} |"
