@@ -4,7 +4,7 @@
     python -m benchmarks.expert_curves --runs outputs/mine         # of outputs/mine/on-SEED and off-SEED, there already
 
 Each run is `python -m trainers.grpo --model.size tiny-moe` with the defaults. The results, whatever they are, go to
-benchmarks/results/expert_curves.json, and the curves into docs/experts.png.
+benchmarks/results/expert_curves.json, and the curves into expert_curves.png beside it.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from typing import Any
 
 from benchmarks.algorithms import WINDOW
 from benchmarks.demo import KEPT, RESULTS, with_interval
-from benchmarks.machine import REPOSITORY, describe
+from benchmarks.machine import describe
 
-PICTURE = REPOSITORY / "docs" / "experts.png"
+PICTURE = RESULTS / "expert_curves.png"
 REPLAY = {"on": "#08519c", "off": "#d95f02"}  # and their colours
 MISMATCH = ("replay/experts_differ", "mean_abs_logprob_difference")
 

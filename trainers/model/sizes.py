@@ -43,7 +43,7 @@ MODEL_SIZES: Mapping[str, ModelSize] = {
         head_dim=64,
         max_position_embeddings=4096,
         vocab_size=1024,
-        # It learns to copy rare tokens in two thirds of the supervised steps: docs/gpu.md.
+        # It learns to copy rare tokens in two thirds of the supervised steps: benchmarks/results/gpu.md.
         tie_word_embeddings=True,
     ),
     "tiny-moe": ModelSize(num_experts=8, num_experts_per_tok=2, moe_intermediate_size=192),

@@ -1,6 +1,6 @@
 """Estimates of the memory that each process of a run needs, from the sizes of the model and from the config alone.
 
-Not counted: compiled graphs of the trainer, and Python itself. docs/gpu.md has measured peaks beside planned ones. In
+Not counted: compiled graphs of the trainer, and Python itself. benchmarks/results/gpu.md has measured peaks. In
 the formulas, of one block: h = hidden_size, q and k = sizes of queries and of keys, m = size of the MLP or of the
 experts that compute a token. P = all parameters, V = vocabulary, c = bytes of a number in the compute dtype.
 """
