@@ -352,7 +352,29 @@ REFUSALS: dict[str, tuple[str, ...]] = {
         "1000 for the completion). Please reduce your prompt; or completion length.",
     ),
     "GitHub": ("Request body too large for gpt-4o-mini model. Max size: 8000 tokens.",),
-    "a server of one's own": ("the prompt and the tokens to generate exceed the context length",),
+    "a server of one's own": (
+        "the prompt and the tokens to generate exceed the context length",
+        "The length of your prompt (9000) is over the model maximum",
+        "input_tokens + max_tokens > context length",
+        "input_tokens (9000) + max_tokens (1000) > 8192",
+        "exceeds the limit of 8192 tokens",
+        "Prompt (9000 tokens) exceeds the limit of 8192 tokens",
+        "Number of tokens in the prompt (9000) is greater than the limit of 8192 tokens",
+        "Prompt is 9000 tokens long, but the maximum is 8192",
+        "Your prompt has 9000 tokens, which is more than the 8192 tokens that this model supports",
+        "The request of 9000 tokens does not fit into the context of 8192 tokens",
+        "requested 9000 tokens, but the model supports at most 8192",
+        "Your messages exceed the maximum of 8192 tokens",
+        "Token limit of 8192 exceeded",
+        "Your prompt with 3 images is too long: 9000 tokens > 8192 maximum",
+    ),
+    "mistral.rs": ("Prompt sequence length is greater than 4096, perhaps consider using `truncate_sequence`",),
+    "Hugging Face": ("Input is too long for this model, shorten your input or use 'parameters': {'truncation': 'x'}",),
+    "Cloudflare": (
+        "AiError: The estimated number of input and maximum output tokens (9000) exceeded this model context window "
+        "limit (8192).",
+    ),
+    "transformers": ("The sequence length 9000 is larger than max_position_embeddings 8192",),
     "Snowflake": ("max tokens of 8192 exceeded",),
     "Zhipu": ("Prompt 超长",),
     "Spark": ("token数量超过上限。对话历史+问题的字数太多，需要精简输入",),
@@ -377,6 +399,10 @@ REFUSALS: dict[str, tuple[str, ...]] = {
         "`max_model_len` is no smaller than the number of text tokens.",
         "The decoder prompt (length 5747) is longer than max_model_len of 4096.",
         "Input prompt (5000 tokens) is too long and exceeds limit of 4096",
+        "Input prompt (9000 tokens) + lookahead slots (0) is too long and exceeds the capacity of block_manager",
+        "The decoder prompt (length 8357) is longer than the maximum model length of 8192. Make sure that "
+        "`max_model_len` is no smaller than the number of text tokens plus multimodal tokens. For image inputs, the "
+        "number of image tokens depends on the number of images, and possibly their aspect ratios as well.",
     ),
     "SGLang": (
         "Requested token count exceeds the model's maximum context length of 131072 tokens. You requested a total of "
@@ -415,7 +441,11 @@ REFUSALS: dict[str, tuple[str, ...]] = {
     "Groq": ("Please reduce the length of the messages or completion.",),
     "Fireworks": ("The prompt is too long: 40000, model maximum context length: 32767",),
     "Mistral": ("Prompt contains 40000 tokens, too large for model with 32768 maximum context length",),
-    "Gemini": ("The input token count (1196265) exceeds the maximum number of tokens allowed (1048575).",),
+    "Gemini": (
+        "The input token count (1196265) exceeds the maximum number of tokens allowed (1048575).",
+        "Unable to submit request because the input token count is 1050000 but model only supports up to 1048576. "
+        "Reduce the input token count and try again.",
+    ),
     "DeepSeek": (
         "This model's maximum context length is 65536 tokens. However, you requested 70000 tokens (65000 in the "
         "messages, 5000 in the completion). Please reduce the length of the messages or completion.",
@@ -438,6 +468,8 @@ REFUSALS: dict[str, tuple[str, ...]] = {
     "Bedrock": (
         "Input is too long for requested model.",
         "Malformed input request: expected maxLength: 100, actual: 120",
+        "400 Bad Request: Too many input tokens. Max input tokens: 8192, request input token count: 9000",
+        "Input Tokens Exceeded: Number of input tokens exceeds maximum length. Please update the input to try again.",
     ),
     "Copilot": ("prompt token count of 130001 exceeds the limit of 128000",),
     "MiniMax": ("invalid params, context window exceeds limit (2013)",),
@@ -532,6 +564,28 @@ OTHERS: dict[str, tuple[int, Any]] = {
         "5000 for the completion). Please reduce your prompt; or completion length.",
     ),
     "a load": (503, "The model is overloaded"),
+    "a cache": (500, "KV cache is full"),
+    "a cache, of a long prompt": (500, "the prompt is too long for now: the KV cache is full"),
+    "an image": (400, "messages.1.content.0.image: image too large"),
+    "an image of the input": (400, "Input image is too large. The maximum is 20 MB"),
+    "an image of Anthropic": (
+        400,
+        "messages.0.content.0.image.source.base64: image exceeds 5 MB maximum: 6291456 bytes > 5242880 bytes",
+    ),
+    "images": (400, "too many images"),
+    "images of a prompt": (400, "Too many images in the prompt: the maximum is 8 images"),
+    "tokens of an image": (400, "Image tokens exceed the limit of 4096 tokens per image"),
+    "a sound": (400, "Input audio file is too long"),
+    "pages": (400, "The PDF in your message is too large"),
+    "a member": (400, "messages.2.tool_calls.0.id is too long"),
+    "a member's name": (400, "The tool name in messages[2] is too long (max 64)"),
+    "a key of the bearer": (400, "Invalid request: the bearer token is longer than 4096 characters"),
+    "stop tokens": (400, "The request has 5 stop tokens, but the maximum is 4"),
+    "tools": (400, "The request has 130 tools, but the maximum is 128"),
+    "too short": (400, "Prompt length must be greater than 0"),
+    "max_tokens of a server": (400, "Invalid request: max_tokens (20000) is greater than the maximum (8192)"),
+    "max_tokens of another": (400, "max_completion_tokens 20000 exceeds the limit of 8192 tokens"),
+    "an answer": (400, "The output exceeds the limit of 8192 tokens"),
     "what was sent": (422, {"detail": [{"msg": "Field required", "input": {"messages": [{"content": FULL}]}}]}),
     "a role": (400, "messages[2].role is unknown"),
 }

@@ -1,0 +1,75 @@
+"""The state of a training run as text: what its steps measured, its evaluations, its findings, and how it ended."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from statistics import fmean
+
+from forge_env.report import tables
+from forge_env.report.numbers import short
+from forge_env.report.page import title, why_incomplete
+from forge_env.report.run_data import RunData, read_run
+
+METRICS = """reward training_reward success loss groups_with_signal signal/failed signal/solved episodes tokens
+    tokens_left_out truncated entropy grad_norm skipped clipped_low clipped_high kl mean_abs_logprob_difference ess
+    staleness_mean sampled_tokens_mean seconds/rollout seconds/train s/step"""
+"""Metrics of the phase "train" that say whether and why a run learns; those that a run has are shown."""
+
+
+def run_text(folder: Path) -> str:
+    """The state of a run, from the present content of its folder; the run may be going on.
+
+    Raises:
+        UserError: the folder is not the folder of a training run.
+    """
+    run = read_run(folder)
+    state = "complete" if run.is_complete else f"not complete: {why_incomplete(run)}"
+    figures = (f"{label}: {figure} {remark}".rstrip() for label, figure, remark in tables.headline(run))
+    parts = {
+        "": [f"{title(run)}, seed {run.fact('seed')}: {state}", *figures],
+        "Steps": [*_steps(run)],
+        "Held-out success": [*_evaluations(run)],
+        "What may keep it from learning": [
+            f"{when}: {measured}. Likely cause: {cause}. Try: {settings}."
+            for when, measured, cause, settings in tables.finding_parts(run)
+        ],
+    }
+    blocks = ("\n".join([*[f"{head}:"] * bool(head), *lines]) for head, lines in parts.items() if lines)
+    return "\n\n".join(blocks)
+
+
+def _steps(run: RunData) -> Iterator[str]:
+    """The means of the first and of the last fifth of the steps."""
+    records = run.phases.get("train", ())
+    if not records:
+        return
+    part = max(1, len(records) // 5)
+    ends = records[:part], records[-part:]
+    heads = [f"{end[0]['step']} to {end[-1]['step']}" if len(end) > 1 else str(end[0]["step"]) for end in ends]
+    rows = [["mean of the steps", *heads]]
+    for name in [*METRICS.split(), *run.metric_names("train", r"reward/.+/mean")]:
+        means = [_mean([float(record[name]) for record in end if name in record]) for end in ends]
+        if any(map(math.isfinite, means)):
+            rows.append([name, *map(short, means)])
+    width = max(len(row[0]) for row in rows)
+    for name, first, last in rows:
+        yield f"{name:{width}} {first:>12} {last:>12}"
+
+
+def _mean(values: Sequence[float]) -> float:
+    return fmean(values) if values else math.nan
+
+
+def _evaluations(run: RunData) -> Iterator[str]:
+    """The first, the best and the last evaluation of the run's own tasks."""
+    named = {name: item for name, item in tables.titled_evaluations(run).items() if item.attempts}
+    if not named:
+        return
+    names = list(named)
+    best = max(names, key=lambda name: named[name].success_rate)
+    for what, name in {"first": names[0], "best": best, "last": names[-1]}.items():
+        yield f"{what:5} ({name}): {named[name]}"
+    if change := named[names[-1]].change_text(named[names[0]]):
+        yield change
