@@ -21,7 +21,7 @@ TRAINERS: dict[str, tuple[int, str]] = {
     "trainers.train OWN:MINE --help": (0, "--grpo.clip_high 0.28"),
     "trainers.grpo --lerning_rate 3": (2, "did you mean --training.learning_rate?"),
     "trainers.sft --sft.epoch 3": (2, "did you mean --sft.epochs?"),
-    "trainers.dapo --dapo.clip_low low": (2, "it must be a number"),
+    "trainers.dapo --dapo.clip_low low": (2, "it must be a finite number"),
     "trainers.grpo --env maht": (2, "Did you mean math?"),
     "trainers.ppo": (2, "Did you mean grpo?"),
     "trainers": (2, "name the algorithm"),

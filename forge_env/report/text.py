@@ -46,11 +46,11 @@ def _steps(run: RunData) -> Iterator[str]:
     if not records:
         return
     part = max(1, len(records) // 5)
-    ends = records[:part], records[-part:]
-    heads = [f"{end[0]['step']} to {end[-1]['step']}" if len(end) > 1 else str(end[0]["step"]) for end in ends]
-    rows = [["mean of the steps", *heads]]
+    ends = [(end[0]["step"], end[-1]["step"]) for end in (records[:part], records[-part:])]
+    rows = [["mean of the steps", *(f"{low} to {high}" if low < high else str(low) for low, high in ends)]]
     for name in [*METRICS.split(), *run.metric_names("train", r"reward/.+/mean")]:
-        means = [_mean([float(record[name]) for record in end if name in record]) for end in ends]
+        series = run.series("train", name)
+        means = [_mean([value for step, value in series if low <= step <= high]) for low, high in ends]
         if any(map(math.isfinite, means)):
             rows.append([name, *map(short, means)])
     width = max(len(row[0]) for row in rows)

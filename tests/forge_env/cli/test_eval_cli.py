@@ -800,6 +800,13 @@ def test_the_full_context_of_an_endpoint_is_named_as_its_own(
     assert f"{words}--max-tokens (4096) does not raise it\n" in capfd.readouterr().err
 
 
+def test_an_evaluation_is_shown_again(run: Run, capfd: pytest.CaptureFixture[str]) -> None:
+    run(*dungeon("out", "--max-turns", "29"))
+    assert main(["report", "out", "--text"]) == 0
+    shown = capfd.readouterr().out
+    assert "avg@1" in shown and "0 episodes were run now, 3 read" in shown and "everything is in out" in shown
+
+
 def test_a_dead_endpoint_is_tried_for_a_few_episodes_only(run: Run, chat_server: ChatServer, key: str) -> None:  # noqa: F811
     chat_server.will(chat_server.fails(400, "no such thing"))
     arguments = ["--env", "math", "--agent", f"openai:m@{chat_server.url}", "--tasks", "40", "--out", "out"]

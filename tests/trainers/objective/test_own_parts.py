@@ -10,7 +10,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
 
 from forge_env.core.errors import UserError
 from tests.trainers.episodes import episode, group, turn
