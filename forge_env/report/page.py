@@ -42,13 +42,13 @@ def render_page(run: RunData) -> str:
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{escape(title(run))}</title>\n<style>{style}</style>\n</head>\n<body>\n"
+        f"<title>{escape(title_of(run))}</title>\n<style>{style}</style>\n</head>\n<body>\n"
         f"{_header(run)}\n<main>\n{_sections(run)}\n</main>\n</body>\n</html>\n"
     )
     return page.encode("utf-8", "replace").decode("utf-8")  # a model may write half of a surrogate pair
 
 
-def title(run: RunData) -> str:
+def title_of(run: RunData) -> str:
     """What was trained, and on what."""
     algorithm, env = (str(run.fact(name) or "") for name in ("algorithm", "env"))
     return f"{algorithm or 'training'} on {env or 'data'}"
@@ -70,7 +70,7 @@ def _header(run: RunData) -> str:
         for label, figure, remark in tables.headline(run)
     )
     return (
-        f'<header><h1>{escape(title(run))}<span class="state {state}">{state}</span></h1>'
+        f'<header><h1>{escape(title_of(run))}<span class="state {state}">{state}</span></h1>'
         f'<p class="sub">{" · ".join(escape(part) for part in parts if part)}</p>{ended}'
         f'<ul class="figures">{figures}</ul></header>'
     )

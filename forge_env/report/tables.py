@@ -124,10 +124,11 @@ def evaluations(run: RunData) -> str:
     return table(head, rows, range(2, 8)) + _difference(run)
 
 
-def titled_evaluations(run: RunData) -> dict[str, Evaluation]:
-    """The evaluations by their titles, in the order of the run."""
+def titled_evaluations(run: RunData, *, only_headline: bool = False) -> dict[str, Evaluation]:
+    """The evaluations by their titles, in the order of the run; only those of its headline, if so asked."""
     in_order = sorted(run.evaluations.items(), key=lambda item: _evaluation_position(item[0]))
-    return {_evaluation_title(run, name): evaluation for name, evaluation in in_order}
+    others = {name for name, _ in in_order if only_headline and ("." in name or name == "tool_off")}
+    return {_evaluation_title(run, name): evaluation for name, evaluation in in_order if name not in others}
 
 
 def _evaluation_row(title: str, evaluation: Evaluation) -> Row:

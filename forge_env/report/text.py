@@ -9,12 +9,12 @@ from statistics import fmean
 
 from forge_env.report import tables
 from forge_env.report.numbers import short
-from forge_env.report.page import title, why_incomplete
+from forge_env.report.page import title_of, why_incomplete
 from forge_env.report.run_data import RunData, read_run
 
-METRICS = """reward training_reward success loss groups_with_signal signal/failed signal/solved episodes tokens
-    tokens_left_out truncated entropy grad_norm skipped clipped_low clipped_high kl mean_abs_logprob_difference ess
-    staleness_mean sampled_tokens_mean seconds/rollout seconds/train s/step"""
+METRICS = """reward success loss groups_with_signal signal/failed signal/solved episodes tokens tokens_left_out entropy
+    grad_norm skipped clipped_low clipped_high kl mean_abs_logprob_difference ess staleness_mean seconds/rollout
+    seconds/train s/step"""
 """Metrics of the phase "train" that say whether and why a run learns; those that a run has are shown."""
 
 
@@ -26,9 +26,9 @@ def run_text(folder: Path) -> str:
     """
     run = read_run(folder)
     state = "complete" if run.is_complete else f"not complete: {why_incomplete(run)}"
-    figures = (f"{label}: {figure} {remark}".rstrip() for label, figure, remark in tables.headline(run))
+    figures = (f"{label}: {figure}{f' ({remark})' * bool(remark)}" for label, figure, remark in tables.headline(run))
     parts = {
-        "": [f"{title(run)}, seed {run.fact('seed')}: {state}", *figures],
+        "": [f"{title_of(run)}, seed {run.fact('seed')}: {state}", *figures],
         "Steps": [*_steps(run)],
         "Held-out success": [*_evaluations(run)],
         "What may keep it from learning": [
@@ -63,13 +63,13 @@ def _mean(values: Sequence[float]) -> float:
 
 
 def _evaluations(run: RunData) -> Iterator[str]:
-    """The first, the best and the last evaluation of the run's own tasks."""
-    named = {name: item for name, item in tables.titled_evaluations(run).items() if item.attempts}
-    if not named:
+    """The first, the best and the last evaluation of the run's headline."""
+    by_title = tables.titled_evaluations(run, only_headline=True)
+    titles = [title for title, evaluation in by_title.items() if evaluation.attempts]
+    if not titles:
         return
-    names = list(named)
-    best = max(names, key=lambda name: named[name].success_rate)
-    for what, name in {"first": names[0], "best": best, "last": names[-1]}.items():
-        yield f"{what:5} ({name}): {named[name]}"
-    if change := named[names[-1]].change_text(named[names[0]]):
+    best = max(titles, key=lambda title: by_title[title].success_rate)
+    for what, title in {"first": titles[0], "best": best, "last": titles[-1]}.items():
+        yield f"{what:5} ({title}): {by_title[title]}"
+    if change := by_title[titles[-1]].change_text(by_title[titles[0]]):
         yield change

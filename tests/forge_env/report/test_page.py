@@ -342,7 +342,7 @@ def test_the_state_of_a_run_is_printed_as_text(tmp_path: Path, capsys: pytest.Ca
     finding = {"step": 3, "last_step": 9, "measured": "12 of 12", "cause": "too hard", "settings": "--env x"}
     held_out = {
         name: [attempt(f"{i}", float(i < solved)) for i in range(4)]
-        for name, solved in {"before": 1, "evaluation_4": 3, "after": 2}.items()
+        for name, solved in {"before": 1, "evaluation_4": 3, "after": 2, "after.greedy": 4}.items()
     }
     facts, metrics = FACTS | {"findings": [finding]}, steps(10, kl=0.5)
     metrics[9] |= {"kl": None, "loss": "odd"}
