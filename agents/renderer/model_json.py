@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from forge_env.core.json_text import ARGUMENTS, NoArgument, marked, unmarked
+from forge_env.core.json_text import ARGUMENTS, NoArgument, marked, not_finite, unmarked
 
 MAX_DEPTH = 64
 """Maximum nesting depth: deeper values break the code that copies and stores them."""
@@ -113,7 +113,7 @@ def flaw(value: Mapping[str, Any]) -> str:
         children: list[Any] = []
         for item in level:
             if isinstance(item, float) and not math.isfinite(item):
-                return f"{float(item)} is no JSON number"
+                return not_finite(item)
             if isinstance(item, (dict, list)):
                 children += item.values() if isinstance(item, dict) else item
         if not children:

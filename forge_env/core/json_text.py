@@ -91,6 +91,13 @@ class NoArgument(ValueError):
     """
 
 
+def not_finite(number: float) -> str:
+    """The sentence on a number that is NaN or infinite, perhaps only as a float."""
+    if isinstance(number, Exact):
+        return f"{number.text:.40} is larger than any number that a float holds"
+    return f"{number} is no JSON number"
+
+
 def compact(text: str) -> str:
     """Return JSON text without its white space and escapes; any other text as it is."""
     bare = _bare(text)
@@ -190,7 +197,7 @@ def _no_constant(constant: str) -> Any:
 def _finite(text: str) -> float:
     number = read_float(text)
     if not math.isfinite(number):
-        raise NoArgument(f"{text:.40} is larger than any number that a float holds")
+        raise NoArgument(not_finite(number))
     return number
 
 

@@ -48,7 +48,7 @@ def _steps(run: RunData) -> Iterator[str]:
     part = max(1, len(records) // 5)
     ends = [(end[0]["step"], end[-1]["step"]) for end in (records[:part], records[-part:])]
     rows = [["mean of the steps", *(f"{low} to {high}" if low < high else str(low) for low, high in ends)]]
-    for name in [*METRICS.split(), *run.metric_names("train", r"reward/.+/mean")]:
+    for name in [*METRICS.split(), *run.metric_names("train", r"reward/.+/mean|ended_by/[^/]+")]:
         series = run.series("train", name)
         means = [_mean([value for step, value in series if low <= step <= high]) for low, high in ends]
         if any(map(math.isfinite, means)):

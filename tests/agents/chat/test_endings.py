@@ -366,6 +366,11 @@ REFUSALS: dict[str, tuple[str, ...]] = {
         "requested 9000 tokens, but the model supports at most 8192",
         "Your messages exceed the maximum of 8192 tokens",
         "Token limit of 8192 exceeded",
+        "total_tokens 9000 > max_model_len 8192",
+        "Context window of 8192 tokens exceeded by 808 tokens",
+        "Unable to fit the prompt in the context window",
+        "This model supports a maximum of 8192 tokens, but your request has 9000",
+        "The combined length of the prompt and the completion exceeds 4096 tokens",
         "Your prompt with 3 images is too long: 9000 tokens > 8192 maximum",
     ),
     "mistral.rs": ("Prompt sequence length is greater than 4096, perhaps consider using `truncate_sequence`",),
@@ -441,6 +446,7 @@ REFUSALS: dict[str, tuple[str, ...]] = {
     "Groq": ("Please reduce the length of the messages or completion.",),
     "Fireworks": ("The prompt is too long: 40000, model maximum context length: 32767",),
     "Mistral": ("Prompt contains 40000 tokens, too large for model with 32768 maximum context length",),
+    "Vertex": ("Request contains text fields that are too large.",),
     "Gemini": (
         "The input token count (1196265) exceeds the maximum number of tokens allowed (1048575).",
         "Unable to submit request because the input token count is 1050000 but model only supports up to 1048576. "
@@ -564,6 +570,8 @@ OTHERS: dict[str, tuple[int, Any]] = {
         "5000 for the completion). Please reduce your prompt; or completion length.",
     ),
     "a load": (503, "The model is overloaded"),
+    "a time": (504, "Request timeout: prompt tokens processed 5000 of 9000, longer than 60 s"),
+    "images of messages": (400, "Invalid request: messages exceeds 100 images"),
     "a cache": (500, "KV cache is full"),
     "a cache, of a long prompt": (500, "the prompt is too long for now: the KV cache is full"),
     "an image": (400, "messages.1.content.0.image: image too large"),
