@@ -94,7 +94,7 @@ class NoArgument(ValueError):
 def not_finite(number: float) -> str:
     """The sentence on a number that is NaN or infinite, perhaps only as a float."""
     if isinstance(number, Exact):
-        return f"{number.text:.40} is larger than any number that a float holds"
+        return f"{number.text:.40} is beyond what a float holds"
     return f"{number} is no JSON number"
 
 
