@@ -69,7 +69,8 @@ def _evaluations(run: RunData) -> Iterator[str]:
     if not titles:
         return
     best = max(titles, key=lambda title: by_title[title].success_rate)
-    for what, title in {"first": titles[0], "best": best, "last": titles[-1]}.items():
-        yield f"{what:5} ({title}): {by_title[title]}"
-    if change := by_title[titles[-1]].change_text(by_title[titles[0]]):
+    places = {"first": titles[0], "best": best, "last": titles[-1]}
+    for title in dict.fromkeys(places.values()):
+        yield f"{', '.join(what for what in places if places[what] == title)} ({title}): {by_title[title]}"
+    if len(titles) > 1 and (change := by_title[titles[-1]].change_text(by_title[titles[0]])):
         yield change

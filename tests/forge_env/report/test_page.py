@@ -354,7 +354,7 @@ def test_the_state_of_a_run_is_printed_as_text(tmp_path: Path, capsys: pytest.Ca
     assert done[done.index("Steps:") + 1].split()[-6:] == ["1", "to", "2", "9", "to", "10"]
     assert (rows["reward"], rows["kl"], rows["loss"]) == (["0.150", "0.950"], ["0.500", "0.500"], ["0.750", "0.111"])
     assert "entropy" not in rows
-    names = ("first (before training): 0.250 [", "best  (after step 4): 0.750 [", "last  (after training): 0.500 [")
+    names = ("first (before training): 0.250 [", "best (after step 4): 0.750 [", "last (after training): 0.500 [")
     assert [line for line, name in zip(done[done.index("Held-out success:") + 1 :], names, strict=False)] == [
         line for line in done if line.startswith(names)
     ]
