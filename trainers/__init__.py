@@ -6,7 +6,7 @@ import sys
 # time.
 if sys.argv[:1] == ["-m"]:
     import forge_env  # noqa: F401 (from here on Ctrl-C leaves one sentence)
-    from trainers.metrics.heartbeat import announce, options_of, quiet, trainer_of
+    from trainers.metrics.heartbeat import announce, quiet, trainer_of
 
     if trainer_of(sys.orig_argv):
         import importlib.util
@@ -22,7 +22,7 @@ if sys.argv[:1] == ["-m"]:
             announce(sys.orig_argv)  # torch takes seconds to import
             from trainers.setup.options.first_look import check_command
 
-            check_command(trainer_of(sys.orig_argv).rpartition(".")[2], options_of(sys.orig_argv))
+            check_command(trainer_of(sys.orig_argv).rpartition(".")[2])
         except UserError as error:
             quiet()
             print(masked_text(f"error: {error}"), file=sys.stderr)

@@ -18,12 +18,12 @@ from forge_env.core.errors import UserError
 from forge_env.utils.targets import is_file, load, split_target
 from trainers.config import RunConfig
 from trainers.objective.advantages import BASELINES, Baseline, make_advantages
-from trainers.objective.objective import Objective
 from trainers.objective.reward import KLPenalty, TrainingReward
 from trainers.objective.settings import AlgorithmConfig
 
 if TYPE_CHECKING:
     from trainers.objective.loss_call import Loss
+    from trainers.objective.objective import Objective
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,6 +114,8 @@ def make_objective(
     Raises:
         UserError: for a setting out of range.
     """
+    from trainers.objective.objective import Objective  # imports torch, which --help and a typo do not need
+
     section, algorithm = config.algorithm, config.algorithm_name
     assert section is not None
     least = 1 if baseline == "none" else 2

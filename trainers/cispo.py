@@ -11,10 +11,9 @@ distances from 1, as for the other algorithms: clip_high 4 is a weight of at mos
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Annotated, Unpack
+from typing import TYPE_CHECKING, Annotated, Unpack
 
 from annotated_types import Ge, Interval
-from torch import Tensor
 
 from trainers.algorithm import Algorithm, loss_options, make_objective
 from trainers.config import RunConfig
@@ -22,6 +21,9 @@ from trainers.objective.loss_base import LossOptions, RatioLoss, check_range
 from trainers.objective.loss_terms import Aggregation
 from trainers.objective.settings import AlgorithmConfig
 from trainers.train import main
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True, kw_only=True)

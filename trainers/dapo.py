@@ -16,7 +16,7 @@ Its four parts:
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from annotated_types import Ge, Interval
 
@@ -26,10 +26,12 @@ from forge_env.core.types import Outcome
 from trainers.algorithm import Algorithm, loss_options, make_objective
 from trainers.config import RunConfig
 from trainers.objective.loss_base import ClippedLoss
-from trainers.objective.loss_call import Loss
-from trainers.objective.objective import Objective
 from trainers.objective.settings import AlgorithmConfig
 from trainers.train import main
+
+if TYPE_CHECKING:
+    from trainers.objective.loss_call import Loss
+    from trainers.objective.objective import Objective
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,10 +17,9 @@ The paper takes 4 optimizer steps on each batch of rollouts: `training.sync_inte
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Annotated, ClassVar, Literal, Unpack
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Unpack
 
 from annotated_types import Ge, Interval
-from torch import Tensor
 
 from trainers.algorithm import Algorithm, loss_options, make_objective
 from trainers.config import RunConfig
@@ -28,6 +27,9 @@ from trainers.objective.loss_base import ClippedLoss, LossOptions
 from trainers.objective.loss_terms import Aggregation, sequence_mean
 from trainers.objective.settings import AlgorithmConfig
 from trainers.train import main
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True, kw_only=True)

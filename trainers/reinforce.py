@@ -11,21 +11,23 @@ This is n / (n - 1) times the difference from the mean of all.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Annotated, Literal, Unpack
+from typing import TYPE_CHECKING, Annotated, Literal, Unpack
 
-import torch
 from annotated_types import Ge
-from torch import Tensor
 
 from forge_env.core.errors import UserError
 from trainers.algorithm import Algorithm, loss_options, make_objective
 from trainers.config import RunConfig
 from trainers.objective.loss_base import LossOptions, PolicyLoss
-from trainers.objective.loss_call import Loss
 from trainers.objective.loss_terms import Aggregation, keep, log_ratio, per_token, valid_tokens
-from trainers.objective.objective import Objective
 from trainers.objective.settings import AlgorithmConfig
 from trainers.train import main
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from trainers.objective.loss_call import Loss
+    from trainers.objective.objective import Objective
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,7 +96,7 @@ class ReinforceLoss(PolicyLoss):
 
     def _bounded_ratio(self, logprobs: Tensor, old: Tensor | None, mask: Tensor) -> Tensor:
         if self.clip_ratio is None:
-            return torch.ones_like(logprobs)
+            return logprobs.new_ones(logprobs.shape)
         if old is None:
             raise UserError(f"clip_ratio={self.clip_ratio} needs generator_logprobs or reference_logprobs.")
         ratio = log_ratio(logprobs, old, mask).detach().exp()

@@ -10,11 +10,9 @@ distance from the policy that sampled it, and faster if the advantage is negativ
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Annotated, Literal, Unpack
+from typing import TYPE_CHECKING, Annotated, Literal, Unpack
 
-import torch
 from annotated_types import Gt
-from torch import Tensor
 
 from forge_env.core.errors import UserError
 from trainers.algorithm import Algorithm, loss_options, make_objective
@@ -23,6 +21,9 @@ from trainers.objective.loss_base import LossOptions, RatioLoss
 from trainers.objective.loss_terms import Aggregation
 from trainers.objective.settings import AlgorithmConfig
 from trainers.train import main
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,8 +70,8 @@ class SAPOLoss(RatioLoss):
         self.tau_neg = tau_neg
 
     def policy_term(self, log_ratio: Tensor, logprobs: Tensor, advantages: Tensor, mask: Tensor) -> Tensor:
-        tau = torch.full_like(advantages, self.tau_neg).masked_fill(advantages > 0, self.tau_pos)
-        return -(4 / tau) * torch.sigmoid(tau * (log_ratio.exp() - 1)) * advantages
+        tau = advantages.new_full(advantages.shape, self.tau_neg).masked_fill(advantages > 0, self.tau_pos)
+        return -(4 / tau) * (tau * (log_ratio.exp() - 1)).sigmoid() * advantages
 
 
 def loss(config: Config) -> SAPOLoss:

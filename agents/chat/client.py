@@ -24,7 +24,7 @@ from agents.chat.refusals import says_context_full
 from agents.chat.reply import Broken, Reply, headers_in, message_of, read_reply, redacted, says_no_quota
 from agents.chat.stream import read_body
 from forge_env.core.errors import PolicyError, UserError
-from forge_env.core.protocols import ContextFull
+from forge_env.core.protocols import EndpointFull
 from forge_env.core.usage import Prices, Usage
 from forge_env.utils.deadlines import queued
 from forge_env.utils.http_clients import is_here, proxy_of, retry_after, ssl_context
@@ -133,7 +133,7 @@ class ChatClient:
 
         Raises:
             UserError: the endpoint refuses the key, or does not know the model.
-            ContextFull: the endpoint says that the conversation is too long.
+            EndpointFull: the endpoint says that the conversation is too long.
             PolicyError: no readable answer came within the retries and the time limit.
         """
         # OpenAI's models require the new name; most other servers know only the old one.
@@ -163,7 +163,7 @@ class ChatClient:
                 _count(tallies, self._usage_of(result))
                 return result
             if result.is_full:
-                raise ContextFull(f"{self.base_url}: {result.reason}")
+                raise EndpointFull(f"{self.base_url}: {result.reason}")
             left -= time.monotonic() - started
             attempt += 1
             if not result.retry or attempt > self.retries:

@@ -25,32 +25,50 @@ _LIMITED = re.compile(
     r"/ ?(sec|min|hour|day)|\b[tr]p[smdh]\b|throttl|too many requests|quota|please (wait|slow)|slow down|"
     r"try again (in|later)|retry (after|with)|today|daily|monthly|overloaded|concurren|in flight|queue|"
     r"organi[sz]ation|account|budget|billing|api[ _-]?key|your (plan|tier|project)|每[日天月分秒]|频率|频繁|并发|"
-    r"稍后|配额|额度|余额",
+    r"稍后|配额|额度|余额|kv[ _-]?cache\b[^.]{0,20}(full|exhausted|busy)|out of kv|"
+    r"time[ds]?[ -]?out",
     re.IGNORECASE,
 )
-"""A limit of the account, whatever else the text says."""
+"""A limit of the account, or a server that is busy, whatever else the text says."""
 _MISSET = re.compile(
     r"supports at most \d+ (completion|output) tokens|maximum (allowed )?number of output tokens|"
     r"(valid|supported) range (of max_\w*tokens )?is|max_\w*tokens\W* is too (large|high)(?!.*context)|"
-    r"(?<!\+ )(?<!\+ `)(?<!and )(?<!and `)(?<!plus )max_\w*tokens\b[^.]{0,30}? (must|cannot|should|exceeds?)\b|"
-    r"(?<!content': )(?<!input': )string too long",
+    r"(?<!\+ )(?<!\+ `)(?<!and )(?<!and `)(?<!plus )max_\w*tokens\b[^.]{0,30}? "
+    r"(must|cannot|should|exceeds?|is (above|greater|larger|more|over))\b|"
+    r"(?<!\+ )(?<!and )(?<!and the )(?<!or )(?<!plus )\b"
+    r"(answer|completion|output|response)( length| tokens?)? exceeds?\b|"
+    r"(?<!content': )(?<!input': )string too long|\bper (file|image|page)\b|too many (files|images|tools)|"
+    r"exceeds? [^.]{0,20}\d (documents|files|images|pages|tools)\b|"
+    r"(access|auth\w*|bearer|stop) tokens?\b|"
+    r"\b(audio|document|file|id|image|name|page|pdf|picture|template|tool|video)s?\b(?! and text)[^.:;]{0,30}?"
+    r"(too (big|large|long)|exceeds?\b)(?![^.]*token)",
     re.IGNORECASE,
 )
-"""Another field of the request is wrong, often its limit of the answer: a mistake of a setting."""
+"""Another part of the request is wrong, often its limit of the answer: a mistake of a setting."""
 _FULL = re.compile(
     r"max(imum)?[ _](allowed )?(context|prompt|model|input|message|seq(uence)?)[ _](len|size|window|limit|tokens|char)|"
     r"exceed\w* the max(imum)? (allowed )?number of (input |prompt )?tokens|configured context|range of input length|"
     r"(than|exceed\w*) (the |this |its |your |available |or equal to |max\w* |model[’']?s? )*"
     r"(context|(model )?token limit)|more than max tokens|max tokens of [\d,]+ exceeded|max size: \d+ tokens|"
-    r"context[_ -]?(window|length|size|limit)?[ _]?(is |of |has been |was )?(exceed|full|only|overflow)|"
+    r"context[_ -]?(window|length|size|limit)?[ _]?(is |of |of [\d,]+( tokens)? |has been |was )?"
+    r"(exceed|full|only|overflow)|"
     r"context[_ -]?(window|length|size)[ _]?(is |was )?too (long|large|small)|"
+    r"\bfit [^.]{0,30}?(in|into|within) (the|this|its) .{0,20}context|"
+    r"(conversation|input|message|prompt|request|sequence|total)(_|\w*\b[^.]{0,40}?)(length|long|tokens?)\b[^.]{0,40}?"
+    r"(?<!must be )(?<!must have )(above|but (the|this) (limit|max\w*|model)|exceeds?|over|>|"
+    r"(greater|larger|longer|more) than) [^.]{0,40}?(\d|context|limit|max)|"
+    r"(length|tokens?) (in|of) (the|this|your) (conversation|input|messages?|prompt|request)\b[^.]{0,20} "
+    r"(above|exceeds?|(greater|larger|longer|more) than|over) [^.]{0,20}?(\d|context|limit|max|model)|"
+    r"exceed\w* (the|its|this) (max\w*|limit) of [\d,]+ (input |prompt )?tokens|token limit( of [\d,]+)? exceeded|"
     r"(prompt|inputs?|messages?|conversation)\b.{0,40}?(?<!took)(?<!taking) too (long|large)|"
     r"too many (input |prompt |total text )?(tokens|bytes)|"
-    r"(prompt|input|requested|message|sequence|total|number of) (length|token)[\w\s(),.]* exceeds?\b|"
-    r"(prompt|input|token count) exceeds\b|>= n_ctx|"
+    r"(prompt|input|requested|message|sequence|total|number of) (length|size|token)[\w\s(),.]* exceeds?\b|"
+    r"(prompt|inputs?|messages|conversation|token count) exceeds?\b|>= n_ctx|"
     r"inputs`? (must have less than|tokens \+ )|"
     r"reduce (the (length|number of tokens) (of|in) )?(the|your) (messages|prompt|input)|"
-    r"(token|context) limit exceeded|request too large|request (payload )?size exceeds|expected maxlength|"
+    r"context limit exceeded|request too large|request (payload )?size exceeds|text fields that are too large|"
+    r"model supports (a maximum of|at most|only|up to) [\d,]+ ((context|input|prompt|total) )?tokens|"
+    r"expected maxlength|"
     r"上下文.{0,8}超|超[过出]了?(模型)?最大|(prompt|输入|token).{0,8}超[长过出]",
     re.IGNORECASE,
 )

@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from forge_env.core.json_text import marked, read_float, read_int, unmarked
+from forge_env.core.json_text import ARGUMENTS, NoArgument, marked, not_finite, unmarked
 
 MAX_DEPTH = 64
 """Maximum nesting depth: deeper values break the code that copies and stores them."""
@@ -21,10 +21,6 @@ _FLAWLESS = frozenset({str, int, bool, type(None)})
 _TOO_DEEP = f"it is nested more than {MAX_DEPTH} levels deep"
 
 
-class _Refused(ValueError):
-    """JSON that Python accepts and that is refused here: duplicate keys and constants that are not JSON."""
-
-
 def decode(text: str, start: int = 0) -> tuple[Any, int, str]:
     """Read one JSON value. Returns the value, its end, and the problem if there is one (the value is then None)."""
     try:
@@ -32,7 +28,7 @@ def decode(text: str, start: int = 0) -> tuple[Any, int, str]:
     except json.JSONDecodeError as error:
         what = error.msg.removesuffix(" starting at")
         return None, len(text), f"it is not valid JSON ({what} at character {error.pos - start})"
-    except _Refused as error:
+    except NoArgument as error:
         return None, len(text), str(error)
     except RecursionError:
         return None, len(text), _TOO_DEEP
@@ -117,7 +113,7 @@ def flaw(value: Mapping[str, Any]) -> str:
         children: list[Any] = []
         for item in level:
             if isinstance(item, float) and not math.isfinite(item):
-                return f"{float(item)} is no JSON number"
+                return not_finite(item)
             if isinstance(item, (dict, list)):
                 children += item.values() if isinstance(item, dict) else item
         if not children:
@@ -138,20 +134,5 @@ def shorten(text: str) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    result = dict(pairs)
-    if len(result) < len(pairs):
-        seen: set[str] = set()
-        twice = next(name for name, _ in pairs if name in seen or seen.add(name))  # type: ignore[func-returns-value]
-        raise _Refused(f"the key {shorten(json.dumps(twice))} appears twice")
-    return result
-
-
-def _no_constant(constant: str) -> Any:
-    raise _Refused(f"{constant} is no JSON number")
-
-
 _ENCODER = json.JSONEncoder(ensure_ascii=False)
-_DECODER = json.JSONDecoder(
-    object_pairs_hook=_unique, parse_constant=_no_constant, parse_float=read_float, parse_int=read_int
-)
+_DECODER = json.JSONDecoder(**ARGUMENTS)

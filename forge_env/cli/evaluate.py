@@ -196,6 +196,9 @@ def _ended_by(result: dict[str, Any], limit: str) -> str:
     if limit == "own_max_turns":
         return f"the environment's own number of turns, which is below max_turns ({limits['max_turns']:g})"
     tokens = f" of {result['context_tokens']:,} tokens" if "context_tokens" in result else ""
+    if result["agent"].startswith("openai:"):
+        raised = f"start its server with a larger one; --max-tokens ({limits['max_tokens']:g}) does not raise it"
+        return f"the endpoint's own context{tokens}: {raised}"
     return f"the agent's own context{tokens}, which is below max_tokens ({limits['max_tokens']:g}): no option raises it"
 
 

@@ -12,9 +12,23 @@ from forge_env.cli.output import Json, emit, say
 
 def report(
     run: Annotated[Path, typer.Argument(help="Folder of a training run, which may still be running.")],
+    text: Annotated[
+        bool, typer.Option("--text", help="Print the state of the run, or the tables of an evaluation's folder.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
-    """Write the report.html of a training run from the present content of its folder."""
+    """Write the report.html of a training run from the present content of its folder, or print its state."""
+    from forge_env.evaluation.folder import RESULT
+
+    if text and (run / RESULT).is_file():
+        _show_evaluation(run, as_json=as_json)
+        return
+    if text:
+        from forge_env.report.text import run_text
+
+        state = run_text(run)
+        emit({"text": state}) if as_json else say(state)
+        return
     from forge_env.report.page import write_page
 
     path = write_page(run)
@@ -22,3 +36,13 @@ def report(
         emit({"report": str(path)})
     else:
         say(f"wrote {path}")
+
+
+def _show_evaluation(folder: Path, *, as_json: bool) -> None:
+    from forge_env.cli.eval_output import show_result
+    from forge_env.evaluation.folder import RESULT
+    from forge_env.records.run_files import read_object
+
+    result = read_object(folder / RESULT)
+    counts = {"out": str(folder), "episodes_run": 0, "episodes_read": result["episodes"]}
+    emit(result) if as_json else show_result(result | counts)

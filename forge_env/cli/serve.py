@@ -19,7 +19,6 @@ from forge_env.cli.run_async import run_async
 from forge_env.core.errors import UserError, nearest
 
 if TYPE_CHECKING:
-    from forge_env.serve.desk import PlayOptions
     from forge_env.serve.settings import ServeSettings
 
 SERVERS = {
@@ -76,14 +75,7 @@ def serve(
     from forge_env.serve.settings import ServeSettings, read_token
     from forge_env.utils.targets import load
 
-    if [bool(run), bool(env), bool(agent)].count(True) != 1:
-        raise UserError(
-            "serve needs one of three: RUN, whose model is served, --env NAME, an environment, or --agent AGENT"
-        )
-    if lora and not run:
-        raise UserError("--lora is for the model of a RUN: leave it out, or name the run before it")
-    if protocol not in SERVERS:
-        raise UserError(f"--as {protocol!r} is no protocol. {nearest(protocol, SERVERS)}")
+    _check_served(run, env, agent, lora, protocol)
     text, is_new = read_token(token, token_file)
     settings = ServeSettings(
         token=text,
@@ -121,12 +113,20 @@ def serve(
             public_url=public_url,
         )
         return serve_agent(given, parse_options(option, tools), settings, announce, as_json=as_json)
-    serve_env, opener = load("forge_env.serve.env_server:serve_env"), load(SERVERS[protocol])
-    play = _play_options(protocol, split, tasks, seed, limit, out)
-    if play is not None:
-        opener = functools.partial(opener, play=play)
+    serve_env, opener = load("forge_env.serve.env_server:serve_env"), _opener(protocol, split, tasks, seed, limit, out)
     run_async(serve_env(opener, env, parse_options(option, tools), settings, announce))
     return 0
+
+
+def _check_served(run: str, env: str, agent: str, lora: Sequence[str], protocol: str) -> None:
+    if [bool(run), bool(env), bool(agent)].count(True) != 1:
+        raise UserError(
+            "serve needs one of three: RUN, whose model is served, --env NAME, an environment, or --agent AGENT"
+        )
+    if lora and not run:
+        raise UserError("--lora is for the model of a RUN: leave it out, or name the run before it")
+    if protocol not in SERVERS:
+        raise UserError(f"--as {protocol!r} is no protocol. {nearest(protocol, SERVERS)}")
 
 
 def _serve_run(
@@ -154,21 +154,22 @@ def _serve_run(
     return 0
 
 
-def _play_options(
-    protocol: str, split: str, tasks: int, seed: int, limit: Sequence[str], out: Path | None
-) -> PlayOptions | None:
-    """The needs of the clients' episodes; None for http, because its clients play them at their side."""
+def _opener(protocol: str, split: str, tasks: int, seed: int, limit: Sequence[str], out: Path | None) -> Any:
+    """The function that opens the app of a protocol; http's knows of no episodes: its clients play them."""
     from forge_env.cli.serve_agent import parse_limits
     from forge_env.serve.desk import PlayOptions
+    from forge_env.utils.targets import load
 
+    opener = load(SERVERS[protocol])
     if protocol != "http":
-        return PlayOptions(split=split, tasks=tasks, seed=seed, limits=parse_limits(limit, for_env=True), out=out)
+        limits = parse_limits(limit, for_env=True)
+        return functools.partial(opener, play=PlayOptions(split=split, tasks=tasks, seed=seed, limits=limits, out=out))
     if out is not None or limit:
         raise UserError(
             "--out and --limit are for --agent, --as openenv and --as mcp: with --as http the client plays and records "
             "the episodes, under its own limits"
         )
-    return None
+    return opener
 
 
 def show_address(server: dict[str, Any], *, is_local: bool, as_json: bool) -> None:

@@ -62,8 +62,8 @@ class Episode:
     """Why there is no reward."""
     ended_by: str = ""
     """What ended the episode: "environment", or the name of a limit ("max_turns", "max_turn_tokens", "max_tokens",
-    "episode_seconds", "step_seconds"), or "context": the agent's context, shorter than max_tokens, is full;
-    info["context_tokens"] is its length. Empty after a fault."""
+    "episode_seconds", "step_seconds"), or "context": the agent's own context is full; info["context_tokens"] is its
+    length, if it is known. Empty after a fault."""
     success: bool | None = None
     """The environment's verdict on success; None if there is none, and without a reward."""
     info: Mapping[str, Any] = field(default_factory=dict)

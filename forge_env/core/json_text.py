@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import codecs
 import json
+import math
 import re
 import secrets
 from collections.abc import Mapping
@@ -80,6 +81,21 @@ def write(value: Any, **options: Any) -> str:
     '[1.10, 1e400, -0]'
     """
     return unmarked(json.dumps(marked(value), **options))
+
+
+class NoArgument(ValueError):
+    """JSON that no argument of a tool may be.
+
+    One rule for all tools: a key stands once, and a number is one that a float holds. JSON allows more, and its readers
+    disagree: they take the first or the last of two values, and 1e400 for infinity or for an error.
+    """
+
+
+def not_finite(number: float) -> str:
+    """The sentence on a number that is NaN or infinite, perhaps only as a float."""
+    if isinstance(number, Exact):
+        return f"{number.text:.40} is beyond what a float holds"
+    return f"{number} is no JSON number"
 
 
 def compact(text: str) -> str:
@@ -163,3 +179,32 @@ def _mark_number(match: re.Match[str]) -> str:
     text = match[0]
     is_other = text[0] != '"' and (text == "-0" or not text.lstrip("-").isdigit())
     return f'"{_MARK}{text}>"' if is_other and json.dumps(read(text)) != text else text
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    result = dict(pairs)
+    if len(result) < len(pairs):
+        seen: set[str] = set()
+        twice = next(name for name, _ in pairs if name in seen or seen.add(name))  # type: ignore[func-returns-value]
+        raise NoArgument(f"the key {json.dumps(twice):.60} appears twice")
+    return result
+
+
+def _no_constant(constant: str) -> Any:
+    raise NoArgument(f"{constant} is no JSON number")
+
+
+def _finite(text: str) -> float:
+    number = read_float(text)
+    if not math.isfinite(number):
+        raise NoArgument(not_finite(number))
+    return number
+
+
+ARGUMENTS: dict[str, Any] = {
+    "object_pairs_hook": _unique,
+    "parse_constant": _no_constant,
+    "parse_float": _finite,
+    "parse_int": read_int,
+}
+"""Options of `json.loads` for the arguments of a tool, see `NoArgument`; numbers keep their digits."""

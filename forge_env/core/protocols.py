@@ -86,6 +86,8 @@ class Conversation:
     """Requirements of the next turn, if the environment has any."""
     auxiliary: str = ""
     """Why it is no part of the work, see `Turn`; "" for a part of it."""
+    endpoint_is_full: bool = False
+    """Whether the agent's endpoint has refused it as too long for the endpoint's own context."""
     _originals: list[Message] = field(default_factory=list, init=False, repr=False, compare=False)
     _copies: list[Message] = field(default_factory=list, init=False, repr=False, compare=False)
 
@@ -115,6 +117,10 @@ class Conversation:
 
 class ContextFull(Exception):
     """Raised by an agent when the next prompt leaves no room to answer: the episode is truncated, which is no fault."""
+
+
+class EndpointFull(ContextFull):
+    """The context of the agent's endpoint is full, whatever `max_tokens` allows."""
 
 
 class PromptCounted(Exception):

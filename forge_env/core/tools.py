@@ -30,6 +30,7 @@ from pydantic.json_schema import GenerateJsonSchema
 from pydantic_core import PydanticSerializationError
 
 from forge_env.core.errors import UserError
+from forge_env.core.json_text import ARGUMENTS
 from forge_env.core.message_shape import json_problem
 from forge_env.core.own_copies import frozen, own_copy, own_plain
 from forge_env.core.plain_value import plain
@@ -343,17 +344,13 @@ def _read_text(arguments: dict[str, Any], error: Any) -> bool:
         if (isinstance(value, dict) and step in value) or (isinstance(value, list) and isinstance(step, int)):
             parent, key = value, step
     try:
-        data = json.loads(error["input"], parse_constant=_no_constant)
+        data = json.loads(error["input"], **ARGUMENTS | {"parse_float": float})  # `_not_finite` names the place
     except (ValueError, RecursionError):
         return False
     if key is None or parent[key] != error["input"] or not isinstance(data, (list, dict)):
         return False
     parent[key] = data
     return True
-
-
-def _no_constant(constant: str) -> Any:
-    raise ValueError(f"{constant} is no JSON number")
 
 
 def _parameters(name: str, function: Callable[..., Any]) -> list[inspect.Parameter]:

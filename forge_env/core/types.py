@@ -165,7 +165,7 @@ NOT_SAMPLED = -1
 
 
 CONTEXT = "context"
-"""Ends an episode in the place of "max_tokens" when the agent's own context is shorter, see `Episode.ended_by`."""
+"""Ends an episode in the place of "max_tokens" when the agent's own context is full, see `Episode.ended_by`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -42,13 +42,14 @@ def render_page(run: RunData) -> str:
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{escape(_title(run))}</title>\n<style>{style}</style>\n</head>\n<body>\n"
+        f"<title>{escape(title_of(run))}</title>\n<style>{style}</style>\n</head>\n<body>\n"
         f"{_header(run)}\n<main>\n{_sections(run)}\n</main>\n</body>\n</html>\n"
     )
     return page.encode("utf-8", "replace").decode("utf-8")  # a model may write half of a surrogate pair
 
 
-def _title(run: RunData) -> str:
+def title_of(run: RunData) -> str:
+    """What was trained, and on what."""
     algorithm, env = (str(run.fact(name) or "") for name in ("algorithm", "env"))
     return f"{algorithm or 'training'} on {env or 'data'}"
 
@@ -62,23 +63,26 @@ def _header(run: RunData) -> str:
         f"seed {seed}" if seed is not None else "",
         str(run.fact("started") or "")[:16].replace("T", " "),
     ]
+    why = why_incomplete(run)
+    ended = f'<p class="why">This run is not complete: {escape(why)}</p>' if why else ""
     figures = "".join(
         f"<li><span>{escape(label)}</span><b>{escape(figure)}</b><span>{escape(remark)}</span></li>"
         for label, figure, remark in tables.headline(run)
     )
     return (
-        f'<header><h1>{escape(_title(run))}<span class="state {state}">{state}</span></h1>'
-        f'<p class="sub">{" · ".join(escape(part) for part in parts if part)}</p>{_why_incomplete(run)}'
+        f'<header><h1>{escape(title_of(run))}<span class="state {state}">{state}</span></h1>'
+        f'<p class="sub">{" · ".join(escape(part) for part in parts if part)}</p>{ended}'
         f'<ul class="figures">{figures}</ul></header>'
     )
 
 
-def _why_incomplete(run: RunData) -> str:
+def why_incomplete(run: RunData) -> str:
+    """What ended a run before its end; "" for a complete one."""
     if run.is_complete:
         return ""
     last = run.console[-1] if run.console else {}
     reason = str(last.get("text")) if last.get("kind") == "error" else "it was killed, or is still running"
-    return f'<p class="why">This run is not complete: {escape(tables.shorten(reason, 2000))}</p>'
+    return tables.shorten(reason, 2000)
 
 
 def _sections(run: RunData) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Container, Sequence
+from collections.abc import Container, Iterator, Sequence
 from html import escape
 
 from forge_env.evaluation.evaluate import Evaluation
@@ -124,10 +124,11 @@ def evaluations(run: RunData) -> str:
     return table(head, rows, range(2, 8)) + _difference(run)
 
 
-def titled_evaluations(run: RunData) -> dict[str, Evaluation]:
-    """The evaluations by their titles, in the order of the run."""
+def titled_evaluations(run: RunData, *, only_headline: bool = False) -> dict[str, Evaluation]:
+    """The evaluations by their titles, in the order of the run; only those of its headline, if so asked."""
     in_order = sorted(run.evaluations.items(), key=lambda item: _evaluation_position(item[0]))
-    return {_evaluation_title(run, name): evaluation for name, evaluation in in_order}
+    others = {name for name, _ in in_order if only_headline and ("." in name or name == "tool_off")}
+    return {_evaluation_title(run, name): evaluation for name, evaluation in in_order if name not in others}
 
 
 def _evaluation_row(title: str, evaluation: Evaluation) -> Row:
@@ -266,18 +267,23 @@ def _error_list(errors: Counter[str] | None) -> str:
     return f"<ul>{''.join(items)}</ul>"
 
 
-def findings(run: RunData) -> str:
-    """What the run has found that may keep it from learning, see trainers/metrics/diagnosis.py; "" for nothing."""
-    found = run.fact("findings")
-    items = []
-    for finding in found if isinstance(found, list) else ():
+def finding_parts(run: RunData) -> Iterator[tuple[str, ...]]:
+    """The steps, what was measured, the likely cause and what to try, see trainers/metrics/diagnosis.py."""
+    listed = run.fact("findings")
+    for finding in listed if isinstance(listed, list) else ():
         if isinstance(finding, dict):
-            when = " to ".join(dict.fromkeys(str(finding.get(name)) for name in ("step", "last_step")))
-            measured, cause, settings = (
-                escape(shorten(str(finding.get(name) or ""), 1000)) for name in ("measured", "cause", "settings")
-            )
-            reason = f"{measured}. Likely cause: {cause}.<br>Try: {settings}."
-            items.append(f"<li><span class=when>step {escape(when)}</span> {reason}</li>")
+            steps = " to ".join(dict.fromkeys(str(finding.get(name)) for name in ("step", "last_step")))
+            told = (shorten(str(finding.get(name) or ""), 1000) for name in ("measured", "cause", "settings"))
+            yield (f"step {steps}", *told)
+
+
+def findings(run: RunData) -> str:
+    """What the run has found that may keep it from learning; "" for nothing."""
+    items = []
+    for parts in finding_parts(run):
+        when, measured, cause, settings = map(escape, parts)
+        reason = f"{measured}. Likely cause: {cause}.<br>Try: {settings}."
+        items.append(f"<li><span class=when>{when}</span> {reason}</li>")
     return f"<ul class=warnings>{''.join(items)}</ul>" if items else ""
 
 

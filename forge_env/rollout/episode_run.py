@@ -12,7 +12,15 @@ from forge_env.core.env import Env
 from forge_env.core.episode import Turn
 from forge_env.core.errors import EnvError, ForgeError, PolicyError, TemplateError, TurnRefused, first_error
 from forge_env.core.own_copies import own_action, own_task
-from forge_env.core.protocols import ANSWER_SECONDS, Agent, ContextFull, Conversation, NextTurn, PromptCounted
+from forge_env.core.protocols import (
+    ANSWER_SECONDS,
+    Agent,
+    ContextFull,
+    Conversation,
+    EndpointFull,
+    NextTurn,
+    PromptCounted,
+)
 from forge_env.core.types import CONTEXT, Action, EpisodeLimits, Outcome, Task, ToolSpec
 from forge_env.core.user_code import NOT_CAUGHT, describe, error_text, fault, guard
 from forge_env.rollout.conversations import Conversations
@@ -136,6 +144,8 @@ class EpisodeRun:
 
     def full_limit(self, conversation: Conversation) -> str:
         """Return the limit that leaves no more room in a conversation: an agent lowers `max_tokens` to its context."""
+        if conversation.endpoint_is_full:
+            return CONTEXT
         if conversation.max_tokens == self.limits.max_tokens:
             return "max_tokens"
         self.info["context_tokens"] = conversation.max_tokens
@@ -183,6 +193,7 @@ class EpisodeRun:
             cause = first_error(error)  # an agent with a TaskGroup raises an exception group
             if isinstance(cause, TemplateError) and conversation.asked is not None:
                 raise EnvError(str(cause)) from cause  # these messages are the environment's; others may be fine
+            conversation.endpoint_is_full = isinstance(cause, EndpointFull)
             if isinstance(cause, (ForgeError, ContextFull, PromptCounted)):
                 raise cause from None
             raise PolicyError(describe("agent", cause if cause.__traceback__ else error)) from error

@@ -25,6 +25,8 @@ _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 _NUMBER = r"(?:[0-9]+\.?[0-9]*|\.[0-9]+)"
 _DURATION = re.compile(rf"({_NUMBER})(ms|s|m|h|d)")  # 6m0s, 12ms
 _RESET = re.compile(r"(x-|anthropic-)?ratelimit-(reset(-[\w-]+)?|[\w-]+-reset)")
+_LIMIT = re.compile(r"[^,]*\blimit=.*|[^,]+")  # the older form has commas within a limit
+_LEFT = re.compile(r"\b(r|t|remaining|reset)=([^;,\s]+)")
 _EPOCH, _EPOCH_MS = 1e9, 1e11
 """A number above these is a time since 1970, in seconds or milliseconds."""
 
@@ -115,8 +117,9 @@ def retry_after(headers: Mapping[str, str]) -> float:
     """Seconds that a server asks to wait, at least 0; 0 if it names no time that can be read.
 
     `retry-after-ms` (Azure: `x-ms-`) counts before `Retry-After`, a number of seconds or a date (RFC 9110). Else it is
-    the latest reset among the limits that are used up: `x-ratelimit-reset-*` (OpenAI, Azure, Groq, OpenRouter) and
-    `anthropic-ratelimit-*-reset`.
+    the latest reset among the limits that are used up: `x-ratelimit-reset-*` (OpenAI, Azure, Groq, OpenRouter),
+    `anthropic-ratelimit-*-reset`, and `RateLimit` in the forms of IETF's drafts, `"day";r=0;t=30` and
+    `limit=9, remaining=0, reset=30`.
     """
     fields = {name.lower(): value.strip() for name, value in headers.items()}
     for name, unit in (("retry-after-ms", 0.001), ("x-ms-retry-after-ms", 0.001), ("retry-after", 1.0)):
@@ -127,6 +130,10 @@ def retry_after(headers: Mapping[str, str]) -> float:
         for name, value in fields.items()
         if _RESET.fullmatch(name) and (_seconds(fields.get(name.replace("reset", "remaining"), "")) or 0.0) < 1
     ]
+    for limit in _LIMIT.findall(re.sub(r'"[^"]*"', "", fields.get("ratelimit", ""))):
+        values = {name: _seconds(value) or 0.0 for name, value in _LEFT.findall(limit)}
+        if values.get("r", values.get("remaining", 0.0)) < 1:
+            resets.append(values.get("t", values.get("reset", 0.0)))
     return max(resets, default=0.0)
 
 

@@ -58,11 +58,6 @@ def trainer_of(command: Sequence[str]) -> str:
     return module if short.startswith("trainers.") and short.count(".") == 1 else ""
 
 
-def options_of(command: Sequence[str]) -> Sequence[str]:
-    """What follows the module in a command line with `-m`."""
-    return command[command.index("-m") + 2 :]
-
-
 def announce(command: Sequence[str]) -> None:
     """Print the first line of a run, and go on until `quiet`.
 

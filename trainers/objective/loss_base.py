@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from typing import Any, TypedDict, Unpack, get_args
-
-import torch
-from torch import Tensor, nn
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack, get_args
 
 from forge_env.core.errors import UserError, nearest
 from trainers.objective.loss_terms import (
@@ -22,6 +20,9 @@ from trainers.objective.loss_terms import (
     per_token,
     valid_tokens,
 )
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class LossOptions(TypedDict, total=False):
@@ -40,13 +41,15 @@ TORCHFORGE_NAMES = {"padding_mask": "loss_mask", "ref_logprobs": "reference_logp
 """torchforge's names of tensors, and our names: a loss may be written and called with both."""
 
 
-class TensorLoss(nn.Module):
-    """A loss that is called with its tensors by name, ours or torchforge's."""
+class TensorLoss:
+    """A loss without weights, called with its tensors by name, ours or torchforge's; subclasses write `forward`."""
+
+    forward: Callable[..., Tensor]
 
     def __call__(self, *args: Any, **tensors: Any) -> Any:
         names = inspect.signature(self.forward).parameters  # a user's subclass may have torchforge's names
         renamed = {name if name in names else TORCHFORGE_NAMES.get(name, name): t for name, t in tensors.items()}
-        return super().__call__(*args, **renamed)
+        return self.forward(*args, **renamed)
 
 
 class PolicyLoss(TensorLoss):
@@ -94,7 +97,6 @@ class PolicyLoss(TensorLoss):
         correction_low: float = 1e-4,
         correction_high: float = 100.0,
     ) -> None:
-        super().__init__()
         check_choice("aggregation", aggregation, get_args(Aggregation))
         check_choice("kl", kl, get_args(KL))
         check_choice("correction", correction, get_args(Correction))
@@ -238,7 +240,7 @@ class ClippedLoss(RatioLoss):
     def policy_term(self, log_ratio: Tensor, logprobs: Tensor, advantages: Tensor, mask: Tensor) -> Tensor:
         ratio = self.ratio(log_ratio, logprobs, mask)
         clipped = ratio.clamp(1 - self.clip_low, 1 + self.clip_high)
-        return -torch.minimum(self.dual_clipped(ratio) * advantages, clipped * advantages)
+        return -(self.dual_clipped(ratio) * advantages).minimum(clipped * advantages)
 
     def ratio(self, log_ratio: Tensor, logprobs: Tensor, mask: Tensor) -> Tensor:
         """The ratio that is clipped, (E, T): each token's own."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from forge_env.core.errors import UserError, nearest
 from trainers.batching.batch import MicroBatch
@@ -42,7 +42,7 @@ class LossCall:
         self.loss = loss
         self._per_episode = getattr(loss, "normalizer_unit", "tokens") == "episodes"
         self.skips_idle = bool(getattr(loss, "skips_idle", False))
-        parameters = inspect.signature(loss.forward if isinstance(loss, nn.Module) else loss).parameters.values()
+        parameters = inspect.signature(getattr(loss, "forward", loss)).parameters.values()
         names = {p.name for p in parameters}
         variadic = {p.name for p in parameters if p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD)}
         self._required = {p.name for p in parameters if p.default is p.empty} - variadic

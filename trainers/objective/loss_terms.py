@@ -1,15 +1,15 @@
 """The parts of losses: masking, log-ratios, KL estimates, corrections of importance ratios, aggregation.
 
 Plain functions over tensors of shape (episodes, tokens), below (E, T). No masked position is read, so it may hold
-anything, NaN and inf too.
+anything, NaN and inf too. This file and the losses import no torch: `--help` and a typo must be fast.
 """
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-import torch
-from torch import Tensor
+if TYPE_CHECKING:
+    from torch import Tensor
 
 # exp(20) = 4.9e8 still squares in float32; no honest log-ratio comes near, so this only prevents overflow.
 MAX_LOG_RATIO = 20.0
@@ -25,7 +25,7 @@ Correction = Literal["none", "truncate", "mask", "sequence_truncate", "sequence_
 def keep(values: Tensor, mask: Tensor) -> Tensor:
     """Zero the masked positions. `where` makes the gradient there exactly 0; a product would not, if they hold NaN or
     inf."""
-    return torch.where(mask, values, torch.zeros((), dtype=values.dtype, device=values.device))
+    return values.where(mask, values.new_zeros(()))
 
 
 def per_token(values: Tensor, mask: Tensor) -> Tensor:
@@ -61,7 +61,7 @@ def kl_estimate(log_ratio_to_ref: Tensor, estimator: KL, *, straight_through: bo
     """
     d = log_ratio_to_ref
     k2 = d * d / 2
-    value = d if estimator == "k1" else k2 if estimator == "k2" else (torch.expm1(-d) + d).clamp(max=MAX_K3)
+    value = d if estimator == "k1" else k2 if estimator == "k2" else ((-d).expm1() + d).clamp(max=MAX_K3)
     return k2 + (value - k2).detach() if straight_through else value
 
 
@@ -79,7 +79,7 @@ def correction_weight(log_rho: Tensor, mode: Correction, low: float, high: float
     """
     log_rho = log_rho.detach()
     if mode == "none":
-        return torch.ones_like(log_rho)
+        return log_rho.new_ones(log_rho.shape)
     if mode.startswith("sequence_"):
         log_rho = log_rho.sum(-1, keepdim=True).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
     rho = log_rho.exp()

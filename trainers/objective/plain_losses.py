@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Unpack
-
-from torch import Tensor
+from typing import TYPE_CHECKING, Unpack
 
 from trainers.objective.loss_base import LossOptions, PolicyLoss, TensorLoss
 from trainers.objective.loss_terms import Aggregation, aggregate, keep, per_token, valid_tokens
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class SimpleGRPOLoss(PolicyLoss):

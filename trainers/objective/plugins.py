@@ -29,7 +29,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from forge_env.core.episode import Episode
 from forge_env.core.errors import EnvError, UserError
@@ -54,7 +54,7 @@ class OwnLoss:
         self.loss = _callable(target, "--loss")
         self.normalizer_unit: str = getattr(self.loss, "normalizer_unit", "tokens")
         self.unused_tensors: frozenset[str] = frozenset(getattr(self.loss, "unused_tensors", ()))
-        self.__signature__ = inspect.signature(self.loss.forward if isinstance(self.loss, nn.Module) else self.loss)
+        self.__signature__ = inspect.signature(getattr(self.loss, "forward", self.loss))
 
     def __call__(self, **tensors: Tensor) -> Tensor:
         return self.loss(**tensors)

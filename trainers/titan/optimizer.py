@@ -25,8 +25,10 @@ from torch import Tensor, nn
 # First of all TorchTitan imports: it settles the device for the others.
 from trainers.titan.device import device  # isort: skip
 from torch.optim import Optimizer
-from torchtitan.components.optimizer import OptimizersContainer, default_adamw
+from torchtitan.components.optimizer import LRSchedulersContainer, OptimizersContainer, default_adamw
 from torchtitan.components.optimizer.optimizer import ParamGroupConfig
+
+from trainers.titan.settings import TitanSettings
 
 
 class _Optimizers(OptimizersContainer):
@@ -78,10 +80,41 @@ def take_step(optimizers: OptimizersContainer, state: str) -> None:
         optimizers.step()
 
 
+def go_on(
+    optimizers: OptimizersContainer, schedulers: LRSchedulersContainer, settings: TitanSettings, steps: int
+) -> None:
+    """Go on from a loaded state, after this number of steps, with the hyperparameters of the settings."""
+    for scheduler in schedulers:
+        for group, lr in zip(scheduler.optimizer.param_groups, scheduler.get_last_lr(), strict=True):
+            set_hyperparameters(group, settings.hyperparameters, lr)
+    restore_state_dtype(optimizers, settings.optimizer_state)
+    forget_empty_moments(optimizers, steps)
+
+
 def set_hyperparameters(group: dict[str, Any], hyperparameters: Mapping[str, Any], lr: float) -> None:
     """Set the hyperparameters of a parameter group, with learning rate `lr`; torchao keeps it as a tensor."""
     held = group["lr"]
     group.update(hyperparameters, lr=held.fill_(lr) if isinstance(held, Tensor) else lr)
+
+
+def begin_again(optimizers: OptimizersContainer, hyperparameters: Mapping[str, Any]) -> None:
+    """Forget all moments and the schedule, and take these hyperparameters."""
+    for optimizer in optimizers.optimizers:
+        optimizer.state.clear()
+        for group in optimizer.param_groups:
+            set_hyperparameters(group, hyperparameters, hyperparameters["lr"])
+            group.pop("initial_lr", None)  # otherwise a new schedule would take the last one's value
+
+
+def forget_empty_moments(optimizers: OptimizersContainer, steps: int) -> None:
+    """Undo what saving and loading do to an optimizer that has taken no step.
+
+    To create the moments torch takes a step without gradients. AdamW's bias correction would then count the first real
+    step as the second.
+    """
+    if steps == 0:
+        for optimizer in optimizers.optimizers:
+            optimizer.state.clear()
 
 
 def restore_state_dtype(optimizers: OptimizersContainer, state: str) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, Gt, Interval
 
@@ -234,6 +234,11 @@ class TitanSettings(TrainerSettings, ParallelismConfig, RateSettings):
     """Adapters to train instead of all weights, which are then frozen in the dtype in which the model computes."""
     gpu_memory_gib: float = 0.0
     """GPU memory of this process at most, in GiB; 0 is all of it."""
+
+    @property
+    def hyperparameters(self) -> dict[str, Any]:
+        """Of AdamW, before the schedule."""
+        return {"lr": self.learning_rate, "betas": self.betas, "eps": self.eps, "weight_decay": self.weight_decay}
 
     def choose_attention(self, *, is_on_gpu: bool) -> str:
         """The attention kernel: `attention`, or the default on this device.

@@ -65,7 +65,7 @@ from trainers.titan.device import device, limit_memory, release_memory
 from trainers.titan.export import export_hf, write_weights
 from trainers.titan.head import check_temperature
 from trainers.titan.lora import Adapters
-from trainers.titan.optimizer import build_adamw, restore_state_dtype, set_hyperparameters, take_step
+from trainers.titan.optimizer import begin_again, build_adamw, forget_empty_moments, go_on, take_step
 from trainers.titan.parallel import init_process_group, parallel_dims
 from trainers.titan.rank_batches import RankBatches, StepWork
 from trainers.titan.replay_metrics import ReplayMetrics
@@ -128,7 +128,7 @@ class TitanTrainer:
         if is_frozen:
             self.model.module.requires_grad_(False).eval()
         else:
-            self._optimizer = build_adamw(self.model.module, self._hyperparameters(), state=settings.optimizer_state)
+            self._optimizer = build_adamw(self.model.module, settings.hyperparameters, state=settings.optimizer_state)
             self.begin()
         if settings.compile:
             try:
@@ -153,11 +153,7 @@ class TitanTrainer:
         )
         self.step = 0
         self._state.close()
-        for optimizer in self._optimizer.optimizers:
-            optimizer.state.clear()
-            for group in optimizer.param_groups:
-                set_hyperparameters(group, self._hyperparameters(), self.settings.learning_rate)
-                group.pop("initial_lr", None)  # otherwise the new schedule would take the last one's value
+        begin_again(self._optimizer, self.settings.hyperparameters)
         self._scheduler = build_schedule(
             self._optimizer,
             self.settings.lr_schedule,
@@ -430,7 +426,7 @@ class TitanTrainer:
             keep_last=keep_last,
             spare=spare,
         )
-        self._forget_empty_moments()
+        forget_empty_moments(self._optimizer, self.step)
 
     def finish_saving(self) -> None:
         """Wait until an asynchronous save has written its folder. Every rank calls it."""
@@ -442,30 +438,15 @@ class TitanTrainer:
         Learning rate, betas, eps and weight decay come from this trainer's settings, not from the folder.
         """
         manifest = self._state.load(Path(folder))
-        for scheduler in self._scheduler:
-            for group, lr in zip(scheduler.optimizer.param_groups, scheduler.get_last_lr(), strict=True):
-                set_hyperparameters(group, self._hyperparameters(), lr)
-        restore_state_dtype(self._optimizer, self.settings.optimizer_state)
         self.step = manifest["optimizer_steps"]
-        self._forget_empty_moments()
+        go_on(self._optimizer, self._scheduler, self.settings, self.step)
         return dict(manifest["extra"])
-
-    def _forget_empty_moments(self) -> None:
-        """Undo what saving and loading do to a fresh optimizer.
-
-        To create the moments torch takes a step without gradients. AdamW's bias correction would then count the first
-        real step as the second.
-        """
-        if self.step == 0:
-            for optimizer in self._optimizer.optimizers:
-                optimizer.state.clear()
 
     def export_hf(self, folder: str | os.PathLike[str], *, texts: Mapping[str, str] | None = None) -> None:
         """Write a Hugging Face folder: safetensors in config.json's dtype, and the tokenizer's files beside them.
         `texts` are further files by name, instead of the model's own.
 
-        Every rank calls it. Like `save`, the folder appears complete or not at all. Weights of more than 5 GB are
-        written to several files, with an index.
+        Every rank calls it. Like `save`, the folder appears complete or not at all.
         """
         export_hf(self.model, Path(folder), texts=texts)
 
@@ -511,7 +492,3 @@ class TitanTrainer:
         if self._owns_group and dist.is_initialized():
             dist.destroy_process_group()
         self._owns_group = False
-
-    def _hyperparameters(self) -> dict[str, Any]:
-        s = self.settings
-        return {"lr": s.learning_rate, "betas": s.betas, "eps": s.eps, "weight_decay": s.weight_decay}

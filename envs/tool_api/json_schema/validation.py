@@ -10,14 +10,13 @@ from __future__ import annotations
 import copy
 import functools
 import json
-import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
 from typing import Any
 
 from forge_env.core.errors import UserError
-from forge_env.core.json_text import read_float, read_int, write
+from forge_env.core.json_text import ARGUMENTS, write
 from forge_env.utils.patterns import linear_pattern
 
 _ROUNDS = 5  # a converted value may show further errors, once for each level of JSON text in JSON text
@@ -230,7 +229,7 @@ def _converted(kind: str, value: Any) -> tuple[bool, Any]:
         return False, value
     try:
         text = value.strip().lower() if kind == "boolean" else value
-        read = json.loads(text, parse_float=_finite, parse_int=read_int, parse_constant=_finite)
+        read = json.loads(text, **ARGUMENTS)
     except (ValueError, RecursionError):
         return False, value
     fits = {
@@ -246,14 +245,6 @@ def _converted(kind: str, value: Any) -> tuple[bool, Any]:
 
 def _is_integer(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _finite(text: str) -> float:
-    """Read a number that a float can hold; Python reads NaN, Infinity and 1e999, too."""
-    number = read_float(text)
-    if not math.isfinite(number):
-        raise ValueError(f"{text:.40} is no JSON number")
-    return number
 
 
 def _problem(error: Any) -> str:

@@ -19,7 +19,13 @@ from forge_env.core.json_text import ExactFloat, write
 
 _SEPARATORS = {"spaceDelimited": "%20", "pipeDelimited": "%7C"}
 _PATH_SAFE = "/:@!$&'()*+,;=~%"
+_RESERVED = ":/?@!$'()*,;="  # but [ ] #, which no query has, and & +, which would end or change a value
 _quoted = partial(quote, safe="")
+
+
+def _reserved(text: str) -> str:
+    """Encode a value by RFC 6570's reserved expansion: an escape such as %2F stays as it is."""
+    return re.sub(r"%25([0-9A-Fa-f]{2})", r"%\1", quote(text, safe=_RESERVED))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,16 +79,21 @@ def _text(value: Any) -> str:
     return write(value, allow_nan=False)
 
 
-def _members(parameter: Parameter, value: Any, quoted: Callable[[str], str] = _quoted) -> list[str]:
+def _members(parameter: Parameter, value: Any, encode_text: Callable[[str], str] | None = None) -> list[str]:
     """Return the items of a list; of an object the names and values, each pair as one if it is exploded."""
+    quoted = encode_text or _quoting(parameter)
     if parameter.is_json:
         return [quoted(write(value, allow_nan=False))]
     if isinstance(value, list):
         return [quoted(_text(item)) for item in value if item is not None]
     if not isinstance(value, dict):
         return [quoted(_text(value))]
-    pairs = [(quoted(key), quoted(_text(item))) for key, item in value.items() if item is not None]
+    pairs = [((encode_text or _quoted)(key), quoted(_text(item))) for key, item in value.items() if item is not None]
     return ["=".join(pair) for pair in pairs] if parameter.explode else [part for pair in pairs for part in pair]
+
+
+def _quoting(parameter: Parameter) -> Callable[[str], str]:
+    return _reserved if parameter.allows_reserved else _quoted
 
 
 def _path_text(parameter: Parameter, value: Any) -> str:
@@ -113,7 +124,8 @@ def _pairs(parameter: Parameter, value: Any) -> list[str]:
         return [f"{name}={members[0]}"]
     if isinstance(value, dict) and parameter.style == "deepObject":
         items = [(key, item) for key, item in value.items() if item is not None]
-        return [f"{name}[{_quoted(key)}]={_quoted(_text(item))}" for key, item in items]
+        quoted = _quoting(parameter)
+        return [f"{name}[{_quoted(key)}]={quoted(_text(item))}" for key, item in items]
     if parameter.explode:
         return members if isinstance(value, dict) else [f"{name}={member}" for member in members]
     return [f"{name}={_joined(parameter, members, _SEPARATORS.get(parameter.style, ','))}"]

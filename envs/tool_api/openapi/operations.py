@@ -39,6 +39,8 @@ class Parameter:
     explode: bool
     is_json: bool = False
     """Whether it is sent as JSON text."""
+    allows_reserved: bool = False
+    """Whether reserved characters and percent-encoded ones of a query's value are sent as they are."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +58,7 @@ class Body:
     def part(self, name: str, value: Any) -> Parameter:
         """Return how a field of a form is written: an object is JSON unless the document says otherwise."""
         said = self.encoding.get(name)
-        said = said if isinstance(said, dict) and said.keys() & {"style", "explode"} else {}
+        said = said if isinstance(said, dict) and said.keys() & {"style", "explode", "allowReserved"} else {}
         style = said.get("style", "form")
         explode = said.get("explode", style in ("form", "deepObject")) is True
         return Parameter(
@@ -66,6 +68,7 @@ class Body:
             style=style,
             explode=explode,
             is_json=isinstance(value, dict) and not said,
+            allows_reserved=said.get("allowReserved") is True,
         )
 
 
@@ -206,6 +209,7 @@ def _parameter(
         style=style,
         explode=node.get("explode", style in ("form", "deepObject")) is True,
         is_json=isinstance(content, dict),
+        allows_reserved=place == "query" and node.get("allowReserved") is True,
     )
     return parameter, schema
 

@@ -788,6 +788,25 @@ def test_an_endpoint_that_does_not_answer_leaves_faults(run: Run, chat_server: C
     assert (second["episodes"], second["avg@1"], second["faults"], second["faults_retried"]) == (3, 1.0, {}, 2)
 
 
+def test_the_full_context_of_an_endpoint_is_named_as_its_own(
+    run: Run,
+    chat_server: ChatServer,  # noqa: F811
+    key: str,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    chat_server.will(chat_server.fails(400, "prompt is too long: 9 tokens > 8 maximum"))
+    assert main(["eval", "--env", "math", "--agent", f"openai:m@{chat_server.url}", "--tasks", "1", "--out", "o"]) == 0
+    words = "note: 1 of 1 episodes was ended by the endpoint's own context: start its server with a larger one; "
+    assert f"{words}--max-tokens (4096) does not raise it\n" in capfd.readouterr().err
+
+
+def test_an_evaluation_is_shown_again(run: Run, capfd: pytest.CaptureFixture[str]) -> None:
+    run(*dungeon("out", "--max-turns", "29"))
+    assert main(["report", "out", "--text"]) == 0
+    shown = capfd.readouterr().out
+    assert "avg@1" in shown and "0 episodes were run now, 3 read" in shown and "everything is in out" in shown
+
+
 def test_a_dead_endpoint_is_tried_for_a_few_episodes_only(run: Run, chat_server: ChatServer, key: str) -> None:  # noqa: F811
     chat_server.will(chat_server.fails(400, "no such thing"))
     arguments = ["--env", "math", "--agent", f"openai:m@{chat_server.url}", "--tasks", "40", "--out", "out"]

@@ -392,10 +392,13 @@ def test_json_text_is_the_data_where_the_schema_wants_data_and_no_text(arguments
     assert json.dumps(arguments) == before
 
 
-@pytest.mark.parametrize("tags", ["a", '{"a": 1}', "[1, {}]", "[NaN]", "1", ""])
-def test_other_text_is_refused_where_data_is_wanted(tags: str) -> None:
-    with pytest.raises(BadCall, match="bad arguments for data: tags"):
-        make_tool(data).validate(call({"tags": tags}))
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [*(("tags", text) for text in ("a", '{"a": 1}', "[1, {}]", "[NaN]", "1", "")), ("table", '{"a": [1], "a": [2]}')],
+)
+def test_other_text_is_refused_where_data_is_wanted(name: str, text: str) -> None:
+    with pytest.raises(BadCall, match=f"bad arguments for data: {name}"):
+        make_tool(data).validate(call({name: text}))
 
 
 class Spot(pydantic.BaseModel):

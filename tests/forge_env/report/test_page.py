@@ -334,6 +334,39 @@ def test_the_command_writes_it_again(tmp_path: Path, capsys: pytest.CaptureFixtu
         write_page(tmp_path / "nowhere")
 
 
+def test_the_state_of_a_run_is_printed_as_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def told(folder: Path) -> list[str]:
+        assert main(["report", str(folder), "--text"]) == 0
+        return capsys.readouterr().out.splitlines()
+
+    finding = {"step": 3, "last_step": 9, "measured": "12 of 12", "cause": "too hard", "settings": "--env x"}
+    held_out = {
+        name: [attempt(f"{i}", float(i < solved)) for i in range(4)]
+        for name, solved in {"before": 1, "evaluation_4": 3, "after": 2, "after.greedy": 4}.items()
+    }
+    facts, metrics = FACTS | {"findings": [finding]}, steps(10, kl=0.5)
+    metrics[9] |= {"kl": None, "loss": "odd"}
+    begun = told(write_run(tmp_path / "begun", facts=FACTS))
+    assert begun == ["grpo on code_exec, seed 3: not complete: it was killed, or is still running"]
+    done = told(write_run(tmp_path / "done", metrics=metrics, episodes=held_out, facts=facts, summary=facts))
+    rows = {line.split("  ")[0]: line.split()[-2:] for line in done}
+    assert done[0] == "grpo on code_exec, seed 3: complete" and "Reward, last step: 1" in done
+    assert done[done.index("Steps:") + 1].split()[-6:] == ["1", "to", "2", "9", "to", "10"]
+    assert (rows["reward"], rows["kl"], rows["loss"]) == (["0.150", "0.950"], ["0.500", "0.500"], ["0.750", "0.111"])
+    assert "entropy" not in rows
+    names = ("first (before training): 0.250 [", "best (after step 4): 0.750 [", "last (after training): 0.500 [")
+    assert [line for line, name in zip(done[done.index("Held-out success:") + 1 :], names, strict=False)] == [
+        line for line in done if line.startswith(names)
+    ]
+    assert "step 3 to 9: 12 of 12. Likely cause: too hard. Try: --env x." in done
+    console = [{"time": 2.0, "kind": "error", "text": "the trainer process died"}]
+    assert (
+        "not complete: the trainer process died" in told(write_run(tmp_path / "end", facts=FACTS, console=console))[0]
+    )
+    assert main(["report", str(tmp_path), "--text"]) == 2
+    assert "is not the folder of a training run" in capsys.readouterr().err
+
+
 def test_a_skipped_step_is_counted_by_its_reason(tmp_path: Path) -> None:
     """A step whose prompts leave no token to sample has no gradient that could be infinite."""
     records = [{"step": 1.0, "skipped": 1.0, "tokens": 0.0}, {"step": 2.0, "skipped": 1.0, "tokens": 9.0}]

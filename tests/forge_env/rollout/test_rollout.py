@@ -22,7 +22,7 @@ from benchmarks.simulated_time import run as simulated
 from forge_env.core.env import Env
 from forge_env.core.episode import Episode, Turn
 from forge_env.core.errors import InvariantError, PolicyError, SandboxError, TemplateError, UserError
-from forge_env.core.protocols import ContextFull, Conversation, NextTurn
+from forge_env.core.protocols import ContextFull, Conversation, EndpointFull, NextTurn
 from forge_env.core.types import Action, EpisodeLimits, Message, Outcome, Task, ToolSpec
 from forge_env.rollout.factory import EnvFactory
 from forge_env.rollout.rollout import GroupSpec, run_episode, run_group
@@ -477,6 +477,10 @@ ENDINGS: dict[str, tuple[Any, dict[str, Any]]] = {
     "max_turn_tokens": (step_that(((), 0.0, True, False, {})), {"who": CutOff(512)}),
     "max_tokens of a row": (step_that(((), 0.0, True, False, {})), {"who": CutOff(20)}),
     "context": (Counter, {"who": ShortContext()}),
+    "full context of an endpoint": (Counter, {"who": Raises(EndpointFull())}),
+    "full context of an endpoint, as an environment tells it": (
+        *(GoesOn, {"who": Raises(EndpointFull()), "end": ((), 0.0, False, True, {"ended_by": "max_tokens"})}),
+    ),
     "context of an endpoint": (step_that(((), 0.0, True, False, {})), {"who": CutOff(20, prompt_tokens=80)}),
     "context, as an environment tells it": (
         *(GoesOn, {"who": ShortContext(), "end": ((), 0.0, False, True, {"ended_by": "max_tokens"})}),
@@ -491,6 +495,8 @@ ENDINGS: dict[str, tuple[Any, dict[str, Any]]] = {
 }
 TOLD = {
     "max_tokens of a row": "max_tokens",
+    "full context of an endpoint": "context",
+    "full context of an endpoint, as an environment tells it": "context",
     "context of an endpoint": "context",
     "context, as an environment tells it": "context",
     "tokens that the environment asked for": "environment",
@@ -508,7 +514,8 @@ async def test_an_episode_says_what_ended_it(case: str) -> None:
     env, options = ENDINGS[case]
     result = await play(env, **options)
     assert result.ended_by == TOLD.get(case, case)
-    assert ("context_tokens" in result.info) == (result.ended_by == "context")
+    is_known = result.ended_by == "context" and not case.startswith("full")  # an endpoint does not say its length
+    assert ("context_tokens" in result.info) == is_known
     assert Episode.from_json(result.to_json()) == result
 
 

@@ -84,6 +84,13 @@ WAITS: dict[str, tuple[dict[str, str], float]] = {
         },
         60,
     ),
+    "IETF": ({"RateLimit": "r=0;t=30"}, 30),
+    "IETF, two limits": ({"ratelimit": '"burst";r=4;t=90, "day, r=0";r=0;t=45'}, 45),
+    "IETF, nothing is used up": ({"ratelimit": '"day";r=7;t=45'}, 0),
+    "IETF in 2023": ({"ratelimit": "limit=100, remaining=0, reset=50"}, 50),
+    "IETF in 2023, nothing is used up": ({"ratelimit": "limit=100, remaining=9, reset=50"}, 0),
+    "IETF in 2021": ({"RateLimit-Limit": "9", "RateLimit-Remaining": "0", "RateLimit-Reset": "30"}, 30),
+    "IETF in words": ({"ratelimit": "soon"}, 0),
     "nothing is used up": ({"x-ratelimit-remaining-requests": "12", "x-ratelimit-reset-requests": "6m0s"}, 0),
 }
 

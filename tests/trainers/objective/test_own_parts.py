@@ -10,7 +10,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
 
 from forge_env.core.errors import UserError
 from tests.trainers.episodes import episode, group, turn
@@ -319,4 +318,4 @@ def test_a_module_that_is_not_there() -> None:
 
 def test_losses_of_this_package_can_be_named() -> None:
     loss = load_loss("trainers.losses:SimpleGRPOLoss")
-    assert "entropy" not in LossCall(loss).names and isinstance(loss.loss, torch.nn.Module)  # type: ignore[attr-defined]
+    assert "entropy" not in LossCall(loss).names and isinstance(loss.loss, SimpleGRPOLoss)  # type: ignore[attr-defined]

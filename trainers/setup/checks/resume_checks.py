@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from forge_env.core.errors import UserError
 from forge_env.records.run_files import FACTS, SUMMARY, read_object
@@ -18,9 +18,11 @@ from forge_env.utils.settings import BY_CASE, may_change
 from trainers.checkpoints import Checkpoint, find, read_manifest
 from trainers.config import RunConfig
 from trainers.metrics.report import check_mark
-from trainers.setup.draft import Draft
 from trainers.setup.options.parser import flatten
 from trainers.setup.run_tasks import data_digests
+
+if TYPE_CHECKING:
+    from trainers.setup.draft import Draft
 
 REFERENCE, REFERENCE_ADAPTER = "reference.safetensors", "reference_adapter"
 """The file, or the folder of an adapter, that a run keeps of its warmed-up policy, if a KL penalty is against it."""

@@ -12,7 +12,7 @@ from typing import Any, TypeVar, get_origin
 
 from forge_env.core.errors import UserError
 from forge_env.records.run_files import FACTS, read_object
-from forge_env.registry.registry import check_registered, env_class
+from forge_env.registry.registry import check_registered, env_class, resolve
 from forge_env.utils.secret_values import check_present, restored
 from forge_env.utils.settings import leaves, with_values
 from trainers.checkpoints import Checkpoint, find
@@ -47,6 +47,8 @@ def read_config(config_class: type[C], arguments: Sequence[str]) -> C:
     check_present(asdict(config), "for example --{} VALUE")
     if config.env.name and any(argument.partition("=")[0] == "--config" for argument in arguments):
         saved["env"] = {"name": ENV_OF_A_FILE}
+    if config.env.name:
+        resolve(config.env.name, "env")  # a typo is refused before torch is imported
     if gpus_available() and not config.training.deterministic:
         services = (name for name in ("generator", "trainer", "ref_model") if getattr(config.services, name).procs)
         saved["services"] = {name: {"with_gpus": True} for name in services}

@@ -110,8 +110,9 @@ def test_a_schema_that_nothing_fits_is_refused(schema: dict[str, Any]) -> None:
         ({"type": "number"}, "1e999"),
         ({"type": "number"}, "NaN"),
         ({"type": "array"}, "[-Infinity]"),
+        ({"type": "object"}, '{"b": 1, "b": 2}'),
     ],
-    ids=["huge", "1e999", "NaN", "in a text"],
+    ids=["huge", "1e999", "NaN", "in a text", "two values"],
 )
 def test_a_number_that_no_float_or_no_json_holds_is_a_mistake_in_the_call(schema: dict[str, Any], value: Any) -> None:
     check = SchemaArguments({"type": "object", "properties": {"a": schema}}, where="the tool")

@@ -34,8 +34,8 @@ STYLES = {
 }
 
 
-def encoded(place: str, style: str, explode: bool, value: Any, schema: Any = None) -> Encoded:
-    parameter = {"name": "color", "in": place, "style": style, "explode": explode, "schema": schema or {}}
+def encoded(place: str, style: str, explode: bool, value: Any, schema: Any = None, **said: Any) -> Encoded:
+    parameter = {"name": "color", "in": place, "style": style, "explode": explode, "schema": schema or {}, **said}
     if place == "path":
         parameter["required"] = True
     operation = {"operationId": "do", "parameters": [parameter], "responses": {}}
@@ -45,8 +45,8 @@ def encoded(place: str, style: str, explode: bool, value: Any, schema: Any = Non
     return encode(api.operations[0], tool.arguments({"color": value}) if schema else {"color": value})
 
 
-def sent(place: str, style: str, explode: bool, value: Any, schema: Any = None) -> str:
-    request = encoded(place, style, explode, value, schema)
+def sent(place: str, style: str, explode: bool, value: Any, schema: Any = None, **said: Any) -> str:
+    request = encoded(place, style, explode, value, schema, **said)
     headers = {"header": request.headers.get("color", ""), "cookie": request.headers.get("Cookie", "")}
     return headers.get(place, request.target.removeprefix("/").removeprefix("?"))
 
@@ -177,12 +177,45 @@ def test_numbers_keep_the_digits_that_the_model_wrote(written: str, schema: Any,
         assert written[0] == "[" or sent("query", "form", False, values, items) == f"color={text},a"
 
 
+ODD = "a/b?c=d,e@f:g&h+i#j[k] %2F 100% %zz"
+PASSED = "a/b?c=d,e@f:g%26h%2Bi%23j%5Bk%5D%20%2F%20100%25%20%25zz"
+
+
+@pytest.mark.parametrize(
+    ("style", "explode", "value", "text"),
+    [
+        ("form", True, ODD, f"color={PASSED}"),
+        ("form", True, ["a/b", "c,d"], "color=a/b&color=c,d"),
+        ("form", False, ["a/b", "c:d"], "color=a/b,c:d"),
+        ("form", True, {"k/=": "a/b"}, "k%2F%3D=a/b"),
+        ("deepObject", True, {"k/": "a/b"}, "color[k%2F]=a/b"),
+    ],
+)
+def test_reserved_characters_are_sent_as_they_are_if_the_document_says_so(
+    style: str, explode: bool, value: Any, text: str
+) -> None:
+    assert sent("query", style, explode, value, allowReserved=True) == text
+    assert sent("query", style, explode, value) != text
+    if style == "form":
+        assert "a/b" not in sent("cookie", style, explode, value, allowReserved=True)
+
+
+def test_reserved_characters_never_join_two_items() -> None:
+    with pytest.raises(ValueError, match="separates the items here"):
+        sent("query", "form", False, ["a,b", "c"], allowReserved=True)
+
+
 def test_fields_of_a_form_have_their_own_styles() -> None:
     content: Any = {
         "schema": {"type": "object", "properties": {name: {} for name in "abcde"}},
-        "encoding": {"a": {"explode": False}, "b": {"style": "deepObject"}, "c": {"contentType": "text/plain"}},
+        "encoding": {
+            "a": {"explode": False},
+            "b": {"style": "deepObject"},
+            "c": {"contentType": "text/plain"},
+            "e": {"allowReserved": True},
+        },
     }
     operation: Any = {"requestBody": {"content": {"application/x-www-form-urlencoded": content}}, "responses": {}}
     [read] = OpenApi({"openapi": "3.1.0", "info": {}, "paths": {"/": {"post": operation}}}).operations
-    arguments = {"a": ["x", "y,z"], "b": {"k": "v w"}, "c": [1, None, 2], "d": {"n": 1}, "e": 5.0}
-    assert encode(read, arguments).content == b"a=x,y%2Cz&b[k]=v%20w&c=1&c=2&d=%7B%22n%22%3A%201%7D&e=5"
+    arguments = {"a": ["x", "y,z"], "b": {"k": "v w"}, "c": [1, None, 2], "d": {"n": 1}, "e": "5/0"}
+    assert encode(read, arguments).content == b"a=x,y%2Cz&b[k]=v%20w&c=1&c=2&d=%7B%22n%22%3A%201%7D&e=5/0"

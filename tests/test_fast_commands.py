@@ -1,0 +1,70 @@
+"""What help, a list and a typo import: none of the packages that take seconds. The modules are looked at, and no clock.
+
+Each line is run as a user runs it, by a process of its own for the trainers; their modules decide what is imported.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+SLOW = {"torch", "vllm", "monarch", "transformers", "datasets", "torchtitan"}
+OWN = "from dataclasses import replace\n\nfrom trainers.grpo import GRPO\n\nMINE = replace(GRPO, name='mine')\n"
+
+TRAINERS: dict[str, tuple[int, str]] = {
+    "trainers.grpo --help": (0, "--grpo.clip_high 0.28"),
+    "trainers.sft --help": (0, "--sft.epochs"),
+    "trainers.train OWN:MINE --help": (0, "--grpo.clip_high 0.28"),
+    "trainers.grpo --lerning_rate 3": (2, "did you mean --training.learning_rate?"),
+    "trainers.sft --sft.epoch 3": (2, "did you mean --sft.epochs?"),
+    "trainers.dapo --dapo.clip_low low": (2, "it must be a finite number"),
+    "trainers.grpo --env maht": (2, "Did you mean math?"),
+    "trainers.ppo": (2, "Did you mean grpo?"),
+    "trainers": (2, "name the algorithm"),
+}
+
+
+def loaded(*arguments: str, cwd: Path) -> tuple[subprocess.CompletedProcess[str], set[str]]:
+    """A finished process, and the packages that it has imported."""
+    command = [sys.executable, "-X", "importtime", *arguments]
+    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=120)
+    lines = [line for line in done.stderr.splitlines() if line.startswith("import time:")]
+    return done, {line.rpartition("|")[2].strip().partition(".")[0] for line in lines}
+
+
+@pytest.mark.parametrize("line", TRAINERS)
+def test_a_trainer_says_help_and_refuses_a_typo_before_it_imports_torch(line: str, tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(OWN)
+    done, packages = loaded("-m", *line.replace("OWN", str(tmp_path / "own.py")).split(), cwd=ROOT)
+    code, words = TRAINERS[line]
+    assert done.returncode == code and words in done.stdout + done.stderr, done.stderr[-2000:]
+    assert "trainers" in packages and packages.isdisjoint(SLOW)
+
+
+def test_no_algorithm_imports_torch() -> None:
+    names = "cispo, dapo, grpo, gspo, losses, reinforce, sapo, sft"
+    done, packages = loaded("-c", f"from trainers import {names}", cwd=ROOT)
+    assert done.returncode == 0 and packages.isdisjoint(SLOW), done.stderr[-2000:]
+
+
+LINES = """
+    --help / lisst / list / list --json / list --knd / info maht / info math --json
+    check maht / eval --env maht --agent scripted:null / eval --env math --agent opnai:m / eval --env math --agnt x
+    serve --env maht / serve --env math --as htp / export nowhere / report nowhere / report nowhere --text
+    replay nowhere / score maht / diff nowhere nowhere / suite --help / image --help / sandbox --help
+    doctor --help / check --help / eval --help / serve --help / new --help / export --help / view --help / audit --help
+"""
+
+
+def test_the_commands_of_the_gym_import_nothing_slow_for_help_a_list_or_a_typo(tmp_path: Path) -> None:
+    lines = [line.split() for line in LINES.replace("\n", " / ").split("/") if line.strip()]
+    code = f"from forge_env.cli.main import main\nprint([main(line) for line in {lines}])"
+    done, packages = loaded("-c", code, cwd=tmp_path)
+    codes = dict(zip(map(" ".join, lines), eval(done.stdout.splitlines()[-1]), strict=True))
+    is_help = {line: "help" in line or line.startswith(("list", "info math")) for line in codes}
+    assert {line: code for line, code in codes.items() if (code == 0) != (is_help[line] and "knd" not in line)} == {}
+    assert "typer" in packages and packages.isdisjoint(SLOW)
