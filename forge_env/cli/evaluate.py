@@ -14,7 +14,7 @@ import typer
 
 from forge_env.cli.env_options import parse_options
 from forge_env.cli.output import Json, emit, last_words, note, stdout_to_stderr
-from forge_env.cli.run_async import run_async
+from forge_env.utils.run_async import run_async
 from forge_env.core.types import EpisodeLimits
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from forge_env.cli.env_options import parse_options
 from forge_env.cli.new_file import new_file
 from forge_env.cli.output import emit, note, say, show_table, stdout_to_stderr
 from forge_env.cli.replay import note_changes
-from forge_env.cli.run_async import run_async
+from forge_env.utils.run_async import run_async
 from forge_env.core.errors import UserError
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ import typer
 
 from forge_env.cli.env_options import parse_options
 from forge_env.cli.output import Json, emit, note, say
-from forge_env.cli.run_async import run_async
+from forge_env.utils.run_async import run_async
 from forge_env.core.errors import UserError, nearest
 
 if TYPE_CHECKING:
