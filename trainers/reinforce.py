@@ -19,13 +19,13 @@ from torch import Tensor
 
 from forge_env.core.errors import UserError
 from trainers.algorithm import Algorithm, loss_options, make_objective
+from trainers.api import main
 from trainers.config import RunConfig
 from trainers.objective.loss_base import LossOptions, PolicyLoss
 from trainers.objective.loss_call import Loss
 from trainers.objective.loss_terms import Aggregation, keep, log_ratio, per_token, valid_tokens
 from trainers.objective.objective import Objective
 from trainers.objective.settings import AlgorithmConfig
-from trainers.train import main
 
 
 @dataclass(frozen=True, kw_only=True)

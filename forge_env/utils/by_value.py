@@ -116,9 +116,9 @@ def _definitions(value: type) -> Iterator[str]:
         except SyntaxError:
             continue
         for node in nodes:
-            if isinstance(node, ast.ClassDef) and node.name == value.__name__:
-                if node.lineno <= first <= (node.end_lineno or 0):
-                    yield "".join(lines[node.lineno - 1 : node.end_lineno])
+            is_class = isinstance(node, ast.ClassDef) and node.name == value.__name__
+            if is_class and node.lineno <= first <= node.end_lineno:
+                yield "".join(lines[node.lineno - 1 : node.end_lineno])
 
 
 def _functions(value: type) -> Iterator[FunctionType]:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import sys
 
+from trainers.train import main
+
 from tests.system.breakable import DeafActor
 from trainers.run import services
-from trainers.train import main
 
 if __name__ == "__main__":
     services.PolicyActor = DeafActor  # type: ignore[misc]

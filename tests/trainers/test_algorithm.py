@@ -6,11 +6,11 @@ import pickle
 from pathlib import Path
 
 import pytest
+from trainers.setup.entry import main
 
 from forge_env.core.errors import UserError
 from tests.helpers.entry import never
 from trainers.algorithm import check_unchanged, find_algorithm
-from trainers.setup.entry import main
 from trainers.setup.run_plan import RunPlan
 
 FILE = """

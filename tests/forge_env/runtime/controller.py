@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from runtime_actors import Worker
+from trainers.setup.signals import with_signals
 
 from forge_env.core.errors import UserError
 from forge_env.runtime.actor import ForgeActor
 from forge_env.runtime.launcher import Launcher, within
-from trainers.setup.signals import with_signals
 
 
 def children() -> list[int]:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors import safe_open
+from trainers.setup.entry import main
 
 from envs.math import Math
 from forge_env.core.errors import UserError
@@ -20,7 +21,6 @@ from trainers.model.sizes import MODEL_SIZES, ModelSize
 from trainers.model.tiny_model import make_tiny_model
 from trainers.settings.tasks import ModelConfig
 from trainers.setup.describe import describe_plan
-from trainers.setup.entry import main
 from trainers.setup.options.read_config import read_config
 from trainers.setup.plan import make_plan
 

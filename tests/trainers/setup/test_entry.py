@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from trainers.setup.entry import main
 
 from forge_env.core.errors import InvariantError, NothingTrained, ServiceError, UserError
 from tests.helpers.entry import never
@@ -19,7 +20,6 @@ from tests.helpers.hub import hub
 from trainers import sft, train
 from trainers.algorithm import Algorithm
 from trainers.grpo import GRPO
-from trainers.setup.entry import main
 from trainers.setup.run_plan import RunPlan
 
 ROOT = Path(__file__).parents[3]

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from trainers.setup.entry import main
 
 from forge_env.core.errors import UserError
 from tests.helpers.entry import never
@@ -17,7 +18,6 @@ from trainers.algorithm import Algorithm
 from trainers.grpo import GRPO, Config
 from trainers.objective.plugins import load_loss
 from trainers.setup.describe import describe_plan, describe_services, describe_settings, dry_run
-from trainers.setup.entry import main
 from trainers.setup.options.read_config import read_config
 from trainers.setup.placement import Process, gpus_available
 from trainers.setup.plan import make_plan, with_model

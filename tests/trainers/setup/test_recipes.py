@@ -6,10 +6,10 @@ import re
 from pathlib import Path
 
 import pytest
+from trainers.setup.entry import main
 
 from tests.helpers.entry import never
 from trainers.grpo import GRPO, Config
-from trainers.setup.entry import main
 from trainers.setup.options.read_config import read_config
 from trainers.setup.placement import gpus_available
 from trainers.setup.plan import make_plan

@@ -15,8 +15,8 @@ from trainers.settings.supervised import SFTConfig
 from trainers.setup.options.parser import parse
 
 ALGORITHMS = ("cispo", "dapo", "gspo", "grpo", "reinforce", "sapo", "sft")
-COMMANDS = (*ALGORITHMS, "train")
-"""What `python -m trainers.NAME` starts."""
+COMMANDS = (*ALGORITHMS, "trainers")
+"""What `python -m trainers.NAME` starts, and `python -m trainers FILE.py:NAME`."""
 _ELSEWHERE = {
     "ppo": "grpo",
     "rloo": "reinforce",
@@ -27,7 +27,7 @@ _ELSEWHERE = {
 """Algorithms of others, and the nearest one here."""
 
 
-def check_command(name: str, options: Sequence[str]) -> None:
+def check_command(name: str, options: Sequence[str] = ()) -> None:
     """Check the name of an algorithm, and the names and types of its options."""
     if name not in COMMANDS:
         known = ", ".join(ALGORITHMS)
@@ -36,9 +36,9 @@ def check_command(name: str, options: Sequence[str]) -> None:
         )
         raise UserError(
             f"there is no algorithm {name!r}. {hint} An algorithm of your own is started by "
-            "python -m trainers.train my_file.py:MINE"
+            "python -m trainers my_file.py:MINE"
         )
-    if name != "train" and not {"-h", "--help"} & {*options}:
+    if name in ALGORITHMS and not {"-h", "--help"} & {*options}:
         section = SFTConfig if name == "sft" else _section(name)
         fields = [(name, section, dataclasses.field(default_factory=section))]
         parse(dataclasses.make_dataclass("Config", fields, bases=(RunConfig,), frozen=True), options, SHORT_OPTIONS)
