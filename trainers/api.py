@@ -21,7 +21,7 @@ from forge_env.utils.folders import remove_empty
 from forge_env.utils.interrupts import interrupt_again, leave_at_once
 from forge_env.utils.run_async import run_async
 from forge_env.utils.secret_values import masked_text
-from forge_env.utils.targets import load
+from forge_env.utils.targets import is_file, load
 from trainers.algorithm import Algorithm, find_algorithm
 from trainers.metrics.heartbeat import begin_now, quiet
 from trainers.run.training_run import TrainingRun
@@ -194,7 +194,7 @@ def _begun(
 
 def _find(algorithm: Algorithm | str) -> Algorithm:
     """The algorithm of a name or of a target."""
-    if isinstance(algorithm, str) and ":" in algorithm:
+    if isinstance(algorithm, str) and (":" in algorithm or is_file(algorithm)):
         return find_algorithm(algorithm)
     name = algorithm.name if isinstance(algorithm, Algorithm) else algorithm
     if isinstance(algorithm, str):

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import sys
 
-from trainers.train import main
-
 from tests.system.breakable import DeafActor
+from trainers import main
 from trainers.run import services
 
 if __name__ == "__main__":

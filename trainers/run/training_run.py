@@ -126,8 +126,10 @@ class TrainingRun:
             try:
                 await asyncio.shield(task)
             except asyncio.CancelledError:
-                if task.done():
+                if task.cancelled():
                     break
+                if task.done():
+                    raise
                 times, self.is_stopping = times + 1, True
                 say("stopping; once more ends it at once" if times == 1 else "ending every process of this run")
                 task.cancel()
