@@ -112,12 +112,11 @@ def _definitions(value: type) -> Iterator[str]:
     for function in _functions(value):
         lines, first = linecache.getlines(function.__code__.co_filename), function.__code__.co_firstlineno
         try:
-            nodes = list(ast.walk(ast.parse("".join(lines))))
+            nodes = [node for node in ast.walk(ast.parse("".join(lines))) if isinstance(node, ast.ClassDef)]
         except SyntaxError:
             continue
         for node in nodes:
-            is_class = isinstance(node, ast.ClassDef) and node.name == value.__name__
-            if is_class and node.lineno <= first <= node.end_lineno:
+            if node.name == value.__name__ and node.lineno <= first <= (node.end_lineno or 0):
                 yield "".join(lines[node.lineno - 1 : node.end_lineno])
 
 

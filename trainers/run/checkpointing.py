@@ -118,12 +118,16 @@ async def until_stopped(
         stop()
         asked.set()
 
+    async def save_before_last() -> None:
+        if steps() < run.plan.steps:  # of the last step the caller saves one
+            await save()
+
     try:
         with run.caller.stopped_by(end):
             await asyncio.wait({task, waiting}, return_when=asyncio.FIRST_COMPLETED)
         if not asked.is_set():
             return await task
-        await _keep(run, task, steps, save)
+        await _keep(run, task, steps, save_before_last)
         if steps() < run.plan.steps:
             run.caller.check()
     except asyncio.CancelledError:
