@@ -32,7 +32,7 @@ ELSEWHERE = {
 }
 """Examples that other tests run, or none."""
 EXAMPLES = sorted(path for path in (ROOT / "examples").glob("*.py") if path.stem not in ELSEWHERE)
-SLOW = {"own_loop", "coding_agent"}
+SLOW = {"own_loop", "coding_agent", "python"}
 """Examples and pages that train."""
 NOT_HERE = {
     "make demo": "it writes to the checkout, and takes minutes: `python -m benchmarks.demo` measures it",
@@ -109,6 +109,18 @@ def test_every_example_runs(example: Path, tmp_path: Path) -> None:
     assert output in run([sys.executable, str(example)], tmp_path)
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_the_notebook_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    nbclient, nbformat = pytest.importorskip("nbclient"), pytest.importorskip("nbformat")
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    notebook = nbformat.read(ROOT / "examples" / "notebook.ipynb", as_version=4)
+    resources = {"metadata": {"path": str(tmp_path)}}
+    nbclient.NotebookClient(notebook, timeout=600, kernel_name="python3", resources=resources).execute()
+    printed = "".join(out.get("text", "") for cell in notebook.cells for out in cell.get("outputs", ()))
+    assert "evaluations [(0, " in printed and "best step " in printed and "95% interval" in printed
+
+
 @pytest.mark.parametrize(
     "script",
     [
@@ -148,7 +160,11 @@ class Endpoint(BaseHTTPRequestHandler):
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 def test_every_command_of_the_readme_runs_as_it_stands(tmp_path: Path) -> None:
-    commands = re.findall(r"^    ((?:make|forge-env|python) .*?)(?: +#.*)?$", (ROOT / "README.md").read_text(), re.M)
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    commands = re.findall(r"^    ((?:make|forge-env|python) .*?)(?: +#.*)?$", text, re.M)
+    for _, body in BLOCK.findall(text):
+        if file := re.match(r"# (\S+\.py)\n", body):
+            (tmp_path / file[1]).write_text(body, encoding="utf-8")
     assert NOT_HERE.keys() < set(commands) and any("trainers.grpo" in command for command in commands)
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     with ThreadingHTTPServer(("127.0.0.1", 0), Endpoint) as server:
@@ -160,9 +176,8 @@ def test_every_command_of_the_readme_runs_as_it_stands(tmp_path: Path) -> None:
                     run([*shlex.split(at_port)], tmp_path, seconds=1800, reads_line="forge-env view" in command)
         finally:
             server.shutdown()
-    [summary] = tmp_path.glob("outputs/grpo-*/summary.json")
-    figures = json.loads(summary.read_text())
-    assert figures["success_after"] > figures["success_before"]
+    summaries = [json.loads(path.read_text()) for path in tmp_path.glob("outputs/grpo-*/summary.json")]
+    assert summaries and all(summary["success_after"] > summary["success_before"] for summary in summaries)
 
 
 def named_pages(nav: Any) -> list[str]:

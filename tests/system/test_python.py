@@ -18,8 +18,8 @@ from trainers import Callback, train
 class Echo(ToolEnv):
     @classmethod
     def tasks(cls, split="train", *, count, seed=0):
-        texts = [f"{split} {number % 100}" for number in range(count)]
-        return [Task(id=f"{i}", prompt=[{"role": "user", "content": text}], target=text) for i, text in enumerate(texts)]
+        texts = [f"{split} {number:03}" for number in range(count)]
+        return [Task(id=text, prompt=[{"role": "user", "content": text}], target=text) for text in texts]
 
     @staticmethod
     def expert(messages):
