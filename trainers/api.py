@@ -199,7 +199,7 @@ def _find(algorithm: Algorithm | str) -> Algorithm:
     name = algorithm.name if isinstance(algorithm, Algorithm) else algorithm
     if isinstance(algorithm, str):
         check_command(name)
-    ours = getattr(importlib.import_module(f"trainers.{name}"), name.upper()) if name in ALGORITHMS else None
+    ours = getattr(importlib.import_module(f"{__package__}.{name}"), name.upper()) if name in ALGORITHMS else None
     if isinstance(algorithm, str) or algorithm is ours or algorithm.target:
         return algorithm if isinstance(algorithm, Algorithm) else ours
     raise UserError(

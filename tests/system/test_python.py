@@ -65,7 +65,7 @@ def test_a_run_in_a_running_loop_is_stopped_by_its_callback(tmp_path: Path) -> N
     assert done.returncode == 0, done.stdout + done.stderr
     *console, said, numbers = done.stdout.splitlines()
     steps, evaluated, refused, stopped, best, model, summary = json.loads(said)
-    assert (steps, evaluated, stopped, best, summary) == ([1, 2], [0], True, 0, {})
+    assert (steps, evaluated, stopped, best, summary) == ([1, 2], [0], True, None, {})
     assert "while a run is under way in this process" in refused
     assert json.loads(numbers) == [2, 1, 4]
     assert model == "run/checkpoints/step_000002/model" and (tmp_path / model / "config.json").is_file()

@@ -14,7 +14,7 @@ from typing import Any
 from agents.model_folder import trained_model
 from forge_env.core.errors import UserError
 from forge_env.core.reward_value import reaches
-from forge_env.records.run_files import SUMMARY, read_object
+from forge_env.records.run_files import SUMMARY, read_object, steps_of
 
 STEP, EVALUATION = "on_step", "on_evaluation"
 
@@ -83,8 +83,10 @@ class TrainingRun:
 
     @property
     def best(self) -> int | None:
-        """The evaluated step with the best success, the earliest of equals; None without an evaluation."""
-        success = {record["step"]: record["success"] for record in self.metrics["evaluation"] if "success" in record}
+        """The best evaluated step of those with weights in the folder, the earliest of equals; None without any."""
+        there = {*steps_of(self.folder), self.summary.get("steps")}
+        records = [record for record in self.metrics["evaluation"] if record["step"] in there]
+        success = {record["step"]: record["success"] for record in records if "success" in record}
         most = max(success.values(), default=0.0)
         return next((step for step in sorted(success) if reaches(success[step], most)), None)
 
