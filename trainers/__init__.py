@@ -37,10 +37,8 @@ if sys.argv[:1] == ["-m"]:
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("train", "train_async"):
-        from trainers import api as module
-    elif name in ("Callback", "TrainingRun"):
-        from trainers.run import training_run as module
-    else:
+    if name not in __all__:
         raise AttributeError(f"module 'trainers' has no attribute {name!r}")
-    return getattr(module, name)
+    from importlib import import_module
+
+    return getattr(import_module(f"{__name__}.{'api' if name.startswith('train') else 'run.training_run'}"), name)

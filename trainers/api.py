@@ -171,15 +171,19 @@ def _begun(
     try:
         begin_now()
         run, algorithm = TrainingRun(options.get("callbacks", ())), _find(algorithm)
-        given = {name: options[name] for name in ("steps", "model", "seed", "resume", "output") if name in options}
+        given = {
+            name: value
+            for name, value in options.items()
+            if value is not None and name not in ("settings", "config", "callbacks")
+        }
         if isinstance(env, str):
             given |= {"env": env} if env else {}
         else:
             factory = env if isinstance(env, EnvFactory) else EnvFactory(env)
             if "output" not in given:
                 made.append(Path(new_folder(algorithm.name, factory.env_class.__name__)))
-                given["output"] = made[0]
-            name, of_env = name_env(factory, Path(given["output"]) / ENVIRONMENT)
+                given["output"] = str(made[0])
+            name, of_env = name_env(factory, Path(str(given["output"])) / ENVIRONMENT)
             given |= {"env": name, "env.options": of_env}
         config = [f"--config={options['config']}"] if "config" in options else []
         plan = _plan(algorithm, config, [_plain(options.get("settings", {})), _plain(given)])
@@ -194,18 +198,22 @@ def _begun(
 
 def _find(algorithm: Algorithm | str) -> Algorithm:
     """The algorithm of a name or of a target."""
-    if isinstance(algorithm, str) and (":" in algorithm or is_file(algorithm)):
-        return find_algorithm(algorithm)
-    name = algorithm.name if isinstance(algorithm, Algorithm) else algorithm
     if isinstance(algorithm, str):
-        check_command(name)
-    ours = getattr(importlib.import_module(f"{__package__}.{name}"), name.upper()) if name in ALGORITHMS else None
-    if isinstance(algorithm, str) or algorithm is ours or algorithm.target:
-        return algorithm if isinstance(algorithm, Algorithm) else ours
+        if ":" in algorithm or is_file(algorithm):
+            return find_algorithm(algorithm)
+        check_command(algorithm)
+        return _ours(algorithm)
+    if algorithm.target or (algorithm.name in ALGORITHMS and algorithm is _ours(algorithm.name)):
+        return algorithm
     raise UserError(
-        f"the algorithm {name!r} cannot reach the trainer's process: put it into a file, and give its target, "
-        '"my_file.py:MINE"'
+        f"the algorithm {algorithm.name!r} cannot reach the trainer's process: put it into a file, and give its "
+        'target, "my_file.py:MINE"'
     )
+
+
+def _ours(name: str) -> Algorithm:
+    algorithm: Algorithm = getattr(importlib.import_module(f"{__package__}.{name}"), name.upper())
+    return algorithm
 
 
 def _plan(algorithm: Algorithm, arguments: Sequence[str], settings: Sequence[Mapping[str, Any]] = ()) -> RunPlan:
