@@ -45,11 +45,7 @@ def _folder() -> Path:
 
 
 def put(value: type, file: Path) -> str:
-    """Take a class for a file, and return its target. Until `write`, the file is known in this process only.
-
-    Raises:
-        UserError: it holds something that exists in this process only.
-    """
+    """Take a class for a file, and return its target. Until `write`, the file is known in this process only."""
     import cloudpickle
 
     for function in _functions(value):
@@ -79,11 +75,7 @@ def write(target: str) -> None:
 
 
 def read(target: str, file: Path, name: str) -> type:
-    """Load the class of a target.
-
-    Raises:
-        UserError: the file is missing, or cannot be read here.
-    """
+    """Load the class of a target."""
     content = _unwritten.get(file.expanduser().absolute())
     try:
         saved = pickle.loads(file.expanduser().read_bytes() if content is None else content)

@@ -119,9 +119,6 @@ class TrainingRun:
         Args:
             work: the run.
             say: is told of a cancellation.
-
-        Raises:
-            UserError: a callback raised, besides what the work raises.
         """
         task, times = asyncio.ensure_future(work), 0
         while not task.done():
