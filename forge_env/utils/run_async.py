@@ -23,8 +23,8 @@ def run_async(work: Coroutine[Any, Any, T], *, insists: bool = True) -> T:
 
     Ctrl-C and SIGTERM cancel the coroutine, so that it closes what it has opened; each further one cancels it again. An
     exception from a signal handler would be raised in whatever task runs at that moment; only a signal at a blocked
-    loop makes one. Then KeyboardInterrupt is raised, or SystemExit after SIGTERM. In a notebook, whose code an event loop
-    runs, the coroutine has a loop in another thread.
+    loop makes one. Then KeyboardInterrupt is raised, or SystemExit after SIGTERM. A notebook runs its code in an event
+    loop: there the coroutine has a loop in another thread.
 
     Args:
         work: the coroutine.
