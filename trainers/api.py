@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 from forge_env.core.env import Env
-from forge_env.core.errors import ForgeError, InvariantError, NothingTrained, UserError, first_error, nearest
+from forge_env.core.errors import ForgeError, InvariantError, NothingTrained, UserError, nearest
 from forge_env.core.plain_value import plain
 from forge_env.rollout.factory import EnvFactory, name_env
 from forge_env.utils.exits import show_crashes
@@ -132,10 +132,9 @@ def enter(algorithm: Algorithm | str, execute: Execute, arguments: Sequence[str]
         return 128 + signal.SIGINT
     except SystemExit as end:  # SIGTERM
         return int(end.code or 0)
-    except (ForgeError, BaseExceptionGroup) as raised:
-        error = first_error(raised)
-        if not isinstance(error, ForgeError) or isinstance(error, InvariantError):
-            raise  # a bug of ours
+    except InvariantError:
+        raise  # a bug of ours
+    except ForgeError as error:
         quiet()
         print(masked_text(f"error: {error}"), file=sys.stderr)
         return 2 if isinstance(error, UserError) else 3 if isinstance(error, NothingTrained) else 1

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from agents.model_folder import trained_model
-from forge_env.core.errors import UserError
+from forge_env.core.errors import UserError, first_error
 from forge_env.core.reward_value import reaches
 from forge_env.records.run_files import SUMMARY, read_object, steps_of
 
@@ -123,20 +123,20 @@ class TrainingRun:
         task, times = asyncio.ensure_future(work), 0
         while not task.done():
             try:
-                await asyncio.shield(task)
+                await asyncio.wait({task})
             except asyncio.CancelledError:
-                if task.cancelled():
-                    break
-                if task.done():
-                    raise
-                times, self.is_stopping = times + 1, True
-                say("stopping; once more ends it at once" if times == 1 else "ending every process of this run")
-                task.cancel()
+                times += 1
+                if not task.done():
+                    self.is_stopping = True
+                    say("stopping; once more ends it at once" if times == 1 else "ending every process of this run")
+                    task.cancel()
         self.stopped = task.cancelled()
+        error = None if self.stopped else task.exception()
         if times:
-            raise asyncio.CancelledError
+            raise asyncio.CancelledError from error
+        if error is not None:
+            raise first_error(error)
         if not self.stopped:
-            task.result()
             self._raise()
 
     @contextmanager
