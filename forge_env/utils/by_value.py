@@ -1,16 +1,18 @@
 """Classes that no other process can import, such as those of a notebook or of `__main__`: a file has them by value.
 
 The target of such a class is "RUN/environment.pkl:Sums". Its file holds the class as cloudpickle writes it, the text of
-its definition, and the folder of its script, which may import the modules beside it. A file is used like a Python file:
-loading it runs code.
+its definition, and the folders that this process imports from. A file is used like a Python file: loading it runs code.
 """
 
 from __future__ import annotations
 
 import ast
+import functools
 import inspect
 import linecache
+import os
 import pickle
+import subprocess
 import sys
 import typing
 from collections.abc import Iterator
@@ -34,14 +36,16 @@ def is_importable(value: type) -> bool:
     found: Any = module
     for name in value.__qualname__.split("."):
         found = getattr(found, name, None)
-    beside = [_folder() / module.__name__.partition(".")[0], _folder() / f"{module.__name__}.py"]
-    return found is value and (_folder() == Path.cwd() or not any(path.exists() for path in beside))
+    if found is not value:
+        return False
+    return hasattr(module.__spec__.loader, "of_target") or _is_found(module.__name__.partition(".")[0])
 
 
-def _folder() -> Path:
-    """The folder of the script, which only this process finds modules in."""
-    script = getattr(sys.modules["__main__"], "__file__", None)
-    return Path(script).resolve().parent if script else Path.cwd()
+@functools.cache
+def _is_found(package: str) -> bool:
+    """Whether a new process finds a package; this one may have further folders on its path."""
+    code = "import importlib.util, sys; sys.exit(importlib.util.find_spec(sys.argv[1]) is None)"
+    return not subprocess.run([sys.executable, "-c", code, package], stdin=subprocess.DEVNULL).returncode
 
 
 def put(value: type, file: Path) -> str:
@@ -62,7 +66,12 @@ def put(value: type, file: Path) -> str:
             "holds in its constructor, or move the class to a file of its own"
         ) from error
     texts = {base.__qualname__: text for base in value.__mro__ if (text := text_of(base))}
-    content = {"name": value.__name__, "folder": str(_folder()), "texts": texts, "class": by_value}
+    content = {
+        "name": value.__name__,
+        "path": [os.path.abspath(folder) for folder in sys.path],
+        "texts": texts,
+        "class": by_value,
+    }
     _unwritten[file.absolute()] = pickle.dumps(content)
     return f"{file.absolute()}:{value.__name__}"
 
@@ -79,7 +88,7 @@ def read(target: str, file: Path, name: str) -> type:
     content = _unwritten.get(file.expanduser().absolute())
     try:
         saved = pickle.loads(file.expanduser().read_bytes() if content is None else content)
-        sys.path += [] if saved["folder"] in sys.path else [saved["folder"]]  # last: it hides no installed package
+        sys.path += [folder for folder in saved["path"] if folder not in sys.path]  # last: it hides nothing
         value: type = pickle.loads(saved["class"])
     except FileNotFoundError:
         raise UserError(f"{target!r}: there is no file {file}") from None

@@ -131,6 +131,9 @@ def _load_file(target: str, path: Path) -> ModuleType:
 class _Loader(SourceFileLoader):
     """Compiles the source each time: cached bytecode misses changes within a second, and leaves files in the folder."""
 
+    of_target = True
+    """The file is the target, which every process can load."""
+
     def get_code(self, fullname: str) -> CodeType:
         return self.source_to_code(self.get_data(self.path), self.path)
 

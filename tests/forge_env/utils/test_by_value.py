@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import subprocess
 import sys
 import threading
@@ -54,6 +55,19 @@ def test_another_process_gets_the_class_with_its_tools(tmp_path: Path) -> None:
 def test_a_name_and_an_importable_class_travel_by_their_names(tmp_path: Path) -> None:
     assert name_env(Math, tmp_path / "environment.pkl") == ("envs.math.env:Math", {})
     assert name_env(forge_env.make("math", level=2), tmp_path / "environment.pkl") == ("math", {"level": 2})
+    (tmp_path / "own.py").write_text("from envs.math import Math\nclass Own(Math): pass\n")
+    own = forge_env.env_class(f"{tmp_path}/own.py:Own")
+    assert name_env(own, tmp_path / "environment.pkl") == (f"{tmp_path}/own.py:Own", {})
+
+
+def test_a_module_that_only_this_process_finds_travels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "found_here.py").write_text("from envs.math import Math\nclass Here(Math): pass\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    name, _ = name_env(importlib.import_module("found_here").Here, tmp_path / "environment.pkl")
+    by_value.write(name)
+    code = f"import forge_env; print(forge_env.env_class({name!r}))"
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path.parent, capture_output=True, text=True, timeout=60)
+    assert done.stdout.strip() == "<class 'found_here.Here'>", done.stderr
 
 
 def test_the_record_notices_that_the_class_has_changed(tmp_path: Path) -> None:
