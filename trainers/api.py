@@ -128,7 +128,7 @@ def enter(algorithm: Algorithm | str, execute: Execute, arguments: Sequence[str]
         run_async(run.in_order(execute(plan, run), _say), insists=False)
         return 0
     except KeyboardInterrupt:
-        print(f"interrupted{'' if run.is_open else ': nothing was started'}", file=sys.stderr)
+        print("interrupted: nothing was started" if run.folder == Path() else "interrupted", file=sys.stderr)
         return 128 + signal.SIGINT
     except SystemExit as end:  # SIGTERM
         return int(end.code or 0)
@@ -182,8 +182,8 @@ def _begun(
             if "output" not in given:
                 made.append(Path(new_folder(algorithm.name, factory.env_class.__name__)))
                 given["output"] = str(made[0])
-            name, of_env = name_env(factory, Path(str(given["output"])) / ENVIRONMENT)
-            given |= {"env": name, "env.options": of_env}
+            name = name_env(factory, Path(str(given["output"])) / ENVIRONMENT)
+            given |= {"env": name, "env.options": factory.options}
         config = [f"--config={options['config']}"] if "config" in options else []
         plan = _plan(algorithm, config, [_plain(options.get("settings", {})), _plain(given)])
         if plan.config.dry_run:

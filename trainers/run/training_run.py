@@ -56,7 +56,7 @@ class TrainingRun:
                 )
             callback.run = self
         self.folder = Path()
-        """Everything that the run writes, see docs/records.md."""
+        """Everything that the run writes, see docs/records.md; "." before it begins."""
         self.stopped = False
         """Whether it ended before its last step, by `stop` or Ctrl-C; `resume=True` goes on with it."""
         self.is_stopping = False
@@ -65,11 +65,6 @@ class TrainingRun:
         self._callbacks = callbacks
         self._error: UserError | None = None
         self._stop: Callable[[], None] | None = None
-
-    @property
-    def is_open(self) -> bool:
-        """Whether it has a folder."""
-        return self.folder != Path()
 
     @property
     def metrics(self) -> dict[str, list[dict[str, Any]]]:

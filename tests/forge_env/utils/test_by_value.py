@@ -39,8 +39,8 @@ def local_class(words: str = "one") -> type[ToolEnv]:
 
 
 def test_another_process_gets_the_class_with_its_tools(tmp_path: Path) -> None:
-    name, options = name_env(EnvFactory(local_class(), level=2), tmp_path / "environment.pkl")
-    assert (name, options) == (f"{tmp_path}/environment.pkl:Local", {"level": 2})
+    name = name_env(EnvFactory(local_class()), tmp_path / "environment.pkl")
+    assert name == f"{tmp_path}/environment.pkl:Local"
     here = forge_env.env_class(name)  # before the file is there
     by_value.write(name)
     code = (
@@ -53,17 +53,17 @@ def test_another_process_gets_the_class_with_its_tools(tmp_path: Path) -> None:
 
 
 def test_a_name_and_an_importable_class_travel_by_their_names(tmp_path: Path) -> None:
-    assert name_env(Math, tmp_path / "environment.pkl") == ("envs.math.env:Math", {})
-    assert name_env(forge_env.make("math", level=2), tmp_path / "environment.pkl") == ("math", {"level": 2})
+    assert name_env(EnvFactory(Math), tmp_path / "environment.pkl") == "envs.math.env:Math"
+    assert name_env(forge_env.make("math", level=2), tmp_path / "environment.pkl") == "math"
     (tmp_path / "own.py").write_text("from envs.math import Math\nclass Own(Math): pass\n")
-    own = forge_env.env_class(f"{tmp_path}/own.py:Own")
-    assert name_env(own, tmp_path / "environment.pkl") == (f"{tmp_path}/own.py:Own", {})
+    own = EnvFactory(forge_env.env_class(f"{tmp_path}/own.py:Own"))
+    assert name_env(own, tmp_path / "environment.pkl") == f"{tmp_path}/own.py:Own"
 
 
 def test_a_module_that_only_this_process_finds_travels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "found_here.py").write_text("from envs.math import Math\nclass Here(Math): pass\n")
     monkeypatch.syspath_prepend(tmp_path)
-    name, _ = name_env(importlib.import_module("found_here").Here, tmp_path / "environment.pkl")
+    name = name_env(EnvFactory(importlib.import_module("found_here").Here), tmp_path / "environment.pkl")
     by_value.write(name)
     code = f"import forge_env; print(forge_env.env_class({name!r}))"
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path.parent, capture_output=True, text=True, timeout=60)
@@ -86,12 +86,12 @@ def test_what_cannot_travel_is_one_sentence(tmp_path: Path) -> None:
     with (tmp_path / "log").open("w") as file:
         for held in (threading.Lock(), file):
             with pytest.raises(UserError, match="the class Bad cannot reach another process: .*pickle"):
-                name_env(type("Bad", (local_class(),), {"held": held}), tmp_path / "environment.pkl")
+                by_value.put(type("Bad", (local_class(),), {"held": held}), tmp_path / "environment.pkl")
 
 
 def test_a_file_that_is_missing_or_of_another_class_is_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="there is no file"):
         forge_env.env_class(f"{tmp_path}/environment.pkl:Local")
-    name, _ = name_env(local_class(), tmp_path / "environment.pkl")
+    name = by_value.put(local_class(), tmp_path / "environment.pkl")
     with pytest.raises(UserError, match="holds the class Local, and no Sums"):
         forge_env.env_class(name.replace("Local", "Sums"))
