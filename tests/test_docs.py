@@ -32,7 +32,7 @@ ELSEWHERE = {
 }
 """Examples that other tests run, or none."""
 EXAMPLES = sorted(path for path in (ROOT / "examples").glob("*.py") if path.stem not in ELSEWHERE)
-SLOW = {"own_loop", "coding_agent"}
+SLOW = {"own_loop", "coding_agent", "python"}
 """Examples and pages that train."""
 NOT_HERE = {
     "make demo": "it writes to the checkout, and takes minutes: `python -m benchmarks.demo` measures it",
@@ -107,6 +107,19 @@ def test_every_example_runs(example: Path, tmp_path: Path) -> None:
         "trl_environment": "--as openenv",
     }.get(example.stem, "reward 1.0")
     assert output in run([sys.executable, str(example)], tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_the_notebook_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    nbclient, nbformat = pytest.importorskip("nbclient"), pytest.importorskip("nbformat")
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
+    notebook = nbformat.read(ROOT / "examples" / "notebook.ipynb", as_version=4)
+    resources = {"metadata": {"path": str(tmp_path)}}
+    nbclient.NotebookClient(notebook, timeout=600, kernel_name="python3", resources=resources).execute()
+    printed = "".join(out.get("text", "") for cell in notebook.cells for out in cell.get("outputs", ()))
+    assert "evaluations [(0, " in printed and "best step " in printed and "95% interval" in printed
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ OWN = "from dataclasses import replace\n\nfrom trainers.grpo import GRPO\n\nMINE
 TRAINERS: dict[str, tuple[int, str]] = {
     "trainers.grpo --help": (0, "--grpo.clip_high 0.28"),
     "trainers.sft --help": (0, "--sft.epochs"),
-    "trainers.train OWN:MINE --help": (0, "--grpo.clip_high 0.28"),
+    "trainers OWN:MINE --help": (0, "--grpo.clip_high 0.28"),
     "trainers.grpo --lerning_rate 3": (2, "did you mean --training.learning_rate?"),
     "trainers.sft --sft.epoch 3": (2, "did you mean --sft.epochs?"),
     "trainers.dapo --dapo.clip_low low": (2, "it must be a finite number"),

@@ -1,6 +1,13 @@
-"""Trainers: `python -m trainers.grpo`, `python -m trainers.sft`. Nothing heavy is imported here."""
+"""Trainers: `train` in Python, `python -m trainers.grpo`, `python -m trainers.sft`. Nothing heavy is imported here."""
 
 import sys
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from trainers.api import train, train_async
+    from trainers.run.training_run import Callback, TrainingRun
+
+__all__ = ["Callback", "TrainingRun", "train", "train_async"]
 
 # While Python looks for the module of `python -m`, argv is ["-m"]; another program may import this package at that
 # time.
@@ -27,3 +34,11 @@ if sys.argv[:1] == ["-m"]:
             quiet()
             print(masked_text(f"error: {error}"), file=sys.stderr)
             sys.exit(2)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module 'trainers' has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(f"{__name__}.{'api' if name.startswith('train') else 'run.training_run'}"), name)

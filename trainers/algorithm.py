@@ -56,7 +56,7 @@ class Algorithm:
     @property
     def command(self) -> str:
         """What `python -m` starts, for example "trainers.grpo"."""
-        return f"trainers.train {self.target}" if self.target else f"trainers.{self.name}"
+        return f"trainers {self.target}" if self.target else f"trainers.{self.name}"
 
 
 def kl_warning(config: RunConfig) -> str:

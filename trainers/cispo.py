@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Annotated, Unpack
 from annotated_types import Ge, Interval
 
 from trainers.algorithm import Algorithm, loss_options, make_objective
+from trainers.api import main
 from trainers.config import RunConfig
 from trainers.objective.loss_base import LossOptions, RatioLoss, check_range
 from trainers.objective.loss_terms import Aggregation
 from trainers.objective.settings import AlgorithmConfig
-from trainers.train import main
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -24,10 +24,10 @@ from forge_env.core.episode import Episode
 from forge_env.core.errors import UserError
 from forge_env.core.types import Outcome
 from trainers.algorithm import Algorithm, loss_options, make_objective
+from trainers.api import main
 from trainers.config import RunConfig
 from trainers.objective.loss_base import ClippedLoss
 from trainers.objective.settings import AlgorithmConfig
-from trainers.train import main
 
 if TYPE_CHECKING:
     from trainers.objective.loss_call import Loss

@@ -23,11 +23,11 @@ from typing import Annotated, Unpack
 from annotated_types import Ge, Interval
 
 from trainers.algorithm import Algorithm, loss_options, make_objective
+from trainers.api import main
 from trainers.config import RunConfig
 from trainers.objective.loss_base import ClippedLoss, LossOptions
 from trainers.objective.loss_terms import Aggregation
 from trainers.objective.settings import AlgorithmConfig
-from trainers.train import main
 
 
 @dataclass(frozen=True, kw_only=True)

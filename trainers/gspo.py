@@ -22,11 +22,11 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Unpack
 from annotated_types import Ge, Interval
 
 from trainers.algorithm import Algorithm, loss_options, make_objective
+from trainers.api import main
 from trainers.config import RunConfig
 from trainers.objective.loss_base import ClippedLoss, LossOptions
 from trainers.objective.loss_terms import Aggregation, sequence_mean
 from trainers.objective.settings import AlgorithmConfig
-from trainers.train import main
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -17,11 +17,11 @@ from annotated_types import Ge
 
 from forge_env.core.errors import UserError
 from trainers.algorithm import Algorithm, loss_options, make_objective
+from trainers.api import main
 from trainers.config import RunConfig
 from trainers.objective.loss_base import LossOptions, PolicyLoss
 from trainers.objective.loss_terms import Aggregation, keep, log_ratio, per_token, valid_tokens
 from trainers.objective.settings import AlgorithmConfig
-from trainers.train import main
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -16,11 +16,11 @@ from annotated_types import Gt
 
 from forge_env.core.errors import UserError
 from trainers.algorithm import Algorithm, loss_options, make_objective
+from trainers.api import main
 from trainers.config import RunConfig
 from trainers.objective.loss_base import LossOptions, RatioLoss
 from trainers.objective.loss_terms import Aggregation
 from trainers.objective.settings import AlgorithmConfig
-from trainers.train import main
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -14,8 +14,8 @@ import typer
 
 from forge_env.cli.env_options import parse_options
 from forge_env.cli.output import Json, emit, last_words, note, stdout_to_stderr
-from forge_env.cli.run_async import run_async
 from forge_env.core.types import EpisodeLimits
+from forge_env.utils.run_async import run_async
 
 if TYPE_CHECKING:
     from forge_env.core.usage import Prices

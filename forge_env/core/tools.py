@@ -104,12 +104,19 @@ class Tool:
     function: Callable[..., Any]
     """Called with the coerced arguments by keyword; a method gets the instance first."""
     options: ToolOptions = field(default_factory=ToolOptions)
+    is_method: bool = False
     _semaphores: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = field(
         default_factory=WeakKeyDictionary
     )
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "parameters", frozen(self.parameters))
+
+    def __reduce__(self) -> Any:
+        """Another process makes the tool again of its function."""
+        if type(self.arguments) is not _ArgumentModel:
+            raise TypeError(f"the tool {self.name} belongs to a connection of this process")
+        return _again, (self.function, self.name, self.options, self.is_method)
 
     @property
     def spec(self) -> ToolSpec:
@@ -256,7 +263,12 @@ def make_tool(
         arguments=_ArgumentModel(model),
         function=function,
         options=options or getattr(function, _MARK, None) or ToolOptions(),
+        is_method=is_method,
     )
+
+
+def _again(function: Callable[..., Any], name: str, options: ToolOptions, is_method: bool) -> Tool:
+    return make_tool(function, name=name, options=options, is_method=is_method)
 
 
 class _Schema(GenerateJsonSchema):
@@ -277,7 +289,7 @@ class _Schema(GenerateJsonSchema):
 
 
 class _ArgumentModel:
-    """Validates arguments with a pydantic model. A class and no closure, so that tools can be pickled."""
+    """Validates arguments with a pydantic model."""
 
     __slots__ = ("_model", "_names")
 

@@ -15,6 +15,7 @@ from forge_env.core.types import Task
 from forge_env.registry.agent_spec import split_agent
 from forge_env.registry.registry import find
 from forge_env.rollout.factory import EnvFactory
+from forge_env.utils.by_value import text_of
 from forge_env.utils.digests import code_digests, file_digest, files_digests, value_digest
 from forge_env.utils.targets import is_file, load, split_target
 
@@ -66,7 +67,9 @@ def environment_digests(factory: EnvFactory) -> dict[str, str]:
     files = _named_files(factory.options)
     try:
         served = getattr(factory.env_class, "served_digests", {})  # of code that another machine runs
-        return {**code_digests(modules), **{name: file_digest(path) for name, path in files.items()}, **served}
+        texts = {base.__name__: text for base in factory.env_class.__mro__ if (text := text_of(base))}
+        own = {f"class {name}": value_digest(text) for name, text in texts.items()}
+        return {**code_digests(modules), **{name: file_digest(path) for name, path in files.items()}, **served, **own}
     except OSError as error:
         raise UserError(f"{error.filename} cannot be read: {error.strerror}") from None
 

@@ -8,6 +8,7 @@ import math
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -21,10 +22,12 @@ from forge_env.registry.registry import env_class, load
 from forge_env.rollout.env_calls import EnvTimeout, call_env, close_env, end_background
 from forge_env.rollout.options import convert_option, is_data, option_types, required_options, select_options
 from forge_env.rollout.task_list import TASKS_SECONDS, read_tasks
+from forge_env.utils import by_value
 from forge_env.utils.deadlines import Deadline
 from forge_env.utils.gates import Gate, watch_executor
 from forge_env.utils.secret_values import check_present
 from forge_env.utils.settings import bounds_of, kinds_of, out_of_bounds
+from forge_env.utils.targets import source_of
 from forge_env.utils.threads import call_on, is_instant
 
 
@@ -51,6 +54,8 @@ class EnvFactory:
             raise UserError(f"{env_class!r} is no class of an environment: forge_env.make takes the name of one")
         self.env_class = env_class
         self.name = name or env_class.__name__
+        self.target = ""
+        """The name that `make` found the class by; "" for a class that was given."""
         shared_factories = [load(target) for target in env_class.shared.values()]
         types: dict[str, Any] = {}
         for function in (*shared_factories, env_class.tasks, env_class.__init__):
@@ -206,7 +211,23 @@ def make(name: str, **options: Any) -> EnvFactory:
     Raises:
         UserError: for an unknown name or option, with the nearest one.
     """
-    return EnvFactory(env_class(name), name=name, **options)
+    factory = EnvFactory(env_class(name), name=name, **options)
+    factory.target = name
+    return factory
+
+
+def name_env(factory: EnvFactory, file: Path) -> str:
+    """Return the name by which every process finds the environment of a factory.
+
+    Args:
+        factory: of a name or of a class.
+        file: of a class that no other process can import, such as one of a notebook; `by_value.write` writes it.
+
+    Raises:
+        UserError: the class cannot reach another process.
+    """
+    value = factory.env_class
+    return factory.target or (source_of(value) if by_value.is_importable(value) else by_value.put(value, file))
 
 
 def declared_limits(env_class: type[Env], options: Mapping[str, Any], *, name: str = "") -> dict[str, Any]:

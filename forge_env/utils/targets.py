@@ -21,6 +21,7 @@ from types import CodeType, ModuleType
 from typing import Any
 
 from forge_env.core.errors import ForgeError, UserError, nearest
+from forge_env.utils import by_value
 from forge_env.utils.syntax import parse_python
 
 _loading = threading.RLock()
@@ -46,6 +47,8 @@ def load(target: str, *, option: str = "") -> Any:
 
 def _load(target: str) -> Any:
     source, attribute = split_target(target)
+    if source.endswith(by_value.SUFFIX):
+        return by_value.read(target, Path(source), attribute)
     module = load_source(target)
     try:
         return operator.attrgetter(attribute)(module)
@@ -127,6 +130,9 @@ def _load_file(target: str, path: Path) -> ModuleType:
 
 class _Loader(SourceFileLoader):
     """Compiles the source each time: cached bytecode misses changes within a second, and leaves files in the folder."""
+
+    of_target = True
+    """The file is the target, which every process can load."""
 
     def get_code(self, fullname: str) -> CodeType:
         return self.source_to_code(self.get_data(self.path), self.path)

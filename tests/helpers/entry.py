@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 
-async def never(config: object) -> None:
+async def never(plan: object, run: object) -> None:
     """A run that must not begin."""
     raise AssertionError("nothing may start")

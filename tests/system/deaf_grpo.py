@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 
 from tests.system.breakable import DeafActor
+from trainers import main
 from trainers.run import services
-from trainers.train import main
 
 if __name__ == "__main__":
     services.PolicyActor = DeafActor  # type: ignore[misc]

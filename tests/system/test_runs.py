@@ -287,13 +287,13 @@ def test_an_algorithm_in_a_file_of_the_users_own_trains_and_goes_on(start, tmp_p
         "--env", "math", "--model", str(tiny_model), "--tasks", "32", "--dataset.held_out", "8", *SHORT,
         "--training.batch_size", "2", "--squared.n_samples", "2", "--training.entropy_coef", "0.01",
     ]  # fmt: skip
-    run = start(f"trainers.train {target}", *options, "--steps", "1")
+    run = start(f"trainers {target}", *options, "--steps", "1")
     console = run.end()
     assert run.process.returncode == 0, console
     run.assert_nothing_left()
     summary = json.loads((run.output / "summary.json").read_text())
-    assert (summary["algorithm"], summary["command"]) == ("squared", f"trainers.train {target}")
-    again = start(f"trainers.train {target}", "--output", str(run.output), "--resume", "--steps", "2")
+    assert (summary["algorithm"], summary["command"]) == ("squared", f"trainers {target}")
+    again = start(f"trainers {target}", "--output", str(run.output), "--resume", "--steps", "2")
     console = again.end()
     assert again.process.returncode == 0, console
     assert "squared goes on after step 1" in console and "squared 2/2" in console
@@ -604,7 +604,7 @@ def _check_export(folder: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_while_training_ends_everything(start, number: signal.Signals, code: int) -> None:  # type: ignore[no-untyped-def]
-    options = ("--metrics.wandb", "offline", "--metrics.system_seconds", "1")  # whose processes end too
+    options = ("--metrics.wandb", "offline", "--metrics.system_seconds", "1", "--training.signal_error", "0")
     run = start("trainers.grpo", "--env", "math", "--steps", "100000", *options, *UNTRAINED)
     run.read_until("grpo ")
     run.read_until("grpo ")

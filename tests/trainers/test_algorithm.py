@@ -10,7 +10,7 @@ import pytest
 from forge_env.core.errors import UserError
 from tests.helpers.entry import never
 from trainers.algorithm import check_unchanged, find_algorithm
-from trainers.setup.entry import main
+from trainers.api import enter
 from trainers.setup.run_plan import RunPlan
 
 FILE = """
@@ -64,40 +64,40 @@ def file(tmp_path: Path) -> Path:
 
 
 def test_a_section_in_a_file_checks_its_own_settings(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(f"{file}:SQUARED", never, ["--env", "math", "--squared.pull=2", "--squared.beta=0.1"]) == 2
+    assert enter(f"{file}:SQUARED", never, ["--env", "math", "--squared.pull=2", "--squared.beta=0.1"]) == 2
     assert capsys.readouterr().err.startswith("error: --squared.pull and --squared.beta hold back alike")
 
 
 def test_an_algorithm_in_a_file_has_options_of_its_own(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     seen: list[RunPlan] = []
 
-    async def run(plan: RunPlan) -> None:
+    async def run(plan: RunPlan, _: object) -> None:
         seen.append(plan)
 
     target = f"{file}:SQUARED"
-    assert main(target, run, ["--env", "math", "--squared.pull", "0.7", "--squared.n_samples=4"]) == 0
+    assert enter(target, run, ["--env", "math", "--squared.pull", "0.7", "--squared.n_samples=4"]) == 0
     (plan,) = seen
     assert plan.objective is not None and plan.objective.group_size == 4
     assert pickle.loads(pickle.dumps(plan.objective.loss)).pull == 0.7
     assert (plan.algorithm, plan.command, plan.own_algorithm) == (
         "squared",
-        f"trainers.train {target}",
+        f"trainers {target}",
         find_algorithm(target),
     )
-    assert main(target, never, ["--help"]) == 0
+    assert enter(target, never, ["--help"]) == 0
     assert "--squared.pull 0.5\n        How strongly the ratio is pulled" in capsys.readouterr().out
-    assert main(target, never, ["--squared.pul", "1"]) == 2
+    assert enter(target, never, ["--squared.pul", "1"]) == 2
     assert "did you mean --squared.pull?" in capsys.readouterr().err
 
 
 def test_a_variant_has_the_options_of_the_algorithm_that_it_is_made_of(file: Path) -> None:
     seen: list[RunPlan] = []
 
-    async def run(plan: RunPlan) -> None:
+    async def run(plan: RunPlan, _: object) -> None:
         seen.append(plan)
 
-    assert main(f"{file}:VARIANT", run, ["--env", "math", "--grpo.clip_high", "0.5"]) == 0
-    assert main("trainers.grpo:GRPO", run, ["--env", "math"]) == 0
+    assert enter(f"{file}:VARIANT", run, ["--env", "math", "--grpo.clip_high", "0.5"]) == 0
+    assert enter("trainers.grpo:GRPO", run, ["--env", "math"]) == 0
     assert [plan.algorithm for plan in seen] == ["mine", "grpo"]
     assert [plan.objective.loss.clip_high for plan in seen if plan.objective] == [0.5, 0.28]  # type: ignore[attr-defined]
     assert (seen[1].command, seen[1].own_algorithm) == ("trainers.grpo", None)
@@ -124,7 +124,7 @@ def test_a_target_that_is_no_algorithm_is_refused_with_a_sentence(
     file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], target: str, words: str
 ) -> None:
     monkeypatch.chdir(file.parent)
-    assert main(target, never, ["--env", "math"]) == 2
+    assert enter(target, never, ["--env", "math"]) == 2
     errors = capsys.readouterr().err
     assert errors.startswith("error: ") and errors.count("\n") == 1 and words in errors
 

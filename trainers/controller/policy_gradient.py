@@ -25,14 +25,15 @@ from trainers.objective.objective import Objective
 from trainers.run.checkpointing import last_checkpoint, restore, until_stopped
 from trainers.run.open_run import open_run
 from trainers.run.run import Run
+from trainers.run.training_run import TrainingRun
 from trainers.run.warmup import kinds_left_out, warm_up
 from trainers.setup.run_plan import RunPlan
 
 
-async def run_policy_gradient(plan: RunPlan) -> None:
+async def run_policy_gradient(plan: RunPlan, caller: TrainingRun | None = None) -> None:
     """Execute the plan of a policy-gradient run, from its model to its summary."""
     assert plan.objective is not None
-    async with open_run(plan) as run:
+    async with open_run(plan, caller) as run:
         await run.launcher.guard(_phases(run, plan.objective))
 
 

@@ -1,4 +1,7 @@
-"""The console of a run: lines with the time, a line of progress, whole conversations; console.jsonl keeps the lines."""
+"""The console of a run: lines with the time, a line of progress, whole conversations; console.jsonl keeps the lines.
+
+In a notebook a bar of tqdm, if that is installed, takes the place of the line of progress.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +9,14 @@ import json
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
@@ -54,7 +60,8 @@ class RunConsole:
         self.otherwise = "working"
         """Shown if nothing is under way."""
         # No markup: messages have tasks, paths and figures in brackets, and console.jsonl has the plain text.
-        self._console = Console(highlight=False, soft_wrap=True, markup=False)
+        self._console = Console(highlight=False, soft_wrap=True, markup=False, force_jupyter=False)
+        self._bar = _notebook_bar()
         self._file = path.open("a", encoding="utf-8", buffering=1)
         self._lock = threading.RLock()  # sinks print messages from their threads
         self._followed: dict[str, Followed] = {}
@@ -105,6 +112,8 @@ class RunConsole:
         if done < total and now - self._last_print < (0.1 if self._console.is_terminal else PRINT_SECONDS):
             return
         self._last_print = now
+        if self._bar is not None:
+            self._bar.total, self._bar.n = total, done
         shown = [f"{title} {done}/{total}", *(f"{name} {_short(value)}" for name, value in values.items())]
         if min(MOST_DONE, max(LEAST_DONE, LEAST_SHARE * total)) <= done < total:
             shown.append(f"{(now - since) / done * (total - done):.0f} s left")
@@ -127,6 +136,9 @@ class RunConsole:
         """Print a line that is not written to the file. On a terminal the next such line replaces it; `end` goes before
         others."""
         line = f"{self.seconds():6.1f} s  {text}"
+        if self._bar is not None:
+            self._bar.set_description_str(text)
+            return
         if not self._console.is_terminal:
             print(line, flush=True)
             return
@@ -146,6 +158,8 @@ class RunConsole:
 
     def close(self) -> None:
         self._heartbeat.close()
+        if self._bar is not None:
+            self._bar.close()
         with self._lock, suppress(OSError):
             self._end_line()
             self._file.close()
@@ -153,6 +167,18 @@ class RunConsole:
     def _end_line(self) -> None:
         sys.stdout.write(self._end)
         self._end = ""
+
+
+def _notebook_bar() -> Any:
+    """A bar of tqdm in a notebook; None elsewhere, and without tqdm."""
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    if not hasattr(shell, "kernel") or find_spec("tqdm") is None:
+        return None
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # without ipywidgets it is a bar of text
+        from tqdm.auto import tqdm
+
+    return tqdm(total=1, bar_format="{desc} |{bar}|")
 
 
 def _one_line(message: Message) -> str:

@@ -42,20 +42,27 @@ class Heartbeat:
                 self._beat()
 
 
+def begin_now() -> None:
+    """Let `command_began` be now, in a process that does more than training."""
+    global _began
+    _began = time.time()
+
+
 def command_began() -> float:
     """The start of this process's command, in seconds since the epoch. In a process that does more than training: the
-    import of this module."""
+    import of this module, or `begin_now`."""
     return _began
 
 
 def trainer_of(command: Sequence[str]) -> str:
-    """The module of a command line `python -m trainers.NAME OPTIONS`; "" for any other command.
+    """The module of a command line `python -m trainers.NAME OPTIONS` or `python -m trainers FILE.py:NAME OPTIONS`; ""
+    for any other command.
 
     In a wheel the module is forge_env.trainers.NAME.
     """
     module = next((after for word, after in pairwise(command) if word == "-m"), "")
     short = module.removeprefix("forge_env.")
-    return module if short.startswith("trainers.") and short.count(".") == 1 else ""
+    return module if short.partition(".")[0] == "trainers" and short.count(".") <= 1 else ""
 
 
 def announce(command: Sequence[str]) -> None:

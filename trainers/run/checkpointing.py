@@ -15,7 +15,6 @@ from trainers.checkpoints import Checkpoint, clean, path_of
 from trainers.run.run import Run
 from trainers.run.trainer_actor import TrainerActor
 from trainers.setup.run_plan import RunPlan
-from trainers.setup.signals import first_signal
 
 
 def is_due(plan: RunPlan, step: int) -> bool:
@@ -101,7 +100,7 @@ async def until_stopped(
     steps: Callable[[], int],
     save: Callable[[], Awaitable[None]],
 ) -> None:
-    """Run the training of a run. If a signal ends it, finish the optimizer step in progress and save a checkpoint.
+    """Run the training of a run. If its caller stops it, finish the optimizer step in progress and save a checkpoint.
 
     That has a deadline, and a second cancellation gives it up.
 
@@ -112,15 +111,32 @@ async def until_stopped(
         steps: how many are done.
         save: a checkpoint of them.
     """
-    task = asyncio.ensure_future(training)
+    task, asked = asyncio.ensure_future(training), asyncio.Event()
+    waiting = asyncio.ensure_future(asked.wait())
+
+    def end() -> None:
+        stop()
+        asked.set()
+
+    async def save_before_last() -> None:
+        if steps() < run.plan.steps:  # of the last step the caller saves one
+            await save()
+
     try:
-        await asyncio.shield(task)
+        with run.caller.stopped_by(end):
+            await asyncio.wait({task, waiting}, return_when=asyncio.FIRST_COMPLETED)
+        if not asked.is_set():
+            return await task
+        await _keep(run, task, steps, save_before_last)
+        if steps() < run.plan.steps:
+            run.caller.check()
     except asyncio.CancelledError:
-        if first_signal() and not task.done():
+        if run.caller.is_stopping and not (task.done() or asked.is_set()):
             stop()
             await _keep(run, task, steps, save)
         raise
     finally:
+        waiting.cancel()
         if not task.done():
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)

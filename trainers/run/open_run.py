@@ -19,6 +19,7 @@ from forge_env.evaluation.kinds import Kinds
 from forge_env.records.run_files import steps_of
 from forge_env.runtime.hosts.hosts import Hosts
 from forge_env.runtime.launcher import Launcher
+from forge_env.utils.by_value import write
 from forge_env.utils.disks import full_disk
 from forge_env.utils.folders import remove_empty
 from forge_env.utils.gc_settings import shorten_collections
@@ -32,13 +33,13 @@ from trainers.run.rollouts import Rollouts
 from trainers.run.run import Run
 from trainers.run.run_record import RunRecord, code_at_start, write_facts
 from trainers.run.start import start_parts
+from trainers.run.training_run import TrainingRun
 from trainers.run.warmup import demonstrate
 from trainers.setup.checks.output_folder import check_output, claim_folder, clear, is_free, new_folder
 from trainers.setup.checks.resume_checks import check_data, checkpoint_of, data_at_start, locked
 from trainers.setup.describe import AT_START, describe_plan, describe_services
 from trainers.setup.plan import tasks_of, with_folder, with_model
 from trainers.setup.run_plan import RunPlan
-from trainers.setup.signals import first_signal
 
 
 class TrainingData(Protocol):
@@ -61,26 +62,33 @@ class TrainingData(Protocol):
 
 
 @asynccontextmanager
-async def open_run(plan: RunPlan, data: TrainingData | None = None) -> AsyncIterator[Run]:
+async def open_run(
+    plan: RunPlan, caller: TrainingRun | None = None, data: TrainingData | None = None
+) -> AsyncIterator[Run]:
     """Start the services of a run; ends them all, however the run ends.
 
     Args:
         plan: of the run. Without an environment, the trainer is the only service.
+        caller: hears of the run, and may stop it.
         data: to train on instead of the environment's tasks.
     """
     startup, checkpoint = Startup(), checkpoint_of(plan)
     folder = Path(plan.output or new_folder(plan.algorithm, plan.env.name))
     made = [] if checkpoint else claim_folder(str(folder))
-    state = _FolderState(folder, made if plan.output else [folder])
+    caller = caller or TrainingRun()
+    caller.folder = folder
+    state = _FolderState(folder, caller, made if plan.output else [folder])
     with _with_remedies(state, plan.command):
         async with AsyncExitStack() as stack:
             stack.enter_context(locked(folder))
             if checkpoint is None:
                 check_output(str(folder))  # nobody else can change it from now on
                 clear(folder)
+            write(plan.env.name)
             stack.enter_context(_left_as_it_was(state))
             state.is_empty = checkpoint is None
             record = stack.enter_context(RunRecord(folder, plan.record, startup))
+            record.add(caller)
             stack.enter_context(_with_what_is_kept(record, plan.command))
             with record.phase("tasks"):
                 tasks, held_out = tasks_of(plan)
@@ -131,6 +139,7 @@ async def open_run(plan: RunPlan, data: TrainingData | None = None) -> AsyncIter
                 record=record,
                 evaluations=Evaluations(rollouts=rollouts, held_out=held_out, kinds=kinds),
                 launcher=launcher,
+                caller=caller,
                 train_tasks=tasks.train,
                 demonstrations=demonstrations,
                 checkpoint=checkpoint,
@@ -145,6 +154,7 @@ async def open_run(plan: RunPlan, data: TrainingData | None = None) -> AsyncIter
 @dataclass(slots=True)
 class _FolderState:
     path: Path
+    caller: TrainingRun
     made: Sequence[Path]
     """The folders that were made for the run, the innermost first."""
     is_empty: bool = False
@@ -160,7 +170,7 @@ def _left_as_it_was(folder: _FolderState) -> Iterator[None]:
         yield
     except BaseException as error:
         is_refused = folder.is_empty and isinstance(first_error(error), UserError)
-        is_stopped = bool(first_signal()) or isinstance(error, asyncio.CancelledError)
+        is_stopped = folder.caller.is_stopping or isinstance(error, asyncio.CancelledError)
         if is_refused or (is_stopped and is_free(folder.path)):
             clear(folder.path)
             remove_empty(folder.made)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from forge_env.core.episode import Episode
@@ -26,6 +26,7 @@ from trainers.run.rollouts import Rollouts
 from trainers.run.run_record import RunRecord, versions
 from trainers.run.trainer import Trainer
 from trainers.run.trainer_actor import TrainerActor
+from trainers.run.training_run import TrainingRun
 from trainers.run.weight_sync import WeightSync
 from trainers.setup.run_plan import RunPlan
 
@@ -48,6 +49,8 @@ class Run:
     evaluations: Evaluations
     launcher: Launcher
     """Owns all processes."""
+    caller: TrainingRun = field(default_factory=TrainingRun)
+    """Hears of the run, and may stop it."""
     train_tasks: Sequence[Task]
     checkpoint: Checkpoint | None
     """The checkpoint that the run resumes from; None for a new run."""

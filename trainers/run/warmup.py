@@ -76,6 +76,7 @@ async def warm_up(
             )
             is_enough = learned_enough(warmup, probe, run.kinds)
         run.record.metrics("warmup", step, metrics)
+        run.caller.check()
         if is_enough:
             break
     counts.check(metrics)

@@ -2,7 +2,7 @@
 
 import sys
 
-from trainers.sft.train import main
+from trainers.api import main
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main("sft"))

@@ -21,11 +21,11 @@ from typing import TYPE_CHECKING, Any
 
 from forge_env.core.errors import ServiceError, UserError
 from trainers.settings.supervised import SFTConfig
-from trainers.sft.config import SFT
 
 if TYPE_CHECKING:
     from trainers.batching.batch import Sample
     from trainers.run.run import Run
+    from trainers.run.training_run import TrainingRun
     from trainers.setup.run_plan import RunPlan
     from trainers.sft.data import SFTData
 
@@ -33,16 +33,16 @@ METRICS = ("loss", "grad_norm", "learning_rate", "tokens", "episodes", "skipped"
 """The recorded values of a step. There is no ratio, because nobody sampled."""
 
 
-async def train(plan: RunPlan) -> None:
+async def train(plan: RunPlan, caller: TrainingRun) -> None:
     """Minimise -log p(token) over the assistant's tokens, token mean; then measure."""
     assert plan.sft is not None
     if plan.sft.data:
-        await _train_on_data(plan, plan.sft)
+        await _train_on_data(plan, plan.sft, caller)
     else:
-        await _train_on_demonstrations(plan)
+        await _train_on_demonstrations(plan, caller)
 
 
-async def _train_on_demonstrations(plan: RunPlan) -> None:
+async def _train_on_demonstrations(plan: RunPlan, caller: TrainingRun) -> None:
     from trainers.run.open_run import open_run
     from trainers.run.warmup import warm_up
 
@@ -54,11 +54,12 @@ async def _train_on_demonstrations(plan: RunPlan) -> None:
         await _finish(run, {})
         run.summarise(values)
 
-    async with open_run(plan) as run:
+    caller.methods["warmup"] = caller.methods["train"]
+    async with open_run(plan, caller) as run:
         await run.launcher.guard(phases(run))
 
 
-async def _train_on_data(plan: RunPlan, sft: SFTConfig) -> None:
+async def _train_on_data(plan: RunPlan, sft: SFTConfig, caller: TrainingRun) -> None:
     from trainers.run.open_run import open_run
     from trainers.sft.data import SFTData
 
@@ -92,7 +93,7 @@ async def _train_on_data(plan: RunPlan, sft: SFTConfig) -> None:
             }
         )
 
-    async with open_run(plan, data) as run:
+    async with open_run(plan, caller, data) as run:
         await run.launcher.guard(phases(run))
 
 
@@ -209,9 +210,3 @@ async def _finish(run: Run, place: Mapping[str, Any]) -> None:
     async with last_checkpoint(run, partial(save_checkpoint, run, run.plan.steps, place)):
         await run.trainer.export()
     run.record.say(f"checkpoints {run.record.folder / 'checkpoints'}, model {run.record.folder / 'model'}")
-
-
-def main() -> int:
-    from trainers.setup.entry import main as enter
-
-    return enter(SFT, train)

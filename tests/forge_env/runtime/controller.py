@@ -17,7 +17,7 @@ from runtime_actors import Worker
 from forge_env.core.errors import UserError
 from forge_env.runtime.actor import ForgeActor
 from forge_env.runtime.launcher import Launcher, within
-from trainers.setup.signals import with_signals
+from forge_env.utils.run_async import run_async
 
 
 def children() -> list[int]:
@@ -79,14 +79,17 @@ async def one_run(ending: str, logs: Path) -> None:
             await launcher.guard(within(600.0, worker.hold.call_one(), "the worker"))
 
 
-async def main(ending: str, logs: Path) -> int:
+def main(ending: str, logs: Path) -> int:
     try:
-        return await with_signals(run(ending, logs))
+        run_async(run(ending, logs), insists=False)
+    except KeyboardInterrupt:
+        return 130
     except UserError:
         return 2
     except asyncio.CancelledError:
         return 4
+    return 0
 
 
 if __name__ == "__main__" and sys.argv[1] != "import":
-    sys.exit(asyncio.run(main(sys.argv[1], Path(sys.argv[2]))))
+    sys.exit(main(sys.argv[1], Path(sys.argv[2])))

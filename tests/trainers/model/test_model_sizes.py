@@ -14,13 +14,13 @@ from envs.math import Math
 from forge_env.core.errors import UserError
 from forge_env.core.types import Message
 from tests.helpers.entry import never
+from trainers.api import enter
 from trainers.grpo import GRPO, Config
 from trainers.model.shape import find_shape, made_shape, read_shape
 from trainers.model.sizes import MODEL_SIZES, ModelSize
 from trainers.model.tiny_model import make_tiny_model
 from trainers.settings.tasks import ModelConfig
 from trainers.setup.describe import describe_plan
-from trainers.setup.entry import main
 from trainers.setup.options.read_config import read_config
 from trainers.setup.plan import make_plan
 
@@ -123,6 +123,6 @@ def test_an_episode_may_be_as_long_as_the_model_reads() -> None:
     ],
 )
 def test_a_mistake_is_one_sentence(options: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(GRPO, never, options) == 2
+    assert enter(GRPO, never, options) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert words in line

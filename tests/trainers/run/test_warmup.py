@@ -21,6 +21,7 @@ from forge_env.evaluation.evaluate import Evaluation
 from forge_env.evaluation.kinds import Kinds
 from trainers.batching.batch import Sample
 from trainers.run.run import Run
+from trainers.run.training_run import TrainingRun
 from trainers.run.warmup import (
     batches,
     demonstrated,
@@ -145,6 +146,7 @@ class Warming:
         run = SimpleNamespace(
             plan=plan,
             record=record,
+            caller=TrainingRun(),
             demonstrations=_demonstrations({10: 4}),
             trainer=SimpleNamespace(begin=nothing, step=self.train),
             weights=SimpleNamespace(sync=nothing),

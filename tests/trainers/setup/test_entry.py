@@ -16,10 +16,10 @@ import pytest
 from forge_env.core.errors import InvariantError, NothingTrained, ServiceError, UserError
 from tests.helpers.entry import never
 from tests.helpers.hub import hub
-from trainers import sft, train
+from trainers import api, sft
 from trainers.algorithm import Algorithm
+from trainers.api import enter
 from trainers.grpo import GRPO
-from trainers.setup.entry import main
 from trainers.setup.run_plan import RunPlan
 
 ROOT = Path(__file__).parents[3]
@@ -27,7 +27,7 @@ ROOT = Path(__file__).parents[3]
 
 def start(*options: str) -> int:
     """Call what trainers.grpo calls; returns the exit code."""
-    return train.main("trainers.grpo:GRPO", options)
+    return api.main("trainers.grpo:GRPO", options)
 
 
 def assert_one_sentence(errors: str, *words: str) -> None:
@@ -73,12 +73,12 @@ def test_a_loss_that_is_not_there_or_not_used(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], algorithm: Algorithm | str, word: str
 ) -> None:
     options = ("--env", "math", "--loss", "no_such_module:MyLoss", "--output", str(tmp_path / "run"))
-    assert main(algorithm, never, options) == 2
+    assert enter(algorithm, never, options) == 2
     assert_one_sentence(capsys.readouterr().err, word)
     assert not (tmp_path / "run").exists()
 
 
-# ---- mistakes, through main() ----
+# ---- mistakes, through enter() ----
 
 
 @pytest.mark.parametrize(
@@ -100,14 +100,14 @@ def test_a_loss_that_is_not_there_or_not_used(
     ],
 )
 def test_a_mistake_is_one_sentence(capsys: pytest.CaptureFixture[str], options: list[str], words: list[str]) -> None:
-    assert main(GRPO, never, options) == 2
+    assert enter(GRPO, never, options) == 2
     assert_one_sentence(capsys.readouterr().err, *words)
 
 
 @pytest.mark.parametrize(
     ("module", "options", "words"),
     [
-        ("trainers.ppo", (), ["no algorithm 'ppo'", "Did you mean grpo?", "gspo", "sft", "trainers.train"]),
+        ("trainers.ppo", (), ["no algorithm 'ppo'", "Did you mean grpo?", "gspo", "sft", "trainers my_file.py:MINE"]),
         ("trainers.dap", (), ["Did you mean dapo?"]),
         ("trainers.lora", (), ["no algorithm 'lora'"]),
         ("trainers", (), ["name the algorithm", "grpo"]),
@@ -132,13 +132,13 @@ def test_more_gpus_than_there_are(capsys: pytest.CaptureFixture[str]) -> None:
     if torch.cuda.device_count() >= 2:
         pytest.skip("this machine has the GPUs")
     options = ["--services.generator.with_gpus", "true", "--services.trainer.with_gpus", "true"]
-    assert main(GRPO, never, options) == 2
+    assert enter(GRPO, never, options) == 2
     available = torch.cuda.device_count()
     assert_one_sentence(capsys.readouterr().err, f"needs 2 GPUs, {available} are available", "generator 1, trainer 1")
 
 
 def test_help_lists_every_setting(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(GRPO, never, ["--help"]) == 0
+    assert enter(GRPO, never, ["--help"]) == 0
     text = capsys.readouterr().out
     assert all(
         name in text for name in ("--steps", "training.steps", "--grpo.clip_high 0.28", "--env.name 'code_exec'")
@@ -146,7 +146,7 @@ def test_help_lists_every_setting(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_help_says_what_a_setting_is_and_what_is_allowed(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(GRPO, never, ["--help"]) == 0
+    assert enter(GRPO, never, ["--help"]) == 0
     text = " ".join(capsys.readouterr().out.split())
     words = (
         "--trainer.NAME services.trainer.NAME",
@@ -161,7 +161,7 @@ def test_help_says_what_a_setting_is_and_what_is_allowed(capsys: pytest.CaptureF
 
 @pytest.mark.parametrize("page", ["dapo", "gspo", "sapo", "cispo", "reinforce"])
 def test_every_algorithm_has_its_page_with_its_section(capsys: pytest.CaptureFixture[str], page: str) -> None:
-    assert main(f"trainers.{page}:{page.upper()}", never, ["--help"]) == 0
+    assert enter(f"trainers.{page}:{page.upper()}", never, ["--help"]) == 0
     text = capsys.readouterr().out
     assert all(name in text for name in ("--loss", "--advantages", f"--{page}.n_samples 8", f"--{page}.beta 0.0"))
 
@@ -172,10 +172,10 @@ def test_every_algorithm_has_its_page_with_its_section(capsys: pytest.CaptureFix
 def test_a_run_is_given_its_plan() -> None:
     seen: list[RunPlan] = []
 
-    async def run(plan: RunPlan) -> None:
+    async def run(plan: RunPlan, _: object) -> None:
         seen.append(plan)
 
-    assert main(GRPO, run, ["--env", "math", "--steps", "7"]) == 0
+    assert enter(GRPO, run, ["--env", "math", "--steps", "7"]) == 0
     assert (seen[0].config.env.name, seen[0].steps) == ("math", 7)
 
 
@@ -192,34 +192,34 @@ def test_a_run_is_given_its_plan() -> None:
 def test_what_we_raise_on_purpose_is_one_sentence(
     capsys: pytest.CaptureFixture[str], error: Exception, code: int
 ) -> None:
-    async def run(plan: RunPlan) -> None:
+    async def run(plan: RunPlan, _: object) -> None:
         raise error
 
-    assert main(GRPO, run, []) == code
+    assert enter(GRPO, run, []) == code
     assert_one_sentence(capsys.readouterr().err)
 
 
 def test_a_bug_of_ours_keeps_its_trace() -> None:
-    async def run(plan: RunPlan) -> None:
+    async def run(plan: RunPlan, _: object) -> None:
         raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        main(GRPO, run, [])
+        enter(GRPO, run, [])
 
 
 def test_a_broken_invariant_keeps_its_trace() -> None:
-    async def run(plan: RunPlan) -> None:
+    async def run(plan: RunPlan, _: object) -> None:
         raise InvariantError("one logprob per sampled token")
 
     with pytest.raises(InvariantError):
-        main(GRPO, run, [])
+        enter(GRPO, run, [])
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_ends_what_was_started(number: signal.Signals, code: int) -> None:
     ended: list[str] = []
 
-    async def run(plan: RunPlan) -> None:
+    async def run(plan: RunPlan, _: object) -> None:
         try:
             os.kill(os.getpid(), number)
             await asyncio.wait_for(asyncio.Event().wait(), 10.0)
@@ -227,7 +227,7 @@ def test_a_signal_ends_what_was_started(number: signal.Signals, code: int) -> No
             await asyncio.sleep(0)
             ended.append("services")
 
-    assert main(GRPO, run, []) == code
+    assert enter(GRPO, run, []) == code
     assert ended == ["services"]
 
 
@@ -235,10 +235,10 @@ def test_a_signal_ends_what_was_started(number: signal.Signals, code: int) -> No
 def test_a_second_signal_ends_what_blocks_the_event_loop(
     monkeypatch: pytest.MonkeyPatch, number: signal.Signals, code: int
 ) -> None:
-    monkeypatch.setattr("trainers.setup.signals.BLOCKED_SECONDS", 0.0)
+    monkeypatch.setattr("forge_env.utils.run_async.BLOCKED_SECONDS", 0.0)
     ended: list[str] = []
 
-    async def run(plan: RunPlan) -> None:
+    async def run(plan: RunPlan, _: object) -> None:
         try:
             for _ in range(1000):  # as in `tasks` of a user, which never returns
                 os.kill(os.getpid(), number)
@@ -247,7 +247,7 @@ def test_a_second_signal_ends_what_blocks_the_event_loop(
             await asyncio.sleep(0)
             ended.append("services")
 
-    assert main(GRPO, run, []) == code
+    assert enter(GRPO, run, []) == code
     assert ended == ["services"]
 
 

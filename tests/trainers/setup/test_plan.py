@@ -14,10 +14,10 @@ from forge_env.core.errors import UserError
 from tests.helpers.entry import never
 from trainers import gspo, sft
 from trainers.algorithm import Algorithm
+from trainers.api import enter
 from trainers.grpo import GRPO, Config
 from trainers.objective.plugins import load_loss
 from trainers.setup.describe import describe_plan, describe_services, describe_settings, dry_run
-from trainers.setup.entry import main
 from trainers.setup.options.read_config import read_config
 from trainers.setup.placement import Process, gpus_available
 from trainers.setup.plan import make_plan, with_model
@@ -37,7 +37,7 @@ def processes(config: Config) -> Sequence[Process]:
 
 def printed(capsys: pytest.CaptureFixture[str], *arguments: str, code: int, algorithm: Algorithm = GRPO) -> str:
     """What a dry run prints, with every run of spaces as one."""
-    assert main(algorithm, never, ["--dry-run", *arguments]) == code
+    assert enter(algorithm, never, ["--dry-run", *arguments]) == code
     out, err = capsys.readouterr()
     assert "Traceback" not in err and (err.startswith("error: ") if code else not err)
     return " ".join(out.split()) + " " + err
@@ -300,17 +300,17 @@ def test_the_users_own_loss_and_advantages_are_made_once(
     options = ["--loss", f"{file}:Counted", "--advantages", f"{file}:Advantages", "--ref_model.procs=1"]
     options += ["--generator.with_gpus", "--launcher.gpus_per_host=8", "--training.old_logprobs=auto"]
     monkeypatch.chdir(tmp_path)
-    main(gspo.GSPO, never, ["--dry-run", *options])
+    enter(gspo.GSPO, never, ["--dry-run", *options])
     assert "against the trainer's logprobs" in " ".join(capsys.readouterr().out.split())
     assert sorted(made.read_text().split()) == ["advantages", "loss"]
     made.unlink()
 
-    async def set_up(plan: RunPlan) -> None:
+    async def set_up(plan: RunPlan, _: object) -> None:
         assert plan.objective is not None
         describe_services(plan), describe_plan(plan), with_model(plan, tmp_path)
         assert (plan.old_logprobs, plan.placement.has_reference) == ("generator", True)
 
-    assert main(gspo.GSPO, set_up, options[:5]) == 0
+    assert enter(gspo.GSPO, set_up, options[:5]) == 0
     assert sorted(made.read_text().split()) == ["advantages", "loss"]
 
 
@@ -398,7 +398,7 @@ def test_the_first_mistake_is_what_a_start_says(capsys: pytest.CaptureFixture[st
     arguments = ["--trainer.procs", "3", "--parallelism.tensor_parallel_degree", "2", "--env", "maths"]
     with pytest.raises(UserError, match="'maths'") as refused:
         plan_of(*arguments)
-    assert main(GRPO, never, arguments) == 2
+    assert enter(GRPO, never, arguments) == 2
     assert capsys.readouterr().err == f"error: {refused.value}\n"
 
 

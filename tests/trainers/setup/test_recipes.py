@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from tests.helpers.entry import never
+from trainers.api import enter
 from trainers.grpo import GRPO, Config
-from trainers.setup.entry import main
 from trainers.setup.options.read_config import read_config
 from trainers.setup.placement import gpus_available
 from trainers.setup.plan import make_plan
@@ -38,7 +38,7 @@ def test_a_recipe_would_start_on_a_machine_with_its_gpus(path: Path, capsys: pyt
     assert [problem for problem in plan.problems if not re.match(r"the run needs \d+ GPUs?,", problem)] == []
     assert bool(plan.problems) is not enough
     assert all(memory is not None for _, memory in plan.processes)
-    assert main(GRPO, never, ["--config", str(path), "--dry-run"]) == (0 if enough else 2)
+    assert enter(GRPO, never, ["--config", str(path), "--dry-run"]) == (0 if enough else 2)
     assert "training.learning_rate" in capsys.readouterr().out
 
 

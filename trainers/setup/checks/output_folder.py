@@ -16,9 +16,9 @@ from forge_env.utils.folders import make_folders
 from forge_env.utils.secret_values import FILE as SECRETS
 from trainers.setup.checks.resume_checks import REFERENCE, REFERENCE_ADAPTER
 
-CONSOLE, METRICS = "console.jsonl", "metrics.jsonl"
+CONSOLE, METRICS, ENVIRONMENT = "console.jsonl", "metrics.jsonl", "environment.pkl"
 _WRITTEN = frozenset(
-    {CONSOLE, METRICS, CONFIG, FACTS, SECRETS, INITIAL, REFERENCE, REFERENCE_ADAPTER}
+    {CONSOLE, METRICS, CONFIG, FACTS, SECRETS, INITIAL, REFERENCE, REFERENCE_ADAPTER, ENVIRONMENT}
     | {"episodes", "logs", "checkpoints", "report.html", "trace.json", "trained.jsonl", "tensorboard", "wandb"}
 )
 """What a run may have written before its first optimizer step."""

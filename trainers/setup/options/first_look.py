@@ -5,8 +5,8 @@ from __future__ import annotations
 from forge_env.core.errors import UserError, nearest
 
 ALGORITHMS = ("cispo", "dapo", "gspo", "grpo", "reinforce", "sapo", "sft")
-COMMANDS = (*ALGORITHMS, "train")
-"""What `python -m trainers.NAME` starts."""
+COMMANDS = (*ALGORITHMS, "trainers")
+"""What `python -m trainers.NAME` starts, and `python -m trainers FILE.py:NAME`."""
 _ELSEWHERE = {
     "ppo": "grpo",
     "rloo": "reinforce",
@@ -25,5 +25,5 @@ def check_command(name: str) -> None:
     hint = f"Did you mean {_ELSEWHERE[name]}? Available: {known}." if name in _ELSEWHERE else nearest(name, ALGORITHMS)
     raise UserError(
         f"there is no algorithm {name!r}. {hint} An algorithm of your own is started by "
-        "python -m trainers.train my_file.py:MINE"
+        "python -m trainers my_file.py:MINE"
     )

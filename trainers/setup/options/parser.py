@@ -22,9 +22,14 @@ C = TypeVar("C")
 
 
 def parse(
-    config_class: type[C], arguments: Sequence[str], short: Mapping[str, str], *, saved: Mapping[str, Any] | None = None
+    config_class: type[C],
+    arguments: Sequence[str],
+    short: Mapping[str, str],
+    *,
+    saved: Mapping[str, Any] | None = None,
+    settings: Sequence[Mapping[str, Any]] = (),
 ) -> C:
-    """Build a config from command-line arguments.
+    """Build a config from command-line arguments, or from settings in Python.
 
     Args:
         config_class: a dataclass of dataclasses, all with defaults.
@@ -34,24 +39,28 @@ def parse(
         short: short name -> dotted name of a setting or of a section, for example {"steps": "training.steps",
             "trainer": "services.trainer"}: then `--trainer.procs 2` sets services.trainer.procs.
         saved: values in the place of defaults, nested as `dataclasses.asdict` returns them.
+        settings: values like those of files, by dotted names, nested, or both.
     """
     config = config_class()
-    settings, options = _Settings(config, short), dict[str, list[str]]()
-    for name, text in settings.pairs(arguments):
+    tree, options = _Settings(config, short), dict[str, list[str]]()
+    for name, text in tree.pairs(arguments):
         options[name] = [*options.pop(name, ()), text]
-    files = [(path, _read_yaml(path, settings.is_whole)) for path in options.pop("config", ())]
-    before = [_Given(name, value) for name, value in flatten(saved or {}, settings.is_whole)]
-    for source, given in [("the saved config", before), *files]:
-        settings.check_once(given, source)
+    files = [(path, _read_yaml(path, tree.is_whole)) for path in options.pop("config", ())]
+    before, in_python = (
+        [_Given(name, value) for given in many for name, value in flatten(given, tree.is_whole)]
+        for many in ([saved or {}], settings)
+    )
+    for source, given in [("the saved config", before), *files, ("settings", in_python)]:
+        tree.check_once(given, source)
         for name, value, _ in given:
-            settings.give(name, value, source)
-    texts = [_Given(name, text) for name, given in options.items() for text in given if settings.is_text(name)]
-    entries = [_Given(name, given[-1]) for name, given in options.items() if settings.is_entry(settings.dotted(name))]
-    settings.check_once([*texts, *entries], "the command line")
+            tree.give(name, value, source)
+    texts = [_Given(name, text) for name, given in options.items() for text in given if tree.is_text(name)]
+    entries = [_Given(name, given[-1]) for name, given in options.items() if tree.is_entry(tree.dotted(name))]
+    tree.check_once([*texts, *entries], "the command line")
     for name, values in options.items():
-        is_list = len(values) > 1 and settings.is_entry(settings.dotted(name))
-        settings.give(name, values if is_list else values[-1], "the command line")
-    return with_values(config, settings.values)
+        is_list = len(values) > 1 and tree.is_entry(tree.dotted(name))
+        tree.give(name, values if is_list else values[-1], "the command line")
+    return with_values(config, tree.values)
 
 
 class _Given(NamedTuple):

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeVar, get_origin
@@ -26,13 +27,14 @@ ENV_OF_A_FILE = "math"
 """The environment of a config file that names none, as in torchforge's guides."""
 
 
-def read_config(config_class: type[C], arguments: Sequence[str]) -> C:
-    """Build the config of a run from its command line: defaults, then files, then the other options.
+def read_config(config_class: type[C], arguments: Sequence[str], settings: Sequence[Mapping[str, Any]] = ()) -> C:
+    """Build the config of a run: defaults, then files, then settings of Python, then options of the command line.
 
     A resumed run takes the settings of its checkpoint as defaults. Trainer, generator and reference model are on GPUs
     if there are some, and a trainer on GPUs packs rows and is compiled where it can, unless a setting says otherwise.
     """
-    config, saved = parse(config_class, arguments, SHORT_OPTIONS), dict[str, Any]()
+    read = functools.partial(parse, config_class, arguments, SHORT_OPTIONS, settings=settings)
+    config, saved = read(), dict[str, Any]()
     if config.resume and config.output:
         facts = Path(config.output) / FACTS
         checkpoint = find(facts.parent, config.checkpoint.step)
@@ -41,7 +43,7 @@ def read_config(config_class: type[C], arguments: Sequence[str]) -> C:
         saved |= {name: getattr(config_class(), name) for name in ("output", "resume", "dry_run")}
         saved["checkpoint"] |= {"step": 0}
         check_registered(saved["env"]["name"], read_object(facts).get("registered") if facts.is_file() else None)
-        config = parse(config_class, arguments, SHORT_OPTIONS, saved=saved)
+        config = read(saved=saved)
         check_present(asdict(config), "for example --{} VALUE")
         return config
     check_present(asdict(config), "for example --{} VALUE")
@@ -52,12 +54,12 @@ def read_config(config_class: type[C], arguments: Sequence[str]) -> C:
     if gpus_available() and not config.training.deterministic:
         services = (name for name in ("generator", "trainer", "ref_model") if getattr(config.services, name).procs)
         saved["services"] = {name: {"with_gpus": True} for name in services}
-    config = parse(config_class, arguments, SHORT_OPTIONS, saved=saved)
+    config = read(saved=saved)
     if not config.services.trainer.with_gpus:
         return config
     # Measured in docs/gpu.md: both save time on a GPU, and neither changes what is computed.
     saved["training"] = {"packing": config.training.attention != "sdpa", "compile": _has_c_compiler()}
-    return parse(config_class, arguments, SHORT_OPTIONS, saved=saved)
+    return read(saved=saved)
 
 
 def _has_c_compiler() -> bool:

@@ -1,0 +1,129 @@
+"""Classes that no other process can import, such as those of a notebook or of `__main__`: a file has them by value.
+
+The target of such a class is "RUN/environment.pkl:Sums". Its file holds the class as cloudpickle writes it, the text of
+its definition, and the folders that this process imports from. A file is used like a Python file: loading it runs code.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import inspect
+import linecache
+import os
+import pickle
+import subprocess
+import sys
+import typing
+from collections.abc import Iterator
+from pathlib import Path
+from types import FunctionType
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from forge_env.core.errors import UserError
+
+SUFFIX = ".pkl"
+_unwritten: dict[Path, bytes] = {}
+_texts: WeakKeyDictionary[type, str] = WeakKeyDictionary()
+
+
+def is_importable(value: type) -> bool:
+    """Whether another process can import a class by its name."""
+    module = sys.modules.get(value.__module__)
+    if module is None or module.__name__ == "__main__" or module.__spec__ is None:
+        return False
+    found: Any = module
+    for name in value.__qualname__.split("."):
+        found = getattr(found, name, None)
+    if found is not value:
+        return False
+    return hasattr(module.__spec__.loader, "of_target") or _is_found(module.__name__.partition(".")[0])
+
+
+@functools.cache
+def _is_found(package: str) -> bool:
+    """Whether a new process finds a package; this one may have further folders on its path."""
+    code = "import importlib.util, sys; sys.exit(importlib.util.find_spec(sys.argv[1]) is None)"
+    return not subprocess.run([sys.executable, "-c", code, package], stdin=subprocess.DEVNULL).returncode
+
+
+def put(value: type, file: Path) -> str:
+    """Take a class for a file, and return its target. Until `write`, the file is known in this process only."""
+    import cloudpickle
+
+    for function in _functions(value):
+        try:  # texts of types would need names that the other process does not have
+            function.__annotations__ = typing.get_type_hints(function, include_extras=True)
+        except (NameError, TypeError):
+            pass
+    try:
+        by_value = cloudpickle.dumps(value)
+    except Exception as error:
+        reason = " ".join(str(error).split())
+        raise UserError(
+            f"the class {value.__name__} cannot reach another process: {type(error).__name__}: {reason}; make what it "
+            "holds in its constructor, or move the class to a file of its own"
+        ) from error
+    texts = {base.__qualname__: text for base in value.__mro__ if (text := text_of(base))}
+    content = {
+        "name": value.__name__,
+        "path": [os.path.abspath(folder) for folder in sys.path],
+        "texts": texts,
+        "class": by_value,
+    }
+    _unwritten[file.absolute()] = pickle.dumps(content)
+    return f"{file.absolute()}:{value.__name__}"
+
+
+def write(target: str) -> None:
+    """Write the file of a target of `put`; another target needs none."""
+    file = Path(target.rpartition(":")[0])
+    if (content := _unwritten.pop(file, None)) is not None:
+        file.write_bytes(content)
+
+
+def read(target: str, file: Path, name: str) -> type:
+    """Load the class of a target."""
+    content = _unwritten.get(file.expanduser().absolute())
+    try:
+        saved = pickle.loads(file.expanduser().read_bytes() if content is None else content)
+        sys.path += [folder for folder in saved["path"] if folder not in sys.path]  # last: it hides nothing
+        value: type = pickle.loads(saved["class"])
+    except FileNotFoundError:
+        raise UserError(f"{target!r}: there is no file {file}") from None
+    except Exception as error:
+        raise UserError(f"{target!r} cannot be loaded: {type(error).__name__}: {error}") from error
+    if saved["name"] != name:
+        raise UserError(f"{target!r}: {file} holds the class {saved['name']}, and no {name}")
+    for base in value.__mro__:
+        if base.__qualname__ in saved["texts"]:
+            _texts[base] = saved["texts"][base.__qualname__]
+    return value
+
+
+def text_of(value: type) -> str:
+    """The definition of a class that is no module's; "" for another class, or where Python does not know the text."""
+    if is_importable(value):
+        return ""
+    return _texts.get(value) or next(_definitions(value), "")
+
+
+def _definitions(value: type) -> Iterator[str]:
+    for function in _functions(value):
+        lines, first = linecache.getlines(function.__code__.co_filename), function.__code__.co_firstlineno
+        try:
+            nodes = [node for node in ast.walk(ast.parse("".join(lines))) if isinstance(node, ast.ClassDef)]
+        except SyntaxError:
+            continue
+        for node in nodes:
+            if node.name == value.__name__ and node.lineno <= first <= (node.end_lineno or 0):
+                yield "".join(lines[node.lineno - 1 : node.end_lineno])
+
+
+def _functions(value: type) -> Iterator[FunctionType]:
+    for member in vars(value).values():
+        function: Any = getattr(member, "__func__", getattr(member, "fget", member))
+        function = inspect.unwrap(function) if callable(function) else function
+        if isinstance(function, FunctionType) and function.__qualname__.startswith(f"{value.__qualname__}."):
+            yield function

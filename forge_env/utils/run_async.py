@@ -1,0 +1,138 @@
+"""run_async: runs a coroutine from plain code, in a script, a command or a notebook, and ends it in order at Ctrl-C."""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import signal
+import threading
+import time
+from collections.abc import Callable, Coroutine, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+BLOCKED_SECONDS = 1.0
+"""An event loop that does nothing for so long after a signal runs code that blocks it, such as `tasks` of a user."""
+
+
+def run_async(work: Coroutine[Any, Any, T], *, insists: bool = True) -> T:
+    """Run a coroutine to its end.
+
+    Ctrl-C and SIGTERM cancel the coroutine, so that it closes what it has opened; each further one cancels it again. An
+    exception from a signal handler would be raised in whatever task runs at that moment; only a signal at a blocked
+    loop makes one. Then KeyboardInterrupt is raised, or SystemExit after SIGTERM. A notebook runs its code in an event
+    loop: there the coroutine has a loop in another thread.
+
+    Args:
+        work: the coroutine.
+        insists: one signal is enough to interrupt a blocked loop; otherwise it takes a second one.
+    """
+    received: list[int] = []
+    try:
+        return _in_thread(work, received) if _is_in_loop() else asyncio.run(_cancellable(work, received, insists))
+    except (Exception, asyncio.CancelledError, KeyboardInterrupt):
+        if not received:
+            raise
+        if received[0] == signal.SIGINT:
+            raise KeyboardInterrupt from None
+        raise SystemExit(128 + received[0]) from None
+
+
+def _is_in_loop() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
+
+
+class _Cancel:
+    """Cancels the task that makes it, from any thread."""
+
+    def __init__(self) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._loop, self._task, self._unnoticed = asyncio.get_running_loop(), task, list[float]()
+        self.thread = threading.get_ident()
+
+    def __call__(self) -> bool:
+        """Returns False if an earlier call is not noticed: the loop is blocked."""
+        self._unnoticed.append(time.monotonic())
+        if self._unnoticed[-1] > self._unnoticed[0] + BLOCKED_SECONDS:
+            return False
+        self._loop.call_soon_threadsafe(self._now)
+        return True
+
+    def _now(self) -> None:
+        self._unnoticed.clear()
+        self._task.cancel()
+
+    @property
+    def is_noticed(self) -> bool:
+        return not self._unnoticed
+
+
+async def _cancellable(work: Coroutine[Any, Any, T], received: list[int], insists: bool) -> T:
+    cancel = _Cancel()
+
+    def stop(number: int) -> None:
+        if not cancel():
+            raise KeyboardInterrupt  # the code of a user may catch any other exception
+        if insists:
+            insist = threading.Timer(BLOCKED_SECONDS, again, [number])
+            insist.daemon = True
+            insist.start()
+
+    def again(number: int) -> None:
+        if not cancel.is_noticed:
+            signal.pthread_kill(cancel.thread, number)
+
+    with _on_signal(stop, received):
+        return await work
+
+
+def _in_thread(work: Coroutine[Any, Any, T], received: list[int]) -> T:
+    """Run it on a loop in a thread of its own, while this thread waits for it and for a signal."""
+    begun: Future[_Cancel] = Future()
+    result: Future[T] = Future()
+
+    async def begin() -> T:
+        begun.set_result(_Cancel())
+        return await work
+
+    def run() -> None:
+        try:
+            result.set_result(asyncio.run(begin()))
+        except BaseException as error:
+            result.set_exception(error)
+
+    def stop(number: int) -> None:
+        if not (cancel := begun.result())():
+            error = ctypes.py_object(KeyboardInterrupt)
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(cancel.thread), error)
+
+    with _on_signal(stop, received):
+        threading.Thread(target=run, name="run_async", daemon=True).start()
+        return result.result()
+
+
+@contextmanager
+def _on_signal(stop: Callable[[int], None], received: list[int]) -> Iterator[None]:
+    """Let Ctrl-C and SIGTERM call `stop`; Python handles signals in its main thread only."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def handle(number: int, frame: object) -> None:
+        received.append(number)
+        stop(number)
+
+    previous = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)

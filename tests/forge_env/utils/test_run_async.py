@@ -1,0 +1,70 @@
+"""Coroutines from plain code: in a script, and where an event loop runs already, as in a notebook."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from forge_env.utils import run_async as module
+from forge_env.utils.run_async import run_async
+
+
+def in_script(work: Callable[[], Any]) -> Any:
+    return work()
+
+
+def in_notebook(work: Callable[[], Any]) -> Any:
+    async def cell() -> Any:
+        return work()
+
+    return asyncio.run(cell())
+
+
+@pytest.mark.parametrize("where", [in_script, in_notebook])
+@pytest.mark.parametrize(("number", "error"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, SystemExit)])
+def test_a_signal_lets_it_close_what_it_has_opened(
+    where: Callable[..., Any], number: signal.Signals, error: type[BaseException]
+) -> None:
+    async def work() -> None:
+        try:
+            os.kill(os.getpid(), number)
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(0)
+            closed.append(True)
+
+    closed: list[bool] = []
+    with pytest.raises(error):
+        where(lambda: run_async(work()))
+    assert closed == [True]
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+
+
+@pytest.mark.parametrize("where", [in_script, in_notebook])
+def test_its_result_and_its_error_are_the_callers(where: Callable[..., Any]) -> None:
+    async def work(value: int) -> float:
+        return 1 / value
+
+    assert where(lambda: run_async(work(2))) == 0.5
+    with pytest.raises(ZeroDivisionError):
+        where(lambda: run_async(work(0)))
+
+
+@pytest.mark.parametrize("where", [in_script, in_notebook])
+def test_a_loop_that_is_blocked_is_interrupted(where: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "BLOCKED_SECONDS", 0.0)
+
+    async def work() -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        while True:  # as `tasks` of a user that never returns
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(0.001)
+
+    with pytest.raises(KeyboardInterrupt):
+        where(lambda: run_async(work(), insists=False))

@@ -1,0 +1,158 @@
+"""Training from Python: what `train` takes and refuses, callbacks, and how a run is stopped."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from envs.math import Math
+from forge_env import EnvFactory, UserError, make
+from trainers import Callback, TrainingRun, api, train, train_async
+from trainers.algorithm import Algorithm
+from trainers.grpo import GRPO, Config
+from trainers.run.checkpointing import until_stopped
+
+
+class Held(Math):
+    lock = threading.Lock()
+
+
+Held.__qualname__ = "Held.elsewhere"  # as a class of a notebook, which no module has
+
+
+class Fails(Callback):
+    def on_step(self, record: Mapping[str, Any]) -> None:
+        raise ZeroDivisionError("no such\nfigure")
+
+
+@pytest.fixture
+def plans(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Any]:
+    """The plans of runs that are not executed."""
+    plans: list[Any] = []
+
+    async def execute(plan: Any, run: TrainingRun) -> None:
+        plans.append(plan)
+
+    monkeypatch.setattr(api, "execute", execute)
+    monkeypatch.chdir(tmp_path)
+    return plans
+
+
+def test_settings_are_those_of_the_command(plans: list[Any], tmp_path: Path) -> None:
+    (tmp_path / "run.yaml").write_text("grpo: {n_samples: 6, clip_high: 0.3}\ntraining: {steps: 9}\n")
+    settings = {"grpo": {"n_samples": 4}, "training.batch_size": 8, "env.options": {"format": "boxed"}}
+    train(make("math", level=2), steps=3, seed=0, config=tmp_path / "run.yaml", settings=settings)
+    asyncio.run(train_async(Math, GRPO, model=None or "", settings={"metrics.sinks": []}))
+    config = plans[0].config
+    assert (config.grpo.n_samples, config.grpo.clip_high, config.training.batch_size) == (4, 0.3, 8)
+    assert (config.training.steps, config.training.seed) == (3, 0)
+    assert (config.env.name, config.env.options) == ("math", {"level": 2, "format": "boxed"})
+    assert plans[1].config.env.name == "envs.math.env:Math"
+    assert [path.name for path in (tmp_path / "outputs").iterdir()] == []  # nothing has run in them
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (
+            {"settings": {"training.batch_sise": 8}},
+            "did you mean --training.batch_size?",
+        ),
+        ({"settings": {"training": {"batch_size": "many"}}}, "--training.batch_size is 'many'; it must be a whole"),
+        ({"settings": {"training.batch_size": 0}}, "--training.batch_size is 0; it must be at least 1"),
+        ({"settings": {"env.options.level": object()}}, "env.options.level is a object, which has no text of its own"),
+        ({"steps": 3, "settings": {"training.steps": 4}}, "two values of one setting"),
+        ({"settings": {"dry_run": True}}, "python -m trainers.grpo --dry-run"),
+        ({"batch_size": 8}, "train has no argument 'batch_size'"),
+        ({"env": "code_exce"}, "Did you mean code_exec?"),
+        ({"env": Held}, "the class Held cannot reach another process"),
+        ({"env": Math()}, "is no class of an environment"),
+        ({"env": EnvFactory(Math, level=2), "settings": {"env.options.level": 3}}, "two values of one setting"),
+        ({"algorithm": "ppo"}, "Did you mean grpo?"),
+        ({"algorithm": Algorithm(name="mine", config=Config)}, "'mine' cannot reach the trainer's process"),
+        ({"callbacks": [Callback]}, "neither on_step(record) nor on_evaluation(record)"),
+        ({"callbacks": [print]}, "neither on_step(record) nor on_evaluation(record)"),
+    ],
+)
+def test_a_mistake_is_one_sentence(plans: list[Any], tmp_path: Path, arguments: dict[str, Any], words: str) -> None:
+    with pytest.raises(UserError) as error:
+        train(**{"env": "math", **arguments})
+    assert words in str(error.value) and "\n" not in str(error.value)
+    assert plans == [] and not list(tmp_path.rglob("*.*"))
+
+
+def test_a_process_has_one_run_at_a_time(monkeypatch: pytest.MonkeyPatch, plans: list[Any]) -> None:
+    async def execute(plan: Any, run: TrainingRun) -> None:
+        await train_async("math")
+
+    monkeypatch.setattr(api, "execute", execute)
+    with pytest.raises(UserError, match="while a run is under way in this process"):
+        train("math")
+
+
+# ---- callbacks ----
+
+
+@pytest.mark.parametrize("last", [3, 9])
+async def test_a_stop_ends_the_run_after_its_step_with_a_checkpoint(last: int) -> None:
+    class Enough(Callback):
+        def on_step(self, record: Mapping[str, Any]) -> None:
+            seen.append(record)
+            if record["reward"] > 0.2:
+                self.run.stop()
+
+    seen: list[Mapping[str, Any]] = []
+    caller = TrainingRun([Enough()])
+    saved = await stopped(caller, last)
+    assert [record["step"] for record in seen] == [1, 2, 3] and seen[0]["phase"] == "train"
+    assert caller.stopped == (last > 3) and saved == ([3] if last > 3 else [])  # the last step ends the run anyhow
+
+
+async def test_a_callback_that_raises_ends_the_run_with_a_checkpoint() -> None:
+    saved: list[int] = []
+    with pytest.raises(UserError) as error:
+        await stopped(TrainingRun([Fails()]), 9, saved)
+    assert saved == [1]
+    assert "the callback Fails.on_step raised ZeroDivisionError: no such figure (" in str(error.value)
+
+
+async def test_a_cancellation_ends_the_run_after_its_step_with_a_checkpoint() -> None:
+    saved: list[int] = []
+    caller = TrainingRun()
+    work = asyncio.ensure_future(stopped(caller, 9**9, saved))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    work.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await work
+    assert caller.stopped and len(saved) == 1
+
+
+async def stopped(caller: TrainingRun, last: int, saved: list[int] | None = None) -> list[int]:
+    """A run of steps without any process; returns the steps of its checkpoints."""
+    saved, done, is_stopped = [] if saved is None else saved, [0], asyncio.Event()
+
+    async def training() -> None:
+        while done[0] < last and not is_stopped.is_set():
+            await asyncio.sleep(0)
+            done[0] += 1
+            caller.log("train", done[0], {"reward": done[0] / 10})
+
+    async def save() -> None:
+        saved.append(done[0])
+
+    async def work() -> None:
+        record: Any = SimpleNamespace(say=print, warn=print, folder=Path("nowhere"))
+        deadlines = SimpleNamespace(checkpoint=60.0)
+        plan = SimpleNamespace(steps=last, training=SimpleNamespace(step_seconds=60.0), deadlines=deadlines)
+        run: Any = SimpleNamespace(caller=caller, record=record, plan=plan)
+        await until_stopped(run, training(), stop=is_stopped.set, steps=lambda: done[0], save=save)
+
+    await caller.in_order(work(), print)
+    return saved

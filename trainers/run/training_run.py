@@ -1,0 +1,184 @@
+"""TrainingRun: a run as its caller in Python has it, and Callback: how the caller hears of it while it goes on."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+import traceback
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from agents.model_folder import trained_model
+from forge_env.core.errors import UserError, first_error
+from forge_env.core.reward_value import reaches
+from forge_env.records.run_files import SUMMARY, read_object, steps_of
+
+STEP, EVALUATION = "on_step", "on_evaluation"
+
+
+class Callback:
+    """Hears of a run in the process that called `train`, between two steps; the run waits for it.
+
+    Example::
+
+        class Enough(Callback):
+            def on_evaluation(self, record):
+                if record["success"] > 0.9:
+                    self.run.stop()
+    """
+
+    run: TrainingRun
+    """The run that calls it."""
+
+    def on_step(self, record: Mapping[str, Any]) -> None:
+        """Take the record of an optimizer step: "step", and what docs/metrics.md lists."""
+
+    def on_evaluation(self, record: Mapping[str, Any]) -> None:
+        """Take the record of an evaluation; its "step" is 0 before the training."""
+
+
+class TrainingRun:
+    """A run of `train`: under way, as its callbacks have it, or ended.
+
+    Args:
+        callbacks: objects with methods of `Callback`.
+    """
+
+    def __init__(self, callbacks: Sequence[Any] = ()) -> None:
+        for callback in callbacks:
+            if isinstance(callback, type) or not (hasattr(callback, STEP) or hasattr(callback, EVALUATION)):
+                raise UserError(
+                    f"the callback {callback!r} has neither {STEP}(record) nor {EVALUATION}(record): give an instance "
+                    "of a subclass of trainers.Callback"
+                )
+            callback.run = self
+        self.folder = Path()
+        """Everything that the run writes, see docs/records.md; "." before it begins."""
+        self.stopped = False
+        """Whether it ended before its last step, by `stop` or Ctrl-C; `resume=True` goes on with it."""
+        self.is_stopping = False
+        self.methods = {"train": STEP, "evaluation": EVALUATION}
+        """The methods of callbacks by the phases of metrics; supervised training on demonstrations is a warm-up."""
+        self._callbacks = callbacks
+        self._error: UserError | None = None
+        self._stop: Callable[[], None] | None = None
+
+    @property
+    def metrics(self) -> dict[str, list[dict[str, Any]]]:
+        """The records of metrics.jsonl so far, by phase: "train", "evaluation", "warmup" and "system"."""
+        phases: dict[str, list[dict[str, Any]]] = {"train": [], "evaluation": [], "warmup": [], "system": []}
+        file = self.folder / "metrics.jsonl"
+        whole = file.read_text(encoding="utf-8").rpartition("\n")[0] if file.is_file() else ""
+        for record in map(json.loads, whole.splitlines()):
+            phases[record["phase"]].append(record)
+        return phases
+
+    @property
+    def best(self) -> int | None:
+        """The best evaluated step of those with weights in the folder, the earliest of equals; None without any."""
+        there = {*steps_of(self.folder), self.summary.get("steps")}
+        records = [record for record in self.metrics["evaluation"] if record["step"] in there]
+        success = {record["step"]: record["success"] for record in records if "success" in record}
+        most = max(success.values(), default=0.0)
+        return next((step for step in sorted(success) if reaches(success[step], most)), None)
+
+    @property
+    def model(self) -> Path:
+        """The Hugging Face folder of the last weights; of a stopped run, those of its newest checkpoint.
+
+        Raises:
+            UserError: it was stopped before its first optimizer step.
+        """
+        return trained_model(str(self.folder))
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """What summary.json says; empty if the run has not come to its end."""
+        file = self.folder / SUMMARY
+        return read_object(file) if file.is_file() else {}
+
+    def stop(self) -> None:
+        """End the run after the step in progress, with a checkpoint. Any thread may call it."""
+        self.is_stopping = True
+        if self._stop is not None:
+            self._stop()
+
+    # ---- for the run itself ----
+
+    async def in_order(self, work: Coroutine[Any, Any, None], say: Callable[[str], None]) -> None:
+        """Await the work of the run. A cancellation stops it; a second one ends it at once.
+
+        Args:
+            work: the run.
+            say: is told of a cancellation.
+        """
+        task, times = asyncio.ensure_future(work), 0
+        while not task.done():
+            try:
+                await asyncio.wait({task})
+            except asyncio.CancelledError:
+                times += 1
+                if not task.done():
+                    self.is_stopping = True
+                    say("stopping; once more ends it at once" if times == 1 else "ending every process of this run")
+                    task.cancel()
+        self.stopped = task.cancelled()
+        error = None if self.stopped else task.exception()
+        if times:
+            raise asyncio.CancelledError from error
+        if error is not None:
+            raise first_error(error)
+        if not self.stopped:
+            self._raise()
+
+    @contextmanager
+    def stopped_by(self, stop: Callable[[], None]) -> Iterator[None]:
+        """Let a stop call a function, in the thread of the event loop, while the block is active."""
+        loop, thread = asyncio.get_running_loop(), threading.get_ident()
+
+        def call() -> None:
+            if threading.get_ident() == thread:
+                stop()
+            else:
+                loop.call_soon_threadsafe(stop)
+
+        self._stop = call
+        try:
+            if self.is_stopping:
+                stop()
+            yield
+        finally:
+            self._stop = None
+
+    def check(self) -> None:
+        """End the run if it is to stop: raises what a callback raised, or CancelledError."""
+        if self.is_stopping:
+            self._raise()
+            raise asyncio.CancelledError
+
+    def _raise(self) -> None:
+        if self._error is not None:
+            raise self._error
+
+    def log(self, phase: str, step: int, values: Mapping[str, float]) -> None:
+        """Call the callbacks, as a sink of the run's metrics."""
+        if (method := self.methods.get(phase)) is None:
+            return
+        for callback in self._callbacks:
+            try:
+                getattr(callback, method, _ignore)({"phase": phase, "step": step, **values})
+            except Exception as error:
+                name, last = f"{type(callback).__name__}.{method}", traceback.extract_tb(error.__traceback__)[-1]
+                reason = " ".join(f"{type(error).__name__}: {error}".split())
+                self._error = UserError(f"the callback {name} raised {reason} ({last.filename}, line {last.lineno})")
+                self.stop()
+
+    def close(self) -> None:
+        pass
+
+
+def _ignore(record: Mapping[str, Any]) -> None:
+    """A callback need not have both methods."""
