@@ -3,7 +3,8 @@
     python -m benchmarks.demo --env code_exec --seeds 0 1 2
 
 Each seed is one `python -m trainers.grpo`, followed by the bare loop on the same machine. The results, whatever they
-are, go to benchmarks/results/demo_ENV.json, and all curves into one picture beside it; the table of results/demo.md is printed.
+are, go to benchmarks/results/demo_ENV.json, and all curves into one picture beside it. The table of results/demo.md is
+printed.
 """
 
 from __future__ import annotations

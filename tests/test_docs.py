@@ -202,7 +202,7 @@ def test_the_pages_are_read_in_an_afternoon() -> None:
 
 
 def test_every_link_of_a_page_leads_to_a_file() -> None:
-    for page in (*PAGES, *ROOT.glob("*.md"), *(ROOT / "benchmarks" / "results").glob("*.md")):
+    for page in {*PAGES, *ROOT.glob("*.md"), *(ROOT / "benchmarks" / "results").glob("*.md")}:
         links = re.findall(r"\]\(([^)#\s:]+)[)#]", page.read_text(encoding="utf-8"))
         assert [link for link in links if not (page.parent / link).exists()] == [], page.name
 
