@@ -97,8 +97,15 @@ def documented() -> list[tuple[str, str, float]]:
     """The examples under "Answers of math" in docs/included_environments.md: target, answer, reward."""
     page = (ROOT / "docs" / "included_environments.md").read_text(encoding="utf-8")
     items = re.findall(r"^- [^`]*: (`.*(?:\n  .*)*)$", page.partition("## Answers of math")[2], re.MULTILINE)
-    rows = [[re.findall(r"`([^`]+)`", part) for part in re.split(r"\s+is\s+(?=`)|,\s+not\s+(?=`)", item)] for item in items]
-    return [(target, text, score) for [target], *parts in rows for score, part in zip((1.0, 0.0), parts) for text in part]
+    rows = [
+        [re.findall(r"`([^`]+)`", part) for part in re.split(r"\s+is\s+(?=`)|,\s+not\s+(?=`)", item)] for item in items
+    ]
+    return [
+        (target, text, score)
+        for [target], *parts in rows
+        for score, part in zip((1.0, 0.0), parts, strict=True)
+        for text in part
+    ]
 
 
 @pytest.mark.usefixtures("algebra")
