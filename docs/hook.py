@@ -59,7 +59,7 @@ def on_files(files: Files, config: Any) -> Files:
         if file.suffix != ".md":
             language = {".py": "python", ".yaml": "yaml"}.get(file.suffix, "text")
             text = f"# {path}\n\n````{language}\n{text}\n````\n"
-        elif links := [target(path, link) for link in LINK.findall(text)]:
+        elif links := dict.fromkeys(target(path, link) for link in LINK.findall(text)):
             waiting += [link for link in links if link not in seen and link not in waiting and (ROOT / link).is_file()]
         if not path.startswith("docs/"):
             files.append(File.generated(config, place(path), content=rewritten(path, text)))
