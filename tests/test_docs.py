@@ -37,7 +37,7 @@ ELSEWHERE = {
 }
 """Examples that other tests run, or none."""
 EXAMPLES = sorted(path for path in (ROOT / "examples").glob("*.py") if path.stem not in ELSEWHERE)
-SLOW = {"README", "own_loop", "coding_agent"}
+SLOW = {"README", "own_loop", "coding_agent", "python"}
 """Examples and pages that train."""
 NOT_HERE = {
     "make demo": "it writes to the checkout, and takes minutes: `python -m benchmarks.demo` measures it",
