@@ -3,7 +3,8 @@
     python -m benchmarks.demo --env code_exec --seeds 0 1 2
 
 Each seed is one `python -m trainers.grpo`, followed by the bare loop on the same machine. The results, whatever they
-are, go to benchmarks/results/demo_ENV.json, and all curves into one picture beside it; the README's table is printed.
+are, go to benchmarks/results/demo_ENV.json, and all curves into one picture beside it. The table of results/demo.md is
+printed.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ def with_interval(result: dict[str, Any], name: str) -> str:
 
 
 def table(results: list[dict[str, Any]]) -> str:
-    """The README's table."""
+    """The table of results/demo.md."""
     lines = [
         "| seed | success before | after | tool off | whole run | step | bare loop | ratio |",
         "|---|---|---|---|---|---|---|---|",

@@ -158,7 +158,7 @@ def run_seed(options: Sequence[str], seed: int, run: Path, start: Path) -> dict[
 
 
 def table(tasks: dict[str, dict[str, Any]]) -> str:
-    """The README's table."""
+    """The table of results/real_model.md."""
     lines = ["| task | seed | sampled before | after | greedy before | after | run |", "|---|---|---|---|---|---|---|"]
     for name, task in tasks.items():
         for result in task["seeds"]:

@@ -1,4 +1,4 @@
-"""Every block of docs/ and every example runs, and prints what the page says.
+"""Every block of docs/ and of README.md and every example runs, and prints what the page says.
 
 A page is a story: its blocks run from top to bottom in one folder. A Python block whose first line names a file is
 saved there; the others run one after another with the names of those before them. A `text` block is what the block
@@ -24,7 +24,12 @@ import pytest
 import yaml
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = sorted((ROOT / "docs").glob("*.md"))
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+MISSION = (
+    "installing", "environments", "tools", "training", "evaluation",
+    "python", "not_learning", "configuration", "metrics", "models",
+)  # fmt: skip
+"""Pages that a user needs to train a model in an environment of their own."""
 ELSEWHERE = {
     "external_agent",  # tests/envs/external/test_external_endings.py
     "session_agent",  # tests/envs/external/served/test_serve_agent.py
@@ -32,7 +37,7 @@ ELSEWHERE = {
 }
 """Examples that other tests run, or none."""
 EXAMPLES = sorted(path for path in (ROOT / "examples").glob("*.py") if path.stem not in ELSEWHERE)
-SLOW = {"own_loop", "coding_agent", "python"}
+SLOW = {"README", "own_loop", "coding_agent", "python"}
 """Examples and pages that train."""
 NOT_HERE = {
     "make demo": "it writes to the checkout, and takes minutes: `python -m benchmarks.demo` measures it",
@@ -41,6 +46,8 @@ NOT_HERE = {
 }
 """Commands of README.md that no test runs, with the reason."""
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+FILE = re.compile(r"# (\S+\.py)\n")
+"""The first line of a block that is a file."""
 MARK = "@end of block@"
 
 
@@ -78,7 +85,7 @@ def test_every_block_of_a_page_runs(page: Path, tmp_path: Path) -> None:
     """The blocks that run, in one process: Python blocks share its names."""
     expected: dict[int, str] = {}
     for language, body in blocks:
-        file = re.match(r"# (\S+\.py)\n", body)
+        file = FILE.match(body)
         if language == "python" and file:
             (tmp_path / file[1]).write_text(body, encoding="utf-8")
         elif language == "python":
@@ -161,7 +168,11 @@ class Endpoint(BaseHTTPRequestHandler):
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 def test_every_command_of_the_readme_runs_as_it_stands(tmp_path: Path) -> None:
-    commands = re.findall(r"^    ((?:make|forge-env|python) .*?)(?: +#.*)?$", (ROOT / "README.md").read_text(), re.M)
+    readme = (ROOT / "README.md").read_text()
+    for _, body in BLOCK.findall(readme):
+        if file := FILE.match(body):
+            (tmp_path / file[1]).write_text(body, encoding="utf-8")
+    commands = re.findall(r"^    ((?:make|forge-env|python) .*?)(?: +#.*)?$", readme, re.M)
     assert NOT_HERE.keys() < set(commands) and any("trainers.grpo" in command for command in commands)
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     with ThreadingHTTPServer(("127.0.0.1", 0), Endpoint) as server:
@@ -197,8 +208,15 @@ def test_the_site_names_every_page_once_and_each_is_there() -> None:
     assert [page for page in named if page not in pages and not (ROOT / beside.get(page, page)).is_file()] == []
 
 
+def test_the_pages_are_read_in_an_afternoon() -> None:
+    pages = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
+    words = {path.relative_to(ROOT).as_posix(): len(path.read_text(encoding="utf-8").split()) for path in pages}
+    assert sum(words[f"docs/{name}.md"] for name in MISSION) <= 16_000, words
+    assert sum(words.values()) <= 48_000, words
+
+
 def test_every_link_of_a_page_leads_to_a_file() -> None:
-    for page in (*PAGES, *ROOT.glob("*.md")):
+    for page in {*PAGES, *ROOT.glob("*.md"), *(ROOT / "benchmarks" / "results").glob("*.md")}:
         links = re.findall(r"\]\(([^)#\s:]+)[)#]", page.read_text(encoding="utf-8"))
         assert [link for link in links if not (page.parent / link).exists()] == [], page.name
 

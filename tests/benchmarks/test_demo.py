@@ -1,4 +1,4 @@
-"""The README shows the results that are kept."""
+"""The pages of figures show the results that are kept."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from benchmarks import real_model
 from benchmarks.demo import RESULTS, table
 
 
-def test_the_readme_has_the_table_of_the_results() -> None:
+def test_the_page_of_the_demo_has_the_table_of_its_results() -> None:
     results = json.loads((RESULTS / "demo_code_exec.json").read_text())["seeds"]
-    assert table(results) in (RESULTS.parents[1] / "README.md").read_text()
+    assert table(results) in (RESULTS / "demo.md").read_text()
 
 
-def test_the_readme_has_the_table_of_the_real_model() -> None:
+def test_the_page_of_the_real_model_has_the_table_of_its_results() -> None:
     results = json.loads((RESULTS / "real_model_gpu.json").read_text())["tasks"]
-    assert real_model.table(results) in (RESULTS.parents[1] / "README.md").read_text()
+    assert real_model.table(results) in (RESULTS / "real_model.md").read_text()

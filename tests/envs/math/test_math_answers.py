@@ -94,16 +94,23 @@ def test_answers_of_every_form_have_their_verdict(section: str) -> None:
 
 
 def documented() -> list[tuple[str, str, float]]:
-    """The examples of the table "Answers of math" in docs/environments.md: target, answer, reward."""
-    page = (ROOT / "docs" / "environments.md").read_text(encoding="utf-8")
-    lines = re.findall(r"^\|(.*)\|$", page.partition("### Answers of math")[2], re.MULTILINE)
-    rows = [[re.findall(r"`([^`]+)`", cell) for cell in line.split("|")[2:]] for line in lines[2:]]
-    return [(target, text, score) for [target], *cells in rows for score in (1.0, 0.0) for text in cells[score == 0.0]]
+    """The examples under "Answers of math" in docs/included_environments.md: target, answer, reward."""
+    page = (ROOT / "docs" / "included_environments.md").read_text(encoding="utf-8")
+    items = re.findall(r"^- [^`]*: (`.*(?:\n  .*)*)$", page.partition("## Answers of math")[2], re.MULTILINE)
+    rows = [
+        [re.findall(r"`([^`]+)`", part) for part in re.split(r"\s+is\s+(?=`)|,\s+not\s+(?=`)", item)] for item in items
+    ]
+    return [
+        (target, text, score)
+        for [target], *parts in rows
+        for score, part in zip((1.0, 0.0), parts, strict=True)
+        for text in part
+    ]
 
 
 @pytest.mark.usefixtures("algebra")
 @pytest.mark.parametrize("form", ["\\boxed{%s}", "<answer>%s</answer>", "So it is %s.", "**So it is \\(%s\\)**"])
-def test_the_documented_table_is_what_the_grader_does(form: str) -> None:
+def test_the_documented_examples_are_what_the_grader_does(form: str) -> None:
     rows = [row for row in documented() if "it is" not in form or parse_number(row[0])]
     assert len(rows) >= 90
     assert [row for row in rows if MathReward()("", form % row[1], row[0]) != row[2]] == []

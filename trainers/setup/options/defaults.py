@@ -1,6 +1,6 @@
 """Defaults for each case of training: a setting of -1 gets the value of its case from the table of this file.
 
-docs/configuration.md shows the table, and its sources.
+docs/configuration.md shows the table.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ RATES = (Rates(1.5e6, 6e-4, 3e-3), Rates(1e8, 6e-5, 6e-4), Rates(8e9, 1e-6, 1e-5
 """A smaller model than the first has its rates, and a larger one than the last; in between they follow a straight line
 in logarithms. The wider a layer, the smaller AdamW's best rate (muP, arXiv 2203.03466).
 
-The first two are measured on models made on the spot (README.md, docs/gpu.md), and the last is the default of TRL and
-verl. Measured between them: 135 million pretrained weights went from 0.016 to 0.54 in 60 steps at 5e-5, from 0.03 to
-0.58 in 120 at 2e-5, and from 0.031 to 0.039 in 40 at 1e-6. 98 million went from 0.25 to 0.63 in 180 steps at 2e-5, and
-from 0.18 to 0.92 at 6e-5.
+The first two are measured on models made on the spot (benchmarks/results/demo.md, docs/gpu.md), and the last is the
+default of TRL and verl. Measured between them: 135 million pretrained weights went from 0.016 to 0.54 in 60 steps at
+5e-5, from 0.03 to 0.58 in 120 at 2e-5, and from 0.031 to 0.039 in 40 at 1e-6. 98 million went from 0.25 to 0.63 in 180
+steps at 2e-5, and from 0.18 to 0.92 at 6e-5.
 """
 ADAPTER_FACTOR = 10
 """Rate of adapters, as a multiple of the rate of all weights (https://thinkingmachines.ai/blog/lora/)."""
