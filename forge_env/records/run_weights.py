@@ -31,7 +31,7 @@ class RunWeights:
 
 
 def run_of(name: str) -> Path | None:
-    """The folder of the training run whose weights a name stands for; None if the name is a model or a hub id."""
+    """The folder of the training run that a name of weights belongs to; None for the name of a model."""
     folder, _ = _split(name)
     if (folder / MANIFEST).is_file():
         return folder.absolute().parent.parent
@@ -42,8 +42,8 @@ def run_of(name: str) -> Path | None:
 def run_weights(name: str) -> RunWeights:
     """Find the weights of a training run, which may be running, complete, stopped or killed.
 
-    Without an @ they are the last: those of the final model, or else of the newest checkpoint. The best are those of
-    `best_step`.
+    A name without an @ means the last weights: the final model, or else the newest checkpoint. `best_step` says which
+    are the best.
 
     Args:
         name: the folder of a run, also with "@best", "@last" or "@STEP", or of a checkpoint.
@@ -106,7 +106,7 @@ def _step(run: Path, choice: str, folders: Mapping[int, Path]) -> int:
             reason = f"it has evaluated {_steps(success)}" if success else "it has no evaluation"
             raise UserError(f"there is no best step of {run}: {reason}, and {there}; name one, as {run}@{max(folders)}")
         return best
-    step = int(choice) if choice.isdecimal() else None
+    step = int(choice) if choice.isdecimal() else -1
     if step not in folders:
         raise UserError(f"{run} has no weights @{choice}: {there}; name one of them, {BEST} or {LAST}")
     return step
