@@ -90,6 +90,7 @@ def test_a_killed_run_goes_on_from_its_checkpoint(start) -> None:  # type: ignor
     for path in _monarch_logs(killed):
         path.unlink()
     step, newest = list(steps_of(killed.output).items())[-1]
+    assert trained_model(str(killed.output)) == trained_model(f"{killed.output}@{step}") == newest / "model"
     before = (killed.output / "episodes" / "before.jsonl").read_bytes()
 
     refused = start("trainers.grpo", "--output", str(killed.output), "--steps", str(step + 3), *OPTIONS)
