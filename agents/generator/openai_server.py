@@ -82,7 +82,7 @@ class ModelServer:
 
     def _model(self) -> tuple[Path, str]:
         base, own = split_adapter(self.run)
-        return find_model(base, option="serve"), own
+        return find_model(base, option="serve").absolute(), own  # `compare_rendering` reads it elsewhere
 
     def _adapters(self, folder: Path, adapters: Mapping[str, Path], trained: Sequence[Path]) -> list[str]:
         """Options for adapters; those `trained` by a run have the chat template of their training."""

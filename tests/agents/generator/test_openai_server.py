@@ -79,12 +79,13 @@ def test_a_run_is_served_by_its_name_with_our_parser(run: Path) -> None:
     assert (renderer.thinks, renderer.format.answers.dialect) == (False, "hermes")
 
 
-def test_a_checkpoint_is_served_by_the_name_of_its_run_and_its_step(run: Path) -> None:
+def test_a_checkpoint_is_served_by_the_name_of_its_run_and_its_step(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(run.parent)
     checkpoint = run / "checkpoints" / "step_000040"
     checkpoint.mkdir(parents=True)
     (checkpoint / MANIFEST).write_text("{}")
     (run / "model").rename(checkpoint / "model")
-    for given in (run, f"{run}@40", checkpoint, checkpoint / "model"):
+    for given in (run, f"{run.name}@40", checkpoint, checkpoint / "model"):
         name, options = options_of(ModelServer(run=str(given)))
         assert (name, options["--model"]) == ("my run@40", str(checkpoint / "model"))
     assert not renderer_of(ModelServer(run=f"{run}@40")).thinks
