@@ -65,7 +65,7 @@ async def save_checkpoint(
             texts=texts,
             asynchronous=asynchronous,
             keep_last=run.plan.checkpoint.keep_last,
-            spare=await invoke(run.evaluations.best_step) if run.plan.checkpoint.keep_best else None,
+            spare=await invoke(run.evaluations.step_to_keep),
         )
 
 

@@ -109,6 +109,10 @@ class Evaluations:
         folder = self.record.folder
         return best_step(evaluated(folder), [*steps_of(folder), self.rollouts.plan.steps])
 
+    def step_to_keep(self) -> int | None:
+        """The step of the checkpoint that is never removed; None without `checkpoint.keep_best`. Reads a file."""
+        return self.best_step() if self.rollouts.plan.checkpoint.keep_best else None
+
     def is_best(self, step: int) -> bool:
         """Whether a checkpoint is kept of a step, as no evaluated one before it is as good. Reads a file."""
         if not self.is_due(step) or not self.rollouts.plan.checkpoint.keep_best:

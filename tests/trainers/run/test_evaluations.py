@@ -207,11 +207,12 @@ async def test_the_summary_says_whether_the_best_and_the_last_step_differ(
     assert f"on the same {tasks} tasks they {verb}: {change['difference']:+.3f} [" in said
 
 
-def test_no_step_is_the_best_if_only_the_newest_checkpoints_are_kept(run: Run, policy: Measured) -> None:
+def test_no_step_is_kept_for_its_success_if_only_the_newest_are_wanted(run: Run, tmp_path: Path) -> None:
     run.record.metrics("evaluation", 2, {"success": 1.0})
-    assert run.evaluations.is_best(2)
+    (tmp_path / "checkpoints" / "step_000002").mkdir(parents=True)
+    assert run.evaluations.is_best(2) and run.evaluations.step_to_keep() == 2
     never, _ = open_measured(with_values(run.plan.config, {"checkpoint.keep_best": False}), run.record)
-    assert not never.evaluations.is_best(2)
+    assert not never.evaluations.is_best(2) and never.evaluations.step_to_keep() is None
 
 
 def test_a_run_without_evaluations_has_no_best_step(run: Run, tmp_path: Path) -> None:
