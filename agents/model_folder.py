@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
@@ -11,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from forge_env.core.errors import UserError
-from forge_env.records.run_files import MANIFEST, SUMMARY, steps_of
+from forge_env.records.exports.target import Target
+from forge_env.records.run_weights import RunWeights, run_of, run_weights
 
 INITIAL = "initial_model"
 """The folder of a model that was made for a run, in the run's folder."""
@@ -24,40 +26,53 @@ def find_model(name: str, *, option: str = "--model") -> Path:
     """The folder of a local model, or of a download from the hub.
 
     Args:
-        name: a Hugging Face folder, a checkpoint of a training run, or a hub id.
+        name: a Hugging Face folder, weights of a training run (see `run_weights`), or a hub id.
         option: the option that named it, for error messages.
     """
+    if run_of(name) is not None:
+        return trained_model(name)
     folder = Path(name).expanduser()
     if not folder.exists():
         return _download(name)
-    if (folder / MANIFEST).is_file():
-        folder = _model_of_checkpoint(folder)
-    if not (folder / "config.json").is_file():
-        raise UserError(f"{name} holds no config.json: {option} wants a Hugging Face folder or a hub id")
-    if not (folder / "tokenizer.json").is_file():
-        raise UserError(f"the model folder {name} holds no tokenizer.json: save its tokenizer there as well")
-    weight_files(folder)
-    return folder
+    return _complete(folder, option)
 
 
-def trained_model(run: str) -> Path:
-    """The last model of a training run, or the model of its newest checkpoint if it has not come to its end.
+def trained_model(name: str) -> Path:
+    """The Hugging Face folder of weights of a training run; a checkpoint's is written when it is first asked for.
 
     Args:
-        run: the folder of a run, or of one of its checkpoints.
+        name: see `run_weights`.
     """
-    folder = Path(run).expanduser()
-    if (folder / MANIFEST).is_file():
-        return find_model(run)
-    steps = steps_of(folder)
-    if (folder / "model" / "config.json").is_file() and ((folder / SUMMARY).is_file() or not steps):
-        return find_model(str(folder / "model"))
-    if not steps:
-        raise UserError(
-            f"{run} holds neither a model/ folder, which a training run writes when it ends, nor a checkpoint: name "
-            "another run"
-        )
-    return find_model(str(steps[max(steps)]))
+    weights = run_weights(name)
+    if not weights.is_checkpoint:
+        return _complete(weights.folder)
+    model = weights.folder / "model"
+    if not model.is_dir():
+        with Target(model, name=f"the model of the checkpoint {weights.folder}") as target:
+            _write_model(weights.folder, target.path)
+            target.commit()
+    return model
+
+
+def export_model(name: str, out: Path) -> RunWeights:
+    """Write weights of a training run as a Hugging Face folder, which is there only when it is complete.
+
+    Args:
+        name: see `run_weights`.
+        out: a folder that does not exist yet, or an empty one.
+    """
+    weights = run_weights(name)
+    model = weights.folder / "model" if weights.is_checkpoint else weights.folder
+    with Target(out) as target:
+        try:
+            if model.is_dir():
+                shutil.copytree(_complete(model), target.path)
+            else:
+                _write_model(weights.folder, target.path)
+            target.commit()
+        except OSError as error:
+            raise UserError(f"--out {out} cannot be written: {error.strerror or error}") from None
+    return weights
 
 
 def split_adapter(name: str, adapter: str = "") -> tuple[str, str]:
@@ -142,22 +157,31 @@ def fetch_config(name: str) -> Path:
     return _from_hub(name, lambda hub: hub.hf_hub_download(name, "config.json"))
 
 
-def _model_of_checkpoint(folder: Path) -> Path:
-    """The folder of a checkpoint's model, which is written when it is first asked for."""
-    model = folder / "model"
-    if not model.is_dir():
-        command, environ = [sys.executable, "-m", EXPORTER, str(folder)], {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
-        try:
-            done = subprocess.run(command, capture_output=True, text=True, env=environ, timeout=EXPORT_SECONDS)
-        except subprocess.TimeoutExpired:
-            raise UserError(
-                f"the model of the checkpoint {folder} was not written within {EXPORT_SECONDS:g} s: look at the disk, "
-                f"or run python -m {EXPORTER} {folder} by hand"
-            ) from None
-        if done.returncode:
-            reason = (done.stderr.strip().splitlines() or [f"it ended with {done.returncode}"])[-1]
-            raise UserError(f"the model of the checkpoint {folder} cannot be written: {reason}")
-    return model
+def _complete(folder: Path, option: str = "--model") -> Path:
+    """The folder of a model, which holds all that a model needs."""
+    if not (folder / "config.json").is_file():
+        raise UserError(
+            f"{folder} holds no config.json: {option} wants a Hugging Face folder, a training run or a hub id"
+        )
+    if not (folder / "tokenizer.json").is_file():
+        raise UserError(f"the model folder {folder} holds no tokenizer.json: save its tokenizer there as well")
+    weight_files(folder)
+    return folder
+
+
+def _write_model(checkpoint: Path, out: Path) -> None:
+    """Write the model of a checkpoint, in a process of its own: the GPUs are not for it."""
+    command = [sys.executable, "-m", EXPORTER, str(checkpoint), str(out)]
+    environ = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, env=environ, timeout=EXPORT_SECONDS)
+    except subprocess.TimeoutExpired:
+        raise UserError(
+            f"the model of the checkpoint {checkpoint} was not written within {EXPORT_SECONDS:g} s: look at the disk"
+        ) from None
+    if done.returncode:
+        reason = (done.stderr.strip().splitlines() or [f"it ended with {done.returncode}"])[-1]
+        raise UserError(f"the model of the checkpoint {checkpoint} cannot be written: {reason}")
 
 
 def _download(name: str) -> Path:

@@ -29,7 +29,9 @@ class CheckpointConfig:
     interval: Annotated[int, Ge(0)] = 0
     """Optimizer steps between two checkpoints; 0 is one, after the last step."""
     keep_last: Annotated[int, Ge(1)] = 2
-    """Checkpoints to keep; older ones are removed once a newer one is complete, but for that of the best evaluation."""
+    """Checkpoints to keep; older ones are removed once a newer one is complete."""
+    keep_best: bool = True
+    """Give each evaluated step that is the best so far a checkpoint, which `keep_last` never removes."""
     asynchronous: bool = True
     """Whether training goes on while a checkpoint is written."""
     step: Annotated[int, Ge(0)] = 0

@@ -158,7 +158,7 @@ async def open_vllm(model: str, settings: AgentSettings) -> AsyncIterator[Agent]
 
 @asynccontextmanager
 async def open_checkpoint(run: str, settings: AgentSettings) -> AsyncIterator[Agent]:
-    """Open checkpoint:RUN, the model of a training run or of one of its checkpoints."""
+    """Open checkpoint:RUN, weights of a training run, see `run_weights`."""
     async with open_vllm(str(trained_model(run)), settings) as agent:
         yield agent
 

@@ -21,12 +21,13 @@ from typing import Any, Final
 
 from agents.generator.adapter_folder import open_adapter
 from agents.generator.lora_slot import slot_rank
-from agents.model_folder import find_model, split_adapter, trained_model
+from agents.model_folder import find_model, split_adapter
 from agents.renderer.chat_template import TEMPLATE
 from agents.renderer.rendering import Renderer
 from agents.renderer.served import GENERATION
 from forge_env.core.errors import PolicyError, UserError
-from forge_env.records.run_files import CONFIG, MANIFEST, trained_config
+from forge_env.records.run_files import MANIFEST, step_of, trained_config
+from forge_env.records.run_weights import run_of
 from forge_env.runtime.process.children import kill_group
 from forge_env.runtime.process.lifetime import die_with
 from forge_env.utils.exits import how_it_ended
@@ -48,7 +49,7 @@ class ModelServer:
     """A model to serve, and its address."""
 
     run: str
-    """The folder of a training run, of a model or of an adapter, or a hub id."""
+    """Weights of a training run, see `run_weights`; the folder of a model or of an adapter; or a hub id."""
     adapters: Sequence[str] = ()
     """Further adapters of the model, each as FOLDER or NAME=FOLDER."""
     thinking: str | None = None
@@ -61,9 +62,8 @@ class ModelServer:
         server."""
         folder, own = self._model()
         named = list(map(_named, [*([own] if own else []), *self.adapters]))
-        is_here = Path(self.run).expanduser().exists()
-        name = named[0][0] if own else _name(folder.parent if folder.name == "model" else folder)
-        name = name if is_here else self.run  # a hub id
+        is_here = run_of(self.run) is not None or Path(self.run).expanduser().exists()
+        name = named[0][0] if own else _name(folder) if is_here else self.run  # a hub id
         adapters = dict(named)
         if len(adapters) < len(named) or (not own and name in adapters):
             names = ", ".join([*([] if own else [name]), *(name for name, _ in named)])
@@ -81,10 +81,8 @@ class ModelServer:
         return name, settings, options
 
     def _model(self) -> tuple[Path, str]:
-        path = Path(self.run).expanduser()
-        is_run = any((path / name).exists() for name in (CONFIG, MANIFEST, "model"))
-        base, own = split_adapter(str(trained_model(self.run)) if is_run else self.run)
-        return find_model(base, option="serve"), own
+        base, own = split_adapter(self.run)
+        return find_model(base, option="serve").absolute(), own  # `compare_rendering` reads it elsewhere
 
     def _adapters(self, folder: Path, adapters: Mapping[str, Path], trained: Sequence[Path]) -> list[str]:
         """Options for adapters; those `trained` by a run have the chat template of their training."""
@@ -168,11 +166,14 @@ async def _end(child: asyncio.subprocess.Process) -> None:
 def _named(adapter: str) -> tuple[str, Path]:
     name, equals, folder = adapter.partition("=")
     path = Path(folder if equals else adapter).expanduser()
-    return (name if equals else _name(path.parent if path.name == "adapter" else path)), path
+    return (name if equals else _name(path)), path
 
 
 def _name(folder: Path) -> str:
-    return folder.resolve().name
+    """The name of the run that a model or an adapter belongs to, with the step of a checkpoint; else of the folder."""
+    folder = folder.resolve()
+    owner = folder.parent if folder.name in ("model", "adapter") else folder
+    return f"{owner.parents[1].name}@{step_of(owner)}" if (owner / MANIFEST).is_file() else owner.name
 
 
 def _address(host: str) -> str:

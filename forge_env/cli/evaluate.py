@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 _AGENT = (
     "scripted:expert, scripted:null, scripted:FILE.py:FUNCTION, openai:MODEL@BASE_URL, vllm:FOLDER_OR_HUB_ID or "
-    "checkpoint:RUN."
+    "checkpoint:RUN, also RUN@best or RUN@40."
 )
 _ANSWER_SECONDS = "Time limit of one answer; else 1800 for a script, 120 for an endpoint, none for a local model."
 _IDLE_SECONDS = "Silence after which an answer is given up: an endpoint then streams; else 300 for a local model."

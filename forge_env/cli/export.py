@@ -28,7 +28,10 @@ def export(
     scores: Annotated[bool, typer.Option("--scores", help=_SCORES)] = False,
     as_json: Json = False,
 ) -> int:
-    """Write recorded episodes in a format of other programs; nothing is left of an export that does not end."""
+    """Write recorded episodes in a format of other programs; nothing is left of an export that does not end.
+
+    The command export-model writes trained weights.
+    """
     from forge_env.records.exports.export import about_left_out
     from forge_env.records.exports.export import export as write
     from forge_env.records.exports.select import parse_wanted

@@ -22,6 +22,7 @@ from forge_env.cli import (
     doctor,
     evaluate,
     export,
+    export_model,
     image,
     import_logs,
     list_info,
@@ -69,6 +70,7 @@ app.command("replay")(replay.replay)
 app.command("view")(view.view)
 app.command("serve")(serve.serve)
 app.command("export")(export.export)
+app.command("export-model")(export_model.export_model)
 app.command("import")(import_logs.import_logs)
 
 

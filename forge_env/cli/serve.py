@@ -32,7 +32,10 @@ episodes that run here."""
 _TOKEN = "Token that every request needs; else FORGE_ENV_TOKEN, or one that is made and printed."
 _LIMIT = "With --agent, openenv or mcp: limit of an episode, such as max_turns=16; may be repeated."
 _AGENT = "In place of --env: scripted:FILE.py:FUNCTION, openai:MODEL@BASE_URL, vllm:MODEL or checkpoint:RUN."
-_RUN = "Folder of a training run, a model or an adapter, or a hub id, to serve with OpenAI's API by vLLM."
+_RUN = (
+    "Folder of a training run, also RUN@best or RUN@40, of a model or an adapter, or a hub id, to serve with OpenAI's "
+    "API by vLLM."
+)
 _LORA = "With RUN: folder of an adapter of the model, also as NAME=FOLDER; may be repeated."
 MODEL_SERVER = "agents.generator.openai_server"
 """The module that serves a model: forge_env does not import agents."""

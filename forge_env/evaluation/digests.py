@@ -20,7 +20,6 @@ from forge_env.utils.digests import code_digests, file_digest, files_digests, va
 from forge_env.utils.targets import is_file, load, split_target
 
 FIND_MODEL, SPLIT_ADAPTER = "agents.model_folder:find_model", "agents.model_folder:split_adapter"
-TRAINED_MODEL = "agents.model_folder:trained_model"
 MODEL_FILES = ("*.safetensors", "*.json", "*.jinja", "*.txt", "*.model")
 ADAPTER_FILES = ("adapter_model.safetensors", "adapter_config.json")
 NOT_COVERED = (
@@ -187,5 +186,5 @@ def _model_folder(kind: str, name: str) -> Path:
     """Return the folder of a model; a model of the hub is downloaded."""
     if importlib.util.find_spec("vllm") is None:
         return Path(name).expanduser()
-    folder: Path = load(TRAINED_MODEL)(name) if kind == "checkpoint" else load(FIND_MODEL)(name, option="vllm:")
+    folder: Path = load(FIND_MODEL)(name, option=f"{kind}:")
     return folder

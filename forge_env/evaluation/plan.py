@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from forge_env.core.episode import Episode
@@ -13,6 +12,7 @@ from forge_env.core.errors import UserError, nearest
 from forge_env.core.types import HOTTEST, EpisodeLimits, Task
 from forge_env.evaluation.digests import depends_on, task_digests
 from forge_env.records.run_files import limits_from, trained_config
+from forge_env.records.run_weights import run_of, run_weights
 from forge_env.registry.agent_spec import split_agent
 from forge_env.registry.registry import registration
 from forge_env.rollout.factory import EnvFactory
@@ -69,7 +69,10 @@ class EvalPlan:
     limits: EpisodeLimits = field(default_factory=EpisodeLimits)
 
     def __post_init__(self) -> None:
-        kind, _ = split_agent(self.agent)
+        kind, model = split_agent(self.agent)
+        if kind == "checkpoint" or (kind == "vllm" and run_of(model) is not None):
+            # The weights of one step, also when the run goes on or the evaluation is resumed.
+            object.__setattr__(self, "agent", f"{kind}:{run_weights(model).name}")
         if self.thinking is None and kind in LOCAL:
             object.__setattr__(self, "thinking", "off")
         if self.thinking not in (None, *THINKING):
@@ -165,17 +168,22 @@ def limits_of(agent: str, factory: EnvFactory) -> EpisodeLimits:
     A checkpoint has the limits of its training, if that was in the same environment. Otherwise the limits that the
     environment declares come first, then those of a checkpoint's training, then the defaults.
     """
-    kind, argument = split_agent(agent)
-    env = (trained_config(Path(argument).expanduser()) if kind == "checkpoint" else None) or {}
+    env = _training_of(agent) or {}
     declared = {} if env.get("name") == factory.name else factory.declared_limits()
     return replace(limits_from(env), **declared)
 
 
 def thinking_of(agent: str) -> str | None:
     """Return whether an agent thinks if the caller does not say so: a checkpoint does what it did in its training."""
-    kind, argument = split_agent(agent)
-    env = trained_config(Path(argument).expanduser()) if kind == "checkpoint" else None
+    env = _training_of(agent)
     return env.get("thinking") if env else None
+
+
+def _training_of(agent: str) -> dict[str, Any] | None:
+    """The section `env` of the training of a checkpoint; None for any other agent."""
+    kind, argument = split_agent(agent)
+    run = run_of(argument) if kind == "checkpoint" else None
+    return trained_config(run) if run else None
 
 
 def all_attempts(tasks: Sequence[Task], n: int) -> dict[Attempt, Task]:

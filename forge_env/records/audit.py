@@ -25,7 +25,8 @@ from forge_env.core.episode import Episode, Turn
 from forge_env.core.errors import ForgeError, UserError
 from forge_env.core.types import NOT_SAMPLED, Message, Outcome
 from forge_env.records.exports.run_facts import IMPORTED
-from forge_env.records.run_files import FAULTS, all_files, episode_line, run_settings
+from forge_env.records.run_files import FAULTS, all_files, episode_line, run_settings, steps_of
+from forge_env.records.run_weights import run_of
 
 Decoder = Callable[[Turn], Message]
 """Returns the message that a turn's tokens decode to."""
@@ -69,11 +70,15 @@ def model_of(run: Path) -> Path | None:
     try:
         agent = json.loads((run / "plan.json").read_text(encoding="utf-8")).get("agent", "")
     except (OSError, ValueError, AttributeError):
-        folders = [run / "model", run / "initial_model"]
+        trained: Path | None = run
+        folders = []
     else:
-        kind, _, rest = str(agent).partition(":")
-        name = Path(rest).expanduser()
-        folders = {"vllm": [name], "checkpoint": [name / "model", name / "initial_model"]}.get(kind, [])
+        kind, _, name = str(agent).partition(":")
+        trained = run_of(name) if kind in ("vllm", "checkpoint") else None
+        folders = [Path(name).expanduser()] if kind == "vllm" else []
+    if trained is not None:  # all its weights have one tokenizer
+        folders += [trained / "model", trained / "initial_model"]
+        folders += [path / "model" for path in steps_of(trained).values()]
     return next((folder for folder in folders if (folder / "tokenizer.json").is_file()), None)
 
 

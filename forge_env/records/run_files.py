@@ -101,9 +101,22 @@ def steps_of(run: Path) -> dict[int, Path]:
     folders = {}
     folder = run / "checkpoints"
     for path in folder.iterdir() if folder.is_dir() else ():
-        if (match := _CHECKPOINT.fullmatch(path.name)) and path.is_dir():
-            folders[int(match[1])] = path
+        if (step := step_of(path)) is not None and path.is_dir():
+            folders[step] = path
     return dict(sorted(folders.items()))
+
+
+def step_of(checkpoint: Path) -> int | None:
+    """The step in the name of a checkpoint; None for another name."""
+    match = _CHECKPOINT.fullmatch(checkpoint.name)
+    return int(match[1]) if match else None
+
+
+def metrics_of(run: Path, phase: str) -> list[dict[str, float]]:
+    """The recorded metrics of a phase of a training run, in order; a half-written last line is ignored."""
+    file = run / "metrics.jsonl"
+    whole = file.read_text(encoding="utf-8").rpartition("\n")[0] if file.is_file() else ""
+    return [record for record in map(json.loads, whole.splitlines()) if record["phase"] == phase]
 
 
 def trained_config(run: Path) -> dict[str, Any] | None:

@@ -5,7 +5,7 @@
     scripted:FILE.py:fn      a function of the conversation, or module:fn
     openai:MODEL@BASE_URL    a model behind any OpenAI-compatible endpoint
     vllm:MODEL               a Hugging Face folder, a hub id or an adapter's folder, in an engine in this process
-    checkpoint:RUN           the model of a training run, or of RUN/checkpoints/step_NNNNNN
+    checkpoint:RUN           the last weights of a training run; RUN@best, RUN@40 and RUN/checkpoints/step_000040 others
 
 forge_env does not import `agents`: each kind maps to the "module:function" of an async context manager.
 """

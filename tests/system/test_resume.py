@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from agents.model_folder import find_model, trained_model
+from agents.model_folder import export_model, find_model, trained_model
 from forge_env.core.episode import read_jsonl
 from forge_env.records.run_files import steps_of
+from forge_env.records.run_weights import run_weights
 from tests.system.test_runs import DEADLINE, UNTRAINED, Started, _monarch_logs, start, write_chats  # noqa: F401
 
 # Each step trains, whatever its rewards.
@@ -69,6 +70,10 @@ def test_supervised_training_that_a_signal_ended_goes_on(start, tmp_path: Path) 
     assert summary["steps"] == step + 2 and summary["held_out_loss_after"] < summary["held_out_loss_before"]
     assert "complete" in (moved / "report.html").read_text()
     assert trained_model(str(moved)) == moved / "model"
+    exported = export_model(str(moved / "checkpoints" / f"step_{step + 2:06d}"), tmp_path / "exported")
+    assert exported.step == run_weights(str(moved)).step == step + 2
+    model = {path.name: path.read_bytes() for path in (moved / "model").iterdir()}
+    assert model == {path.name: path.read_bytes() for path in (tmp_path / "exported").iterdir()}
     for name in ("run.json", "summary.json", "config.yaml"):
         assert str(ended.output) not in (moved / name).read_text()
 
@@ -85,6 +90,7 @@ def test_a_killed_run_goes_on_from_its_checkpoint(start) -> None:  # type: ignor
     for path in _monarch_logs(killed):
         path.unlink()
     step, newest = list(steps_of(killed.output).items())[-1]
+    assert trained_model(str(killed.output)) == trained_model(f"{killed.output}@{step}") == newest / "model"
     before = (killed.output / "episodes" / "before.jsonl").read_bytes()
 
     refused = start("trainers.grpo", "--output", str(killed.output), "--steps", str(step + 3), *OPTIONS)

@@ -21,7 +21,7 @@ def is_due(plan: RunPlan, step: int) -> bool:
     """Whether a checkpoint is saved after this step, which is the last of a window (`RunPlan.window`).
 
     It is if a multiple of `checkpoint.interval` lies within the window. After the run's last step a checkpoint is
-    saved in any case, by the caller, and after an evaluation that is the best so far.
+    saved in any case, by the caller, and with `checkpoint.keep_best` after an evaluation that is the best so far.
     """
     interval, begin = plan.checkpoint.interval, (step - 1) // plan.window * plan.window
     return bool(interval) and step // interval > begin // interval and step < plan.steps
@@ -64,7 +64,7 @@ async def save_checkpoint(
             texts=texts,
             asynchronous=asynchronous,
             keep_last=run.plan.checkpoint.keep_last,
-            spare=await invoke(run.evaluations.best_step),
+            spare=await invoke(run.evaluations.step_to_keep),
         )
 
 

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from forge_env.core.errors import InvariantError
 from forge_env.core.reward_value import reaches
 from forge_env.evaluation.evaluate import Evaluation
 from forge_env.evaluation.kinds import Kinds
-from forge_env.records.run_files import steps_of
+from forge_env.records.run_files import metrics_of, steps_of
+from forge_env.records.run_weights import best_step, evaluated
 from forge_env.rollout.rollout import GroupSpec
+from forge_env.utils.statistics import compare_all
 from forge_env.utils.threads import invoke
 from trainers.run.rollouts import Rollouts
 from trainers.run.run_record import RunRecord
@@ -78,7 +78,7 @@ class Evaluations:
         """Evaluate the weights of a step between the first and the last, which the engines have; each step once."""
         if step in await invoke(lambda: self.by_step):  # the file grows with the run
             return
-        result = await self.evaluate(f"evaluation_{step:06d}", step=step)
+        result = await self.evaluate(_phase(step), step=step)
         self.record.say(f"held-out success after {step} steps: {result}")
         self.say_parts(result)
 
@@ -99,35 +99,50 @@ class Evaluations:
     @property
     def by_step(self) -> dict[int, dict[str, float]]:
         """The recorded metrics of every evaluation, by step."""
-        return {int(record["step"]): record for record in records_of(self.record.folder, "evaluation")}
+        return {int(record["step"]): record for record in metrics_of(self.record.folder, "evaluation")}
 
     def best_step(self) -> int | None:
-        """The step with the best headline success, the earliest of equals, of those with weights in the run's folder.
+        """The best step of those with weights in the run's folder, see `run_weights.best_step`. Reads a file.
 
-        A checkpoint of each evaluated step that is better than all before is saved, and kept. Reads a file.
+        The best of 0 steps are the weights that the run began with, which are not in its folder.
         """
-        there = {*steps_of(self.record.folder), self.rollouts.plan.steps}
-        success = {step: values["success"] for step, values in self.by_step.items() if "success" in values}
-        saved = success.keys() & there
-        most = max((success[step] for step in saved), default=0.0)
-        return min((step for step in saved if reaches(success[step], most)), default=None)
+        folder = self.record.folder
+        return best_step(evaluated(folder), [*steps_of(folder), self.rollouts.plan.steps])
+
+    def step_to_keep(self) -> int | None:
+        """The step of the checkpoint that is never removed; None without `checkpoint.keep_best`. Reads a file."""
+        return self.best_step() if self.rollouts.plan.checkpoint.keep_best else None
 
     def is_best(self, step: int) -> bool:
-        """Whether a step has been evaluated, and has the best success of all steps so far. Reads a file."""
-        if not self.is_due(step):
+        """Whether a checkpoint is kept of a step, as no evaluated one before it is as good. Reads a file."""
+        if not self.is_due(step) or not self.rollouts.plan.checkpoint.keep_best:
             return False
-        success = {at: values["success"] for at, values in self.by_step.items() if at and "success" in values}
+        success = {at: rate for at, rate in evaluated(self.record.folder).items() if at}
         return step in success and not any(reaches(rate, success[step]) for at, rate in success.items() if at < step)
 
     def summary(self) -> dict[str, Any]:
-        """For summary.json: the best step, and each set with its settings and its first and last success."""
-        by_step, best = self.by_step, self.best_step()
+        """For summary.json: the best and the last step, and each set with its settings, its first and last success."""
+        by_step, best, last = self.by_step, self.best_step(), self.rollouts.plan.steps
+        steps = {"best": by_step.get(best, {}) if best is not None else {}, "last": by_step.get(last, {})}
         return {
             **self._greedy_success(by_step),
             "best_step": best,
-            "best_success": None if best is None else by_step[best]["success"],
+            **{f"{name}_success": values.get("success") for name, values in steps.items()},
+            **{f"{name}_success_ci95": _interval(values) for name, values in steps.items()},
+            "last_minus_best": self._change_since(best),
             "evaluations": self._sets_measured([record for _, record in sorted(by_step.items())]),
         }
+
+    def _change_since(self, best: int | None) -> dict[str, Any] | None:
+        """How the success of the last step differs from the best; None if it is the best, or one has no episodes."""
+        if best in (None, self.rollouts.plan.steps):
+            return None
+        before, after = self.record.evaluation(_phase(best)), self.record.evaluation("after")
+        pairs = after.pairs_since(before) if before and after else None
+        if pairs is None:
+            return None
+        change = compare_all([pairs])[0].difference
+        return {"difference": change.value, "ci95": change.interval, "tasks": change.tasks}
 
     def _greedy_success(self, by_step: Mapping[int, Mapping[str, float]]) -> dict[str, float | None]:
         steps = {"before": 0, "after": self.rollouts.plan.steps}
@@ -174,7 +189,34 @@ class Evaluations:
             raise InvariantError(f"version {expected} was to be evaluated, and {sorted(versions)} were")
 
 
-def records_of(folder: Path, phase: str) -> list[dict[str, float]]:
-    """The recorded metrics of a phase, in order; a half-written last line is ignored."""
-    whole = (folder / "metrics.jsonl").read_text(encoding="utf-8").rpartition("\n")[0]
-    return [record for record in map(json.loads, whole.splitlines()) if record["phase"] == phase]
+def best_text(summary: Mapping[str, Any], last: int) -> str:
+    """The best and the last step in a sentence, with their intervals, and whether they differ.
+
+    Args:
+        summary: of `Evaluations.summary`.
+        last: the last step.
+    """
+    best, change = summary["best_step"], summary["last_minus_best"]
+    rate = {name: _rate(summary[f"{name}_success"], summary[f"{name}_success_ci95"]) for name in ("best", "last")}
+    if best == last:
+        return f"the best evaluated step is the last, {last}: success {rate['last']}"
+    text = f"the best evaluated step is {best}: success {rate['best']}; the last is {last}: {rate['last']}"
+    if change is None:
+        return text
+    low, high = change["ci95"]
+    verb = "do not differ" if low <= 0 <= high else "differ"
+    difference = f"{change['difference']:+.3f} [{low:+.3f}, {high:+.3f}]"
+    return f"{text}; on the same {change['tasks']:,} tasks they {verb}: {difference}"
+
+
+def _phase(step: int) -> str:
+    """The name of an evaluation between the first and the last step."""
+    return f"evaluation_{step:06d}"
+
+
+def _interval(values: Mapping[str, float]) -> tuple[float, float] | None:
+    return (values["success_low"], values["success_high"]) if "success" in values else None
+
+
+def _rate(success: float | None, interval: tuple[float, float] | None) -> str:
+    return "not measured" if interval is None else f"{success:.3f} [{interval[0]:.3f}, {interval[1]:.3f}]"

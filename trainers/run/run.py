@@ -18,10 +18,10 @@ from forge_env.evaluation.kinds import Kinds
 from forge_env.runtime.actor import ForgeActor
 from forge_env.runtime.launcher import Launcher
 from forge_env.runtime.service import Service
-from trainers.checkpoints import Checkpoint, path_of
+from trainers.checkpoints import Checkpoint
 from trainers.metrics.startup import Span
 from trainers.metrics.system import SystemMetrics
-from trainers.run.evaluations import Evaluations
+from trainers.run.evaluations import Evaluations, best_text
 from trainers.run.rollouts import Rollouts
 from trainers.run.run_record import RunRecord, versions
 from trainers.run.trainer import Trainer
@@ -107,11 +107,10 @@ class Run:
         return starts
 
     def summarise(self, values: Mapping[str, Any]) -> None:
-        """Write summary.json: the values that every run has, and `values`; say which weights were the best."""
+        """Write summary.json: the values that every run has, and `values`; say which weights are the best."""
         measured, record = self.evaluations.summary(), self.record
-        if (best := measured["best_step"]) and best < self.plan.steps:
-            weights = path_of(record.folder, best)
-            record.say(f"the best of the evaluations is that of step {best}, {measured['best_success']:.3f}: {weights}")
+        if measured["best_step"] is not None and self.plan.evaluation.interval:
+            record.say(best_text(measured, self.plan.steps))
         common = {
             "env": self.plan.env.name,
             "algorithm": self.plan.algorithm,

@@ -16,7 +16,8 @@ from forge_env.utils.settings import BY_CASE, MAY_CHANGE, OR_BY_CASE, values_of
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
     path: str = ""
-    """A Hugging Face folder or hub id; empty makes a small Qwen3 on the spot."""
+    """A Hugging Face folder, a hub id, or a training run: RUN, RUN@best or RUN@40. Empty makes a small Qwen3 on the
+    spot."""
     size: Literal["tiny", "100m", "tiny-moe"] = "tiny"
     """Size of the model that is made on the spot: half a million parameters, a hundred million, or a tiny one with
     experts."""

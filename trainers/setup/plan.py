@@ -62,7 +62,7 @@ def make_plan(config: RunConfig, algorithm: Algorithm) -> RunPlan:
     """Make the plan of a run. What this machine lacks for it becomes its `problems`."""
     check_ours()
     check_bounds(config)
-    config = model_checks.with_model_of_checkpoint(config.resolved())
+    config = model_checks.with_model_of_run(config.resolved())
     model = model_checks.find_model(config)
     config, defaults = with_room_for_expert(*take_defaults(config, model.shape))
     objective = plan_objective(config, algorithm)

@@ -18,11 +18,12 @@ class Target:
 
     Args:
         out: a file or a folder that does not exist yet, or an empty folder.
+        name: of the target, for error messages; "" is the option --out.
     """
 
-    def __init__(self, out: Path) -> None:
+    def __init__(self, out: Path, *, name: str = "") -> None:
         self.out = out.expanduser().absolute()
-        self._shown = out
+        self._name = name or f"--out {out}"
         base = next(folder for folder in self.out.parents if folder.is_dir())
         self._staging = base / f".{self.out.name}.part"
         self._lock = -1
@@ -36,7 +37,7 @@ class Target:
             for left in self._staging.iterdir():  # by an export that was killed
                 shutil.rmtree(left) if left.is_dir() and not left.is_symlink() else left.unlink()
         except OSError as error:
-            raise UserError(f"--out {self._shown} cannot be written: {error.strerror}") from None
+            raise UserError(f"{self._name} cannot be written: {error.strerror}") from None
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -61,13 +62,13 @@ class Target:
         try:
             is_free = not os.path.lexists(self.out) or (self.out.is_dir() and not os.listdir(self.out))
         except OSError as error:
-            raise UserError(f"--out {self._shown} cannot be read: {error.strerror}") from None
+            raise UserError(f"{self._name} cannot be read: {error.strerror}") from None
         parent = next(folder for folder in self.out.parents if os.path.lexists(folder))
         if not parent.is_dir():
-            raise UserError(f"--out {self._shown} cannot be written: {parent} is no folder")
+            raise UserError(f"{self._name} cannot be written: {parent} is no folder")
         if not is_free:
             what = "holds something already" if self.out.is_dir() else "exists already"
-            raise UserError(f"--out {self._shown} {what}: name a new one, or delete it first")
+            raise UserError(f"{self._name} {what}: name a new one, or delete it first")
 
     def _locked(self) -> int:
         while True:
@@ -82,7 +83,7 @@ class Target:
                     return descriptor
             except BlockingIOError:
                 os.close(descriptor)
-                raise UserError(f"another export is writing to --out {self._shown}: wait for it") from None
+                raise UserError(f"another export is writing to {self._name}: wait for it") from None
             except BaseException:
                 os.close(descriptor)
                 raise

@@ -21,6 +21,7 @@ from agents.renderer.chat_template import QWEN3_TEMPLATE, TEMPLATE
 from agents.renderer.rendering import Renderer
 from agents.renderer.served import texts_of_export
 from forge_env.core.errors import UserError
+from forge_env.records.run_files import MANIFEST
 from forge_env.registry.agent_spec import AgentSettings, open_agent
 from tests.helpers.waiting import is_alive, until, wait_until
 
@@ -76,6 +77,20 @@ def test_a_run_is_served_by_its_name_with_our_parser(run: Path) -> None:
     renderer = renderer_of(ModelServer(run=str(run)))
     assert renderer.format.template.source == (run / "model" / TEMPLATE).read_text()
     assert (renderer.thinks, renderer.format.answers.dialect) == (False, "hermes")
+
+
+def test_a_checkpoint_is_served_by_the_name_of_its_run_and_its_step(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(run.parent)
+    checkpoint = run / "checkpoints" / "step_000040"
+    checkpoint.mkdir(parents=True)
+    (checkpoint / MANIFEST).write_text("{}")
+    (run / "model").rename(checkpoint / "model")
+    for given in (run, f"{run.name}@40", checkpoint, checkpoint / "model"):
+        name, options = options_of(ModelServer(run=str(given)))
+        assert (name, options["--model"]) == ("my run@40", str(checkpoint / "model"))
+    assert not renderer_of(ModelServer(run=f"{run}@40")).thinks
+    with pytest.raises(UserError, match="has no weights @20: it has the weights of the step 40"):
+        ModelServer(run=f"{run}@20").command()
 
 
 def test_a_model_that_thinks_gets_the_parser_of_thoughts(run: Path) -> None:

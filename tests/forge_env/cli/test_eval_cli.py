@@ -888,7 +888,8 @@ def test_the_limits_of_a_checkpoint_are_those_of_its_training(project: Path) -> 
     file.parent.mkdir()
     env = {"name": "math", "max_turns": 3, "max_tokens": 512, "on_fault": "refill"}
     file.write_text(json.dumps({"env": env}))  # JSON is YAML
-    assert limits_of("checkpoint:run", math) == EpisodeLimits(max_turns=3, max_tokens=512)
+    for name in ("run", "run@best", "run@40"):
+        assert limits_of(f"checkpoint:{name}", math) == EpisodeLimits(max_turns=3, max_tokens=512)
     assert limits_of("checkpoint:run", make("gymnasium:Taxi-v4")) == EpisodeLimits(max_turns=200, max_tokens=512)
     file.write_text("[")
     with pytest.raises(UserError, match=r"config\.yaml cannot be read"):
@@ -900,7 +901,7 @@ def test_a_checkpoint_thinks_as_in_its_training(project: Path) -> None:
     file.parent.mkdir()
     for env, thinking in (({"thinking": "on", "max_thinking_tokens": 9}, "on"), ({}, None)):
         file.write_text(json.dumps({"env": {"name": "math", **env}}))
-        assert thinking_of("checkpoint:run") == thinking
+        assert thinking_of("checkpoint:run") == thinking_of("checkpoint:run@40") == thinking
         assert limits_of("checkpoint:run", make("math")).max_thinking_tokens == env.get("max_thinking_tokens", 0)
     assert thinking_of("vllm:run") is thinking_of("scripted:expert") is None
 
@@ -917,6 +918,39 @@ def test_an_evaluation_of_a_model_that_thinks_is_not_gone_on_with_without(tiny_m
         folder.begin()
         folder.add(Episode(task=tasks[0], reward=0.0, id=f"{tasks[0].id}/0"))
     with pytest.raises(UserError, match=r"other settings \(thinking 'off'\)"), EvalFolder(out, plan(thinking="on")):
+        pass
+
+
+@pytest.mark.parametrize("kind", ["checkpoint", "vllm"])
+def test_an_evaluation_of_a_run_that_goes_on_is_of_one_step(tiny_model: Path, project: Path, kind: str) -> None:
+    """The plan names the step; a later step is another agent, and weights of that step that changed are found."""
+    factory, metrics = make("math"), project / "run" / "metrics.jsonl"
+    tasks = factory.tasks("test", count=1)
+
+    def reach(step: int) -> Path:
+        checkpoint = project / f"run/checkpoints/step_{step:06d}"
+        shutil.copytree(tiny_model, checkpoint / "model")
+        (checkpoint / "forge_env.json").write_text("{}")
+        with metrics.open("a") as file:
+            file.write(json.dumps({"phase": "evaluation", "step": step, "success": step / 100}) + "\n")
+        return checkpoint / "model"
+
+    def plan(name: str) -> dict[str, Any]:
+        return EvalPlan(env="math", agent=f"{kind}:{name}").to_dict(factory, tasks)
+
+    model = reach(40)
+    with EvalFolder(project / "out", plan("run@best")) as folder:
+        folder.begin()
+        folder.add(Episode(task=tasks[0], reward=0.0, id=f"{tasks[0].id}/0"))
+    assert json.loads((project / "out/plan.json").read_text())["agent"] == f"{kind}:run@40"
+    reach(60)
+    for name, words in (("run@best", f"(agent '{kind}:run@40')"), ("run", "other settings (agent ")):
+        with pytest.raises(UserError, match=re.escape(words)), EvalFolder(project / "out", plan(name)):
+            pass
+    with EvalFolder(project / "out", plan("run@40")):
+        pass
+    (model / "model.safetensors").write_bytes(b"others")
+    with pytest.raises(UserError, match=r"the agent \(model.safetensors"), EvalFolder(project / "out", plan("run@40")):
         pass
 
 

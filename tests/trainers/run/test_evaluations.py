@@ -183,6 +183,36 @@ async def test_the_best_step_is_in_the_summary_the_earlier_one_of_two(
     run.summarise({})
     summary = json.loads((tmp_path / "summary.json").read_text())
     assert (summary["best_step"], summary["best_success"]) == (2, 1.0)
+    assert summary["best_success_ci95"][1] == 1.0 > summary["last_success_ci95"][1]
+
+
+@pytest.mark.parametrize(("tasks", "verb"), [("3", "do not differ"), ("40", "differ")])
+async def test_the_summary_says_whether_the_best_and_the_last_step_differ(
+    tmp_path: Path, tasks: str, verb: str
+) -> None:
+    config = parse(grpo.Config, [*OPTIONS, "--evaluation.interval", "2", "--dataset.held_out", tasks], SHORT_OPTIONS)
+    with RunRecord(tmp_path, asdict(config)) as record:
+        run, policy = open_measured(config, record)
+        for step, solved, phase in ((2, int(tasks), "evaluation_000002"), (6, int(tasks) // 2, "after")):
+            policy.solves = solved
+            await run.evaluations.evaluate(phase, step=step)
+        (tmp_path / "checkpoints" / "step_000002").mkdir(parents=True)
+        run.summarise({})
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    change = summary["last_minus_best"]
+    assert change["difference"] == pytest.approx(summary["last_success"] - summary["best_success"])
+    assert (change["ci95"][1] < 0) == (verb == "differ")
+    said, low = (tmp_path / "console.jsonl").read_text(), summary["best_success_ci95"][0]
+    assert f"the best evaluated step is 2: success 1.000 [{low:.3f}, 1.000]; the last is 6: " in said
+    assert f"on the same {tasks} tasks they {verb}: {change['difference']:+.3f} [" in said
+
+
+def test_no_step_is_kept_for_its_success_if_only_the_newest_are_wanted(run: Run, tmp_path: Path) -> None:
+    run.record.metrics("evaluation", 2, {"success": 1.0})
+    (tmp_path / "checkpoints" / "step_000002").mkdir(parents=True)
+    assert run.evaluations.is_best(2) and run.evaluations.step_to_keep() == 2
+    never, _ = open_measured(with_values(run.plan.config, {"checkpoint.keep_best": False}), run.record)
+    assert not never.evaluations.is_best(2) and never.evaluations.step_to_keep() is None
 
 
 def test_a_run_without_evaluations_has_no_best_step(run: Run, tmp_path: Path) -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 
 from forge_env.core.errors import UserError
+from forge_env.records.run_files import MANIFEST
 from forge_env.utils.settings import leaves
 from tests.helpers.model_folders import make_model_folder
 from trainers.algorithm import Algorithm
@@ -161,6 +163,16 @@ def test_a_model_folder_that_lacks_something(tmp_path: Path) -> None:
     assert "not valid JSON" in refusal("--model", str(tmp_path))
     (tmp_path / "tokenizer.json").unlink()
     assert "tokenizer.json" in refusal("--model", str(tmp_path))
+
+
+def test_a_new_run_begins_with_weights_of_another(tmp_path: Path, tiny_model: Path) -> None:
+    checkpoint = tmp_path / "run" / "checkpoints" / "step_000040"
+    shutil.copytree(tiny_model, checkpoint / "model")
+    (checkpoint / MANIFEST).write_text("{}")
+    for name in (f"{tmp_path}/run", f"{tmp_path}/run@last", f"{tmp_path}/run@40", str(checkpoint)):
+        plan = make_plan(read_config(Config, ["--model", name]), GRPO)
+        assert plan.config.model.path == str(plan.model.folder) == str(checkpoint / "model")
+    assert "run has no weights @20: it has the weights of the step 40" in refusal("--model", f"{tmp_path}/run@20")
 
 
 @pytest.mark.parametrize(

@@ -77,6 +77,18 @@ NAMED: list[tuple[str, list[str]]] = [
         "--evaluation.greedy=false --evaluation.temperature=0",
         ["--evaluation.greedy False, because --evaluation.temperature is 0"],
     ),
+    (
+        "--checkpoint.keep_last=5",
+        ["--checkpoint.keep_last 5, because --checkpoint.interval is 0: there is one checkpoint, after the last step"],
+    ),
+    ("--checkpoint.keep_last=5 --evaluation.interval=2", []),
+    (
+        "--checkpoint.keep_best=false",
+        [
+            "--checkpoint.keep_best False, because --evaluation.interval is 0: no step between the first and the last "
+            "is evaluated"
+        ],
+    ),
     ("--launcher.hosts=1", ["--launcher.hosts 1, because --launcher.kind is local: there is one machine"]),
     ("", []),
 ]

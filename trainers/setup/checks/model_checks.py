@@ -10,7 +10,7 @@ from agents.model_folder import find_model as find_folder
 from agents.model_folder import weight_files
 from agents.model_weights import places
 from forge_env.core.errors import UserError
-from forge_env.records.run_files import MANIFEST
+from forge_env.records.run_weights import run_of
 from forge_env.utils.settings import with_values
 from trainers.config import RunConfig
 from trainers.lora import adapter_shapes, check_adapter_shapes
@@ -31,12 +31,10 @@ def find_model(config: RunConfig) -> FoundModel:
     return find_shape(config.model.path, config.model.size)
 
 
-def with_model_of_checkpoint(config: RunConfig) -> RunConfig:
-    """The config with the folder of the model, if `model.path` is a checkpoint of a run."""
+def with_model_of_run(config: RunConfig) -> RunConfig:
+    """The config with the folder of the model, if `model.path` names weights of a training run."""
     path = config.model.path
-    if not path or not (Path(path).expanduser() / MANIFEST).is_file():
-        return config
-    return with_values(config, {"model.path": str(find_folder(path))})
+    return with_values(config, {"model.path": str(find_folder(path))}) if path and run_of(path) is not None else config
 
 
 def check_thinking(draft: Draft) -> None:

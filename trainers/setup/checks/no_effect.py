@@ -130,7 +130,12 @@ RULES = (
     Rule(
         "checkpoint.keep_last checkpoint.asynchronous",
         "--checkpoint.interval is 0: there is one checkpoint, after the last step",
-        lambda draft: not draft.checkpoint.interval,
+        lambda draft: not draft.checkpoint.interval and not (draft.checkpoint.keep_best and draft.evaluation.interval),
+    ),
+    Rule(
+        "checkpoint.keep_best",
+        "--evaluation.interval is 0: no step between the first and the last is evaluated",
+        lambda draft: not draft.evaluation.interval,
     ),
     Rule(
         "metrics.wandb_project metrics.wandb_name", "--metrics.wandb is off", lambda draft: draft.metrics.wandb == "off"
