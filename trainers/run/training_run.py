@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import threading
 import traceback
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
@@ -13,8 +12,8 @@ from typing import Any
 
 from agents.model_folder import trained_model
 from forge_env.core.errors import UserError, first_error
-from forge_env.core.reward_value import reaches
-from forge_env.records.run_files import SUMMARY, read_object, steps_of
+from forge_env.records.run_files import SUMMARY, metrics_of, read_object, steps_of
+from forge_env.records.run_weights import best_step, evaluated
 
 STEP, EVALUATION = "on_step", "on_evaluation"
 
@@ -67,23 +66,14 @@ class TrainingRun:
         self._stop: Callable[[], None] | None = None
 
     @property
-    def metrics(self) -> dict[str, list[dict[str, Any]]]:
+    def metrics(self) -> dict[str, list[dict[str, float]]]:
         """The records of metrics.jsonl so far, by phase: "train", "evaluation", "warmup" and "system"."""
-        phases: dict[str, list[dict[str, Any]]] = {"train": [], "evaluation": [], "warmup": [], "system": []}
-        file = self.folder / "metrics.jsonl"
-        whole = file.read_text(encoding="utf-8").rpartition("\n")[0] if file.is_file() else ""
-        for record in map(json.loads, whole.splitlines()):
-            phases[record["phase"]].append(record)
-        return phases
+        return {phase: metrics_of(self.folder, phase) for phase in ("train", "evaluation", "warmup", "system")}
 
     @property
     def best(self) -> int | None:
         """The best evaluated step of those with weights in the folder, the earliest of equals; None without any."""
-        there = {*steps_of(self.folder), self.summary.get("steps")}
-        records = [record for record in self.metrics["evaluation"] if record["step"] in there]
-        success = {record["step"]: record["success"] for record in records if "success" in record}
-        most = max(success.values(), default=0.0)
-        return next((step for step in sorted(success) if reaches(success[step], most)), None)
+        return best_step(evaluated(self.folder), [*steps_of(self.folder), self.summary.get("steps", 0)])
 
     @property
     def model(self) -> Path:
