@@ -221,7 +221,7 @@ def name_env(env: str | type[Env] | EnvFactory, file: Path) -> tuple[str, dict[s
 
     Args:
         env: a name or a target, a class, or a factory.
-        file: gets a class that no other process can import, such as one of a notebook; `by_value.write(name)` writes it.
+        file: of a class that no other process can import, such as one of a notebook; `by_value.write` writes it.
 
     Raises:
         UserError: for what is no environment, or a class that cannot reach another process.

@@ -26,8 +26,8 @@ _unwritten: dict[Path, bytes] = {}
 _texts: WeakKeyDictionary[type, str] = WeakKeyDictionary()
 
 
-def is_importable(value: type) -> bool:
-    """Whether another process can import a class by its name."""
+def is_importable(value: Any) -> bool:
+    """Whether another process can import a class or a function by its name."""
     module = sys.modules.get(value.__module__)
     if module is None or module.__name__ == "__main__" or module.__spec__ is None:
         return False
@@ -45,11 +45,7 @@ def _folder() -> Path:
 
 
 def put(value: type, file: Path) -> str:
-    """Take a class for a file, and return its target. Until `write`, the file is known in this process only.
-
-    Raises:
-        UserError: it holds something that exists in this process only.
-    """
+    """Take a class for a file, and return its target. Until `write`, the file is known in this process only."""
     import cloudpickle
 
     for function in _functions(value):
@@ -79,11 +75,7 @@ def write(target: str) -> None:
 
 
 def read(target: str, file: Path, name: str) -> type:
-    """Load the class of a target.
-
-    Raises:
-        UserError: the file is missing, or cannot be read here.
-    """
+    """Load the class of a target."""
     content = _unwritten.get(file.expanduser().absolute())
     try:
         saved = pickle.loads(file.expanduser().read_bytes() if content is None else content)
@@ -112,13 +104,12 @@ def _definitions(value: type) -> Iterator[str]:
     for function in _functions(value):
         lines, first = linecache.getlines(function.__code__.co_filename), function.__code__.co_firstlineno
         try:
-            nodes = list(ast.walk(ast.parse("".join(lines))))
+            nodes = [node for node in ast.walk(ast.parse("".join(lines))) if isinstance(node, ast.ClassDef)]
         except SyntaxError:
             continue
         for node in nodes:
-            if isinstance(node, ast.ClassDef) and node.name == value.__name__:
-                if node.lineno <= first <= (node.end_lineno or 0):
-                    yield "".join(lines[node.lineno - 1 : node.end_lineno])
+            if node.name == value.__name__ and node.lineno <= first <= (node.end_lineno or 0):
+                yield "".join(lines[node.lineno - 1 : node.end_lineno])
 
 
 def _functions(value: type) -> Iterator[FunctionType]:

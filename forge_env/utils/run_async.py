@@ -23,15 +23,12 @@ def run_async(work: Coroutine[Any, Any, T], *, insists: bool = True) -> T:
 
     Ctrl-C and SIGTERM cancel the coroutine, so that it closes what it has opened; each further one cancels it again. An
     exception from a signal handler would be raised in whatever task runs at that moment; only a signal at a blocked
-    loop makes one. Code of a notebook is itself run by an event loop: there the coroutine has a loop in another thread.
+    loop makes one. Then KeyboardInterrupt is raised, or SystemExit after SIGTERM. A notebook runs its code in an event
+    loop: there the coroutine has a loop in another thread.
 
     Args:
         work: the coroutine.
         insists: one signal is enough to interrupt a blocked loop; otherwise it takes a second one.
-
-    Raises:
-        KeyboardInterrupt: after Ctrl-C.
-        SystemExit: after SIGTERM.
     """
     received: list[int] = []
     try:

@@ -12,7 +12,7 @@ import pickle
 from collections.abc import Callable, Coroutine
 from typing import Any, ParamSpec, TypeVar
 
-import cloudpickle  # type: ignore[import-untyped]
+import cloudpickle
 from monarch.actor import ActorError
 
 from forge_env.core import errors
