@@ -10,10 +10,10 @@ import typer
 
 from forge_env.cli.new_file import new_file
 from forge_env.cli.output import Json, emit, note, show_table, stdout_to_stderr
-from forge_env.utils.run_async import run_async
 from forge_env.cli.score_again import score_again
 from forge_env.core.errors import UserError
 from forge_env.core.reward_value import are_same
+from forge_env.utils.run_async import run_async
 
 MAX_REASONS = 5
 """Maximum number of reasons printed for failed rewards, the most frequent first."""

@@ -15,8 +15,8 @@ import typer
 
 from forge_env.cli.env_options import parse_options
 from forge_env.cli.output import Json, emit, note, say
-from forge_env.utils.run_async import run_async
 from forge_env.core.errors import UserError, nearest
+from forge_env.utils.run_async import run_async
 
 if TYPE_CHECKING:
     from forge_env.serve.desk import PlayOptions

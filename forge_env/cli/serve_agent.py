@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from forge_env.cli.output import last_words, stdout_to_stderr
-from forge_env.utils.run_async import run_async
 from forge_env.core.errors import UserError, nearest
 from forge_env.core.types import EpisodeLimits
 from forge_env.serve.settings import ServeSettings
+from forge_env.utils.run_async import run_async
 
 SERVER = "envs.external.served.server:serve_agent"
 """The "module:function" of the server: forge_env does not import envs."""
