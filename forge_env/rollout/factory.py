@@ -216,22 +216,18 @@ def make(name: str, **options: Any) -> EnvFactory:
     return factory
 
 
-def name_env(env: str | type[Env] | EnvFactory, file: Path) -> tuple[str, dict[str, Any]]:
-    """Return the name by which every process finds an environment that is given in Python, and its options.
+def name_env(factory: EnvFactory, file: Path) -> str:
+    """Return the name by which every process finds the environment of a factory.
 
     Args:
-        env: a name or a target, a class, or a factory.
+        factory: of a name or of a class.
         file: of a class that no other process can import, such as one of a notebook; `by_value.write` writes it.
 
     Raises:
-        UserError: for what is no environment, or a class that cannot reach another process.
+        UserError: the class cannot reach another process.
     """
-    if isinstance(env, str):
-        return env, {}
-    factory = env if isinstance(env, EnvFactory) else EnvFactory(env)
     value = factory.env_class
-    target = factory.target or (source_of(value) if by_value.is_importable(value) else by_value.put(value, file))
-    return target, dict(factory.options)
+    return factory.target or (source_of(value) if by_value.is_importable(value) else by_value.put(value, file))
 
 
 def declared_limits(env_class: type[Env], options: Mapping[str, Any], *, name: str = "") -> dict[str, Any]:
