@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
-from agents.scripted import scripted_agent
+from agents.scripted import Script, ScriptedAgent, scripted_agent
 from forge_env.core.errors import UserError
 from forge_env.core.protocols import ANSWER_SECONDS, Agent
 from forge_env.registry.registry import env_class
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 
 @asynccontextmanager
-async def open_scripted(script: str, settings: AgentSettings) -> AsyncIterator[Agent]:
-    """Open scripted:expert, scripted:null or scripted:module:function."""
+async def open_scripted(script: str | Script | Agent, settings: AgentSettings) -> AsyncIterator[Agent]:
+    """Open scripted:expert, scripted:null or scripted:module:function, or a function; an Agent stays as it is."""
     if settings.temperature is not None or settings.top_p is not None or settings.deterministic:
         raise UserError("a scripted agent does not sample: leave --temperature, --top-p and --deterministic out")
     _check_no_adapter(settings)
@@ -26,13 +26,20 @@ async def open_scripted(script: str, settings: AgentSettings) -> AsyncIterator[A
         raise UserError(f"thinking is {settings.thinking!r}, and a scripted agent has none: leave --thinking out")
     if settings.idle_seconds is not None:
         raise UserError("a scripted agent does not stream: leave --idle-seconds out and set --answer-seconds instead")
-    if script == "expert" and not hasattr(env_class(settings.env), "expert"):
-        raise UserError(
-            f"the environment {settings.env} has no expert: take scripted:null, a function of yours as "
-            "scripted:FILE.py:FUNCTION, or give the environment a staticmethod expert(messages)"
-        )
-    seconds = ANSWER_SECONDS if settings.answer_seconds is None else settings.answer_seconds
-    yield scripted_agent(settings.env, script, answer_seconds=seconds)
+    seconds, name = ANSWER_SECONDS if settings.answer_seconds is None else settings.answer_seconds, ""
+    if script == "expert":
+        script, name = getattr(settings.env_class or env_class(settings.env), "expert", ""), f"expert of {settings.env}"
+        if not script:
+            raise UserError(
+                f"the environment {settings.env} has no expert: take scripted:null, a function of yours as "
+                "scripted:FILE.py:FUNCTION, or give the environment a staticmethod expert(messages)"
+            )
+    if isinstance(script, str):
+        yield scripted_agent(settings.env, script, answer_seconds=seconds)
+    elif hasattr(script, "act"):
+        yield script
+    else:
+        yield ScriptedAgent(script, name=name, answer_seconds=seconds)
 
 
 @asynccontextmanager

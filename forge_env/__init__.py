@@ -33,6 +33,8 @@ if TYPE_CHECKING:
         ToolSpec,
         ToolUse,
     )
+    from forge_env.evaluation.api import EvalResult, evaluate, evaluate_async
+    from forge_env.evaluation.sets import SetResult, evaluate_set, evaluate_set_async
     from forge_env.registry.registry import Entry, entries, env_class, env_names, register, tool_names, tools_of
     from forge_env.rollout.factory import EnvFactory, make
     from forge_env.rollout.rollout import GroupSpec, run_episode, run_group
@@ -42,6 +44,8 @@ __version__ = "0.2.0"
 
 _MODULES = {
     "forge_env.core.env": "Env",
+    "forge_env.evaluation.api": "EvalResult evaluate evaluate_async",
+    "forge_env.evaluation.sets": "SetResult evaluate_set evaluate_set_async",
     "forge_env.core.episode": "Episode Group Row Turn",
     "forge_env.core.errors": "EnvError ForgeError InfraError InvariantError TooFewTasks UserError",
     "forge_env.rollout.factory": "EnvFactory make",
@@ -67,6 +71,7 @@ __all__ = [
     "EnvFactory",
     "Episode",
     "EpisodeLimits",
+    "EvalResult",
     "FaultPolicy",
     "ForgeError",
     "Group",
@@ -79,6 +84,7 @@ __all__ = [
     "Policy",
     "Row",
     "Sampling",
+    "SetResult",
     "Task",
     "TooFewTasks",
     "Tool",
@@ -92,6 +98,10 @@ __all__ = [
     "entries",
     "env_class",
     "env_names",
+    "evaluate",
+    "evaluate_async",
+    "evaluate_set",
+    "evaluate_set_async",
     "make",
     "register",
     "reward",

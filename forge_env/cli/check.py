@@ -10,7 +10,7 @@ import typer
 
 from forge_env.cli.env_options import parse_options
 from forge_env.cli.output import Json, emit, say, show_table, stdout_to_stderr
-from forge_env.cli.progress import PeriodicLines
+from forge_env.utils.periodic_lines import PeriodicLines
 from forge_env.utils.run_async import run_async
 
 if TYPE_CHECKING:

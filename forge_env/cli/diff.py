@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import math
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -16,6 +15,7 @@ from forge_env.cli.output import Json, emit, note, say, show_table
 
 if TYPE_CHECKING:
     from forge_env.evaluation.compare import Comparison
+    from forge_env.utils.statistics import Paired
 
 _WIDE = 100
 """Columns of a terminal that holds a difference and its interval in one line, beside the names of kinds."""
@@ -27,11 +27,11 @@ def diff(
     as_json: Json = False,
 ) -> None:
     """Compare two runs on the attempts that both have: second minus first, with paired statistics."""
-    from forge_env.evaluation.compare import compare
+    from forge_env.evaluation.compare import compare, finite
 
     comparisons = compare(first, second)
     if as_json:
-        data = [_finite(dataclasses.asdict(c)) for c in comparisons]
+        data = [finite(dataclasses.asdict(c)) for c in comparisons]
         emit({"first": str(first), "second": str(second), "comparisons": data})
         return
     for phase, of_phase in itertools.groupby(comparisons, key=lambda c: c.phase):
@@ -59,9 +59,7 @@ def _show_phase(phase: str, comparisons: Sequence[Comparison]) -> None:
             f"{c.measure}{f' of {c.kind}' if c.kind else ''}",
             f"{c.first:.3f}",
             f"{c.second:.3f}",
-            f"{c.paired.difference.value:+.3f}{gap}[{c.paired.difference.low:+.3f}, {c.paired.difference.high:+.3f}]",
-            f"{c.paired.wins}/{c.paired.losses}/{c.paired.ties}",
-            f"{c.paired.p_value:.4f}",
+            *difference_cells(c.paired, gap),
         )
         for c in comparisons
     ]
@@ -71,8 +69,11 @@ def _show_phase(phase: str, comparisons: Sequence[Comparison]) -> None:
         note(f"{prefix}p and interval of each of the {kinds} kinds are corrected for their number, by Holm's method")
 
 
-def _finite(value: Any) -> Any:
-    """Replace NaN and infinity by None: JSON has neither."""
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+def difference_cells(paired: Paired, gap: str) -> tuple[str, str, str]:
+    """The cells of a paired difference, its counts and its p-value."""
+    difference = paired.difference
+    return (
+        f"{difference.value:+.3f}{gap}[{difference.low:+.3f}, {difference.high:+.3f}]",
+        f"{paired.wins}/{paired.losses}/{paired.ties}",
+        f"{paired.p_value:.4f}",
+    )

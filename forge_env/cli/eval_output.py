@@ -1,76 +1,16 @@
-"""What `forge-env eval` prints: its progress, and the tables of the result."""
+"""What `forge-env eval` prints: the tables of a result, and the table of a set."""
 
 from __future__ import annotations
 
-import sys
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any
 
+from forge_env.cli.diff import difference_cells
 from forge_env.cli.output import note, say, show_table
-from forge_env.cli.progress import PeriodicLines
-from forge_env.core.episode import Episode
-from forge_env.core.types import Outcome
-from forge_env.core.usage import Prices
-from forge_env.evaluation.evaluate import is_success
 from forge_env.evaluation.metrics import telling_parts
-from forge_env.evaluation.summary import tokens_of
+from forge_env.evaluation.progress import named
 
-
-def named(agent: str, adapter: str) -> str:
-    """The agent, and the adapter that it computes with."""
-    return f"{agent} with {adapter}" if adapter else agent
-
-
-class LiveProgress:
-    """A progress bar with the success rate so far, on stderr; lines if that is no terminal, nothing if quiet."""
-
-    def __init__(self, title: str, *, quiet: bool, prices: Prices | None = None) -> None:
-        self.done = self.total = 0
-        self._title = title
-        self._quiet = quiet
-        self._prices = prices
-        self._successes = self._timeouts = self._faults = self._prompt = self._completion = 0
-        self._bar: Any = None
-        self._lines = PeriodicLines()
-
-    def __enter__(self) -> Self:
-        if not self._quiet and sys.stderr.isatty():
-            self._bar = _bar()
-            self._bar.start()
-            self._task = self._bar.add_task(self._title, total=None, figures="", markup=False)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._bar is not None:
-            self._bar.stop()
-
-    def update(self, total: int, episode: Episode | None) -> None:
-        """Count an episode, run or read; None before the first one, and again before the greedy ones."""
-        if episode is None and self.total:
-            self.done = self._successes = self._timeouts = self._faults = 0
-            self._title += ", greedy"
-        self.total = total
-        if episode is not None:
-            self.done += episode.outcome.is_attempt
-            self._timeouts += episode.outcome is Outcome.TIMEOUT
-            self._faults += not episode.outcome.is_attempt
-            self._successes += is_success(episode)
-            prompt, completion = tokens_of(episode)
-            self._prompt, self._completion = self._prompt + prompt, self._completion + completion
-        if self._bar is not None:
-            shown = {"total": total, "completed": self.done, "description": self._title}
-            self._bar.update(self._task, figures=self._figures(), **shown)
-        elif not self._quiet:
-            self._lines.write(f"{self._title}: {self.done}/{total}  {self._figures()}")
-
-    def _figures(self) -> str:
-        figures = [f"success {self._successes / self.done:.3f}"] if self.done else []
-        figures += [f"{self._timeouts} time-outs"] * bool(self._timeouts)
-        figures += [f"{self._faults} faults"] * bool(self._faults)
-        figures += [f"{self._prompt + self._completion:,} tokens"] * bool(self._prompt + self._completion)
-        if self._prices is not None:
-            figures.append(f"cost {self._prices.cost(self._prompt, self._completion):.4f}")
-        return "  ".join(figures)
-
+if TYPE_CHECKING:
+    from forge_env.evaluation.sets import SetResult, SetRow
 
 _PART_COLUMNS = 4
 """Parts of the reward with a column in the table of kinds; eval.json has all."""
@@ -121,6 +61,34 @@ def show_result(result: dict[str, Any]) -> None:
     say(f"everything is in {result['out']}")
 
 
+def show_set(result: SetResult) -> None:
+    """Print the table of a set, and the differences of its agents."""
+    failed = any(row.error for row in result.rows)
+    show_table(
+        ("environment", "agent", "success", "95% interval, by task", "reward", "episodes", *(["failure"] * failed)),
+        [(row.env, row.agent, *_set_figures(row), *([row.error] * failed)) for row in result.rows],
+    )
+    if result.comparisons:
+        rows = [
+            (env, f"{second} minus {first}", *difference_cells(c.paired, " "))
+            for env, first, second, c in result.comparisons
+        ]
+        columns = ("environment", "success of", "difference, 95% interval", "better/worse/same", "p")
+        show_table(columns, rows)
+    if (count := len(result.comparisons)) > 1:
+        note(f"p and interval of each of the {count} differences are corrected for their number, by Holm's method")
+    say(f"everything is in {result.folder}")
+
+
+def _set_figures(row: SetRow) -> tuple[str, ...]:
+    if row.result is None:
+        return ("-",) * 4
+    figures = row.result.figures
+    faults = f" and {count} faults" if (count := sum(figures["faults"].values())) else ""
+    episodes = f"{figures['episodes']}{faults}"
+    return _number(figures["pass@1"]), _range(figures["ci95"]), _number(figures["reward"]), episodes
+
+
 def _show_kinds(result: dict[str, Any]) -> None:
     """Print the success, the mean reward and the means of its parts by kind of task, if the tasks have kinds."""
     name = f"avg@{result['n']}"
@@ -159,22 +127,6 @@ def _greedy(result: dict[str, Any]) -> list[tuple[str, str, str]]:
     """The row of the success at temperature 0, if it was measured."""
     figures = result.get("greedy")
     return [("avg@1 greedy", _number(figures["avg@1"]), _range(figures["ci95"]))] if figures else []
-
-
-def _bar() -> Any:
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    return Progress(
-        TextColumn("{task.description}", markup=False),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[figures]}", markup=False),
-        TimeRemainingColumn(),
-        console=Console(stderr=True),
-        redirect_stdout=False,
-        redirect_stderr=False,
-    )
 
 
 def _counts(counts: dict[str, int]) -> str:

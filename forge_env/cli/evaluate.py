@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import inspect
-import typing
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,178 +12,123 @@ import typer
 
 from forge_env.cli.env_options import parse_options
 from forge_env.cli.output import Json, emit, last_words, note, stdout_to_stderr
+from forge_env.core.errors import UserError
 from forge_env.core.types import EpisodeLimits
+from forge_env.evaluation.settings import EvalSettings
 from forge_env.utils.run_async import run_async
+from forge_env.utils.settings import kinds_of, texts_of
 
 if TYPE_CHECKING:
-    from forge_env.core.usage import Prices
-    from forge_env.evaluation.plan import EvalPlan
-    from forge_env.telemetry.sender import SpanSender
+    from forge_env.evaluation.progress import LiveProgress
 
 _AGENT = (
     "scripted:expert, scripted:null, scripted:FILE.py:FUNCTION, openai:MODEL@BASE_URL, vllm:FOLDER_OR_HUB_ID or "
     "checkpoint:RUN, also RUN@best or RUN@40."
 )
-_ANSWER_SECONDS = "Time limit of one answer; else 1800 for a script, 120 for an endpoint, none for a local model."
-_IDLE_SECONDS = "Silence after which an answer is given up: an endpoint then streams; else 300 for a local model."
-_LIMIT = "Limit of an episode; else that of a checkpoint's training, or what the environment declares."
-_THINKING = (
-    "Whether a model thinks: off, on or template; else as a checkpoint's training did, off for vllm:, and an endpoint "
-    "decides."
-)
-_LIKE = "Folder of the training run that openai: serves: warn if the endpoint renders prompts otherwise."
-_ADAPTER = "Folder of an adapter in PEFT's format, for the model of vllm:."
-_OTEL = "OpenTelemetry spans of episodes, turns and tool calls: off, spans, or messages for their texts, too."
 _OUT = "Folder of the results; the same command resumes what is unfinished, and more --tasks extend it."
-_TASKS = "Number of tasks; else 200, or as many as there are."
-_GREEDY = "Beside the attempts of a local model, one at each task at temperature 0."
-_SAMPLING = "Of sampling; else 1, or the endpoint's default."
+_SET = "YAML file of several environments and agents, in the place of --env and --agent."
+_LIMIT = "Else that of a checkpoint's training, or what the environment declares."
+_NAMES = {"samples": ["--samples", "-n"], "task_ids": ["--task"], "options": ["--option"]}
+"""Settings whose option has another name, or a second one."""
 
-Options = Annotated[list[str], typer.Option(help="Option of the environment, such as level=2; may be repeated.")]
 Tools = Annotated[list[str], typer.Option(help="Value of the environment's option tools; may be repeated.")]
 Command = Annotated[str, typer.Option(help="Value of the environment's option command, for example of external.")]
-Sampling = Annotated[float | None, typer.Option(help=_SAMPLING)]
-Adapter = Annotated[str, typer.Option(help=_ADAPTER)]
-Thinking = Annotated[str | None, typer.Option(help=_THINKING)]
-AnswerSeconds = Annotated[float | None, typer.Option(help=_ANSWER_SECONDS)]
-IdleSeconds = Annotated[float | None, typer.Option(help=_IDLE_SECONDS)]
 
 
-def _with_limits(command: Callable[..., int]) -> Callable[..., int]:
-    """Give a command an option for each limit of an episode, in the place of its `**given_limits`."""
+def _with_settings(command: Callable[..., int]) -> Callable[..., int]:
+    """Give a command an option for each setting of an evaluation, in the place of its `**settings`."""
     signature = inspect.signature(command, eval_str=True)
     *parameters, others = signature.parameters.values()
-    limits = [
-        others.replace(
-            name=name,
-            kind=inspect.Parameter.KEYWORD_ONLY,
-            default=None,
-            annotation=Annotated[kind | None, typer.Option(help=_LIMIT)],
-        )
-        for name, kind in typing.get_type_hints(EpisodeLimits).items()
-    ]
-    command.__signature__ = signature.replace(parameters=[*parameters, *limits])  # type: ignore[attr-defined]
+    given = []
+    sections: list[tuple[Any, str]] = [(EvalSettings, ""), (EpisodeLimits, f" {_LIMIT}")]
+    for section, more in sections:
+        texts, defaults = texts_of(section), section()
+        for name, (kind, _) in kinds_of(section).items():
+            if name == "limits":
+                continue
+            default, is_list = getattr(defaults, name), name in ("task_ids", "options")
+            option = typer.Option(*_names(name, default), help=f"{texts[name]}{more}")
+            given.append(
+                others.replace(
+                    name=name,
+                    kind=inspect.Parameter.KEYWORD_ONLY,
+                    default=None if more else [] if is_list else default,
+                    annotation=Annotated[list[str] if is_list else kind | None if more else kind, option],
+                )
+            )
+    command.__signature__ = signature.replace(parameters=[*parameters, *given])  # type: ignore[attr-defined]
     return command
 
 
-@_with_limits
+def _names(name: str, default: Any) -> list[str]:
+    return _NAMES.get(name, [f"--{name.replace('_', '-')}"] if default is False else [])
+
+
+@_with_settings
 def evaluate(
-    env: Annotated[str, typer.Option(help="Name or target of an environment.")],
-    agent: Annotated[str, typer.Option(help=_AGENT)],
     out: Annotated[Path, typer.Option(help=_OUT)],
-    n: Annotated[int, typer.Option("-n", help="Attempts at each task.")] = 1,
-    tasks: Annotated[int | None, typer.Option(help=_TASKS)] = None,
-    seed: Annotated[int, typer.Option(help="Seed of the tasks and the episodes.")] = 0,
-    split: Annotated[str, typer.Option(help="Split of the tasks.")] = "test",
-    option: Options = [],  # noqa: B006 (typer reads it, nobody changes it)
-    tools: Tools = [],  # noqa: B006
+    env: Annotated[str, typer.Option(help="Name or target of an environment.")] = "",
+    agent: Annotated[str, typer.Option(help=_AGENT)] = "",
+    set_file: Annotated[Path | None, typer.Option("--set", help=_SET)] = None,
+    tools: Tools = [],  # noqa: B006 (typer reads it, nobody changes it)
     command: Command = "",
-    concurrency: Annotated[int, typer.Option(help="Episodes at the same time.")] = 16,
-    temperature: Sampling = None,
-    top_p: Sampling = None,
-    deterministic: Annotated[bool, typer.Option("--deterministic", help="Greedy, and exactly repeatable.")] = False,
-    greedy: Annotated[bool, typer.Option(help=_GREEDY)] = True,
-    thinking: Thinking = None,
-    adapter: Adapter = "",
-    like: Annotated[str, typer.Option(help=_LIKE)] = "",
-    requests_per_minute: Annotated[float | None, typer.Option(help="Rate limit of requests to an endpoint.")] = None,
-    api_key_env: Annotated[str, typer.Option(help="Variable that holds an endpoint's key.")] = "OPENAI_API_KEY",
-    answer_seconds: AnswerSeconds = None,
-    idle_seconds: IdleSeconds = None,
-    price_prompt: Annotated[float | None, typer.Option(help="Price of a million prompt tokens.")] = None,
-    price_completion: Annotated[float | None, typer.Option(help="Price of a million sampled tokens.")] = None,
-    otel: Annotated[str, typer.Option(help=_OTEL)] = "off",
     as_json: Json = False,
-    **given_limits: Any,
+    **settings: Any,
 ) -> int:
-    """Measure an agent in an environment, and record every episode.
+    """Measure an agent in an environment, or each of a set, and record every episode.
 
-    Exits with 1 when no episode ended without a fault of the machinery, or nothing can be scored.
+    Exits with 1 when no episode ended without a fault of the machinery, or nothing can be scored; of a set, when that
+    holds for one of its evaluations, or one of them failed.
     """
-    from forge_env.evaluation.plan import EvalPlan, thinking_of
-    from forge_env.telemetry.sender import check_otel
+    options = parse_options(settings.pop("options"), tools, command)
+    defaults = vars(EvalSettings()) | dict.fromkeys(kinds_of(EpisodeLimits)) | {"task_ids": []}
+    values = {"env": env, "agent": agent, "options": options, **settings}
+    given = {name: value for name, value in values.items() if value != defaults.get(name, "")}
+    if set_file is not None:
+        return _evaluate_set(set_file, out, given, as_json=as_json)
+    if not env or not agent:
+        raise UserError("an evaluation needs --env and --agent, or --set FILE.yaml with several of each")
+    from forge_env.cli.eval_output import show_result
+    from forge_env.evaluation.api import evaluate_async
+    from forge_env.evaluation.progress import LiveProgress
 
-    check_otel(otel, "--otel")
-    options = parse_options(option, tools, command)
-    plan = EvalPlan(
-        env=env,
-        agent=agent,
-        options=options,
-        split=split,
-        tasks=200 if tasks is None else tasks,
-        n=n,
-        seed=seed,
-        temperature=temperature,
-        top_p=top_p,
-        deterministic=deterministic,
-        thinking=thinking or thinking_of(agent),
-        adapter=adapter,
-        answer_seconds=answer_seconds,
-        idle_seconds=idle_seconds,
-        limits=_limits(agent, env, options, given_limits),
-    )
-    settings = {
-        "concurrency": concurrency,
-        "requests_per_minute": requests_per_minute,
-        "api_key_env": api_key_env,
-        "prices": _prices(price_prompt, price_completion),
-        "like": like,
-        "greedy": greedy,
-        "at_most": tasks is None,
-    }
-    return _run(plan, out, settings, otel, as_json=as_json)
-
-
-def _run(plan: EvalPlan, out: Path, settings: dict[str, Any], otel: str, *, as_json: bool) -> int:
-    from forge_env.cli.eval_output import LiveProgress, named, show_result
-    from forge_env.evaluation.run import run_evaluation
-
-    progress = LiveProgress(
-        f"{named(plan.agent, plan.adapter)} in {plan.env}", quiet=as_json, prices=settings["prices"]
-    )
-    try:
-        with stdout_to_stderr(as_json), _spans(plan, otel) as spans, progress:
-            evaluation = run_evaluation(plan, out, progress=progress.update, spans=spans, warn=note, **settings)
-            result = {**run_async(evaluation), "out": str(out)}
-    except (KeyboardInterrupt, SystemExit):
-        kept = f"{progress.done} of {progress.total} episodes are in {out}; the same command resumes from there"
-        last_words(kept if progress.done else "interrupted before the end of the first episode")
-        raise
+    progress = LiveProgress(quiet=as_json)
+    with stdout_to_stderr(as_json), _resumable(out, progress):
+        result = {**run_async(evaluate_async(out=out, progress=progress, warn=note, **given)).figures, "out": str(out)}
     emit(result) if as_json else show_result(result)
-    _show_notes(result, 0 if settings["at_most"] else plan.tasks, out)
-    return 0 if result["episodes"] and "unscored" not in result else 1
+    _show_notes(result, given.get("tasks", 0) if not given.get("task_ids") else 0, out)
+    return 0 if is_measured(result) else 1
+
+
+def _evaluate_set(file: Path, out: Path, beside: Mapping[str, Any], *, as_json: bool) -> int:
+    from forge_env.cli.eval_output import show_set
+    from forge_env.evaluation.progress import LiveProgress
+    from forge_env.evaluation.sets import evaluate_set_async
+
+    if beside:
+        raise UserError(f"{' and '.join(beside)} cannot stand beside --set {file}: the file holds them, under defaults")
+    with stdout_to_stderr(as_json), _resumable(out, None):
+        result = run_async(evaluate_set_async(file, out, progress=LiveProgress(quiet=as_json), warn=note))
+    emit({**result.to_dict(), "out": str(out)}) if as_json else show_set(result)
+    return 0 if all(row.result is not None and is_measured(row.result.figures) for row in result.rows) else 1
+
+
+def is_measured(figures: Mapping[str, Any]) -> bool:
+    """Whether an evaluation has a result."""
+    return bool(figures["episodes"]) and "unscored" not in figures
 
 
 @contextmanager
-def _spans(plan: EvalPlan, otel: str) -> Iterator[SpanSender | None]:
-    if otel == "off":
-        yield None
-        return
-    from forge_env.telemetry.sender import SpanSender
-    from forge_env.telemetry.spans import source_of
-
-    def say(text: str) -> None:
-        note(text.removeprefix("warning: "))
-
-    with SpanSender(source_of(plan.agent), messages=otel == "messages", say=say) as spans:
-        yield spans
-
-
-def _prices(prompt: float | None, completion: float | None) -> Prices | None:
-    from forge_env.core.usage import Prices
-
-    if prompt is None and completion is None:
-        return None
-    return Prices(prompt=prompt or 0.0, completion=completion or 0.0)
-
-
-def _limits(agent: str, env: str, options: dict[str, Any], given: dict[str, Any]) -> EpisodeLimits:
-    """The usual limits of an agent in an environment; limits of the command line come first."""
-    from forge_env.evaluation.plan import limits_of
-    from forge_env.rollout.factory import make
-
-    overrides = {name: value for name, value in given.items() if value is not None}
-    return replace(limits_of(agent, make(env, **options)), **overrides)
+def _resumable(out: Path, progress: LiveProgress | None) -> Iterator[None]:
+    """Say what is there when a signal ends the block."""
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit):
+        there = "the episodes that have ended" if progress is None else f"{progress.done} of {progress.total} episodes"
+        is_begun = progress is None or progress.done
+        kept = f"{there} are in {out}; the same command resumes from there"
+        last_words(kept if is_begun else "interrupted before the end of the first episode")
+        raise
 
 
 def _ended_by(result: dict[str, Any], limit: str) -> str:

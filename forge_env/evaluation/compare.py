@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import functools
+import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 from forge_env.core.episode import Episode, read_jsonl
 from forge_env.core.errors import UserError
 from forge_env.evaluation.evaluate import is_success
 from forge_env.evaluation.kinds import NO_KIND, OTHER_KINDS, Kinds
-from forge_env.records.run_files import episode_files
+from forge_env.records.run_files import EPISODES, episode_files
 from forge_env.utils.digests import value_digest
 from forge_env.utils.statistics import Paired, Pairs, clustered_mean, compare_all
 
@@ -72,6 +75,36 @@ def compare(first: Path, second: Path) -> list[Comparison]:
     return sorted(comparisons, key=lambda c: (c.phase, bool(c.kind), c.measure != "success"))
 
 
+def compare_all_success(runs: Sequence[tuple[Path, Path]], warn: Callable[[str], None]) -> list[Comparison | None]:
+    """Compare the success of pairs of evaluations, with verdicts that hold for all of the pairs together.
+
+    Returns:
+        One for each pair; None for one that cannot be compared, and `warn` is told why.
+    """
+    read = functools.cache(lambda path: _by_key(read_jsonl(path / EPISODES)))
+    compared: dict[int, tuple[Comparison, Pairs]] = {}
+    for number, (first, second) in enumerate(runs):
+        a, b = read(first), read(second)
+        try:
+            _check_tasks(first, second, a, b)
+            if not a.keys() & b.keys():
+                raise UserError(f"{first} and {second} have no attempt at a task in common")
+        except UserError as error:
+            warn(str(error))
+        else:
+            compared[number] = (_compare("", a, b, "success", is_success), _pairs(a, b, is_success))
+    corrected = compare_all([pairs for _, pairs in compared.values()])
+    found = {n: replace(one, paired=p) for (n, (one, _)), p in zip(compared.items(), corrected, strict=True)}
+    return [found.get(number) for number in range(len(runs))]
+
+
+def finite(value: Any) -> Any:
+    """Replace NaN and infinity by None: JSON has neither."""
+    if isinstance(value, dict):
+        return {key: finite(item) for key, item in value.items()}
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
 def _by_kind(
     phase: str, a: dict[Key, Episode], b: dict[Key, Episode], measure: str, value: Callable[[Episode], float]
 ) -> list[Comparison]:
@@ -91,7 +124,8 @@ def _by_kind(
 
 
 def _by_key(episodes: Iterable[Episode]) -> dict[Key, Episode]:
-    return {(e.task.id, e.id): e for e in episodes if e.outcome.is_attempt}
+    attempts = (e for e in episodes if e.outcome.is_attempt)
+    return {(e.task.id, e.id): replace(e, turns=(), lineage=()) for e in attempts}  # turns hold most of the memory
 
 
 def _with_reward(episodes: dict[Key, Episode]) -> dict[Key, Episode]:

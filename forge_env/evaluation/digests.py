@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import inspect
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -15,9 +16,9 @@ from forge_env.core.types import Task
 from forge_env.registry.agent_spec import split_agent
 from forge_env.registry.registry import find
 from forge_env.rollout.factory import EnvFactory
-from forge_env.utils.by_value import text_of
+from forge_env.utils.by_value import is_importable, text_of
 from forge_env.utils.digests import code_digests, file_digest, files_digests, value_digest
-from forge_env.utils.targets import is_file, load, split_target
+from forge_env.utils.targets import is_file, load, source_of, split_target
 
 FIND_MODEL, SPLIT_ADAPTER = "agents.model_folder:find_model", "agents.model_folder:split_adapter"
 MODEL_FILES = ("*.safetensors", "*.json", "*.jinja", "*.txt", "*.model")
@@ -26,10 +27,13 @@ NOT_COVERED = (
     "packages that the code imports, and modules that it imports by a computed name",
     "files and services that the code reads while it runs, where no option names them",
 )
+GIVEN_NOT_COVERED = "what a class or function of a notebook or script uses beside itself, and what an Agent holds"
 ENDPOINT_NOT_COVERED = "what the endpoint serves under the model's name"
 
 
-def depends_on(agent: str, factory: EnvFactory, tasks: Sequence[Task], *, adapter: str = "") -> dict[str, Any]:
+def depends_on(
+    agent: str, factory: EnvFactory, tasks: Sequence[Task], *, adapter: str = "", given: object = None
+) -> dict[str, Any]:
     """The digests of everything that an evaluation depends on, by part, and a list of what they do not cover.
 
     Args:
@@ -37,13 +41,14 @@ def depends_on(agent: str, factory: EnvFactory, tasks: Sequence[Task], *, adapte
         factory: of the environment.
         tasks: all tasks, in order.
         adapter: the folder of its adapter; "" is none.
+        given: the function or the Agent itself, if Python's code has given it.
     """
     kind, argument = split_agent(agent)
     if kind == "vllm":
         argument, adapter = load(SPLIT_ADAPTER)(argument, adapter)
         agent = f"vllm:{argument}"
     try:
-        agent_digests = {**_agent_digests(agent), **_adapter_digests(adapter)}
+        agent_digests = {**_agent_digests(agent), **_adapter_digests(adapter), **_given_digests(given)}
     except OSError as error:
         raise UserError(f"{error.filename} cannot be read: {error.strerror}") from None
     return {
@@ -51,7 +56,11 @@ def depends_on(agent: str, factory: EnvFactory, tasks: Sequence[Task], *, adapte
         "environment": environment_digests(factory),
         "agent": agent_digests,
         **task_digests(tasks),
-        "not_covered": [*NOT_COVERED, *([ENDPOINT_NOT_COVERED] if split_agent(agent)[0] == "openai" else [])],
+        "not_covered": [
+            *NOT_COVERED,
+            *([ENDPOINT_NOT_COVERED] if kind == "openai" else []),
+            *([GIVEN_NOT_COVERED] if given is not None or not is_importable(factory.env_class) else []),
+        ],
     }
 
 
@@ -118,6 +127,22 @@ def _modules(env_class: type[Env]) -> Iterator[str]:
     yield from (base.__module__ for base in env_class.__mro__ if base is not object)
     yield from (split_target(target)[0] for target in env_class.shared.values())
     yield from env_class.made_of
+
+
+def label(value: Any) -> str:
+    """Return the target of a class or function; for one that no other process can import, its module and its name."""
+    return source_of(value) if is_importable(value) else f"{value.__module__}:{value.__qualname__}"
+
+
+def _given_digests(given: Any) -> dict[str, str]:
+    """The digest of a function, or an Agent's class, that no other process can import; {} for another one."""
+    code = given if inspect.isroutine(given) else type(given)
+    if given is None or is_importable(code):
+        return {}
+    try:
+        return {label(code): value_digest(text_of(code) if isinstance(code, type) else inspect.getsource(code))}
+    except OSError:  # nobody holds the text, as of `python -c`
+        return {}
 
 
 def _texts(value: Any) -> Iterator[str]:

@@ -56,13 +56,8 @@ class EvalFolder:
         self._made: list[Path] = []
 
     def __enter__(self) -> Self:
+        self._made, self._lock = open_locked(self.path)
         try:
-            self._made = make_folders(self.path)
-            self._lock = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
-        except OSError as error:
-            raise UserError(f"the folder {self.path} cannot be opened: {error.strerror}") from None
-        try:
-            self._acquire_lock()
             self._check_plan()
             for name in (EPISODES, FAULTS):
                 _drop_partial_line(self.path / name)
@@ -114,15 +109,7 @@ class EvalFolder:
 
     def finish(self, result: Mapping[str, Any]) -> None:
         """Write eval.json atomically."""
-        self._write(RESULT, json.dumps(result, indent=2, allow_nan=False))
-
-    def _acquire_lock(self) -> None:
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise UserError(
-                f"another process evaluates into {self.path}: wait for it, or choose another --out"
-            ) from None
+        self._write(RESULT, json.dumps(result, indent=2, allow_nan=False, default=str))
 
     def _check_plan(self) -> None:
         file = self.path / PLAN
@@ -160,6 +147,24 @@ class EvalFolder:
         except OSError as error:
             os.ftruncate(file, end)  # another episode may be appended before the error ends the run
             raise _unwritable(self.path / name, error) from error
+
+
+def open_locked(path: Path) -> tuple[list[Path], int]:
+    """Open a folder for one process, until it closes the descriptor or ends.
+
+    Returns the folders that were made for it, the innermost first, and the descriptor.
+    """
+    try:
+        made = make_folders(path)
+        lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError as error:
+        raise UserError(f"the folder {path} cannot be opened: {error.strerror}") from None
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(lock)
+        raise UserError(f"another process evaluates into {path}: wait for it, or choose another --out") from None
+    return made, lock
 
 
 def extended_from(path: Path, tasks: int) -> list[int]:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import difflib
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, NamedTuple
 
 from forge_env.core.episode import Episode
 from forge_env.core.errors import UserError, nearest
+from forge_env.core.protocols import Agent
 from forge_env.core.types import HOTTEST, EpisodeLimits, Task
 from forge_env.evaluation.digests import depends_on, task_digests
 from forge_env.records.run_files import limits_from, trained_config
@@ -16,12 +18,15 @@ from forge_env.records.run_weights import run_of, run_weights
 from forge_env.registry.agent_spec import split_agent
 from forge_env.registry.registry import registration
 from forge_env.rollout.factory import EnvFactory
+from forge_env.utils import by_value
 from forge_env.utils.settings import leaves, out_of_bounds
 
 PLAN_VERSION = 2
 LOCAL = ("vllm", "checkpoint")
 """Kinds of agents whose prompts are rendered here."""
 THINKING = ("off", "on", "template")
+SEARCHED = (200, 2_000, 20_000)
+"""Numbers of tasks in which an id is looked for, one after the other; the first one is the default number of tasks."""
 
 
 class Attempt(NamedTuple):
@@ -52,7 +57,9 @@ class EvalPlan:
     options: Mapping[str, Any] = field(default_factory=dict)
     """Options of the environment."""
     split: str = "test"
-    tasks: int = 200
+    tasks: int = SEARCHED[0]
+    task_ids: tuple[str, ...] = ()
+    """The tasks by their ids, sorted; () is the first `tasks` of the split."""
     n: int = 1
     """Attempts at each task."""
     seed: int = 0
@@ -115,15 +122,25 @@ class EvalPlan:
             return None
         return replace(self, n=1, temperature=0.0, top_p=None)
 
-    def to_dict(self, factory: EnvFactory, tasks: Sequence[Task], extended_from: Sequence[int] = ()) -> dict[str, Any]:
+    def to_dict(
+        self,
+        factory: EnvFactory,
+        tasks: Sequence[Task],
+        extended_from: Sequence[int] = (),
+        agent: Callable[..., Any] | Agent | None = None,
+    ) -> dict[str, Any]:
         """Return the plan as JSON data, with digests of its tasks and of everything that it names.
 
-        `extended_from` are the numbers of tasks of earlier commands, see `draw_tasks`.
+        `extended_from` are the numbers of tasks of earlier commands, see `draw_tasks`. `agent` is what Python's code
+        has given for the plan's name.
         """
-        digests = depends_on(self.agent, factory, tasks, adapter=self.adapter)
+        digests = depends_on(self.agent, factory, tasks, adapter=self.adapter, given=agent)
+        settings = {**vars(self), "limits": asdict(self.limits)}  # an option may be an object that cannot be copied
+        if not self.task_ids:
+            del settings["task_ids"]
         return {
             "version": PLAN_VERSION,
-            **asdict(self),
+            **settings,
             "registered": registration(self.env),
             "task_digest": task_list_digest(tasks),
             "depends_on": digests,
@@ -149,6 +166,30 @@ def draw_tasks(
     return list(tasks.values())
 
 
+def tasks_by_id(factory: EnvFactory, plan: EvalPlan, among: int | None) -> list[Task]:
+    """Return the tasks that a plan names by their ids.
+
+    They are looked for in the first `among` tasks of the split. With None they are looked for in the numbers of
+    `SEARCHED`: a split may be endless, and slow to make.
+    """
+    tasks: dict[str, Task] = {}
+    for count in (among,) if among else SEARCHED:
+        drawn = factory.tasks(plan.split, count=count, seed=plan.seed, at_most=among is None)
+        tasks = {task.id: task for task in drawn}
+        missing = [task_id for task_id in plan.task_ids if task_id not in tasks]
+        if not missing:
+            return [tasks[task_id] for task_id in plan.task_ids]
+        if len(drawn) < count:
+            break
+    close = [task_id for task_id in tasks if task_id.startswith(missing[0])]
+    close = close or difflib.get_close_matches(missing[0], tasks, n=1) or list(tasks)
+    others = f" nor of {len(missing) - 1} others" if missing[1:] else ""
+    raise UserError(
+        f"there is no task of the id {missing[0]!r:.80}{others} among the first {len(tasks):,} of the split "
+        f"{plan.split!r} of {factory.name}; the nearest one is {close[0]!r:.80}"
+    )
+
+
 def before_extension(plan: Mapping[str, Any], tasks: Sequence[Task]) -> dict[str, Any]:
     """Return the plan of the command before: of the first `tasks`, without the last of its `extended_from`."""
     *earlier, count = plan["extended_from"]
@@ -169,7 +210,9 @@ def limits_of(agent: str, factory: EnvFactory) -> EpisodeLimits:
     environment declares come first, then those of a checkpoint's training, then the defaults.
     """
     env = _training_of(agent) or {}
-    declared = {} if env.get("name") == factory.name else factory.declared_limits()
+    file, _, name = str(env.get("name")).rpartition(":")
+    is_by_value = file.endswith(by_value.SUFFIX) and name == factory.env_class.__name__
+    declared = {} if is_by_value or env.get("name") == factory.name else factory.declared_limits()
     return replace(limits_from(env), **declared)
 
 

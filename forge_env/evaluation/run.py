@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AsyncExitStack, contextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Protocol, cast
 
@@ -17,21 +17,35 @@ from forge_env.core.usage import Prices
 from forge_env.data.tasks import DataTasks
 from forge_env.evaluation.evaluate import evaluate
 from forge_env.evaluation.folder import EvalFolder, extended_from, fault_class
-from forge_env.evaluation.plan import Attempt, EvalPlan, all_attempts, before_extension, draw_tasks, episode_seed
+from forge_env.evaluation.plan import (
+    Attempt,
+    EvalPlan,
+    all_attempts,
+    before_extension,
+    draw_tasks,
+    episode_seed,
+    tasks_by_id,
+)
+from forge_env.evaluation.settings import EvalSettings
 from forge_env.evaluation.summary import summarise
 from forge_env.registry.agent_spec import AgentSettings, open_agent, split_agent
-from forge_env.rollout.factory import EnvFactory, make
+from forge_env.rollout.factory import EnvFactory
 from forge_env.rollout.rollout import run_episode
 from forge_env.telemetry.sender import SpanSender
 from forge_env.tool_env.tool_env import why_unscored
 from forge_env.utils.targets import load
 
+GIVEN = "agents.factories:open_scripted"
+"""Opens a function or an Agent of Python's code: forge_env does not import agents."""
 COMPARE = "agents.chat.rendering_check:compare_rendering"
-"""The function that compares an endpoint with a run: forge_env does not import agents."""
+"""The function that compares an endpoint with a run."""
 GREEDY = "greedy"
 """The folder of the attempts at temperature 0, inside of the evaluation's, and the name of their figure."""
 _FAILURES, _LATER_FAILURES = 4, 64
 """Faults of an endpoint in a row that end an evaluation: from its first episode on, and after an answer."""
+Script = Callable[..., Any]
+"""A function of the messages so far, which returns the next one."""
+Opener = Callable[[str, AgentSettings], AbstractAsyncContextManager[Agent]]
 Progress = Callable[[int, "Episode | None"], None]
 """Called with the number of attempts, and each episode that was read or run; None before the first one. The greedy
 attempts come after all others, and begin anew."""
@@ -40,16 +54,13 @@ attempts come after all others, and begin anew."""
 async def run_evaluation(
     plan: EvalPlan,
     path: Path,
+    settings: EvalSettings,
+    factory: EnvFactory,
     *,
-    at_most: bool = False,
-    concurrency: int = 16,
-    requests_per_minute: float | None = None,
-    api_key_env: str = "OPENAI_API_KEY",
-    prices: Prices | None = None,
-    like: str = "",
-    greedy: bool = True,
-    warn: Callable[[str], None] = lambda text: None,
-    progress: Progress = lambda total, episode: None,
+    agent: Script | Agent | None = None,
+    open_agent: Opener = open_agent,
+    warn: Callable[[str], None],
+    progress: Progress,
     spans: SpanSender | None = None,
 ) -> dict[str, Any]:
     """Evaluate an agent into a folder; returns the content of eval.json, and the numbers of episodes run and read.
@@ -60,43 +71,58 @@ async def run_evaluation(
     With `greedy` a local model that samples also makes one attempt at each task at temperature 0. These attempts are an
     evaluation of their own, in the folder greedy, and their success is the figure "greedy".
 
-    With `at_most` nobody has named the number of tasks, and fewer will do. `spans` gets the episodes that are run now.
-    `like` is the folder of a training run, and `warn` is told where the endpoint of an "openai:" agent renders prompts
-    otherwise than that run. An endpoint of vLLM that serves a run of this machine is compared without it.
+    Args:
+        plan: what the figures depend on.
+        path: of the folder.
+        settings: the plan's, and those that no figure depends on.
+        factory: of the plan's environment.
+        agent: a function or an Agent of Python's code, for the name in the plan; None opens the agent by its name.
+        open_agent: opens an agent by its name.
+        warn: told what a folder of a model lacks, and where an endpoint renders prompts otherwise than the run in the
+            setting `like`. Without it, vLLM's endpoint is compared with the run of this machine that it serves.
+        progress: see `Progress`.
+        spans: gets the episodes that are run now.
     """
-    if like and split_agent(plan.agent)[0] != "openai":
-        raise UserError(f"--like {like} is for an endpoint, openai:, and the agent is {plan.agent}: leave --like out")
-    if concurrency < 1:
-        raise UserError(f"the concurrency is {concurrency}; it is 1 or more")
-    factory = make(plan.env, **plan.options)
-    earlier = extended_from(path, plan.tasks)
-    tasks = draw_tasks(factory, plan, earlier, at_most=at_most)
-    settings = _agent_settings(plan, concurrency, requests_per_minute, api_key_env)
-    whole = plan.to_dict(factory, tasks, earlier)
+    if settings.like and split_agent(plan.agent)[0] != "openai":
+        raise UserError(
+            f"--like {settings.like} is for an endpoint, openai:, and the agent is {plan.agent}: leave --like out"
+        )
+    if settings.concurrency < 1:
+        raise UserError(f"the concurrency is {settings.concurrency}; it is 1 or more")
+    earlier: Sequence[int] = ()
+    if plan.task_ids:
+        tasks: Sequence[Task] = tasks_by_id(factory, plan, settings.tasks)
+    else:
+        earlier = extended_from(path, plan.tasks)
+        tasks = draw_tasks(factory, plan, earlier, at_most=settings.tasks is None)
+    whole = plan.to_dict(factory, tasks, earlier, agent)
     main = _Part(plan, path, whole, tasks, progress, spans)
     async with AsyncExitStack() as stack:
         agents: list[Agent] = []
 
-        async def agent() -> Agent:
+        async def opened_agent() -> Agent:
             if not agents:
                 await stack.enter_async_context(factory)
-                agents.append(await stack.enter_async_context(open_agent(plan.agent, settings)))
+                of_agent = _agent_settings(plan, settings, factory)
+                opened = open_agent(plan.agent, of_agent) if agent is None else load(GIVEN)(agent, of_agent)
+                agents.append(await stack.enter_async_context(opened))
                 main.folder.begin()
-                otherwise = await _rendered_otherwise(plan, factory, agents[0], tasks[0], like)
+                otherwise = await _rendered_otherwise(plan, factory, agents[0], tasks[0], settings.like)
                 for found in filter(None, (getattr(agents[0], "warning", ""), otherwise)):
                     warn(found)
             return agents[0]
 
         with main.opened(earlier) as folder:
             if main.missing:
-                await main.run(factory, await agent(), concurrency)
-            result = main.summary(factory, prices)
+                await main.run(factory, await opened_agent(), settings.concurrency)
+            result = main.summary(factory, settings.prices)
             is_measured = result["episodes"] and "unscored" not in result
-            if greedy and (of_greedy := plan.greedily()) and is_measured:
+            if settings.greedy and (of_greedy := plan.greedily()) and is_measured:
                 beside = _Part(of_greedy, path / GREEDY, {**whole, **of_greedy.sampling}, tasks, progress)
                 with beside.opened(extended_from(path / GREEDY, plan.tasks)) as greedy_folder:
                     if beside.missing:
-                        await beside.run(factory, cast(_Samples, await agent()).greedily(), concurrency)
+                        greedy_agent = cast(_Samples, await opened_agent()).greedily()
+                        await beside.run(factory, greedy_agent, settings.concurrency)
                     figures = beside.summary(factory, None)
                     greedy_folder.finish({**greedy_folder.plan, **figures})
                 result[GREEDY] = {name: figures[name] for name in ("avg@1", "ci95", "episodes", "faults")}
@@ -106,25 +132,24 @@ async def run_evaluation(
         "episodes_run": len(main.missing),
         "episodes_read": len(main.attempts) - len(main.missing),
         "dropped_faults": folder.dropped_faults,
-        **({"extended_from": earlier} if earlier else {}),
+        **({"extended_from": list(earlier)} if earlier else {}),
         **({"rows": str(tasks.rows)} if isinstance(tasks, DataTasks) and tasks.rows.left_out.total else {}),
     }
 
 
-def _agent_settings(
-    plan: EvalPlan, concurrency: int, requests_per_minute: float | None, api_key_env: str
-) -> AgentSettings:
+def _agent_settings(plan: EvalPlan, settings: EvalSettings, factory: EnvFactory) -> AgentSettings:
     return AgentSettings(
         env=plan.env,
+        env_class=factory.env_class,
         temperature=plan.temperature,
         top_p=plan.top_p,
         deterministic=plan.deterministic,
         thinking=plan.thinking,
         adapter=plan.adapter,
         max_tokens=plan.limits.max_tokens,
-        concurrency=concurrency,
-        requests_per_minute=requests_per_minute,
-        api_key_env=api_key_env,
+        concurrency=settings.concurrency,
+        requests_per_minute=settings.requests_per_minute,
+        api_key_env=settings.api_key_env,
         answer_seconds=plan.answer_seconds,
         idle_seconds=plan.idle_seconds,
         seed=plan.seed,

@@ -15,6 +15,7 @@ from __future__ import annotations
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 
+from forge_env.core.env import Env
 from forge_env.core.errors import UserError, nearest
 from forge_env.core.protocols import Agent
 from forge_env.utils.targets import load
@@ -33,6 +34,8 @@ class AgentSettings:
 
     env: str
     """Name of the environment, for its expert."""
+    env_class: type[Env] | None = None
+    """Its class; None is the class of its name."""
     temperature: float | None = None
     """Sampling temperature; None is 1, or the default of an endpoint."""
     top_p: float | None = None

@@ -28,8 +28,8 @@ _unwritten: dict[Path, bytes] = {}
 _texts: WeakKeyDictionary[type, str] = WeakKeyDictionary()
 
 
-def is_importable(value: type) -> bool:
-    """Whether another process can import a class by its name."""
+def is_importable(value: Any) -> bool:
+    """Whether another process can import a class or a function by its name."""
     module = sys.modules.get(value.__module__)
     if module is None or module.__name__ == "__main__" or module.__spec__ is None:
         return False

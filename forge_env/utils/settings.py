@@ -8,14 +8,17 @@ sentences for a mistake are from here.
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import functools
 import inspect
 import json
 import math
 import re
+import textwrap
 import typing
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from annotated_types import Ge, Gt, Interval, Le, Lt
@@ -159,6 +162,19 @@ def kinds_of(section: type[Any]) -> dict[str, tuple[Any, tuple[Any, ...]]]:
             kind, *marks = typing.get_args(hints[name]) if _is_marked(hints[name]) else [hints[name]]
             declared[name] = (kind, tuple(dict.fromkeys([*marks, *declared.get(name, (None, ()))[1]])))
     return {field.name: declared[field.name] for field in dataclasses.fields(section)}
+
+
+def texts_of(section: type[Any]) -> dict[str, str]:
+    """The text below each field of a dataclass; a field that is declared again has the texts of both declarations."""
+    docs: dict[str, str] = {}
+    for part in filter(dataclasses.is_dataclass, reversed(section.__mro__)):
+        (body,) = ast.parse(textwrap.dedent(inspect.getsource(part))).body
+        assert isinstance(body, ast.ClassDef)
+        for line, below in pairwise([*body.body, None]):
+            match line, below:
+                case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
+                    docs[name] = " ".join(f"{docs.get(name, '')} {text}".split())
+    return docs
 
 
 def _is_marked(kind: Any) -> bool:

@@ -27,9 +27,8 @@ from agents.generator.start import load_engine
 from forge_env.core.episode import Row, read_jsonl
 from forge_env.core.errors import PolicyError, ServiceError
 from forge_env.core.turn import Completion
-from forge_env.core.types import EpisodeLimits, Sampling
-from forge_env.evaluation.plan import EvalPlan
-from forge_env.evaluation.run import run_evaluation
+from forge_env.core.types import Sampling
+from forge_env.evaluation.api import evaluate_async
 from trainers.batching.batch import Sample
 from trainers.lora import Lora, adapter_config
 from trainers.losses import SFTLoss
@@ -259,9 +258,9 @@ async def test_an_export_is_evaluated_as_the_model_that_was_trained(
     trainer.export_adapter(tmp_path / "adapter")
     trainer.close()
     model, adapter = (tiny_model, str(tmp_path / "adapter")) if export == "adapter" else (tmp_path / "merged", "")
-    limits = EpisodeLimits(max_turns=2, max_turn_tokens=12, max_tokens=1024)
-    plan = EvalPlan(env="math", agent=f"vllm:{model}", adapter=adapter, tasks=2, limits=limits)
-    result = await run_evaluation(plan, tmp_path / "out")
+    limits = {"max_turns": 2, "max_turn_tokens": 12, "max_tokens": 1024}
+    evaluation = evaluate_async("math", f"vllm:{model}", adapter=adapter, tasks=2, out=tmp_path / "out", **limits)
+    result = (await evaluation).figures
     assert result["episodes"] == result["greedy"]["episodes"] == 2 and result.get("adapter", "") == adapter
     written = json.loads((tmp_path / "out" / "eval.json").read_text())
     assert ("adapter/adapter_model.safetensors" in written["depends_on"]["agent"]) == bool(adapter)

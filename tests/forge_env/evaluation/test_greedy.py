@@ -15,8 +15,7 @@ from envs.math import Math
 from forge_env.core.protocols import Conversation
 from forge_env.core.turn import Turn
 from forge_env.core.types import Action, ToolSpec
-from forge_env.evaluation.plan import EvalPlan
-from forge_env.evaluation.run import run_evaluation
+from forge_env.evaluation.api import evaluate_async
 from forge_env.registry import agent_spec
 from forge_env.registry.agent_spec import AgentSettings
 
@@ -53,8 +52,8 @@ def local(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def evaluated(model: Path, out: Path, *, greedy: bool = True, **settings: Any) -> dict[str, Any]:
-    plan = EvalPlan(env="math", agent=f"vllm:{model}", **{"tasks": 3, "n": 2, **settings})
-    return await run_evaluation(plan, out, greedy=greedy)
+    settings = {"tasks": 3, "samples": 2, "progress": False, **settings}
+    return dict((await evaluate_async("math", f"vllm:{model}", out=out, greedy=greedy, **settings)).figures)
 
 
 async def test_greedy_success_stands_beside_the_sampled_one(tiny_model: Path, tmp_path: Path) -> None:
@@ -78,7 +77,7 @@ async def test_what_is_there_is_not_played_again_and_the_folder_may_grow(tiny_mo
     assert sorted(Local.acted[9:]) == [False] * 4 + [True] * 2
 
 
-@pytest.mark.parametrize("settings", [{"temperature": 0.0, "n": 1}, {"deterministic": True}])
+@pytest.mark.parametrize("settings", [{"temperature": 0.0, "samples": 1}, {"deterministic": True}])
 async def test_there_is_no_second_figure_of_a_greedy_evaluation(
     tiny_model: Path, tmp_path: Path, settings: dict[str, Any]
 ) -> None:
@@ -87,5 +86,5 @@ async def test_there_is_no_second_figure_of_a_greedy_evaluation(
 
 
 async def test_nor_of_an_agent_that_is_no_local_model(tmp_path: Path) -> None:
-    plan = EvalPlan(env="math", agent="scripted:expert", tasks=2)
-    assert "greedy" not in await run_evaluation(plan, tmp_path / "out")
+    result = await evaluate_async("math", "scripted:expert", tasks=2, progress=False)
+    assert "greedy" not in result.figures

@@ -143,7 +143,7 @@ def test_an_episode_that_is_run_again_is_the_same(run: Command) -> None:
     for episode in episodes:
         replayed = run("replay", "out", episode.id)
         assert (replayed["code"], replayed["same"], replayed["differences"]) == (0, True, [])
-        assert replayed["options"] == {"width": "5"}
+        assert replayed["options"] == {"width": 5}
         # Each look ends with a random id and a time.
         assert [turn["observation"] for turn in replayed["turns"]] == ["same", "expected", "expected", "expected"]
         assert (

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import ast
 import dataclasses
-import inspect
 import textwrap
 import typing
 from collections.abc import Iterator
-from itertools import pairwise
 from typing import Any
 
-from forge_env.utils.settings import bounds_of, kinds_of, shown
+from forge_env.utils.settings import bounds_of, kinds_of, shown, texts_of
 from trainers.config import SHORT_OPTIONS, RunConfig
 
 FIRST = {
@@ -57,7 +54,7 @@ def _entry(option: str, text: str) -> list[str]:
 
 def _settings(section: Any, prefix: str = "") -> Iterator[tuple[str, Any, str]]:
     """Name, value and text of each setting, and of each section before its settings; the text says what is allowed."""
-    docs = _docs_of(type(section))
+    docs = texts_of(type(section))
     for name, (kind, marks) in kinds_of(section.__class__).items():
         value, allowed = getattr(section, name), bounds_of(marks)
         if typing.get_origin(kind) is typing.Literal:
@@ -66,16 +63,3 @@ def _settings(section: Any, prefix: str = "") -> Iterator[tuple[str, Any, str]]:
         yield f"{prefix}{name}", value, f"{docs.get(name, '')} {sentence}".strip()
         if dataclasses.is_dataclass(value):
             yield from _settings(value, f"{prefix}{name}.")
-
-
-def _docs_of(section: type[Any]) -> dict[str, str]:
-    """The text below each field of a dataclass; a field that is declared again has the texts of both declarations."""
-    docs: dict[str, str] = {}
-    for part in filter(dataclasses.is_dataclass, reversed(section.__mro__)):
-        (body,) = ast.parse(textwrap.dedent(inspect.getsource(part))).body
-        assert isinstance(body, ast.ClassDef)
-        for line, below in pairwise([*body.body, None]):
-            match line, below:
-                case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
-                    docs[name] = " ".join(f"{docs.get(name, '')} {text}".split())
-    return docs

@@ -1,0 +1,224 @@
+"""`forge_env.evaluate`: one agent in one environment, from Python; the command `forge-env eval` calls the same."""
+
+from __future__ import annotations
+
+import inspect
+import math
+import shutil
+import tempfile
+import warnings
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from forge_env.core.env import Env
+from forge_env.core.episode import Episode, read_jsonl
+from forge_env.core.errors import UserError
+from forge_env.core.protocols import Agent
+from forge_env.evaluation.compare import Comparison, compare
+from forge_env.evaluation.digests import label
+from forge_env.evaluation.folder import read_faults
+from forge_env.evaluation.plan import EvalPlan, limits_of, thinking_of
+from forge_env.evaluation.progress import LiveProgress, named
+from forge_env.evaluation.run import Opener, Script, run_evaluation
+from forge_env.evaluation.settings import EvalSettings
+from forge_env.records.run_files import EPISODES, FAULTS
+from forge_env.registry.agent_spec import open_agent
+from forge_env.rollout.factory import EnvFactory, make
+from forge_env.telemetry.sender import SpanSender, check_otel
+from forge_env.telemetry.spans import source_of
+from forge_env.utils.run_async import run_async
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class EvalResult:
+    """What an evaluation measured; its repr is one line of text."""
+
+    figures: Mapping[str, Any]
+    """The content of eval.json, see docs/evaluation.md, and the numbers of episodes that were run and read."""
+    folder: Path
+    """What the evaluation has recorded. A temporary one is removed with this object, or when the process ends."""
+
+    @property
+    def success(self) -> float:
+        """Success rate of one attempt; NaN if nothing could be scored."""
+        return _float(self.figures["pass@1"])
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """95% interval of the success rate, clustered by task."""
+        low, high = self.figures["ci95"] or (None, None)
+        return _float(low), _float(high)
+
+    @property
+    def reward(self) -> float:
+        """Mean reward; NaN if nothing could be scored."""
+        return _float(self.figures["reward"])
+
+    @cached_property
+    def episodes(self) -> tuple[Episode, ...]:
+        """The episodes that count, in the order of their ends; read from the folder at the first access."""
+        path = self.folder / EPISODES
+        return tuple(read_jsonl(path)) if path.exists() else ()
+
+    @cached_property
+    def faults(self) -> tuple[Episode, ...]:
+        """The episodes that a fault ended, which no figure counts, with those that were run again later."""
+        path = self.folder / FAULTS
+        return tuple(read_faults(path)) if path.exists() else ()
+
+    def compare(self, other: EvalResult | Path | str) -> list[Comparison]:
+        """Compare this evaluation with another one on the same tasks: its figures minus the other's.
+
+        Raises:
+            UserError: when they have no attempt in common, or different tasks with the same id.
+        """
+        return compare(other.folder if isinstance(other, EvalResult) else Path(other), self.folder)
+
+    def __repr__(self) -> str:
+        figures = self.figures
+        low, high = self.interval
+        faults = f", {count} faults" if (count := sum(figures["faults"].values())) else ""
+        return (
+            f"{named(figures['agent'], figures['adapter'])} in {figures['env']}: success {self.success:.3f} "
+            f"[{low:.3f}, {high:.3f}], mean reward {self.reward:.3f}, {figures['episodes']} episodes of "
+            f"{figures['tasks']} tasks{faults}"
+        )
+
+
+async def evaluate_async(
+    env: str | type[Env] | EnvFactory,
+    agent: str | Script | Agent,
+    *,
+    out: str | Path | None = None,
+    progress: bool | LiveProgress = True,
+    warn: Callable[[str], None] = warnings.warn,
+    open_agent: Opener = open_agent,
+    **settings: Any,
+) -> EvalResult:
+    """Measure an agent in an environment, and record every episode.
+
+    Args:
+        env: a name or target as on the command line, a class, or a factory with options. A class may be from a
+            notebook or a function: it runs in this process.
+        agent: a text as on the command line (`forge-env eval --help`), a function of the messages so far that returns
+            the next one, or an `Agent`, which is used as it is.
+        out: folder of the results, as of the command: the same call resumes what is unfinished, and more tasks extend
+            it. None is a temporary folder.
+        progress: whether stderr shows a bar in a terminal, and else a line every ten seconds.
+        warn: told what a result is to be read with.
+        open_agent: opens an agent by its name.
+        **settings: the fields of `EvalSettings`, and the limits of an episode by the fields of `EpisodeLimits`.
+
+    Raises:
+        UserError: a mistake in a setting, or a folder of another evaluation.
+        PolicyError: an endpoint gave no answer for some episodes in a row.
+    """
+    given = EvalSettings.of(settings)
+    check_otel(given.otel, "--otel")
+    factory = _factory(env, given.options)
+    name, function = _agent(agent)
+    plan = EvalPlan(
+        env=factory.name,
+        agent=name,
+        options=factory.options,
+        split=given.split,
+        task_ids=tuple(sorted(set(given.task_ids))),
+        tasks=len(set(given.task_ids)) or (EvalPlan.tasks if given.tasks is None else given.tasks),
+        n=given.samples,
+        seed=given.seed,
+        temperature=given.temperature,
+        top_p=given.top_p,
+        deterministic=given.deterministic,
+        thinking=given.thinking or thinking_of(name),
+        adapter=given.adapter,
+        answer_seconds=given.answer_seconds,
+        idle_seconds=given.idle_seconds,
+        limits=replace(limits_of(name, factory), **given.limits),
+    )
+    live = progress if isinstance(progress, LiveProgress) else LiveProgress(quiet=not progress)
+    title = f"{named(plan.agent, plan.adapter)} in {plan.env}"
+    with _folder(out) as folder, _spans(name, given.otel, warn) as spans, live.of(title, given.prices):
+        figures = await run_evaluation(
+            plan,
+            folder,
+            given,
+            factory,
+            agent=function,
+            open_agent=open_agent,
+            warn=warn,
+            progress=live.update,
+            spans=spans,
+        )
+    result = EvalResult(figures=figures, folder=folder)
+    if out is None:
+        weakref.finalize(result, shutil.rmtree, folder, ignore_errors=True)
+    return result
+
+
+def evaluate(env: str | type[Env] | EnvFactory, agent: str | Script | Agent, **arguments: Any) -> EvalResult:
+    """Do the same in plain code: a script, or a notebook, where an event loop runs already. See `evaluate_async`.
+
+    Raises:
+        KeyboardInterrupt: after Ctrl-C; with `out` the same call resumes the evaluation.
+    """
+    return run_async(evaluate_async(env, agent, **arguments))
+
+
+def _factory(env: Any, options: Mapping[str, Any]) -> EnvFactory:
+    if isinstance(env, str):
+        return make(env, **options)
+    if isinstance(env, EnvFactory):  # the same call may be made again, and an open one may be in use
+        return EnvFactory(env.env_class, name=env.target or label(env.env_class), **{**env.options, **options})
+    if isinstance(env, type):  # one of Gymnasium's is wrapped by its name
+        name = label(env)
+        return EnvFactory(env, name=name, **options) if issubclass(env, Env) else make(name, **options)
+    raise UserError(
+        f"the environment is {env!r:.80}; give a name, a target such as 'file.py:MyEnv', a class or an EnvFactory"
+    )
+
+
+def _agent(agent: Any) -> tuple[str, Script | Agent | None]:
+    """Return the name of an agent for the plan, and the agent itself unless it is a name."""
+    if isinstance(agent, str):
+        return agent, None
+    if not isinstance(agent, type) and (hasattr(agent, "act") or callable(agent)):
+        return f"scripted:{label(agent if inspect.isroutine(agent) else type(agent))}", agent
+    raise UserError(
+        f"the agent is {agent!r:.80}; give a text such as 'scripted:expert' or 'checkpoint:RUN', a function of the "
+        "messages so far, or an object with the method act"
+    )
+
+
+@contextmanager
+def _folder(out: str | Path | None) -> Iterator[Path]:
+    if out is not None:
+        yield Path(out)
+        return
+    folder = Path(tempfile.mkdtemp(prefix="forge_env-eval-"))
+    try:
+        yield folder
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+
+
+@contextmanager
+def _spans(agent: str, otel: str, warn: Callable[[str], None]) -> Iterator[SpanSender | None]:
+    if otel == "off":
+        yield None
+        return
+
+    def say(text: str) -> None:
+        warn(text.removeprefix("warning: "))
+
+    with SpanSender(source_of(agent), messages=otel == "messages", say=say) as spans:
+        yield spans
+
+
+def _float(value: float | None) -> float:
+    return math.nan if value is None else value
