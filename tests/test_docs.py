@@ -221,6 +221,12 @@ def test_every_link_of_a_page_leads_to_a_file() -> None:
         assert [link for link in links if not (page.parent / link).exists()] == [], page.name
 
 
+def test_a_release_has_at_most_60_lines_in_the_changelog() -> None:
+    _, *releases = re.split(r"^## (?=\[)", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), flags=re.M)
+    assert {release.partition("\n")[0]: release.count("\n") for release in releases if release.count("\n") > 60} == {}
+    assert len(releases) >= 2
+
+
 def test_the_pages_and_examples_are_there() -> None:
     assert {"environments.md", "tools.md"} <= {page.name for page in PAGES}
     assert len(EXAMPLES) >= 3
