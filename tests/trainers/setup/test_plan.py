@@ -404,7 +404,7 @@ def test_the_first_mistake_is_what_a_start_says(capsys: pytest.CaptureFixture[st
 
 @pytest.mark.parametrize("mistake", ["--grpo.n_samples=1", "--grpo.n_samples=0", "--loss=no_such:Loss", "--model=/no"])
 def test_a_mistake_is_all_that_a_dry_run_says(capsys: pytest.CaptureFixture[str], mistake: str) -> None:
-    text = printed(capsys, mistake, "--env=maths", code=2)
+    text = printed(capsys, mistake, "--env=math", code=2)
     assert text.startswith(" error: ") and text.count("\n") == 1 and mistake.partition("=")[2] in text
 
 
