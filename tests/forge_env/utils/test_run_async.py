@@ -40,10 +40,11 @@ def test_a_signal_lets_it_close_what_it_has_opened(
             closed.append(True)
 
     closed: list[bool] = []
+    before = signal.getsignal(signal.SIGTERM)
     with pytest.raises(error):
         where(lambda: run_async(work()))
     assert closed == [True]
-    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+    assert signal.getsignal(signal.SIGTERM) == before
 
 
 @pytest.mark.parametrize("where", [in_script, in_notebook])
