@@ -7,10 +7,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from envs.bug_fix import parts_of_numbers, parts_of_words
-from envs.bug_fix.part import DRAW, NUMBER, Kind, Part
+from envs.bug_fix.part import DRAW, NUMBER, PARTS, Kind
 
-PARTS: Mapping[str, Part] = {part.name: part for part in (*parts_of_numbers.PARTS, *parts_of_words.PARTS)}
 _DRAWS = 400
 _DRAWS_FOR_HIDING = 60
 _RAISED = object()

@@ -17,7 +17,8 @@ import functools
 import random
 from collections.abc import Mapping, Sequence
 
-from envs.bug_fix.repository import PARTS, Calls, Function, Layout, NoCallsError, Repository, chains
+from envs.bug_fix.part import PARTS
+from envs.bug_fix.repository import Calls, Function, Layout, NoCallsError, Repository, chains
 from envs.task_splits import draw_tasks
 from forge_env.core.errors import UserError
 from forge_env.core.types import Task

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from envs.bug_fix.repository import PARTS, Function, Layout, NoCallsError, Repository, find_repair
+from envs.bug_fix.part import PARTS
+from envs.bug_fix.repository import Function, Layout, NoCallsError, Repository, find_repair
 from envs.bug_fix.tasks import FIRST_PARTS, LEVELS, tasks_of_level
 from forge_env import Task
 from forge_env.core.errors import UserError
@@ -23,7 +24,7 @@ def test_a_fault_changes_one_line_that_occurs_once(name: str, fault: int) -> Non
     part = PARTS[name]
     old, new = part.faults[fault]
     lines = part.fault(fault)
-    assert part.body.count(old) == 1 and old != new
+    assert part.source.count(old) == 1 and old != new
     assert [line.strip() for line in part.source.split("\n")].count(lines.right) == 1
     right, wrong = (text.split("\n") for text in (part.text(5), part.text(5, fault)))
     assert sum(a != b for a, b in zip(right, wrong, strict=True)) == 1
