@@ -29,7 +29,7 @@ from forge_env.core.errors import PolicyError, UserError
 from forge_env.records.run_files import CONFIG, MANIFEST, trained_config
 from forge_env.runtime.process.children import kill_group
 from forge_env.runtime.process.lifetime import die_with
-from forge_env.utils.exits import how_it_ended
+from forge_env.utils.exits import how_it_ended, stop
 
 SERVER: Final = "vllm.entrypoints.openai.api_server"
 PARSER: Final = "agents.generator.answer_parser"
@@ -139,7 +139,10 @@ async def serve_model(server: ModelServer, token: str, announce: Callable[[str, 
     except TimeoutError:
         raise PolicyError(f"vLLM's server did not answer within {_START_SECONDS:g} s") from None
     finally:
-        await _end(child)
+        try:
+            await stop(child, _STOP_SECONDS)
+        finally:
+            kill_group(child.pid)
 
 
 async def _ready(child: asyncio.subprocess.Process, server: ModelServer) -> None:
@@ -153,16 +156,6 @@ async def _ready(child: asyncio.subprocess.Process, server: ModelServer) -> None
                     return
             await asyncio.sleep(0.2)
     raise PolicyError(f"vLLM's server did not start, and {how_it_ended(child.returncode)}; its messages are above")
-
-
-async def _end(child: asyncio.subprocess.Process) -> None:
-    if child.returncode is None:
-        child.terminate()
-        with suppress(TimeoutError):
-            async with asyncio.timeout(_STOP_SECONDS):
-                await child.wait()
-    kill_group(child.pid)
-    await child.wait()
 
 
 def _named(adapter: str) -> tuple[str, Path]:

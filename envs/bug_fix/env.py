@@ -17,9 +17,9 @@ from typing import Any, ClassVar
 from envs.bug_fix.repository import find_repair
 from envs.bug_fix.tasks import tasks_of_level
 from envs.code_exec.values import same
+from envs.messages import call, say
 from envs.workspace.base import WorkspaceEnv
 from envs.workspace.cheats import workspace_cheats
-from envs.workspace.messages import call, say
 from envs.workspace.submission import put_texts
 from forge_env.core.errors import EnvError
 from forge_env.core.types import Message, Task

@@ -18,14 +18,6 @@ Kind = Literal["numbers", "number", "text", "words", "pairs"]
 NUMBER = "{n}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fault:
-    """One line of a function as it should be, and as it stands with a mistake in it."""
-
-    right: str
-    wrong: str
-
-
 @dataclass(frozen=True)
 class Part:
     """One function of a repository. "{n}" in its texts stands for a number, which differs from task to task."""
@@ -44,45 +36,39 @@ class Part:
         """The docstring, which says exactly what the function returns."""
         return self.source.split('"""')[1]
 
-    def fault(self, index: int) -> Fault:
-        """The lines of a fault, without indentation."""
+    def fault(self, index: int) -> tuple[str, str]:
+        """The line of a fault as it should be, and as it stands with the mistake in it; without indentation."""
         old, new = self.faults[index]
         line = next(line for line in self.source.split("\n") if old in line)
-        return Fault(right=line.strip(), wrong=line.replace(old, new, 1).strip())
+        return line.strip(), line.replace(old, new, 1).strip()
+
+    def faulty(self, index: int) -> str:
+        """The function with a fault."""
+        return self.source.replace(*self.fault(index), 1)
 
     def text(self, number: int, fault: int | None = None) -> str:
         """Return the source with its number, and with a fault if one is named."""
-        source = self.source
-        if fault is not None:
-            lines = self.fault(fault)
-            source = source.replace(lines.right, lines.wrong, 1)
-        return source.replace(NUMBER, str(number))
+        return (self.source if fault is None else self.faulty(fault)).replace(NUMBER, str(number))
 
     def pattern(self, fault: int) -> re.Pattern[str]:
         """Match the source with a fault and any number."""
-        lines = self.fault(fault)
-        text = re.escape(self.source.replace(lines.right, lines.wrong, 1))
-        number = re.escape(NUMBER)
+        text, number = re.escape(self.faulty(fault)), re.escape(NUMBER)
         return re.compile(text.replace(number, r"(?P<n>\d+)", 1).replace(number, r"(?P=n)"))
 
 
-def draw_numbers(rng: random.Random) -> list[int]:
+def _draw_numbers(rng: random.Random) -> list[int]:
     """Few distinct values, so that repeats and runs occur."""
     return [rng.randint(-3, 12) for _ in range(rng.randint(0, 9))]
 
 
-def draw_words(rng: random.Random) -> list[str]:
+def _draw_words(rng: random.Random) -> list[str]:
     return rng.choices(["tea", "ink", "rope", "Salt", "wax", "Tin", "corks", "a", "Ink", "lamp"], k=rng.randint(0, 8))
 
 
-def draw_text(rng: random.Random) -> str:
-    return " ".join(draw_words(rng))
-
-
 DRAW: dict[Kind, Callable[[random.Random], Any]] = {
-    "numbers": draw_numbers,
-    "words": draw_words,
-    "text": draw_text,
+    "numbers": _draw_numbers,
+    "words": _draw_words,
+    "text": lambda rng: " ".join(_draw_words(rng)),
 }
 """Draws an argument of a kind."""
 

@@ -86,10 +86,8 @@ class Repository:
     @property
     def fault_line(self) -> int:
         """The number of the line with the fault, from 1."""
-        fault = PARTS[self.fault_function].fault(self.layout.fault)
-        wrong = fault.wrong.replace("{n}", str(self.layout.functions[self.layout.faulty].number))
-        lines = self.sources(is_faulty=True)[self.fault_path].split("\n")
-        return next(number for number, line in enumerate(lines, 1) if line.strip() == wrong)
+        right, wrong = (self.sources(is_faulty=is_faulty)[self.fault_path].split("\n") for is_faulty in (False, True))
+        return next(number for number, lines in enumerate(zip(right, wrong, strict=True), 1) if lines[0] != lines[1])
 
     @property
     def report_module(self) -> str:
@@ -205,8 +203,8 @@ def find_repair(text: str) -> Repair | None:
             match = part.pattern(index).search(text)
             if match is None:
                 continue
-            fault, number = part.fault(index), match["n"]
-            for right, wrong in (part.faults[index], (fault.right, fault.wrong)):
+            number = match["n"]
+            for right, wrong in (part.faults[index], part.fault(index)):
                 old, new = (passage.replace(NUMBER, number) for passage in (wrong, right))
                 if text.count(old) == 1:
                     return Repair(old, new)

@@ -66,7 +66,7 @@ class Verifier(HelperProcess):
     def compare(self, target: str, answer: str, tolerance: float, unevaluated: bool = False) -> bool:
         """Compare two expressions, as `equal_expressions` does."""
         request = {"target": target, "answer": answer, "tolerance": tolerance, "unevaluated": unevaluated}
-        return _verdict(self.request(request | {"cpu_seconds": self._cpu_seconds}, seconds=2 * WALL_SECONDS), target)
+        return _verdict(self.ask(request | {"cpu_seconds": self._cpu_seconds}, seconds=2 * WALL_SECONDS), target)
 
     def enforced(self) -> dict[str, Any]:
         """Return what the helper process is denied, see `HelperProcess.enforced`."""
