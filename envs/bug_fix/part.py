@@ -67,10 +67,10 @@ def _draw_words(rng: random.Random) -> list[str]:
 
 DRAW: dict[Kind, Callable[[random.Random], Any]] = {
     "numbers": _draw_numbers,
-    "words": _draw_words,
     "text": lambda rng: " ".join(_draw_words(rng)),
+    "words": _draw_words,
 }
-"""Draws an argument of a kind."""
+"""Draws an argument of a kind; the order decides about the tasks."""
 
 
 _HEADER = re.compile(r"(\w+): (\w+) -> (\w+), n from (\d+) to (\d+)(?: by (\d+))?")

@@ -44,10 +44,6 @@ class Call:
     argument: Any
     expected: Any
 
-    @property
-    def assertion(self) -> str:
-        return f"assert {self.function}({self.argument!r}) == {self.expected!r}"
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Calls:
@@ -88,10 +84,6 @@ class Repository:
         """The number of the line with the fault, from 1."""
         right, wrong = (self.sources(is_faulty=is_faulty)[self.fault_path].split("\n") for is_faulty in (False, True))
         return next(number for number, lines in enumerate(zip(right, wrong, strict=True), 1) if lines[0] != lines[1])
-
-    @property
-    def report_module(self) -> str:
-        return f"{self.layout.name}.report"
 
     def sources(self, *, is_faulty: bool) -> dict[str, str]:
         """Return path -> text of the modules, without tests."""
@@ -212,18 +204,14 @@ def find_repair(text: str) -> Repair | None:
     return None
 
 
-def chains(first: tuple[Kind, ...], length: int) -> Iterator[tuple[str, ...]]:
-    """Yield every sequence of distinct parts in which each takes what the one before gives."""
-    yield from _chains(first, length, ())
-
-
-def _chains(takes: tuple[Kind, ...], length: int, names: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
+def chains(takes: Kind, length: int, names: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """Yield every sequence of distinct parts in which each takes what the one before gives; all begin with `names`."""
     if length == 0:
         yield names
         return
     for part in PARTS.values():
-        if part.takes in takes and part.name not in names:
-            yield from _chains((part.gives,), length - 1, (*names, part.name))
+        if part.takes == takes and part.name not in names:
+            yield from chains(part.gives, length - 1, (*names, part.name))
 
 
 def _result(function: Callable[[Any], Any], argument: Any) -> Any:
@@ -239,5 +227,6 @@ def _test_module(calls: list[Call]) -> str:
     tests = []
     for call in calls:
         counts[call.function] = counts.get(call.function, 0) + 1
-        tests.append(f"\n\ndef test_{call.function}_{counts[call.function]}():\n    {call.assertion}\n")
+        assertion = f"assert {call.function}({call.argument!r}) == {call.expected!r}"
+        tests.append(f"\n\ndef test_{call.function}_{counts[call.function]}():\n    {assertion}\n")
     return "\n".join(imports) + "\n" + "".join(tests)

@@ -32,7 +32,7 @@ from forge_env.core.errors import UserError, nearest
 from forge_env.core.json_text import json_object
 from forge_env.core.reward_value import reaches, reward_value
 from forge_env.core.types import Action, Message, Task
-from forge_env.tool_env.toolbox import answer_to
+from forge_env.tool_env.toolbox import refuse_calls
 from forge_env.utils.targets import load, load_source
 
 SYSTEM_PROMPT = "You act in an environment, one action per turn. End every answer with your action."
@@ -121,7 +121,8 @@ class GymnasiumText(Env):
     def step(self, action: Action) -> StepResult:
         env = after_reset(self, self._env)
         if action.tool_calls:
-            return self._refused_calls(action)
+            answers = refuse_calls(action.tool_calls, "action")
+            return answers, -self._penalty, False, False, {"illegal_action": "a tool call"}
         try:
             chosen = self._read(action.text)
         except ValueError as wrong:
@@ -174,11 +175,6 @@ class GymnasiumText(Env):
         if self._env.render_mode != "ansi":
             return text
         return f"{plain_text(str(self._env.render()))}\nObservation: {text}"
-
-    def _refused_calls(self, action: Action) -> StepResult:
-        text = "Error: there are no tools; write your action as text."
-        answers = [answer_to(call, text) for call in action.tool_calls]
-        return answers, -self._penalty, False, False, {"illegal_action": "a tool call"}
 
 
 def from_gymnasium(

@@ -29,7 +29,7 @@ from forge_env.core.errors import EnvError, UserError
 from forge_env.core.json_text import json_object
 from forge_env.core.reward_value import reaches, reward_value
 from forge_env.core.types import Action, Message, Task, ToolCall, ToolFailure, ToolUse
-from forge_env.tool_env.toolbox import answer_to
+from forge_env.tool_env.toolbox import answer_to, refuse_calls
 
 _OVER = "Error: the episode is over."
 
@@ -174,8 +174,7 @@ class OpenEnv(Env):
         """Step by the text of the answer."""
         assert self._opened is not None
         if action.tool_calls:
-            text = "Error: there are no tools; write your action as text."
-            return [answer_to(call, text) for call in action.tool_calls], 0.0, False, False, {}
+            return refuse_calls(action.tool_calls, "action"), 0.0, False, False, {}
         try:
             observed = await self._opened.session.step({field: action.text})
         except BadAction as refused:

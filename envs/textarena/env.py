@@ -17,7 +17,7 @@ from forge_env.core.errors import EnvError, UserError
 from forge_env.core.json_text import json_object
 from forge_env.core.reward_value import reward_value
 from forge_env.core.types import Action, Message, Task
-from forge_env.tool_env.toolbox import answer_to
+from forge_env.tool_env.toolbox import refuse_calls
 from forge_env.utils.threads import invoke
 
 SYSTEM_PROMPT = (
@@ -136,9 +136,7 @@ class TextArena(Env):
     async def step(self, action: Action) -> StepResult:
         after_reset(self, self._session or None)
         if action.tool_calls:
-            text = "Error: there are no tools; write your move as text."
-            answers = [answer_to(call, text) for call in action.tool_calls]
-            return answers, 0.0, False, False, {"illegal_action": "a tool call"}
+            return refuse_calls(action.tool_calls, "move"), 0.0, False, False, {"illegal_action": "a tool call"}
         response = await self._opponents_moves(await self._ask({"do": "play", "text": action.text[-MAX_MOVE:]}))
         if "done" not in response:
             self.truncation_reward = response["score"]

@@ -40,14 +40,10 @@ class Worker:
         self._process: _Process | None = None
         self._is_closed = False
 
-    async def start(self) -> None:
-        """Start the process, if there is none."""
-        await self._started()
-
     async def play(self, request: Mapping[str, Any]) -> Rollout:
         """Begin a rollout."""
         async with queued():
-            process = await self._started()
+            process = await self.start()
         return await process.play(request)
 
     @property
@@ -61,7 +57,8 @@ class Worker:
         async with self._starting:
             await self._stop()
 
-    async def _started(self) -> _Process:
+    async def start(self) -> _Process:
+        """Start the process, if there is none."""
         async with self._starting:
             if self._is_closed:
                 raise ServiceError("the process of verifiers was closed")
