@@ -32,6 +32,9 @@ class Controlled(Generic[End]):
     end_key: ClassVar[str]
     """The key of its messages with the number of the work that has ended."""
     close_s: ClassVar[float]
+    """Seconds that its end may take, before it is killed."""
+    closed: ClassVar[str] = "the sandbox was closed"
+    """What ends its work when it is closed."""
 
     def __init__(self, process: subprocess.Popen[bytes], control: socket.socket) -> None:
         self._process, self._control = process, control
@@ -76,9 +79,9 @@ class Controlled(Generic[End]):
         self._process.kill()
         self._lose(f"{self.who} was killed because it did not answer")
 
-    async def close(self, reason: str = "the sandbox was closed") -> None:
+    async def close(self) -> None:
         """End the process and everything below it. Idempotent."""
-        self._lose(reason)
+        self._lose(self.closed)
         self._ready.cancel()
         # It ends at the end of its control socket; its starter ends after all processes below it.
         await exited(self._process, self.close_s)
@@ -96,7 +99,9 @@ class Controlled(Generic[End]):
 
     def _end(self, message: dict[str, Any]) -> End:
         """Read a message that is an end, without its number."""
-        raise NotImplementedError
+        failure = message.pop("failed", "")
+        end: End = self.end(**message, failure=failure)
+        return end
 
     def _work(self, number: int, order: dict[str, Any], fds: Sequence[int]) -> asyncio.Future[End]:
         """Send an order; return the future of its end, which never raises."""

@@ -41,6 +41,7 @@ class Server(Controlled[BoxEnd]):
     end = BoxEnd
     end_key = "ended"
     close_s = 10.0
+    closed = "the workspaces were closed"
 
     @classmethod
     async def start(cls, groups: Groups | str) -> Server:
@@ -79,14 +80,8 @@ class Server(Controlled[BoxEnd]):
     def forget_family(self, number: int) -> None:
         self._send({"forget": number})
 
-    async def close(self, reason: str = "the workspaces were closed") -> None:
-        await super().close(reason)
-
     def _refusal(self, answer: dict[str, Any]) -> UserError:
         is_late = "late" in answer
         return SandboxUnavailable(
             f"workspaces: their server did not start: {answer['failed']}." if is_late else why_not(answer["failed"])
         )
-
-    def _end(self, message: dict[str, Any]) -> BoxEnd:
-        return BoxEnd(status=message.get("status", 0), kept=message.get("kept", 0), failure=message.get("failed", ""))
