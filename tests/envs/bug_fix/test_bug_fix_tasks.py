@@ -83,7 +83,7 @@ def test_tasks_are_distinct_repeatable_and_apart_by_split(level: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("level", "digest"), enumerate(("7fa441871149", "e332453d2f33", "9c99d74e42df", "45a0137d4006"))
+    ("level", "digest"), list(enumerate(("7fa441871149", "e332453d2f33", "9c99d74e42df", "45a0137d4006")))
 )
 def test_the_tasks_of_a_seed_stay_the_same(level: int, digest: str) -> None:
     ids = [task.id for split in ("train", "test") for task in tasks_of_level(level, split, count=5, seed=0)]
