@@ -19,7 +19,7 @@ from forge_env.data.rows import BadRow, Data, NumberText, Row, open_data, shuffl
 from forge_env.data.tasks import DataTasks, RowCount
 
 TEST_SHARE = 10
-"""One task in so many is a test task."""
+"""One task in this number is a test task."""
 SPLITS = ("train", "test", "all")
 _BUFFER = 1000
 """Rows that a stream is shuffled among."""

@@ -33,7 +33,7 @@ def check_split(split: str, splits: Sequence[str] = ("train", "test"), *, name: 
 
 
 def draw_seeds(split: str, *, count: int, seed: int, pairs: int = 2**30) -> list[int]:
-    """Draw `count` distinct seeds below 2 * `pairs`; the seeds of "train" are even, those of "test" odd."""
+    """Draw `count` distinct seeds below 2 * `pairs`; even ones for "train", odd ones for "test"."""
     check_split(split)
     rng = random.Random(f"{split}/{seed}")
     seeds: dict[int, None] = {}
