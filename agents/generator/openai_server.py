@@ -139,10 +139,7 @@ async def serve_model(server: ModelServer, token: str, announce: Callable[[str, 
     except TimeoutError:
         raise PolicyError(f"vLLM's server did not answer within {_START_SECONDS:g} s") from None
     finally:
-        try:
-            await stop(child, _STOP_SECONDS)
-        finally:
-            kill_group(child.pid)
+        await _end(child)
 
 
 async def _ready(child: asyncio.subprocess.Process, server: ModelServer) -> None:
@@ -156,6 +153,13 @@ async def _ready(child: asyncio.subprocess.Process, server: ModelServer) -> None
                     return
             await asyncio.sleep(0.2)
     raise PolicyError(f"vLLM's server did not start, and {how_it_ended(child.returncode)}; its messages are above")
+
+
+async def _end(child: asyncio.subprocess.Process) -> None:
+    try:
+        await stop(child, _STOP_SECONDS)
+    finally:
+        kill_group(child.pid)
 
 
 def _named(adapter: str) -> tuple[str, Path]:
