@@ -21,7 +21,7 @@ from typing import Any
 from agents.scripted import ScriptedAgent
 from benchmarks.machine import describe
 from envs.bug_fix.env import BugFix
-from envs.workspace.messages import call
+from envs.messages import call
 from forge_env import EnvFactory, run_episode
 from forge_env.core.types import Message
 

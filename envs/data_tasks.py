@@ -11,15 +11,15 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from envs.task_splits import bucket
-from forge_env.core.errors import TooFewTasks, UserError, nearest
+from envs.task_splits import bucket, check_split
+from forge_env.core.errors import TooFewTasks, UserError
 from forge_env.core.message_shape import json_problem, kind_problem, messages_problem
 from forge_env.core.types import Message, Task
 from forge_env.data.rows import BadRow, Data, NumberText, Row, open_data, shuffled, text_problem
 from forge_env.data.tasks import DataTasks, RowCount
 
 TEST_SHARE = 10
-"""One task in so many is a test task."""
+"""One task in this number is a test task."""
 SPLITS = ("train", "test", "all")
 _BUFFER = 1000
 """Rows that a stream is shuffled among."""
@@ -51,8 +51,8 @@ def data_tasks(
         exact: see `open_data`.
     """
     data = open_data(source, split=split, streaming=streaming, exact=exact)
-    if not data.is_divided and split not in SPLITS:
-        raise UserError(f"there is no split {split!r} of {data.name}. {nearest(split, SPLITS)}")
+    if not data.is_divided:
+        check_split(split, SPLITS, name=data.name)
     order = None if streaming else seed  # a stream is shuffled already
     wanted = _Wanted(split="all" if data.is_divided else split, count=count, seed=order)
     rows: Iterable[Row] = data

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import random
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from typing import TypeVar
 
-from forge_env.core.errors import TooFewTasks, UserError
+from forge_env.core.errors import TooFewTasks, UserError, nearest
 from forge_env.core.types import Task
 
 C = TypeVar("C", bound=Hashable)
@@ -24,6 +24,22 @@ def bucket(content: object, buckets: int) -> int:
 def is_held_out_pair(operation: str, constant: Hashable) -> bool:
     """Whether a pair of operation and constant, or constants, is held out from training: one in ten."""
     return bucket((operation, constant), 10) == 0
+
+
+def check_split(split: str, splits: Sequence[str] = ("train", "test"), *, name: str = "") -> None:
+    """Refuse a split that an environment, or what has the `name`, does not have."""
+    if split not in splits:
+        raise UserError(f"there is no split {split!r}{f' of {name}' if name else ''}. {nearest(split, splits)}")
+
+
+def draw_seeds(split: str, *, count: int, seed: int, pairs: int = 2**30) -> list[int]:
+    """Draw `count` distinct seeds below 2 * `pairs`; even ones for "train", odd ones for "test"."""
+    check_split(split)
+    rng = random.Random(f"{split}/{seed}")
+    seeds: dict[int, None] = {}
+    while len(seeds) < count:
+        seeds[2 * rng.randrange(pairs) + (split == "test")] = None
+    return list(seeds)
 
 
 def draw_tasks(
@@ -44,8 +60,7 @@ def draw_tasks(
     Args:
         by_pair_only: hold out nothing by its own hash, so that all "test" tasks have pairs that are not in training.
     """
-    if split not in ("train", "test"):
-        raise UserError(f"there is no split {split!r}; the splits are train and test")
+    check_split(split)
     rng = random.Random(f"{split}/{seed}")
     contents: dict[C, None] = {}
     unseen_pairs = 0

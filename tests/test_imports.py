@@ -34,9 +34,9 @@ ROOMS = {
     "agents": """model_folder model_weights answer_form stop_strings thought_budget renderer served_tokenizer
         folder_checks constrained token_agent chat scripted factories generator""",
     "sandboxes": "guest host images docker workspaces settings",
-    "envs": """media task_splits task_kinds data_tasks processes math code_exec tool_api workspace bug_fix harbor swe
-        external gymnasium_text reasoning textarena suites verifiers openenv ors actors""",
-    "envs.suites": "catalogue process expert selection bfcl agentdojo humaneval",
+    "envs": """media messages drawn_solutions task_splits task_kinds data_tasks processes math code_exec tool_api
+        workspace bug_fix harbor swe external gymnasium_text reasoning textarena suites verifiers openenv ors actors""",
+    "envs.suites": "catalogue process selection bfcl agentdojo humaneval",
     "envs.tool_api": "http json_schema mcp openapi shop tool_names answers call_tasks sources tasks services env",
     "trainers": """settings checkpoints model lora batching objective metrics titan config algorithm setup run
         controller api grpo dapo gspo sapo cispo reinforce losses sft __main__""",

@@ -30,7 +30,7 @@ from forge_env.records.run_files import MANIFEST, step_of, trained_config
 from forge_env.records.run_weights import run_of
 from forge_env.runtime.process.children import kill_group
 from forge_env.runtime.process.lifetime import die_with
-from forge_env.utils.exits import how_it_ended
+from forge_env.utils.exits import how_it_ended, stop
 
 SERVER: Final = "vllm.entrypoints.openai.api_server"
 PARSER: Final = "agents.generator.answer_parser"
@@ -154,13 +154,10 @@ async def _ready(child: asyncio.subprocess.Process, server: ModelServer) -> None
 
 
 async def _end(child: asyncio.subprocess.Process) -> None:
-    if child.returncode is None:
-        child.terminate()
-        with suppress(TimeoutError):
-            async with asyncio.timeout(_STOP_SECONDS):
-                await child.wait()
-    kill_group(child.pid)
-    await child.wait()
+    try:
+        await stop(child, _STOP_SECONDS)
+    finally:
+        kill_group(child.pid)
 
 
 def _named(adapter: str) -> tuple[str, Path]:

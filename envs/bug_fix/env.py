@@ -17,9 +17,9 @@ from typing import Any, ClassVar
 from envs.bug_fix.repository import find_repair
 from envs.bug_fix.tasks import tasks_of_level
 from envs.code_exec.values import same
+from envs.messages import call, say
 from envs.workspace.base import WorkspaceEnv
 from envs.workspace.cheats import workspace_cheats
-from envs.workspace.messages import call, say
 from envs.workspace.submission import put_texts
 from forge_env.core.errors import EnvError
 from forge_env.core.types import Message, Task
@@ -31,7 +31,7 @@ _MAX_SOURCE = 2**18
 _GRADE_SECONDS = 20.0
 # The first descriptor is saved before anything of the model's is imported. So the result has nothing that it prints. It
 # could still write to the descriptor itself: values that it computed, like the results of its functions.
-_RUNNER = """
+RUNNER = """
 import importlib, json, os, sys
 out = os.dup(1)
 os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
@@ -149,7 +149,7 @@ class BugFix(WorkspaceEnv):
         workspace = await self.open_fresh()
         try:
             await put_texts(workspace, _placed(sources))
-            command = ["/usr/local/bin/python3", "-I", "-S", "-c", _RUNNER, _FOLDER]
+            command = ["/usr/local/bin/python3", "-I", "-S", "-c", RUNNER, _FOLDER]
             result = await workspace.exec(command, cwd="/", stdin=json.dumps(calls), timeout_s=_GRADE_SECONDS)
         finally:
             await workspace.close()

@@ -7,10 +7,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from envs.bug_fix import parts_of_numbers, parts_of_words
-from envs.bug_fix.part import DRAW, NUMBER, Kind, Part
+from envs.bug_fix.part import DRAW, NUMBER, PARTS, Kind
 
-PARTS: Mapping[str, Part] = {part.name: part for part in (*parts_of_numbers.PARTS, *parts_of_words.PARTS)}
 _DRAWS = 400
 _DRAWS_FOR_HIDING = 60
 _RAISED = object()
@@ -45,10 +43,6 @@ class Call:
     function: str
     argument: Any
     expected: Any
-
-    @property
-    def assertion(self) -> str:
-        return f"assert {self.function}({self.argument!r}) == {self.expected!r}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,14 +82,8 @@ class Repository:
     @property
     def fault_line(self) -> int:
         """The number of the line with the fault, from 1."""
-        fault = PARTS[self.fault_function].fault(self.layout.fault)
-        wrong = fault.wrong.replace("{n}", str(self.layout.functions[self.layout.faulty].number))
-        lines = self.sources(is_faulty=True)[self.fault_path].split("\n")
-        return next(number for number, line in enumerate(lines, 1) if line.strip() == wrong)
-
-    @property
-    def report_module(self) -> str:
-        return f"{self.layout.name}.report"
+        right, wrong = (self.sources(is_faulty=is_faulty)[self.fault_path].split("\n") for is_faulty in (False, True))
+        return next(number for number, lines in enumerate(zip(right, wrong, strict=True), 1) if lines[0] != lines[1])
 
     def sources(self, *, is_faulty: bool) -> dict[str, str]:
         """Return path -> text of the modules, without tests."""
@@ -207,8 +195,8 @@ def find_repair(text: str) -> Repair | None:
             match = part.pattern(index).search(text)
             if match is None:
                 continue
-            fault, number = part.fault(index), match["n"]
-            for right, wrong in (part.faults[index], (fault.right, fault.wrong)):
+            number = match["n"]
+            for right, wrong in (part.faults[index], part.fault(index)):
                 old, new = (passage.replace(NUMBER, number) for passage in (wrong, right))
                 if text.count(old) == 1:
                     return Repair(old, new)
@@ -216,18 +204,14 @@ def find_repair(text: str) -> Repair | None:
     return None
 
 
-def chains(first: tuple[Kind, ...], length: int) -> Iterator[tuple[str, ...]]:
-    """Yield every sequence of distinct parts in which each takes what the one before gives."""
-    yield from _chains(first, length, ())
-
-
-def _chains(takes: tuple[Kind, ...], length: int, names: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
+def chains(takes: Kind, length: int, names: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """Yield every sequence of distinct parts in which each takes what the one before gives; all begin with `names`."""
     if length == 0:
         yield names
         return
     for part in PARTS.values():
-        if part.takes in takes and part.name not in names:
-            yield from _chains((part.gives,), length - 1, (*names, part.name))
+        if part.takes == takes and part.name not in names:
+            yield from chains(part.gives, length - 1, (*names, part.name))
 
 
 def _result(function: Callable[[Any], Any], argument: Any) -> Any:
@@ -243,5 +227,6 @@ def _test_module(calls: list[Call]) -> str:
     tests = []
     for call in calls:
         counts[call.function] = counts.get(call.function, 0) + 1
-        tests.append(f"\n\ndef test_{call.function}_{counts[call.function]}():\n    {call.assertion}\n")
+        assertion = f"assert {call.function}({call.argument!r}) == {call.expected!r}"
+        tests.append(f"\n\ndef test_{call.function}_{counts[call.function]}():\n    {assertion}\n")
     return "\n".join(imports) + "\n" + "".join(tests)

@@ -17,7 +17,8 @@ import functools
 import random
 from collections.abc import Mapping, Sequence
 
-from envs.bug_fix.repository import PARTS, Calls, Function, Layout, NoCallsError, Repository, chains
+from envs.bug_fix.part import DRAW, PARTS
+from envs.bug_fix.repository import Calls, Function, Layout, NoCallsError, Repository, chains
 from envs.task_splits import draw_tasks
 from forge_env.core.errors import UserError
 from forge_env.core.types import Task
@@ -76,7 +77,7 @@ def _draw_layout(level: int, split: str, rng: random.Random) -> Layout:
 def _all_chains(length: int) -> Sequence[tuple[str, ...]]:
     """As many that begin with numbers as with text or words: of five numbers there are many more chains."""
     rng = random.Random(length)
-    by_start = [list(chains((kind,), length)) for kind in ("numbers", "text", "words")]
+    by_start = [list(chains(kind, length)) for kind in DRAW]
     least = min(map(len, by_start))
     return [chain for chains_of_kind in by_start for chain in rng.sample(chains_of_kind, least)]
 
@@ -129,6 +130,6 @@ def _question(level: int, repository: Repository, calls: Mapping[str, Calls]) ->
         return f"The function {function} in {path} does not do what it says. Mend it."
     if level == 2:
         call = calls["report"].showing[0]
-        shown = f"report({call.argument!r}) of {repository.report_module} must return {call.expected!r}"
+        shown = f"report({call.argument!r}) of {repository.layout.name}.report must return {call.expected!r}"
         return f"{shown}, and returns something else. Mend the package {repository.layout.name}."
     return f"A test in tests/test_report.py fails. Mend the package {repository.layout.name}, not its tests."

@@ -11,6 +11,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
+from envs.bug_fix.env import RUNNER
 from envs.bug_fix.tasks import tasks_of_level
 from forge_env.core.errors import UserError
 from forge_env.core.types import Task
@@ -52,27 +53,14 @@ import json
 import subprocess
 import sys
 
-RUNNER = """
-import importlib, json, os, sys
-out = os.dup(1)
-os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-sys.path.insert(0, "/repo")
-values = []
-for module, function, argument in json.load(sys.stdin):
-    try:
-        values.append([getattr(importlib.import_module(module), function)(argument)])
-    except BaseException:
-        values.append([])
-os.write(out, json.dumps(values).encode())
-os._exit(0)
-"""
+RUNNER = """RUNNER_TEXT"""
 
 with open("/tests/calls.json") as file:
     calls = json.load(file)
 passed = 0
 try:
     run = subprocess.run(
-        [sys.executable, "-I", "-S", "-c", RUNNER],
+        [sys.executable, "-I", "-S", "-c", RUNNER, "/repo"],
         input=json.dumps([call[:3] for call in calls]).encode(),
         stdout=subprocess.PIPE,
         timeout=30,
@@ -87,7 +75,7 @@ except (ValueError, TypeError, subprocess.TimeoutExpired) as error:
 print(f"{passed} of {len(calls)} calls return what they should")
 with open("/logs/verifier/reward.json", "w") as file:
     json.dump({"reward": float(passed == len(calls))}, file)
-'''
+'''.replace("RUNNER_TEXT", RUNNER)
 
 
 def write_task(folder: Path, task: Task, *, base: str = "host:pytest") -> None:

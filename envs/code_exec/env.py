@@ -18,6 +18,7 @@ from envs.code_exec.dataset_tasks import load_tasks
 from envs.code_exec.file_tasks import next_step, tasks_with_files
 from envs.code_exec.grading import Verdict, grade
 from envs.code_exec.story_tasks import Step, solve_story, tasks_of_level
+from envs.messages import call, say
 from envs.task_splits import SYMBOLS, draw_tasks
 from forge_env.core.env import StepResult
 from forge_env.core.errors import SandboxError, UserError
@@ -133,10 +134,7 @@ class CodeExec(ToolEnv):
         step = _solve_look_up(question, results) or solve_story(question, results) or next_step(question, results)
         if step is None:
             raise UserError("the expert of code_exec solves the tasks of its levels, not those of a data set")
-        if step.is_answer:
-            return {"role": "assistant", "content": step.code}
-        call = {"name": "python", "arguments": {"code": step.code}}
-        return {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": call}]}
+        return say(step.code) if step.is_answer else call("python", code=step.code)
 
     async def reset(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> Any:
         await self.close()

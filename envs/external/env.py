@@ -31,7 +31,7 @@ from envs.external.session import PendingRequest, ProgramSession, was_cut_by_pro
 from envs.external.setup import ProgramSetup, Setup
 from envs.external.start_program import start_program
 from envs.external.tasks import make_tasks
-from forge_env.core.env import ConcurrentEnv, StepResult, TimeSpentBy
+from forge_env.core.env import ConcurrentEnv, StepResult, TimeSpentBy, after_reset
 from forge_env.core.errors import EnvError
 from forge_env.core.protocols import NextTurn
 from forge_env.core.types import Action, EpisodeLimits, Message, Outcome, Task
@@ -134,8 +134,7 @@ class External(ConcurrentEnv):
 
     async def step(self, action: Action) -> StepResult:
         """Take the answer to the request at hand, for callers that play one turn at a time."""
-        if self._session is None or len(self._asked) != 1:
-            raise EnvError("External.step was called before reset or after the end: reset starts an episode")
+        after_reset(self, self._session if len(self._asked) == 1 else None)
         await self.answer(next(iter(self._asked)), action)
         return await self.listen()
 

@@ -25,9 +25,8 @@ class ProgramOutput:
 
     def note(self, name: str, data: bytes) -> None:
         """Add to "stdout" or "stderr"."""
-        tail = self._tails[name]
-        tail += data
-        del tail[:-TAIL_BYTES]
+        self._tails[name] += data
+        del self._tails[name][:-TAIL_BYTES]
 
     def tail(self, name: str) -> str:
         """Return the last TAIL_BYTES that it wrote to "stdout" or "stderr"."""
@@ -44,7 +43,7 @@ class ProgramOutput:
 
     def last_lines(self) -> str:
         """Return the last lines of standard error."""
-        return " | ".join(self.tail("stderr").split("\n")[-6:]).strip(" |")[-600:]
+        return exits.last_words(self._tails["stderr"])
 
 
 def how_it_ended(code: int) -> str:

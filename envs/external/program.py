@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 import os
 import shlex
 import shutil
-import signal
 import socket
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from envs.external.output import TAIL_BYTES, ProgramOutput
 from envs.external.scoring import Result, read_result, text_of
 from envs.processes.guard import guarded
 from forge_env.core.errors import EnvError, SandboxUnavailable, UserError
+from forge_env.utils.exits import read_tail, stop
 from sandboxes.host.program import check_shown, confined, installation, listener_of
 
 RESULT = "result.json"
@@ -53,10 +52,9 @@ class Program(ProgramOutput):
         self.listener: socket.socket | None = None
         """A listener in the network of its sandbox, for the gateway to serve."""
         self._process = process
-        assert process.stdout is not None and process.stderr is not None
         streams = {"stdout": process.stdout, "stderr": process.stderr}
         self._reading = [
-            asyncio.create_task(_read(stream, functools.partial(self.note, name))) for name, stream in streams.items()
+            asyncio.create_task(read_tail(stream, self._tails[name], TAIL_BYTES)) for name, stream in streams.items()
         ]
 
     @classmethod
@@ -128,16 +126,7 @@ class Program(ProgramOutput):
     async def close(self) -> None:
         """End it and all processes that it started, and remove its folder. May be called again."""
         try:
-            if self._process.returncode is None:
-                try:
-                    self._process.send_signal(signal.SIGTERM)  # to the guard, which kills what does not end by itself
-                    async with asyncio.timeout(STOP_SECONDS):
-                        await self._process.wait()
-                except ProcessLookupError:
-                    pass
-                except TimeoutError:
-                    self._process.kill()
-                    await self._process.wait()
+            await stop(self._process, STOP_SECONDS)  # the guard, which kills what does not end by itself
             await asyncio.wait(self._reading, timeout=DRAIN_SECONDS)
         finally:
             for reading in self._reading:
@@ -158,11 +147,6 @@ def shown_to(command: Sequence[str], cwd: str) -> list[str]:
 def new_folder() -> Path:
     """A private folder for the files of one program."""
     return Path(tempfile.mkdtemp(prefix="forge_env_external_"))
-
-
-async def _read(stream: asyncio.StreamReader, note: Callable[[bytes], None]) -> None:
-    while data := await stream.read(TAIL_BYTES):
-        note(data)
 
 
 def _environment(variables: Mapping[str, str]) -> dict[str, str]:

@@ -11,7 +11,6 @@ At the command line "gymnasium:FrozenLake-v1" names one, with the defaults of `f
 from __future__ import annotations
 
 import functools
-import random
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -27,12 +26,13 @@ from envs.gymnasium_text.spaces import (
     parse_action,
     write_observation,
 )
-from forge_env.core.env import Env, StepResult
-from forge_env.core.errors import EnvError, UserError, nearest
+from envs.task_splits import draw_seeds
+from forge_env.core.env import Env, StepResult, after_reset
+from forge_env.core.errors import UserError, nearest
 from forge_env.core.json_text import json_object
 from forge_env.core.reward_value import reaches, reward_value
 from forge_env.core.types import Action, Message, Task
-from forge_env.tool_env.toolbox import answer_to
+from forge_env.tool_env.toolbox import refuse_calls
 from forge_env.utils.targets import load, load_source
 
 SYSTEM_PROMPT = "You act in an environment, one action per turn. End every answer with your action."
@@ -95,13 +95,7 @@ class GymnasiumText(Env):
     @classmethod
     def tasks(cls, split: str = "train", *, count: int, seed: int = 0) -> Sequence[Task]:
         """One task for each seed of the environment; seeds of "train" are even, seeds of "test" odd."""
-        if split not in ("train", "test"):
-            raise UserError(f"there is no split {split!r}; the splits are train and test")
-        rng = random.Random(f"{split}/{seed}")
-        seeds: dict[int, None] = {}
-        while len(seeds) < count:
-            seeds[2 * rng.randrange(2**30) + (split == "test")] = None
-        return [cls._task(seed_of_task) for seed_of_task in seeds]
+        return [cls._task(seed_of_task) for seed_of_task in draw_seeds(split, count=count, seed=seed)]
 
     @classmethod
     def _task(cls, seed: int) -> Task:
@@ -125,16 +119,16 @@ class GymnasiumText(Env):
         return (*system, *prompt, Message(role="user", content=text)), _renamed_info(info)
 
     def step(self, action: Action) -> StepResult:
-        if self._env is None:
-            raise EnvError(f"{type(self).__name__}.step was called before reset, which starts an episode")
+        env = after_reset(self, self._env)
         if action.tool_calls:
-            return self._refused_calls(action)
+            answers = refuse_calls(action.tool_calls, "action")
+            return answers, -self._penalty, False, False, {"illegal_action": "a tool call"}
         try:
             chosen = self._read(action.text)
         except ValueError as wrong:
-            text = f"Error: {wrong}. {describe_actions(self._env.action_space, self.action_names)}"
+            text = f"Error: {wrong}. {describe_actions(env.action_space, self.action_names)}"
             return (Message(role="user", content=text),), -self._penalty, False, False, {"illegal_action": str(wrong)}
-        observation, reward, terminated, truncated, info = self._env.step(chosen)
+        observation, reward, terminated, truncated, info = env.step(chosen)
         message = Message(role="user", content=self._written(observation))
         value = reward_value(reward, f"{self.id} returned the reward") * self._scale
         return (message,), value, bool(terminated), bool(truncated), _renamed_info(info)
@@ -181,11 +175,6 @@ class GymnasiumText(Env):
         if self._env.render_mode != "ansi":
             return text
         return f"{plain_text(str(self._env.render()))}\nObservation: {text}"
-
-    def _refused_calls(self, action: Action) -> StepResult:
-        text = "Error: there are no tools; write your action as text."
-        answers = [answer_to(call, text) for call in action.tool_calls]
-        return answers, -self._penalty, False, False, {"illegal_action": "a tool call"}
 
 
 def from_gymnasium(

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from envs.harbor.config import HarborTask
 from envs.harbor.needs import verifier_fetches
 from envs.harbor.oracle import play_task
+from envs.messages import say
 from envs.workspace.cheats import named_cheats
-from envs.workspace.messages import say
 from forge_env.core.task_audit import TaskAudit
 from forge_env.core.types import Message, Task
 

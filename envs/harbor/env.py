@@ -48,7 +48,7 @@ from envs.harbor.verify import (
     sources,
     take_work,
 )
-from envs.task_splits import bucket
+from envs.task_splits import bucket, check_split
 from envs.workspace.base import WorkspaceEnv
 from envs.workspace.obstacles import names_network, task_faults
 from envs.workspace.submission import copy_in
@@ -109,8 +109,7 @@ class Harbor(WorkspaceEnv):
         A folder with one task has it in "train". "all" is every task. A folder with tasks that cannot run without a
         network is refused if the user has not consented to one.
         """
-        if split not in ("train", "test", "all"):
-            raise UserError(f"there is no split {split!r}; the splits are train, test and all")
+        check_split(split, ("train", "test", "all"))
         tasks = find_tasks(Path(cls.path))
         require_consent(tasks, read_consent(network, mirrors))
         by_name = sorted(tasks, key=lambda task: bucket(task.name, 2**32))

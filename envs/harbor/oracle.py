@@ -7,7 +7,7 @@ import shlex
 from pathlib import Path
 
 from envs.harbor.config import HarborTask, find_tasks, resolved
-from envs.workspace.messages import call, say
+from envs.messages import call, say
 from forge_env.core.errors import UserError
 from forge_env.core.types import Message
 

@@ -15,6 +15,7 @@ from envs.math.dataset_tasks import load_tasks
 from envs.math.rewards import MathReward
 from envs.math.story_tasks import STORIES, Story, read_story, tasks_of_level
 from envs.math.verifier import require_math_verify
+from envs.messages import call, say
 from envs.task_splits import SYMBOLS, draw_tasks
 from forge_env.core.errors import UserError
 from forge_env.core.tools import Tool, reward, tool
@@ -136,8 +137,8 @@ class Math(ToolEnv):
             return _solve_story(*story, results=results, calculator=calculator)
         expression = _expression(*_read(question))
         if not calculator:
-            return {"role": "assistant", "content": calculate(expression)}
-        return {"role": "assistant", "content": results[-1]} if results else _call(expression)
+            return say(calculate(expression))
+        return say(results[-1]) if results else call("calculator", expression=expression)
 
     async def setup(self) -> None:
         """Adapt the system message to the task and the options; async, since a thread costs more."""
@@ -185,11 +186,6 @@ def _value(node: ast.AST) -> float:
     raise ValueError("only numbers, + - * / // % and parentheses are allowed")
 
 
-def _call(expression: str) -> Message:
-    call = {"name": "calculator", "arguments": {"expression": expression}}
-    return {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": call}]}
-
-
 def _solve_story(
     level: int, story: Story, numbers: tuple[int, ...], *, results: list[str], calculator: bool
 ) -> Message:
@@ -197,9 +193,9 @@ def _solve_story(
     failed = bool(results) and results[-1].startswith("Error")
     if calculator and not failed and len(results) < len(story.steps):
         last = results[-1] if results else ""
-        return _call(story.steps[len(results)].format(*numbers, r=last))
+        return call("calculator", expression=story.steps[len(results)].format(*numbers, r=last))
     answer = results[-1] if results and not failed else story.answer(*numbers)
-    return {"role": "assistant", "content": f"\\boxed{{{answer}}}" if level == 4 else answer}
+    return say(f"\\boxed{{{answer}}}" if level == 4 else answer)
 
 
 Content = tuple[str, int, int, int]  # operation, a, b, c

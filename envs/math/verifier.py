@@ -30,16 +30,6 @@ def require_math_verify() -> None:
         raise UserError(_MISSING)
 
 
-def equal_expressions(target: str, answer: str, *, tolerance: float = 0.0, unevaluated: bool = False) -> bool:
-    """Tell whether two LaTeX expressions are equal; `tolerance` is relative and counts for values only.
-
-    `unevaluated` permits operations in an answer that the target does not have.
-
-    An answer that takes too much processor time or memory to compare is not equal.
-    """
-    return _verifier.compare(target, answer, tolerance, unevaluated)
-
-
 @asynccontextmanager
 async def open_verifier() -> AsyncIterator[Verifier]:
     """Stop the helper process at the end, for an environment that shares it."""
@@ -63,10 +53,15 @@ class Verifier(HelperProcess):
     def check_installed(self) -> None:
         require_math_verify()
 
-    def compare(self, target: str, answer: str, tolerance: float, unevaluated: bool = False) -> bool:
-        """Compare two expressions, as `equal_expressions` does."""
+    def compare(self, target: str, answer: str, tolerance: float = 0.0, unevaluated: bool = False) -> bool:
+        """Tell whether two LaTeX expressions are equal. An answer that takes too much time or memory is not.
+
+        Args:
+            tolerance: relative; it counts for values only.
+            unevaluated: permits operations in an answer that the target does not have.
+        """
         request = {"target": target, "answer": answer, "tolerance": tolerance, "unevaluated": unevaluated}
-        return _verdict(self.request(request | {"cpu_seconds": self._cpu_seconds}, seconds=2 * WALL_SECONDS), target)
+        return _verdict(self.ask(request | {"cpu_seconds": self._cpu_seconds}, seconds=2 * WALL_SECONDS), target)
 
     def enforced(self) -> dict[str, Any]:
         """Return what the helper process is denied, see `HelperProcess.enforced`."""
@@ -91,3 +86,4 @@ def _verdict(response: Mapping[str, Any], target: str) -> bool:
 
 _verifier = Verifier()
 _verifier.end_with_owner()
+equal_expressions = _verifier.compare

@@ -9,7 +9,6 @@ import re
 import secrets
 import shlex
 import shutil
-import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -18,6 +17,7 @@ import httpx
 
 from envs.openenv import keeper
 from forge_env.core.errors import ServiceError, UserError
+from forge_env.utils.exits import last_words, read_tail, stop
 
 START_SECONDS = 300.0
 LIFE_SECONDS = 24 * 3600.0
@@ -42,7 +42,7 @@ class Container:
         self.url = ""
         self._process = process
         self._tail = bytearray()
-        self._reading = asyncio.create_task(self._read())
+        self._reading = asyncio.create_task(read_tail(process.stderr, self._tail, _TAIL))
 
     @property
     def has_ended(self) -> bool:
@@ -50,29 +50,17 @@ class Container:
 
     @property
     def last_words(self) -> str:
-        return " | ".join(self._tail.decode("utf-8", "replace").strip().splitlines()[-4:])[-600:]
+        return last_words(self._tail)
 
     async def close(self) -> None:
         """Remove it. May be called again."""
-        with contextlib.suppress(ProcessLookupError):
-            self._process.send_signal(signal.SIGTERM)
         try:
-            async with asyncio.timeout(_STOP_SECONDS):
-                await self._process.wait()
-        except TimeoutError:
-            self._process.kill()
-            await self._process.wait()
+            await stop(self._process, _STOP_SECONDS)
         finally:
             if self._process.returncode is not None and self._process.returncode < 0:  # its keeper was killed
                 await asyncio.to_thread(_docker, "rm", "--force", "--volumes", self.name)
             self._reading.cancel()
             await asyncio.gather(self._reading, return_exceptions=True)
-
-    async def _read(self) -> None:
-        assert self._process.stderr is not None
-        while data := await self._process.stderr.read(_TAIL):
-            self._tail += data
-            del self._tail[:-_TAIL]
 
 
 async def start_container(image: str, *, port: int, options: Sequence[str] = ()) -> Container:

@@ -23,12 +23,13 @@ from envs.openenv.observations import call_text, observation_text
 from envs.openenv.server import Opened, Server, target_of
 from envs.openenv.session import BadAction, Observed
 from envs.openenv.tasks import SOURCES, seed_tasks, server_tasks
-from forge_env.core.env import Env, StepResult
+from envs.task_splits import check_split
+from forge_env.core.env import Env, StepResult, after_reset
 from forge_env.core.errors import EnvError, UserError
 from forge_env.core.json_text import json_object
 from forge_env.core.reward_value import reaches, reward_value
 from forge_env.core.types import Action, Message, Task, ToolCall, ToolFailure, ToolUse
-from forge_env.tool_env.toolbox import answer_to
+from forge_env.tool_env.toolbox import answer_to, refuse_calls
 
 _OVER = "Error: the episode is over."
 
@@ -73,8 +74,7 @@ class OpenEnv(Env):
                 lists any.
             token_env: the environment variable with the token that the server asks for, if it does.
         """
-        if split not in ("train", "test"):
-            raise UserError(f"there is no split {split!r}; the splits are train and test")
+        check_split(split)
         if tasks not in SOURCES:
             raise UserError(f"the option tasks is {tasks!r}; it is {', '.join(SOURCES[:-1])} or {SOURCES[-1]}")
         if is_image(cls.source):
@@ -124,8 +124,7 @@ class OpenEnv(Env):
 
     async def step(self, action: Action) -> StepResult:
         """Take an action. The reward of the reset is in that of the first step."""
-        if self._opened is None or self._is_over:
-            raise EnvError("OpenEnv.step was called before reset or after the end: reset starts an episode")
+        after_reset(self, None if self._is_over else self._opened)
         messages, reward, terminated, truncated, info = await self._take(action)
         reward, self._reset_reward = reward + self._reset_reward, 0.0
         return messages, reward, terminated, truncated, info
@@ -175,8 +174,7 @@ class OpenEnv(Env):
         """Step by the text of the answer."""
         assert self._opened is not None
         if action.tool_calls:
-            text = "Error: there are no tools; write your action as text."
-            return [answer_to(call, text) for call in action.tool_calls], 0.0, False, False, {}
+            return refuse_calls(action.tool_calls, "action"), 0.0, False, False, {}
         try:
             observed = await self._opened.session.step({field: action.text})
         except BadAction as refused:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from envs.openenv.description import HttpApi, Split
-from envs.task_splits import bucket
+from envs.task_splits import bucket, draw_seeds
 from forge_env.core.errors import TooFewTasks, UserError
 from forge_env.core.message_shape import kind_problem, messages_problem
 from forge_env.core.types import Message, Task
@@ -21,10 +21,7 @@ _KINDS = {"train": ("train",), "test": ("test", "validation")}
 
 def seed_tasks(name: str, split: str, *, count: int, seed: int) -> list[Task]:
     """One task for each seed; seeds of "train" are even, seeds of "test" odd."""
-    rng = random.Random(f"{split}/{seed}")
-    seeds: dict[int, None] = {}
-    while len(seeds) < count:
-        seeds[2 * rng.randrange(2**30) + (split == "test")] = None
+    seeds = draw_seeds(split, count=count, seed=seed)
     return [Task(prompt=_message(f"{name}, episode {number}."), metadata={"seed": number}) for number in seeds]
 
 

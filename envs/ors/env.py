@@ -17,7 +17,7 @@ from envs.ors.content import messages_of, text_of
 from envs.ors.discovery import Discovery
 from envs.ors.session import Session
 from envs.tool_api.http.credentials import secret_from_env
-from forge_env.core.env import Env, StepResult
+from forge_env.core.env import Env, StepResult, after_reset
 from forge_env.core.errors import EnvError, ServiceError, UserError
 from forge_env.core.reward_value import reward_value
 from forge_env.core.tools import Tool, ToolOptions
@@ -157,8 +157,7 @@ class Ors(Env):
         return tuple(messages), {"ors": facts}
 
     async def step(self, action: Action) -> StepResult:
-        if self._session is None:
-            raise EnvError(f"{type(self).__name__}.step was called before reset, which starts an episode")
+        after_reset(self, self._session)
         self._earned = 0.0
         if action.tool_calls:
             answers, uses = await self._toolbox.answer(action.tool_calls)

@@ -18,12 +18,15 @@ from pathlib import Path
 from typing import Any
 
 from envs.processes import worker
-from forge_env.core.errors import ServiceError
+from forge_env.core.errors import EnvError, ServiceError
+from forge_env.utils.deadlines import queued
 from forge_env.utils.exits import exit_code, how_it_ended
+from forge_env.utils.threads import invoke
 
 logger = logging.getLogger(__name__)
 
 START_SECONDS = 120.0
+ANSWER_SECONDS = 300.0
 QUEUE_SECONDS = 600.0
 END_SECONDS = 0.5  # from the end of its output to its own
 
@@ -82,6 +85,23 @@ class HelperProcess:
             except ServiceError:
                 self._stop()
                 raise
+
+    def ask(self, request: Mapping[str, object], *, seconds: float = ANSWER_SECONDS) -> dict[str, Any]:
+        """Send a request, and return its response. What the library raises is an EnvError here."""
+        response = self.request(request, seconds=seconds)
+        if "error" in response:
+            raise EnvError(f"{self.subject(request)} raised {response['error']}")
+        return response
+
+    def subject(self, request: Mapping[str, object]) -> str:
+        """The subject of the sentence about an error of a request."""
+        return self._name
+
+    async def ask_in_turn(self, request: Mapping[str, object]) -> dict[str, Any]:
+        """Ask for an episode, in a thread; its clocks stand still, because this has deadlines of its own."""
+        async with queued():
+            response: dict[str, Any] = await invoke(self.ask, request)
+        return response
 
     def enforced(self) -> dict[str, Any]:
         """Return what the process is denied, determined by trying it, and "missing", a list of sentences.

@@ -9,15 +9,17 @@ import functools
 import inspect
 import random
 import signal
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 from pydantic_core import to_jsonable_python
 
+from envs.drawn_solutions import expert_of, remember
+from envs.messages import say
 from envs.reasoning.process import require_reasoning_gym, worker
-from envs.task_splits import bucket
-from forge_env.core.env import Env, StepResult
+from envs.task_splits import bucket, check_split
+from forge_env.core.env import Env, StepResult, after_reset, task_of
 from forge_env.core.errors import EnvError, TooFewTasks, UserError, nearest
 from forge_env.core.types import Action, Message, Task
 from forge_env.utils.deadlines import queued
@@ -36,8 +38,6 @@ _BLOCK = 50
 """Entries taken of one dataset seed: entries of even index, so datasets with seeds of the other parity share none."""
 _MAX_FRUITLESS = 4
 """Consecutive dataset seeds without a new task after which there are no more."""
-_MAX_GOLD = 100_000
-_gold: OrderedDict[str, str] = OrderedDict()
 
 
 class ReasoningGym(Env):
@@ -66,8 +66,7 @@ class ReasoningGym(Env):
     @classmethod
     def draw(cls, split: str, *, count: int, seed: int, config: Mapping[str, Any]) -> list[Task]:
         """Return `count` distinct tasks; `tasks` of each dataset calls this with the options of its configuration."""
-        if split not in ("train", "test"):
-            raise UserError(f"there is no split {split!r}; the splits are train and test")
+        check_split(split)
         settings = to_jsonable_python(dict(config))
         cls._check(settings)
         rng = random.Random(f"{split}/{seed}")
@@ -91,29 +90,21 @@ class ReasoningGym(Env):
     @staticmethod
     def expert(messages: list[Message]) -> Message:
         """Return the gold answer of a task that was made in this process."""
-        question = next((m["content"] for m in messages if m["role"] == "user"), "")
-        if question not in _gold:
-            raise EnvError(
-                "no gold answer is known for this question: its dataset has none, or it is not of this process"
-            )
-        return {"role": "assistant", "content": f"<answer>{_gold[question]}</answer>"}
+        return expert_of("reasoning_gym", messages)
 
     def reset(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> Any:
         self.seed(seed)
-        if options is None or "task" not in options:
-            raise EnvError(f"{type(self).__name__}.reset needs options={{'task': Task(...)}}")
-        self._task = options["task"]
+        self._task = task_of(self, options)
         system: Message = {"role": "system", "content": self.system_prompt}
         return (system, *self._task.prompt), {}
 
     async def step(self, action: Action) -> StepResult:
-        if self._task is None:
-            raise EnvError(f"{type(self).__name__}.step was called before reset, which starts an episode")
+        task = after_reset(self, self._task)
         answer = extract_answer(action.text)
         score = 0.0
         if answer and len(answer) <= MAX_ANSWER:
             async with queued():  # episodes wait for the helper process in turn; it has its own deadlines
-                score = await invoke(self.score, self._task, answer)
+                score = await invoke(self.score, task, answer)
         reward = score if self._partial_credit else float(score == 1.0)
         return (), reward, True, False, {"rewards": {"score": score}}
 
@@ -157,12 +148,11 @@ class ReasoningGym(Env):
     @classmethod
     def _task_of(cls, entry: Mapping[str, Any], seed: int, config: Mapping[str, Any]) -> Task:
         question, answer = entry["question"], entry["answer"]
-        if answer is not None:
-            _gold[question] = answer
-            if len(_gold) > _MAX_GOLD:
-                _gold.popitem(last=False)
         metadata = {"dataset": cls.dataset, "seed": seed, "index": entry["index"], "config": dict(config)}
-        return Task(prompt=({"role": "user", "content": question},), target=answer, metadata=metadata)
+        task = Task(prompt=({"role": "user", "content": question},), target=answer, metadata=metadata)
+        if answer is not None:
+            remember("reasoning_gym", task, lambda _: say(f"<answer>{answer}</answer>"))
+        return task
 
 
 def _reason(dataset: str, wrongly_paid: Counter[str]) -> str:

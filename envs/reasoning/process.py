@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from typing import Any
 
 from envs.processes.helper import HelperProcess
 from envs.reasoning import worker as library
-from forge_env.core.errors import EnvError, UserError
-
-ANSWER_SECONDS = 300.0
+from forge_env.core.errors import UserError
 
 
 def require_reasoning_gym() -> None:
@@ -30,12 +27,8 @@ class Worker(HelperProcess):
     def check_installed(self) -> None:
         require_reasoning_gym()
 
-    def ask(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Send a request, and return its response."""
-        response = self.request(request, seconds=ANSWER_SECONDS)
-        if "error" in response:
-            raise EnvError(f"the reasoning-gym dataset {request.get('dataset', '')} raised {response['error']}")
-        return response
+    def subject(self, request: Mapping[str, object]) -> str:
+        return f"the reasoning-gym dataset {request.get('dataset', '')}"
 
 
 @asynccontextmanager

@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import functools
-from typing import Any
 
 from envs.processes.helper import HelperProcess
 from envs.suites.catalogue import Installed
-from forge_env.core.errors import EnvError
-
-ANSWER_SECONDS = 300.0
 
 
 class SuiteProcess(HelperProcess):
@@ -19,13 +15,6 @@ class SuiteProcess(HelperProcess):
         self.label = suite.label
         variables = {"PYTHONHASHSEED": "0", "PYTHONPATH": ""}
         super().__init__(library_file, name=f"the process of {suite.label}", environment=variables, python=suite.python)
-
-    def ask(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Send a request, and return its response."""
-        response = self.request(request, seconds=ANSWER_SECONDS)
-        if "error" in response:
-            raise EnvError(f"{self.label} raised {response['error']}")
-        return response
 
 
 @functools.cache

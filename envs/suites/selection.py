@@ -5,9 +5,9 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterable
 
-from envs.suites.expert import Script, prompt_key, remember
-from envs.task_splits import bucket
-from forge_env.core.errors import TooFewTasks, UserError
+from envs.drawn_solutions import Script, prompt_key, remember
+from envs.task_splits import bucket, check_split
+from forge_env.core.errors import TooFewTasks
 from forge_env.core.types import Task
 
 TEST_SHARE = 5
@@ -35,8 +35,7 @@ def select(
         script_of: returns the solution of a task that has a target.
         each_prompt_once: of tasks with the same prompt, "train" and "test" have one: the expert could not tell which.
     """
-    if split not in SPLITS:
-        raise UserError(f"there is no split {split!r} of {name}; the splits are {', '.join(SPLITS)}")
+    check_split(split, SPLITS, name=name)
     chosen = [task for task in tasks if split == "all" or _is_in(task, split)]
     random.Random(f"{split}/{seed}").shuffle(chosen)
     if split != "all" and each_prompt_once:

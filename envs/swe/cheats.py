@@ -6,9 +6,9 @@ import re
 import shlex
 from collections.abc import Mapping, Sequence
 
+from envs.messages import call, say
 from envs.swe.rows import Instance
 from envs.workspace.cheats import named_cheats
-from envs.workspace.messages import call, say
 from forge_env.core.types import Message
 
 _CHANGED = re.compile(r"^\+\+\+ b/(.+)$", re.MULTILINE)

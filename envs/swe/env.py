@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from envs.data_tasks import data_tasks
+from envs.messages import call, say
 from envs.swe.cheats import named_cheats_of
 from envs.swe.repository import limits_of, prepare_repository
 from envs.swe.rows import Instance, instance_of, read_instance
 from envs.swe.verdict import Outcome, Submission, collect_patch, run_tests
-from envs.workspace.messages import call, say
 from envs.workspace.prepared_env import Beginning, PreparedEnv
 from envs.workspace.rows import DEFAULT_IMAGE
 from envs.workspace.solutions import note_solution, play_noted, play_solution

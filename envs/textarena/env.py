@@ -9,15 +9,15 @@ import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
+from envs.task_splits import draw_seeds
 from envs.textarena.opponents import ModelOpponents, check_opponent, model_of
 from envs.textarena.process import Worker, worker_of
-from forge_env.core.env import Env, StepResult
+from forge_env.core.env import Env, StepResult, after_reset
 from forge_env.core.errors import EnvError, UserError
 from forge_env.core.json_text import json_object
 from forge_env.core.reward_value import reward_value
 from forge_env.core.types import Action, Message, Task
-from forge_env.tool_env.toolbox import answer_to
-from forge_env.utils.deadlines import queued
+from forge_env.tool_env.toolbox import refuse_calls
 from forge_env.utils.threads import invoke
 
 SYSTEM_PROMPT = (
@@ -90,13 +90,8 @@ class TextArena(Env):
         game_options: str | Mapping[str, Any] = "{}",
     ) -> Sequence[Task]:
         """One task for each seed of the game; seeds of "train" are even, seeds of "test" odd."""
-        if split not in ("train", "test"):
-            raise UserError(f"there is no split {split!r}; the splits are train and test")
+        seeds = draw_seeds(split, count=count, seed=seed, pairs=2**29)
         cls._players_of(worker_of(python), players, json_object(game_options, "game_options", _EXAMPLE))
-        rng = random.Random(f"{split}/{seed}")
-        seeds: dict[int, None] = {}
-        while len(seeds) < count:
-            seeds[2 * rng.randrange(2**29) + (split == "test")] = None
         return [cls._task(seed_of_task) for seed_of_task in seeds]
 
     @classmethod
@@ -139,12 +134,9 @@ class TextArena(Env):
         return (system, Message(role="user", content=response["text"])), {}
 
     async def step(self, action: Action) -> StepResult:
-        if not self._session:
-            raise EnvError(f"{type(self).__name__}.step was called before reset, which starts an episode")
+        after_reset(self, self._session or None)
         if action.tool_calls:
-            text = "Error: there are no tools; write your move as text."
-            answers = [answer_to(call, text) for call in action.tool_calls]
-            return answers, 0.0, False, False, {"illegal_action": "a tool call"}
+            return refuse_calls(action.tool_calls, "move"), 0.0, False, False, {"illegal_action": "a tool call"}
         response = await self._opponents_moves(await self._ask({"do": "play", "text": action.text[-MAX_MOVE:]}))
         if "done" not in response:
             self.truncation_reward = response["score"]
@@ -194,9 +186,7 @@ class TextArena(Env):
         return response
 
     async def _ask(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        async with queued():  # games wait for the helper process in turn; it has its own deadlines
-            response: dict[str, Any] = await invoke(self.arena.ask, {**request, "session": self._session})
-        return response
+        return await self.arena.ask_in_turn({**request, "session": self._session})
 
     @classmethod
     def _players_of(cls, worker: Worker, players: int, options: Mapping[str, Any]) -> int:

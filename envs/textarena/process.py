@@ -11,11 +11,10 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
-from envs.processes.helper import HelperProcess
+from envs.processes.helper import ANSWER_SECONDS, HelperProcess
 from envs.textarena import worker as library
-from forge_env.core.errors import EnvError, ServiceError, UserError, nearest
+from forge_env.core.errors import ServiceError, UserError, nearest
 
-ANSWER_SECONDS = 300.0
 VERSION_SECONDS = 60.0
 OLDEST = (0, 7, 4)
 _VERSION = """
@@ -35,11 +34,8 @@ class Worker(HelperProcess):
         self.version = version
         self._described: dict[str, dict[str, Any]] = {}
 
-    def ask(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """Send a request, and return its response."""
-        response = self.request(request, seconds=ANSWER_SECONDS)
-        if "error" in response:
-            raise EnvError(f"TextArena raised {response['error']}")
+    def ask(self, request: Mapping[str, object], *, seconds: float = ANSWER_SECONDS) -> dict[str, Any]:
+        response = super().ask(request, seconds=seconds)
         if "lost" in response:
             raise ServiceError("the TextArena process ended during the game, and another one took its place")
         return response

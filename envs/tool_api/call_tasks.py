@@ -14,7 +14,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from envs.task_splits import bucket
+from envs.messages import call, say
+from envs.task_splits import bucket, check_split
 from envs.tool_api.answers import same_answer
 from envs.tool_api.json_schema.sampling import LARGEST, draw_arguments
 from forge_env.core.errors import ForgeError, TooFewTasks, UserError
@@ -38,8 +39,7 @@ def call_tasks(tools: Mapping[str, Tool], split: str, *, count: int, seed: int, 
         tools: of functions, by name.
         level: bounds the numbers and the lengths of texts.
     """
-    if split not in ("train", "test"):
-        raise UserError(f"there is no split {split!r}; the splits are train and test")
+    check_split(split)
     if level not in LARGEST:
         raise UserError(f"tool_api has no level {level}; the levels are {', '.join(map(str, LARGEST))}")
     loop = LoopThread.lease()  # the tools may be coroutines, and the caller may be one
@@ -58,10 +58,7 @@ def call_in_question(question: str) -> tuple[str, dict[str, Any]] | None:
 def call_expert(messages: Sequence[Message], name: str, arguments: Mapping[str, Any]) -> Message:
     """Return the message with the call, then the answer with its result."""
     results = [message["content"] for message in messages if message["role"] == "tool"]
-    if results:
-        return {"role": "assistant", "content": results[-1]}
-    call = {"type": "function", "function": {"name": name, "arguments": arguments}}
-    return {"role": "assistant", "content": "", "tool_calls": [call]}
+    return say(results[-1]) if results else call(name, **arguments)
 
 
 class _UnusableCall(Exception):

@@ -21,7 +21,7 @@ from envs.tool_api.shop.expert import expert as shop_expert
 from envs.tool_api.shop.tasks import score as shop_score
 from envs.tool_api.shop.tasks import shop_of
 from envs.tool_api.tasks import SHOP, make_tasks, source_target
-from forge_env.core.env import StepResult
+from forge_env.core.env import StepResult, after_reset
 from forge_env.core.errors import EnvError, UserError
 from forge_env.core.tools import Tool, reward
 from forge_env.core.types import Action, Message, Task
@@ -127,8 +127,8 @@ class ToolApi(ToolEnv):
             self.set_tools({**self.services.tools(self._token), **self._extra_tools})
 
     async def step(self, action: Action) -> StepResult:
-        if self.services.shop is not None and not self._token:
-            raise EnvError("ToolApi.step was called before reset or after close: reset starts an episode")
+        if self.services.shop is not None:
+            after_reset(self, self._token or None)
         return await super().step(action)
 
     async def close(self) -> None:

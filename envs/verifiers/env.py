@@ -19,7 +19,7 @@ from envs.external.dialects.reading import medium_of
 from envs.external.env import External
 from envs.external.player import Player
 from envs.external.session import ProgramSession
-from envs.task_splits import bucket
+from envs.task_splits import bucket, check_split
 from envs.verifiers.interpreter import configuration, describe, make_settings
 from envs.verifiers.process import Rollout
 from envs.verifiers.setup import VerifiersSetup, target_of
@@ -77,8 +77,7 @@ class Verifiers(External):
             harness: see there.
             runtime: see there.
         """
-        if split not in ("train", "test"):
-            raise UserError(f"there is no split {split!r}; the splits are train and test")
+        check_split(split)
         settings = make_settings(cls.id, python=python, config=config, harness=harness, runtime=runtime)
         of_test = json.loads(configuration(test_config, "test_config"))
         if of_test and split == "test":

@@ -11,17 +11,16 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from envs.processes.guard import guarded
 from envs.verifiers import worker
 from forge_env.core.errors import ServiceError, UserError
 from forge_env.core.json_text import json_object
+from forge_env.utils.exits import last_words
 from forge_env.utils.http_clients import no_proxy
 
 LIST_SECONDS = 600.0
-_SHOWN = 600
 _INSTALL = (
     "uv venv verifiers-env && uv pip install --python verifiers-env/bin/python verifiers; install the environment "
     "there as well, and add --option python=verifiers-env/bin/python"
@@ -113,15 +112,3 @@ def environment() -> dict[str, str]:
     own = {"PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "PYTHONSAFEPATH"}
     kept = {name: value for name, value in os.environ.items() if name not in own}
     return {**kept, **no_proxy(), "PYTHONUNBUFFERED": "1"}
-
-
-def last_words(stderr: bytes | bytearray) -> str:
-    lines = bytes(stderr).decode("utf-8", "replace").strip().splitlines()
-    return " | ".join(lines[-4:])[-_SHOWN:]
-
-
-def new_folder() -> Path:
-    """A private folder for the files of the rollouts of one worker."""
-    import tempfile
-
-    return Path(tempfile.mkdtemp(prefix="forge_env_verifiers_"))

@@ -7,18 +7,19 @@ import contextlib
 import itertools
 import json
 import shutil
-import signal
 import socket
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from envs.external.output import SHOWN, how_it_ended
+from envs.external.output import ProgramOutput, how_it_ended
 from envs.external.scoring import Result
 from envs.processes.guard import guarded
-from envs.verifiers.interpreter import Settings, environment, last_words, new_folder, read_line
+from envs.verifiers.interpreter import Settings, environment, read_line
 from forge_env.core.errors import EnvError, ServiceError
 from forge_env.utils.deadlines import queued
+from forge_env.utils.exits import last_words, read_tail, stop
 
 START_SECONDS = 600.0
 CANCEL_SECONDS = 3.0
@@ -39,14 +40,10 @@ class Worker:
         self._process: _Process | None = None
         self._is_closed = False
 
-    async def start(self) -> None:
-        """Start the process, if there is none."""
-        await self._started()
-
     async def play(self, request: Mapping[str, Any]) -> Rollout:
         """Begin a rollout."""
         async with queued():
-            process = await self._started()
+            process = await self.start()
         return await process.play(request)
 
     @property
@@ -60,7 +57,8 @@ class Worker:
         async with self._starting:
             await self._stop()
 
-    async def _started(self) -> _Process:
+    async def start(self) -> _Process:
+        """Start the process, if there is none."""
         async with self._starting:
             if self._is_closed:
                 raise ServiceError("the process of verifiers was closed")
@@ -76,16 +74,14 @@ class Worker:
             await process.stop()
 
 
-class Rollout:
+class Rollout(ProgramOutput):
     """A rollout; to an episode it is its program, see `envs.external.player.Player`."""
 
-    kind = "program"
-    who = "the program"
     listener: socket.socket | None = None
 
     def __init__(self, process: _Process, number: int) -> None:
+        super().__init__()
         self.folder = process.folder
-        self.exit_code: int | None = None
         self.result_data: Mapping[str, Any] = {}
         self._process = process
         self._number = number
@@ -94,6 +90,7 @@ class Rollout:
     def finish(self, result: Mapping[str, Any]) -> None:
         if not self._done.done():
             self.result_data, self.exit_code = result, int("failed" in result)
+            self.note("stderr", str(result.get("failed", "")).encode("utf-8", "replace"))
             self._done.set_result(None)
 
     async def ended(self) -> int:
@@ -109,19 +106,9 @@ class Rollout:
         if "failed" in self.result_data:
             raise EnvError(f"the rollout of verifiers failed: {self.result_data['failed']}")
 
-    def ending(self, code: int) -> str:
-        return how_it_ended(code)
-
     def result(self, last_words: str) -> Result:
         """The model's last message; the reward comes from verifiers, see `Verifiers`."""
         return Result(answer=last_words)
-
-    def facts(self) -> dict[str, Any]:
-        facts: dict[str, Any] = {"stdout": "", "stderr": self.last_lines()[-SHOWN:]}
-        return facts if self.exit_code is None else {**facts, "exit_code": self.exit_code}
-
-    def last_lines(self) -> str:
-        return str(self.result_data.get("failed", ""))
 
     async def close(self) -> None:
         """Cancel it. May be called again."""
@@ -142,12 +129,12 @@ class _Process:
         self._numbers = itertools.count(1)
         self._rollouts: dict[int, Rollout] = {}
         self._stderr = bytearray()
-        self._reading = [asyncio.create_task(self._read_errors())]
+        self._reading = [asyncio.create_task(read_tail(process.stderr, self._stderr, _TAIL))]
         self._cause = ""
 
     @classmethod
     async def start(cls, settings: Settings) -> _Process:
-        folder = new_folder()
+        folder = Path(tempfile.mkdtemp(prefix="forge_env_verifiers_"))  # for the files of its rollouts
         command = settings.command("serve", folder=str(folder))
         try:
             process = await asyncio.create_subprocess_exec(
@@ -199,15 +186,7 @@ class _Process:
     async def stop(self) -> None:
         """End the process and all that it has started."""
         try:
-            if self._process.returncode is None:
-                with contextlib.suppress(ProcessLookupError):
-                    self._process.send_signal(signal.SIGTERM)  # to the guard, which kills what does not end by itself
-                try:
-                    async with asyncio.timeout(STOP_SECONDS):
-                        await self._process.wait()
-                except TimeoutError:
-                    self._process.kill()
-                    await self._process.wait()
+            await stop(self._process, STOP_SECONDS)  # the guard, which kills what does not end by itself
         finally:
             for reading in self._reading:
                 reading.cancel()
@@ -257,12 +236,6 @@ class _Process:
             )
         except (ValueError, KeyError) as error:
             self._die(f"the process of verifiers wrote what cannot be read: {error}")
-
-    async def _read_errors(self) -> None:
-        assert self._process.stderr is not None
-        while data := await self._process.stderr.read(_TAIL):
-            self._stderr += data
-            del self._stderr[:-_TAIL]
 
     def _die(self, cause: str) -> None:
         self._cause = self._cause or cause

@@ -11,7 +11,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping, Sequence
 
-from envs.workspace.messages import call, say
+from envs.messages import call, say
 from forge_env.core.types import Message
 
 _REWARD = """mkdir -p /logs/verifier 2>/dev/null

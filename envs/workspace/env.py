@@ -16,8 +16,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from envs.data_tasks import data_tasks
+from envs.messages import call, say
 from envs.workspace.cheats import workspace_cheats
-from envs.workspace.messages import call, say
 from envs.workspace.obstacles import may_be_work, obstacle
 from envs.workspace.output import shorten
 from envs.workspace.prepared_env import Beginning, PreparedEnv

@@ -7,7 +7,7 @@ An observation is only the *new* messages, an action is an assistant message wit
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar, get_args
 
 from forge_env.core import members
 from forge_env.core.errors import EnvError, UserError
@@ -22,6 +22,7 @@ SUCCESS = 1.0
 """An episode with at least this reward, see `reaches`, is a success, unless the environment overrides `Env.success`."""
 TimeSpentBy = Literal["model", "service"]
 StepResult = tuple[Sequence[Message], float, bool, bool, dict[str, Any]]
+T = TypeVar("T")
 
 
 class Env:
@@ -195,3 +196,27 @@ class ConcurrentEnv(Env):
     async def counted(self, context: int, tokens: int) -> None:
         """Take the number of tokens of a prompt, for `NextTurn.count`; it is no turn."""
         raise NotImplementedError(f"{type(self).__name__} asks for counts: define the coroutine method counted()")
+
+
+def task_of(env: Env, options: Mapping[str, Any] | None) -> Task:
+    """Return the task among the options of a `reset`.
+
+    Raises:
+        EnvError: without one.
+    """
+    if options is None or "task" not in options:
+        raise EnvError(f"{type(env).__name__}.reset needs options={{'task': Task(...)}}")
+    task: Task = options["task"]
+    return task
+
+
+def after_reset(env: Env, made: T | None) -> T:
+    """Return what `reset` has made for the `step` that calls this.
+
+    Raises:
+        EnvError: if it is None: no episode is under way.
+    """
+    if made is None:
+        name = type(env).__name__
+        raise EnvError(f"{name}.step was called before reset or after the end of the episode: reset starts one")
+    return made

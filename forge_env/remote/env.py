@@ -12,7 +12,7 @@ import uuid
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from forge_env.core.env import Env, StepResult
+from forge_env.core.env import Env, StepResult, after_reset
 from forge_env.core.errors import EnvError, ForgeError, InfraError
 from forge_env.core.types import Action, EpisodeLimits, Message, Task
 from forge_env.core.usage import set_usage
@@ -124,8 +124,7 @@ class RemoteEnv(Env):
         return wire.reset_from(result)
 
     async def step(self, action: Action) -> StepResult:
-        if not self._session:
-            raise EnvError("step was called before reset, which starts an episode")
+        after_reset(self, self._session or None)
         step = wire.step_from(await self._call("step", action=wire.action_data(action)))
         self._turn_rewards.append(step[1])
         return step

@@ -21,7 +21,7 @@ from collections.abc import Collection, Generator, Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
 from forge_env.core import members
-from forge_env.core.env import Env, StepResult
+from forge_env.core.env import Env, StepResult, after_reset, task_of
 from forge_env.core.errors import EnvError
 from forge_env.core.own_copies import frozen, own_messages, own_task
 from forge_env.core.tools import Tool, is_tool, make_tool
@@ -102,9 +102,7 @@ class ToolEnv(Env):
 
     def _add(self, messages: list[Message]) -> None:
         """Add messages to those that were read."""
-        if self._messages_read is None:
-            raise EnvError(f"{type(self).__name__}.step was called before reset, which starts an episode")
-        self._messages_read += own_messages(messages) if self._makes_copies else messages
+        after_reset(self, self._messages_read).extend(own_messages(messages) if self._makes_copies else messages)
 
     def set_tools(self, extra: Mapping[str, Tool], *, without: Collection[str] = ()) -> None:
         """Set the tools of this instance: its class's except `without`, and `extra`.
@@ -123,10 +121,8 @@ class ToolEnv(Env):
         await `super().reset(...)`, or plain and just call it.
         """
         self.seed(seed)
-        if options is None or "task" not in options:
-            raise EnvError(f"{type(self).__name__}.reset needs options={{'task': Task(...)}}")
-        self.task = own_task(options["task"])
-        self._limits = options.get("limits", self._limits)
+        self.task = own_task(task_of(self, options))
+        self._limits = (options or {}).get("limits", self._limits)
         system: tuple[Message, ...] = ({"role": "system", "content": self.system_prompt},) if self.system_prompt else ()
         messages = [*system, *own_messages(self.task.prompt)]
         if self._makes_copies:

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from forge_env.core.env import StepResult
+from forge_env.core.env import StepResult, after_reset
 from forge_env.core.errors import EnvError, UserError
 from forge_env.core.own_copies import own_messages
 from forge_env.core.types import Action, Message, Task
@@ -97,8 +97,7 @@ class ConversationEnv(ToolEnv):
 
     @gated
     async def step(self, action: Action) -> StepResult:
-        if self._made_user is None:
-            raise EnvError(f"{type(self).__name__}.step was called before reset, which starts an episode")
+        after_reset(self, self._made_user)
         self._turns_taken += 1
         observation: list[Message] = []
         info: dict[str, Any] = {}

@@ -22,7 +22,8 @@ from pathlib import Path
 from forge_env.core.errors import SandboxUnavailable, UserError
 from forge_env.core.sandbox import Limits
 from sandboxes.guest.seccomp import seccomp_filter
-from sandboxes.host.zygote import guest_limits, require_supported_platform, why_not
+from sandboxes.host.controlled import require_supported_platform, why_not
+from sandboxes.host.zygote import guest_limits
 
 LIMITS = Limits(cpu_s=24 * 3600.0, memory_bytes=8 * 2**30, processes=256, file_bytes=2 * 2**30, tmp_bytes=256 * 2**20)
 START_SECONDS = 30.0

@@ -12,16 +12,16 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, ClassVar
 
+from envs.drawn_solutions import Script, expert_of
+from envs.messages import say
 from envs.suites.agentdojo import library
 from envs.suites.catalogue import Installed, installed
-from envs.suites.expert import Script, expert_of
 from envs.suites.process import SuiteProcess, process_of
 from envs.suites.selection import UNSOUND, select
-from forge_env.core.env import Env, StepResult
-from forge_env.core.errors import EnvError, UserError, nearest
+from forge_env.core.env import Env, StepResult, after_reset, task_of
+from forge_env.core.errors import UserError, nearest
 from forge_env.core.types import Action, Message, Task, ToolCall, ToolUse
 from forge_env.tool_env.toolbox import answer_to
-from forge_env.utils.deadlines import queued
 from forge_env.utils.threads import invoke
 
 MAX_TURNS = 16
@@ -112,18 +112,15 @@ class AgentDojo(Env):
 
     async def reset(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> Any:
         self.seed(seed)
-        if options is None or "task" not in options:
-            raise EnvError("AgentDojo.reset needs options={'task': Task(...)}")
-        self._task = options["task"]
-        start = await invoke(_start, self.suite_process, self._task.metadata["suite"], self._task.metadata["version"])
+        task = self._task = task_of(self, options)
+        start = await invoke(_start, self.suite_process, task.metadata["suite"], task.metadata["version"])
         self.tools = start["tools"]
         self._steps, self._turns = [], 0
         system: Message = {"role": "system", "content": start["system"]}
-        return (system, *self._task.prompt), {"suite": self.suite_process.label}
+        return (system, *task.prompt), {"suite": self.suite_process.label}
 
     async def step(self, action: Action) -> StepResult:
-        if self._task is None:
-            raise EnvError("AgentDojo.step was called before reset, which starts an episode")
+        after_reset(self, self._task)
         self._turns += 1
         calls = [_call(call) for call in action.tool_calls if call.arguments is not None]
         is_last = bool(action.tool_calls) and self._turns == MAX_TURNS
@@ -171,10 +168,7 @@ class AgentDojo(Env):
     async def _ask(self, request: dict[str, Any]) -> dict[str, Any]:
         assert self._task is not None
         names = ("suite", "version", "user_task", "injection_task", "injections")
-        request = {**request, **{name: self._task.metadata[name] for name in names}}
-        async with queued():  # episodes wait for the process in turn; it has its own deadlines
-            response: dict[str, Any] = await invoke(self.suite_process.ask, request)
-        return response
+        return await self.suite_process.ask_in_turn({**request, **{name: self._task.metadata[name] for name in names}})
 
 
 @functools.lru_cache(maxsize=64)
@@ -253,7 +247,7 @@ def script_of_calls(calls: Sequence[Mapping[str, Any]], output: str) -> Script:
     def script(messages: Sequence[Message]) -> Message:
         start = sum(message["role"] == "tool" for message in messages)
         if start >= len(written):
-            return {"role": "assistant", "content": output}
+            return say(output)
         return {"role": "assistant", "content": "", "tool_calls": written[start : start + size]}
 
     return script

@@ -13,17 +13,16 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, ClassVar
 
+from envs.drawn_solutions import Script, expert_of
+from envs.messages import say
 from envs.suites.bfcl import library
 from envs.suites.bfcl.golds import Call, single_turn_calls, tool_name, turn_calls
 from envs.suites.catalogue import Installed, installed
-from envs.suites.expert import Script, expert_of
 from envs.suites.process import SuiteProcess, process_of
 from envs.suites.selection import select
-from forge_env.core.env import Env, StepResult
-from forge_env.core.errors import EnvError, UserError, nearest
+from forge_env.core.env import Env, StepResult, after_reset, task_of
+from forge_env.core.errors import UserError, nearest
 from forge_env.core.types import Action, Message, Task, ToolUse
-from forge_env.utils.deadlines import queued
-from forge_env.utils.threads import invoke
 
 MAX_STEPS = 20
 """Steps of one user turn that the suite allows, `MAXIMUM_STEP_LIMIT`; one more ends the conversation without marks."""
@@ -98,18 +97,14 @@ class Bfcl(Env):
 
     async def reset(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> Any:
         self.seed(seed)
-        if options is None or "task" not in options:
-            raise EnvError("Bfcl.reset needs options={'task': Task(...)}")
-        self._task = options["task"]
+        self._task = task_of(self, options)
         self._user_turns = (await self._ask({"do": "start"}))["turns"]
         self._calls, self._steps = [[]], 0
         self.tools = self._user_turns[0]["tools"]
         return tuple(self._user_turns[0]["messages"]), {"suite": self.suite_process.label}
 
     async def step(self, action: Action) -> StepResult:
-        if self._task is None:
-            raise EnvError("Bfcl.step was called before reset, which starts an episode")
-        if not self._task.kind.startswith("multi_turn"):
+        if not after_reset(self, self._task).kind.startswith("multi_turn"):
             return await self._graded([], {"calls": _read(action)})
         calls = _read(action)
         observation: list[Message] = []
@@ -165,10 +160,7 @@ class Bfcl(Env):
 
     async def _ask(self, request: dict[str, Any]) -> dict[str, Any]:
         assert self._task is not None
-        request = {**request, "category": self._task.kind, "id": self._task.id}
-        async with queued():  # episodes wait for the process in turn; it has its own deadlines
-            response: dict[str, Any] = await invoke(self.suite_process.ask, request)
-        return response
+        return await self.suite_process.ask_in_turn({**request, "category": self._task.kind, "id": self._task.id})
 
 
 _ONE_TURN = ("simple", "multiple", "parallel", "irrelevance", "live", "non_live", "single_turn", "python", "non_python")
@@ -259,7 +251,7 @@ def script_of(task: Task) -> Script:
         number = sum(message["role"] == "user" for message in messages) - offset
         calls = user_turns[number] if messages[-1]["role"] == "user" else []
         if not calls:
-            return {"role": "assistant", "content": _DONE if any(user_turns) else _NO_CALLS}
+            return say(_DONE if any(user_turns) else _NO_CALLS)
         written = [
             {"id": f"call_{i}", "type": "function", "function": {"name": call["name"], "arguments": call["arguments"]}}
             for i, call in enumerate(calls)

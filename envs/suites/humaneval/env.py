@@ -16,8 +16,9 @@ from typing import Any, ClassVar
 
 from envs.code_exec.dataset_rows import task_of
 from envs.code_exec.env import CodeExec
+from envs.drawn_solutions import Script, expert_of
+from envs.messages import say
 from envs.suites.catalogue import Installed, installed
-from envs.suites.expert import Script, expert_of
 from envs.suites.selection import select
 from forge_env.core.errors import UserError
 from forge_env.core.sandbox import Limits
@@ -100,4 +101,4 @@ def _task(row: Mapping[str, Any], suite: Installed) -> Task:
 
 def script_of(task: Task) -> Script:
     """Return the suite's solution of a problem, as an answer in one message."""
-    return lambda messages: {"role": "assistant", "content": f"```python\n{task.metadata['solution']}\n```"}
+    return lambda _: say(f"```python\n{task.metadata['solution']}\n```")

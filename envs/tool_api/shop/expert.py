@@ -12,6 +12,7 @@ from collections.abc import Callable, Generator, Mapping
 from datetime import date
 from typing import Any
 
+from envs.messages import call, say
 from envs.tool_api.shop.catalogue import CATALOGUE, PRODUCTS
 from envs.tool_api.shop.task_kinds import DELIVERY, KINDS, RESERVE
 from forge_env.core.types import Message
@@ -44,11 +45,10 @@ def expert(messages: list[Message]) -> Message:
             if message["role"] == "tool":
                 name, arguments = plan.send(_body(message["content"]))
     except StopIteration:
-        return {"role": "assistant", "content": "Done."}
+        return say("Done.")
     except _Failed as failure:
-        return {"role": "assistant", "content": f"This cannot be done: {failure}"}
-    call = {"name": name, "arguments": arguments}
-    return {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": call}]}
+        return say(f"This cannot be done: {failure}")
+    return call(name, **arguments)
 
 
 class _Failed(Exception):

@@ -21,7 +21,7 @@ from envs.tool_api.shop.content import Shop
 from envs.tool_api.shop.database import State, open_database, read_state, session_path, write_database
 from envs.tool_api.shop.session_folder import SessionFolder
 from forge_env.core.errors import ServiceError, UserError
-from forge_env.utils.exits import how_it_ended
+from forge_env.utils.exits import how_it_ended, stop
 
 _START_SECONDS, _STOP_SECONDS = 60.0, 5.0
 
@@ -49,7 +49,7 @@ class ShopServer:
             try:
                 self.base_url = f"http://127.0.0.1:{await self._port()}"
             except BaseException:
-                await self._stop()
+                await stop(self._process, _STOP_SECONDS)
                 raise
         except BaseException:
             self._folder.remove()
@@ -58,7 +58,7 @@ class ShopServer:
 
     async def __aexit__(self, *exc: object) -> None:
         try:
-            await self._stop()
+            await stop(self._process, _STOP_SECONDS)
         finally:
             self._folder.remove()
 
@@ -108,20 +108,6 @@ class ShopServer:
         if not line:
             raise ServiceError(f"the shop's process {how_it_ended(await self._process.wait())} at its start")
         return int(line)
-
-    async def _stop(self) -> None:
-        """End the process, by force when it does not end by itself or when this is interrupted."""
-        try:
-            if self._process.returncode is None:
-                self._process.terminate()
-            async with asyncio.timeout(_STOP_SECONDS):
-                await self._process.wait()
-        except TimeoutError:
-            pass
-        finally:
-            if self._process.returncode is None:
-                self._process.kill()
-                await self._process.wait()
 
 
 def _check_installed() -> None:

@@ -12,8 +12,8 @@ import forge_env
 from agents.scripted import ScriptedAgent
 from envs.bug_fix.env import BugFix
 from envs.bug_fix.tasks import LEVELS
+from envs.messages import call, say
 from envs.workspace.cheats import workspace_cheats
-from envs.workspace.messages import call, say
 from forge_env import Episode, Outcome, Task
 from forge_env.core.types import Message
 from forge_env.rollout.factory import EnvFactory

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import random
 import subprocess
 import sys
@@ -10,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from envs.bug_fix.repository import PARTS, Function, Layout, NoCallsError, Repository, find_repair
+from envs.bug_fix.part import PARTS
+from envs.bug_fix.repository import Function, Layout, NoCallsError, Repository, find_repair
 from envs.bug_fix.tasks import FIRST_PARTS, LEVELS, tasks_of_level
 from forge_env import Task
 from forge_env.core.errors import UserError
@@ -22,9 +24,9 @@ FAULTS = [(part.name, fault) for part in PARTS.values() for fault in range(len(p
 def test_a_fault_changes_one_line_that_occurs_once(name: str, fault: int) -> None:
     part = PARTS[name]
     old, new = part.faults[fault]
-    lines = part.fault(fault)
-    assert part.body.count(old) == 1 and old != new
-    assert [line.strip() for line in part.source.split("\n")].count(lines.right) == 1
+    right_line, _ = part.fault(fault)
+    assert part.source.count(old) == 1 and old != new
+    assert [line.strip() for line in part.source.split("\n")].count(right_line) == 1
     right, wrong = (text.split("\n") for text in (part.text(5), part.text(5, fault)))
     assert sum(a != b for a, b in zip(right, wrong, strict=True)) == 1
 
@@ -78,6 +80,14 @@ def test_tasks_are_distinct_repeatable_and_apart_by_split(level: int) -> None:
     unseen = {(task.metadata["operation"], task.metadata["constant"]) for task in held_out}
     seen = {(task.metadata["operation"], task.metadata["constant"]) for task in train}
     assert not unseen & seen if level == 0 else unseen - seen
+
+
+@pytest.mark.parametrize(
+    ("level", "digest"), list(enumerate(("7fa441871149", "e332453d2f33", "9c99d74e42df", "45a0137d4006")))
+)
+def test_the_tasks_of_a_seed_stay_the_same(level: int, digest: str) -> None:
+    ids = [task.id for split in ("train", "test") for task in tasks_of_level(level, split, count=5, seed=0)]
+    assert hashlib.sha256(" ".join(ids).encode()).hexdigest().startswith(digest)
 
 
 def test_the_prompt_shows_less_from_level_to_level() -> None:

@@ -13,8 +13,8 @@ from agents.scripted import ScriptedAgent
 from envs.bug_fix.to_harbor import main as write_bug_fixes
 from envs.harbor.config import find_tasks, read_task
 from envs.harbor.env import Harbor
+from envs.messages import call, say
 from envs.workspace.cheats import SCRIPTS, workspace_cheats
-from envs.workspace.messages import call, say
 from forge_env import Outcome
 from forge_env.core.errors import UserError
 from tests.envs.harbor.playing import TEST, TOML, play, write_task

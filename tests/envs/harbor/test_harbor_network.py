@@ -13,7 +13,7 @@ import forge_env
 from envs.harbor.config import read_task
 from envs.harbor.needs import fetching_call, network_need
 from envs.harbor.policies import agent_network, build_network, network_facts, read_consent, verifier_network
-from envs.workspace.messages import call, say
+from envs.messages import call, say
 from forge_env import Outcome
 from forge_env.cli.main import main
 from forge_env.core.errors import UserError

@@ -9,7 +9,7 @@ import pytest
 
 from envs.harbor.config import read_task
 from envs.harbor.policies import network_facts, read_consent
-from envs.workspace.messages import call, say
+from envs.messages import call, say
 from forge_env import Outcome
 from forge_env.core.errors import UserError
 from tests.envs.harbor.playing import play, write_task

@@ -312,7 +312,7 @@ def test_mistakes_are_one_sentence(small: tuple[SmallServer, str]) -> None:
         make(f"openenv:{url}", tasks="nix").tasks(count=1)
     with pytest.raises(UserError, match="lists no tasks: leave the option tasks out"):
         make(f"openenv:{url}", tasks="server").tasks(count=1)
-    with pytest.raises(UserError, match="the splits are train and test"):
+    with pytest.raises(UserError, match="there is no split"):
         make(f"openenv:{url}").tasks("all", count=1)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         free = listener.getsockname()[1]

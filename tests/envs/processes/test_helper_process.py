@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from envs.processes.helper import HelperProcess
-from forge_env.core.errors import ServiceError
+from forge_env.core.errors import EnvError, ServiceError
 
 if sys.platform != "linux":
     pytest.skip("helper processes are confined on Linux", allow_module_level=True)
@@ -70,6 +70,8 @@ def test_responses_errors_and_limits(helper: HelperProcess) -> None:
     }
     first = helper.pid
     assert helper.request({"do": "raise"}, seconds=60) == {"error": "ValueError: in the library"}
+    with pytest.raises(EnvError, match="^the small helper raised ValueError: in the library$"):
+        helper.ask({"do": "raise"})
     assert helper.request({"do": "fail"}, seconds=60) == {"do": "fail", "written": ["begun"], "exit_code": 1}
     stopped = helper.request({"do": "loop"}, seconds=60)
     assert stopped == {"do": "loop", "written": ["begun"], "exit_code": -signal.SIGPROF}

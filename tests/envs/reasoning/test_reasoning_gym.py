@@ -328,10 +328,10 @@ def test_mistakes_are_said() -> None:
 
 
 def test_an_unknown_question_has_no_expert() -> None:
-    with pytest.raises(EnvError, match="no gold answer is known"):
+    with pytest.raises(EnvError, match="no solution of this task of reasoning_gym is known"):
         ReasoningGym.expert([{"role": "user", "content": "Why?"}])
     [task] = draw("graph_color", count=1)
-    with pytest.raises(EnvError, match="no gold answer is known"):
+    with pytest.raises(EnvError, match="no solution of this task of reasoning_gym is known"):
         ReasoningGym.expert(list(task.prompt))
 
 

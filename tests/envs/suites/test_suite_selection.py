@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from envs.suites.expert import Script, expert_of
+from envs.drawn_solutions import Script, expert_of
 from envs.suites.selection import UNSOUND, select
 from forge_env import EnvError, Task, UserError
 
@@ -46,7 +46,7 @@ def test_all_is_the_whole_suite_and_the_others_are_disjoint_and_sound() -> None:
 
 def test_the_seed_decides_the_order() -> None:
     assert draw("all") == draw("all") != draw("all", seed=1)
-    with pytest.raises(UserError, match="no split 'dev' of small; the splits are all, train, test"):
+    with pytest.raises(UserError, match="no split 'dev' of small. Available: all, test, train"):
         draw("dev")
 
 

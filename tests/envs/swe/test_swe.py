@@ -16,11 +16,11 @@ import pytest_asyncio
 
 import forge_env
 from agents.scripted import ScriptedAgent
+from envs.messages import call, say
 from envs.swe.cheats import named_cheats_of
 from envs.swe.resolution import satisfied
 from envs.swe.rows import instance_of, read_instance
 from envs.swe.verdict import decides_about_tests
-from envs.workspace.messages import call, say
 from forge_env import EnvFactory, Episode, Outcome, Task
 from forge_env.check.audit import run_audit
 from forge_env.core.errors import UserError

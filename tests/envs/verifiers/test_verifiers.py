@@ -199,7 +199,7 @@ async def test_mistakes_are_one_sentence() -> None:
             pass
     with pytest.raises(UserError, match="61 train tasks were asked for"):
         small().tasks("train", count=61)
-    with pytest.raises(UserError, match="the splits are train and test"):
+    with pytest.raises(UserError, match="there is no split 'all'. Available: test, train"):
         small().tasks("all", count=1)
     with pytest.raises(UserError, match="needs the id of an environment"):
         make("verifiers:")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from envs.workspace.messages import call, say
+from envs.messages import call, say
 from envs.workspace.solutions import note_solution, play_noted, play_solution
 from forge_env.core.errors import UserError
 from forge_env.core.types import Message, Task

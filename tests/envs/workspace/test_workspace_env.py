@@ -13,9 +13,9 @@ import pytest
 
 import forge_env
 from agents.scripted import ScriptedAgent
+from envs.messages import call, say
 from envs.workspace.bases import Bases
 from envs.workspace.cheats import workspace_cheats
-from envs.workspace.messages import call, say
 from envs.workspace.obstacles import obstacle_in
 from envs.workspace.rows import read_row
 from forge_env import EnvFactory, Episode, Outcome

@@ -1,11 +1,13 @@
-"""Assistant messages of scripts: calls of the tools of a workspace."""
+"""Assistant messages of experts and scripts: a call of a tool, or an answer."""
 
 from __future__ import annotations
+
+from typing import Any
 
 from forge_env.core.types import Message
 
 
-def call(name: str, **arguments: str | float) -> Message:
+def call(name: str, /, **arguments: Any) -> Message:
     """Return a message that calls one tool."""
     function = {"type": "function", "function": {"name": name, "arguments": arguments}}
     return {"role": "assistant", "content": "", "tool_calls": [function]}

@@ -1,4 +1,4 @@
-"""Solutions of the suites' tasks, found again by the beginning of a conversation: an expert sees nothing else."""
+"""Solutions of the tasks that this process has drawn, by the beginning of a conversation, all that an expert sees."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ _MAX_SCRIPTS = 100_000
 _scripts: OrderedDict[tuple[str, str], Script] = OrderedDict()
 
 
-def remember(suite: str, task: Task, script: Script) -> None:
+def remember(env: str, task: Task, script: Script) -> None:
     """Keep the solution of a task. Of tasks with the same prompt, the one that was drawn last is kept."""
-    _scripts[suite, prompt_key(task.prompt)] = script
+    _scripts[env, prompt_key(task.prompt)] = script
     if len(_scripts) > _MAX_SCRIPTS:
         _scripts.popitem(last=False)
 
 
-def expert_of(suite: str, messages: Sequence[Message]) -> Message:
+def expert_of(env: str, messages: Sequence[Message]) -> Message:
     """Return the next message of the solution of a conversation's task."""
     shown = [message for message in messages if message["role"] != "system"]
     for length in range(len(shown), 0, -1):
-        if (script := _scripts.get((suite, prompt_key(shown[:length])))) is not None:
+        if (script := _scripts.get((env, prompt_key(shown[:length])))) is not None:
             return script(messages)
-    raise EnvError(f"no solution of this task of {suite} is known: it has none, or was not drawn in this process")
+    raise EnvError(f"no solution of this task of {env} is known: it has none, or was not drawn in this process")
 
 
 def prompt_key(messages: Sequence[Mapping[str, Any]]) -> str:
