@@ -52,7 +52,7 @@ def write_page(folder: Path) -> Path:
 def export(library: Library, path: Path, *, episodes: int) -> tuple[int, int]:
     """Write the viewer into one file; returns how many episodes it holds, and how many there are.
 
-    If there are more than `episodes`, each run has an equal share of them: first those of its overview and some of its
+    If there are more than `episodes`, each run has an equal share of them: first the episodes of its overview and some
     faults, then complete groups from each phase in turn, groups with the widest spread of rewards first.
     """
     if episodes < 1:

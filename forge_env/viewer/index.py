@@ -49,14 +49,14 @@ class EpisodeIndex:
     Args:
         run: its files are indexed.
         path: of the SQLite file; its folder exists.
-        max_bytes: of each file, whose end is read; None reads whole files.
+        max_bytes: read from the end of each file; None reads whole files.
     """
 
     def __init__(self, run: StoredRun, path: Path, max_bytes: int | None = None) -> None:
         self.run = run
         self._max_bytes = max_bytes
         self.cut_phases: set[str] = set()
-        """Phases whose first episodes are not in the index."""
+        """Phases with first episodes that are not in the index."""
         self.path = path
         self.stamp = 0
         """Counts the changes that this process has noticed."""

@@ -80,7 +80,7 @@ def evaluations(db: sqlite3.Connection, *, is_indexed: bool) -> list[dict[str, A
     """The success of every evaluation, with its 95% interval clustered by task. A time-out counts as no success.
 
     An evaluation whose file is still being read has no figures, and "reading" is True. "finished" and "planned" are
-    those of a complete run. "faults" are None where they are in a file of their own.
+    those of a complete run. "faults" are None for an evaluation with a file of faults.
 
     Args:
         db: the index.

@@ -31,7 +31,7 @@ class ViewedRun:
         run: the files.
         model: folder of the tokenizer; None is the run's own model.
         temporary: folder for the index if none can be written beside the run.
-        max_bytes: of each file of episodes, whose end is shown; such an index is temporary.
+        max_bytes: read from the end of each file of episodes, with a temporary index; None reads whole files.
     """
 
     def __init__(
