@@ -29,7 +29,7 @@ def report(
         state = run_text(run)
         emit({"text": state}) if as_json else say(state)
         return
-    from forge_env.report.page import write_page
+    from forge_env.viewer.export import write_page
 
     path = write_page(run)
     if as_json:

@@ -1,1 +1,1 @@
-"""report.html: what a training run did, on one page, made from its folder alone."""
+"""The figures and tables of a training run, made from its folder alone: for its page, and for `report --text`."""

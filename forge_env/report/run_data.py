@@ -1,10 +1,9 @@
-"""Reads the folder of a training run for its report. A killed run may have left half of a line in any file."""
+"""Reads the folder of a training run for its figures. A killed run may have left half of a line in any file."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +17,7 @@ from forge_env.evaluation.kinds import Kinds
 from forge_env.evaluation.metrics import MAX_PARTS, ToolFigures, tool_figures
 
 MAX_BYTES = 32 * 2**20
-"""Of a longer file of episodes only the end is read, so that the report of a long run takes seconds too."""
+"""Of a longer file of episodes only the end is read, so that the figures of a long run take seconds too."""
 _EVALUATIONS = re.compile(r"(before|tool_off|after|evaluation_\d+)(\.[\w.]+)?")
 _PART = r"reward/.+/mean"
 
@@ -34,8 +33,6 @@ class RunData:
     """run.json; {} if it is missing."""
     summary: Values | None
     """summary.json; None for a run that is not complete."""
-    config: str
-    """config.yaml."""
     phases: Mapping[str, Sequence[Values]]
     """The records of metrics.jsonl by phase, one for each step."""
     console: Sequence[Values]
@@ -51,6 +48,19 @@ class RunData:
     @property
     def is_complete(self) -> bool:
         return self.summary is not None
+
+    @property
+    def title(self) -> str:
+        """What was trained, and on what."""
+        return f"{self.fact('algorithm') or 'training'} on {self.fact('env') or 'data'}"
+
+    @property
+    def why_incomplete(self) -> str:
+        """What ended the run before its end; "" for a complete one."""
+        if self.is_complete:
+            return ""
+        last = self.console[-1] if self.console else {}
+        return str(last.get("text")) if last.get("kind") == "error" else "it was killed, or is still running"
 
     def fact(self, name: str) -> Any:
         """A value of summary.json, or else of run.json; None if neither has it."""
@@ -91,47 +101,33 @@ class RunData:
 
     def tools(self) -> dict[str, ToolFigures]:
         """The tool calls of the training, or of the evaluations if there was no training."""
-        return tool_figures(self.trained or self._evaluated)
-
-    def outcomes(self) -> Counter[str]:
-        """How many episodes of the training had each outcome."""
-        return Counter(episode.outcome.value for episode in self.trained)
-
-    def errors(self) -> dict[str, Counter[str]]:
-        """The errors of all episodes without a reward, by outcome."""
-        errors: dict[str, Counter[str]] = {}
-        for episode in (*self.trained, *self._evaluated):
-            if not episode.outcome.is_valid:
-                errors.setdefault(episode.outcome.value, Counter())[episode.error] += 1
-        return errors
+        return tool_figures(self.trained or self.evaluated)
 
     @property
-    def _evaluated(self) -> list[Episode]:
+    def evaluated(self) -> list[Episode]:
+        """Episodes of all evaluations."""
         return [episode for evaluation in self.evaluations.values() for episode in evaluation.episodes]
 
 
-def read_run(folder: Path, *, max_bytes: int = MAX_BYTES) -> RunData:
-    """Read the folder of a training run.
-
-    Args:
-        folder: of the run.
-        max_bytes: that are read of the end of each file of episodes.
-    """
+def check_training(folder: Path) -> None:
+    """Refuse a folder that is not the folder of a training run."""
     if not (folder / "metrics.jsonl").is_file():
         raise UserError(f"{folder} is not the folder of a training run: it has no metrics.jsonl")
+
+
+def read_run(folder: Path) -> RunData:
+    """Read the folder of a training run."""
+    check_training(folder)
     files = {path.stem: path for path in (folder / "episodes").glob("*.jsonl")}
     evaluations = sorted(name for name in files if _EVALUATIONS.fullmatch(name))
-    trained, has_all_trained = _read_episodes(files["train"], max_bytes) if "train" in files else ([], True)
+    trained, has_all_trained = _read_episodes(files["train"]) if "train" in files else ([], True)
     return RunData(
         folder=folder,
         facts=_read_json(folder / "run.json") or {},
         summary=_read_json(folder / "summary.json"),
-        config=_read_text(folder / "config.yaml"),
         phases=_read_phases(folder / "metrics.jsonl"),
         console=[line for line in _read_json_lines(folder / "console.jsonl") if isinstance(line.get("text"), str)],
-        evaluations={
-            name: Evaluation(episodes=tuple(_read_episodes(files[name], max_bytes)[0])) for name in evaluations
-        },
+        evaluations={name: Evaluation(episodes=tuple(_read_episodes(files[name])[0])) for name in evaluations},
         trained=trained,
         has_all_trained=has_all_trained,
     )
@@ -170,11 +166,11 @@ def _read_json_lines(path: Path) -> list[dict[str, Any]]:
     return records
 
 
-def _read_episodes(path: Path, max_bytes: int) -> tuple[list[Episode], bool]:
+def _read_episodes(path: Path) -> tuple[list[Episode], bool]:
     size = path.stat().st_size
     with path.open("rb") as file:
-        if size > max_bytes:
-            file.seek(size - max_bytes)
+        if size > MAX_BYTES:
+            file.seek(size - MAX_BYTES)
             file.readline()
         lines = file.read().decode("utf-8", errors="replace").splitlines()
     episodes = []
@@ -183,4 +179,4 @@ def _read_episodes(path: Path, max_bytes: int) -> tuple[list[Episode], bool]:
             episodes.append(Episode.from_json(line))
         except ForgeError:
             continue
-    return episodes, size <= max_bytes
+    return episodes, size <= MAX_BYTES

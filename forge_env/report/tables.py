@@ -1,25 +1,19 @@
-"""The tables of the report: headline figures, evaluations, startup, tools, faults, warnings."""
+"""Headline figures and tables of a training run: startup, tools, outcomes, findings, warnings."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Container, Iterator, Sequence
-from html import escape
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 from forge_env.evaluation.evaluate import Evaluation
 from forge_env.evaluation.metrics import unstopped_warnings
 from forge_env.report.numbers import duration, short
 from forge_env.report.run_data import RunData, Values
 
-MAX_PHONE_COLUMNS = 4
 MAX_TOOLS = 12
 MAX_WARNINGS = 20
-MAX_ERRORS = 3
-"""Different errors that are shown of one outcome."""
-MAX_ERROR_TEXT = 300
-
-Row = Sequence[str]
 
 OUTCOMES = {
     "scored": "ended by itself, with a score",
@@ -36,27 +30,19 @@ COUNTS = {
     "groups_run_again": "groups whose process died, run again",
     "processes_replaced": "processes that died or hung, replaced",
 }
-"""Metrics of the phase "train" that are listed with the faults; each is a running total."""
+"""Metrics of the phase "train" that are listed with the outcomes; each is a running total."""
 
 
-def table(head: Row, rows: Sequence[Row], number_columns: Container[int]) -> str:
-    """A table of cells that are HTML already, below heads that are plain text.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    """A table for the page of a run; every text is plain text."""
 
-    The columns with these indices are aligned as numbers. On a phone a row of many columns is a list, in which each
-    cell stands beside its head.
-    """
-
-    def cells(row: Row, tag: str) -> str:
-        css = [' class="number"' if i in number_columns else "" for i in range(len(row))]
-        labels = [f' data-label="{escape(label)}"' if tag == "td" and label else "" for label in head]
-        return "".join(
-            f"<{tag}{kind}{label}>{cell}</{tag}>" for kind, label, cell in zip(css, labels, row, strict=True)
-        )
-
-    body = "".join(f"<tr>{cells(row, 'td')}</tr>" for row in rows)
-    css = "wide stacked" if len(head) > MAX_PHONE_COLUMNS else "wide"
-    titles = cells([*map(escape, head)], "th")
-    return f'<div class="{css}"><table><thead><tr>{titles}</tr></thead><tbody>{body}</tbody></table></div>'
+    title: str
+    columns: Mapping[str, str]
+    """Heading -> "num" for a column of numbers, "" for one of text."""
+    rows: Sequence[Sequence[str]]
+    notes: Sequence[str] = ()
+    """Sentences below the table."""
 
 
 def shorten(text: str, length: int) -> str:
@@ -115,37 +101,12 @@ def _median(values: Sequence[float]) -> float:
     return finite[len(finite) // 2] if finite else 0.0
 
 
-def evaluations(run: RunData) -> str:
-    """Every evaluation with its interval, and the difference on the same tasks; "" if there is none."""
-    rows = [_evaluation_row(title, evaluation) for title, evaluation in titled_evaluations(run).items()]
-    if not rows:
-        return ""
-    head = ["evaluated", "", "success", "95% interval", "mean reward", "episodes", "time-outs", "faults"]
-    return table(head, rows, range(2, 8)) + _difference(run)
-
-
 def titled_evaluations(run: RunData, *, only_headline: bool = False) -> dict[str, Evaluation]:
     """The evaluations by their titles, in the order of the run; only those of its headline, if so asked."""
     in_order = sorted(run.evaluations.items(), key=lambda item: _evaluation_position(item[0]))
     others = {name for name, _ in in_order if only_headline and ("." in name or name == "tool_off")}
-    return {_evaluation_title(run, name): evaluation for name, evaluation in in_order if name not in others}
-
-
-def _evaluation_row(title: str, evaluation: Evaluation) -> Row:
-    low, high = evaluation.interval
-    timeouts = f"{evaluation.timeouts:,}"
-    if evaluation.timeouts:
-        timeouts += f" (without: {short(evaluation.without_timeouts.value)})"
-    return [
-        escape(title),
-        _success_bar(evaluation),
-        short(evaluation.success_rate),
-        f"[{short(low)}, {short(high)}]",
-        short(evaluation.reward.value),
-        f"{len(evaluation.attempts):,}",
-        timeouts,
-        f"{evaluation.faults:,}",
-    ]
+    facts = {**run.facts, **(run.summary or {})}
+    return {evaluation_title(facts, name): evaluation for name, evaluation in in_order if name not in others}
 
 
 def _evaluation_position(name: str) -> tuple[str, int, int]:
@@ -155,116 +116,94 @@ def _evaluation_position(name: str) -> tuple[str, int, int]:
     return figure, positions.get(when, 2), int(number) if number.isdigit() else 0
 
 
-def _evaluation_title(run: RunData, name: str) -> str:
+def evaluation_title(facts: Values, name: str) -> str:
+    """The name of an evaluation's file for people, with its sampling parameters where run.json has them."""
     titles = {"before": "before training", "after": "after training", "tool_off": "before, tools switched off"}
     when, _, figure = name.partition(".")
     number = when.removeprefix("evaluation_")
     title = titles.get(when) or (f"after step {int(number):,}" if number.isdigit() else when)
-    return title + (f"; {figure.replace('.', ', ')}" if figure else "") + _sampling(run, figure)
+    return title + (f"; {figure.replace('.', ', ')}" if figure else "") + _sampling(facts, figure)
 
 
-def _sampling(run: RunData, figure: str) -> str:
-    """The sampling parameters of an evaluation, where the run records them and they are not 1."""
-    known = (run.fact("evaluations") or {}).get(figure or "headline", {})
-    parts = [f"{name} {known[name]:g}" for name in ("temperature", "top_p") if known.get(name, 1) != 1]
+def _sampling(facts: Values, figure: str) -> str:
+    """The sampling parameters of an evaluation that are not 1, where the run records them."""
+    known = facts.get("evaluations")
+    sampling = known.get(figure or "headline") if isinstance(known, dict) else None
+    values = [(name, sampling.get(name, 1)) for name in ("temperature", "top_p")] if isinstance(sampling, dict) else []
+    parts = [f"{name} {value:g}" for name, value in values if isinstance(value, int | float) and value != 1]
     return f" ({', '.join(parts)})" if parts else ""
 
 
-def _success_bar(evaluation: Evaluation) -> str:
-    if not evaluation.attempts:
-        return ""
-    (low, high), rate = evaluation.interval, evaluation.success_rate
-    return _bar(0.0, rate, f'<line x1="{low:.1%}" x2="{high:.1%}" y1="10" y2="10"/>')
-
-
-def _bar(start: float, size: float, marks: str = "") -> str:
-    """A part of a whole as a small bar; start and size are shares of the whole."""
-    return (
-        '<svg class="bar" aria-hidden="true"><rect class="track" width="100%" height="8" y="6"/>'
-        f'<rect class="fill" x="{start:.2%}" width="{size:.2%}" height="8" y="6"/>{marks}</svg>'
-    )
-
-
-def _difference(run: RunData) -> str:
-    """What the training changed, on the tasks that were evaluated before and after it."""
+def change_text(run: RunData) -> str:
+    """What the training changed, on the tasks that were evaluated before and after it; "" if nothing says it."""
     before, after = run.evaluations.get("before"), run.evaluations.get("after")
-    if before is None or after is None:
-        return ""
-    sentence = after.change_text(before)
-    return f"<p>{escape(sentence[0].upper() + sentence[1:])}.</p>" if sentence else ""
+    return after.change_text(before) if before is not None and after is not None else ""
 
 
-def startup(run: RunData) -> str:
-    """The phases from the command to the first optimizer step, side by side; "" if they are not known."""
+def startup(run: RunData) -> Table | None:
+    """The phases from the command to the first optimizer step, side by side; None if they are not known."""
     phases = run.fact("startup")
     total = phases.get("first_step") if isinstance(phases, dict) else None
     if not isinstance(total, int | float) or not total > 0:
-        return ""
-    rows = []
-    for name, phase in phases.items():
-        if name != "first_step":
-            began, seconds = phase
-            bar = "" if began is None else _bar(began / total, seconds / total)
-            rows.append([escape(name), bar, "" if began is None else f"{began:.1f} s", f"{seconds:.1f} s"])
-    sentence = f"<p>The first optimizer step was done {duration(total)} after the command.</p>"
-    return table(["phase", "", "began at", "took"], rows, {2, 3}) + sentence
+        return None
+    rows = [
+        [name, "" if phase[0] is None else f"{phase[0]:.1f} s", f"{phase[1]:.1f} s"]
+        for name, phase in phases.items()
+        if name != "first_step"
+    ]
+    sentence = f"The first optimizer step was done {duration(total)} after the command."
+    return Table(title="Startup", columns={"phase": "", "began at": "num", "took": "num"}, rows=rows, notes=[sentence])
 
 
-def tools(run: RunData) -> str:
-    """The slowest tools first; "" if none was called."""
+def tools(run: RunData) -> Table | None:
+    """The slowest tools first; None if none was called."""
     figures = sorted(run.tools().items(), key=lambda item: -item[1].quantile(0.95))
     rows = [
         [
-            f"<code>{escape(name[:80])}</code>",
+            name[:80],
             f"{tool.calls:,}",
             _call_seconds(tool.quantile(0.50)),
             _call_seconds(tool.quantile(0.95)),
             _call_seconds(max(tool.seconds, default=0.0)),
-            escape(", ".join(f"{count:,} {kind.replace('_', ' ')}" for kind, count in tool.errors.items()) or "none"),
+            ", ".join(f"{count:,} {kind.replace('_', ' ')}" for kind, count in tool.errors.items()) or "none",
         ]
         for name, tool in figures[:MAX_TOOLS]
     ]
     if not rows:
-        return ""
+        return None
     hidden = len(figures) - len(rows)
-    note = f"<p class=note>{hidden} more tools are left out.</p>" if hidden > 0 else ""
-    note += "".join(f"<p class=note>{escape(text)}</p>" for text in unstopped_warnings(run.trained))
-    return table(["tool", "calls", "p50", "p95", "longest", "errors"], rows, range(1, 5)) + note
+    notes = [f"{hidden} more tools are left out."] * (hidden > 0) + [*unstopped_warnings(run.trained), *_trained(run)]
+    columns = {"tool": "", "calls": "num", "p50": "num", "p95": "num", "longest": "num", "errors": ""}
+    return Table(title="Slowest tools", columns=columns, rows=rows, notes=notes)
 
 
 def _call_seconds(seconds: float) -> str:
     return f"{seconds * 1000:.3g} ms" if seconds < 1 else duration(seconds)
 
 
-def faults(run: RunData) -> str:
-    """The number of episodes of each outcome, with errors; then the counts of dropped and repeated groups."""
-    outcomes, errors = run.outcomes(), run.errors()
-    for name, of_outcome in errors.items():
-        outcomes[name] = max(outcomes[name], of_outcome.total())  # errors counts the evaluations too
+def _trained(run: RunData) -> list[str]:
+    return [] if run.has_all_trained else [f"Of the last {len(run.trained):,} episodes of the training."]
+
+
+def outcomes(run: RunData) -> Table | None:
+    """The number of episodes of each outcome; then the counts of dropped and repeated groups and of skipped steps."""
+    trained, evaluated = (Counter(e.outcome.value for e in episodes) for episodes in (run.trained, run.evaluated))
     rows = [
-        [f"<code>{name}</code>", escape(meaning), f"{outcomes[name]:,}", _error_list(errors.get(name))]
+        [name, meaning, f"{trained[name]:,}", f"{evaluated[name]:,}"]
         for name, meaning in OUTCOMES.items()
-        if outcomes[name]
+        if trained[name] or evaluated[name]
     ]
-    counts = [
-        (name, meaning, max((y for _, y in run.series("train", name)), default=0.0)) for name, meaning in COUNTS.items()
-    ]
+    totals = {
+        meaning: (name, max((y for _, y in run.series("train", name)), default=0.0)) for name, meaning in COUNTS.items()
+    }
     tokens = dict(run.series("train", "tokens"))
     skipped = [tokens.get(step, 1.0) for step, is_skipped in run.series("train", "skipped") if is_skipped]
     idle = skipped.count(0.0)
-    counts.append(
-        ("skipped", "optimizer steps whose loss or gradient was not finite, skipped", float(len(skipped) - idle))
-    )
-    counts.append(("skipped", "optimizer steps without a token to learn from, skipped", float(idle)))
-    rows += [[f"<code>{name}</code>", escape(meaning), f"{count:,.0f}", ""] for name, meaning, count in counts if count]
-    return table(["", "meaning", "count", "errors"], rows, {2}) if rows else ""
-
-
-def _error_list(errors: Counter[str] | None) -> str:
-    if not errors:
-        return ""
-    items = (f"<li>{n:,} × {escape(shorten(text, MAX_ERROR_TEXT))}</li>" for text, n in errors.most_common(MAX_ERRORS))
-    return f"<ul>{''.join(items)}</ul>"
+    totals["optimizer steps whose loss or gradient was not finite, skipped"] = ("skipped", len(skipped) - idle)
+    totals["optimizer steps without a token to learn from, skipped"] = ("skipped", idle)
+    rows += [[name, meaning, f"{count:,.0f}", ""] for meaning, (name, count) in totals.items() if count]
+    columns = {"outcome": "", "meaning": "", "in training": "num", "in evaluations": "num"}
+    return Table(title="Outcomes", columns=columns, rows=rows, notes=_trained(run)) if rows else None
 
 
 def finding_parts(run: RunData) -> Iterator[tuple[str, ...]]:
@@ -277,24 +216,10 @@ def finding_parts(run: RunData) -> Iterator[tuple[str, ...]]:
             yield (f"step {steps}", *told)
 
 
-def findings(run: RunData) -> str:
-    """What the run has found that may keep it from learning; "" for nothing."""
-    items = []
-    for parts in finding_parts(run):
-        when, measured, cause, settings = map(escape, parts)
-        reason = f"{measured}. Likely cause: {cause}.<br>Try: {settings}."
-        items.append(f"<li><span class=when>{when}</span> {reason}</li>")
-    return f"<ul class=warnings>{''.join(items)}</ul>" if items else ""
-
-
-def warnings(run: RunData) -> str:
-    """The last warnings of the run and the error that ended it; "" if there are none."""
+def warnings(run: RunData) -> Table | None:
+    """The last warnings of the run and the error that ended it; None if there are none."""
     lines = [line for line in run.console if line.get("kind") in ("warning", "error")]
-    items = [
-        f"<li><span class=when>{duration(float(line.get('time') or 0.0))}</span> "
-        f"{escape(shorten(line['text'], 1000))}</li>"
-        for line in lines[-MAX_WARNINGS:]
-    ]
-    hidden = len(lines) - len(items)
-    note = f"<p class=note>{hidden:,} earlier ones are in console.jsonl.</p>" if hidden else ""
-    return f"<ul class=warnings>{''.join(items)}</ul>{note}" if items else ""
+    rows = [[duration(float(line.get("time") or 0.0)), shorten(line["text"], 1000)] for line in lines[-MAX_WARNINGS:]]
+    hidden = len(lines) - len(rows)
+    notes = [f"{hidden:,} earlier ones are in console.jsonl."] if hidden else []
+    return Table(title="Warnings", columns={"after": "num", "warning": ""}, rows=rows, notes=notes) if rows else None

@@ -9,7 +9,6 @@ from statistics import fmean
 
 from forge_env.report import tables
 from forge_env.report.numbers import short
-from forge_env.report.page import title_of, why_incomplete
 from forge_env.report.run_data import RunData, read_run
 
 METRICS = """reward success loss groups_with_signal signal/failed signal/solved episodes tokens tokens_left_out entropy
@@ -25,10 +24,10 @@ def run_text(folder: Path) -> str:
         UserError: the folder is not the folder of a training run.
     """
     run = read_run(folder)
-    state = "complete" if run.is_complete else f"not complete: {why_incomplete(run)}"
+    state = "complete" if run.is_complete else f"not complete: {run.why_incomplete}"
     figures = (f"{label}: {figure}{f' ({remark})' * bool(remark)}" for label, figure, remark in tables.headline(run))
     parts = {
-        "": [f"{title_of(run)}, seed {run.fact('seed')}: {state}", *figures],
+        "": [f"{run.title}, seed {run.fact('seed')}: {state}", *figures],
         "Steps": [*_steps(run)],
         "Held-out success": [*_evaluations(run)],
         "What may keep it from learning": [

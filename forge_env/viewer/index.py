@@ -49,10 +49,14 @@ class EpisodeIndex:
     Args:
         run: its files are indexed.
         path: of the SQLite file; its folder exists.
+        max_bytes: read from the end of each file; None reads whole files.
     """
 
-    def __init__(self, run: StoredRun, path: Path) -> None:
+    def __init__(self, run: StoredRun, path: Path, max_bytes: int | None = None) -> None:
         self.run = run
+        self._max_bytes = max_bytes
+        self.cut_phases: set[str] = set()
+        """Phases with first episodes that are not in the index."""
         self.path = path
         self.stamp = 0
         """Counts the changes that this process has noticed."""
@@ -153,9 +157,11 @@ class EpisodeIndex:
         with transaction(db):
             known = db.execute("SELECT * FROM files WHERE path = ?", (str(file.path),)).fetchone()
             if known is None:
-                values = (str(file.path), file.phase, file.kind, status.st_ino)
-                cursor = db.execute("INSERT INTO files VALUES(NULL, ?, ?, ?, ?, 0, '', '', 0)", values)
-                return int(cursor.lastrowid or 0), 0, False
+                start = self._start(file, status.st_size)
+                tail = _tail_hash(file.path, start)
+                values = (str(file.path), file.phase, file.kind, status.st_ino, start, tail)
+                cursor = db.execute("INSERT INTO files VALUES(NULL, ?, ?, ?, ?, ?, '', ?, 0)", values)
+                return int(cursor.lastrowid or 0), start, False
             may_be_same = known["inode"] == status.st_ino and known["done"] <= status.st_size
             seen = f"{status.st_size} {status.st_mtime_ns}"
             if may_be_same and known["seen"] == seen:
@@ -167,6 +173,16 @@ class EpisodeIndex:
             reset = "UPDATE files SET inode = ?, done = 0, seen = '', tail = '', bad = 0 WHERE file = ?"
             db.execute(reset, (status.st_ino, known["file"]))
             return known["file"], 0, True
+
+    def _start(self, file: RunFile, size: int) -> int:
+        """Where the first line begins that is read."""
+        if self._max_bytes is None or size <= self._max_bytes:
+            return 0
+        self.cut_phases.add(file.phase)
+        with file.path.open("rb") as opened:
+            opened.seek(size - self._max_bytes)
+            opened.readline()
+            return opened.tell()
 
     def _add_block(self, db: sqlite3.Connection, file: RunFile, number: int, start: int, block: ScannedBlock) -> bool:
         """Add the rows of a block; False where another process has already added them."""

@@ -86,9 +86,16 @@ def _to_float(value: float) -> float:
 
 def _thin(values: list[float], k: int, *, take_last: bool = False) -> list[float | None]:
     if k == 1:
-        return [value if math.isfinite(value) else None for value in values]
+        return [_short(value) for value in values]
     thinned: list[float | None] = []
     for start in range(0, len(values), k):
         finite = [value for value in values[start : start + k] if math.isfinite(value)]
-        thinned.append(None if not finite else finite[-1] if take_last else math.fsum(finite) / len(finite))
+        thinned.append(None if not finite else finite[-1] if take_last else _short(math.fsum(finite) / len(finite)))
     return thinned
+
+
+def _short(value: float) -> float | None:
+    """The number with the digits that a chart shows; None if it is not finite."""
+    if not math.isfinite(value):
+        return None
+    return value if value == int(value) else float(f"{value:.6g}")

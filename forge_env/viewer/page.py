@@ -15,9 +15,9 @@ from importlib import resources
 from typing import Any
 
 MODULES = (
-    "text.js", "numbers.js", "dom.js", "exported.js", "api.js", "chart.js", "tokens.js", "address.js", "lists.js",
-    "curves.js", "overview.js", "settings.js", "runs.js", "groups.js", "episodes.js", "rows.js", "conversation.js",
-    "episode.js", "faults.js", "timeline.js", "console.js", "keys.js", "app.js",
+    "text.js", "numbers.js", "dom.js", "exported.js", "api.js", "chart.js", "charts.js", "tokens.js", "address.js",
+    "lists.js", "curves.js", "rows.js", "conversation.js", "report.js", "overview.js", "settings.js", "runs.js",
+    "groups.js", "episodes.js", "episode.js", "faults.js", "timeline.js", "console.js", "keys.js", "app.js",
 )  # fmt: skip
 """Each module stands behind those that it imports."""
 _IMPORT = re.compile(r"^import \{[^}]*\} from \"\./[a-z]+\.js\";\n", re.MULTILINE)

@@ -14,6 +14,14 @@ from forge_env.viewer.query import FROM_EPISODES, episode_key
 
 _PHASES = ("episodes", "demonstrations", "before", "train", "evaluation", "after", "tool_off")
 """In the order of a run; other phases come after them."""
+CHANGES = {
+    (0, 1): "solved since training",
+    (1, 0): "no longer solved",
+    (0, 0): "not solved",
+    (1, 1): "solved before and after",
+}
+"""By the success of a task before and after training."""
+MAX_SAMPLES = 4
 _UNREAD = {
     "reading": True,
     **dict.fromkeys(("success", "interval", "reward", "timeouts", "without_timeouts", "episodes", "tasks")),
@@ -72,7 +80,7 @@ def evaluations(db: sqlite3.Connection, *, is_indexed: bool) -> list[dict[str, A
     """The success of every evaluation, with its 95% interval clustered by task. A time-out counts as no success.
 
     An evaluation whose file is still being read has no figures, and "reading" is True. "finished" and "planned" are
-    those of a complete run.
+    those of a complete run. "faults" are None for an evaluation with a file of faults.
 
     Args:
         db: the index.
@@ -89,13 +97,37 @@ def evaluations(db: sqlite3.Connection, *, is_indexed: bool) -> list[dict[str, A
     tasks_by_phase: dict[tuple[str, int | None], list[sqlite3.Row]] = {}
     for row in db.execute(sql):
         tasks_by_phase.setdefault((row["phase"], row["step"]), []).append(row)
+    faults = dict(db.execute(f"SELECT phase, count(*) {FROM_EPISODES} WHERE reward IS NULL GROUP BY phase"))
     results = [
-        _evaluation(phase, step, tasks)
+        (result := _evaluation(phase, step, tasks))
+        | {"faults": None if phase == "episodes" else faults.get(phase, 0) - result["timeouts"]}
         | {"reading": False, "finished": True, "planned": None}
         | (_UNREAD if phase in reading else {})
         for (phase, step), tasks in tasks_by_phase.items()
     ]
     return sorted(results, key=lambda result: _phase_order(result["phase"]))
+
+
+def samples(db: sqlite3.Connection) -> list[dict[str, Any]]:
+    """A few tasks with the key of the first episode before and after training: {"change", "before", "after"}.
+
+    One task of every change that occurs comes first, and then more of them.
+    """
+    sql = (
+        f"SELECT task, phase, offset, success, min(n) {FROM_EPISODES} "
+        "WHERE phase IN ('before', 'after') GROUP BY phase, task ORDER BY n"
+    )
+    by_task: dict[str, dict[str, sqlite3.Row]] = {}
+    for row in db.execute(sql):
+        by_task.setdefault(row["task"], {})[row["phase"]] = row
+    by_change: dict[str, list[dict[str, Any]]] = {}
+    pairs = [rows for rows in by_task.values() if len(rows) == 2] or [*by_task.values()]
+    for rows in pairs:
+        change = CHANGES.get(tuple(rows[phase]["success"] for phase in ("before", "after") if phase in rows), "")
+        keys = {phase: episode_key(row) for phase, row in rows.items()}
+        by_change.setdefault(change, []).append({"change": change, **keys})
+    first = [by_change[change][0] for change in ("", *CHANGES.values()) if change in by_change]
+    return (first + [sample for listed in by_change.values() for sample in listed[1:]])[:MAX_SAMPLES]
 
 
 def _is_longer(file: sqlite3.Row) -> bool:

@@ -31,9 +31,12 @@ class ViewedRun:
         run: the files.
         model: folder of the tokenizer; None is the run's own model.
         temporary: folder for the index if none can be written beside the run.
+        max_bytes: read from the end of each file of episodes, with a temporary index; None reads whole files.
     """
 
-    def __init__(self, number: int, run: StoredRun, model: Path | None, temporary: Path) -> None:
+    def __init__(
+        self, number: int, run: StoredRun, model: Path | None, temporary: Path, max_bytes: int | None = None
+    ) -> None:
         self.number = number
         self.run = run
         self.metrics = MetricsFile(run.path / "metrics.jsonl")
@@ -43,6 +46,7 @@ class ViewedRun:
         """The reason why the index could not be updated; "" if it could."""
         self._given_model = model
         self._temporary = temporary
+        self._max_bytes = max_bytes
         self._lock = threading.Lock()
         self._index: EpisodeIndex | None = None
         self._searches: OrderedDict[str, Search] = OrderedDict()
@@ -66,7 +70,7 @@ class ViewedRun:
             old = self._index
             if old is not None and old.exists:
                 return
-            index = _open_index(self.run, self._temporary)
+            index = _open_index(self.run, self._temporary, self._max_bytes)
             if old is not None:
                 index.stamp = old.stamp + 1  # so the page redraws
                 old.close()
@@ -147,13 +151,13 @@ class ViewedRun:
             self._searches.popitem()[1].stop()
 
 
-def _open_index(run: StoredRun, temporary: Path) -> EpisodeIndex:
+def _open_index(run: StoredRun, temporary: Path, max_bytes: int | None) -> EpisodeIndex:
     """The index beside the run, or in a temporary folder if that cannot be written."""
-    folders = [] if run.kind == "file" else [run.path / ".view"]
+    folders = [] if run.kind == "file" or max_bytes is not None else [run.path / ".view"]
     for folder in [*folders, temporary]:
         try:
             folder.mkdir(exist_ok=True)  # without parents: the folder of a deleted run is not made again
-            return EpisodeIndex(run, folder / "index.sqlite")
+            return EpisodeIndex(run, folder / "index.sqlite", max_bytes)
         except (OSError, sqlite3.Error):
             continue
     folder = folders[0] if folders else run.path.parent

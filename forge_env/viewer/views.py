@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from typing import Any
 
 from forge_env.core.errors import UserError
+from forge_env.report.kind_tables import kind_table, part_tables
+from forge_env.report.run_data import read_run
+from forge_env.report.tables import change_text, evaluation_title, headline, outcomes, startup, tools, warnings
 from forge_env.viewer import query, summaries
 from forge_env.viewer.episode_detail import read_detail
 from forge_env.viewer.viewed_run import ViewedRun
 
 DOCUMENTS = ("summary.json", "eval.json", "plan.json", "run.json")
-MAX_CURVES = 20
+MAX_CURVES = 200
 MAX_SEARCH_TEXT = 400
 Params = Mapping[str, str]
 
@@ -47,11 +51,31 @@ def _overview(run: ViewedRun, params: Params) -> Any:
             "bad": summaries.bad_lines(db),
         }
     summary = run.summary()
+    facts = {**run.run.read_json("run.json"), **run.run.read_json("summary.json")}
+    for evaluation in measured:
+        evaluation["title"] = evaluation_title(facts, evaluation["phase"])
     for evaluation in measured if not summary["complete"] else ():
         evaluation |= run.unfinished(evaluation["phase"], evaluation["step"])
     documents: dict[str, Any] = {name: run.run.read_json(name) for name in DOCUMENTS}
     documents["config.yaml"] = run.run.read_text("config.yaml")
+    answer["cut"] = sorted(run.index.cut_phases)
     return {**summary, **answer, "documents": {name: data for name, data in documents.items() if data}}
+
+
+def _report(run: ViewedRun, params: Params) -> Any:
+    """What a training run did: figures, tables, and sample episodes; {} for any other run."""
+    if run.run.kind != "training" or not (run.run.path / "metrics.jsonl").is_file():
+        return {}
+    try:
+        data = read_run(run.run.path)
+        listed = (warnings(data), kind_table(data), *part_tables(data), startup(data), tools(data), outcomes(data))
+        report = {"why_incomplete": data.why_incomplete, "figures": headline(data), "change": change_text(data)}
+    except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError) as error:  # no such run wrote it
+        return {"why_incomplete": f"its figures cannot be read ({type(error).__name__}: {error})"}
+    with run.index.reading() as db:
+        samples = summaries.samples(db)
+    tables = [asdict(table) | {"columns": [*table.columns.items()]} for table in listed if table is not None]
+    return {**report, "tables": tables, "samples": samples}
 
 
 def _settings(run: ViewedRun, params: Params) -> Any:
@@ -121,6 +145,7 @@ def _timeline(run: ViewedRun, params: Params) -> Any:
 VIEWS: dict[str, Callable[[ViewedRun, Params], Any]] = {
     "state": _state,
     "overview": _overview,
+    "report": _report,
     "curves": _curves,
     "episodes": _episodes,
     "groups": _groups,

@@ -104,7 +104,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     run = tmp_path_factory.mktemp("runs") / NAME
     (run / "episodes").mkdir(parents=True)
     lines = "".join(json.dumps(hostile_episode(str(i), fault=i == 2)) + "\n" for i in range(3))
-    for phase in ("train", NAME):
+    for phase in ("train", "before", NAME):
         (run / "episodes" / f"{phase}.jsonl").write_text(lines + f"not JSON {ALL!r}\n")
     metrics = [
         {"phase": phase, "step": 1 + i, "time": i, "reward": i, ALL: i, NAME: i}
@@ -120,7 +120,9 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     finding = dict.fromkeys(("step", "last_step", "measured", "cause", "settings"), ALL)
     summary = {"env": ALL, "agent": ALL, ALL: [ALL], "findings": [None, ALL, finding]}
     (run / "summary.json").write_text(json.dumps(summary))
-    (run / "run.json").write_text(json.dumps({"algorithm": ALL}))
+    (run / "run.json").write_text(
+        json.dumps({"algorithm": ALL, "kinds": {"names": [ALL]}, "startup": {"first_step": 2.0, ALL: [None, 1.0]}})
+    )
     (run / "config.yaml").write_text(ALL, errors="surrogatepass")
     (run / "console.jsonl").write_text(json.dumps({"time": 1, "kind": ALL, "text": ALL}) + "\n")
     (run / "logs").mkdir()
@@ -163,7 +165,7 @@ def look_everywhere(watched: Watched) -> None:
         check(watched, "a log")
     watched.go(f"#/{name}/episodes")
     links = page.locator(".tr.row").evaluate_all("(rows) => rows.map((row) => row.getAttribute('href'))")
-    assert len(links) == 6
+    assert len(links) == 9
     parts = [f"{links[0]}&tab={tab}&shade=off" for tab in ("talk", "tokens", "info", "raw")]
     parts += [f"{links[0]}&tab={tab}&shade=logprob" for tab in ("talk", "tokens")]
     parts += [

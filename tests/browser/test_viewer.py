@@ -12,11 +12,11 @@ import pytest
 
 from forge_env.cli.main import main
 from forge_env.core.types import Outcome
-from forge_env.report.page import write_page
+from forge_env.viewer.export import write_page
 from forge_env.viewer.library import Library
 from forge_env.viewer.server import ViewServer
 from tests.browser.conftest import Watch, Watched, drawn, index, serving, until, watching
-from tests.forge_env.report.test_page import write_kinds
+from tests.forge_env.report.test_tables import write_kinds
 from tests.forge_env.viewer.runs import make_episode, training_run, write, write_metrics, write_start
 
 EPISODE = "#/run/episode?key=train%2F0"
@@ -80,7 +80,7 @@ def test_the_first_visit_of_a_small_run_shows_it(tmp_path: Path, watch: Watch) -
         page.get_by_role("link", name="first").click()
         until(page, "document.title.startsWith('Overview') || document.title.startsWith('first')")
         drawn(page)
-        assert page.locator(".cards b").count() == 0, "it has been drawn before any of it was read"
+        assert page.locator(".cards a").count() == 0, "it has been drawn before any of it was read"
         library.runs[0].update_index()
         page.clock.run_for(10_000)
         page.wait_for_selector(".cards a")
@@ -502,6 +502,7 @@ def test_a_phone_shows_every_column(run: Path, view: Watch, browser: Any) -> Non
     assert page.locator(".list td:visible").count() == 17, "one has no environment"
     report = browser.new_page(viewport=phone)
     report.goto(write_page(write_kinds(run.parent / "kinds")).as_uri())
+    report.wait_for_selector(".sides")
     inside = "(cells) => cells.filter((cell) => cell.getBoundingClientRect().right > innerWidth).length"
     assert report.locator(".stacked td").evaluate_all(inside) == 0
     report.close()

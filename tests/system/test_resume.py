@@ -51,7 +51,7 @@ def test_supervised_training_that_a_signal_ended_goes_on(start, tmp_path: Path) 
     assert "Traceback" not in console
     ended.assert_nothing_left()
     page = (ended.output / "report.html").read_text()
-    assert "incomplete" in page and "it was stopped" in page
+    assert '"why_incomplete":"it was stopped"' in page
     assert list((ended.output / "wandb").glob("offline-run-*/*.wandb"))
 
     ((step, newest),) = steps_of(ended.output).items()
@@ -68,7 +68,7 @@ def test_supervised_training_that_a_signal_ended_goes_on(start, tmp_path: Path) 
     assert _steps(moved) == list(range(1, step + 3))  # each once
     summary = json.loads((moved / "summary.json").read_text())
     assert summary["steps"] == step + 2 and summary["held_out_loss_after"] < summary["held_out_loss_before"]
-    assert "complete" in (moved / "report.html").read_text()
+    assert '"complete":true' in (moved / "report.html").read_text()
     assert trained_model(str(moved)) == moved / "model"
     exported = export_model(str(moved / "checkpoints" / f"step_{step + 2:06d}"), tmp_path / "exported")
     assert exported.step == run_weights(str(moved)).step == step + 2
@@ -113,7 +113,7 @@ def test_a_killed_run_goes_on_from_its_checkpoint(start) -> None:  # type: ignor
     assert (killed.output / "model" / "model.safetensors").is_file()
     assert (killed.output / "episodes" / "before.jsonl").read_bytes() == before
     page = (killed.output / "report.html").read_text()
-    assert "complete" in page and f"{step + 3:,}" in page and "goes on after step" in page
+    assert '"complete":true' in page and f"{step + 3:,}" in page and "goes on after step" in page
     learned = [json.loads(line) for line in (killed.output / "trained.jsonl").read_text().splitlines()]
     assert [line["step"] for line in learned] == [i for i in range(1, step + 4) for _ in range(96)]
     kept = sorted(path.name for path in folder.iterdir())

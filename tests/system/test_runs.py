@@ -28,9 +28,9 @@ from forge_env.cli.main import main
 from forge_env.core.episode import read_jsonl
 from forge_env.records.audit import audit
 from forge_env.records.run_files import steps_of
-from forge_env.report.numbers import short
 from tests.envs.external.coding_agents import in_sandbox
 from tests.envs.external.external_playing import make_long_model
+from tests.forge_env.viewer.runs import data_of
 from tests.helpers.model_folders import change_weights, make_model_folder
 from tests.helpers.waiting import wait_until
 
@@ -556,9 +556,14 @@ def _check_kinds(output: Path, records: list[dict[str, Any]], summary: dict[str,
         assert change["success_before"] == before[f"success/{kind}"]
         assert change["success_before_ci95"] == [before[f"success_low/{kind}"], before[f"success_high/{kind}"]]
     assert sum(change["tasks"] for change in summary["by_kind"].values()) == summary["evaluation_episodes"] == 8
-    page = (output / "report.html").read_text(encoding="utf-8")
-    assert "<h2>Success by kind of task" in page
-    assert all(re.search(f"<td[^>]*>{kind}</td>", page) for kind in summary["by_kind"])
+    kinds = _tables(output)["Success by kind of task"]
+    assert {row[0] for row in kinds} >= summary["by_kind"].keys()
+
+
+def _tables(output: Path) -> dict[str, list[list[str]]]:
+    """The rows of the tables of report.html by their titles."""
+    tables = data_of(output / "report.html")["views"]["0"]["report"]["tables"]
+    return {table["title"]: table["rows"] for table in tables}
 
 
 def _scalar(output: Path, tag: str, *, step: int) -> float:
@@ -571,25 +576,20 @@ def _scalar(output: Path, tag: str, *, step: int) -> float:
 
 def _check_page(output: Path, summary: dict[str, Any]) -> None:
     """report.html has every part of which the run has something, and its figures."""
-    page = (output / "report.html").read_text(encoding="utf-8")
-    for heading in (
-        "Evaluation",
-        "Learning",
-        "Warm-up",
-        "Speed",
-        "Start",
-        "Machine",
-        "Slowest tools",
-        "Episodes before and",
-    ):
-        assert f"<h2>{heading}" in page, heading
-    for text in ("grpo on code_exec", ">complete<", "before training", "after training", "tools switched off"):
-        assert text in page, text
-    for chart in ("Success rate", "Entropy of the policy", "Weight update", "Memory of each service"):
-        assert f"<figcaption>{chart}" in page, chart
-    for name in ("success_before", "success_after"):
-        assert f">{short(summary[name])}<" in page
-    assert "<code>python</code>" in page and "learning_rate: 0.0006" in page and "<script" not in page
+    data = data_of(output / "report.html")
+    view = data["views"]["0"]
+    assert data["runs"][0]["complete"] and not view["report"]["why_incomplete"]
+    tables = _tables(output)
+    assert tables.keys() >= {"Startup", "Slowest tools", "Outcomes"} and tables["Slowest tools"][0][0] == "python"
+    assert {"train", "evaluation", "warmup", "system"} <= view["curves"].keys()
+    assert {"reward", "success", "entropy", "seconds/publish"} <= view["curves"]["train"]["values"].keys()
+    measured = {evaluation["title"]: evaluation["success"] for evaluation in view["overview"]["evaluations"]}
+    assert measured["before training"] == pytest.approx(summary["success_before"])
+    assert measured["after training"] == pytest.approx(summary["success_after"])
+    assert "before, tools switched off" in measured
+    samples = view["report"]["samples"]
+    assert samples and all(view["details"].keys() >= {sample["before"], sample["after"]} for sample in samples)
+    assert "learning_rate: 0.0006" in view["overview"]["documents"]["config.yaml"]
 
 
 def _check_export(folder: Path) -> None:
@@ -616,7 +616,7 @@ def test_a_signal_while_training_ends_everything(start, number: signal.Signals, 
     (step,) = steps_of(run.output)
     assert f"a checkpoint is kept: go on from step {step} with python -m trainers.grpo" in console
     page = (run.output / "report.html").read_text()
-    assert "incomplete" in page and "it was stopped" in page and "Reward of an episode" in page
+    assert '"why_incomplete":"it was stopped"' in page
     assert list((run.output / "wandb").glob("offline-run-*/*.wandb"))
 
 
@@ -746,7 +746,7 @@ def test_sft_on_a_file_of_chats(start, tmp_path: Path) -> None:  # type: ignore[
     rates = [step["learning_rate"] for step in steps]
     assert rates == pytest.approx([3e-3 * (1 - done / len(steps)) for done in range(len(steps))])
     page = (run.output / "report.html").read_text()
-    assert "sft on data" in page and "Held-out loss" in page and "Loss" in page
+    assert '"algorithm":"sft"' in page and "Held-out loss" in page
     assert not (run.output / "logs" / "generator.log").exists()
     _check_export(run.output / "model")
     _check_start(run.output, console, _PHASES | {"data", "held-out loss", "first batch"})

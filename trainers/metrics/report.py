@@ -16,7 +16,7 @@ import numpy as np
 from forge_env.core.episode import Episode, read_jsonl, write_jsonl
 from forge_env.core.errors import ForgeError, UserError, first_error
 from forge_env.evaluation.evaluate import Evaluation
-from forge_env.report.page import write_page
+from forge_env.viewer.export import write_page
 from trainers.metrics.console import RunConsole
 from trainers.metrics.json_lines import JsonLines
 from trainers.metrics.open import open_sinks, open_spans

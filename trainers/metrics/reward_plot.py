@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from forge_env.evaluation.evaluate import Evaluation
-from forge_env.report.svg_chart import running_mean
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -46,12 +45,12 @@ def reward_figure(
 
     figure = Figure(figsize=(8, 4.5), dpi=120)
     axes = figure.subplots()
-    points = [(point["step"], point["reward"]) for point in curve]
-    mean = running_mean(points, MEAN_STEPS)
-    steps, rewards = [step for step, _ in points], [reward for _, reward in points]
+    steps, rewards = [point["step"] for point in curve], [point["reward"] for point in curve]
+    windows = (rewards[max(0, i + 1 - MEAN_STEPS) : i + 1] for i in range(len(rewards)))
+    means = [sum(window) / len(window) for window in windows]
     drawn = list(rewards)
     axes.plot(steps, rewards, color="#9ecae1", linewidth=1, label="mean reward of a step")
-    axes.plot(steps, [y for _, y in mean], color="#08519c", linewidth=2, label=f"running mean of {MEAN_STEPS} steps")
+    axes.plot(steps, means, color="#08519c", linewidth=2, label=f"running mean of {MEAN_STEPS} steps")
     trained_on = [point.get("training_reward", point["reward"]) for point in curve]
     if trained_on != rewards:
         axes.plot(steps, trained_on, color="#31a354", linewidth=1, label="reward that is trained on, of a step")

@@ -10,6 +10,7 @@ import { showGroups } from "./groups.js";
 import { helpDialog, listenToKeys } from "./keys.js";
 import { seconds } from "./numbers.js";
 import { showOverview } from "./overview.js";
+import { requestReport } from "./report.js";
 import { showRuns } from "./runs.js";
 import { showTimeline } from "./timeline.js";
 
@@ -34,6 +35,7 @@ const shown = {
   view: {}, // what the function of the view returned
   state: null, // of the run, from the server
   stamp: null, choices: null, header: "",
+  report: null, // of the run when the view was opened: it is too much for every redraw
 };
 let drawing = new AbortController();
 let redrawTimer = 0;
@@ -53,6 +55,7 @@ async function show(isRedraw) {
     const run = route.run ? shown.runs.find(({ name }) => name === route.run) : null;
     if (route.run && !run) throw new Error(`There is no run ${route.run} here.`);
     if (shown.run !== run) Object.assign(shown, { run, choices: null, state: null, stamp: null });
+    if (isNewPlace || shown.report?.indexed !== shown.state?.indexed) shown.report = null;
     shown.route = route;
     // The state is requested before the view is drawn, so a change during the drawing is noticed by the next poll.
     if (run && !exported) keepState(await request(`${run.number}/state`, {}, signal));
@@ -88,6 +91,7 @@ function contextOf(run, signal) {
   return {
     run, signal,
     choices: async () => (shown.choices ||= (await request(`${run.number}/overview`, {}, signal)).choices),
+    report: async () => (shown.report ||= { ...await requestReport(run, signal), indexed: shown.state?.indexed }),
     empty: (text) => (shown.state && !shown.state.indexed ? "The run is still being read." : text),
   };
 }

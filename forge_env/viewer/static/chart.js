@@ -3,7 +3,6 @@ import { interval, multiples, number, roundStep, seconds, timeTicks, valueTicks 
 import { plainText } from "./text.js";
 
 // Charts as SVG: lines, and points with intervals. The values under the pointer are written below the chart.
-// forge_env/report/svg_chart.py draws the charts of report.html, which has no script.
 
 const WIDTH = 420;
 const HEIGHT = 210;
@@ -33,7 +32,7 @@ export function runningMean(values, window) {
 }
 
 // One chart. lines: {name, n, dash, x: [], y: [], raw: []}; points: {name, n, x, y, interval}; n chooses the colour.
-export function chart({ title, lines, points = [], axis, onRemove }) {
+export function chart({ title, note, lines, points = [], axis, onRemove }) {
   const scale = scaleFor(title, lines, points);
   const ticks = valueTicks(...scale.yRange, 4);
   const cross = svg("line", { class: "cross", y1: EDGE.top, y2: HEIGHT - EDGE.bottom, visibility: "hidden" });
@@ -48,7 +47,8 @@ export function chart({ title, lines, points = [], axis, onRemove }) {
       h("span", { class: "chart-title" }, title,
         ticks.power ? h("span", { class: "dim" }, ` × 1e${ticks.power}`) : null),
       onRemove ? removeButton(title, onRemove) : null),
-    drawing, readout, lines.length + points.length > 1 ? legendOf(lines, points) : null);
+    drawing, readout, lines.length + points.length > 1 ? legendOf(lines, points) : null,
+    note ? h("p", { class: "note" }, note) : null);
 }
 
 function removeButton(title, onRemove) {

@@ -1,11 +1,13 @@
 import { address } from "./address.js";
 import { request } from "./api.js";
-import { curvesSection } from "./curves.js";
+import { curvesSections } from "./curves.js";
 import { fill, h, table } from "./dom.js";
+import { exported } from "./exported.js";
 import { interval, number, seconds } from "./numbers.js";
+import { figureTiles, sampleSection, tableSections } from "./report.js";
 import { block } from "./text.js";
 
-// The overview of a run: its phases, its evaluations, its curves, its documents.
+// The overview of a run: what it found, its figures, evaluations, curves, tables, sample episodes, documents.
 
 const KINDS = { training: "training run", evaluation: "evaluation", file: "file of episodes" };
 
@@ -17,16 +19,33 @@ export async function showOverview(main, route, context) {
   const points = results.filter(isHeadline).map((evaluation) => ({
     ...evaluation, x: evaluation.step ?? (evaluation.phase === "before" ? 0 : lastStep),
   }));
-  const curves = Object.keys(run.metrics).length ? await curvesSection(route, [run], context, points) : null;
-  fill(main, h("h1", null, run.name, " ", runState(run)),
-    h("p", { class: "dim" }, [KINDS[run.kind], run.algorithm, run.env, run.agent || run.model].filter(Boolean).join(" · ")),
-    cards(run), findings(run), badLines(run.bad), evaluationsTable(run), curves,
+  const curves = Object.keys(run.metrics).length ? await curvesSections(route, [run], context, points) : [];
+  const [why, tiles, tables, change, samples] = Array.from({ length: 5 }, () => h("div"));
+  fill(main, h("h1", null, run.name, " ", runState(run)), h("p", { class: "dim" }, factsOf(run)), why,
+    findings(run), cards(run), tiles, badLines(run.bad), evaluationsTable(run), change, curves[0], tables,
+    curves.slice(1), samples,
     Object.entries(run.documents).map(([name, data]) => h("details", { class: "document" },
       h("summary", null, name), block(data, "code"))));
+  const report = await context.report();
+  fill(why, report.why_incomplete ? h("p", null, "This run is not complete: ", report.why_incomplete) : null);
+  fill(tiles, figureTiles(report));
+  fill(change, report.change ? h("p", null, report.change) : null);
+  fill(tables, tableSections(report));
+  fill(samples, sampleSection(run, report));
+}
+
+function factsOf(run) {
+  const { "summary.json": summary, "run.json": facts } = run.documents;
+  const { model_parameters: size, seed, started } = { ...facts, ...summary };
+  return [
+    KINDS[run.kind], run.algorithm, run.env, run.agent || run.model, size ? `${number(size)} parameters` : "",
+    seed === undefined ? "" : `seed ${seed}`, started ? String(started).slice(0, 16).replace("T", " ") : "",
+  ].filter(Boolean).join(" · ");
 }
 
 export function runState(run) {
   if (run.complete) return h("span", { class: "mark good" }, "complete");
+  if (exported) return h("span", { class: "mark none" }, "not complete");
   if (run.changed !== null && run.changed < 60) return h("span", { class: "mark some" }, "running");
   const text = run.changed === null ? "empty" : `not complete, ${seconds(run.changed)} ago`;
   return h("span", { class: "mark none" }, text);
@@ -53,7 +72,7 @@ function cards(run) {
     h("a", { class: "row", href: address(run.name, view, params) },
       h("b", null, count.toLocaleString("en")), h("span", null, text)));
   return h("ul", { class: "cards" }, resultCard(run),
-    phases.map(({ phase, episodes }) => card(episodes, `episodes of ${phase}`, "episodes", { phase })),
+    phases.map(({ phase, episodes }) => card(episodes, `${run.cut.includes(phase) ? "last " : ""}episodes of ${phase}`, "episodes", { phase })),
     faults ? card(faults, "faults", "faults") : null,
     timeouts ? card(timeouts, "time-outs", "episodes", { outcome: "timeout" }) : null);
 }
@@ -82,12 +101,13 @@ export function badLines(bad) {
 
 function evaluationsTable(run) {
   if (!run.evaluations.length) return null;
-  const columns = ["Phase", "Step", "Success", "95% interval, by task", "Mean reward", "Episodes", "Tasks"];
+  const columns = ["Phase", "Step", "Success", "95% interval, by task", "Mean reward", "Episodes", "Tasks", "Faults"];
   const rows = run.evaluations.map((evaluation) => [
-    h("span", null, h("a", { href: address(run.name, "episodes", { phase: evaluation.phase }) }, evaluation.phase),
+    h("span", null, h("a", { href: address(run.name, "episodes", { phase: evaluation.phase }) }, evaluation.title),
       ...progressOf(evaluation)),
     number(evaluation.step), number(evaluation.success), interval(evaluation.interval), number(evaluation.reward),
     number(evaluation.episodes) + plannedOf(evaluation) + timeoutsOf(evaluation), number(evaluation.tasks),
+    number(evaluation.faults),
   ]);
   return h("section", null, h("h2", null, "Evaluations"),
     table(columns.map((text, i) => [text, i ? "num" : ""]), rows));

@@ -1,7 +1,7 @@
 import { address, setParams } from "./address.js";
 import { request } from "./api.js";
 import { swatch } from "./chart.js";
-import { curvesSection } from "./curves.js";
+import { curvesSections } from "./curves.js";
 import { fill, h, table } from "./dom.js";
 import { interval, number } from "./numbers.js";
 import { runState } from "./overview.js";
@@ -32,7 +32,7 @@ export async function showRuns(main, route, context) {
     run.kind, run.env, agentOf(run), runState(run), number(run.last.step), number(run.last.reward), successOf(run),
   ]);
   const chosenRuns = runs.filter((run) => chosen.includes(run.number));
-  const curves = await curvesSection(route, chosenRuns, context, []);
+  const curves = await curvesSections(route, chosenRuns, context, []);
   fill(main, h("h1", null, "Runs"), h("p", { class: "dim" }, `${runs.length} in ${place}`),
     table(RUN_COLUMNS, rows), curves, await settingsSection(chosenRuns, context));
 }

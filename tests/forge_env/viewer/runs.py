@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -149,3 +150,10 @@ def training_run(run: Path, groups: int = 3) -> Path:
     lines = [{"step": 1, "episode": episode.id, "advantages": [1.5, -0.5]} for episode in episodes[:4]]
     (run / "trained.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     return run
+
+
+def data_of(file: Path) -> Any:
+    """The data in an exported page."""
+    match = re.search(r'<script type="application/json" id="data">(.*?)</script>', file.read_text(), re.DOTALL)
+    assert match
+    return json.loads(match[1])

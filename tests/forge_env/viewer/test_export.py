@@ -6,7 +6,6 @@ import json
 import re
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -16,13 +15,7 @@ from forge_env.viewer.library import Library
 from forge_env.viewer.metrics_file import MAX_POINTS, MetricsFile
 from forge_env.viewer.page import MODULES, render_page, security_policy
 from forge_env.viewer.token_text import token_texts
-from tests.forge_env.viewer.runs import make_episode, training_run, write, write_metrics
-
-
-def data_of(file: Path) -> Any:
-    match = re.search(r'<script type="application/json" id="data">(.*?)</script>', file.read_text(), re.DOTALL)
-    assert match
-    return json.loads(match[1])
+from tests.forge_env.viewer.runs import data_of, make_episode, training_run, write, write_metrics
 
 
 def test_the_file_holds_all_of_a_small_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,6 +17,7 @@ from forge_env.core.episode import Episode
 from forge_env.core.errors import ServiceError, UserError
 from forge_env.core.types import Outcome, Task
 from forge_env.evaluation.evaluate import Evaluation
+from tests.forge_env.viewer.runs import data_of
 from trainers.metrics.report import Report
 from trainers.metrics.settings import MetricsConfig
 from trainers.metrics.system import SystemMetrics
@@ -188,8 +190,10 @@ def test_peaks_cover_a_resumed_run_from_its_start(open_report, tmp_path: Path) -
     assert {phase for phase, _ in steps_in(tmp_path)} == {"system"}
 
 
-def page_of(folder: Path) -> str:
-    return (folder / "report.html").read_text(encoding="utf-8")
+def page_of(folder: Path) -> dict[str, Any]:
+    """What report.html shows of the run."""
+    data = data_of(folder / "report.html")
+    return data["runs"][0] | data["views"]["0"]
 
 
 @pytest.mark.parametrize(
@@ -204,7 +208,7 @@ def test_a_run_that_fails_has_a_page_that_says_why(tmp_path: Path, error: BaseEx
     with pytest.raises(type(error)), Report(tmp_path, {"metrics": asdict(MetricsConfig())}) as report:
         write_steps(report, 1, 2)
         raise error
-    assert f"This run is not complete: {words}" in page_of(tmp_path)
+    assert page_of(tmp_path)["report"]["why_incomplete"] == words
 
 
 def test_a_run_that_is_complete_has_a_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -213,7 +217,8 @@ def test_a_run_that_is_complete_has_a_page(tmp_path: Path, capsys: pytest.Captur
         report.metrics("evaluation", 2, Evaluation(episodes=(episode(1.0), replace(episode(0.0), id="x"))).metrics())
         report.metrics("evaluation", 3, Evaluation(episodes=()).metrics())  # nothing was measured
         report.summary({"steps": 2})
-    assert ">complete<" in page_of(tmp_path) and "Success rate" in page_of(tmp_path)
+    page = page_of(tmp_path)
+    assert page["complete"] and page["curves"]["evaluation"]["values"]["success"][0] == 0.5
     assert f"report {tmp_path / 'report.html'}" in capsys.readouterr().out.replace("\n", "")
     assert steps_in(tmp_path)[-1] == ("evaluation", 3)
 
