@@ -171,7 +171,7 @@ def _ignore(record: Mapping[str, Any]) -> None:
 
 
 def _checked(callbacks: Any) -> Sequence[Any]:
-    """The callbacks, whose mistakes are said here: the first step may be minutes away.
+    """Check callbacks before the run begins, because its first step may be minutes away.
 
     Raises:
         UserError: what one of them cannot be called with.
