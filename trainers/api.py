@@ -169,12 +169,11 @@ def _begun(
     made: list[Path] = []
     try:
         begin_now()
-        run, algorithm = TrainingRun(options.get("callbacks", ())), _find(algorithm)
-        given = {
-            name: value
-            for name, value in options.items()
-            if value is not None and name not in ("settings", "config", "callbacks")
-        }
+        given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
+        run, algorithm = TrainingRun(given.pop("callbacks", ())), _find(algorithm)
+        settings, config = given.pop("settings", {}), given.pop("config", None)
+        if given.get("resume") and "output" not in given and config is None:
+            raise UserError("resume=True goes on with the run of a folder: give output=FOLDER too")
         if isinstance(env, str):
             given |= {"env": env} if env else {}
         else:
@@ -183,9 +182,12 @@ def _begun(
                 made.append(Path(new_folder(algorithm.name, factory.env_class.__name__)))
                 given["output"] = str(made[0])
             name = name_env(factory, Path(str(given["output"])) / ENVIRONMENT)
-            given |= {"env": name, "env.options": factory.options}
-        config = [f"--config={options['config']}"] if "config" in options else []
-        plan = _plan(algorithm, config, [_plain(options.get("settings", {})), _plain(given)])
+            given |= {
+                "env": name,
+                **({"env.options": factory.options} if factory.options else {}),
+            }  # {} empties the others
+        files = [] if config is None else [f"--config={config}"]
+        plan = _plan(algorithm, files, [_plain(settings), _plain(given)])
         if plan.config.dry_run:
             raise UserError(f"dry_run is for the command: python -m {algorithm.command} --dry-run")
         plan.check()
@@ -222,8 +224,10 @@ def _plan(algorithm: Algorithm, arguments: Sequence[str], settings: Sequence[Map
     return make_plan(config, algorithm)
 
 
-def _plain(settings: Mapping[str, Any]) -> dict[str, Any]:
+def _plain(settings: Any) -> dict[str, Any]:
     """Settings as a config file could have them."""
+    if not isinstance(settings, Mapping):
+        raise UserError(f'settings is {settings!r:.80}; give a dict, as in settings={{"training.batch_size": 8}}')
     values = {}
     for name, value in settings.items():
         try:

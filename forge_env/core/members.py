@@ -42,11 +42,13 @@ def check_class(cls: Any, members: Mapping[str, Member], root: type) -> None:
 
 
 def check_instance(env: object) -> None:
-    """Check that the constructor of an environment has not set a method of the contract to something else.
+    """Check that the constructor of an environment has called its parent's, and set no method to something else.
 
     Raises:
-        EnvError: for the first such attribute.
+        EnvError: with the first mistake.
     """
+    if hasattr(env, "_use_tools") and "_toolbox" not in vars(env):  # of ToolEnv
+        raise EnvError(f"{type(env).__name__}.__init__ does not call super().__init__(): write it as its first line")
     for name in vars(env).keys() & METHODS:
         if not callable(value := vars(env)[name]):
             what = f"{type(env).__name__} sets self.{name} to {_described(value)} in the place of Env.{name}"

@@ -16,8 +16,9 @@ import re
 import sys
 import types
 import typing
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from numbers import Real
 from typing import Annotated, Any, NotRequired, Required, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -80,6 +81,10 @@ class ToolOptions:
     """Exceptions that are a fault of the environment instead of an observation."""
 
     def __post_init__(self) -> None:
+        for name in ("timeout", "concurrency", "max_output", "retries"):
+            value = getattr(self, name)
+            if not isinstance(value, int | float) and (name, value) != ("concurrency", None):
+                raise UserError(f"a tool's {name} is {value!r:.60}; it is a number")
         if not self.timeout > 0:
             raise UserError(f"a tool's timeout is {self.timeout!r}; it is a number of seconds above 0")
         if self.concurrency is not None and self.concurrency < 1:
@@ -186,7 +191,7 @@ def tool(
     )
 
     def mark(target: F) -> F:
-        setattr(target, _MARK, options)
+        setattr(_checked("@tool", target, "@tool(timeout=5)"), _MARK, options)
         return target
 
     return mark(function) if function is not None else mark
@@ -196,13 +201,43 @@ def reward(function: F | None = None, /, *, weight: float = 1.0) -> Any:
     """Mark a method as part of the reward, with a weight.
 
     Its parameters name the arguments that it gets: see `forge_env.tool_env.rubric`.
+
+    Raises:
+        UserError: for a weight that is no number.
     """
+    if not isinstance(weight, Real):
+        raise UserError(f"a reward's weight is {weight!r:.60}; it is a number")
 
     def mark(method: F) -> F:
-        method.__forge_reward__ = weight  # type: ignore[attr-defined]
+        _checked("@reward", method, "@reward(weight=0.5)").__forge_reward__ = weight
         return method
 
     return mark(function) if function is not None else mark
+
+
+def _checked(mark: str, target: Any, example: str) -> Any:
+    """What a mark is above, if it can be marked."""
+    if isinstance(target, staticmethod | type) or not callable(target):
+        raise UserError(
+            f"{mark} is given {target!r:.60}, which is no method: write it above a def with self, and its settings by "
+            f"name, as in {example}"
+        )
+    return target
+
+
+def without_self(what: str, parameters: Sequence[inspect.Parameter]) -> Sequence[inspect.Parameter]:
+    """Return the parameters of a method but the first, which is the instance.
+
+    Args:
+        what: the method, for the error message.
+        parameters: of the function in its class.
+
+    Raises:
+        UserError: the first one is not `self`, as of a static method, and would be lost.
+    """
+    if [p.name for p in parameters[:1]] != ["self"]:
+        raise UserError(f"{what} has no parameter self: write it as a method, without @staticmethod or @classmethod")
+    return parameters[1:]
 
 
 def is_tool(function: object) -> bool:
@@ -229,7 +264,8 @@ def make_tool(
     doc = docstring_parser.parse(inspect.getdoc(function) or "")
     descriptions = {p.arg_name: " ".join((p.description or "").split()) for p in doc.params}
     fields: dict[str, Any] = {}
-    for i, parameter in enumerate(_parameters(name, function)[is_method:]):
+    parameters: Sequence[inspect.Parameter] = _parameters(name, function)
+    for i, parameter in enumerate(without_self(f"the tool {name}", parameters) if is_method else parameters):
         if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
             raise UserError(f"the tool {name} has the parameter {parameter}: a model passes arguments by name only")
         annotation = Any if parameter.annotation is parameter.empty else _supported(parameter.annotation, name)

@@ -77,12 +77,15 @@ class EvalResult:
         Raises:
             UserError: when they have no attempt in common, or different tasks with the same id.
         """
+        if not isinstance(other, EvalResult | Path | str):
+            raise UserError(f"compare takes another result of evaluate, or its folder; this is {other!r:.80}")
         return compare(other.folder if isinstance(other, EvalResult) else Path(other), self.folder)
 
     def __repr__(self) -> str:
         figures = self.figures
         low, high = self.interval
-        faults = f", {count} faults" if (count := sum(figures["faults"].values())) else ""
+        count, first = sum(figures["faults"].values()), "".join([*figures["first_errors"].values()][:1])
+        faults = f", {count} faults{f' ({first})' if first else ''}" if count else ""
         return (
             f"{named(figures['agent'], figures['adapter'])} in {figures['env']}: success {self.success:.3f} "
             f"[{low:.3f}, {high:.3f}], mean reward {self.reward:.3f}, {figures['episodes']} episodes of "

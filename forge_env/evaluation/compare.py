@@ -20,9 +20,12 @@ from forge_env.utils.digests import value_digest
 from forge_env.utils.statistics import Paired, Pairs, clustered_mean, compare_all
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Comparison:
-    """One phase of two runs. `first` and `second` are means over the common attempts; all tasks have equal weight."""
+    """One phase of two runs. `first` and `second` are means over the common attempts; all tasks have equal weight.
+
+    Its repr is one line of text.
+    """
 
     phase: str
     measure: str
@@ -44,6 +47,15 @@ class Comparison:
     """Name of the environment of each run."""
     kind: str = ""
     """The kind of task that it is about, see `Task.kind`; "" is all tasks."""
+
+    def __repr__(self) -> str:
+        pairs, change = self.paired, self.paired.difference
+        name = " ".join(filter(None, (self.phase, self.measure, self.kind and f"of {self.kind}")))
+        return (
+            f"{name}: {self.first:.3f} to {self.second:.3f}, difference {change.value:+.3f} [{change.low:+.3f}, "
+            f"{change.high:+.3f}], {pairs.wins} tasks better, {pairs.losses} worse, {pairs.ties} the same, "
+            f"p = {pairs.p_value:.4f}"
+        )
 
 
 Key = tuple[str, str]

@@ -74,7 +74,8 @@ def split_agent(spec: str) -> tuple[str, str]:
     """Split a name into its kind and its argument."""
     kind, _, argument = spec.partition(":")
     if kind not in OPENERS:
-        raise UserError(f"there is no kind of agent {kind!r}. {nearest(kind, OPENERS)}")
+        hint = "" if ":" in spec else f" A model is vllm:{spec} or openai:{spec}@URL"
+        raise UserError(f"there is no kind of agent {kind!r}. {nearest(kind, OPENERS)}{hint}")
     if not argument:
         raise UserError(f"the agent {kind}: lacks what comes after the colon, as in scripted:expert or vllm:MODEL")
     return kind, argument

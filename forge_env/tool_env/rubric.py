@@ -23,6 +23,7 @@ from typing import Any
 from forge_env.core.errors import UserError, nearest
 from forge_env.core.own_copies import own_copy, own_messages, own_task
 from forge_env.core.reward_value import reward_value
+from forge_env.core.tools import without_self
 from forge_env.core.types import Message, Task
 from forge_env.core.user_code import guard
 from forge_env.utils.threads import call_on, invoke
@@ -50,7 +51,9 @@ class RewardPart:
         cls, function: RewardFunction, *, name: str = "", weight: float = 1.0, is_method: bool = False
     ) -> RewardPart:
         name = name or _name_of(function)
-        parameters = list(inspect.signature(function).parameters.values())[is_method:]
+        parameters: Sequence[inspect.Parameter] = [*inspect.signature(function).parameters.values()]
+        if is_method:
+            parameters = without_self(f"the reward {name}", parameters)
         named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
         for parameter in named:
             if parameter.name not in ARGUMENTS and parameter.default is parameter.empty:

@@ -31,6 +31,10 @@ class Fails(Callback):
         raise ZeroDivisionError("no such\nfigure")
 
 
+def callback(**methods: Any) -> Callback:
+    return type("Own", (Callback,), {name: staticmethod(method) for name, method in methods.items()})()
+
+
 @pytest.fixture
 def plans(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Any]:
     """The plans of runs that are not executed."""
@@ -48,12 +52,13 @@ def test_settings_are_those_of_the_command(plans: list[Any], tmp_path: Path) -> 
     (tmp_path / "run.yaml").write_text("grpo: {n_samples: 6, clip_high: 0.3}\ntraining: {steps: 9}\n")
     settings = {"grpo": {"n_samples": 4}, "training.batch_size": 8, "env.options": {"format": "boxed"}}
     train(make("math", level=2), steps=3, seed=0, config=tmp_path / "run.yaml", settings=settings)
-    asyncio.run(train_async(Math, GRPO, model=None or "", settings={"metrics.sinks": []}))
+    nothing: dict[str, Any] = dict.fromkeys(("model", "steps", "config", "callbacks"))
+    asyncio.run(train_async(Math, GRPO, **nothing, settings={"metrics.sinks": [], "env.options.level": 2}))
     config = plans[0].config
     assert (config.grpo.n_samples, config.grpo.clip_high, config.training.batch_size) == (4, 0.3, 8)
     assert (config.training.steps, config.training.seed) == (3, 0)
     assert (config.env.name, config.env.options) == ("math", {"level": 2, "format": "boxed"})
-    assert plans[1].config.env.name == "envs.math.env:Math"
+    assert (plans[1].config.env.name, plans[1].config.env.options) == ("envs.math.env:Math", {"level": 2})
     assert [path.name for path in (tmp_path / "outputs").iterdir()] == []  # nothing has run in them
 
 
@@ -67,6 +72,7 @@ def test_settings_are_those_of_the_command(plans: list[Any], tmp_path: Path) -> 
         ({"settings": {"training": {"batch_size": "many"}}}, "--training.batch_size is 'many'; it must be a whole"),
         ({"settings": {"training.batch_size": 0}}, "--training.batch_size is 0; it must be at least 1"),
         ({"settings": {"env.options.level": object()}}, "env.options.level is a object, which has no text of its own"),
+        ({"settings": ["training.batch_size=8"]}, "settings is ['training.batch_size=8']; give a dict"),
         ({"steps": 3, "settings": {"training.steps": 4}}, "two values of one setting"),
         ({"settings": {"dry_run": True}}, "python -m trainers.grpo --dry-run"),
         ({"batch_size": 8}, "train has no argument 'batch_size'"),
@@ -78,6 +84,12 @@ def test_settings_are_those_of_the_command(plans: list[Any], tmp_path: Path) -> 
         ({"algorithm": Algorithm(name="mine", config=Config)}, "'mine' cannot reach the trainer's process"),
         ({"callbacks": [Callback]}, "neither on_step(record) nor on_evaluation(record)"),
         ({"callbacks": [print]}, "neither on_step(record) nor on_evaluation(record)"),
+        ({"env": Math, "settings": {"env.options.lvel": 3}}, "has no option 'lvel'. Did you mean level?"),
+        ({"resume": True}, "give output=FOLDER too"),
+        ({"callbacks": Fails()}, "give a list, as in callbacks=[Enough()]"),
+        ({"callbacks": [callback(on_eval=lambda record: None)]}, "a method on_eval, which no run calls"),
+        ({"callbacks": [callback(on_step=lambda: None)]}, "write def on_step(self, record)"),
+        ({"callbacks": [callback(on_step=until_stopped)]}, "an async on_step, which nothing awaits"),
     ],
 )
 def test_a_mistake_is_one_sentence(plans: list[Any], tmp_path: Path, arguments: dict[str, Any], words: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import threading
 import traceback
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
@@ -47,12 +48,7 @@ class TrainingRun:
     """
 
     def __init__(self, callbacks: Sequence[Any] = ()) -> None:
-        for callback in callbacks:
-            if isinstance(callback, type) or not (hasattr(callback, STEP) or hasattr(callback, EVALUATION)):
-                raise UserError(
-                    f"the callback {callback!r} has neither {STEP}(record) nor {EVALUATION}(record): give an instance "
-                    "of a subclass of trainers.Callback"
-                )
+        for callback in _checked(callbacks):
             callback.run = self
         self.folder = Path()
         """Everything that the run writes, see docs/records.md; "." before it begins."""
@@ -173,3 +169,35 @@ class TrainingRun:
 
 def _ignore(record: Mapping[str, Any]) -> None:
     """A callback need not have both methods."""
+
+
+def _checked(callbacks: Any) -> Sequence[Any]:
+    """Check callbacks before the run begins, because its first step may be minutes away.
+
+    Raises:
+        UserError: what one of them cannot be called with.
+    """
+    if not isinstance(callbacks, Sequence) or isinstance(callbacks, str):
+        raise UserError(f"callbacks is {callbacks!r:.80}; give a list, as in callbacks=[Enough()]")
+    for callback in callbacks:
+        own = {name: getattr(callback, name) for name in dir(callback) if name.startswith("on_")}
+        if isinstance(callback, type) or not own:
+            raise UserError(
+                f"the callback {callback!r:.80} has neither {STEP}(record) nor {EVALUATION}(record): give an instance "
+                "of a subclass of trainers.Callback"
+            )
+        for name, method in own.items():
+            text = f"the callback {type(callback).__name__} has"
+            if name not in (STEP, EVALUATION):
+                raise UserError(f"{text} a method {name}, which no run calls; a run calls {STEP} and {EVALUATION}")
+            if inspect.iscoroutinefunction(method):
+                raise UserError(f"{text} an async {name}, which nothing awaits: write def {name}(self, record)")
+            try:
+                inspect.signature(method).bind({})
+            except TypeError as error:
+                raise UserError(
+                    f"{text} {name} with other arguments ({error}): write def {name}(self, record)"
+                ) from None
+            except ValueError:
+                pass  # a function of C has no signature
+    return callbacks

@@ -86,6 +86,32 @@ def test_what_is_refused_says_what_is_wanted(body: dict[str, Any], words: str) -
     assert "\n" not in str(raised.value)
 
 
+def shop(**body: Any) -> Any:
+    return type("Shop", (ToolEnv,), body)
+
+
+@pytest.mark.parametrize(
+    ("mark", "words"),
+    [
+        (lambda: tool("plus"), r"@tool is given 'plus', which is no method: .* as in @tool\(timeout=5\)"),
+        (lambda: tool(staticmethod(one)), "@tool is given <staticmethod"),
+        (lambda: tool(property(one)), "@tool is given <property"),
+        (lambda: tool(timeout="5"), "a tool's timeout is '5'; it is a number"),
+        (lambda: tool(concurrency="2"), "a tool's concurrency is '2'; it is a number"),
+        (lambda: reward(0.5), r"@reward is given 0.5, which is no method: .* as in @reward\(weight=0.5\)"),
+        (lambda: reward(weight="0.5"), "a reward's weight is '0.5'; it is a number"),
+        (lambda: shop(add=tool(lambda n: n)), "the tool add has no parameter self"),
+        (lambda: shop(add=staticmethod(tool(lambda n: n))), "the tool add has no parameter self"),
+        (lambda: shop(add=classmethod(tool(lambda cls, n: n))), "the tool add has no parameter self"),
+        (lambda: shop(good=reward(lambda answer: 1.0)), "the reward good has no parameter self"),
+    ],
+)
+def test_a_mark_at_the_wrong_place_says_where_it_belongs(mark: Callable[[], Any], words: str) -> None:
+    with pytest.raises(UserError, match=words) as raised:
+        mark()
+    assert "\n" not in str(raised.value)
+
+
 def test_a_class_that_is_mixed_in_is_looked_at_too() -> None:
     class Talks:
         messages = property(lambda self: [])
@@ -164,6 +190,15 @@ def test_a_constructor_is_looked_at_too() -> None:
             self.seed: Any = 7
 
     with pytest.raises(EnvError, match=r"Shop sets self.seed to 7 in the place of Env.seed, a method .*another name"):
+        EnvFactory(Shop).make()
+
+
+def test_a_constructor_calls_the_one_of_its_parent() -> None:
+    class Shop(Base):
+        def __init__(self) -> None:
+            self.sold = 0
+
+    with pytest.raises(EnvError, match=r"Shop\.__init__ does not call super\(\).__init__\(\): write it"):
         EnvFactory(Shop).make()
 
 

@@ -57,6 +57,12 @@ def test_an_evaluation_has_figures_and_episodes() -> None:
     assert repr(result).endswith("mean reward 1.000, 6 episodes of 3 tasks")
     (difference, _) = result.compare(measured(agent=lambda messages: {"role": "assistant", "content": ""}))
     assert (difference.paired.difference.value, difference.paired.wins) == (1.0, 3)
+    assert repr(difference).startswith("success: 0.000 to 1.000, difference +1.000 [")
+    assert repr(difference).endswith("], 3 tasks better, 0 worse, 0 the same, p = 0.2500")
+    faulty = repr(measured(agent=lambda: None))
+    assert "0 episodes of 3 tasks, 3 faults (PolicyError: " in faulty and "takes 0 positional arguments" in faulty
+    with pytest.raises(UserError, match="compare takes another result of evaluate, or its folder; this is 0.5"):
+        result.compare(0.5)  # type: ignore[arg-type]
 
 
 async def test_a_running_event_loop_is_no_obstacle() -> None:

@@ -19,7 +19,7 @@ OF_DISK = "the disk is full, or somebody changes a file meanwhile"
 OF_WEIGHTS = "a plan does not read all weights"
 OF_EVAL = "a check of forge-env eval or serve, before an engine starts"
 KNOWN = {
-    "trainers/run/training_run.py:__init__": OF_LIBRARY,
+    "trainers/run/training_run.py:_checked": OF_LIBRARY,
     "trainers/run/warmup.py:demonstrate": OF_EPISODES,
     "trainers/run/warmup.py:within_limits": OF_EPISODES,
     "trainers/run/open_run.py:_with_remedies": OF_DISK,
