@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 from forge_env.core.env import Env
 from forge_env.core.errors import ForgeError, InvariantError, NothingTrained, UserError, nearest
 from forge_env.core.plain_value import plain
+from forge_env.records.run_files import ENVIRONMENT
+from forge_env.registry.registry import env_class, find
 from forge_env.rollout.factory import EnvFactory, name_env
 from forge_env.utils.exits import show_crashes
 from forge_env.utils.folders import remove_empty
@@ -23,10 +25,12 @@ from forge_env.utils.run_async import run_async
 from forge_env.utils.secret_values import masked_text
 from forge_env.utils.targets import is_file, load
 from trainers.algorithm import Algorithm, find_algorithm
+from trainers.config import SHORT_OPTIONS
 from trainers.metrics.heartbeat import begin_now, quiet
 from trainers.run.training_run import TrainingRun
-from trainers.setup.checks.output_folder import ENVIRONMENT, new_folder
+from trainers.setup.checks.output_folder import new_folder
 from trainers.setup.options.first_look import ALGORITHMS, check_command
+from trainers.setup.options.parser import parse
 from trainers.setup.options.read_config import read_config
 
 if TYPE_CHECKING:
@@ -169,23 +173,23 @@ def _begun(
     made: list[Path] = []
     try:
         begin_now()
-        run, algorithm = TrainingRun(options.get("callbacks", ())), _find(algorithm)
-        given = {
-            name: value
-            for name, value in options.items()
-            if value is not None and name not in ("settings", "config", "callbacks")
-        }
+        given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
+        callbacks, settings = given.pop("callbacks", ()), _plain(given.pop("settings", {}))
+        config = [f"--config={given.pop('config')}"] if "config" in given else []
+        run, algorithm = TrainingRun(callbacks), _find(algorithm)
+        if isinstance(env, str) and (entry := find(env, "env")) and entry.source == "process":
+            env = env_class(env)  # other processes do not know the name
         if isinstance(env, str):
             given |= {"env": env} if env else {}
         else:
             factory = env if isinstance(env, EnvFactory) else EnvFactory(env)
-            if "output" not in given:
+            output = parse(algorithm.config, config, SHORT_OPTIONS, settings=[settings, _plain(given)]).output
+            if not output:
                 made.append(Path(new_folder(algorithm.name, factory.env_class.__name__)))
-                given["output"] = str(made[0])
-            name = name_env(factory, Path(str(given["output"])) / ENVIRONMENT)
-            given |= {"env": name, "env.options": factory.options}
-        config = [f"--config={options['config']}"] if "config" in options else []
-        plan = _plan(algorithm, config, [_plain(options.get("settings", {})), _plain(given)])
+                given["output"] = output = str(made[0])
+            given["env"] = name_env(factory, Path(output) / ENVIRONMENT)
+            given |= {f"env.options.{name}": value for name, value in factory.options.items()}
+        plan = _plan(algorithm, config, [settings, _plain(given)])
         if plan.config.dry_run:
             raise UserError(f"dry_run is for the command: python -m {algorithm.command} --dry-run")
         plan.check()
@@ -202,6 +206,8 @@ def _find(algorithm: Algorithm | str) -> Algorithm:
             return find_algorithm(algorithm)
         check_command(algorithm)
         return _ours(algorithm)
+    if not isinstance(algorithm, Algorithm):
+        raise UserError(f"the algorithm is {algorithm!r:.80}: give its name, {', '.join(ALGORITHMS)}, or a target")
     if algorithm.target or (algorithm.name in ALGORITHMS and algorithm is _ours(algorithm.name)):
         return algorithm
     raise UserError(
@@ -224,6 +230,8 @@ def _plan(algorithm: Algorithm, arguments: Sequence[str], settings: Sequence[Map
 
 def _plain(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Settings as a config file could have them."""
+    if not isinstance(settings, Mapping):
+        raise UserError(f"settings is {settings!r:.80}: give a dict, such as {{'training.batch_size': 8}}")
     values = {}
     for name, value in settings.items():
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import threading
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,7 +13,8 @@ from typing import Any
 import pytest
 
 from envs.math import Math
-from forge_env import EnvFactory, UserError, make
+from forge_env import EnvFactory, UserError, make, register
+from tests.forge_env.utils.test_by_value import local_class
 from trainers import Callback, TrainingRun, api, train, train_async
 from trainers.algorithm import Algorithm
 from trainers.grpo import GRPO, Config
@@ -27,8 +29,10 @@ Held.__qualname__ = "Held.elsewhere"  # as a class of a notebook, which no modul
 
 
 class Fails(Callback):
+    error: BaseException = ZeroDivisionError("no such\nfigure")
+
     def on_step(self, record: Mapping[str, Any]) -> None:
-        raise ZeroDivisionError("no such\nfigure")
+        raise self.error
 
 
 @pytest.fixture
@@ -57,6 +61,18 @@ def test_settings_are_those_of_the_command(plans: list[Any], tmp_path: Path) -> 
     assert [path.name for path in (tmp_path / "outputs").iterdir()] == []  # nothing has run in them
 
 
+def test_a_class_is_an_environment_like_a_name(plans: list[Any], tmp_path: Path) -> None:
+    (tmp_path / "run.yaml").write_text("output: ~/from_file\nenv: {options: {level: 3}}\n")
+    register("of_this_process", local_class())
+    train(Math, settings={"env.options.level": 2, "output": "from_settings"}, config=None, callbacks=None)  # type: ignore
+    train(local_class(), config=tmp_path / "run.yaml")
+    train("of_this_process", output="run")
+    (level, output), (from_file, home), (_, _) = [(plan.env.options, Path(plan.output)) for plan in plans]
+    assert (level, output, from_file, home) == ({"level": 2}, Path("from_settings"), {"level": 3}, Path.home() / "from_file")
+    assert [plan.env.name for plan in plans[1:]] == [f"{home}/environment.pkl:Local", f"{tmp_path}/run/environment.pkl:Local"]
+    assert not (tmp_path / "outputs").exists()
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -66,6 +82,8 @@ def test_settings_are_those_of_the_command(plans: list[Any], tmp_path: Path) -> 
         ),
         ({"settings": {"training": {"batch_size": "many"}}}, "--training.batch_size is 'many'; it must be a whole"),
         ({"settings": {"training.batch_size": 0}}, "--training.batch_size is 0; it must be at least 1"),
+        ({"settings": {"training.learning_rate": math.nan}}, "--training.learning_rate is nan; it must be a finite"),
+        ({"settings": "steps=3"}, "settings is 'steps=3': give a dict"),
         ({"settings": {"env.options.level": object()}}, "env.options.level is a object, which has no text of its own"),
         ({"steps": 3, "settings": {"training.steps": 4}}, "two values of one setting"),
         ({"settings": {"dry_run": True}}, "python -m trainers.grpo --dry-run"),
@@ -76,6 +94,8 @@ def test_settings_are_those_of_the_command(plans: list[Any], tmp_path: Path) -> 
         ({"env": EnvFactory(Math, level=2), "settings": {"env.options.level": 3}}, "two values of one setting"),
         ({"algorithm": "ppo"}, "Did you mean grpo?"),
         ({"algorithm": Algorithm(name="mine", config=Config)}, "'mine' cannot reach the trainer's process"),
+        ({"algorithm": Config}, "give its name, cispo, dapo"),
+        ({"callbacks": Fails()}, "give a list"),
         ({"callbacks": [Callback]}, "neither on_step(record) nor on_evaluation(record)"),
         ({"callbacks": [print]}, "neither on_step(record) nor on_evaluation(record)"),
     ],
@@ -114,12 +134,18 @@ async def test_a_stop_ends_the_run_after_its_step_with_a_checkpoint(last: int) -
     assert caller.stopped == (last > 3) and saved == ([3] if last > 3 else [])  # the last step ends the run anyhow
 
 
-async def test_a_callback_that_raises_ends_the_run_with_a_checkpoint() -> None:
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [(Fails.error, "ZeroDivisionError: no such figure ("), (asyncio.CancelledError("gone"), "CancelledError: gone (")],
+)
+async def test_a_callback_that_raises_ends_the_run_with_a_checkpoint(error: BaseException, words: str) -> None:
     saved: list[int] = []
-    with pytest.raises(UserError) as error:
-        await stopped(TrainingRun([Fails()]), 9, saved)
+    callback = Fails()
+    callback.error = error
+    with pytest.raises(UserError) as caught:
+        await stopped(TrainingRun([callback]), 9, saved)
     assert saved == [1]
-    assert "the callback Fails.on_step raised ZeroDivisionError: no such figure (" in str(error.value)
+    assert f"the callback Fails.on_step raised {words}" in str(caught.value)
 
 
 async def test_a_cancellation_ends_the_run_after_its_step_with_a_checkpoint() -> None:

@@ -47,6 +47,8 @@ class TrainingRun:
     """
 
     def __init__(self, callbacks: Sequence[Any] = ()) -> None:
+        if not isinstance(callbacks, Sequence):
+            raise UserError(f"callbacks is {callbacks!r:.80}: give a list")
         for callback in callbacks:
             if isinstance(callback, type) or not (hasattr(callback, STEP) or hasattr(callback, EVALUATION)):
                 raise UserError(
@@ -93,8 +95,8 @@ class TrainingRun:
     def stop(self) -> None:
         """End the run after the step in progress, with a checkpoint. Any thread may call it."""
         self.is_stopping = True
-        if self._stop is not None:
-            self._stop()
+        if (stop := self._stop) is not None:
+            stop()
 
     # ---- for the run itself ----
 
@@ -115,8 +117,8 @@ class TrainingRun:
                     self.is_stopping = True
                     say("stopping; once more ends it at once" if times == 1 else "ending every process of this run")
                     task.cancel()
-        self.stopped = task.cancelled()
-        error = None if self.stopped else task.exception()
+        error = None if task.cancelled() else task.exception()
+        self.stopped = task.cancelled() or (times > 0 and error is not None)
         if times:
             raise asyncio.CancelledError from error
         if error is not None:
@@ -160,7 +162,7 @@ class TrainingRun:
         for callback in self._callbacks:
             try:
                 getattr(callback, method, _ignore)({"phase": phase, "step": step, **values})
-            except Exception as error:
+            except (Exception, asyncio.CancelledError) as error:
                 name, last = f"{type(callback).__name__}.{method}", traceback.extract_tb(error.__traceback__)[-1]
                 reason = " ".join(f"{type(error).__name__}: {error}".split())
                 self._error = UserError(f"the callback {name} raised {reason} ({last.filename}, line {last.lineno})")
