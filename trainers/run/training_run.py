@@ -75,7 +75,8 @@ class TrainingRun:
     @property
     def best(self) -> int | None:
         """The best evaluated step of those with weights in the folder, the earliest of equals; None without any."""
-        return best_step(evaluated(self.folder), [*steps_of(self.folder), self.summary.get("steps", 0)])
+        last = [self.summary["steps"]] if self.summary else []
+        return best_step(evaluated(self.folder), [*steps_of(self.folder), *last])
 
     @property
     def model(self) -> Path:

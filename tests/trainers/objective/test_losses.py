@@ -105,7 +105,9 @@ def test_advantages_of_every_allowed_shape_agree(aggregation):
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
-@pytest.mark.parametrize("loss", [GRPOLoss(beta=0.1), GRPOLoss(aggregation="token"), SFTLoss()], ids=str)
+@pytest.mark.parametrize(
+    "loss", [GRPOLoss(beta=0.1), GRPOLoss(aggregation="token"), SFTLoss()], ids=("beta", "token", "sft")
+)
 def test_masked_tokens_have_no_value_and_exactly_no_gradient(loss, bad):
     clean = make_batch()
     mask = clean["loss_mask"]
@@ -128,7 +130,9 @@ def test_masked_tokens_have_no_value_and_exactly_no_gradient(loss, bad):
     assert (gradients[1][mask] != 0).any()
 
 
-@pytest.mark.parametrize("loss", [GRPOLoss(beta=0.1), GRPOLoss(aggregation="token"), SFTLoss()], ids=str)
+@pytest.mark.parametrize(
+    "loss", [GRPOLoss(beta=0.1), GRPOLoss(aggregation="token"), SFTLoss()], ids=("beta", "token", "sft")
+)
 def test_sums_over_a_global_normalizer_add_up_however_the_batch_is_split(loss):
     batch = make_batch(episodes=6)
     if isinstance(loss, SFTLoss):
