@@ -68,7 +68,7 @@ def test_a_run_in_a_running_loop_is_stopped_by_its_callback(tmp_path: Path) -> N
     assert (steps, evaluated, stopped, best, summary) == ([1, 2], [0], True, None, {})
     assert "while a run is under way in this process" in refused
     assert json.loads(numbers) == [2, 1, 4]
-    assert model == "run/checkpoints/step_000002/model" and (tmp_path / model / "config.json").is_file()
+    assert model == f"{tmp_path}/run/checkpoints/step_000002/model" and Path(model, "config.json").is_file()
     facts = json.loads((tmp_path / "run" / "run.json").read_text())
     assert facts["env"] == f"{tmp_path}/run/environment.pkl:Echo" and "class Echo" in facts["code"]["environment"]
     assert console[-1].endswith("go on from step 2 with python -m trainers.grpo --output run --resume")

@@ -68,8 +68,16 @@ def test_a_class_is_an_environment_like_a_name(plans: list[Any], tmp_path: Path)
     train(local_class(), config=tmp_path / "run.yaml")
     train("of_this_process", output="run")
     (level, output), (from_file, home), (_, _) = [(plan.env.options, Path(plan.output)) for plan in plans]
-    assert (level, output, from_file, home) == ({"level": 2}, Path("from_settings"), {"level": 3}, Path.home() / "from_file")
-    assert [plan.env.name for plan in plans[1:]] == [f"{home}/environment.pkl:Local", f"{tmp_path}/run/environment.pkl:Local"]
+    assert (level, output, from_file, home) == (
+        {"level": 2},
+        Path("from_settings"),
+        {"level": 3},
+        Path.home() / "from_file",
+    )
+    assert [plan.env.name for plan in plans[1:]] == [
+        f"{home}/environment.pkl:Local",
+        f"{tmp_path}/run/environment.pkl:Local",
+    ]
     assert not (tmp_path / "outputs").exists()
 
 
