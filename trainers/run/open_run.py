@@ -146,7 +146,7 @@ async def open_run(
             )
             if not checkpoint:  # a resumed run first cuts its record back, see `restore`
                 run.measure()
-            shorten_collections()
+            stack.callback(shorten_collections())
             stack.callback(setattr, record.console, "otherwise", "ending the processes of the run")
             yield run
 
