@@ -16,7 +16,7 @@ from forge_env.core.env import Env
 from forge_env.core.errors import ForgeError, InvariantError, NothingTrained, UserError, nearest
 from forge_env.core.plain_value import plain
 from forge_env.records.run_files import ENVIRONMENT
-from forge_env.registry.registry import env_class, find
+from forge_env.registry.registry import env_class, is_of_process
 from forge_env.rollout.factory import EnvFactory, name_env
 from forge_env.utils.exits import show_crashes
 from forge_env.utils.folders import remove_empty
@@ -25,12 +25,10 @@ from forge_env.utils.run_async import run_async
 from forge_env.utils.secret_values import masked_text
 from forge_env.utils.targets import is_file, load
 from trainers.algorithm import Algorithm, find_algorithm
-from trainers.config import SHORT_OPTIONS
 from trainers.metrics.heartbeat import begin_now, quiet
 from trainers.run.training_run import TrainingRun
 from trainers.setup.checks.output_folder import new_folder
 from trainers.setup.options.first_look import ALGORITHMS, check_command
-from trainers.setup.options.parser import parse
 from trainers.setup.options.read_config import read_config
 
 if TYPE_CHECKING:
@@ -177,18 +175,19 @@ def _begun(
         callbacks, settings = given.pop("callbacks", ()), _plain(given.pop("settings", {}))
         config = [f"--config={given.pop('config')}"] if "config" in given else []
         run, algorithm = TrainingRun(callbacks), _find(algorithm)
-        if isinstance(env, str) and (entry := find(env, "env")) and entry.source == "process":
-            env = env_class(env)  # other processes do not know the name
+        if isinstance(env, str) and is_of_process(env):
+            env = env_class(env)
         if isinstance(env, str):
             given |= {"env": env} if env else {}
         else:
-            factory = env if isinstance(env, EnvFactory) else EnvFactory(env)
-            output = parse(algorithm.config, config, SHORT_OPTIONS, settings=[settings, _plain(given)]).output
-            if not output:
+            others = read_config(algorithm.config, config, [settings, _plain(given)])
+            factory = env if isinstance(env, EnvFactory) else EnvFactory(env, **others.env.options)
+            if not (output := others.output):
                 made.append(Path(new_folder(algorithm.name, factory.env_class.__name__)))
                 given["output"] = output = str(made[0])
             given["env"] = name_env(factory, Path(output) / ENVIRONMENT)
-            given |= {f"env.options.{name}": value for name, value in factory.options.items()}
+            if factory is env:
+                given |= {f"env.options.{name}": value for name, value in factory.options.items()}
         plan = _plan(algorithm, config, [settings, _plain(given)])
         if plan.config.dry_run:
             raise UserError(f"dry_run is for the command: python -m {algorithm.command} --dry-run")

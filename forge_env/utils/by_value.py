@@ -74,6 +74,7 @@ def put(value: type, file: Path) -> str:
     texts = {base.__qualname__: text for base in value.__mro__ if (text := text_of(base))}
     content = {
         "id": uuid.uuid4().hex,
+        "python": sys.version_info[:2],
         "name": value.__name__,
         "path": [os.path.abspath(folder) for folder in sys.path],
         "texts": texts,
@@ -117,6 +118,8 @@ def read(target: str, file: Path, name: str) -> type:
     content = _unwritten.get(file.expanduser().absolute())
     try:
         saved = pickle.loads(file.expanduser().read_bytes() if content is None else content)
+        if saved["python"] != sys.version_info[:2]:
+            raise ValueError("another version of Python wrote it, {}.{}".format(*saved["python"]))
         sys.path += [folder for folder in saved["path"] if folder not in sys.path]  # last: it hides nothing
         value = _classes.get(saved["id"]) or pickle.loads(saved["class"])
         _classes[saved["id"]] = value

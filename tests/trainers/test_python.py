@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from envs.math import Math
-from forge_env import EnvFactory, UserError, make, register
+from forge_env import EnvFactory, Task, UserError, make, register
 from tests.forge_env.utils.test_by_value import local_class
 from trainers import Callback, TrainingRun, api, train, train_async
 from trainers.algorithm import Algorithm
@@ -26,6 +26,12 @@ class Held(Math):
 
 
 Held.__qualname__ = "Held.elsewhere"  # as a class of a notebook, which no module has
+
+
+class Needs(Math):
+    @classmethod
+    def tasks(cls, split: str = "train", *, count: int, seed: int = 0, needed: int) -> Sequence[Task]:  # type: ignore[override]
+        return super().tasks(split, count=count, seed=seed)
 
 
 class Fails(Callback):
@@ -63,22 +69,19 @@ def test_settings_are_those_of_the_command(plans: list[Any], tmp_path: Path) -> 
 
 def test_a_class_is_an_environment_like_a_name(plans: list[Any], tmp_path: Path) -> None:
     (tmp_path / "run.yaml").write_text("output: ~/from_file\nenv: {options: {level: 3}}\n")
-    register("of_this_process", local_class())
-    train(Math, settings={"env.options.level": 2, "output": "from_settings"}, config=None, callbacks=None)  # type: ignore
+    register("of_this_process", Math)
+    train(local_class(), settings={"env.options.level": 2, "output": "from_settings"})
     train(local_class(), config=tmp_path / "run.yaml")
-    train("of_this_process", output="run")
-    (level, output), (from_file, home), (_, _) = [(plan.env.options, Path(plan.output)) for plan in plans]
-    assert (level, output, from_file, home) == (
-        {"level": 2},
-        Path("from_settings"),
-        {"level": 3},
-        Path.home() / "from_file",
+    train(
+        Needs, settings={"env.options": {"needed": 5}}, output="run", **dict.fromkeys(("model", "config", "callbacks"))
     )
-    assert [plan.env.name for plan in plans[1:]] == [
-        f"{home}/environment.pkl:Local",
-        f"{tmp_path}/run/environment.pkl:Local",
+    train("of_this_process", output="run")
+    assert [(plan.env.name, plan.env.options, plan.output) for plan in plans] == [
+        (f"{tmp_path}/from_settings/environment.pkl:Local", {"level": 2}, "from_settings"),
+        (f"{Path.home()}/from_file/environment.pkl:Local", {"level": 3}, f"{Path.home()}/from_file"),
+        (f"{__name__}:Needs", {"needed": 5}, "run"),
+        ("envs.math.env:Math", {}, "run"),
     ]
-    assert not (tmp_path / "outputs").exists()
 
 
 @pytest.mark.parametrize(
