@@ -14,7 +14,6 @@ import pytest
 
 from envs.math import Math
 from forge_env import EnvFactory, Task, UserError, make, register
-from tests.forge_env.utils.test_by_value import local_class
 from trainers import Callback, TrainingRun, api, train, train_async
 from trainers.algorithm import Algorithm
 from trainers.grpo import GRPO, Config
@@ -70,8 +69,12 @@ def test_settings_are_those_of_the_command(plans: list[Any], tmp_path: Path) -> 
 def test_a_class_is_an_environment_like_a_name(plans: list[Any], tmp_path: Path) -> None:
     (tmp_path / "run.yaml").write_text("output: ~/from_file\nenv: {options: {level: 3}}\n")
     register("of_this_process", Math)
-    train(local_class(), settings={"env.options.level": 2, "output": "from_settings"})
-    train(local_class(), config=tmp_path / "run.yaml")
+
+    class Local(Math):
+        pass
+
+    train(Local, settings={"env.options.level": 2, "output": "from_settings"})
+    train(Local, config=tmp_path / "run.yaml")
     train(
         Needs, settings={"env.options": {"needed": 5}}, output="run", **dict.fromkeys(("model", "config", "callbacks"))
     )
@@ -157,6 +160,19 @@ async def test_a_callback_that_raises_ends_the_run_with_a_checkpoint(error: Base
         await stopped(TrainingRun([callback]), 9, saved)
     assert saved == [1]
     assert f"the callback Fails.on_step raised {words}" in str(caught.value)
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), SystemExit(5)])
+def test_an_exit_in_a_callback_ends_the_run_in_order(error: BaseException) -> None:
+    saved: list[int] = []
+    callback, code = Fails(), None
+    callback.error = error
+    caller = TrainingRun([callback])
+    try:
+        asyncio.run(stopped(caller, 9, saved))
+    except SystemExit as end:
+        code = end.code
+    assert (saved, caller.stopped, code) == ([1], True, 5 if isinstance(error, SystemExit) else None)
 
 
 async def test_a_cancellation_ends_the_run_after_its_step_with_a_checkpoint() -> None:

@@ -65,6 +65,7 @@ class TrainingRun:
         """The methods of callbacks by the phases of metrics; supervised training on demonstrations is a warm-up."""
         self._callbacks = callbacks
         self._error: UserError | None = None
+        self._exit: SystemExit | None = None
         self._stop: Callable[[], None] | None = None
 
     @property
@@ -120,6 +121,8 @@ class TrainingRun:
                     task.cancel()
         error = None if task.cancelled() else task.exception()
         self.stopped = task.cancelled() or (times > 0 and error is not None)
+        if self._exit is not None:
+            raise self._exit
         if times:
             raise asyncio.CancelledError from error
         if error is not None:
@@ -163,6 +166,9 @@ class TrainingRun:
         for callback in self._callbacks:
             try:
                 getattr(callback, method, _ignore)({"phase": phase, "step": step, **values})
+            except (KeyboardInterrupt, SystemExit) as error:  # the event loop would end before the run's processes
+                self._exit = error if isinstance(error, SystemExit) else None
+                self.stop()
             except (Exception, asyncio.CancelledError) as error:
                 name, last = f"{type(callback).__name__}.{method}", traceback.extract_tb(error.__traceback__)[-1]
                 reason = " ".join(f"{type(error).__name__}: {error}".split())
