@@ -63,6 +63,9 @@ def export_model(name: str, out: Path) -> RunWeights:
     """
     weights = run_weights(name)
     model = weights.folder / "model" if weights.is_checkpoint else weights.folder
+    for own in (weights.folder, weights.run / "checkpoints"):
+        if out.expanduser().resolve().is_relative_to(own.resolve()):
+            raise UserError(f"--out {out} is within {own}, which belongs to the run: name a folder elsewhere")
     with Target(out) as target:
         try:
             if model.is_dir():
@@ -71,7 +74,8 @@ def export_model(name: str, out: Path) -> RunWeights:
                 _write_model(weights.folder, target.path)
             target.commit()
         except OSError as error:
-            raise UserError(f"--out {out} cannot be written: {error.strerror or error}") from None
+            reason = error.args[0][0][-1] if isinstance(error, shutil.Error) else error.strerror or error
+            raise UserError(f"--out {out} cannot be written: {reason}") from None
     return weights
 
 

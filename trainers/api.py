@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 from forge_env.core.env import Env
 from forge_env.core.errors import ForgeError, InvariantError, NothingTrained, UserError, nearest
 from forge_env.core.plain_value import plain
+from forge_env.records.run_files import ENVIRONMENT
+from forge_env.registry.registry import env_class, is_of_process
 from forge_env.rollout.factory import EnvFactory, name_env
 from forge_env.utils.exits import show_crashes
 from forge_env.utils.folders import remove_empty
@@ -25,7 +27,7 @@ from forge_env.utils.targets import is_file, load
 from trainers.algorithm import Algorithm, find_algorithm
 from trainers.metrics.heartbeat import begin_now, quiet
 from trainers.run.training_run import TrainingRun
-from trainers.setup.checks.output_folder import ENVIRONMENT, new_folder
+from trainers.setup.checks.output_folder import new_folder
 from trainers.setup.options.first_look import ALGORITHMS, check_command
 from trainers.setup.options.read_config import read_config
 
@@ -170,24 +172,25 @@ def _begun(
     try:
         begin_now()
         given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
-        run, algorithm = TrainingRun(given.pop("callbacks", ())), _find(algorithm)
-        settings, config = given.pop("settings", {}), given.pop("config", None)
-        if given.get("resume") and "output" not in given and config is None:
+        callbacks, settings = given.pop("callbacks", ()), _plain(given.pop("settings", {}))
+        config = [f"--config={given.pop('config')}"] if "config" in given else []
+        if given.get("resume") and not config and "output" not in {*settings, *given}:
             raise UserError("resume=True goes on with the run of a folder: give output=FOLDER too")
+        run, algorithm = TrainingRun(callbacks), _find(algorithm)
+        if isinstance(env, str) and is_of_process(env):
+            env = env_class(env)
         if isinstance(env, str):
             given |= {"env": env} if env else {}
         else:
-            factory = env if isinstance(env, EnvFactory) else EnvFactory(env)
-            if "output" not in given:
+            others = read_config(algorithm.config, config, [settings, _plain(given)])
+            factory = env if isinstance(env, EnvFactory) else EnvFactory(env, **others.env.options)
+            if not (output := others.output):
                 made.append(Path(new_folder(algorithm.name, factory.env_class.__name__)))
-                given["output"] = str(made[0])
-            name = name_env(factory, Path(str(given["output"])) / ENVIRONMENT)
-            given |= {
-                "env": name,
-                **({"env.options": factory.options} if factory.options else {}),
-            }  # {} empties the others
-        files = [] if config is None else [f"--config={config}"]
-        plan = _plan(algorithm, files, [_plain(settings), _plain(given)])
+                given["output"] = output = str(made[0])
+            given["env"] = name_env(factory, Path(output) / ENVIRONMENT)
+            if factory is env:
+                given |= {f"env.options.{name}": value for name, value in factory.options.items()}
+        plan = _plan(algorithm, config, [settings, _plain(given)])
         if plan.config.dry_run:
             raise UserError(f"dry_run is for the command: python -m {algorithm.command} --dry-run")
         plan.check()
@@ -204,6 +207,8 @@ def _find(algorithm: Algorithm | str) -> Algorithm:
             return find_algorithm(algorithm)
         check_command(algorithm)
         return _ours(algorithm)
+    if not isinstance(algorithm, Algorithm):
+        raise UserError(f"the algorithm is {algorithm!r:.80}: give its name, {', '.join(ALGORITHMS)}, or a target")
     if algorithm.target or (algorithm.name in ALGORITHMS and algorithm is _ours(algorithm.name)):
         return algorithm
     raise UserError(

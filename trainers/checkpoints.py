@@ -17,7 +17,7 @@ from typing import Annotated, Any
 from annotated_types import Ge
 
 from forge_env.core.errors import UserError
-from forge_env.records.run_files import MANIFEST, steps_of
+from forge_env.records.run_files import MANIFEST, env_here, steps_of
 
 CHECKPOINT_VERSION = 1
 
@@ -79,6 +79,8 @@ def find(run: Path, step: int = 0) -> Checkpoint:
         older = max((other for other in folders if other < step), default=None)
         offer = "there is no older one" if older is None else f"go on from an older one with --checkpoint.step {older}"
         raise UserError(f"{str(error).rstrip('.')}; {offer}") from None
+    if env := extra["config"].get("env"):
+        env["name"] = env_here(env["name"], run)
     return Checkpoint(path=folders[step], step=step, extra=extra)
 
 
@@ -103,7 +105,7 @@ def remove(path: Path) -> None:
     doomed = path.with_name(f".{path.name}.old")
     shutil.rmtree(doomed, ignore_errors=True)
     path.rename(doomed)
-    shutil.rmtree(doomed)
+    shutil.rmtree(doomed, ignore_errors=True)  # a model may just be written into it
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:

@@ -8,6 +8,7 @@ of `trainers.setup.options.defaults`. The other defaults are the tiny CPU recipe
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -76,6 +77,9 @@ class RunConfig:
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     checkpoint: Annotated[CheckpointConfig, MAY_CHANGE] = field(default_factory=CheckpointConfig)
     metrics: Annotated[MetricsConfig, MAY_CHANGE] = field(default_factory=MetricsConfig)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "output", os.path.expanduser(self.output))
 
     def resolved(self) -> Self:
         """The config with what follows from other settings; checks what only the algorithm can, which overrides this.

@@ -158,14 +158,14 @@ def _check_free(name: str, replace: bool) -> None:
 
 def _absolute(target: str) -> str:
     """Return a target with an absolute path, which is valid in every working directory."""
-    from forge_env.utils.targets import is_file, is_source, split_target
+    from forge_env.utils.targets import is_file, is_path, is_source, split_target
 
     if is_source(target):
         return _absolute_source(target)
     if is_file(target):
         raise UserError(f"{target!r} names a file only: write {target}:NAME{_list_names(Path(target))}")
     source, attribute = split_target(target)
-    return f"{Path(source).expanduser().resolve()}:{attribute}" if is_file(source) else target
+    return f"{Path(source).expanduser().resolve()}:{attribute}" if is_path(source) else target
 
 
 def _absolute_source(source: str) -> str:

@@ -24,6 +24,8 @@ SUMMARY = "summary.json"
 """Of a training run that is complete."""
 MANIFEST = "forge_env.json"
 """Of a checkpoint."""
+ENVIRONMENT = "environment.pkl"
+"""The environment of a training run, if that is a class that no other process can import."""
 _CHECKPOINT = re.compile(r"step_(\d{6,})")
 
 
@@ -91,7 +93,7 @@ def run_settings(run: Path) -> RunSettings | None:
         if env := trained_config(folder):
             facts = read_object(folder / FACTS) if (folder / FACTS).is_file() else {}
             env = restored({"env": env}, folder)["env"]
-            saved = {**env, "env": env.get("name"), "registered": facts.get("registered")}
+            saved = {**env, "env": env_here(env.get("name"), folder), "registered": facts.get("registered")}
             return _settings(folder / CONFIG, saved, env)
     return None
 
@@ -115,8 +117,11 @@ def step_of(checkpoint: Path) -> int | None:
 def metrics_of(run: Path, phase: str) -> list[dict[str, float]]:
     """The recorded metrics of a phase of a training run, in order; a half-written last line is ignored."""
     file = run / "metrics.jsonl"
-    whole = file.read_text(encoding="utf-8").rpartition("\n")[0] if file.is_file() else ""
-    return [record for record in map(json.loads, whole.splitlines()) if record["phase"] == phase]
+    try:
+        whole = file.read_text(encoding="utf-8").rpartition("\n")[0] if file.is_file() else ""
+        return [record for record in map(json.loads, whole.splitlines()) if record["phase"] == phase]
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        raise UserError(f"{file} is damaged, and cannot be read: {error!r}") from None
 
 
 def trained_config(run: Path) -> dict[str, Any] | None:
@@ -124,6 +129,13 @@ def trained_config(run: Path) -> dict[str, Any] | None:
     run = run.absolute().parent.parent if (run / MANIFEST).is_file() else run
     env = _read_yaml(run / CONFIG).get("env") if (run / CONFIG).is_file() else None
     return env if isinstance(env, dict) else None  # otherwise it is another program's file
+
+
+def env_here(name: Any, run: Path) -> Any:
+    """The name of a run's environment, whose file may have been moved or copied with the folder of the run."""
+    file, _, class_name = str(name).rpartition(":")
+    own = run.absolute() / ENVIRONMENT
+    return f"{own}:{class_name}" if Path(file).name == ENVIRONMENT and own.is_file() else name
 
 
 def limits_from(saved: Mapping[str, Any]) -> EpisodeLimits:

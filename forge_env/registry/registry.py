@@ -109,6 +109,11 @@ def register(
         gymnasium_ids.register_env(name)
 
 
+def is_of_process(name: str) -> bool:
+    """Whether an environment's name is known in this process only."""
+    return ("env", name) in _process
+
+
 def make_entry(name: str, target: str, *, kind: Kind, description: str = "", options: dict[str, Any]) -> Entry:
     """Return an entry, with its name, kind and options checked.
 

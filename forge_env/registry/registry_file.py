@@ -25,7 +25,7 @@ from forge_env.core.errors import UserError, nearest
 from forge_env.registry.tool_sets import check_options
 from forge_env.utils.atomic import locked, replace_file
 from forge_env.utils.owners import path_problem, stat_problem
-from forge_env.utils.targets import is_file, is_source, split_target
+from forge_env.utils.targets import is_path, is_source, split_target
 from forge_env.utils.yaml_text import loader, write_yaml
 
 if TYPE_CHECKING:
@@ -161,7 +161,7 @@ class RegistryFile:
 
     def _relative(self, target: str) -> str:
         source, attribute = split_target(target)
-        if not is_source(target) and is_file(source) and Path(source).is_relative_to(self.folder):
+        if not is_source(target) and is_path(source) and Path(source).is_relative_to(self.folder):
             return f"{Path(source).relative_to(self.folder)}:{attribute}"
         return target
 
@@ -246,7 +246,7 @@ class RegistryFile:
             source, attribute = split_target(target)
         except UserError as error:
             raise UserError(f"{self._at(node)}: {error}") from None
-        is_local_file = is_file(source) and not is_source(target)
+        is_local_file = is_path(source) and not is_source(target)
         return f"{(self.folder / source).resolve()}:{attribute}" if is_local_file else target
 
     def _at(self, node: yaml.Node) -> str:

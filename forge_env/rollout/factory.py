@@ -18,7 +18,7 @@ from forge_env.core.members import check_instance
 from forge_env.core.own_copies import own_containers
 from forge_env.core.types import EpisodeLimits, Task
 from forge_env.core.user_code import guard
-from forge_env.registry.registry import env_class, load
+from forge_env.registry.registry import env_class, is_of_process, load
 from forge_env.rollout.env_calls import EnvTimeout, call_env, close_env, end_background
 from forge_env.rollout.options import convert_option, is_data, option_types, required_options, select_options
 from forge_env.rollout.task_list import TASKS_SECONDS, read_tasks
@@ -227,7 +227,9 @@ def name_env(factory: EnvFactory, file: Path) -> str:
         UserError: the class cannot reach another process.
     """
     value = factory.env_class
-    return factory.target or (source_of(value) if by_value.is_importable(value) else by_value.put(value, file))
+    if factory.target and not is_of_process(factory.target):
+        return factory.target
+    return source_of(value) if by_value.is_importable(value) else by_value.put(value, file)
 
 
 def declared_limits(env_class: type[Env], options: Mapping[str, Any], *, name: str = "") -> dict[str, Any]:

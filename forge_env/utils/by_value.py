@@ -7,6 +7,8 @@ its definition, and the folders that this process imports from. A file is used l
 from __future__ import annotations
 
 import ast
+import copyreg
+import dataclasses
 import functools
 import inspect
 import linecache
@@ -15,17 +17,22 @@ import pickle
 import subprocess
 import sys
 import typing
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from types import FunctionType
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from forge_env.core.errors import UserError
 
 SUFFIX = ".pkl"
 _unwritten: dict[Path, bytes] = {}
+_classes: WeakValueDictionary[str, type] = WeakValueDictionary()
+"""The classes of this process. To load one again would replace its functions, and what it holds, by copies."""
 _texts: WeakKeyDictionary[type, str] = WeakKeyDictionary()
+
+copyreg.pickle(type(dataclasses.MISSING), lambda _: "MISSING")  # a copy of it would be a default of each field
 
 
 def is_importable(value: Any) -> bool:
@@ -52,11 +59,10 @@ def put(value: type, file: Path) -> str:
     """Take a class for a file, and return its target. Until `write`, the file is known in this process only."""
     import cloudpickle
 
-    for function in _functions(value):
-        try:  # texts of types would need names that the other process does not have
-            function.__annotations__ = typing.get_type_hints(function, include_extras=True)
-        except (NameError, TypeError):
-            pass
+    _resolve(value, set())
+    module = sys.modules.get(value.__module__)
+    if module is not None and module.__spec__ is None:  # a script, which is __mp_main__ in a process of its pool
+        cloudpickle.register_pickle_by_value(module)
     try:
         by_value = cloudpickle.dumps(value)
     except Exception as error:
@@ -67,19 +73,43 @@ def put(value: type, file: Path) -> str:
         ) from error
     texts = {base.__qualname__: text for base in value.__mro__ if (text := text_of(base))}
     content = {
+        "id": uuid.uuid4().hex,
+        "python": sys.version_info[:2],
         "name": value.__name__,
         "path": [os.path.abspath(folder) for folder in sys.path],
         "texts": texts,
         "class": by_value,
     }
+    _classes[content["id"]] = value
     _unwritten[file.absolute()] = pickle.dumps(content)
     return f"{file.absolute()}:{value.__name__}"
+
+
+def _resolve(value: Any, done: set[Any]) -> None:
+    """Make types of the annotations that are texts: another process does not have the names in them."""
+    if value in done or (isinstance(value, type) and is_importable(value)):
+        return
+    done.add(value)
+    parts: list[Any] = [*value.__bases__, *_functions(value)] if isinstance(value, type) else []
+    try:
+        hints = typing.get_type_hints(value, include_extras=True)
+        value.__annotations__ = {name: hints[name] for name in value.__annotations__}
+        for field in dataclasses.fields(value) if dataclasses.is_dataclass(value) else ():
+            field.type = hints[field.name]
+        parts += hints.values()
+    except (NameError, TypeError, AttributeError):
+        pass
+    for part in parts:  # they grow
+        if isinstance(part, type | FunctionType):
+            _resolve(part, done)
+        parts += typing.get_args(part)
 
 
 def write(target: str) -> None:
     """Write the file of a target of `put`; another target needs none."""
     file = Path(target.rpartition(":")[0])
     if (content := _unwritten.pop(file, None)) is not None:
+        file.touch(0o600)  # a class may hold a secret
         file.write_bytes(content)
 
 
@@ -88,8 +118,11 @@ def read(target: str, file: Path, name: str) -> type:
     content = _unwritten.get(file.expanduser().absolute())
     try:
         saved = pickle.loads(file.expanduser().read_bytes() if content is None else content)
+        if saved["python"] != sys.version_info[:2]:
+            raise ValueError("another version of Python wrote it, {}.{}".format(*saved["python"]))
         sys.path += [folder for folder in saved["path"] if folder not in sys.path]  # last: it hides nothing
-        value: type = pickle.loads(saved["class"])
+        value = _classes.get(saved["id"]) or pickle.loads(saved["class"])
+        _classes[saved["id"]] = value
     except FileNotFoundError:
         raise UserError(f"{target!r}: there is no file {file}") from None
     except Exception as error:
@@ -123,7 +156,7 @@ def _definitions(value: type) -> Iterator[str]:
 
 def _functions(value: type) -> Iterator[FunctionType]:
     for member in vars(value).values():
-        function: Any = getattr(member, "__func__", getattr(member, "fget", member))
-        function = inspect.unwrap(function) if callable(function) else function
-        if isinstance(function, FunctionType) and function.__qualname__.startswith(f"{value.__qualname__}."):
-            yield function
+        outer: Any = getattr(member, "__func__", getattr(member, "fget", member))
+        for function in (outer, inspect.unwrap(outer) if callable(outer) else None):
+            if isinstance(function, FunctionType) and function.__qualname__.startswith(f"{value.__qualname__}."):
+                yield function

@@ -82,6 +82,11 @@ def is_file(source: str) -> bool:
     return source.endswith(".py")
 
 
+def is_path(source: str) -> bool:
+    """Whether the first part of a target is a file of any kind."""
+    return source.endswith((".py", by_value.SUFFIX))
+
+
 def is_source(target: str) -> bool:
     """Whether a target is a source of tools, which is opened and not imported; see `envs.tool_api.sources`."""
     return target.startswith(("openapi:", "mcp:"))

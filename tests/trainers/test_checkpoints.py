@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forge_env.core.errors import UserError
-from forge_env.records.run_files import MANIFEST, steps_of
+from forge_env.records.run_files import MANIFEST, run_settings, steps_of
 from forge_env.utils.settings import BY_CASE, with_values
 from trainers import sft
 from trainers.checkpoints import clean, find, path_of, prune, write_manifest
@@ -123,6 +123,17 @@ def test_a_damaged_one_is_refused_by_name_and_an_older_one_is_offered(tmp_path: 
     damage(path_of(tmp_path, 20))
     with pytest.raises(UserError, match="step_000020 .*; there is no older one$"):
         find(tmp_path, 20)
+
+
+def test_the_environment_in_a_run_moves_with_its_folder(tmp_path: Path) -> None:
+    before = "/before/run/environment.pkl:Larger"
+    save(tmp_path, 40, config_with(env__name=before))
+    assert find(tmp_path).extra["config"]["env"]["name"] == before  # of another run, whose environment this one took
+    (tmp_path / "environment.pkl").touch()
+    (tmp_path / "config.yaml").write_text(f"env: {{name: '{before}', options: {{}}}}\n")
+    settings = run_settings(tmp_path)
+    assert settings is not None and settings.env == f"{tmp_path}/environment.pkl:Larger"
+    assert find(tmp_path).extra["config"]["env"]["name"] == settings.env
 
 
 # ---- whether it fits ----

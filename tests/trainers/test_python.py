@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 
 from envs.math import Math
-from forge_env import EnvFactory, UserError, make
+from forge_env import EnvFactory, Task, UserError, make, register
 from trainers import Callback, TrainingRun, api, train, train_async
 from trainers.algorithm import Algorithm
 from trainers.grpo import GRPO, Config
@@ -26,9 +27,17 @@ class Held(Math):
 Held.__qualname__ = "Held.elsewhere"  # as a class of a notebook, which no module has
 
 
+class Needs(Math):
+    @classmethod
+    def tasks(cls, split: str = "train", *, count: int, seed: int = 0, needed: int) -> Sequence[Task]:  # type: ignore[override]
+        return super().tasks(split, count=count, seed=seed)
+
+
 class Fails(Callback):
+    error: BaseException = ZeroDivisionError("no such\nfigure")
+
     def on_step(self, record: Mapping[str, Any]) -> None:
-        raise ZeroDivisionError("no such\nfigure")
+        raise self.error
 
 
 def callback(**methods: Any) -> Callback:
@@ -62,6 +71,27 @@ def test_settings_are_those_of_the_command(plans: list[Any], tmp_path: Path) -> 
     assert [path.name for path in (tmp_path / "outputs").iterdir()] == []  # nothing has run in them
 
 
+def test_a_class_is_an_environment_like_a_name(plans: list[Any], tmp_path: Path) -> None:
+    (tmp_path / "run.yaml").write_text("output: ~/from_file\nenv: {options: {level: 3}}\n")
+    register("of_this_process", Math)
+
+    class Local(Math):
+        pass
+
+    train(Local, settings={"env.options.level": 2, "output": "from_settings"})
+    train(Local, config=tmp_path / "run.yaml")
+    train(
+        Needs, settings={"env.options": {"needed": 5}}, output="run", **dict.fromkeys(("model", "config", "callbacks"))
+    )
+    train("of_this_process", output="run")
+    assert [(plan.env.name, plan.env.options, plan.output) for plan in plans] == [
+        (f"{tmp_path}/from_settings/environment.pkl:Local", {"level": 2}, "from_settings"),
+        (f"{Path.home()}/from_file/environment.pkl:Local", {"level": 3}, f"{Path.home()}/from_file"),
+        (f"{__name__}:Needs", {"needed": 5}, "run"),
+        ("envs.math.env:Math", {}, "run"),
+    ]
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -71,6 +101,8 @@ def test_settings_are_those_of_the_command(plans: list[Any], tmp_path: Path) -> 
         ),
         ({"settings": {"training": {"batch_size": "many"}}}, "--training.batch_size is 'many'; it must be a whole"),
         ({"settings": {"training.batch_size": 0}}, "--training.batch_size is 0; it must be at least 1"),
+        ({"settings": {"training.learning_rate": math.nan}}, "--training.learning_rate is nan; it must be a finite"),
+        ({"settings": "steps=3"}, "settings is 'steps=3'; give a dict"),
         ({"settings": {"env.options.level": object()}}, "env.options.level is a object, which has no text of its own"),
         ({"settings": ["training.batch_size=8"]}, "settings is ['training.batch_size=8']; give a dict"),
         ({"steps": 3, "settings": {"training.steps": 4}}, "two values of one setting"),
@@ -82,6 +114,8 @@ def test_settings_are_those_of_the_command(plans: list[Any], tmp_path: Path) -> 
         ({"env": EnvFactory(Math, level=2), "settings": {"env.options.level": 3}}, "two values of one setting"),
         ({"algorithm": "ppo"}, "Did you mean grpo?"),
         ({"algorithm": Algorithm(name="mine", config=Config)}, "'mine' cannot reach the trainer's process"),
+        ({"algorithm": Config}, "give its name, cispo, dapo"),
+        ({"callbacks": Fails()}, "give a list"),
         ({"callbacks": [Callback]}, "neither on_step(record) nor on_evaluation(record)"),
         ({"callbacks": [print]}, "neither on_step(record) nor on_evaluation(record)"),
         ({"env": Math, "settings": {"env.options.lvel": 3}}, "has no option 'lvel'. Did you mean level?"),
@@ -126,12 +160,31 @@ async def test_a_stop_ends_the_run_after_its_step_with_a_checkpoint(last: int) -
     assert caller.stopped == (last > 3) and saved == ([3] if last > 3 else [])  # the last step ends the run anyhow
 
 
-async def test_a_callback_that_raises_ends_the_run_with_a_checkpoint() -> None:
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [(Fails.error, "ZeroDivisionError: no such figure ("), (asyncio.CancelledError("gone"), "CancelledError: gone (")],
+)
+async def test_a_callback_that_raises_ends_the_run_with_a_checkpoint(error: BaseException, words: str) -> None:
     saved: list[int] = []
-    with pytest.raises(UserError) as error:
-        await stopped(TrainingRun([Fails()]), 9, saved)
+    callback = Fails()
+    callback.error = error
+    with pytest.raises(UserError) as caught:
+        await stopped(TrainingRun([callback]), 9, saved)
     assert saved == [1]
-    assert "the callback Fails.on_step raised ZeroDivisionError: no such figure (" in str(error.value)
+    assert f"the callback Fails.on_step raised {words}" in str(caught.value)
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), SystemExit(5)])
+def test_an_exit_in_a_callback_ends_the_run_in_order(error: BaseException) -> None:
+    saved: list[int] = []
+    callback, code = Fails(), None
+    callback.error = error
+    caller = TrainingRun([callback])
+    try:
+        asyncio.run(stopped(caller, 9, saved))
+    except SystemExit as end:
+        code = end.code
+    assert (saved, caller.stopped, code) == ([1], True, 5 if isinstance(error, SystemExit) else None)
 
 
 async def test_a_cancellation_ends_the_run_after_its_step_with_a_checkpoint() -> None:

@@ -76,7 +76,7 @@ async def open_run(
     folder = Path(plan.output or new_folder(plan.algorithm, plan.env.name))
     made = [] if checkpoint else claim_folder(str(folder))
     caller = caller or TrainingRun()
-    caller.folder = folder
+    caller.folder = folder.absolute()
     state = _FolderState(folder, caller, made if plan.output else [folder])
     with _with_remedies(state, plan.command):
         async with AsyncExitStack() as stack:
@@ -146,7 +146,7 @@ async def open_run(
             )
             if not checkpoint:  # a resumed run first cuts its record back, see `restore`
                 run.measure()
-            shorten_collections()
+            stack.callback(shorten_collections())
             stack.callback(setattr, record.console, "otherwise", "ending the processes of the run")
             yield run
 

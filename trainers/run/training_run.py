@@ -59,6 +59,7 @@ class TrainingRun:
         """The methods of callbacks by the phases of metrics; supervised training on demonstrations is a warm-up."""
         self._callbacks = callbacks
         self._error: UserError | None = None
+        self._exit: SystemExit | None = None
         self._stop: Callable[[], None] | None = None
 
     @property
@@ -90,8 +91,8 @@ class TrainingRun:
     def stop(self) -> None:
         """End the run after the step in progress, with a checkpoint. Any thread may call it."""
         self.is_stopping = True
-        if self._stop is not None:
-            self._stop()
+        if (stop := self._stop) is not None:
+            stop()
 
     # ---- for the run itself ----
 
@@ -112,8 +113,10 @@ class TrainingRun:
                     self.is_stopping = True
                     say("stopping; once more ends it at once" if times == 1 else "ending every process of this run")
                     task.cancel()
-        self.stopped = task.cancelled()
-        error = None if self.stopped else task.exception()
+        error = None if task.cancelled() else task.exception()
+        self.stopped = task.cancelled() or (times > 0 and error is not None)
+        if self._exit is not None:
+            raise self._exit
         if times:
             raise asyncio.CancelledError from error
         if error is not None:
@@ -157,7 +160,10 @@ class TrainingRun:
         for callback in self._callbacks:
             try:
                 getattr(callback, method, _ignore)({"phase": phase, "step": step, **values})
-            except Exception as error:
+            except (KeyboardInterrupt, SystemExit) as error:  # the event loop would end before the run's processes
+                self._exit = error if isinstance(error, SystemExit) else None
+                self.stop()
+            except (Exception, asyncio.CancelledError) as error:
                 name, last = f"{type(callback).__name__}.{method}", traceback.extract_tb(error.__traceback__)[-1]
                 reason = " ".join(f"{type(error).__name__}: {error}".split())
                 self._error = UserError(f"the callback {name} raised {reason} ({last.filename}, line {last.lineno})")

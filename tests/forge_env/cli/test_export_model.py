@@ -66,6 +66,13 @@ def test_weights_that_there_are_not_are_one_sentence(run: Path, capfd: pytest.Ca
     assert "error: run@20 holds neither a model/ folder" in capfd.readouterr().err
     assert main(["export-model", "run", "--step", "30", "--out", "out"]) == 2
     assert "run has no weights @30: it has the weights of the steps 20, 40, 60; name" in capfd.readouterr().err
+    for out in ("run/model/out", "run/checkpoints/step_000050"):
+        assert main(["export-model", "run", "--out", out]) == 2
+        assert f"--out {out} is within " in capfd.readouterr().err
+    (run / "model" / "chat_template.jinja").unlink()
+    (run / "model" / "chat_template.jinja").symlink_to("nowhere")  # a file that cannot be copied
+    assert main(["export-model", "run", "--out", "out"]) == 2
+    assert "error: --out out cannot be written: [Errno 2] No such file" in capfd.readouterr().err
     (run / "model" / "tokenizer.json").unlink()
     assert main(["export-model", "run", "--out", "out"]) == 2
     assert "holds no tokenizer.json" in capfd.readouterr().err

@@ -121,6 +121,15 @@ def test_weights_that_there_are_not(
         run_weights(f"{run}{choice}")
 
 
+@pytest.mark.parametrize("line", ["{", "{}", "3", '"text"', "\x00"])
+def test_damaged_metrics_are_one_sentence(tmp_path: Path, line: str) -> None:
+    run = make_run(tmp_path / "run", (20, 40))
+    (run / "metrics.jsonl").write_text(f"{line}\n")
+    assert run_weights(f"{run}@40").step == 40
+    with pytest.raises(UserError, match="metrics.jsonl is damaged"):
+        run_weights(f"{run}@best")
+
+
 def test_an_audit_finds_the_tokenizer_of_a_checkpoint(tmp_path: Path) -> None:
     run, evaluation = make_run(tmp_path / "run", (40,)), tmp_path / "evaluation"
     model = run / "checkpoints" / "step_000040" / "model"

@@ -39,15 +39,16 @@ def test_what_is_written_is_read_back(file: RegistryFile) -> None:
     assert (read["shop"].kind, read["shop"].target, read["shop"].file) == ("env", "pkg.shop:f", file.path)
 
 
-def test_paths_in_the_project_are_relative_and_others_absolute(file: RegistryFile, tmp_path: Path) -> None:
-    file.add(an_entry("inside", target=f"{tmp_path}/tools/a.py:f"))
+@pytest.mark.parametrize("name", ["a.py", "environment.pkl"])
+def test_paths_in_the_project_are_relative_and_others_absolute(file: RegistryFile, tmp_path: Path, name: str) -> None:
+    file.add(an_entry("inside", target=f"{tmp_path}/tools/{name}:f"))
     file.add(an_entry("outside", target="/elsewhere/b.py:f"))
     written = yaml.safe_load(file.path.read_text())
-    assert (written["inside"]["target"], written["outside"]["target"]) == ("tools/a.py:f", "/elsewhere/b.py:f")
+    assert (written["inside"]["target"], written["outside"]["target"]) == (f"tools/{name}:f", "/elsewhere/b.py:f")
     moved = tmp_path / "moved" / ".forge_env" / "registry.yaml"
     moved.parent.mkdir(parents=True)
     moved.write_text(file.path.read_text())
-    assert RegistryFile(moved, "project").read()["inside"].target == f"{tmp_path}/moved/tools/a.py:f"
+    assert RegistryFile(moved, "project").read()["inside"].target == f"{tmp_path}/moved/tools/{name}:f"
 
 
 def test_a_name_is_taken_once_unless_it_is_replaced(file: RegistryFile) -> None:

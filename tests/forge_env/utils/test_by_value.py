@@ -7,8 +7,9 @@ import subprocess
 import sys
 import threading
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, ClassVar, Literal
 
 import pytest
 
@@ -22,9 +23,26 @@ from forge_env.utils import by_value
 Sign = Literal["+", "-"]
 
 
+@dataclass
+class Point:
+    sign: Sign
+    x: int = 3
+
+
+Point.__qualname__ = "notebook.Point"  # which no process can import
+
+
 def local_class(words: str = "one") -> type[ToolEnv]:
-    class Local(ToolEnv):
+    class Base(ToolEnv):
+        @tool
+        def move(self, to: Point) -> int:
+            """Move."""
+            return to.x
+
+    class Local(Base):
         """A class within a function has no name that another process could import."""
+
+        held: ClassVar[list[int]] = []
 
         @classmethod
         def tasks(cls, split: str = "train", *, count: int, seed: int = 0, level: int = 1) -> Sequence[Task]:
@@ -39,17 +57,22 @@ def local_class(words: str = "one") -> type[ToolEnv]:
 
 
 def test_another_process_gets_the_class_with_its_tools(tmp_path: Path) -> None:
-    name = name_env(EnvFactory(local_class()), tmp_path / "environment.pkl")
+    value: Any = local_class()
+    name = name_env(EnvFactory(value), tmp_path / "environment.pkl")
     assert name == f"{tmp_path}/environment.pkl:Local"
-    here = forge_env.env_class(name)  # before the file is there
+    functions, held = vars(value)["add"], value.held
+    assert forge_env.env_class(name) is value  # before the file is there
     by_value.write(name)
+    assert forge_env.env_class(name) is value and (vars(value)["add"], value.held) == (functions, held)
+    assert value.held is held  # a class of a notebook stays as it is
     code = (
         f"import forge_env; factory = forge_env.make({name!r}, level=3); env = factory.make(); "
-        "print(factory.tasks(count=1)[0].id, env.tools[0]['function']['parameters']['properties']['sign'])"
+        "tools = {each['function']['name']: each['function']['parameters'] for each in env.tools}; "
+        "kinds = [tools['add']['properties'], tools['move']['$defs']['Point']['properties']]; "
+        "print(factory.tasks(count=1)[0].id, *[properties['sign']['enum'] for properties in kinds])"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=60)
-    assert done.stdout.strip() == "one-3 {'enum': ['+', '-'], 'type': 'string'}" and not done.stderr
-    assert forge_env.env_class(name) is here
+    assert done.stdout.strip() == "one-3 ['+', '-'] ['+', '-']" and not done.stderr
 
 
 def test_a_name_and_an_importable_class_travel_by_their_names(tmp_path: Path) -> None:

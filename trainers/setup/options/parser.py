@@ -109,7 +109,7 @@ class _Settings:
             other = next((before[part] for part in parts if part in before), now)
             if self.is_entry(dotted):  # a dictionary, and an entry of it
                 other = next((one for name, one in before.items() if name.startswith(f"{dotted}.")), other)
-            if other.value != now.value:
+            if other is not now and other.value != now.value:
                 lines = f", lines {other.line} and {now.line}" if now.line else ""
                 first, second = (f"--{one.name} is {masked(one.value, dotted.split('.'))!r}" for one in (other, now))
                 raise UserError(f"{source}{lines}: {first} and {second}, two values of one setting: give one")
