@@ -12,6 +12,7 @@ from agents.chat.client import Usage
 from agents.chat.refusals import says_context_full
 from envs.math import Math
 from forge_env.core.errors import PolicyError
+from forge_env.core.json_text import write
 from forge_env.core.protocols import ContextFull, Conversation
 from forge_env.core.types import EpisodeLimits, Outcome
 from forge_env.rollout.factory import EnvFactory
@@ -330,6 +331,17 @@ async def test_a_function_call_of_the_first_api_is_a_call(chat_server: Any, stre
     end = {"choices": [{"index": 0, "delta": {}, "finish_reason": "function_call"}]}
     behaviour = chat_server.streams(*chunks, end) if streamed else whole
     assert await calls_of(chat_server, behaviour, streamed=streamed) == [ONE]
+
+
+@pytest.mark.parametrize("streamed", [False, True], ids=["whole", "streamed"])
+async def test_numbers_of_arguments_that_are_no_text_keep_their_digits(chat_server: Any, streamed: bool) -> None:
+    written = '{"x": 1.10, "y": -0, "z": 0.12345678901234567}'
+    function = f'{{"function": {{"name": "look", "arguments": {written}}}}}'
+    field = "delta" if streamed else "message"
+    body = f'{{"choices": [{{"{field}": {{"tool_calls": [{function}]}}, "finish_reason": "stop"}}]}}'
+    behaviour = chat_server.streams(f"data: {body}\n\n") if streamed else chat_server.sends(body)
+    [(_, arguments)] = await calls_of(chat_server, behaviour, streamed=streamed)
+    assert write(arguments) == written
 
 
 # ---- full contexts ----
