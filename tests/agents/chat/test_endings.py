@@ -366,6 +366,8 @@ REFUSALS: dict[str, tuple[str, ...]] = {
     "GitHub": ("Request body too large for gpt-4o-mini model. Max size: 8000 tokens.",),
     "a server of one's own": (
         "the prompt and the tokens to generate exceed the context length",
+        "Context too long: 9000 > 8192",
+        "Your request contains 9000 tokens, exceeding the 8192-token context window",
         "The length of your prompt (9000) is over the model maximum",
         "input_tokens + max_tokens > context length",
         "input_tokens (9000) + max_tokens (1000) > 8192",
@@ -508,6 +510,7 @@ REFUSALS: dict[str, tuple[str, ...]] = {
 BODIES: dict[str, Any] = {
     "a code": {"error": {"message": "no", "code": "context_length_exceeded"}},
     "a type": {"error": {"message": "no", "type": "exceed_context_size_error", "n_ctx": 9}},
+    "an inner error": {"error": {"code": "bad", "message": "no", "innererror": {"code": "context_length_exceeded"}}},
     "bytes": {"type": "error", "error": {"type": "request_too_large", "message": "Request exceeds the maximum size"}},
     "a text": FULL,
     "TGI": {"error": "Input validation error: `inputs` must have less than 9 tokens. Given: 10", "error_type": "v"},
