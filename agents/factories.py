@@ -36,10 +36,12 @@ async def open_scripted(script: str | Script | Agent, settings: AgentSettings) -
             )
     if isinstance(script, str):
         yield scripted_agent(settings.env, script, answer_seconds=seconds)
-    elif hasattr(script, "act"):
+    elif not hasattr(script, "act"):
+        yield ScriptedAgent(script, name=name, answer_seconds=seconds)
+    elif settings.answer_seconds is None:
         yield script
     else:
-        yield ScriptedAgent(script, name=name, answer_seconds=seconds)
+        raise UserError(f"answer_seconds is {seconds:g}, and an Agent that is given has its own: leave it out")
 
 
 @asynccontextmanager

@@ -17,7 +17,7 @@ _ACCOUNT = {"402", "429"}
 """Codes of a limit of the account, as the status or in the body."""
 _WORDS = (
     "code", "type", "message", "msg", "error_msg", "status_msg", "detail", "error", "errors", "reason", "metadata",
-    "raw", "base_resp",
+    "raw", "base_resp", "innererror",
 )  # fmt: skip
 """Where errors have their words. Other fields may repeat what was sent."""
 _LIMITED = re.compile(
@@ -48,11 +48,11 @@ _MISSET = re.compile(
 _FULL = re.compile(
     r"max(imum)?[ _](allowed )?(context|prompt|model|input|message|seq(uence)?)[ _](len|size|window|limit|tokens|char)|"
     r"exceed\w* the max(imum)? (allowed )?number of (input |prompt )?tokens|configured context|range of input length|"
-    r"(than|exceed\w*) (the |this |its |your |available |or equal to |max\w* |model[’']?s? )*"
+    r"(than|exceed\w*) (the |this |its |your |available |or equal to |max\w* |model[’']?s? |[\d,]+[ -]tokens? )*"
     r"(context|(model )?token limit)|more than max tokens|max tokens of [\d,]+ exceeded|max size: \d+ tokens|"
     r"context[_ -]?(window|length|size|limit)?[ _]?(is |of |of [\d,]+( tokens)? |has been |was )?"
     r"(exceed|full|only|overflow)|"
-    r"context[_ -]?(window|length|size)[ _]?(is |was )?too (long|large|small)|"
+    r"context[_ -]?(window|length|size)?[ _]?(is |was )?too (long|large|small)|"
     r"\bfit [^.]{0,30}?(in|into|within) (the|this|its) .{0,20}context|"
     r"(conversation|input|message|prompt|request|sequence|total)(_|\w*\b[^.]{0,40}?)(length|long|tokens?)\b[^.]{0,40}?"
     r"(?<!must be )(?<!must have )(above|but (the|this) (limit|max\w*|model)|exceeds?|over|>|"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +10,7 @@ import httpx
 
 from agents.chat.refusals import says_context_full
 from forge_env.core.endings import Ending, ending_of
+from forge_env.core.json_text import decoded, read
 
 _SECRET_LENGTH = 8  # shorter keys, such as "EMPTY" and "none" for local servers, are no secrets
 
@@ -54,7 +54,7 @@ def text_of(content: Any) -> str:
 
 def body_of(response: httpx.Response) -> Any:
     try:
-        body = json.loads(response.content)
+        body = read(decoded(response.content))
     except (ValueError, RecursionError):
         return response.text
     return body[0] if isinstance(body, list) and len(body) == 1 else body  # Gemini's errors are in a list

@@ -10,7 +10,9 @@ from typing import Any
 import httpx
 
 from agents.chat.reply import body_of, error_of, text_of
+from agents.renderer.model_json import dump
 from forge_env.core.endings import ending_of
+from forge_env.core.json_text import read
 
 
 async def read_body(response: httpx.Response) -> Any:
@@ -27,7 +29,7 @@ async def read_body(response: httpx.Response) -> Any:
             break
         text += data
         try:
-            chunk = json.loads(text)
+            chunk = read(text)
         except (ValueError, RecursionError):
             continue  # an event may have several lines of data
         text = ""
@@ -119,7 +121,7 @@ class _Calls:
         function = function if isinstance(function, dict) else {}
         name, arguments = text_of(function.get("name")), function.get("arguments")
         is_object = arguments is not None and not isinstance(arguments, str)
-        text = json.dumps(arguments) if is_object else arguments or ""
+        text = dump(arguments) if is_object else arguments or ""
         id_, index = text_of(part.get("id")), part.get("index")
         number = index if type(index) is int else None if id_ else place
         known = self._find(number, id_)

@@ -37,14 +37,8 @@ def diff(
     for phase, of_phase in itertools.groupby(comparisons, key=lambda c: c.phase):
         _show_phase(phase, list(of_phase))
     for c in (c for c in comparisons if c.measure == "success" and not c.kind):
-        if c.tasks < max(c.all_tasks):
-            note(f"{c.phase or 'the runs'}: {c.tasks} tasks are shared, of {c.all_tasks[0]} and {c.all_tasks[1]}")
-        if c.envs[0] != c.envs[1]:
-            note(f"{c.phase or 'the runs'}: the environments are {c.envs[0]} and {c.envs[1]}")
-        if any(c.unpaired):
-            note(f"{c.phase or 'the runs'}: {c.unpaired[0]} and {c.unpaired[1]} episodes have no counterpart")
-        if c.other_seeds:
-            note(f"{c.phase or 'the runs'}: {c.other_seeds} pairs have different seeds")
+        for text in c.notes():
+            note(f"{c.phase or 'the runs'}: {text}")
 
 
 def _show_phase(phase: str, comparisons: Sequence[Comparison]) -> None:
@@ -53,7 +47,7 @@ def _show_phase(phase: str, comparisons: Sequence[Comparison]) -> None:
     prefix = f"{phase}: " if phase else ""
     pairs, tasks = (f"{n} {what}{'s' * (n != 1)}" for n, what in ((first.episodes, "pair"), (first.tasks, "task")))
     say(f"{prefix}{pairs} of episodes at {tasks}: second minus first, 95% interval")
-    gap = " " if shutil.get_terminal_size().columns >= _WIDE else "\n"
+    gap = cell_gap()
     rows = [
         (
             f"{c.measure}{f' of {c.kind}' if c.kind else ''}",
@@ -67,6 +61,11 @@ def _show_phase(phase: str, comparisons: Sequence[Comparison]) -> None:
     show_table(columns, rows, whole=range(1, len(columns)))
     if (kinds := len({c.kind for c in comparisons} - {""})) > 1:
         note(f"{prefix}p and interval of each of the {kinds} kinds are corrected for their number, by Holm's method")
+
+
+def cell_gap() -> str:
+    """What stands between a difference and its interval."""
+    return " " if shutil.get_terminal_size().columns >= _WIDE else "\n"
 
 
 def difference_cells(paired: Paired, gap: str) -> tuple[str, str, str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from forge_env.cli.diff import difference_cells
+from forge_env.cli.diff import cell_gap, difference_cells
 from forge_env.cli.output import note, say, show_table
 from forge_env.evaluation.metrics import telling_parts
 from forge_env.evaluation.progress import named
@@ -48,8 +48,6 @@ def show_result(result: dict[str, Any]) -> None:
     if result["faults"]:
         faults = [(name, str(count), result["first_errors"][name]) for name, count in result["faults"].items()]
         show_table(("fault", "episodes", "the first one's error"), faults)
-    for warning in result["warnings"]:
-        note(warning)
     cost = f", cost {result['cost']:.4f}" if "cost" in result else ""
     ended = f" ({_counts(result['outcomes'])})" if result["outcomes"] else ""
     say(
@@ -63,18 +61,19 @@ def show_result(result: dict[str, Any]) -> None:
 
 def show_set(result: SetResult) -> None:
     """Print the table of a set, and the differences of its agents."""
-    failed = any(row.error for row in result.rows)
-    show_table(
-        ("environment", "agent", "success", "95% interval, by task", "reward", "episodes", *(["failure"] * failed)),
-        [(row.env, row.agent, *_set_figures(row), *([row.error] * failed)) for row in result.rows],
-    )
+    columns: tuple[str, ...] = ("environment", "agent", "success", "95% interval", "reward", "episodes")
+    show_table(columns, [(row.env, row.agent, *_set_figures(row)) for row in result.rows], whole=range(2, 6))
     if result.comparisons:
+        gap = cell_gap()
         rows = [
-            (env, f"{second} minus {first}", *difference_cells(c.paired, " "))
+            (env, f"{second} minus {first}", *difference_cells(c.paired, gap))
             for env, first, second, c in result.comparisons
         ]
-        columns = ("environment", "success of", "difference, 95% interval", "better/worse/same", "p")
-        show_table(columns, rows)
+        columns = ("environment", "success of", "difference", f"better/{gap.strip(' ')}worse/same", "p")
+        show_table(columns, rows, whole=range(2, 5))
+    for row in result.rows:
+        if row.error:
+            note(f"{row.agent} in {row.env} failed: {row.error}")
     if (count := len(result.comparisons)) > 1:
         note(f"p and interval of each of the {count} differences are corrected for their number, by Holm's method")
     say(f"everything is in {result.folder}")

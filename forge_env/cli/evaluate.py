@@ -96,7 +96,6 @@ def evaluate(
     with stdout_to_stderr(as_json), _resumable(out, progress):
         result = {**run_async(evaluate_async(out=out, progress=progress, warn=note, **given)).figures, "out": str(out)}
     emit(result) if as_json else show_result(result)
-    _show_notes(result, given.get("tasks", 0) if not given.get("task_ids") else 0, out)
     return 0 if is_measured(result) else 1
 
 
@@ -129,54 +128,3 @@ def _resumable(out: Path, progress: LiveProgress | None) -> Iterator[None]:
         kept = f"{there} are in {out}; the same command resumes from there"
         last_words(kept if is_begun else "interrupted before the end of the first episode")
         raise
-
-
-def _ended_by(result: dict[str, Any], limit: str) -> str:
-    """Name a limit, its value, and how to change it."""
-    limits = result["limits"]
-    if limit in limits:
-        return f"{limit} ({limits[limit]:g}): --{limit.replace('_', '-')} sets it"
-    if limit == "own_max_turns":
-        return f"the environment's own number of turns, which is below max_turns ({limits['max_turns']:g})"
-    tokens = f" of {result['context_tokens']:,} tokens" if "context_tokens" in result else ""
-    if result["agent"].startswith("openai:"):
-        raised = f"start its server with a larger one; --max-tokens ({limits['max_tokens']:g}) does not raise it"
-        return f"the endpoint's own context{tokens}: {raised}"
-    return f"the agent's own context{tokens}, which is below max_tokens ({limits['max_tokens']:g}): no option raises it"
-
-
-def _show_notes(result: dict[str, Any], tasks: int, out: Path) -> None:
-    if result["tasks"] < tasks:
-        note(f"{tasks} tasks were requested, and {result['env']} has {result['tasks']} different ones")
-    if counts := result.get("extended_from"):
-        before = " and ".join(map(str, counts))
-        note(f"{out} was extended from {before} to {result['tasks']} tasks; the first ones are the same")
-    if "rows" in result:
-        note(result["rows"])
-    if result["dropped_faults"]:
-        note(f"{out} held only faults from before a change; they have been removed")
-    for limit, count in result["ended_by"].items():
-        were = "was" if count == 1 else "were"
-        note(f"{count} of {result['episodes']} episodes {were} ended by {_ended_by(result, limit)}")
-    if "unscored" in result:
-        note(f"nothing was scored: {result['unscored']}")
-    if not result["episodes"] and result["first_errors"]:
-        count, first = sum(result["faults"].values()), next(iter(result["first_errors"].values()))
-        note(f"there is no result: all {count} episodes ended by a fault, the first one by {first}")
-    if broken := result.get("broken_tasks"):
-        from forge_env.core.faults import broken_note
-
-        note(broken_note(broken))
-    if refused := result["refused_requests"]:
-        reasons = ", ".join(f"{reason} ({count})" for reason, count in refused.items())
-        note(f"{sum(refused.values())} requests of the programs were refused: {reasons}; the episodes' info says more")
-    if ignored := result["ignored_fields"]:
-        fields = ", ".join(f"{name} ({count})" for name, count in ignored.items())
-        note(f"requests of the programs were answered without these fields, with the number of requests: {fields}")
-    for kind, rows in result["row_began"].items():
-        if kind in ("template", "environment"):  # no program made them
-            continue
-        count = "1 row" if rows["count"] == 1 else f"{rows['count']} rows"
-        note(f"{count} began for the reason {kind}, for example in {rows['example']}")
-    if faults := sum(result["faults"].values()):
-        note(f"faults that left no result: {faults}, see {out}/faults.jsonl; the same command tries them again")

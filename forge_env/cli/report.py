@@ -7,7 +7,14 @@ from typing import Annotated
 
 import typer
 
-from forge_env.cli.output import Json, emit, say
+from forge_env.cli.output import Json, emit, note, say
+from forge_env.core.errors import UserError
+
+_OTHERS = {
+    "plan.json": "an evaluation that has not ended: the same command goes on with it",
+    "set.json": "a set of evaluations: name the folder of one of them",
+}
+"""Files of folders without a state, and what these hold."""
 
 
 def report(
@@ -26,6 +33,10 @@ def report(
     if text:
         from forge_env.report.text import run_text
 
+        for name, what in _OTHERS.items():
+            if (run / name).is_file():
+                raise UserError(f"{run} holds {what}")
+
         state = run_text(run)
         emit({"text": state}) if as_json else say(state)
         return
@@ -41,8 +52,16 @@ def report(
 def _show_evaluation(folder: Path, *, as_json: bool) -> None:
     from forge_env.cli.eval_output import show_result
     from forge_env.evaluation.folder import RESULT
+    from forge_env.evaluation.notes import notes
     from forge_env.records.run_files import read_object
 
     result = read_object(folder / RESULT)
-    counts = {"out": str(folder), "episodes_run": 0, "episodes_read": result["episodes"]}
-    emit(result) if as_json else show_result(result | counts)
+    if as_json:
+        emit(result)
+        return
+    try:
+        show_result(result | {"out": str(folder), "episodes_run": 0, "episodes_read": result["episodes"]})
+        for text in notes(result, folder):
+            note(text)
+    except (AttributeError, KeyError, TypeError) as error:
+        raise UserError(f"{folder / RESULT} is not of an evaluation: {type(error).__name__} {error}") from None

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import inspect
 import math
 import shutil
 import tempfile
-import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -20,8 +18,9 @@ from forge_env.core.episode import Episode, read_jsonl
 from forge_env.core.errors import UserError
 from forge_env.core.protocols import Agent
 from forge_env.evaluation.compare import Comparison, compare
-from forge_env.evaluation.digests import label
+from forge_env.evaluation.digests import code_of, label
 from forge_env.evaluation.folder import read_faults
+from forge_env.evaluation.notes import notes, warn_each_time
 from forge_env.evaluation.plan import EvalPlan, limits_of, thinking_of
 from forge_env.evaluation.progress import LiveProgress, named
 from forge_env.evaluation.run import Opener, Script, run_evaluation
@@ -62,14 +61,17 @@ class EvalResult:
     @cached_property
     def episodes(self) -> tuple[Episode, ...]:
         """The episodes that count, in the order of their ends; read from the folder at the first access."""
-        path = self.folder / EPISODES
-        return tuple(read_jsonl(path)) if path.exists() else ()
+        return self._read(EPISODES, read_jsonl)
 
     @cached_property
     def faults(self) -> tuple[Episode, ...]:
         """The episodes that a fault ended, which no figure counts, with those that were run again later."""
-        path = self.folder / FAULTS
-        return tuple(read_faults(path)) if path.exists() else ()
+        return self._read(FAULTS, read_faults)
+
+    def _read(self, name: str, read: Callable[[Path], Iterator[Episode]]) -> tuple[Episode, ...]:
+        if not self.folder.is_dir():
+            raise UserError(f"the folder {self.folder} of the evaluation is gone: give evaluate a folder, out=FOLDER")
+        return tuple(read(self.folder / name)) if (self.folder / name).exists() else ()
 
     def compare(self, other: EvalResult | Path | str) -> list[Comparison]:
         """Compare this evaluation with another one on the same tasks: its figures minus the other's.
@@ -99,7 +101,7 @@ async def evaluate_async(
     *,
     out: str | Path | None = None,
     progress: bool | LiveProgress = True,
-    warn: Callable[[str], None] = warnings.warn,
+    warn: Callable[[str], None] = warn_each_time,
     open_agent: Opener = open_agent,
     **settings: Any,
 ) -> EvalResult:
@@ -157,6 +159,9 @@ async def evaluate_async(
             progress=live.update,
             spans=spans,
         )
+    asked = 0 if given.task_ids else given.tasks or 0
+    for text in notes(figures, None if out is None else folder, asked):
+        warn(text)
     result = EvalResult(figures=figures, folder=folder)
     if out is None:
         weakref.finalize(result, shutil.rmtree, folder, ignore_errors=True)
@@ -190,7 +195,7 @@ def _agent(agent: Any) -> tuple[str, Script | Agent | None]:
     if isinstance(agent, str):
         return agent, None
     if not isinstance(agent, type) and (hasattr(agent, "act") or callable(agent)):
-        return f"scripted:{label(agent if inspect.isroutine(agent) else type(agent))}", agent
+        return f"scripted:{label(code_of(agent))}", agent
     raise UserError(
         f"the agent is {agent!r:.80}; give a text such as 'scripted:expert' or 'checkpoint:RUN', a function of the "
         "messages so far, or an object with the method act"

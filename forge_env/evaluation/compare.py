@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
@@ -56,6 +56,17 @@ class Comparison:
             f"{change.high:+.3f}], {pairs.wins} tasks better, {pairs.losses} worse, {pairs.ties} the same, "
             f"p = {pairs.p_value:.4f}"
         )
+
+    def notes(self) -> Iterator[str]:
+        """Yield what is not alike in the two runs, in sentences."""
+        if self.tasks < max(self.all_tasks):
+            yield f"{self.tasks} tasks are shared, of {self.all_tasks[0]} and {self.all_tasks[1]}"
+        if self.envs[0] != self.envs[1]:
+            yield f"the environments are {self.envs[0]} and {self.envs[1]}"
+        if any(self.unpaired):
+            yield f"{self.unpaired[0]} and {self.unpaired[1]} episodes have no counterpart"
+        if self.other_seeds:
+            yield f"{self.other_seeds} pairs have different seeds"
 
 
 Key = tuple[str, str]

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import ast
+import functools
 import importlib.util
 import inspect
 import shlex
+import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -59,7 +62,7 @@ def depends_on(
         "not_covered": [
             *NOT_COVERED,
             *([ENDPOINT_NOT_COVERED] if kind == "openai" else []),
-            *([GIVEN_NOT_COVERED] if given is not None or not is_importable(factory.env_class) else []),
+            *([GIVEN_NOT_COVERED] if _holds_more(given) or not is_importable(factory.env_class) else []),
         ],
     }
 
@@ -134,15 +137,37 @@ def label(value: Any) -> str:
     return source_of(value) if is_importable(value) else f"{value.__module__}:{value.__qualname__}"
 
 
+def code_of(given: Any) -> Any:
+    """The function that a function of Python's code calls, or the class of an object."""
+    while isinstance(given, functools.partial):
+        given = given.func
+    return given if inspect.isroutine(given) else type(given)
+
+
+def _holds_more(given: Any) -> bool:
+    """Whether a function or an Agent may hold what its code does not say."""
+    return given is not None and not (inspect.isfunction(given) and is_importable(given))
+
+
 def _given_digests(given: Any) -> dict[str, str]:
     """The digest of a function, or an Agent's class, that no other process can import; {} for another one."""
-    code = given if inspect.isroutine(given) else type(given)
+    code = code_of(given)
     if given is None or is_importable(code):
         return {}
     try:
-        return {label(code): value_digest(text_of(code) if isinstance(code, type) else inspect.getsource(code))}
-    except OSError:  # nobody holds the text, as of `python -c`
+        return {label(code): value_digest(text_of(code) if isinstance(code, type) else _text_of_function(code))}
+    except (OSError, TypeError):  # nobody holds the text, as of `python -c`, or it is none of Python
         return {}
+
+
+def _text_of_function(function: Any) -> str:
+    """The text of a function; of a lambda without the call that it is an argument of, if it is the only one there."""
+    text = inspect.getsource(function)
+    try:
+        lambdas = [node for node in ast.walk(ast.parse(textwrap.dedent(text))) if isinstance(node, ast.Lambda)]
+    except SyntaxError:
+        return text
+    return ast.unparse(lambdas[0]) if function.__name__ == "<lambda>" and len(lambdas) == 1 else text
 
 
 def _texts(value: Any) -> Iterator[str]:

@@ -15,6 +15,7 @@ from forge_env.core.protocols import Agent
 from forge_env.core.types import Task
 from forge_env.core.usage import Prices
 from forge_env.data.tasks import DataTasks
+from forge_env.evaluation.digests import GIVEN_NOT_COVERED
 from forge_env.evaluation.evaluate import evaluate
 from forge_env.evaluation.folder import EvalFolder, extended_from, fault_class
 from forge_env.evaluation.plan import (
@@ -113,6 +114,9 @@ async def run_evaluation(
             return agents[0]
 
         with main.opened(earlier) as folder:
+            read = len(main.attempts) - len(main.missing)
+            if read and GIVEN_NOT_COVERED in whole["depends_on"]["not_covered"]:
+                warn(f"{read} episodes of the same code were read from {path}; not compared: {GIVEN_NOT_COVERED}")
             if main.missing:
                 await main.run(factory, await opened_agent(), settings.concurrency)
             result = main.summary(factory, settings.prices)
@@ -130,7 +134,7 @@ async def run_evaluation(
     return {
         **result,
         "episodes_run": len(main.missing),
-        "episodes_read": len(main.attempts) - len(main.missing),
+        "episodes_read": read,
         "dropped_faults": folder.dropped_faults,
         **({"extended_from": list(earlier)} if earlier else {}),
         **({"rows": str(tasks.rows)} if isinstance(tasks, DataTasks) and tasks.rows.left_out.total else {}),

@@ -19,7 +19,6 @@ import dataclasses
 import json
 import os
 import re
-import warnings
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
@@ -34,10 +33,11 @@ from forge_env.core.protocols import Agent
 from forge_env.evaluation.api import EvalResult, evaluate_async
 from forge_env.evaluation.compare import Comparison, compare_all_success, finite
 from forge_env.evaluation.folder import open_locked
+from forge_env.evaluation.notes import warn_each_time
 from forge_env.evaluation.plan import LOCAL
 from forge_env.evaluation.progress import LiveProgress
 from forge_env.evaluation.settings import EvalSettings
-from forge_env.records.run_files import PLAN
+from forge_env.records.run_files import CONFIG, PLAN
 from forge_env.registry.agent_spec import AgentSettings, open_agent, split_agent
 from forge_env.utils.atomic import replace_file
 from forge_env.utils.folders import remove_empty
@@ -102,7 +102,7 @@ async def evaluate_set_async(
     out: str | Path,
     *,
     progress: bool | LiveProgress = True,
-    warn: Callable[[str], None] = warnings.warn,
+    warn: Callable[[str], None] = warn_each_time,
 ) -> SetResult:
     """Run the evaluations of a set one after the other, and compare the agents of each environment.
 
@@ -120,8 +120,8 @@ async def evaluate_set_async(
     """
     folder = Path(out)
     rows = read_set(Path(file), folder)
-    if (folder / PLAN).exists():
-        raise UserError(f"{folder} holds an evaluation of one agent: choose another --out for the set")
+    if (folder / PLAN).exists() or (folder / CONFIG).exists():
+        raise UserError(f"{folder} holds an evaluation of one agent or a training run: choose another --out")
     live = progress if isinstance(progress, LiveProgress) else LiveProgress(quiet=not progress)
     made, lock = open_locked(folder)
     try:
@@ -145,9 +145,12 @@ def evaluate_set(file: str | Path, out: str | Path, **arguments: Any) -> SetResu
 
 
 async def _run(row: SetRow, engine: _SharedEngine, live: LiveProgress, warn: Callable[[str], None]) -> SetRow:
+    def tell(text: str) -> None:
+        warn(f"{row.agent} in {row.env}: {text}")
+
     try:
         result = await evaluate_async(
-            out=row.folder, progress=live, warn=warn, open_agent=engine.open_agent, **row.settings
+            out=row.folder, progress=live, warn=tell, open_agent=engine.open_agent, **row.settings
         )
     except (ForgeError, BaseExceptionGroup) as raised:
         error = first_error(raised)
@@ -163,11 +166,13 @@ def _compared(rows: Sequence[SetRow], warn: Callable[[str], None]) -> list[tuple
     measured = [row for row in rows if row.result is not None and row.result.figures["episodes"]]
     pairs = [(first, second) for first, second in combinations(measured, 2) if first.env == second.env]
     compared = compare_all_success([(first.folder, second.folder) for first, second in pairs], warn)
-    return [
-        (first.env, first.agent, second.agent, comparison)
-        for (first, second), comparison in zip(pairs, compared, strict=True)
-        if comparison is not None
-    ]
+    found = []
+    for (first, second), comparison in zip(pairs, compared, strict=True):
+        if comparison is not None:
+            found.append((first.env, first.agent, second.agent, comparison))
+            for text in comparison.notes():
+                warn(f"{second.agent} minus {first.agent} in {first.env}: {text}")
+    return found
 
 
 class _SharedEngine:
@@ -213,7 +218,7 @@ def read_set(file: Path, out: Path) -> list[SetRow]:
         UserError: for a file that is no set, with the place of the mistake.
     """
     try:
-        data = read_yaml(file.read_text(encoding="utf-8"))
+        data = read_yaml(file.read_text(encoding="utf-8"), str(file))
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
         raise UserError(f"{file} cannot be read: {error}") from None
     if not isinstance(data, dict):
@@ -229,8 +234,11 @@ def read_set(file: Path, out: Path) -> list[SetRow]:
     rows = [{"env": env, "agent": agent} for env in envs for agent in agents]
     if "rows" in data:
         rows = [_row(file, row) for row in _list(file, "rows", data["rows"])]
-    elif not envs or not agents:
-        raise UserError(f"{file} has no {'agents' if envs else 'environments'}: write a list under envs and agents")
+    if not rows:
+        raise UserError(
+            f"{file} has no {'rows' if 'rows' in data else 'agents' if envs else 'environments'}: write a list under "
+            "envs and agents, or under rows"
+        )
     found: dict[tuple[str, str], SetRow] = {}
     for row in rows:
         env, agent = str(row["env"]), str(row["agent"])

@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic.errors import PydanticUserError
 
-from forge_env.utils.settings import read_value
+from forge_env.utils.settings import plain_number, read_value
 
 NOT_OPTIONS = frozenset({"self", "cls", "split", "count", "seed"})
 _DATA = (str, int, float, bool, type(None), list, tuple, dict, set, Sequence, Mapping)
@@ -53,7 +53,8 @@ def is_data(kind: Any) -> bool:
 
 
 def convert_option(env: str, name: str, value: Any, kind: Any) -> Any:
-    """Convert text, also in a dictionary, to the type of an option; any other value is returned as it is."""
+    """Convert text, also in a dictionary, to the type of an option; any other value but a number stays as it is."""
+    value = plain_number(value)
     if type(value) is dict:
         kinds = [kind, *typing.get_args(kind)]  # of a union
         of_entry = next((typing.get_args(one)[1] for one in kinds if typing.get_origin(one) in (dict, Mapping)), Any)

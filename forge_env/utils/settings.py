@@ -236,6 +236,7 @@ def read_value(value: Any, kind: Any, where: str) -> Any:
         where: the setting, as the error names it.
     """
     plain, marks = _plain(kind)
+    value = plain_number(value)
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     text = str(value) if isinstance(value, str) or (is_number and plain in (str, bool)) else None
     if plain is int or int in typing.get_args(plain):
@@ -248,6 +249,11 @@ def read_value(value: Any, kind: Any, where: str) -> Any:
         allowed = ", ".join(filter(None, [_in_words(plain), _range(*_bounds(marks))]))
         reason = f"; it must be {allowed}" if allowed else f": {_first(error)}"
         raise UserError(f"{where} is {value!r}{reason}") from None
+
+
+def plain_number(value: Any) -> Any:
+    """A number of numpy or torch as one of Python; another value as it is."""
+    return value.item() if getattr(value, "shape", None) == () else value
 
 
 def _whole(value: Any) -> Any:

@@ -10,6 +10,8 @@ import functools
 import re
 from typing import Any, ClassVar
 
+from forge_env.core.errors import UserError
+
 _SCALARS = (
     ("null", r"(?:~|null|Null|NULL|)$", ("~", "n", "N", "")),
     ("bool", r"(?:true|True|TRUE|false|False|FALSE)$", "tTfF"),
@@ -25,11 +27,11 @@ _SCALARS = (
 """Tag, pattern and first characters of the scalars of YAML 1.2 that are no text; `<<` is of 1.1, and in wide use."""
 
 
-def read_yaml(text: str) -> Any:
-    """Return the data of a YAML text."""
+def read_yaml(text: str, settings_of: str = "") -> Any:
+    """Return the data of a YAML text; for settings of a file, see `strict_loader`."""
     import yaml
 
-    return yaml.load(text, Loader=loader())
+    return yaml.load(text, Loader=strict_loader(settings_of) if settings_of else loader())
 
 
 def write_yaml(data: Any) -> str:
@@ -49,6 +51,29 @@ def loader() -> Any:
 
     _add_scalars(Loader)
     Loader.add_constructor("tag:yaml.org,2002:int", lambda loader, node: int(loader.construct_scalar(node), 0))
+    return Loader
+
+
+def strict_loader(path: str) -> Any:
+    """Return a class that reads the YAML of settings: a `UserError` names the file in which a key is set twice."""
+
+    class Loader(loader()):  # type: ignore[misc]
+        def construct_mapping(self, node: Any, deep: bool = False) -> Any:
+            return super().construct_mapping(self.once(node), deep)
+
+        def once(self, node: Any) -> Any:
+            """The mapping, once it names each of its keys only once."""
+            lines: dict[str, int] = {}
+            for key, _ in node.value:
+                name, line = str(key.value), key.start_mark.line + 1
+                if name in lines:
+                    first = lines[name]
+                    raise UserError(f"{path}, lines {first} and {line}: {name} is set twice: leave one of them out")
+                lines[name] = line
+            self.flatten_mapping(node)  # merged keys come first, and own ones replace them
+            node.value = list({str(pair[0].value): pair for pair in node.value}.values())
+            return node
+
     return Loader
 
 

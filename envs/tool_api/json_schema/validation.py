@@ -12,6 +12,7 @@ import functools
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping
+from decimal import Decimal
 from itertools import islice
 from typing import Any
 
@@ -224,7 +225,8 @@ def _converted(kind: str, value: Any) -> tuple[bool, Any]:
         is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
         return is_number, write(value) if is_number else value
     if kind == "integer" and isinstance(value, float) and value.is_integer():
-        return True, int(value)
+        number = Decimal(str(value))  # a float does not hold 9007199254740993.0
+        return number == number.to_integral_value(), int(number)
     if not isinstance(value, str):
         return False, value
     try:

@@ -12,6 +12,7 @@ from agents.chat.client import Usage
 from agents.chat.refusals import says_context_full
 from envs.math import Math
 from forge_env.core.errors import PolicyError
+from forge_env.core.json_text import write
 from forge_env.core.protocols import ContextFull, Conversation
 from forge_env.core.types import EpisodeLimits, Outcome
 from forge_env.rollout.factory import EnvFactory
@@ -332,6 +333,17 @@ async def test_a_function_call_of_the_first_api_is_a_call(chat_server: Any, stre
     assert await calls_of(chat_server, behaviour, streamed=streamed) == [ONE]
 
 
+@pytest.mark.parametrize("streamed", [False, True], ids=["whole", "streamed"])
+async def test_numbers_of_arguments_that_are_no_text_keep_their_digits(chat_server: Any, streamed: bool) -> None:
+    written = '{"x": 1.10, "y": -0, "z": 0.12345678901234567}'
+    function = f'{{"function": {{"name": "look", "arguments": {written}}}}}'
+    field = "delta" if streamed else "message"
+    body = f'{{"choices": [{{"{field}": {{"tool_calls": [{function}]}}, "finish_reason": "stop"}}]}}'
+    behaviour = chat_server.streams(f"data: {body}\n\n") if streamed else chat_server.sends(body)
+    [(_, arguments)] = await calls_of(chat_server, behaviour, streamed=streamed)
+    assert write(arguments) == written
+
+
 # ---- full contexts ----
 
 REFUSALS: dict[str, tuple[str, ...]] = {
@@ -354,6 +366,8 @@ REFUSALS: dict[str, tuple[str, ...]] = {
     "GitHub": ("Request body too large for gpt-4o-mini model. Max size: 8000 tokens.",),
     "a server of one's own": (
         "the prompt and the tokens to generate exceed the context length",
+        "Context too long: 9000 > 8192",
+        "Your request contains 9000 tokens, exceeding the 8192-token context window",
         "The length of your prompt (9000) is over the model maximum",
         "input_tokens + max_tokens > context length",
         "input_tokens (9000) + max_tokens (1000) > 8192",
@@ -496,6 +510,7 @@ REFUSALS: dict[str, tuple[str, ...]] = {
 BODIES: dict[str, Any] = {
     "a code": {"error": {"message": "no", "code": "context_length_exceeded"}},
     "a type": {"error": {"message": "no", "type": "exceed_context_size_error", "n_ctx": 9}},
+    "an inner error": {"error": {"code": "bad", "message": "no", "innererror": {"code": "context_length_exceeded"}}},
     "bytes": {"type": "error", "error": {"type": "request_too_large", "message": "Request exceeds the maximum size"}},
     "a text": FULL,
     "TGI": {"error": "Input validation error: `inputs` must have less than 9 tokens. Given: 10", "error_type": "v"},

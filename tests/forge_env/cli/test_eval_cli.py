@@ -807,6 +807,10 @@ def test_an_evaluation_is_shown_again(run: Run, capfd: pytest.CaptureFixture[str
     assert main(["report", "out", "--text"]) == 0
     shown = capfd.readouterr().out
     assert "avg@1" in shown and "0 episodes were run now, 3 read" in shown and "everything is in out" in shown
+    for content, words in (("{}", "out/eval.json is not of an evaluation: KeyError 'episodes'"), (None, "not ended")):
+        Path("out/eval.json").write_text(content) if content else Path("out/eval.json").unlink()
+        assert main(["report", "out", "--text"]) == 2
+        assert words in capfd.readouterr().err
 
 
 def test_a_dead_endpoint_is_tried_for_a_few_episodes_only(run: Run, chat_server: ChatServer, key: str) -> None:  # noqa: F811

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import copy
+import functools
 import json
 import os
 import signal
 import subprocess
 import sys
 import threading
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import forge_env
@@ -75,8 +79,11 @@ def test_a_temporary_folder_goes_with_its_result(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     result = measured()
     assert result.folder.parent == tmp_path and len(result.episodes) == 3
+    other = copy.copy(measured())
     del result
     assert list(tmp_path.iterdir()) == []
+    with pytest.raises(UserError, match="is gone: give evaluate a folder"):
+        _ = other.episodes
     with pytest.raises(UserError):
         measured(agent="vllm:nowhere")
     assert list(tmp_path.iterdir()) == []
@@ -85,7 +92,8 @@ def test_a_temporary_folder_goes_with_its_result(tmp_path: Path, monkeypatch: py
 def test_a_folder_is_the_one_of_the_command(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     from forge_env.cli.main import main
 
-    result = measured("math", "scripted:expert", options={"level": 2}, out=tmp_path / "out")
+    of_numpy = {"options": {"level": np.int64(2)}, "tasks": np.int64(3)}
+    result = measured("math", "scripted:expert", **of_numpy, out=tmp_path / "out")
     command = ["eval", "--env", "math", "--option", "level=2", "--agent", "scripted:expert"]
     assert main([*command, "--tasks", "5", "--out", str(tmp_path / "out"), "--json"]) == 0
     again = json.loads(capfd.readouterr().out)
@@ -128,6 +136,48 @@ def test_code_that_no_process_can_import_is_measured_and_its_change_is_noticed(t
         measured(agent=one, out=out)
 
 
+def test_what_an_agent_holds_is_not_compared_and_that_is_said(tmp_path: Path) -> None:
+    def add(messages: Sequence[Message], more: int) -> Message:
+        return {"role": "assistant", "content": str(int(messages[-1]["content"]) + more)}
+
+    out = tmp_path / "out"
+    first = measured(agent=functools.partial(add, more=1), out=out)
+    assert first.figures["agent"].endswith("<locals>.add")
+    with pytest.warns(UserWarning, match="3 episodes of the same code were read from .* what an Agent holds"):
+        assert measured(agent=functools.partial(add, more=2), out=out).success == 1.0
+    with pytest.raises(UserError, match="other settings"):
+        measured(agent=functools.partial(add_one), out=out)
+
+
+def test_a_lambda_is_its_own_text_and_not_that_of_its_call(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    measured(agent=lambda messages: add_one(messages), tasks=2, out=out)
+    more = measured(agent=lambda messages: add_one(messages), tasks=3, out=out)
+    assert more.figures["episodes_run"] == 1
+    with pytest.raises(UserError, match=r"a change of the agent \(.*<lambda>\)"):
+        measured(agent=lambda messages: {**add_one(messages)}, tasks=3, out=out)
+
+
+class Untold(Sums):
+    right = None  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"agent": len}, "there is no result: all 3 episodes ended by a fault, the first one by PolicyError"),
+        ({"tasks": 600}, "600 tasks were requested, and"),
+        ({"env": Untold}, "nothing was scored"),
+    ],
+)
+def test_what_a_command_says_of_a_result_python_warns_of_each_time(changes: dict[str, Any], words: str) -> None:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("default")
+        for _ in range(2):
+            measured(**changes)
+    assert sum(str(warning.message).startswith(words) for warning in caught) == 2
+
+
 def test_a_class_of_a_notebook_has_the_limits_of_its_training(tmp_path: Path) -> None:
     class Limited(Sums):
         @classmethod
@@ -161,6 +211,7 @@ def test_an_agent_may_be_an_object_and_an_environment_a_factory() -> None:
         ({"agent": ScriptedAgent}, "an object with the method act"),
         ({"agent": 3}, "the agent is 3"),
         ({"temperature": 0.5}, "a scripted agent does not sample"),
+        ({"agent": ScriptedAgent(add_one), "answer_seconds": 3}, "answer_seconds is 3, and an Agent that is given has"),
         ({"options": {"mor": 1}}, "has no option 'mor'. Did you mean more?"),
         ({"agent": "scripted:expert"}, f"{__name__}:Sums has no expert"),
         ({"otel": "on"}, "--otel on is not one of off, spans, messages"),

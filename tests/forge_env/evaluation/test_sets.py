@@ -31,7 +31,7 @@ agents:
   - {name: best, agent: scripted:expert}
   - scripted:wrong.py:play
 """
-WRONG = 'def play(messages):\n    return {"role": "assistant", "content": "no"}\n'
+WRONG = 'def play(messages):\n    return {"role": "assistant", "content": "no"}\ndef nothing(messages): 0\n'
 
 
 @pytest.fixture(autouse=True)
@@ -90,6 +90,8 @@ rows:
   - {{env: math, agent: "vllm:nowhere", tasks: 2}}
   - {{env: mathh, agent: scripted:expert}}
   - {{env: math, agent: scripted:expert, tasks: 2}}
+  - {{env: math, agent: scripted:wrong.py:nothing, tasks: 2}}
+  - {{env: math, agent: scripted:wrong.py:play, tasks: 1, seed: 3}}
 """
     result = run(text, code=1, capfd=capfd)
     words = ("have no answer of the endpoint", "there is no model folder nowhere", "Did you mean math?")
@@ -97,7 +99,13 @@ rows:
     assert (result["rows"][3]["error"], result["rows"][3]["figures"]["pass@1"]) == (None, 1.0)
     assert result["comparisons"] == []
     assert main(["eval", "--set", "set.yaml", "--out", "out"]) == 1
-    assert "Did you mean math?" in " ".join(capfd.readouterr().out.split())
+    notes = capfd.readouterr().err.splitlines()
+    for words in (
+        "scripted:expert in mathh failed: there is no environment",
+        "scripted:wrong.py:nothing in math: there is no result: all 2 episodes ended by a fault",
+        "out/math/scripted-expert and out/math/scripted-wrong.py-play have no attempt at a task in common",
+    ):
+        assert any(line.startswith(f"note: {words}") for line in notes), notes
 
 
 class Local(ScriptedAgent):
@@ -147,6 +155,8 @@ agents:
         ("rows: [{env: math}]", [], "is no mapping with the texts env and agent"),
         ("defaults: {task: 3}", [], "set.yaml, defaults: an evaluation has no setting 'task'. Did you mean tasks?"),
         ("defaults: 3", [], "defaults are 3"),
+        ("defaults: {tasks: 3, tasks: 4}", [], "set.yaml, lines 1 and 1: tasks is set twice"),
+        ("rows: []", [], "set.yaml has no rows"),
         ("envs: [{env: math, tasks: many}]", [], "the environment 'math': tasks is 'many'; it must be a whole number"),
         ("rows: [{env: math, agent: a, out: b}]", [], "no setting 'out'"),
         (SET, ["--env", "math"], "env cannot stand beside --set set.yaml"),
@@ -164,5 +174,7 @@ def test_a_folder_has_one_process_and_one_kind_of_content(capfd: pytest.CaptureF
     fcntl.flock(descriptor, fcntl.LOCK_EX)
     assert "another process evaluates into out" in run(SET, code=2, capfd=capfd)["error"]
     os.close(descriptor)
-    Path("out/plan.json").write_text("{}")
-    assert "holds an evaluation of one agent" in run(SET, code=2, capfd=capfd)["error"]
+    for name in ("plan.json", "config.yaml"):
+        Path("out", name).write_text("{}")
+        assert "holds an evaluation of one agent or a training run" in run(SET, code=2, capfd=capfd)["error"]
+        Path("out", name).unlink()

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, TypeVar
 from forge_env.core.errors import UserError
 from forge_env.utils.secret_values import masked
 from forge_env.utils.settings import leaves, out_of_bounds, read_value, with_values
-from forge_env.utils.yaml_text import loader
+from forge_env.utils.yaml_text import strict_loader
 from trainers.setup.options.other_names import names_of_others, our_name
 
 C = TypeVar("C")
@@ -193,23 +193,7 @@ def _read_yaml(path: str, is_whole: Callable[[str], bool]) -> list[_Given]:
     """The settings of a file; `is_whole` says for a name whether its dictionary is one value."""
     import yaml
 
-    class Loader(loader()):  # type: ignore[misc]
-        def construct_mapping(self, node: Any, deep: bool = False) -> Any:
-            return super().construct_mapping(self.once(node), deep)
-
-        def once(self, node: Any) -> Any:
-            """The mapping, once it names each of its keys only once."""
-            lines: dict[str, int] = {}
-            for key, _ in node.value:
-                name, line = str(key.value), key.start_mark.line + 1
-                if name in lines:
-                    first = lines[name]
-                    raise UserError(f"{path}, lines {first} and {line}: {name} is set twice: leave one of them out")
-                lines[name] = line
-            self.flatten_mapping(node)  # merged keys come first, and own ones replace them
-            node.value = list({str(pair[0].value): pair for pair in node.value}.values())
-            return node
-
+    class Loader(strict_loader(path)):  # type: ignore[misc]
         def settings(self, node: Any, prefix: str = "") -> Iterator[_Given]:
             for key, value in self.once(node).value:
                 name = f"{prefix}{key.value}"

@@ -155,6 +155,8 @@ def test_what_is_undefined_is_left_out(place: str, style: str, explode: bool, va
         ("1.10", {"type": "number"}, "1.10"),
         ("5.0", {"type": "number"}, "5.0"),
         ("5.0", {"type": "integer"}, "5"),
+        ("9007199254740993.0", {"type": "integer"}, "9007199254740993"),
+        ("1e23", {"type": "integer"}, "1" + 23 * "0"),
         ("1E5", {"type": "number"}, "1E5"),
         ("[1E5]", {"type": "array", "items": {"type": "integer"}}, "100000"),
         ("-0", {"type": "number"}, "-0"),
