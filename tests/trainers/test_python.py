@@ -187,12 +187,15 @@ def test_an_exit_in_a_callback_ends_the_run_in_order(error: BaseException) -> No
     assert (saved, caller.stopped, code) == ([1], True, 5 if isinstance(error, SystemExit) else None)
 
 
-async def test_a_cancellation_ends_the_run_after_its_step_with_a_checkpoint() -> None:
+@pytest.mark.parametrize("is_asked", [False, True])
+async def test_a_cancellation_ends_the_run_after_its_step_with_a_checkpoint(is_asked: bool) -> None:
     saved: list[int] = []
     caller = TrainingRun()
     work = asyncio.ensure_future(stopped(caller, 9**9, saved))
-    await asyncio.sleep(0)
-    await asyncio.sleep(0)
+    for _ in range(9):  # it takes steps
+        await asyncio.sleep(0)
+    if is_asked:
+        caller.stop()
     work.cancel()
     with pytest.raises(asyncio.CancelledError):
         await work

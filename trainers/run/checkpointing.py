@@ -112,7 +112,7 @@ async def until_stopped(
         save: a checkpoint of them.
     """
     task, asked = asyncio.ensure_future(training), asyncio.Event()
-    waiting = asyncio.ensure_future(asked.wait())
+    waiting, keeps = asyncio.ensure_future(asked.wait()), False
 
     def end() -> None:
         stop()
@@ -127,11 +127,12 @@ async def until_stopped(
             await asyncio.wait({task, waiting}, return_when=asyncio.FIRST_COMPLETED)
         if not asked.is_set():
             return await task
+        keeps = True
         await _keep(run, task, steps, save_before_last)
         if steps() < run.plan.steps:
             run.caller.check()
     except asyncio.CancelledError:
-        if run.caller.is_stopping and not (task.done() or asked.is_set()):
+        if run.caller.is_stopping and not keeps and (asked.is_set() or not task.done()):
             stop()
             await _keep(run, task, steps, save)
         raise
