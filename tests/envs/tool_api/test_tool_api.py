@@ -259,7 +259,7 @@ async def test_a_session_ends_however_the_episode_ends(monkeypatch: pytest.Monke
         await env.close()
         await env.close()
         assert not list(tmp_path.glob("**/*.db"))
-        with pytest.raises(EnvError, match="after close"):
+        with pytest.raises(EnvError, match="after the end of the episode"):
             await env.step(Action(message=saying("")))
     assert not list(tmp_path.iterdir())
 
