@@ -83,7 +83,7 @@ def test_more_tasks_than_there_are_is_a_users_mistake() -> None:
 
 
 def test_an_unknown_split_is_a_users_mistake() -> None:
-    with pytest.raises(UserError, match=r"'valid'.*train and test"):
+    with pytest.raises(UserError, match=r"'valid'.*test, train"):
         draw("valid", 1)
 
 
