@@ -1,0 +1,81 @@
+"""The folders of `contrib/`: what each of them adds, as its names.toml says.
+
+    about = "Tasks in Harbor's format."
+    needs = ["workspaces"]                  # other folders of contrib that it imports
+    extra = "images"                        # of the package, if it needs one
+
+    [families]
+    harbor = "contrib.harbor.env:resolve"
+
+    [commands]
+    image = { target = "contrib.workspaces.cli.image:app", after = "sandbox" }
+
+A row is a target, or a table with a target, one line about it, and the row that it comes behind. Nothing else in this
+package names a folder of contrib, so a folder that is taken away takes its rows with it.
+"""
+
+from __future__ import annotations
+
+import functools
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from forge_env.core.errors import InvariantError
+from forge_env.utils.targets import load
+
+TABLES = ("envs", "families", "commands", "doctor", "gymnasium", "hosts", "sandboxes", "sinks", "stores", "workspaces")
+"""What a folder can add: environments and families of them by name, commands of `forge-env`, parts of `forge-env
+doctor`, Gymnasium's interface, machines beside this one, backends of sandboxes and of workspaces, sinks of metrics and
+episodes, and stores of weights."""
+
+
+class Row(NamedTuple):
+    """One name that a folder adds."""
+
+    name: str
+    target: str
+    """"module:object", imported when it is used."""
+    about: str = ""
+    after: str = ""
+    """Name of the row, of any folder or of the heart, that this one comes behind where the order shows."""
+
+    def load(self) -> Any:
+        return load(self.target)
+
+
+class Folder(NamedTuple):
+    """A folder of contrib, by its names.toml."""
+
+    name: str
+    about: str
+    needs: tuple[str, ...]
+    extra: str
+    tables: Mapping[str, Mapping[str, Row]]
+
+
+def rows(table: str) -> dict[str, Row]:
+    """Return what all folders add of a kind (see `TABLES`), by name, in the order of the folders' names."""
+    return {name: row for folder in folders().values() for name, row in folder.tables.get(table, {}).items()}
+
+
+@functools.cache
+def folders() -> Mapping[str, Folder]:
+    """Return the folders of contrib that are here, sorted by name."""
+    package = Path(__file__).parents[1]
+    roots = (package / "contrib", package.parent / "contrib")  # of the wheel, and of a checkout
+    root = next((root for root in roots if root.is_dir()), roots[0])
+    return {file.parent.name: _read(file) for file in sorted(root.glob("*/names.toml"))}
+
+
+def _read(file: Path) -> Folder:
+    data = tomllib.loads(file.read_text(encoding="utf-8"))
+    about, needs, extra = data.pop("about"), tuple(data.pop("needs", ())), data.pop("extra", "")
+    if wrong := sorted(data.keys() - set(TABLES)):
+        raise InvariantError(f"{file} has the table {wrong[0]!r}; the tables are {', '.join(TABLES)}")
+    tables = {
+        table: {name: Row(name, **(row if isinstance(row, dict) else {"target": row})) for name, row in rows.items()}
+        for table, rows in data.items()
+    }
+    return Folder(file.parent.name, about, needs, extra, tables)
