@@ -1,4 +1,4 @@
-"""Makes the pictures of docs/viewer.md from your runs:  python -m tests.browser.screenshots RUNS RUN
+"""Makes the pictures of contrib/viewer/README.md from your runs:  python -m tests.browser.screenshots RUNS RUN
 
 RUNS is a folder of runs and RUN the name of a training run in it.
 """
@@ -15,7 +15,7 @@ from playwright.sync_api import sync_playwright
 from forge_env.viewer.library import Library
 from forge_env.viewer.server import ViewServer
 
-DOCS = Path(__file__).resolve().parents[2] / "docs"
+FOLDER = Path(__file__).resolve().parents[2] / "contrib" / "viewer"
 PICTURES = {
     "overview": ("overview?smooth=5", "light", 1280, 860),
     "groups": ("groups?phase=train", "dark", 1280, 700),
@@ -41,7 +41,7 @@ def main(runs: Path, name: str) -> None:
             page.goto(f"{server.url}#/{name}/{place}")
             page.wait_for_selector("#main h1")
             page.wait_for_timeout(1000)
-            page.screenshot(path=DOCS / f"viewer-{picture}.png")
+            page.screenshot(path=FOLDER / f"{picture}.png")
             page.close()
         browser.close()
 
