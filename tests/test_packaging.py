@@ -237,7 +237,7 @@ def test_a_trainer_without_torch_is_one_sentence_that_names_the_extra(
 
 def test_every_folder_that_a_test_imports_from_is_shipped_with_the_tests() -> None:
     shipped = PROJECT["tool"]["hatch"]["build"]["targets"]["sdist"]["only-include"]
-    assert {"tests", "Makefile"} <= {*shipped}  # tests/conftest.py reads the places of the caches in the Makefile
+    assert {"tests", "Makefile"} <= {*shipped}  # conftest.py reads the places of the caches in the Makefile
     nodes = [node for path in (REPOSITORY / "tests").rglob("*.py") for node in ast.walk(ast.parse(path.read_text()))]
     imported = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
     imported |= {node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module}

@@ -20,6 +20,7 @@ from envs.reasoning.env import ReasoningGym, dataset_names, extract_answer, reso
 from envs.reasoning.process import Worker, worker
 from envs.reasoning.worker import _is_one_number, _is_probability, _uses_numbers, literal
 from forge_env import EnvError, EnvFactory, EpisodeLimits, Outcome, Task, UserError, env_class, run_episode
+from tests.envs.processes.test_worker_confinement import are_all_denied, is_confined
 from tests.helpers.packages import needs
 
 pytestmark = needs("reasoning_gym")
@@ -371,3 +372,15 @@ def test_an_interruption_right_after_the_lock_was_taken_leaves_it_free() -> None
         sys.setprofile(None)
     with ThreadPoolExecutor(max_workers=1) as other:
         assert other.submit(interrupted._lock.acquire, timeout=0.0).result()
+
+
+def test_the_reasoning_gym_process_is_confined_and_says_so() -> None:
+    worker = Worker()
+    try:
+        before = worker.enforced()
+        assert are_all_denied(before) and worker.pid is None
+        request = {"do": "entries", "dataset": "leg_counting", "config": {}, "seed": 1, "indices": [0, 2]}
+        assert len(worker.ask(request)["entries"]) == 2
+        assert worker.pid is not None and is_confined(worker.pid) and worker.enforced() == before
+    finally:
+        worker.close()

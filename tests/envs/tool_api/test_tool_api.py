@@ -24,8 +24,9 @@ from envs.tool_api.tasks import _NEEDED, shop_operations
 from forge_env.core.episode import Episode
 from forge_env.core.errors import EnvError, UserError
 from forge_env.core.types import Action, EpisodeLimits, Message, Outcome, Task
+from forge_env.evaluation.digests import environment_digests
 from forge_env.registry import registry
-from forge_env.rollout.factory import EnvFactory
+from forge_env.rollout.factory import EnvFactory, make
 from forge_env.rollout.rollout import run_episode
 from tests.envs.serving import serve
 
@@ -549,3 +550,26 @@ def test_a_level_that_the_operations_do_not_suffice_for_says_what_it_needs() -> 
 def test_an_instance_is_made_by_its_factory() -> None:
     with pytest.raises(EnvError, match="factory"):
         ToolApi()
+
+
+@pytest.mark.parametrize(
+    ("level", "kinds"),
+    [
+        (1, "cancel restock"),
+        (2, "cancel_latest refund_latest buy"),
+        (3, "buy_cheapest refund_if settle buy_if"),
+    ],
+)
+def test_every_task_has_the_kind_that_it_was_drawn_as(level: int, kinds: str) -> None:
+    tasks = ToolApi.tasks("train", count=60, seed=0, level=level)
+    assert {task.kind for task in tasks} == set(kinds.split())
+    assert all(task.kind == task.metadata["kind"] for task in tasks)
+
+
+def test_the_environment_is_made_of_its_tools_and_the_shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    Path("other.py").write_text("def add(a: int) -> int:\n    'Add.'\n    return a\n")
+    shop = environment_digests(make("tool_api", tools=["other.py:add", "shop"]))
+    made_of = {"envs/tool_api/env.py", "envs/tool_api/services.py", "envs/tool_api/shop/task_kinds.py"}
+    assert {"other.py"} | made_of <= shop.keys()

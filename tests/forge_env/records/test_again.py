@@ -12,6 +12,8 @@ import pytest
 from forge_env.cli.main import main
 from forge_env.core.episode import Episode, read_jsonl, write_jsonl
 from forge_env.core.types import Outcome, Task
+from forge_env.utils.secret_values import FILE
+from tests.forge_env.cli.test_eval_cli import COIN, SECRETIVE
 
 ENV = """\
 import json
@@ -179,3 +181,24 @@ def test_mistakes_are_sentences(
     write_jsonl(tmp_path / "some.jsonl", [Episode(task=Task(prompt=()), id="a", reward=1.0)])
     assert main(["score", str(tmp_path / "some.jsonl"), *options]) == 2
     assert message in capfd.readouterr().err
+
+
+def test_secrets_of_options_are_read_from_their_own_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("coin.py").write_text(COIN)
+    Path("secretive.py").write_text(SECRETIVE)
+    secret = (
+        "--option",
+        'headers={"Authorization": "LEAK-1"}',
+        "--option",
+        "url=http://me:LEAK-2@host/?api_key=LEAK-3",
+    )
+    command = ["eval", "--env", "secretive.py:Secretive", "--agent", "scripted:null", "--tasks", "2", "--out", "out"]
+    assert main([*command, *secret]) == 0
+    assert main(["score", "out", "--again"]) == 0
+    (tmp_path / "out" / FILE).unlink()
+    assert main(["score", "out", "--again"]) == 2
+    out, err = capfd.readouterr()
+    assert "LEAK" not in out + err and "give them again, as options" in err

@@ -19,6 +19,7 @@ from forge_env.core.types import EpisodeLimits
 from forge_env.records.audit import audit, model_of
 from forge_env.rollout.factory import make
 from forge_env.rollout.rollout import run_episode
+from tests.forge_env.records.test_run_weights import make_run
 
 Change = Callable[[dict[str, Any]], object]
 
@@ -185,3 +186,14 @@ def test_episodes_that_faulted_are_checked_too(line: str, tmp_path: Path) -> Non
     (tmp_path / "faults.jsonl").write_text(json.dumps(fault) + "\n")
     (problem,) = audit(tmp_path).problems
     assert problem.startswith(f"{tmp_path}/faults.jsonl:1: ") and "concatenation of the row" in problem
+
+
+def test_an_audit_finds_the_tokenizer_of_a_checkpoint(tmp_path: Path) -> None:
+    run, evaluation = make_run(tmp_path / "run", (40,)), tmp_path / "evaluation"
+    model = run / "checkpoints" / "step_000040" / "model"
+    for folder in (model, evaluation):
+        folder.mkdir()
+    (evaluation / "plan.json").write_text(json.dumps({"agent": f"checkpoint:{run}@20"}))
+    assert model_of(evaluation) is model_of(run) is None
+    (model / "tokenizer.json").touch()
+    assert model_of(evaluation) == model_of(run) == model

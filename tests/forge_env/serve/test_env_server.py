@@ -21,10 +21,14 @@ from forge_env.remote import wire
 from forge_env.remote.server_address import ServerAddress
 from forge_env.rollout.factory import EnvFactory, make
 from forge_env.rollout.rollout import run_episode
+from forge_env.serve.session import Session
 from forge_env.serve.settings import ServeSettings, read_token
+from tests.forge_env.rollout.test_overlap import DEADLINE_S, MOMENT_S, Opened, Recorded
+from tests.forge_env.rollout.test_overlap import TASK as SLOW_TASK
 from tests.forge_env.serve.served import TOKEN, Proxy, Served, served, server_process
 from tests.forge_env.serve.served_envs import Counter
 from tests.forge_env.serve.test_remote_env import COUNTER, behind, playing
+from tests.helpers.waiting import until
 
 SESSION = "0123456789abcdef" * 2
 HEADERS = {"authorization": f"Bearer {TOKEN}", wire.HEADER: str(wire.PROTOCOL)}
@@ -275,3 +279,18 @@ def test_a_session_in_use_is_waited_for(counter: Served) -> None:
 
     assert asyncio.run(free_one_meanwhile()).outcome is Outcome.SCORED
     close(counter, 2, "e" * 32)
+
+
+async def test_an_episode_of_a_client_is_closed_after_its_set_up() -> None:
+    with Opened(Recorded, "setup") as opened:
+        async with opened.factory as factory:
+            session = Session(factory, max_seconds=DEADLINE_S)
+            task = {"id": "", "prompt": list(SLOW_TASK.prompt)}
+            call = session.call({"number": 1, "call": "reset", "task": task, "seed": 0})
+            await until(lambda: opened.begins in opened.notes)
+            ended = asyncio.create_task(session.end(DEADLINE_S))
+            await asyncio.wait({ended}, timeout=MOMENT_S)
+            assert call.cancelled() and opened.notes == [opened.begins]
+            opened.go_on()
+            await ended
+        assert opened.notes == [*opened.both, "close"]

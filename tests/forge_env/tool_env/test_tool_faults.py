@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 from fastapi import FastAPI, HTTPException
 
-from forge_env.check.strategies import StrategyAgent, actions_in_order, final_answer, tool_calls
 from forge_env.cli.main import main
 from forge_env.core.episode import Episode, Turn
 from forge_env.core.errors import SandboxError, ServiceError
@@ -26,6 +25,7 @@ from forge_env.tool_env.tool_env import ToolEnv
 from forge_env.tool_env.toolbox import Toolbox
 from forge_env.utils.trust import trust_in
 from tests.envs.serving import serve
+from tests.helpers.scripts import calls, in_order, says
 
 AGENT = """
 import json
@@ -94,15 +94,13 @@ async def test_a_tool_that_cannot_be_stopped_keeps_its_instance_and_is_named(
         while bool(trust_in(function)) != is_trusted:
             trust_in(function).note(0.0 if is_trusted else math.inf)
     monkeypatch.setattr(env_calls, "HELD_SECONDS", 0.05)
-    calls = actions_in_order(
-        tool_calls(("loops", {})), tool_calls(("query", {})), tool_calls(("loops", {})), final_answer("x")
-    )
+    agent = in_order(calls(("loops", {})), calls(("query", {})), calls(("loops", {})), says("x"))
     task = Task(prompt=({"role": "user", "content": "ask"},))
     ends = os.pipe()
     closed: list[str] = []
     async with EnvFactory(Blocks, wait=ends[0], closed=closed.append) as factory:
         limits = EpisodeLimits(max_turns=4, scoring_seconds=0.05)
-        episode = await run_episode(factory, StrategyAgent(calls), task, seed=0, episode_id="e", limits=limits)
+        episode = await run_episode(factory, agent, task, seed=0, episode_id="e", limits=limits)
         assert closed == []
         os.write(ends[1], b"x")  # the call returns
     assert closed == ["close"], "at the end of the process if not before"

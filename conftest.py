@@ -19,11 +19,14 @@ import hypothesis.configuration
 import pytest
 import pytest_asyncio
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parent
 HOME = Path(tempfile.mkdtemp(prefix="forge-env-home-"))
 """The home folder while the tests run: what is written there shows, and the user's own stays as it is."""
-FIRST = ("system", "trainers/titan", "trainers/run", "forge_env/runtime", "test_docs.py", "browser", "forge_env/check")
-"""Folders and files below tests/ with the longest tests. They come first, so that none is left for the end."""
+FIRST = (
+    *("tests/system", "tests/trainers/titan", "tests/trainers/run", "tests/forge_env/runtime", "contrib/clusters"),
+    *("tests/test_docs.py", "contrib/viewer/tests/browser", "contrib/check"),
+)
+"""Folders and files with the longest tests. They come first, so that none is left for the end."""
 LEFT = pytest.StashKey[list[str]]()
 WRITTEN = "written to the home folder"
 HOME_STATUS = 70
@@ -52,7 +55,7 @@ if (ROOT / "Makefile").is_file():
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The longest first; otherwise in the order that they have."""
-    items.sort(key=lambda item: _rank(item.path.relative_to(ROOT / "tests")))
+    items.sort(key=lambda item: _rank(item.path.relative_to(ROOT)))
 
 
 def _rank(path: Path) -> int:
