@@ -12,6 +12,7 @@ from agents.scripted import ScriptedAgent
 from envs.suites.catalogue import SUITES, Installed
 from envs.suites.humaneval import env as humaneval
 from forge_env import Episode, Message, Outcome, make, run_episode
+from tests.trainers.setup.test_defaults import has_the_same_limits
 
 PROBLEMS = [
     {
@@ -62,3 +63,7 @@ async def test_the_tool_is_there_when_it_is_asked_for() -> None:
     async with make("humaneval", tool=True) as factory:
         assert [spec["function"]["name"] for spec in factory.make().tools] == ["python"]
         assert factory.episode_limits().max_turns == 8
+
+
+def test_a_given_model_is_trained_and_evaluated_with_the_same_limits() -> None:
+    has_the_same_limits("humaneval")

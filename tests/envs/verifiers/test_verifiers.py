@@ -25,6 +25,7 @@ from forge_env.core.errors import ServiceError, UserError
 from forge_env.core.types import EpisodeLimits, Outcome, Task
 from forge_env.rollout.factory import EnvFactory, make
 from forge_env.rollout.rollout import run_episode
+from forge_env.utils.http_clients import no_proxy
 from tests.envs.verifiers import small_worker
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -210,3 +211,9 @@ def test_an_interpreter_without_verifiers_says_how_to_install_it(monkeypatch: py
     message = re.escape(f"{sys.executable} has no verifiers with its API v1") + ".*uv pip install --python"
     with pytest.raises(UserError, match=message):
         small().tasks(count=1)
+
+
+def test_the_worker_gets_the_proxies_of_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("no_proxy", "small.example")
+    assert interpreter.environment()["NO_PROXY"] == no_proxy()["NO_PROXY"]
+    assert "small.example" in no_proxy()["NO_PROXY"]

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 
 from envs.messages import call, say
 from envs.workspace.solutions import note_solution, play_noted, play_solution
 from forge_env.core.errors import UserError
 from forge_env.core.types import Message, Task
+from tests.trainers.setup.test_run_tasks import plan_of
 
 
 def asking(text: str, number: int) -> Task:
@@ -38,3 +42,14 @@ def test_a_task_without_a_solution_is_refused() -> None:
     for question in ("Nobody knows.", "Nobody has asked."):
         with pytest.raises(UserError, match="no solution to play"):
             play_noted(asking(question, 0).prompt)
+
+
+def test_a_file_with_solutions_can_be_demonstrated(tmp_path: Path) -> None:
+    rows = [{"instruction": f"Do {i}.", "verifier": "true"} for i in range(20)]
+    path = tmp_path / "tasks.jsonl"
+    options = ("--env", "workspace", "--dataset.path", str(path))
+    path.write_text("\n".join(map(json.dumps, rows)))
+    with pytest.raises(UserError, match="has no solutions"):
+        plan_of(*options)
+    path.write_text("\n".join(json.dumps({**row, "solution": "true"}) for row in rows))
+    assert plan_of(*options).problems == []

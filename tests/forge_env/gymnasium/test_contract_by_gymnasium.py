@@ -25,6 +25,7 @@ from tests.forge_env.core.test_user_code import Breaks
 from tests.forge_env.rollout.test_overlap import LIMIT_S, MOMENT_S, Opened, Recorded
 from tests.forge_env.rollout.test_overlap import TASK as SLOW_TASK
 from tests.forge_env.rollout.test_own_copies import TASK, EditsTask
+from tests.trainers.setup.test_defaults import has_the_same_limits
 
 
 @pytest.mark.parametrize("error", ["exit", "ctrl-c"])
@@ -87,3 +88,7 @@ def test_a_member_of_a_family_is_an_environment(capsys: pytest.CaptureFixture[st
     assert issubclass(env_class(name), forge_env.Env)
     assert main(["info", name]) == 0
     assert "make_options" in capsys.readouterr().out
+
+
+def test_a_given_model_is_trained_and_evaluated_with_the_same_limits() -> None:
+    has_the_same_limits("gymnasium:Taxi-v4")

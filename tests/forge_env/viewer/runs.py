@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 from typing import Any
 
 from forge_env.core.episode import Episode, Turn, digest
 from forge_env.core.types import Message, Outcome, Task, ToolCall, ToolUse
+from tests.helpers import pages
 
 
 def make_episode(
@@ -154,6 +154,4 @@ def training_run(run: Path, groups: int = 3) -> Path:
 
 def data_of(file: Path) -> Any:
     """The data in an exported page."""
-    match = re.search(r'<script type="application/json" id="data">(.*?)</script>', file.read_text(), re.DOTALL)
-    assert match
-    return json.loads(match[1])
+    return pages.data_of(file.read_text())

@@ -15,7 +15,7 @@ import pytest_asyncio
 from forge_env.core.errors import SandboxUnavailable
 from forge_env.core.workspace import UnpackedImage, Workspace, Workspaces
 from sandboxes import open_workspaces
-from sandboxes.docker.owner import LABEL
+from sandboxes.settings import WORKSPACE_BACKENDS
 from tests.helpers.images import make_python_image, make_small_image
 
 
@@ -33,7 +33,7 @@ def python_image(tmp_path_factory: pytest.TempPathFactory) -> Iterator[UnpackedI
     shutil.rmtree(root, ignore_errors=True)
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module", params=["namespace", "docker"])
+@pytest_asyncio.fixture(scope="module", loop_scope="module", params=[*WORKSPACE_BACKENDS])
 async def workspaces(request: pytest.FixtureRequest) -> AsyncIterator[Workspaces]:
     """Every backend of this machine; one that is not there is skipped with the reason."""
     async with opened_or_skipped(request.param) as opened:
@@ -82,12 +82,3 @@ def files_of(root: Path) -> dict[str, tuple[int, int, int, float]]:
             info = os.lstat(os.path.join(base, name))
             entries[os.path.join(base, name)] = (info.st_mode, info.st_uid, info.st_size, info.st_mtime)
     return entries
-
-
-def own_images() -> int:
-    """Return how many images the Docker engine has that this process has made for itself."""
-    import docker
-
-    named = [f"{LABEL}.pid={os.getpid()}"]
-    with contextlib.closing(docker.from_env(timeout=30)) as client:
-        return len(client.api.images(quiet=True, all=True, filters={"label": named}))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 
 from forge_env.core.errors import UserError
 from forge_env.core.workspace import UnpackedImage, Workspace, Workspaces
-from tests.sandboxes.workspaces.conftest import files_of, own_images
+from tests.sandboxes.workspaces.conftest import files_of
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 LISTING = "cd /data; for f in $(ls -A | sort); do echo $f: $(cat $f 2>&1); done"
@@ -112,3 +113,14 @@ async def test_what_no_one_needs_is_freed(workspaces: Workspaces, small_image: U
     probe = await workspaces.open(small_image)  # the server has read what was sent before
     await probe.close()
     assert await held() == before and workspaces._families == families  # type: ignore[attr-defined]
+
+
+def own_images() -> int:
+    """How many images the Docker engine has that this process has made for itself."""
+    import docker
+
+    from sandboxes.docker.owner import LABEL
+
+    named = [f"{LABEL}.pid={os.getpid()}"]
+    with contextlib.closing(docker.from_env(timeout=30)) as client:
+        return len(client.api.images(quiet=True, all=True, filters={"label": named}))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from dataclasses import asdict
 from pathlib import Path
 
@@ -92,20 +91,3 @@ def test_several_sinks_from_the_command_line_and_from_a_file(source: str, tmp_pa
     (tmp_path / "config.yaml").write_text("metrics: {sinks: 3}\n")
     with pytest.raises(UserError, match=r"--metrics\.sinks is 3; it must be texts"):
         parse(Config, ["--config", str(tmp_path / "config.yaml")], SHORT_OPTIONS)
-
-
-def test_wandb_that_is_not_installed_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "wandb", None)  # Python's own way to say that there is none
-    config = parse(Config, ["--metrics.wandb", "offline", "--env", "math"], SHORT_OPTIONS)
-    with pytest.raises(UserError, match=r"wandb is not installed: it comes with the extra of that name, or by pip"):
-        make_plan(config, GRPO).check()
-
-
-def test_wandb_online_needs_a_key_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("wandb")
-    config = parse(Config, ["--metrics.wandb", "online", "--env", "math"], SHORT_OPTIONS)
-    monkeypatch.delenv("WANDB_API_KEY", raising=False)
-    with pytest.raises(UserError, match=r"WANDB_API_KEY is not set.*--metrics\.wandb offline"):
-        make_plan(config, GRPO).check()
-    monkeypatch.setenv("WANDB_API_KEY", "0" * 40)
-    make_plan(config, GRPO).check()

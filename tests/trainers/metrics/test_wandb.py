@@ -14,8 +14,15 @@ from pathlib import Path
 
 import pytest
 
+from forge_env.core.errors import UserError
 from tests.helpers.packages import needs
+from tests.system.test_resume import ended_by_sigterm
+from tests.system.test_runs import a_signal_ends_everything, start  # noqa: F401 (a fixture)
 from tests.trainers.metrics.wandb_file import history, run_of
+from trainers.config import SHORT_OPTIONS
+from trainers.grpo import GRPO, Config
+from trainers.setup.options.parser import parse
+from trainers.setup.plan import make_plan
 
 pytestmark = needs("wandb")
 ROOT = Path(__file__).resolve().parents[3]
@@ -166,3 +173,32 @@ except Exception as error:
     said = runs.finish(script)
     assert said.startswith("WandbError ") and "process.log" in said and said.count("\n") == 1
     wait(lambda: not runs.processes())
+
+
+def test_wandb_that_is_not_installed_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "wandb", None)  # Python's own way to say that there is none
+    config = parse(Config, ["--metrics.wandb", "offline", "--env", "math"], SHORT_OPTIONS)
+    with pytest.raises(UserError, match=r"wandb is not installed: it comes with the extra of that name, or by pip"):
+        make_plan(config, GRPO).check()
+
+
+def test_wandb_online_needs_a_key_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("wandb")
+    config = parse(Config, ["--metrics.wandb", "online", "--env", "math"], SHORT_OPTIONS)
+    monkeypatch.delenv("WANDB_API_KEY", raising=False)
+    with pytest.raises(UserError, match=r"WANDB_API_KEY is not set.*--metrics\.wandb offline"):
+        make_plan(config, GRPO).check()
+    monkeypatch.setenv("WANDB_API_KEY", "0" * 40)
+    make_plan(config, GRPO).check()
+
+
+def test_supervised_training_that_a_signal_ended_leaves_nothing_behind(start, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]  # noqa: F811
+    ended, _ = ended_by_sigterm(start, tmp_path, "--metrics.wandb", "offline")
+    assert list((ended.output / "wandb").glob("offline-run-*/*.wandb"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_while_training_ends_everything(start, number: signal.Signals, code: int) -> None:  # type: ignore[no-untyped-def]  # noqa: F811
+    output = a_signal_ends_everything(start, number, code, "--metrics.wandb", "offline")
+    assert list((output / "wandb").glob("offline-run-*/*.wandb"))
