@@ -12,10 +12,11 @@ from pathlib import Path
 
 from playwright.sync_api import sync_playwright
 
+import forge_env
 from forge_env.viewer.library import Library
 from forge_env.viewer.server import ViewServer
 
-DOCS = Path(__file__).resolve().parents[2] / "docs"
+DOCS = Path(forge_env.__file__).parents[1] / "docs"
 PICTURES = {
     "overview": ("overview?smooth=5", "light", 1280, 860),
     "groups": ("groups?phase=train", "dark", 1280, 700),

@@ -10,7 +10,7 @@ import forge_env
 from envs.harbor.config import HarborTask, find_tasks
 from forge_env.check import run_audit
 
-EXAMPLES = Path(__file__).parents[2] / "examples/harbor"
+EXAMPLES = Path(forge_env.__file__).parents[1] / "examples/harbor"
 QUICK = ("hello-file", "three-files-in-steps")
 
 

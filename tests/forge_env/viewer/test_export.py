@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
 from dataclasses import replace
@@ -65,7 +66,7 @@ def test_the_page_names_its_script_and_style_and_nothing_else() -> None:
     assert "</script><script>" not in document
     script = re.search(r'<script type="module">(.*?)</script>', document, re.DOTALL)
     assert script and "import {" not in script[1] and not re.search(r"^export ", script[1], re.MULTILINE)
-    folder = Path(__file__).parents[3] / "forge_env" / "viewer" / "static"
+    folder = Path(inspect.getfile(render_page)).parent / "static"
     assert {path.name for path in folder.glob("*.js")} == set(MODULES)
     sources = "".join(path.read_text() for path in folder.glob("*.js"))
     for way in (

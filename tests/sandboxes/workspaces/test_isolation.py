@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
+import forge_env
 from forge_env.core.errors import SandboxError, SandboxUnavailable, UserError
 from forge_env.core.workspace import Network, NetworkMode, UnpackedImage, Workspaces
 from sandboxes import open_workspaces
@@ -26,7 +27,7 @@ from tests.helpers.waiting import DEADLINE_S, wait_until
 from tests.sandboxes.test_attacks import own_groups, processes
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
-ROOT = Path(__file__).parents[3]
+ROOT = Path(forge_env.__file__).parents[1]
 
 OWNER = """
 import asyncio, sys

@@ -10,11 +10,12 @@ from pathlib import Path
 
 import pytest
 
+import forge_env
 from forge_env.core.errors import SandboxUnavailable, UserError
 from forge_env.core.workspace import UnpackedImage
 from sandboxes import open_workspace, open_workspaces
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(forge_env.__file__).parents[1]
 CODE = """
 import asyncio
 from forge_env.core.errors import UserError
