@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Any
 
 from forge_env.core.episode import Episode
 from forge_env.core.errors import ForgeError, UserError
 from forge_env.records.run_files import CONFIG, RunSettings, imported_facts, read_object, run_settings
+from forge_env.registry.agent_spec import model_at
 
 
 class RunFacts:
@@ -53,11 +53,6 @@ class RunFacts:
         except ForgeError as error:
             self.without_tools[env] = str(error)
             return []
-
-
-def model_at(endpoint: str) -> str:
-    """The model of "MODEL@BASE_URL". Its name may hold an @ itself; the URL may hold a password."""
-    return re.split(r"@(?=https?://)", endpoint, maxsplit=1)[0]
 
 
 def _model(run: Path, settings: RunSettings) -> str | None:
