@@ -207,7 +207,7 @@ def test_a_plan_says_its_defaults_with_their_reason_and_leaves_out_what_is_set(
     monkeypatch.chdir(tmp_path)
     Path("own.py").write_text(
         "from envs.math import Math\n\n\nclass Own(Math):\n    @classmethod\n    def limits(cls, **_):\n"
-        "        return {'max_turns': 1, 'max_turn_tokens': 2048}\n"
+        "        return {'max_turns': 1, 'max_turn_tokens': 2048, 'max_tokens': 4096}\n"
     )
     said = said_of(plan_of(GIVEN, "--env=own.py:Own", "--training.warmup_steps=5"))
     assert "training.learning_rate 1e-06 (all weights of a given model, 8,191 million parameters)" in said
