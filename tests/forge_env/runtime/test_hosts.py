@@ -15,14 +15,16 @@ from typing import Any
 
 import pytest
 
-from forge_env.core.errors import UserError
-from forge_env.runtime.hosts import Hosts, HostSettings, find_workers
+from forge_env.core.errors import ServiceError, UserError
+from forge_env.runtime.host_settings import HostSettings, find_workers
+from forge_env.runtime.hosts.hosts import Hosts
 
 pytest.importorskip("monarch")
 
 from cluster import Cluster, why_not_separate
 from hosts_controller import SILENCE_S
 
+from forge_env.runtime.hosts.watch import _logs_of_this_user
 from tests.helpers.waiting import is_alive, wait_until
 
 HERE = Path(__file__).parent
@@ -252,3 +254,18 @@ def test_hosts_are_named_with_or_without_a_port(text: str, found: list[tuple[str
 def test_what_is_not_a_host_is_refused(text: str, said: str) -> None:
     with pytest.raises(UserError, match=said):
         find_workers(HostSettings(kind="workers", workers=text))
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder to another user")
+def test_logs_are_not_written_to_a_folder_of_another_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    logs = _logs_of_this_user()
+    assert logs.stat().st_mode & 0o777 == 0o700 and _logs_of_this_user() == logs
+    os.chown(logs, 65534, 65534)
+    with pytest.raises(ServiceError, match="is another user's: remove it, or set TMPDIR"):
+        _logs_of_this_user()
+    logs.rmdir()
+    (tmp_path / "elsewhere").mkdir()
+    logs.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(ServiceError, match="is another user's"):
+        _logs_of_this_user()

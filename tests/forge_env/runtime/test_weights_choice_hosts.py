@@ -46,7 +46,12 @@ def test_the_one_that_is_wanted(wanted: str, kind: type) -> None:
         ("nccl", 4, 1, "nccl, and not every service that holds the weights has GPUs: take shared_memory, or give "),
         ("nccl", 4, 2, "nccl, and not every service that holds the weights has GPUs: take torchstore, or give "),
         ("shared_memory", 4, 2, "shared_memory, which serves one host, and the run has 2: take torchstore"),
-        ("ncl", 4, 2, "'ncl', and there is no store of that name. Did you mean nccl? Available: auto, cuda_ipc, nccl, "),
+        (
+            "ncl",
+            4,
+            2,
+            "'ncl', and there is no store of that name. Did you mean nccl? Available: auto, cuda_ipc, nccl, ",
+        ),
     ],
 )
 def test_what_cannot_work_is_refused(wanted: str, size: int, hosts: int, sentence: str) -> None:

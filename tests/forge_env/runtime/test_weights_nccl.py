@@ -24,10 +24,11 @@ from forge_env.core.errors import InvariantError, ServiceError
 pytest.importorskip("torch")
 
 import torch
+from nccl_process import NcclProcess
 from state_dicts import failing_half_way, fingerprints, make_state_dict
-from weights_process import WeightsProcess, make_weights
+from weights_process import make_weights
 
-from forge_env.runtime.weights import NcclStore, WeightStream
+from forge_env.runtime.weights import WeightStream
 from forge_env.runtime.weights.nccl.communicator import (
     _BLOCKING,
     CHUNK_BYTES,
@@ -39,7 +40,7 @@ from forge_env.runtime.weights.nccl.communicator import (
 from forge_env.runtime.weights.nccl.connection import Connection
 from forge_env.runtime.weights.nccl.publisher import KEY, Publisher
 from forge_env.runtime.weights.nccl.puller import PublisherLink
-from forge_env.runtime.weights.nccl.store import SECONDS
+from forge_env.runtime.weights.nccl.store import SECONDS, NcclStore
 from forge_env.runtime.weights.tensor_layout import TensorLayout
 from tests.helpers.waiting import is_stopped, until
 
@@ -53,7 +54,7 @@ class Run:
     def __init__(self, seconds: float = SECONDS) -> None:
         self.store = NcclStore(seconds=seconds)
         self.travelled: list[NcclStore] = []
-        self.processes: list[WeightsProcess] = []
+        self.processes: list[NcclProcess] = []
 
     async def __aenter__(self) -> Run:
         await self.store.open()
@@ -70,8 +71,8 @@ class Run:
         self.travelled.append(pickle.loads(pickle.dumps(self.store)))
         return self.travelled[-1]
 
-    def process(self) -> WeightsProcess:
-        self.processes.append(WeightsProcess(self.store))
+    def process(self) -> NcclProcess:
+        self.processes.append(NcclProcess(self.store))
         return self.processes[-1]
 
 
