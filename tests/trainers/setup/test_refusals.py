@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from forge_env.core.errors import UserError
+from forge_env.registry import contrib
 from trainers import dapo, reinforce, sapo, sft
 from trainers.algorithm import Algorithm
 from trainers.grpo import GRPO
@@ -197,14 +198,7 @@ REFUSED = {
         "--weights.store is cuda_ipc, and not every service that holds the weights has GPUs: take shared_memory, or "
         "give trainer, generator and ref_model with_gpus"
     ),
-    "--weights.store nccl": (
-        "--weights.store is nccl, and not every service that holds the weights has GPUs: take shared_memory, or give "
-        "trainer, generator and ref_model with_gpus"
-    ),
     "--resume": "--resume needs --output FOLDER: the run to go on with",
-    "--launcher.share_gpus=yes --launcher.kind=processes --launcher.hosts=2": (
-        "--launcher.share_gpus is yes, which is for the GPUs of one machine, and the run has 2 hosts: leave it out"
-    ),
     "--training.lr_schedule cosine --training.warmup_steps 5 --steps 5": (
         "--training.lr_schedule is cosine, and --training.warmup_steps, 5, leaves none of the 5 steps to decay in: "
         "make it shorter"
@@ -299,10 +293,6 @@ REFUSED = {
     "--launcher.kind=workers --launcher.workers=a,b --launcher.hosts=3": (
         "--launcher.hosts is 3, and there are 2: set it to 2, or to 0"
     ),
-    "--launcher.kind=slurm --launcher.hosts=2": (
-        "launcher.kind is slurm, and this is not inside of a SLURM allocation: submit the run with sbatch "
-        "examples/slurm/submit.sh"
-    ),
     "--env envs.reasoning.env:ReasoningGym --dataset.path a": (
         "--dataset.path is 'a', and the environment envs.reasoning.env:ReasoningGym makes its own tasks: leave it "
         "out, or choose one that reads tasks from data, as math, code_exec and tool_api do"
@@ -335,13 +325,6 @@ REFUSED = {
     "--generator.sleep=yes --training.staleness=1": (
         "--services.generator.sleep is yes, and episodes are in flight while the trainer steps, for "
         "--training.staleness is 1: leave it out"
-    ),
-    (
-        "--launcher.kind=processes --launcher.hosts=2 --launcher.gpus_per_host=4 --trainer.with_gpus "
-        "--generator.with_gpus --trainer.procs=5"
-    ): (
-        "--services.trainer.procs is 5, which 2 hosts of 4 GPUs do not share evenly in whole groups of "
-        "parallelism.tensor_parallel_degree, 1"
     ),
     "--model.size 100m --model Qwen/Qwen3-0.6B": (
         "--model.size is 100m, which is for a model made on the spot, and --model is Qwen/Qwen3-0.6B: leave one of "
@@ -435,6 +418,12 @@ def test_a_refusal_is_one_sentence(
     for name in ("SLURM_JOB_NODELIST", "SLURM_JOB_NUM_NODES"):
         monkeypatch.delenv(name, raising=False)
     assert refusal(options, algorithm) == sentence
+
+
+def test_hosts_need_a_part_of_contrib(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(contrib, "folders", dict)
+    sentence = "--launcher.kind is processes, and no part for several hosts is installed: set it to local"
+    assert refusal("--launcher.kind=processes") == sentence
 
 
 def test_data_is_shown_as_the_user_wrote_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
