@@ -29,8 +29,8 @@ OURS = {
 ROOMS = {
     "forge_env": """core utils data registry rollout remote tool_env users records telemetry evaluation serve gymnasium
         check report viewer runtime cli __main__""",
-    "forge_env.runtime": "calls process hosts weights spawned launcher service actor host",
-    "forge_env.runtime.weights": "tensor_layout weight_stream store torchstore_compat torchstore one_host nccl choice",
+    "forge_env.runtime": "calls process host_settings machines weights spawned launcher service actor hosts host",
+    "forge_env.runtime.weights": "tensor_layout weight_stream store one_host choice torchstore_compat torchstore nccl",
     "agents": """model_folder model_weights answer_form stop_strings thought_budget renderer served_tokenizer
         folder_checks constrained token_agent chat scripted factories generator""",
     "sandboxes": "guest host images docker workspaces settings",
@@ -50,7 +50,7 @@ APART = {"grpo", "dapo", "gspo", "sapo", "cispo", "reinforce", "sft"}  # algorit
 # heavy package -> the only files that may import it
 OWNERS = {
     "monarch": ["forge_env/runtime/*"],
-    "torchstore": ["forge_env/runtime/*"],
+    "torchstore": ["forge_env/runtime/weights/torchstore_compat.py"],
     "torch": ["forge_env/runtime/*", "agents/*", "trainers/*"],
     "transformers": ["agents/*", "trainers/*"],
     "vllm": ["agents/generator/*"],
@@ -187,7 +187,7 @@ def test_the_rules_find_what_breaks_them() -> None:
     assert out_of_place("agents/generator/engine.py", "if True:\n    from vllm import LLM") == []
     assert out_of_place("envs/math.py", "import torchvision") == []
     assert upwards(Path("forge_env/core/env.py"), "from forge_env.registry.registry import find") == ["registry"]
-    assert upwards(Path("forge_env/runtime/hosts/watch.py"), "from forge_env.runtime import launcher") == ["launcher"]
+    assert upwards(Path("forge_env/runtime/process/ranks.py"), "from forge_env.runtime import launcher") == ["launcher"]
     sources = {
         "agents.a": "def f():\n    import agents.b",
         "agents.b": "from agents import c",

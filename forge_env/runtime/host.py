@@ -17,7 +17,7 @@ from collections.abc import Sequence
 
 from forge_env.core.errors import UserError
 from forge_env.runtime import remove_monarch_log
-from forge_env.runtime.hosts.settings import PORT
+from forge_env.runtime.host_settings import PORT
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ pytestmark = [
 ]
 MIB = 906  # 0.95 GB
 ROUNDS = 5
-STORES: list[type[WeightStore]] = [CudaIpcStore, SharedMemoryStore]
+STORES = [CudaIpcStore, SharedMemoryStore]
 
 
 @asynccontextmanager
@@ -43,27 +43,19 @@ async def opened(kind: type[WeightStore]) -> AsyncIterator[WeightStore]:
         await store.close()
 
 
-def reader_of(store: WeightStore) -> WeightsProcess:
-    """Another process, on the same GPU."""
-    return WeightsProcess(store, gpu=0)
-
-
-Reader = Callable[[WeightStore], WeightsProcess]
-
-
 def on_gpu(seed: int, mib: int) -> dict[str, Any]:
     return {name: tensor.cuda() for name, tensor in make_weights(seed, mib).items()}
 
 
 @pytest.mark.parametrize("kind", STORES)
 async def test_another_process_has_the_weights_bit_by_bit(kind: type[WeightStore]) -> None:
-    await has_the_weights_bit_by_bit(kind, reader_of)
+    await check_bit_by_bit(kind, gpu=0)
 
 
-async def has_the_weights_bit_by_bit(kind: type[WeightStore], reader_of: Reader) -> None:
+async def check_bit_by_bit(kind: type[WeightStore], *, gpu: int) -> None:
     """What the trainer does to its weights after `take`, before any of it is sent, changes nothing."""
     async with opened(kind) as store:
-        reader = reader_of(store)
+        reader = WeightsProcess(store, gpu=gpu)
         try:
             for version in range(4):
                 state_dict = on_gpu(version, 300)
@@ -92,7 +84,7 @@ def growing() -> Iterator[str]:
 
 async def test_weights_are_handed_over_from_a_trainer_whose_memory_grows_in_place(growing: str) -> None:
     async with opened(CudaIpcStore) as store:
-        reader = reader_of(store)
+        reader = WeightsProcess(store, gpu=0)
         try:
             for version in range(3):
                 await store.publish(version, on_gpu(version, 300))
@@ -113,14 +105,14 @@ async def test_the_gpu_itself_copies_to_shared_memory_and_from_it() -> None:
 
 @pytest.mark.parametrize("kind", STORES)
 async def test_how_long_it_takes(kind: type[WeightStore]) -> None:
-    await say_how_long_it_takes(kind, reader_of)
+    await measure(kind, gpu=0)
 
 
-async def say_how_long_it_takes(kind: type[WeightStore], reader_of: Reader) -> None:
+async def measure(kind: type[WeightStore], *, gpu: int) -> None:
     state_dict = on_gpu(0, MIB)
     seconds: dict[str, list[float]] = {"take": [], "commit": [], "fetch": []}
     async with opened(kind) as store:
-        reader = reader_of(store)
+        reader = WeightsProcess(store, gpu=gpu)
         try:
             for version in range(ROUNDS + 2):  # memory and communicator are made in the first two
                 torch.cuda.synchronize()

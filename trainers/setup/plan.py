@@ -44,6 +44,7 @@ OF_SETTINGS: tuple[Check, ...] = (
     machine_checks.check_context,
     run_checks.check_deterministic,
     model_checks.check_thinking,
+    machine_checks.check_hosts,
     machine_checks.check_sharing,
     machine_checks.check_places,
     engine_checks.check_sleep,

@@ -17,8 +17,8 @@ from typing import Any
 
 from forge_env.core.errors import ServiceError, UserError
 from forge_env.runtime.calls.answers import within
-from forge_env.runtime.hosts.info import HostInfo
-from forge_env.runtime.hosts.settings import HostSettings, find_workers
+from forge_env.runtime.host_settings import HostSettings, find_workers
+from forge_env.runtime.machines import HostInfo, Machines
 from forge_env.runtime.process.monarch_files import short_temporary_files
 from forge_env.runtime.process.network import LOOPBACK, own_address
 from forge_env.utils.exits import how_it_ended
@@ -47,7 +47,7 @@ class _Host:
             self.lost.set_result(reason)
 
 
-class Hosts:
+class Hosts(Machines):
     """The hosts of one run, in the order of their settings; `Launcher` opens and closes them.
 
     Example::
@@ -66,7 +66,6 @@ class Hosts:
         self.settings = settings
         self._connect_seconds = connect_seconds
         self.address = LOOPBACK
-        """This process's address, as the hosts know it."""
         self._addresses = [] if settings.kind == "processes" else find_workers(settings)
         self._hosts: list[_Host] = []
         self._tasks: list[asyncio.Task[None]] = []
@@ -78,7 +77,6 @@ class Hosts:
         return len(self._addresses) or self.settings.count
 
     def transport(self) -> str:
-        """The transport that Monarch needs before its first use: the way of its messages to this process."""
         if not self._addresses:
             return ""
         for name, port in self._addresses:
@@ -91,7 +89,6 @@ class Hosts:
         return f"tcp://{self.address}:0"
 
     async def open(self, log_dir: Path) -> None:
-        """Connect to all hosts, and start a watch on each."""
         from monarch.actor import attach_to_workers
 
         if self._addresses:
@@ -117,23 +114,18 @@ class Hosts:
             self._tasks.append(asyncio.create_task(self._hold(host, address)))
 
     def mesh(self, first: int, count: int = 1) -> Any:
-        """Monarch's mesh of one host, without dimensions, or of several in a row, with the dimension "hosts"."""
         return self._mesh.slice(hosts=first if count == 1 else slice(first, first + count))
 
     def info(self, index: int) -> HostInfo:
-        """The controller's facts about a host."""
         return self._hosts[index].info
 
     def answer(self, indices: Iterable[int]) -> bool:
-        """Whether none of these hosts was given up."""
         return not any(self._hosts[index].gone for index in indices)
 
     def lost(self, index: int) -> asyncio.Future[str]:
-        """Done when a host was given up, with the reason."""
         return self._hosts[index].lost
 
     def choose(self, first: int, count: int = 1, *, movable: bool = False) -> int:
-        """The first host of an actor: `first`, or the next one if `first` was given up and the actor is `movable`."""
         for index in range(len(self) if movable and count == 1 else 1):
             candidate = (first + index) % len(self)
             if self.answer(range(candidate, candidate + count)):
@@ -141,7 +133,6 @@ class Hosts:
         raise ServiceError(next(host.gone for host in self._hosts[first : first + count] if host.gone))
 
     def environ(self, index: int) -> dict[str, str]:
-        """Environment variables of the run's processes on a host."""
         info = self._hosts[index].info
         return {
             "TMPDIR": info.temp,
@@ -151,21 +142,18 @@ class Hosts:
         }
 
     async def watch(self, index: int, pid: int, on_death: Callable[..., None]) -> None:
-        """Call `on_death` once when a process ends: with how it ended, and whether it has a log that can be read."""
         self.choose(index)
         host = self._hosts[index]
         host.on_death[pid] = on_death
         await self._within(host.watch.watch.call_one(pid), host.info.name)
 
     async def kill(self, index: int, pid: int) -> None:
-        """End a process. If its host does not answer, the process ends with the host's lease."""
         host = self._hosts[index]
         if not host.gone:
             with contextlib.suppress(ServiceError):
                 await self._within(host.watch.kill.call_one(pid), host.info.name)
 
     def summary(self) -> list[str]:
-        """Sentences for a person: the hosts, and the places of logs outside of the run's folder."""
         names = ", ".join(f"{i} on {host.info.name}" for i, host in enumerate(self._hosts))
         sentences = [f"{len(self)} hosts: {names}"]
         apart = {host.info.name: host.info.logs for host in self._hosts if "forge_env_logs" in host.info.logs}
@@ -173,14 +161,12 @@ class Hosts:
                        for name, logs in apart.items()]  # fmt: skip
 
     async def end_processes(self) -> None:
-        """End every process of the run on every host except the watches, and remove what they left."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._on_all(lambda host: host.watch.close.call_one())
 
     async def close(self) -> None:
-        """End the watches. The hosts go on waiting for the next run, except those of the kind "processes"."""
         await self._on_all(lambda host: host.mesh.stop())
         if self._job is not None:
             await asyncio.to_thread(self._job.kill)

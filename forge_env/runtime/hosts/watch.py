@@ -21,7 +21,7 @@ from pathlib import Path
 from monarch.actor import Actor, concurrent_endpoint
 
 from forge_env.core.errors import ServiceError
-from forge_env.runtime.hosts.info import HostInfo
+from forge_env.runtime.machines import HostInfo
 from forge_env.runtime.process.children import end_processes, kill, pidfd_of, processes_with
 from forge_env.runtime.process.network import LOOPBACK, interface_of, own_address
 from forge_env.utils.exits import exit_code

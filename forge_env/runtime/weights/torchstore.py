@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from forge_env.core.errors import ServiceError
-from forge_env.runtime.weights.store import WeightStore, published_already
+from forge_env.runtime.weights.one_host.shared_memory import SHARED_MEMORY, SNAPSHOTS, room
+from forge_env.runtime.weights.store import StoreRequest, WeightStore, in_words, published_already
 from forge_env.runtime.weights.tensor_layout import TensorLayout
 from forge_env.runtime.weights.torchstore_compat import import_torchstore
 from forge_env.runtime.weights.weight_stream import WeightStream
@@ -36,9 +37,17 @@ class _TakenCopy:
 class TorchStoreWeights(WeightStore):
     """The distributed store. A process has one TorchStore, so all objects of a process are the same store."""
 
+    title: ClassVar[str] = "TorchStore"
     needs_process: ClassVar[bool] = True
     actors_only: ClassVar[bool] = True
     _is_open = False
+
+    @classmethod
+    def reason(cls, request: StoreRequest) -> str:
+        if request.hosts > 1:
+            return f"the run has {request.hosts} hosts" + (f", and {request.too_much}" if request.all_on_gpus else "")
+        needed = in_words(SNAPSHOTS * request.size)
+        return f"{SNAPSHOTS} snapshots take {needed}, and {SHARED_MEMORY} has {in_words(room())} free"
 
     async def open(self, processes: Any = None) -> None:
         """Start the store's volume in `processes`."""

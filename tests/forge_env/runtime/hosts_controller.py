@@ -16,7 +16,8 @@ from typing import Any, Literal, cast
 from host_actors import Adder
 
 from forge_env.core.errors import ForgeError
-from forge_env.runtime.hosts import Hosts, HostSettings
+from forge_env.runtime.host_settings import HostSettings
+from forge_env.runtime.hosts.hosts import Hosts
 from forge_env.runtime.launcher import Launcher, within
 from forge_env.runtime.process.ranks import AllRanks
 
@@ -66,7 +67,7 @@ async def weights(launcher: Launcher) -> None:
     from state_dicts import fingerprints, make_state_dict
     from weight_actors import Holder
 
-    from forge_env.runtime.weights import NcclStore
+    from forge_env.runtime.weights.nccl.store import NcclStore
 
     assert launcher.hosts is not None
     store = NcclStore()

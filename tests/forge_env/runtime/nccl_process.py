@@ -1,4 +1,6 @@
-"""Another process at the other end of an NcclStore, which also breaks off.
+"""Another process with an NcclStore, which can also be told to fail.
+
+    die VERSION    stop VERSION    mortal 0
 
 `die` and `stop` end this process, or stop it, in the middle of what comes; after `mortal` the next fetch of what it has
 published ends it, in the middle of what it sends.
@@ -15,15 +17,14 @@ from typing import Any, ClassVar
 import torch
 from weights_process import WeightsProcess, Words
 
-from forge_env.runtime.weights import NcclStore, WeightStore
 from forge_env.runtime.weights.nccl.communicator import CHUNK_BYTES, PairCommunicator
 from forge_env.runtime.weights.nccl.puller import PublisherLink
+from forge_env.runtime.weights.nccl.store import NcclStore
 from tests.helpers.forks import DEADLINE_S
 
 
-def _break_off(how: signal.Signals, store: WeightStore, version: int, connection: Connection) -> None:
+def _break_off(how: signal.Signals, store: NcclStore, version: int, connection: Connection) -> None:
     """End this process, or stop it, when the first piece of several has come."""
-    assert isinstance(store, NcclStore)
     link = PublisherLink(store._prepared, version=version, gpu=0, seconds=DEADLINE_S)
     layout = link.request(version)
     assert layout.size > 2 * CHUNK_BYTES
@@ -33,7 +34,7 @@ def _break_off(how: signal.Signals, store: WeightStore, version: int, connection
     os.kill(os.getpid(), how)
 
 
-def _die_while_sending(store: WeightStore, version: int, connection: Connection) -> None:
+def _die_while_sending(store: NcclStore, version: int, connection: Connection) -> None:
     """From now on, this process ends when it has sent the first piece of several."""
     transfer = PairCommunicator.transfer
 

@@ -16,7 +16,8 @@ from typing import Any
 import pytest
 
 from forge_env.core.errors import ServiceError, UserError
-from forge_env.runtime.hosts import Hosts, HostSettings, find_workers
+from forge_env.runtime.host_settings import HostSettings, find_workers
+from forge_env.runtime.hosts.hosts import Hosts
 
 pytest.importorskip("monarch")
 

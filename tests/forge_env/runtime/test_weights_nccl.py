@@ -28,7 +28,7 @@ from nccl_process import NcclProcess
 from state_dicts import failing_half_way, fingerprints, make_state_dict
 from weights_process import make_weights
 
-from forge_env.runtime.weights import NcclStore, WeightStream
+from forge_env.runtime.weights import WeightStream
 from forge_env.runtime.weights.nccl.communicator import (
     _BLOCKING,
     CHUNK_BYTES,
@@ -40,7 +40,7 @@ from forge_env.runtime.weights.nccl.communicator import (
 from forge_env.runtime.weights.nccl.connection import Connection
 from forge_env.runtime.weights.nccl.publisher import KEY, Publisher
 from forge_env.runtime.weights.nccl.puller import PublisherLink
-from forge_env.runtime.weights.nccl.store import SECONDS
+from forge_env.runtime.weights.nccl.store import SECONDS, NcclStore
 from forge_env.runtime.weights.tensor_layout import TensorLayout
 from tests.helpers.waiting import is_stopped, until
 

@@ -22,7 +22,7 @@ from weight_actors import Holder
 
 from forge_env.runtime.actor import ForgeActor
 from forge_env.runtime.launcher import Launcher, within
-from forge_env.runtime.weights import TorchStoreWeights
+from forge_env.runtime.weights.torchstore import TorchStoreWeights
 from forge_env.runtime.weights.torchstore_compat import import_torchstore
 from tests.helpers.packages import needs
 

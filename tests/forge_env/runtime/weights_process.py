@@ -1,6 +1,6 @@
 """Another process that publishes or fetches weights, as a test tells it line by line; and the test's end of it.
 
-publish VERSION SEED MIB    fetch VERSION    hold VERSION, then release    WORD VERSION, one of `words`
+publish VERSION SEED MIB    fetch VERSION    hold VERSION, then release
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from forge_env.runtime.process.visible_gpus import names_of
 from forge_env.runtime.weights import WeightStore
 from tests.helpers.forks import Forked
 
-Words = Mapping[str, Callable[[WeightStore, int, Connection], None]]
-"""More that the process is told, and what it then does, with the version and the connection to the test."""
+Words = Mapping[str, Callable[[Any, int, Connection], None]]
 
 
 class WeightsProcess(Forked):
     """A store in another process, which sees one GPU, or none."""
 
     words: ClassVar[Words] = {}
+    """What else it may be told, with the function that gets its store, the version and its end of the connection."""
 
     def __init__(self, store: WeightStore, *, gpu: int | None = None) -> None:
         environ = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": _seen(gpu)}

@@ -1,4 +1,4 @@
-"""Which hosts a config names, and where the processes go on them."""
+"""Which hosts a config names, where the processes go on them, and what their weights take."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import pytest
 from forge_env.core.errors import UserError
 from forge_env.runtime.hosts.hosts import Hosts
 from trainers.grpo import GRPO, Config
-from trainers.setup.checks.machine_checks import check_places
+from trainers.setup.checks.no_effect import no_effect
+from trainers.setup.describe import describe_plan
 from trainers.setup.options.read_config import read_config
 from trainers.setup.placement import Placement, ReplicaPlace, make_placement
 from trainers.setup.plan import make_plan
@@ -67,7 +68,7 @@ def test_the_trainers_ranks_are_packed_and_engines_take_what_is_left() -> None:
 
 def test_a_trainer_on_two_hosts_has_the_same_gpus_on_both() -> None:
     config = config_of(*TWO, *GPUS, "--trainer.procs=6", "--generator.num_replicas=2")
-    check_places(make_plan(config, GRPO))
+    make_plan(config, GRPO)  # which checks that they fit
     assert place(config).replicas["trainer"] == [ReplicaPlace(host=0, num_hosts=2, gpus=(0, 1, 2))]
     assert place(config).replicas["generator"] == [ReplicaPlace(host=0, gpus=(3,)), ReplicaPlace(host=1, gpus=(3,))]
     ranks = [process.where for process in place(config).processes if process.service == "trainer"]
@@ -78,13 +79,52 @@ def test_a_trainer_on_two_hosts_has_the_same_gpus_on_both() -> None:
     "arguments, message",
     [
         (
-            ["--trainer.procs=8"],
+            [*TWO, *GPUS, "--trainer.procs=8"],
             "does not fit on 2 hosts with 4 GPUs each .*: generator 1, trainer 8, and all",
         ),
-        (["--trainer.procs=5"], "procs is 5, which 2 hosts of 4 GPUs do not share evenly"),
-        (["--trainer.procs=6", "--parallelism.tensor_parallel_degree=2"], "in whole groups of .*degree, 2"),
+        (
+            [*TWO, *GPUS, "--trainer.procs=5"],
+            "^--services.trainer.procs is 5, which 2 hosts of 4 GPUs do not share evenly in whole groups of "
+            "parallelism.tensor_parallel_degree, 1$",
+        ),
+        (
+            [*TWO, *GPUS, "--trainer.procs=6", "--parallelism.tensor_parallel_degree=2"],
+            "in whole groups of .*degree, 2",
+        ),
+        (
+            [*TWO, "--launcher.share_gpus=yes"],
+            "^--launcher.share_gpus is yes, which is for the GPUs of one machine, and the run has 2 hosts: leave it ",
+        ),
+        (
+            ["--launcher.kind=slurm", "--launcher.hosts=2"],
+            "^launcher.kind is slurm, and this is not inside of a SLURM allocation: submit the run with sbatch "
+            "examples/slurm/submit.sh$",
+        ),
+        (
+            ["--weights.store=nccl"],
+            "^--weights.store is nccl, and not every service that holds the weights has GPUs: take shared_memory, or ",
+        ),
     ],
 )
-def test_what_does_not_fit_is_refused(arguments: list[str], message: str) -> None:
+def test_what_cannot_be_is_refused(arguments: list[str], message: str) -> None:
     with pytest.raises(UserError, match=message):
-        check_places(make_plan(config_of(*TWO, *GPUS, *arguments), GRPO))
+        make_plan(config_of(*arguments), GRPO).check()
+
+
+def test_a_lease_has_an_effect() -> None:
+    plan = make_plan(config_of("--launcher.kind=processes", "--launcher.hosts=2", "--launcher.lease_seconds=9"), GRPO)
+    assert no_effect(plan) == []
+
+
+def test_the_memory_of_weights_that_go_by_nccl() -> None:
+    services = ["--trainer", "--generator", "--ref_model"]
+    arguments = [*(f"{name}.with_gpus" for name in services), "--ref_model.procs=1", "--grpo.beta=0.1"]
+    arguments += ["--generator.procs=2", "--launcher.share_gpus=no", "--weights.store=nccl"]
+    plan = make_plan(config_of(*arguments), GRPO)
+    held = {(process.service, process.rank): memory.held for process, memory in plan.processes if memory}
+    size = held["generator", 0]["received"]
+    assert held["generator", 1]["received"] == size > 0
+    assert all("received" not in held[service, 0] for service in ("trainer", "ref_model"))
+    assert held["trainer", 0]["versions"] == size
+    assert not held["store", 0]
+    assert dict(describe_plan(plan))["weights"] == "through NCCL: as --weights.store says"

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from forge_env.core.errors import UserError
+from forge_env.registry import contrib
 from trainers import dapo, reinforce, sapo, sft
 from trainers.algorithm import Algorithm
 from trainers.grpo import GRPO
@@ -273,6 +274,17 @@ REFUSED = {
         "slurm or processes"
     ),
     "--launcher.workers=one": "--launcher.workers names hosts and --launcher.kind is local: --launcher.kind workers",
+    "--launcher.kind=workers --launcher.workers=a,a": "launcher.workers names a:22222 twice: name every host once",
+    "--launcher.kind=workers --launcher.workers=a:99999": (
+        "launcher.workers has 'a:99999', and a port is from 1 to 65535: write NAME or NAME:PORT"
+    ),
+    "--launcher.kind=workers": "launcher.workers is empty: name every host, as in --launcher.workers one,two:22223",
+    "--launcher.kind=workers --launcher.workers=a:b": (
+        "launcher.workers has 'a:b', which is not a host: write NAME or NAME:PORT"
+    ),
+    "--launcher.kind=workers --launcher.workers=a,b --launcher.hosts=3": (
+        "--launcher.hosts is 3, and there are 2: set it to 2, or to 0"
+    ),
     f"--env {CABINET} --dataset.path a": (
         f"--dataset.path is 'a', and the environment {CABINET} makes its own tasks: leave it "
         "out, or choose one that reads tasks from data, as math, code_exec and tool_api do"
@@ -391,6 +403,12 @@ def refusal(options: str, algorithm: Algorithm = GRPO) -> str:
 @pytest.mark.parametrize(("algorithm", "options", "sentence"), [*((GRPO, *row) for row in REFUSED.items()), *OF_OTHERS])
 def test_a_refusal_is_one_sentence(algorithm: Algorithm, options: str, sentence: str) -> None:
     assert refusal(options, algorithm) == sentence
+
+
+def test_hosts_need_a_part_of_contrib(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(contrib, "folders", dict)
+    sentence = "--launcher.kind is processes, and no part for several hosts is installed: set it to local"
+    assert refusal("--launcher.kind=processes") == sentence
 
 
 def test_data_is_shown_as_the_user_wrote_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,7 +23,7 @@ from forge_env.runtime.process.network import LOOPBACK, serve_tcp_store
 from forge_env.runtime.weights.nccl.communicator import Rendezvous
 from forge_env.runtime.weights.nccl.publisher import KEEP, Publisher, Snapshot
 from forge_env.runtime.weights.nccl.puller import PublisherLink, Puller
-from forge_env.runtime.weights.store import WeightStore
+from forge_env.runtime.weights.store import StoreRequest, WeightStore, refused
 from forge_env.runtime.weights.weight_stream import WeightStream
 
 if TYPE_CHECKING:
@@ -35,14 +35,29 @@ SECONDS = 60.0
 class NcclStore(WeightStore):
     """Weights from GPU to GPU by NCCL: usually one snapshot on the trainer's GPU, and one on every puller's.
 
-    Weights on the CPU go the same way over gloo, which is for tests: `choose_store` asks for GPUs.
+    Weights on the CPU go the same way over gloo, which is for tests: a run asks for GPUs.
 
     Args:
         rendezvous: of a store that has travelled; None for a store that is not prepared yet.
         seconds: each side waits this long for a message of the other side, or for a chunk of the weights.
     """
 
+    title: ClassVar[str] = "NCCL"
     keep: ClassVar[int] = KEEP
+    on_gpu: ClassVar[bool] = True
+    received: ClassVar[bool] = True
+
+    @classmethod
+    def reason(cls, request: StoreRequest) -> str:
+        fits = request.hosts > 1 and request.fits_gpus and not request.shared_gpus
+        return f"trainer and engine are on GPUs of {request.hosts} hosts" if fits else ""
+
+    @classmethod
+    def refusal(cls, request: StoreRequest, instead: str) -> str:
+        if (refusal := request.lacks_gpus(instead)) or not request.shared_gpus:
+            return refusal
+        problem = "which joins different GPUs, and the services of this run share them"
+        return refused(problem, instead, "give each service GPUs of its own with --launcher.share_gpus no")
 
     def __init__(self, rendezvous: Rendezvous | None = None, seconds: float = SECONDS) -> None:
         self._rendezvous = rendezvous

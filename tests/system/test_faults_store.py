@@ -1,4 +1,4 @@
-"""A run whose TorchStore dies ends with one sentence, and goes on."""
+"""The process of a weight store that has one is killed under a run; see test_faults.py."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import time
 import pytest
 
 from tests.system.test_faults import ASYNC, Faults, ends_with_one_sentence, goes_on
-from tests.system.test_runs import start  # noqa: F401 (a fixture)
+from tests.system.test_runs import start  # noqa: F401
 
 
 @pytest.mark.slow

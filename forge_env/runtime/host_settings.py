@@ -22,9 +22,9 @@ class HostSettings:
     """Which hosts a run has, and how long they may be silent: options of its section `launcher`."""
 
     kind: Literal["local", "processes", "workers", "slurm"] = "local"
-    """"local" is this machine, "workers" names machines on which `python -m forge_env.runtime.host` waits, "slurm" is
-    the nodes of the allocation that examples/slurm/submit.sh asks for, and "processes" tries out what several machines
-    do with processes on this one."""
+    """"local" is this machine, "workers" names machines on which the program of a host waits, "slurm" is the
+    nodes of the allocation that examples/slurm/submit.sh asks for, and "processes" tries out what several machines do
+    with processes on this one."""
     hosts: Annotated[int, Interval(ge=0, le=MOST_HOSTS)] = 0
     """How many hosts; 0 is as many as are named or allocated, and one for the other kinds."""
     workers: str = ""

@@ -1,61 +1,55 @@
-"""Weights between processes with a GPU each, by NCCL: bit by bit, in which time, and with one that dies."""
+"""Weights by NCCL between processes with a GPU each, and whole runs whose weights go by NCCL and TorchStore."""
 
 from __future__ import annotations
 
 import asyncio
 import pickle
 import signal
+import sys
 import time
 from pathlib import Path
 
 import pytest
-
-pytest.importorskip("torch")
-
 import torch
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "forge_env" / "runtime"))
+
 from nccl_process import NcclProcess
 from state_dicts import fingerprints
 from weights_process import make_weights
 
 from forge_env.core.errors import ServiceError
-from forge_env.runtime.weights import NcclStore, WeightStore
 from forge_env.runtime.weights.nccl.puller import PublisherLink
-from tests.gpu.conftest import ends_on_sigterm  # noqa: F401 (a fixture)
+from forge_env.runtime.weights.nccl.store import NcclStore
 from tests.gpu.test_runs_gpu import check, run
 from tests.gpu.test_two_gpus import SHORT
-from tests.gpu.test_weights_gpu import has_the_weights_bit_by_bit, on_gpu, opened, say_how_long_it_takes
+from tests.gpu.test_weights_gpu import check_bit_by_bit, measure, on_gpu, opened
 
 pytestmark = [
     pytest.mark.gpu,
-    pytest.mark.timeout(300),
+    pytest.mark.timeout(420),
     pytest.mark.skipif(torch.cuda.device_count() < 1, reason="there is no GPU"),
 ]
 needs_two = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="there are not two GPUs")
 
 
-def reader_of(store: WeightStore) -> NcclProcess:
-    """Another process, on a GPU of its own."""
-    return NcclProcess(store, gpu=1)
+@needs_two
+@pytest.mark.parametrize(("store", "title"), [("nccl", "NCCL"), ("torchstore", "TorchStore")])
+def test_a_run_of_the_tiny_model(store: str, title: str, tmp_path: Path) -> None:
+    output = run(tmp_path / "run", *SHORT, "--weights.store", store)
+    (line,) = [line for line in output.splitlines() if "weights: through" in line]
+    assert title in line
+    check(tmp_path / "run", steps=4)
 
 
 @needs_two
 async def test_another_process_has_the_weights_bit_by_bit() -> None:
-    await has_the_weights_bit_by_bit(NcclStore, reader_of)
+    await check_bit_by_bit(NcclStore, gpu=1)
 
 
 @needs_two
 async def test_how_long_it_takes() -> None:
-    await say_how_long_it_takes(NcclStore, reader_of)
-
-
-@needs_two
-@pytest.mark.timeout(420)
-@pytest.mark.parametrize(("store", "name"), [("nccl", "NCCL"), ("torchstore", "TorchStore")])
-def test_a_run_of_the_tiny_model(store: str, name: str, tmp_path: Path) -> None:
-    output = run(tmp_path / "run", *SHORT, "--weights.store", store)
-    (line,) = [line for line in output.splitlines() if "weights: through" in line]
-    assert name in line
-    check(tmp_path / "run", steps=4)
+    await measure(NcclStore, gpu=1)
 
 
 @needs_two
@@ -63,7 +57,7 @@ async def test_sending_goes_on_beside_training_kernels() -> None:
     """Kernels are queued on the trainer's stream for seconds: a fetch does not wait for them."""
     factor = torch.randn(8192, 8192, device="cuda")
     async with opened(NcclStore) as store:
-        reader = reader_of(store)
+        reader = NcclProcess(store, gpu=1)
         try:
             await store.publish(0, on_gpu(0, 300))
             assert (await reader.ask("fetch 0"))["fingerprints"] == fingerprints(make_weights(0, 300))
@@ -86,7 +80,7 @@ async def test_a_killed_puller_ends_no_trainer_and_stops_no_other() -> None:
     async with opened(NcclStore) as store:
         assert isinstance(store, NcclStore)
         await store.publish(0, on_gpu(0, 300))
-        dying = reader_of(store)
+        dying = NcclProcess(store, gpu=1)
         try:
             assert await dying.ask("die 0") == "broken off"
             assert dying.ended() == -signal.SIGKILL
@@ -98,7 +92,7 @@ async def test_a_killed_puller_ends_no_trainer_and_stops_no_other() -> None:
             assert time.monotonic() < deadline, "the publisher has not given it up"
             await asyncio.sleep(0.01)
         torch.cuda.synchronize()  # no kernel of it is left
-        reader = reader_of(store)
+        reader = NcclProcess(store, gpu=1)
         try:
             for version in (1, 2):
                 await store.publish(version, on_gpu(version, 300))
