@@ -18,17 +18,16 @@ import signal
 import subprocess
 import sys
 import tempfile
-from pathlib import Path
 from typing import Any
 
 from forge_env.core.errors import UserError
 from forge_env.core.sandbox import Capabilities
 from sandboxes.host.cgroup_slots import SlotGroup
+from sandboxes.host.controlled import GUEST
 from sandboxes.host.namespace import NamespaceSandbox
 from sandboxes.host.zygote import ExitReport
 
 NAME = "subprocess (insecure)"
-_GUEST = Path(__file__).parents[1] / "guest" / "guest_insecure.py"
 _CAPABILITIES = Capabilities(
     backend=NAME,
     pid_namespace=False,
@@ -126,7 +125,18 @@ class Spawner:
 
 def _spawn(order: dict[str, Any], fds: list[int]) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
-        [sys.executable, "-P", "-s", "-S", "-B", "-X", "utf8", str(_GUEST), json.dumps(order), *map(str, fds)],
+        [
+            sys.executable,
+            "-P",
+            "-s",
+            "-S",
+            "-B",
+            "-X",
+            "utf8",
+            str(GUEST / "guest_insecure.py"),
+            json.dumps(order),
+            *map(str, fds),
+        ],
         env={"PYTHONHASHSEED": "0", "PATH": "/usr/bin:/bin", "HOME": order["folder"], "LANG": "C.UTF-8"},
         cwd="/",
         stdin=subprocess.DEVNULL,

@@ -179,6 +179,6 @@ async def test_an_engine_that_does_not_see_our_folders_is_refused(
     from sandboxes.workspaces import docker_container
 
     gone = tmp_path / "gone"
-    monkeypatch.setattr(docker_container, "_GUEST", gone)
+    monkeypatch.setattr(docker_container, "GUEST", gone)
     with pytest.raises(SandboxUnavailable, match="does not see this machine's folders"):
         await workspaces.open(small_image)
