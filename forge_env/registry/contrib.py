@@ -40,6 +40,8 @@ class Row(NamedTuple):
     about: str = ""
     after: str = ""
     """Name of the row, of any folder or of the heart, that this one comes behind where the order shows."""
+    extra: str = ""
+    """Of the package, if the folder needs one."""
 
     def load(self) -> Any:
         return load(self.target)
@@ -75,7 +77,10 @@ def _read(file: Path) -> Folder:
     if wrong := sorted(data.keys() - set(TABLES)):
         raise InvariantError(f"{file} has the table {wrong[0]!r}; the tables are {', '.join(TABLES)}")
     tables = {
-        table: {name: Row(name, **(row if isinstance(row, dict) else {"target": row})) for name, row in rows.items()}
+        table: {
+            name: Row(name, **(row if isinstance(row, dict) else {"target": row}), extra=extra)
+            for name, row in rows.items()
+        }
         for table, rows in data.items()
     }
     return Folder(file.parent.name, about, needs, extra, tables)
