@@ -26,6 +26,7 @@ from sandboxes.host.cgroup_slots import SlotGroup
 from sandboxes.host.controlled import GUEST
 from sandboxes.host.namespace import NamespaceSandbox
 from sandboxes.host.zygote import ExitReport
+from sandboxes.settings import AUTO
 
 NAME = "subprocess (insecure)"
 _CAPABILITIES = Capabilities(
@@ -38,7 +39,7 @@ _CAPABILITIES = Capabilities(
     uid_drop=False,
     memory_limit="rlimit",
     process_limit="none",
-    missing=("everything that isolates: use the namespace or the docker sandbox for code that you do not trust",),
+    missing=(f"everything that isolates: use the {' or the '.join(AUTO)} sandbox for code that you do not trust",),
 )
 
 
@@ -47,9 +48,10 @@ async def open_insecure(
 ) -> NamespaceSandbox:
     """Open the sandbox, if `allow_insecure` is true or FORGE_ENV_ALLOW_INSECURE_SANDBOX is 1."""
     if not (allow_insecure or os.environ.get("FORGE_ENV_ALLOW_INSECURE_SANDBOX") == "1"):
+        choice = " or ".join(f'"{name}"' for name in AUTO)
         raise UserError(
             "The subprocess sandbox isolates nothing: code in it can read, change and send whatever you can. Use "
-            '"namespace" or "docker", or allow it with allow_insecure=True or FORGE_ENV_ALLOW_INSECURE_SANDBOX=1.'
+            f"{choice}, or allow it with allow_insecure=True or FORGE_ENV_ALLOW_INSECURE_SANDBOX=1."
         )
 
     async def start() -> Spawner:
