@@ -31,6 +31,19 @@ def test_each_part_is_tried_and_what_is_missing_has_its_remedy(
     assert found["cache of images"]["ready"] == "no"
 
 
+def test_info_says_what_backends_enforce(capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["sandbox", "info", "--json"]) == 0
+    workspaces = json.loads(capfd.readouterr().out)["workspaces"]
+    assert workspaces.keys() == {"namespace", "docker"}
+    assert "Docker" in workspaces["docker"].get("unavailable", "Docker")
+    if "unavailable" in workspaces["namespace"]:
+        pytest.skip(workspaces["namespace"]["unavailable"])
+    assert set(workspaces["namespace"]["network_modes"]) == {"none", "loopback", "allowlist"}
+    assert main(["sandbox", "info"]) == 0
+    text = capfd.readouterr().out
+    assert "disk_in_memory" in text and "workspaces, docker: " in " ".join(text.split())
+
+
 async def test_a_missing_package_is_named_with_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FORGE_ENV_IMAGES", "/proc/images")
     monkeypatch.setitem(sys.modules, "zstandard", None)
