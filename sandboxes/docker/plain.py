@@ -21,7 +21,7 @@ from sandboxes.docker.group import with_exact_processes
 from sandboxes.guest.seccomp import seccomp_filter
 from sandboxes.host.cgroup_slots import SlotGroup
 from sandboxes.host.cgroups import Groups
-from sandboxes.host.controlled import GUEST
+from sandboxes.host.controlled import FLAGS, GUEST
 from sandboxes.host.selftest import LIMITS, denials_of, look, privileges_of, with_limits
 from sandboxes.host.zygote import ExitReport
 
@@ -87,19 +87,7 @@ class PlainZygote:
 
 def _spawn(order: dict[str, Any], fds: list[int]) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
-        [
-            sys.executable,
-            "-P",
-            "-s",
-            "-S",
-            "-B",
-            "-X",
-            "utf8",
-            str(_PROGRAM),
-            str(GUEST),
-            json.dumps(order),
-            *map(str, fds),
-        ],
+        [sys.executable, *FLAGS, str(_PROGRAM), str(GUEST), json.dumps(order), *map(str, fds)],
         env={"PYTHONHASHSEED": "0"},
         cwd="/",
         stdin=subprocess.DEVNULL,

@@ -23,7 +23,7 @@ from typing import Any
 from forge_env.core.errors import UserError
 from forge_env.core.sandbox import Capabilities
 from sandboxes.host.cgroup_slots import SlotGroup
-from sandboxes.host.controlled import GUEST
+from sandboxes.host.controlled import FLAGS, GUEST
 from sandboxes.host.namespace import NamespaceSandbox
 from sandboxes.host.zygote import ExitReport
 from sandboxes.settings import AUTO
@@ -127,18 +127,7 @@ class Spawner:
 
 def _spawn(order: dict[str, Any], fds: list[int]) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
-        [
-            sys.executable,
-            "-P",
-            "-s",
-            "-S",
-            "-B",
-            "-X",
-            "utf8",
-            str(GUEST / "guest_insecure.py"),
-            json.dumps(order),
-            *map(str, fds),
-        ],
+        [sys.executable, *FLAGS, str(GUEST / "guest_insecure.py"), json.dumps(order), *map(str, fds)],
         env={"PYTHONHASHSEED": "0", "PATH": "/usr/bin:/bin", "HOME": order["folder"], "LANG": "C.UTF-8"},
         cwd="/",
         stdin=subprocess.DEVNULL,

@@ -21,7 +21,7 @@ from sandboxes.docker import owner
 from sandboxes.docker.engine import Engine
 from sandboxes.docker.group import ContainerSlot
 from sandboxes.host.cgroups import groups_of, owner_name
-from sandboxes.host.controlled import GUEST
+from sandboxes.host.controlled import FLAGS, GUEST
 from sandboxes.images.host_image import host_image
 from sandboxes.workspace_guest import WORKSPACE_GUEST
 from sandboxes.workspaces.box import BoxEnd
@@ -235,7 +235,7 @@ def _command() -> list[str]:
         raise SandboxUnavailable("docker: this Python has no dynamic loader, so containers cannot start it.")
     libraries = sorted({path.parent for path in root.glob("**/*.so*") if "lib-dynload" not in path.parts})
     at = [f"{_AT}/python/{path.relative_to(root)}" for path in libraries]
-    python = [f"{_AT}/python/usr/local/bin/python3", "-P", "-s", "-S", "-B", "-X", "utf8"]
+    python = [f"{_AT}/python/usr/local/bin/python3", *FLAGS]
     program = [f"{_AT}/workspace/guest_workspace_contained.py", f"{_AT}/link/socket", f"{_AT}/guest"]
     start = [f"{_AT}/python/{loader.relative_to(root)}", "--inhibit-cache", "--library-path", ":".join(at)]
     return [*start, *python, *program]
