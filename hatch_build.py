@@ -49,9 +49,9 @@ def write_wheel(root: Path, folder: Path) -> None:
     for path in (folder / TOP).rglob("*.py"):
         path.write_bytes(with_long_names(path.read_bytes(), root, path.relative_to(folder).as_posix()))
     # The docker sandbox builds its image from it, wherever forge_env is installed.
-    dockerfile = (root / DOCKERFILE).read_text(encoding="utf-8")
+    dockerfile = next((folder / TOP).rglob(DOCKERFILE))
     entry = re.compile(rf'"({"|".join(MOVED)})\.')
-    (folder / TOP / "sandboxes/docker" / DOCKERFILE).write_text(entry.sub(rf'"{TOP}.\1.', dockerfile), encoding="utf-8")
+    dockerfile.write_text(entry.sub(rf'"{TOP}.\1.', dockerfile.read_text(encoding="utf-8")), encoding="utf-8")
     shutil.copy(root / f"{SHORT_NAMES}.py", folder)
     (folder / f"{SHORT_NAMES}.pth").write_text(f"import {SHORT_NAMES}\n", encoding="utf-8")
 

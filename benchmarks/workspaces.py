@@ -35,7 +35,7 @@ from typing import Any
 
 from benchmarks.machine import describe
 from forge_env.core.workspace import UnpackedImage, Workspace, Workspaces
-from sandboxes import open_workspaces
+from sandboxes.workspaces.open import open_workspaces
 from tests.helpers.images import make_small_image
 
 AT_ONCE, FILES, CHANGED_BYTES = 64, 2000, 50 * 10**6

@@ -33,7 +33,7 @@ ROOMS = {
     "forge_env.runtime.weights": "tensor_layout weight_stream store one_host choice torchstore_compat torchstore nccl",
     "agents": """model_folder model_weights answer_form stop_strings thought_budget renderer served_tokenizer
         folder_checks constrained token_agent chat scripted factories generator""",
-    "sandboxes": "guest host images docker workspaces settings",
+    "sandboxes": "settings guest host workspace_guest images docker workspaces",
     "envs": """media messages drawn_solutions task_splits task_kinds data_tasks processes math code_exec tool_api
         workspace bug_fix harbor swe external gymnasium_text reasoning textarena suites verifiers openenv ors actors""",
     "envs.suites": "catalogue process selection bfcl agentdojo humaneval",

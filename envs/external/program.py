@@ -11,12 +11,12 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from envs.external.confined import check_shown, confined, installation, listener_of
 from envs.external.output import TAIL_BYTES, ProgramOutput
 from envs.external.scoring import Result, read_result, text_of
 from envs.processes.guard import guarded
 from forge_env.core.errors import EnvError, SandboxUnavailable, UserError
 from forge_env.utils.exits import read_tail, stop
-from sandboxes.host.program import check_shown, confined, installation, listener_of
 
 RESULT = "result.json"
 """The file in its folder that the program writes its result to."""

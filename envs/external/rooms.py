@@ -15,8 +15,8 @@ from forge_env.core.json_text import json_object
 from forge_env.core.workspace import UnpackedImage, WorkspaceCapabilities, Workspaces
 from forge_env.registry.registry import env_class
 from forge_env.rollout.factory import EnvFactory, make
-from sandboxes import open_workspaces
 from sandboxes.images.resolve import find_image
+from sandboxes.workspaces.open import open_workspaces
 
 Options = str | Mapping[str, Any]
 FILES = "/agent"

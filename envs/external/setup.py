@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from envs.external.confined import check_programs
 from envs.external.gateway import Gateway, open_gateway
 from envs.external.program import command_of, shown_to
 from envs.external.rooms import Options, Rooms, has_workspaces, is_inside, open_rooms, task_factory
@@ -16,7 +17,6 @@ from envs.external.told import RULES, read_rules
 from forge_env.core.errors import UserError, nearest
 from forge_env.core.reward_value import MAX_REWARD
 from forge_env.tool_env.rubric import load_reward
-from sandboxes.host.program import check_programs
 
 FAILURES = ("fault", "score")
 SANDBOXES = ("namespaces",)

@@ -13,9 +13,9 @@ from envs.harbor.config import Environment, resolved
 from envs.workspace.bases import Bases
 from forge_env.core.errors import UserError
 from forge_env.core.workspace import Network, WorkspaceLimits
-from sandboxes import open_workspaces
 from sandboxes.images.dockerfile import BuiltImage, build, built_from, with_settings
 from sandboxes.images.resolve import find_image
+from sandboxes.workspaces.open import open_workspaces
 
 _MB = 2**20
 _OF_BUILDS: Mapping[str, Any] = {"disk_bytes": 10 * 2**30, "files": 1_000_000}
@@ -56,7 +56,7 @@ async def open_images(backend: str = "auto") -> AsyncIterator[Images]:
     """Open a backend of workspaces and the images that are made with it.
 
     Args:
-        backend: of `sandboxes.open_workspaces`.
+        backend: of `sandboxes.workspaces.open.open_workspaces`.
     """
     async with open_workspaces(backend) as workspaces:
         images = Images(workspaces)

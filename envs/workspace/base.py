@@ -44,7 +44,7 @@ class WorkspaceEnv(ToolEnv):
     What the agent has left running, replaced or installed is not there.
     """
 
-    shared: ClassVar = {"workspaces": "sandboxes:open_workspaces"}
+    shared: ClassVar = {"workspaces": "sandboxes.workspaces.open:open_workspaces"}
     time_spent_by = "model"
     workspace_limits: ClassVar[WorkspaceLimits] = WorkspaceLimits()
     network: ClassVar[Network] = LOOPBACK

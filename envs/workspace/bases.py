@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from envs.workspace.obstacles import task_faults
 from forge_env.core.workspace import WorkspaceCapabilities, Workspaces
 from forge_env.utils.deadlines import queued
-from sandboxes import open_workspaces
 from sandboxes.images.dockerfile import BuiltImage
+from sandboxes.workspaces.open import open_workspaces
 
 MOST_IDLE = 16
 """Bases that are kept although no episode uses them: what was written into a base stays in memory."""
@@ -86,7 +86,7 @@ async def open_bases(backend: str = "auto") -> AsyncIterator[Bases]:
     """Open a backend of workspaces and the bases that are prepared with it.
 
     Args:
-        backend: of `sandboxes.open_workspaces`.
+        backend: of `sandboxes.workspaces.open.open_workspaces`.
     """
     async with open_workspaces(backend) as workspaces:
         bases = Bases(workspaces)

@@ -113,7 +113,7 @@ async def _build_with_forge(folder: Path, name: str, timeout: float) -> Any:
     from forge_env.utils.targets import load
 
     limits = WorkspaceLimits(memory_bytes=_MEMORY, disk_bytes=_DISK, wall_s=timeout)
-    async with load("sandboxes:open_workspaces")() as workspaces:
+    async with load("sandboxes.workspaces.open:open_workspaces")() as workspaces:
         by_forge = load("sandboxes.images.build:build_with_forge")
         return await by_forge(workspaces, folder, name, limits=limits, timeout_s=timeout)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from contextlib import AsyncExitStack
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -14,15 +14,18 @@ from forge_env.cli.sandbox import size_in_bytes
 from forge_env.core.errors import UserError
 from forge_env.core.sandbox import ExecStatus
 from forge_env.core.workspace import LOOPBACK, CommandResult, Network, NetworkMode, Shell, Workspace, WorkspaceLimits
+from forge_env.utils.targets import load
 
+if TYPE_CHECKING:
+    _Backend = str
+else:
+    _Backend = Literal[("auto", *load("sandboxes.settings:WORKSPACE_BACKENDS"))]
 _ENDED = (ExecStatus.OK, ExecStatus.NONZERO)
 
 
 def shell(
     image: Annotated[str, typer.Argument(help="host, host:PACKAGES, a path, or the name of an image that was pulled.")],
-    backend: Annotated[
-        Literal["auto", "namespace", "docker"], typer.Option(help="What the workspace runs in.")
-    ] = "auto",
+    backend: Annotated[_Backend, typer.Option(help="What the workspace runs in.")] = "auto",
     user: Annotated[str, typer.Option(help="User of the commands; the image's by default.")] = "",
     allow: Annotated[list[str] | None, typer.Option(help="Host that it may reach by HTTP(S). May be repeated.")] = None,
     memory: Annotated[str, typer.Option(help="Memory limit, for example 512M.")] = "2G",
@@ -34,8 +37,6 @@ def shell(
     A command gets no standard input and no terminal. Ctrl-C ends the command, `exit` or Ctrl-D the workspace. Piped
     input runs as one script. The exit code is the last command's.
     """
-    from forge_env.utils.targets import load
-
     if timeout <= 0:
         raise UserError(f"--timeout is {timeout:g}; it must be above 0")
     limits = WorkspaceLimits(
@@ -43,7 +44,7 @@ def shell(
     )
     network = Network(mode=NetworkMode.ALLOWLIST, allowed_hosts=tuple(allow)) if allow else LOOPBACK
     found = load("sandboxes.images.resolve:find_image")(image)
-    open_workspace = load("sandboxes:open_workspace")
+    open_workspace = load("sandboxes.workspaces.open:open_workspace")
     # The loop runs during commands only: between them the main thread waits for a line, and Ctrl-C is its own.
     with asyncio.Runner() as runner:
         stack = AsyncExitStack()

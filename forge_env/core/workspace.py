@@ -386,7 +386,7 @@ class WorkspacePool(Protocol):
 
 
 class Workspaces(Protocol):
-    """An open backend, which starts workspaces in milliseconds. From `sandboxes.open_workspaces`."""
+    """An open backend, which starts workspaces in milliseconds. From `sandboxes.workspaces.open.open_workspaces`."""
 
     @property
     def capabilities(self) -> WorkspaceCapabilities: ...

@@ -11,11 +11,12 @@ from pathlib import Path
 
 from forge_env.core.errors import SandboxError, SandboxUnavailable
 from sandboxes.docker.engine import Engine
+from sandboxes.host.controlled import GUEST
 
 DEFAULT_BASE_IMAGE = "python:3.12-slim"
 BASE_IMAGE_VARIABLE = "FORGE_ENV_SANDBOX_BASE_IMAGE"
 _PACKAGES = Path(__file__).parents[__name__.count(".")]  # an installed wheel has this package below forge_env
-_OURS = ("forge_env", "sandboxes")
+_OURS = ("contrib", "forge_env", "sandboxes")
 _ENTRY = "sandboxes.docker.agent"
 _DOCKERFILE = "Dockerfile.sandbox"
 _IMPORT = re.compile(rf"^\s*(?:from|import) ((?:{'|'.join(_OURS)})\b[\w.]*)(?: import (.+))?$", re.MULTILINE)
@@ -43,7 +44,7 @@ def build_context() -> bytes:
     """Return the build context as a tar archive; equal files give equal bytes."""
     # The real package files import modules that do not run inside; empty ones replace them.
     packages = {f"agent/{name}/__init__.py": b"" for name in _OURS}
-    contents = {_DOCKERFILE: _dockerfile().read_bytes(), **packages}
+    contents = {_DOCKERFILE: Path(__file__).with_name(_DOCKERFILE).read_bytes(), **packages}
     for path in agent_files():
         contents[f"agent/{path.relative_to(_PACKAGES).as_posix()}"] = path.read_bytes()
     archive = io.BytesIO()
@@ -58,7 +59,7 @@ def build_context() -> bytes:
 
 def agent_files() -> list[Path]:
     """Return the files that run inside: the agent, its imports from this project, and the guest, which runs by path."""
-    files: set[Path] = set((Path(__file__).parents[1] / "guest").glob("guest*.py"))
+    files = {*GUEST.glob("guest*.py"), Path(__file__).with_name("guest_plain.py")}
     modules = [_ENTRY]
     while modules:
         path = _PACKAGES.joinpath(*modules.pop().split(".")).with_suffix(".py")
@@ -73,12 +74,6 @@ def _our_imports(source: str) -> list[str]:
     for module, members in _IMPORT.findall(source):
         names += [module, *(f"{module}.{member}" for member in re.findall(r"\w+", members))]
     return names
-
-
-def _dockerfile() -> Path:
-    """Return its path: the top level of a checkout, or beside this file in an installed wheel."""
-    beside = Path(__file__).with_name(_DOCKERFILE)
-    return beside if beside.exists() else _PACKAGES / _DOCKERFILE
 
 
 async def _base_image_id(engine: Engine, base: str) -> str:

@@ -21,10 +21,11 @@ from sandboxes.docker.group import with_exact_processes
 from sandboxes.guest.seccomp import seccomp_filter
 from sandboxes.host.cgroup_slots import SlotGroup
 from sandboxes.host.cgroups import Groups
+from sandboxes.host.controlled import FLAGS, GUEST
 from sandboxes.host.selftest import LIMITS, denials_of, look, privileges_of, with_limits
 from sandboxes.host.zygote import ExitReport
 
-_GUEST = Path(__file__).parents[1] / "guest" / "guest_plain.py"
+_PROGRAM = Path(__file__).with_name("guest_plain.py")
 
 
 async def check_plain_isolation(sandbox: Sandbox, groups: Groups | str) -> Capabilities:
@@ -86,7 +87,7 @@ class PlainZygote:
 
 def _spawn(order: dict[str, Any], fds: list[int]) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
-        [sys.executable, "-P", "-s", "-S", "-B", "-X", "utf8", str(_GUEST), json.dumps(order), *map(str, fds)],
+        [sys.executable, *FLAGS, str(_PROGRAM), str(GUEST), json.dumps(order), *map(str, fds)],
         env={"PYTHONHASHSEED": "0"},
         cwd="/",
         stdin=subprocess.DEVNULL,

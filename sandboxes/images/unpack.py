@@ -20,8 +20,10 @@ from typing import Any
 
 from forge_env.core.errors import SandboxError, SandboxUnavailable, UserError
 from sandboxes.guest.seccomp import seccomp_filter, supported_machines
+from sandboxes.host.controlled import GUEST
+from sandboxes.workspace_guest import WORKSPACE_GUEST
 
-_PROGRAM = Path(__file__).parents[1] / "guest" / "guest_unpack.py"
+_PROGRAM = WORKSPACE_GUEST / "guest_unpack.py"
 EXTRA = "forge-env[images]"
 _MAX_REPORT = 2**16
 _PIPE = 2**20
@@ -87,7 +89,7 @@ def unpack_layer(
         "filter": _filter(),
         "zstandard": _place_of_zstandard(),
     }
-    command = [sys.executable, "-I", "-S", "-B", "-X", "utf8", str(_PROGRAM), json.dumps(order)]
+    command = [sys.executable, "-I", "-S", "-B", "-X", "utf8", str(_PROGRAM), json.dumps(order), str(GUEST)]
     cancelled = cancelled or threading.Event()
     source, sink = os.pipe2(os.O_CLOEXEC)
     try:

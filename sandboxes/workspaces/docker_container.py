@@ -21,7 +21,9 @@ from sandboxes.docker import owner
 from sandboxes.docker.engine import Engine
 from sandboxes.docker.group import ContainerSlot
 from sandboxes.host.cgroups import groups_of, owner_name
+from sandboxes.host.controlled import FLAGS, GUEST
 from sandboxes.images.host_image import host_image
+from sandboxes.workspace_guest import WORKSPACE_GUEST
 from sandboxes.workspaces.box import BoxEnd
 
 _START_S, _LOOK_S, _GONE_S = 60.0, 0.5, 30.0
@@ -29,7 +31,6 @@ _OWN_MEMORY_BYTES = 32 * 2**20
 """Memory of pid 1, in addition to the commands'."""
 _AT = "/dev/.forge-env"
 """Where the container has what comes from this machine. /dev is made by the engine: the image gets no trace of it."""
-_GUEST = Path(__file__).parents[1] / "guest"
 _CAPABILITIES = ["CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "KILL", "SETGID", "SETUID", "SETFCAP"]
 _HIDDEN = ["/sys", "/etc/ld.so.preload", *(f"/proc/{name}" for name in (
     "asound", "acpi", "kcore", "keys", "kallsyms", "kmsg", "latency_stats", "timer_list", "timer_stats", "sched_debug",
@@ -192,7 +193,8 @@ async def _create(engine: Engine, image: str, settings: dict[str, Any]) -> str:
 def _settings(
     engine: Engine, limits: WorkspaceLimits, folder: Path, *, loopback: bool, has_quota: bool
 ) -> dict[str, Any]:
-    places = {f"{_AT}/python": python_folder(), f"{_AT}/guest": _GUEST, f"{_AT}/link": folder}
+    guests = {f"{_AT}/guest": GUEST, f"{_AT}/workspace": WORKSPACE_GUEST}
+    places = {f"{_AT}/python": python_folder(), f"{_AT}/link": folder, **guests}
     settings: dict[str, Any] = {
         "auto_remove": True,
         "cap_drop": ["ALL"],
@@ -233,8 +235,8 @@ def _command() -> list[str]:
         raise SandboxUnavailable("docker: this Python has no dynamic loader, so containers cannot start it.")
     libraries = sorted({path.parent for path in root.glob("**/*.so*") if "lib-dynload" not in path.parts})
     at = [f"{_AT}/python/{path.relative_to(root)}" for path in libraries]
-    python = [f"{_AT}/python/usr/local/bin/python3", "-P", "-s", "-S", "-B", "-X", "utf8"]
-    program = [f"{_AT}/guest/guest_workspace_contained.py", f"{_AT}/link/socket"]
+    python = [f"{_AT}/python/usr/local/bin/python3", *FLAGS]
+    program = [f"{_AT}/workspace/guest_workspace_contained.py", f"{_AT}/link/socket", f"{_AT}/guest"]
     start = [f"{_AT}/python/{loader.relative_to(root)}", "--inhibit-cache", "--library-path", ":".join(at)]
     return [*start, *python, *program]
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from pathlib import Path
 from typing import Any, Protocol
 
 from forge_env.core.errors import SandboxUnavailable
 from forge_env.core.sandbox import ExecStatus
 from forge_env.core.workspace import NetworkMode, UnpackedImage, WorkspaceCapabilities, WorkspaceLimits
 from sandboxes.host.cgroups import Groups
+from sandboxes.host.controlled import GUEST
 from sandboxes.host.selftest import CANARIES
 from sandboxes.workspaces.command import run_command
 
@@ -19,7 +19,7 @@ LIMITS = WorkspaceLimits(
     memory_bytes=64 * 2**20, disk_bytes=8 * 2**20, processes=8, files=1000, wall_s=20.0, output_bytes=64 * 2**10
 )
 _NAMESPACES = ("pid", "mnt", "net", "ipc", "uts", "cgroup")
-IMAGE = UnpackedImage(root=Path(__file__).parents[1] / "guest")
+IMAGE = UnpackedImage(root=GUEST)
 """Any folder will do: the canaries run in pid 1."""
 MODES = (NetworkMode.NONE, NetworkMode.LOOPBACK, NetworkMode.ALLOWLIST)
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import base64
-from pathlib import Path
 from typing import Any
 
 from forge_env.core.errors import SandboxUnavailable, UserError
 from sandboxes.guest.seccomp import seccomp_filter
 from sandboxes.host.cgroups import Groups
 from sandboxes.host.controlled import Controlled, why_not
+from sandboxes.workspace_guest import WORKSPACE_GUEST
 from sandboxes.workspaces.box import BoxEnd
 
 
@@ -36,7 +36,7 @@ class ServedBox:
 class Server(Controlled[BoxEnd]):
     """A running server. Create one with `await Server.start(...)`; end it with `await server.close()`."""
 
-    program = Path(__file__).parents[1] / "guest" / "guest_workspace.py"
+    program = WORKSPACE_GUEST / "guest_workspace.py"
     who = "the server of the workspaces"
     end = BoxEnd
     end_key = "ended"

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from forge_env.core.workspace import WorkspaceFileError
-from sandboxes.guest.guest_workspace_files import END, ENTRY, FILE, FOLDER, HARD_LINK, LINK, OBJECT, SPECIAL
+from sandboxes.workspace_guest.guest_workspace_files import END, ENTRY, FILE, FOLDER, HARD_LINK, LINK, OBJECT, SPECIAL
 
 _CHUNK = 2**18
 _MAX_PATH = 4096

@@ -28,7 +28,7 @@ for folder, _, names in sorted(os.walk('.')):
 """
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module", params=[*BACKENDS])
+@pytest_asyncio.fixture(scope="module", loop_scope="module", params=list(BACKENDS))
 async def sandbox(request: pytest.FixtureRequest) -> AsyncIterator[Sandbox]:
     settings: dict[str, Any] = {"allow_insecure": True} if request.param == "subprocess" else {}
     if request.param == "docker" and os.environ.get("FORGE_ENV_NO_DOCKER"):

@@ -16,8 +16,8 @@ from forge_env.core.types import EpisodeLimits, Message, Task
 from forge_env.core.workspace import WorkspaceLimits
 from forge_env.rollout.factory import make
 from forge_env.rollout.rollout import run_episode
-from sandboxes import open_workspaces
 from sandboxes.images.build import build_with_forge
+from sandboxes.workspaces.open import open_workspaces
 from tests.envs.external.external_playing import calls
 from tests.helpers.own_environment import node_with
 

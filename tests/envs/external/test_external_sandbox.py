@@ -20,13 +20,13 @@ from typing import Any
 import pytest
 
 from agents.scripted import ScriptedAgent
+from envs.external.confined import check_programs
 from forge_env.core.episode import Episode
 from forge_env.core.errors import SandboxUnavailable, UserError
 from forge_env.core.protocols import Agent
 from forge_env.core.types import EpisodeLimits, Outcome, Task
 from forge_env.rollout.factory import make
 from forge_env.rollout.rollout import run_episode
-from sandboxes.host.program import check_programs
 from tests.envs.external.external_playing import calls, says
 from tests.helpers.waiting import wait_until
 

@@ -23,7 +23,7 @@ def test_the_context_holds_the_agent_and_nothing_of_the_host_side() -> None:
     assert {
         "sandboxes/docker/agent.py",
         "sandboxes/guest/guest.py",
-        "sandboxes/guest/guest_plain.py",
+        "sandboxes/docker/guest_plain.py",
         "forge_env/core/sandbox.py",
     } <= files
     assert not files & {"sandboxes/docker/backend.py", "sandboxes/docker/engine.py", "forge_env/__init__.py"}

@@ -13,13 +13,13 @@ import pytest
 
 from forge_env.core.errors import UserError
 from forge_env.core.workspace import WorkspaceFileError, WorkspaceLimits
-from sandboxes import open_workspace, open_workspaces
 from sandboxes.images.build import build_with_forge, build_with_program, choose_builder
 from sandboxes.images.cache import cached, in_use
 from sandboxes.images.manifest import MACHINE
 from sandboxes.images.prune import prune
 from sandboxes.images.resolve import find_image, pull_image
 from sandboxes.images.store import named_images, stored_images
+from sandboxes.workspaces.open import open_workspace, open_workspaces
 from tests.helpers.image_files import ImageFiles, entry, hard_link, layer, write_archive
 from tests.helpers.images import make_small_image
 

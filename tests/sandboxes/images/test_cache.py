@@ -10,8 +10,8 @@ import pytest
 
 from forge_env.core.errors import UserError
 from forge_env.core.workspace import UnpackedImage
-from sandboxes import open_workspaces
 from sandboxes.images.cache import ImagesInUse, cached, held, in_use, remove
+from sandboxes.workspaces.open import open_workspaces
 from tests.helpers.images import make_small_image
 
 _USER = """

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from forge_env.core.errors import SandboxError, UserError
-from sandboxes import open_workspaces
 from sandboxes.images.cache import cached, images_folder
 from sandboxes.images.host_image import host_image
 from sandboxes.images.resolve import find_image
+from sandboxes.workspaces.open import open_workspaces
 
 
 def test_the_image_has_a_shell_tools_python_and_the_named_packages() -> None:

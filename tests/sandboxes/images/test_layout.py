@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from forge_env.core.errors import UserError
-from sandboxes import open_workspace
 from sandboxes.images.resolve import find_image
 from sandboxes.images.store import add_image, named_images, stored_images
+from sandboxes.workspaces.open import open_workspace
 from tests.helpers.image_files import (
     ImageFiles,
     entry,

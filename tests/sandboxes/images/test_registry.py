@@ -16,12 +16,12 @@ pytest.importorskip("dxf")
 
 from forge_env.core.errors import UserError
 from forge_env.core.workspace import Network, NetworkMode, UnpackedImage, WorkspaceLimits
-from sandboxes import open_workspaces
 from sandboxes.images.dockerfile import build
 from sandboxes.images.reference import parse_reference, short_name
 from sandboxes.images.registry import registry_image
 from sandboxes.images.resolve import find_image, pull_image
 from sandboxes.images.store import stored_images
+from sandboxes.workspaces.open import open_workspaces
 from tests.helpers.image_files import ImageFiles, entry, layer
 from tests.helpers.ports import free_ports
 from tests.helpers.registry import PASSWORD, USER, Registry

@@ -14,8 +14,8 @@ import pytest_asyncio
 
 from forge_env.core.errors import SandboxUnavailable
 from forge_env.core.workspace import UnpackedImage, Workspace, Workspaces
-from sandboxes import open_workspaces
 from sandboxes.settings import WORKSPACE_BACKENDS
+from sandboxes.workspaces.open import open_workspaces
 from tests.helpers.images import make_python_image, make_small_image
 
 

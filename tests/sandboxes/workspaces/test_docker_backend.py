@@ -21,9 +21,9 @@ import pytest_asyncio
 
 from forge_env.core.errors import SandboxUnavailable
 from forge_env.core.workspace import UnpackedImage, Workspaces
-from sandboxes import open_workspaces
 from sandboxes.docker.owner import LABEL
 from sandboxes.workspaces.docker_images import REPOSITORY
+from sandboxes.workspaces.open import open_workspaces
 from tests.helpers.packages import needs
 from tests.helpers.waiting import wait_until
 from tests.sandboxes.workspaces.conftest import opened_or_skipped
@@ -35,7 +35,7 @@ OWNER = """
 import asyncio, sys
 from pathlib import Path
 from forge_env.core.workspace import UnpackedImage
-from sandboxes import open_workspaces
+from sandboxes.workspaces.open import open_workspaces
 
 async def main():
     image = UnpackedImage(root=Path(sys.argv[1]))
@@ -112,7 +112,7 @@ async def test_auto_takes_docker_where_the_kernel_refuses(workspaces: Workspaces
         "import asyncio, sys\n"
         "from pathlib import Path\n"
         "from forge_env.core.workspace import UnpackedImage\n"
-        "from sandboxes import open_workspace\n"
+        "from sandboxes.workspaces.open import open_workspace\n"
         "async def main():\n"
         "    async with open_workspace(UnpackedImage(root=Path(sys.argv[1]))) as workspace:\n"
         "        print(workspace.capabilities.backend, (await workspace.exec('echo on')).stdout)\n"
@@ -179,6 +179,6 @@ async def test_an_engine_that_does_not_see_our_folders_is_refused(
     from sandboxes.workspaces import docker_container
 
     gone = tmp_path / "gone"
-    monkeypatch.setattr(docker_container, "_GUEST", gone)
+    monkeypatch.setattr(docker_container, "GUEST", gone)
     with pytest.raises(SandboxUnavailable, match="does not see this machine's folders"):
         await workspaces.open(small_image)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from forge_env.core.errors import UserError
 from forge_env.core.workspace import Workspace, WorkspaceFileError, WorkspaceLimits, Workspaces
-from sandboxes.guest.guest_workspace_files import END, ENTRY, FILE, FOLDER, LINK
+from sandboxes.workspace_guest.guest_workspace_files import END, ENTRY, FILE, FOLDER, LINK
 from sandboxes.workspaces.trees import receive_tree, send_tree
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

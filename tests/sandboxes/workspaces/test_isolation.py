@@ -20,7 +20,7 @@ import pytest_asyncio
 import forge_env
 from forge_env.core.errors import SandboxError, SandboxUnavailable, UserError
 from forge_env.core.workspace import Network, NetworkMode, UnpackedImage, Workspaces
-from sandboxes import open_workspaces
+from sandboxes.workspaces.open import open_workspaces
 from sandboxes.workspaces.pool import Pool
 from tests.helpers.images import make_small_image
 from tests.helpers.waiting import DEADLINE_S, wait_until
@@ -33,7 +33,7 @@ OWNER = """
 import asyncio, sys
 from pathlib import Path
 from forge_env.core.workspace import UnpackedImage
-from sandboxes import open_workspaces
+from sandboxes.workspaces.open import open_workspaces
 
 async def main():
     image = UnpackedImage(root=Path(sys.argv[1]))

@@ -13,13 +13,13 @@ import pytest
 import forge_env
 from forge_env.core.errors import SandboxUnavailable, UserError
 from forge_env.core.workspace import UnpackedImage
-from sandboxes import open_workspace, open_workspaces
+from sandboxes.workspaces.open import open_workspace, open_workspaces
 
 ROOT = Path(forge_env.__file__).parents[1]
 CODE = """
 import asyncio
 from forge_env.core.errors import UserError
-from sandboxes import open_workspaces
+from sandboxes.workspaces.open import open_workspaces
 
 async def main():
     try:
@@ -72,7 +72,7 @@ def test_workspaces_open_where_proc_is_read_only(small_image: UnpackedImage) -> 
         "import asyncio, sys\n"
         "from pathlib import Path\n"
         "from forge_env.core.workspace import UnpackedImage\n"
-        "from sandboxes import open_workspace\n"
+        "from sandboxes.workspaces.open import open_workspace\n"
         "async def main():\n"
         "    async with open_workspace(UnpackedImage(root=Path(sys.argv[1])), 'namespace') as workspace:\n"
         "        print((await workspace.exec('cat /proc/self/oom_score_adj')).stdout)\n"

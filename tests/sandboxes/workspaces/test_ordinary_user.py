@@ -19,7 +19,7 @@ from pathlib import Path
 from forge_env.core.errors import SandboxUnavailable, UserError
 from forge_env.core.sandbox import ExecStatus
 from forge_env.core.workspace import Network, NetworkMode, UnpackedImage, WorkspaceLimits
-from sandboxes import open_workspaces
+from sandboxes.workspaces.open import open_workspaces
 
 async def main():
     image = UnpackedImage(root=Path(sys.argv[1]))

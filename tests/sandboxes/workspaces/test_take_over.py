@@ -9,7 +9,7 @@ import pytest
 import pytest_asyncio
 
 from forge_env.core.workspace import UnpackedImage, Workspace, WorkspaceFileError, WorkspaceLimits, Workspaces
-from sandboxes.guest.guest_workspace_files import END, FILE, HARD_LINK, OBJECT
+from sandboxes.workspace_guest.guest_workspace_files import END, FILE, HARD_LINK, OBJECT
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 KEEP = ["/bin", "/usr", "/etc", "/opt", "/opt/app/.env*", "/home/*/.*"]

@@ -1,8 +1,8 @@
-"""Unpacks one layer of an image: `python -I -S -X utf8 guest_unpack.py ORDER`, with the layer on standard input.
+"""Unpacks one layer of an image: `python -I -S -X utf8 guest_unpack.py ORDER GUEST`, with the layer on standard input.
 
-Run by path, with nothing but the standard library importable; `sandboxes/images/unpack.py` starts it. A layer may be
-hostile: it is read by a process that has the folder of the layer as its root, no network, no other processes, nearly no
-privileges, and limits on memory, time, bytes and files.
+Run by path, with only the standard library and, from the folder GUEST, `guest_kernel`; `sandboxes/images/unpack.py`
+starts it. A layer may be hostile: it is read by a process that has the folder of the layer as its root, no network, no
+other processes, nearly no privileges, and limits on memory, time, bytes and files.
 
     launcher -> unpacker (pid 1 of its namespaces) -> decompressor
 
@@ -21,6 +21,7 @@ import sys
 import tarfile
 from typing import Any
 
+sys.path.insert(0, sys.argv[2])
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import guest_kernel as kernel  # type: ignore[import-not-found]
 import guest_mounts as mounts  # type: ignore[import-not-found]
@@ -36,7 +37,7 @@ from guest_unpack_stream import (  # type: ignore[import-not-found]
     write,
 )
 
-del sys.path[0]
+del sys.path[:2]
 
 WHITEOUT, RESERVED = ".wh.", ".wh..wh."
 OPAQUE, IMPLIED = ".wh..wh..opq", ".wh..wh.implied"

@@ -22,12 +22,12 @@ from pathlib import Path
 from forge_env.core.errors import SandboxUnavailable, UserError
 from forge_env.core.sandbox import Limits
 from sandboxes.guest.seccomp import seccomp_filter
-from sandboxes.host.controlled import require_supported_platform, why_not
+from sandboxes.host.controlled import GUEST, require_supported_platform, why_not
 from sandboxes.host.zygote import guest_limits
 
 LIMITS = Limits(cpu_s=24 * 3600.0, memory_bytes=8 * 2**30, processes=256, file_bytes=2 * 2**30, tmp_bytes=256 * 2**20)
 START_SECONDS = 30.0
-_LAUNCHER = Path(__file__).parents[1] / "guest" / "guest_program.py"
+_LAUNCHER = Path(__file__).with_name("guest_program.py")
 _MAX_MESSAGE = 2**16
 _SYSTEM = tuple(map(Path, ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")))
 
@@ -53,7 +53,7 @@ def confined(
         "limits": limits,
         "filter": base64.b64encode(seccomp_filter()).decode(),
     }
-    return [sys.executable, "-I", "-S", str(_LAUNCHER), str(control), json.dumps(spec), *command]
+    return [sys.executable, "-I", "-S", str(_LAUNCHER), str(GUEST), str(control), json.dumps(spec), *command]
 
 
 async def listener_of(control: socket.socket) -> socket.socket:

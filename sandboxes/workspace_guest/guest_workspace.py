@@ -1,6 +1,7 @@
 """The server of workspaces: it starts one on request, as a fork of itself in namespaces of its own.
 
-Run by path (`python -P -s -S guest_workspace.py <control socket>`), with nothing but the standard library importable.
+Run by path (`python -P -s -S guest_workspace.py <control socket> <folder of guest_kernel>`), with nothing but the
+standard library importable.
 
     owner -> server -> pid 1 of each workspace -> its commands
 
@@ -24,13 +25,14 @@ import time
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
+sys.path.insert(0, sys.argv[2])
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import guest_kernel as kernel  # type: ignore[import-not-found]
 import guest_mounts as mounts  # type: ignore[import-not-found]
 import guest_workspace_init as init  # type: ignore[import-not-found]
 import guest_workspace_root as root  # type: ignore[import-not-found]
 
-del sys.path[0]
+del sys.path[:2]
 
 _MAX_MESSAGE, _MAX_FDS = 256 * 2**10, 8
 _REMOVE_S = 5.0

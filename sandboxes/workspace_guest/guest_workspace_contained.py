@@ -1,9 +1,9 @@
 """Pid 1 of a workspace in a container: it takes its order from the owner, gives up privileges, and serves.
 
-Run by path (`python -P -s -S guest_workspace_contained.py <socket>`), with nothing but the standard library importable.
-The engine has made the namespaces, the file system and the limits; the rest is done here. Python and this file come
-from the owner's machine, not from the image; no code of the image has run yet. The workspace ends with the owner: its
-socket ends then.
+Run by path (`python -P -s -S guest_workspace_contained.py <socket> <folder of guest_kernel>`), with nothing but the
+standard library importable. The engine has made the namespaces, the file system and the limits; the rest is done here.
+Python and this file come from the owner's machine, not from the image; no code of the image has run yet. The workspace
+ends with the owner: its socket ends then.
 """
 
 from __future__ import annotations
@@ -14,11 +14,12 @@ import os
 import socket
 import sys
 
+sys.path.insert(0, sys.argv[2])
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import guest_kernel as kernel  # type: ignore[import-not-found]
 import guest_workspace_init as init  # type: ignore[import-not-found]
 
-del sys.path[0]
+del sys.path[:2]
 
 _MAX_MESSAGE = 256 * 2**10
 

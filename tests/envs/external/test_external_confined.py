@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from envs.external.confined import check_shown, installation
 from forge_env.core.errors import UserError
-from sandboxes.host.program import check_shown, installation
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="an ordinary user's programs are of that user")

@@ -1,6 +1,6 @@
 """Runs one snippet or session if the engine forbids namespaces: as another user, in a container of its own.
 
-Run by path (`python -P -s -S guest_plain.py <order> <descriptors...>`) by `sandboxes/docker/plain.py`, which keeps
+Run by path (`python -P -s -S guest_plain.py <folder of guest.py> <order> <descriptors...>`) by `plain.py`, which keeps
 SETUID, SETGID, SETPCAP and KILL. Leftovers of the snippet end with the container.
 """
 
@@ -12,7 +12,7 @@ import os
 import sys
 from typing import Any, NoReturn
 
-sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+sys.path.insert(0, sys.argv[1])
 import guest  # type: ignore[import-not-found]
 import guest_kernel as kernel  # type: ignore[import-not-found]
 import guest_session as session  # type: ignore[import-not-found]
@@ -24,7 +24,7 @@ _ENVIRONMENT = {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": "/tmp", "LANG": 
 
 
 def main() -> NoReturn:
-    order, fds = json.loads(sys.argv[1]), [int(text) for text in sys.argv[2:]]
+    order, fds = json.loads(sys.argv[2]), [int(text) for text in sys.argv[3:]]
     try:
         snippet.add_site_builtins()
         guest.arrange_fds(fds)

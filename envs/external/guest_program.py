@@ -1,11 +1,12 @@
-"""Runs one program in its own namespaces: `python -I -S guest_program.py CONTROL SPEC COMMAND...`.
+"""Runs one program in its own namespaces: `python -I -S guest_program.py GUEST CONTROL SPEC COMMAND...`.
 
     launcher -> init (pid 1 of the program's namespaces) -> program
 
-It is run by path, with only the standard library; `program.py` builds the command line. Every process of the chain ends
-with its parent, and the death of init ends all processes of the program. Init prepares the namespaces, listens on the
-loopback of the program's network, sends that listener through CONTROL, starts the program, and waits for it without
-privileges. So the program's only way out is a connection to the holder of the listener.
+It is run by path, with only the standard library and, from the folder GUEST, `guest_kernel`; `confined.py` builds the
+command line. Every process of the chain ends with its parent, and the death of init ends all processes of the program.
+Init prepares the namespaces, listens on the loopback of the program's network, sends that listener through CONTROL,
+starts the program, and waits for it without privileges. So the program's only way out is a connection to the holder of
+the listener.
 
 SIGTERM is for the program: the launcher ignores it, as a pid 1 does.
 """
@@ -20,7 +21,7 @@ import socket
 import sys
 from typing import Any, NoReturn
 
-sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+sys.path.insert(0, sys.argv[1])
 import guest_kernel as kernel  # type: ignore[import-not-found]
 
 del sys.path[0]
@@ -31,13 +32,13 @@ _FIRST_ID = 0x6F000000  # below the ids of guest.py; process ids are below 2**22
 
 def main() -> int:
     """Run the program and return its exit code; 128 + N for signal N."""
-    control = socket.socket(fileno=int(sys.argv[1]))
+    control = socket.socket(fileno=int(sys.argv[2]))
     control.set_inheritable(False)
-    spec = json.loads(sys.argv[2])
+    spec = json.loads(sys.argv[3])
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        init = _start_init(control, spec, sys.argv[3:])
+        init = _start_init(control, spec, sys.argv[4:])
     except OSError as failure:
         control.send(json.dumps({"failed": str(failure)}).encode())
         return 126
