@@ -5,15 +5,14 @@ from __future__ import annotations
 import asyncio
 import pickle
 import signal
-import sys
 import time
 from pathlib import Path
 
 import pytest
+
+pytest.importorskip("torch")
+
 import torch
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "forge_env" / "runtime"))
-
 from nccl_process import NcclProcess
 from state_dicts import fingerprints
 from weights_process import make_weights
@@ -21,6 +20,7 @@ from weights_process import make_weights
 from forge_env.core.errors import ServiceError
 from forge_env.runtime.weights.nccl.puller import PublisherLink
 from forge_env.runtime.weights.nccl.store import NcclStore
+from tests.gpu.conftest import ends_on_sigterm  # noqa: F401 (a fixture)
 from tests.gpu.test_runs_gpu import check, run
 from tests.gpu.test_two_gpus import SHORT
 from tests.gpu.test_weights_gpu import check_bit_by_bit, measure, on_gpu, opened
