@@ -27,8 +27,8 @@ OURS = {
 
 # package -> its rooms, folders or files at its root, from the bottom up: a room imports only those before it
 ROOMS = {
-    "forge_env": """core utils data registry rollout remote tool_env users records telemetry evaluation serve gymnasium
-        check report viewer runtime cli __main__""",
+    "forge_env": """core utils data registry sinks rollout remote tool_env users records telemetry evaluation serve
+        gymnasium check report viewer runtime cli __main__""",
     "forge_env.runtime": "calls process hosts weights spawned launcher service actor host",
     "forge_env.runtime.weights": "tensor_layout weight_stream store torchstore_compat torchstore one_host nccl choice",
     "agents": """model_folder model_weights answer_form stop_strings thought_budget renderer served_tokenizer

@@ -42,7 +42,7 @@ def test_supervised_training_that_a_signal_ended_goes_on(start, tmp_path: Path) 
     ended = start(
         "trainers.sft", "--sft.data", str(write_chats(tmp_path / "chats.jsonl")), "--steps", "100000",
         "--sft.tokens_per_step", "1024", "--training.max_tokens_per_micro_batch", "512",
-        "--metrics.wandb", "offline", "--metrics.system_seconds", "1",
+        "--metrics.sinks", "wandb:offline", "--metrics.system_seconds", "1",
     )  # fmt: skip
     _wait(lambda: (ended.output / "metrics.jsonl").is_file() and len(_steps(ended.output)) >= 2, ended)
     os.killpg(ended.process.pid, signal.SIGTERM)  # of the whole group, as a terminal's Ctrl-C is

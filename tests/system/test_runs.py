@@ -604,7 +604,7 @@ def _check_export(folder: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_while_training_ends_everything(start, number: signal.Signals, code: int) -> None:  # type: ignore[no-untyped-def]
-    options = ("--metrics.wandb", "offline", "--metrics.system_seconds", "1", "--training.signal_error", "0")
+    options = ("--metrics.sinks", "wandb:offline", "--metrics.system_seconds", "1", "--training.signal_error", "0")
     run = start("trainers.grpo", "--env", "math", "--steps", "100000", *options, *UNTRAINED)
     run.read_until("grpo ")
     run.read_until("grpo ")

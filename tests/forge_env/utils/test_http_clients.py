@@ -297,21 +297,6 @@ async def remote_calls(url: str) -> None:
         await connections.take(ServerAddress.parse(url)).call("s", {"call": "reset"})
 
 
-async def telemetry(url: str) -> None:
-    from forge_env.core.episode import Episode
-    from forge_env.core.types import Task
-    from forge_env.telemetry.sender import SpanSender
-    from forge_env.telemetry.spans import Source
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", f"{url}/v1/traces")
-        sender = SpanSender(
-            Source(agent="a", provider="p", model="m"), messages=False, say=lambda _: None, close_seconds=15.0
-        )
-        sender.add(Episode(task=Task(prompt=(), id="t"), turns=(), reward=1.0, id="e"))
-        await asyncio.to_thread(sender.close)
-
-
 CLIENTS: tuple[Callable[[str], Any], ...] = (
     chat,
     rendering,
@@ -323,7 +308,6 @@ CLIENTS: tuple[Callable[[str], Any], ...] = (
     openenv_session,
     remote,
     remote_calls,
-    telemetry,
 )
 
 
