@@ -30,7 +30,7 @@ import difflib
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, cast, runtime_checkable
 
 from forge_env.core.episode import Episode
 from forge_env.core.errors import UserError, nearest
@@ -102,12 +102,10 @@ def load_sink(entry: str, option: str) -> tuple[type[Sink], Maker]:
     where = f"{option} {entry}"
     if not isinstance(sink_class, type):
         raise UserError(f"{where} is {sink_class!r}; it must be a class with the methods log and close")
-    signatures: dict[str, tuple[Any, ...]] = {"log": ("phase", 1, {}), "close": ()}
-    for method_name, arguments in signatures.items():
-        method = getattr(sink_class, method_name, None)
-        if not callable(method) or not _takes(method, None, *arguments):
-            needed = _SIGNATURES[method_name]
-            raise UserError(f"{where}: {sink_class.__name__} has no method {needed}: a sink needs it")
+    for method, form, arguments in _METHODS:
+        function = getattr(sink_class, method, None)
+        if not callable(function) or not _takes(function, None, *arguments):
+            raise UserError(f"{where}: {sink_class.__name__} has no method {form}: a sink needs it")
     takes = inspect.signature(sink_class).parameters.keys() & {"mode", "say"}
     if not _takes(sink_class, Path(), {}, **dict.fromkeys(takes)):
         raise UserError(
@@ -124,13 +122,15 @@ def load_sink(entry: str, option: str) -> tuple[type[Sink], Maker]:
 
     def make(folder: Path, config: Mapping[str, Any], say: Callable[[str], None]) -> Sink:
         given = {"mode": mode, "say": say}
-        sink: Sink = sink_class(folder, config, **{each: given[each] for each in takes})
-        return sink
+        return cast(Sink, sink_class(folder, config, **{each: given[each] for each in takes}))
 
     return sink_class, make
 
 
-_SIGNATURES = {"log": "log(self, phase, step, values)", "close": "close(self)"}
+_METHODS: tuple[tuple[str, str, tuple[Any, ...]], ...] = (
+    ("log", "log(self, phase, step, values)", ("phase", 1, {})),
+    ("close", "close(self)", ()),
+)
 
 
 def _takes(function: Any, *arguments: Any, **named: Any) -> bool:
