@@ -27,7 +27,7 @@ OURS = {
 
 # package -> its rooms, folders or files at its root, from the bottom up: a room imports only those before it
 ROOMS = {
-    "forge_env": """core utils data registry rollout remote tool_env users records telemetry evaluation serve gymnasium
+    "forge_env": """core utils data registry sinks rollout remote tool_env users records telemetry evaluation serve gymnasium
         check report viewer runtime cli __main__""",
     "forge_env.runtime": "calls process host_settings machines weights spawned launcher service actor hosts host",
     "forge_env.runtime.weights": "tensor_layout weight_stream store one_host choice torchstore_compat torchstore nccl",

@@ -1,5 +1,7 @@
 """Sends the spans of episodes by OTLP over HTTP, in a thread of its own: a run never waits for a collector.
 
+It is the sink `otel`, or `otel:messages`, which sends the texts of messages, arguments and results, too.
+
 The usual variables of OpenTelemetry hold: OTEL_EXPORTER_OTLP_TRACES_ENDPOINT or OTEL_EXPORTER_OTLP_ENDPOINT (else
 http://localhost:4318), headers, certificates, time-out, OTEL_SERVICE_NAME (else forge_env), OTEL_RESOURCE_ATTRIBUTES,
 OTEL_TRACES_SAMPLER, OTEL_SDK_DISABLED.
@@ -13,18 +15,17 @@ import os
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Self
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 from forge_env.core.episode import Episode
 from forge_env.core.errors import UserError
-from forge_env.telemetry.spans import SCHEMA_URL, Source, Span, episode_spans
+from forge_env.telemetry.spans import SCHEMA_URL, Span, episode_spans, source_of
 from forge_env.utils.http_clients import is_here
 from forge_env.utils.secret_values import masked_text
 
-MODES = ("off", "spans", "messages")
-"""Whether spans are sent, and whether with the texts of messages, arguments and results."""
 BACKLOG = 256
 """Episodes that may wait for the collector."""
 TOGETHER = 32
@@ -33,68 +34,61 @@ CLOSE_SECONDS = 10.0
 _PROTOCOL = "OTEL_EXPORTER_OTLP_PROTOCOL"
 
 
-def check_otel(mode: str, option: str) -> None:
-    """Check that spans can be sent as an option asks for.
-
-    Args:
-        mode: one of `MODES`.
-        option: its name, for messages.
-    """
-    if mode not in MODES:
-        raise UserError(f"{option} {mode} is not one of {', '.join(MODES)}")
-    if mode == "off":
-        return
-    if not _is_installed():
-        raise UserError(
-            f"{option} {mode} needs OpenTelemetry's SDK and its exporter: pip install 'forge-env[otel]', or "
-            "pip install opentelemetry-sdk opentelemetry-exporter-otlp-proto-http"
-        )
-    for name in ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", _PROTOCOL):
-        if (protocol := os.environ.get(name, "")) not in ("", "http/protobuf"):
-            raise UserError(f"{name} is {protocol}, and forge_env sends http/protobuf: unset it, or set it to that")
-
-
 class SpanSender:
-    """A context manager that sends episodes as spans; `add` never waits.
+    """A sink that sends episodes as spans; `episode` never waits.
 
     A collector that is slow or gone costs the run nothing but its spans: what it does not take is counted, and said at
     the first time and at the end.
 
     Args:
-        source: what acts in the episodes.
-        messages: whether the texts of messages, arguments and results are sent.
+        folder: of the run; nothing is written.
+        config: of the run or the evaluation; it says what acts in the episodes.
+        mode: "messages", or "" to send no texts.
         say: told what goes wrong, from any thread.
         backlog: episodes that may wait.
         close_seconds: how long `close` waits at most, for a collector that has answered so far.
     """
 
+    @classmethod
+    def check(cls, mode: str) -> None:
+        """Check that spans can be sent."""
+        if mode not in ("", "messages"):
+            raise UserError(f"the mode is {mode}; it is messages, or none")
+        if not _is_installed():
+            raise UserError(
+                "it needs OpenTelemetry's SDK and its exporter: pip install 'forge-env[otel]', or "
+                "pip install opentelemetry-sdk opentelemetry-exporter-otlp-proto-http"
+            )
+        for name in ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL"):
+            if (protocol := os.environ.get(name, "")) not in ("", "http/protobuf"):
+                raise UserError(f"{name} is {protocol}, and forge_env sends http/protobuf: unset it, or set it to that")
+
     def __init__(
         self,
-        source: Source,
-        *,
-        messages: bool,
+        folder: Path,
+        config: Mapping[str, Any],
+        mode: str,
         say: Callable[[str], None],
+        *,
         backlog: int = BACKLOG,
         close_seconds: float = CLOSE_SECONDS,
     ) -> None:
-        self._source, self._messages, self._say, self._seconds = source, messages, say, close_seconds
+        self._source, self._messages = source_of(config), mode == "messages"
+        self._say, self._seconds = say, close_seconds
         self._queue: queue.Queue[tuple[Episode, str, float] | None] = queue.Queue(backlog)
         self._exporter: Any = None
         self._collector = ""
-        self._is_failing = self._is_closed = False
+        self._is_failing = False
         self._warned: set[str] = set()
         self.added = self.sent = 0
         """The number of episodes, and of the episodes that the collector has taken."""
         self._thread = threading.Thread(target=self._run, name="opentelemetry", daemon=True)
         self._thread.start()
 
-    def __enter__(self) -> Self:
-        return self
+    def log(self, phase: str, step: int, values: Mapping[str, float]) -> None:
+        """Spans hold no metrics."""
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def add(self, episode: Episode, phase: str = "") -> None:
+    def episode(self, episode: Episode, phase: str) -> None:
         """Send the spans of an episode that has ended."""
         self.added += 1
         try:
@@ -104,10 +98,7 @@ class SpanSender:
             self._warn(f"the collector{self._collector}: {waiting}")
 
     def close(self) -> None:
-        """Wait for a while until everything is sent; a second call does nothing."""
-        if self._is_closed:
-            return
-        self._is_closed = True
+        """Wait for a while until everything is sent."""
         deadline = time.monotonic() + (min(1.0, self._seconds) if self._is_failing else self._seconds)
         try:
             self._queue.put(None, timeout=max(0.0, deadline - time.monotonic()))

@@ -56,8 +56,11 @@ class Span:
     events: Sequence[tuple[str, dict[str, Any]]] = field(default=())
 
 
-def source_of(agent: str) -> Source:
-    """Return what the name of an agent on the command line says: "openai:MODEL@URL", "scripted:expert" and so on."""
+def source_of(config: Mapping[str, Any]) -> Source:
+    """Return what acts in a training run, or in an evaluation, by its config."""
+    if "agent" not in config:
+        return Source(agent="policy", provider="vllm", model=config["model"]["path"] or "tiny model")
+    agent = config["agent"]
     kind, _, rest = agent.partition(":")
     if kind == "openai":
         model = model_at(rest)

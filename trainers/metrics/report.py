@@ -17,12 +17,12 @@ from forge_env.core.episode import Episode, read_jsonl, write_jsonl
 from forge_env.core.errors import ForgeError, UserError, first_error
 from forge_env.evaluation.evaluate import Evaluation
 from forge_env.registry.contrib import rows
+from forge_env.sinks.sinks import Reversible, Sink, TakesEpisodes
 from trainers.metrics.console import RunConsole
 from trainers.metrics.json_lines import JsonLines
-from trainers.metrics.open import open_sinks, open_spans
+from trainers.metrics.open import open_sinks
 from trainers.metrics.record_thread import RecordThread
 from trainers.metrics.reward_plot import write_reward_plot
-from trainers.metrics.sink import Reversible, Sink
 from trainers.metrics.system import Sampler, SystemMetrics
 from trainers.metrics.timeline import Timeline
 from trainers.metrics.trained import Trained
@@ -57,7 +57,6 @@ class Report:
         self.written = self._record.written
         self._metrics = JsonLines(folder / "metrics.jsonl", self.console.seconds)
         self._others: list[Sink] = [*open_sinks(folder, config, self.warn)] if config else []
-        self._spans = open_spans(config, self.warn) if config else None
         self._sampler: Sampler | None = None
 
     def __enter__(self) -> Self:
@@ -87,7 +86,7 @@ class Report:
         return (self._metrics, self.console, *self._others)
 
     def add(self, sink: Sink) -> None:
-        """Give one more sink every record from now on, in the thread that measures."""
+        """Give one more sink everything from now on, in the thread that measures."""
         self._others.append(sink)
 
     @property
@@ -136,7 +135,7 @@ class Report:
     # ---- metrics ----
 
     def metrics(self, phase: str, step: int, values: Mapping[str, float]) -> None:
-        """Log one record to every sink; see `trainers.metrics.sink.Record`."""
+        """Log one record to every sink; see `forge_env.sinks.sinks.Record`."""
         for sink in self.sinks:
             sink.log(phase, step, values)
 
@@ -175,9 +174,10 @@ class Report:
         """Record episodes, in a thread; `written` waits for it."""
         listed = list(episodes)
         self._record.write(write_jsonl, self._episodes(phase), listed, routes=self._records_routes)
-        if self._spans is not None:
-            for episode in listed:
-                self._spans.add(episode, phase)
+        for sink in self._others:
+            if isinstance(sink, TakesEpisodes):
+                for episode in listed:
+                    sink.episode(episode, phase)
 
     def trained(self, step: int, advantages: Iterable[tuple[Episode, float | np.ndarray]]) -> None:
         """Record the episodes of an optimizer step and their advantages; see `trainers.metrics.trained`."""
@@ -221,8 +221,6 @@ class Report:
             stack.callback(self._record.close)
             for sink in self._others:
                 stack.callback(sink.close)
-            if self._spans is not None:
-                stack.callback(self._spans.close)
             stack.callback(self.stop_measuring)
 
 

@@ -1,6 +1,8 @@
 """Weights & Biases, offline or online; the package itself runs in a process of its own, trainers/metrics/wandb_run.py.
 
-Its key comes from the environment (WANDB_API_KEY) and is written nowhere. The id of the run at W&B is kept in the run's
+It is the sink `wandb`, or `wandb:offline` or `wandb:online`; without a mode WANDB_MODE has it, else it is online. The
+key comes from the environment (WANDB_API_KEY) and is written nowhere. WANDB_PROJECT (else forge_env) and WANDB_NAME
+(else the name of the run's folder) say where the run is shown. Both, and the run's id at W&B, are kept in the run's
 folder, so a resumed run is one run there too. Everything lies under `wandb/` of that folder.
 
 Offline, a resumed run begins a new folder with all records up to its checkpoint; it replaces the folders that were not
@@ -9,6 +11,7 @@ synced yet. Online, records that were sent stay: the steps after the checkpoint 
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import secrets
@@ -20,7 +23,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from trainers.metrics.sink import Record
+from forge_env.core.errors import UserError
+from forge_env.sinks.sinks import Record
 
 FINISH_SECONDS = 30.0  # for W&B at the end of a run to send what is left; in a short run, also to start
 
@@ -34,20 +38,34 @@ class Wandb:
 
     Args:
         folder: of the run.
-        config: of the run, for its page at W&B; its section `metrics` has the project and the name.
+        config: of the run, for its page at W&B.
+        mode: "offline", "online", or "" for that of WANDB_MODE, or else online.
     """
 
-    def __init__(self, folder: Path, config: Mapping[str, Any]) -> None:
+    @classmethod
+    def check(cls, mode: str) -> None:
+        """Check that the package and its key are there."""
+        mode = _mode(mode)
+        if mode not in ("offline", "online"):
+            raise UserError(f"the mode is {mode}; it is offline or online")
+        if importlib.util.find_spec("wandb") is None:
+            raise UserError(
+                "wandb is not installed: it comes with the extra of that name, or by pip install 'wandb>=0.22'"
+            )
+        if mode == "online" and not os.environ.get("WANDB_API_KEY"):
+            raise UserError("WANDB_API_KEY is not set: set it to your key, or use wandb:offline")
+
+    def __init__(self, folder: Path, config: Mapping[str, Any], mode: str) -> None:
         self._folder = folder
         self._config = config
-        self._settings = config["metrics"]
+        self._mode = _mode(mode)
         self._process: subprocess.Popen[str] | None = None
 
     def log(self, phase: str, step: int, values: Mapping[str, float]) -> None:
         self._send({"phase": phase, "step": step, "values": dict(values)})
 
     def go_back(self, records: Sequence[Record]) -> None:
-        if self._settings["wandb"] != "offline":
+        if self._mode != "offline":
             return
         for path in (self._folder / "wandb").glob("offline-run-*"):
             if not list(path.glob("*.synced")):
@@ -95,10 +113,8 @@ class Wandb:
             )
         assert process.stdin is not None
         options = {
-            "mode": self._settings["wandb"],
-            "project": self._settings["wandb_project"],
-            "name": self._settings["wandb_name"] or self._folder.resolve().name,
-            "id": self._id(),
+            "mode": self._mode,
+            **self._identity(),
             "dir": str(self._folder.resolve()),
             "config": self._config,
             "finish_seconds": FINISH_SECONDS,
@@ -114,12 +130,16 @@ class Wandb:
         places = {name: str(folder / part) for name, part in names.items()} | {"WANDB_DIR": str(folder.parent)}
         return places | {"WANDB_ERROR_REPORTING": "false"}
 
-    def _id(self) -> str:
-        """The run's id at W&B: made once, and read from its file afterwards."""
-        path = self._folder / "wandb" / "run_id"
+    def _identity(self) -> dict[str, str]:
+        """Id, project and name of the run at W&B: made once, and read from their file afterwards."""
+        path = self._folder / "wandb" / "run.json"
         if not path.is_file():
-            path.write_text(secrets.token_hex(4) + "\n", encoding="utf-8")
-        return path.read_text(encoding="utf-8").strip()
+            project = os.environ.get("WANDB_PROJECT") or "forge_env"
+            name = os.environ.get("WANDB_NAME") or self._folder.resolve().name
+            made = {"id": secrets.token_hex(4), "project": project, "name": name}
+            path.write_text(json.dumps(made) + "\n", encoding="utf-8")
+        identity: dict[str, str] = json.loads(path.read_text(encoding="utf-8"))
+        return identity
 
     @property
     def _log(self) -> Path:
@@ -128,3 +148,7 @@ class Wandb:
     def _why(self) -> str:
         lines = self._log.read_text(encoding="utf-8", errors="replace").split("\n")
         return f"{next((line for line in reversed(lines) if line.strip()), 'it ended')} ({self._log})"
+
+
+def _mode(mode: str) -> str:
+    return mode or os.environ.get("WANDB_MODE") or "online"

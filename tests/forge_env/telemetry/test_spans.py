@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,8 @@ from forge_env.cli.main import main
 from forge_env.core.episode import Episode, Turn
 from forge_env.core.errors import UserError
 from forge_env.core.types import Outcome, Task, ToolCall, ToolUse
-from forge_env.telemetry.sender import SpanSender, check_otel
+from forge_env.sinks.sinks import load_sink
+from forge_env.telemetry.sender import SpanSender
 from forge_env.telemetry.spans import SCHEMA_URL, Source, episode_spans, source_of
 from tests.forge_env.evaluation.test_api import measured
 from tests.helpers.collector import Collector, collecting
@@ -23,7 +25,17 @@ from tests.helpers.ports import free_ports
 
 pytestmark = needs("opentelemetry")
 TURN = Turn(kind="text", observation=(), message={"role": "assistant", "content": "hi"})
-SOURCE = Source(agent="openai:m", provider="openai", model="m")
+CONFIG = {"agent": "openai:m@http://localhost:1/v1"}
+SOURCE = source_of(CONFIG)
+
+
+@contextmanager
+def sending(say: Callable[[str], None] = print, mode: str = "") -> Iterator[SpanSender]:
+    sender = SpanSender(Path(), CONFIG, mode, say)
+    try:
+        yield sender
+    finally:
+        sender.close()
 
 
 @pytest.fixture
@@ -72,8 +84,8 @@ def an_episode(number: int = 0, **changes: Any) -> Episode:
 
 def test_a_collector_receives_the_conventions_names(collector: Collector) -> None:
     said: list[str] = []
-    with SpanSender(SOURCE, messages=False, say=said.append) as sender:
-        sender.add(an_episode(), phase="train")
+    with sending(said.append) as sender:
+        sender.episode(an_episode(), "train")
     whole, chat, tool, last = collector.spans()
     assert said == [] and sender.sent == 1
     assert [s["name"] for s in (whole, chat, tool, last)] == [
@@ -110,12 +122,12 @@ def test_a_collector_receives_the_conventions_names(collector: Collector) -> Non
 
 
 def test_texts_are_sent_only_when_asked_for(collector: Collector) -> None:
-    with SpanSender(SOURCE, messages=False, say=print) as sender:
-        sender.add(an_episode())
+    with sending() as sender:
+        sender.episode(an_episode(), "")
     assert b"secret" not in b"".join(request.SerializeToString() for request in collector.requests)
     collector.requests.clear()
-    with SpanSender(SOURCE, messages=True, say=print) as sender:
-        sender.add(an_episode())
+    with sending(mode="messages") as sender:
+        sender.episode(an_episode(), "")
     _, chat, tool, last = (span["attributes"] for span in collector.spans())
     asked = [{"role": "user", "parts": [{"type": "text", "content": "secret question"}]}]
     assert json.loads(chat["gen_ai.input.messages"]) == asked
@@ -131,8 +143,8 @@ def test_a_fault_is_an_error_without_a_reward(collector: Collector) -> None:
     fault = an_episode(
         outcome=Outcome.INFRA_FAULT, reward=None, rewards={}, success=None, error="SandboxError: gone \ud800"
     )
-    with SpanSender(SOURCE, messages=False, say=print) as sender:
-        sender.add(fault)
+    with sending() as sender:
+        sender.episode(fault, "")
     whole = collector.spans()[0]
     assert whole["span"].status.code == 2 and whole["span"].status.message == "SandboxError: gone \ufffd"
     assert whole["attributes"]["error.type"] == "infra_fault" and not whole["events"]
@@ -145,8 +157,8 @@ def test_hostile_text_arrives(collector: Collector) -> None:
         kind="text", observation=({"role": "user", "content": text},), message={"role": "assistant", "content": text}
     )
     said: list[str] = []
-    with SpanSender(SOURCE, messages=True, say=said.append) as sender:
-        sender.add(an_episode(turns=(turn,), info={}))
+    with sending(said.append, "messages") as sender:
+        sender.episode(an_episode(turns=(turn,), info={}), "")
     shown = json.loads(collector.spans()[1]["attributes"]["gen_ai.input.messages"])
     assert said == [] and shown[0]["parts"][0]["content"] == "\ufffd\x00" + "x" * 1_000_000
 
@@ -164,15 +176,13 @@ def test_hostile_text_arrives(collector: Collector) -> None:
         {"turns": (replace(TURN, usage={"prompt_tokens": 10**30, "completion_tokens": 1}),)},
     ],
 )
-@pytest.mark.parametrize("messages", [False, True])
-def test_an_episode_that_makes_no_spans_is_left_out(
-    collector: Collector, messages: bool, changes: dict[str, Any]
-) -> None:
+@pytest.mark.parametrize("mode", ["", "messages"])
+def test_an_episode_that_makes_no_spans_is_left_out(collector: Collector, mode: str, changes: dict[str, Any]) -> None:
     """The episodes before and after it are sent, and it is said once."""
     said: list[str] = []
-    with SpanSender(SOURCE, messages=messages, say=said.append) as sender:
+    with sending(said.append, mode) as sender:
         for number in range(6):
-            sender.add(an_episode(number, **(changes if number in (2, 4) else {})))
+            sender.episode(an_episode(number, **(changes if number in (2, 4) else {})), "")
     roots = {span["attributes"]["gen_ai.conversation.id"] for span in collector.spans()}
     left_out = {"t/2", "t/4"} - roots
     assert roots >= {"t/0", "t/1", "t/3", "t/5"} and len(left_out) in (0, 2)
@@ -185,11 +195,11 @@ def test_an_episode_that_makes_no_spans_is_left_out(
 def test_a_slow_collector_delays_nothing(collector: Collector) -> None:
     collector.open.clear()
     said: list[str] = []
-    sender = SpanSender(SOURCE, messages=True, say=said.append, backlog=2, close_seconds=0.2)
-    sender.add(an_episode(0))
+    sender = SpanSender(Path(), CONFIG, "messages", said.append, backlog=2, close_seconds=0.2)
+    sender.episode(an_episode(0), "")
     assert collector.arrived.wait(30)
     for number in range(1, 5):  # it holds the first; two wait, two are dropped
-        sender.add(an_episode(number))
+        sender.episode(an_episode(number), "")
     sender.close()
     assert len(said) == 2
     assert said[0].endswith("2 episodes wait for it already, so that spans are dropped") and collector.url in said[0]
@@ -204,9 +214,9 @@ def test_a_collector_that_takes_nothing_is_said_once(is_there: bool, monkeypatch
         server.status = 400
         url = server.url if is_there else f"http://127.0.0.1:{free_ports(1)[0]}"
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", url)
-        with SpanSender(SOURCE, messages=True, say=said.append) as sender:
+        with sending(said.append, "messages") as sender:
             for number in range(3):
-                sender.add(an_episode(number))
+                sender.episode(an_episode(number), "")
     assert said == [
         f"warning: OpenTelemetry: the collector at {url}/v1/traces: it did not take spans; "
         "the run goes on without them",
@@ -214,30 +224,43 @@ def test_a_collector_that_takes_nothing_is_said_once(is_there: bool, monkeypatch
     ]
 
 
+def test_only_a_collector_elsewhere_is_reached_through_a_proxy(
+    collector: Collector, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{free_ports(1)[0]}")
+    with sending() as sender:
+        sender.episode(an_episode(), "")
+    assert collector.spans()
+    monkeypatch.setenv("http_proxy", collector.url)
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://elsewhere.example")
+    with sending() as sender:
+        sender.episode(an_episode(), "")
+    assert collector.paths == {"/v1/traces", "http://elsewhere.example/v1/traces"}
+
+
 def test_an_evaluation_sends_what_it_runs_and_only_that(collector: Collector, tmp_path: Path) -> None:
     command = ["eval", "--env", "math", "--agent", "scripted:expert", "--tasks", "3", "--out", str(tmp_path / "run")]
     assert main([*command, "--json"]) == 0 and collector.requests == []
-    assert main([*command[:-1], str(tmp_path / "other"), "--otel", "spans", "--json"]) == 0
+    assert main([*command[:-1], str(tmp_path / "other"), "--sink", "otel", "--json"]) == 0
     names = [span["name"] for span in collector.spans()]
     assert names.count("invoke_agent scripted:expert") == 3 and names.count("execute_tool calculator") == 3
-    assert main([*command[:-1], str(tmp_path / "other"), "--otel", "spans", "--json"]) == 0
+    assert main([*command[:-1], str(tmp_path / "other"), "--sink", "otel", "--json"]) == 0
     assert len(collector.spans()) == len(names)  # nothing was run again
 
 
 def test_bad_settings_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(UserError, match="--otel all is not one of off, spans, messages"):
-        check_otel("all", "--otel")
+    with pytest.raises(UserError, match="--sink otel:all: the mode is all; it is messages, or none"):
+        load_sink("otel:all", "--sink")
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc")
-    check_otel("off", "--otel")
-    with pytest.raises(UserError, match="OTEL_EXPORTER_OTLP_PROTOCOL is grpc"):
-        check_otel("spans", "--otel")
+    with pytest.raises(UserError, match="--sink otel: OTEL_EXPORTER_OTLP_PROTOCOL is grpc"):
+        load_sink("otel", "--sink")
 
 
 def test_agents_are_named_as_on_the_command_line() -> None:
-    endpoint = source_of("openai:org/m@1@http://key@host/v1")  # the URL may hold a password
+    endpoint = source_of({"agent": "openai:org/m@1@http://key@host/v1"})  # the URL may hold a password
     assert endpoint == Source(agent="openai:org/m@1", provider="openai", model="org/m@1")
-    assert source_of("vllm:Qwen/Q") == Source(agent="vllm:Qwen/Q", provider="vllm", model="Qwen/Q")
-    assert source_of("scripted:expert") == Source(agent="scripted:expert", provider="forge_env")
+    assert source_of({"agent": "vllm:Qwen/Q"}) == Source(agent="vllm:Qwen/Q", provider="vllm", model="Qwen/Q")
+    assert source_of({"agent": "scripted:expert"}) == Source(agent="scripted:expert", provider="forge_env")
 
 
 def test_a_call_that_could_not_be_read_has_a_name() -> None:

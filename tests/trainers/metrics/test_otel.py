@@ -1,4 +1,4 @@
-"""`metrics.otel`: a run sends the episodes that it records, and never waits for a collector at its end."""
+"""The sink `otel`: a run sends the episodes that it records, and never waits for a collector at its end."""
 
 from __future__ import annotations
 
@@ -20,16 +20,18 @@ from trainers.setup.plan import make_plan
 pytestmark = needs("opentelemetry")
 
 
-def settings(mode: str) -> Config:
-    return with_values(Config(), {"metrics.tensorboard": False, "metrics.otel": mode, "model.path": "org/model"})
+def settings(*sinks: str) -> Config:
+    return with_values(
+        Config(), {"metrics.tensorboard": False, "metrics.sinks": list(sinks), "model.path": "org/model"}
+    )
 
 
 def test_a_run_sends_what_it_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     episode = Episode(prompt_ids=(1, 2), response_ids=(3,), logprobs=(-0.5,), reward=1.0)
     with collecting() as collector:
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.url)
-        for mode in ("off", "spans"):
-            with Report(tmp_path / mode, asdict(settings(mode))) as report:
+        for sinks in ((), ("otel",)):
+            with Report(tmp_path / str(len(sinks)), asdict(settings(*sinks))) as report:
                 report.episodes("train", [episode])
         found = collector.spans()
     assert [span["name"] for span in found] == ["invoke_agent policy", "chat org/model"]
@@ -41,6 +43,6 @@ def test_a_run_sends_what_it_records(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 def test_a_wrong_protocol_is_refused_before_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc")
-    check_metrics(make_plan(settings("off"), GRPO))
-    with pytest.raises(UserError, match="grpc"):
-        check_metrics(make_plan(settings("spans"), GRPO))
+    check_metrics(make_plan(settings(), GRPO))
+    with pytest.raises(UserError, match="--metrics.sinks otel: OTEL_EXPORTER_OTLP_PROTOCOL is grpc"):
+        check_metrics(make_plan(settings("otel"), GRPO))

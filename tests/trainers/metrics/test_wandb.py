@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -15,6 +16,8 @@ from pathlib import Path
 import pytest
 
 from forge_env.core.errors import UserError
+from forge_env.evaluation.api import evaluate
+from forge_env.sinks.sinks import load_sink
 from tests.helpers.packages import needs
 from tests.system.test_resume import ended_by_sigterm
 from tests.system.test_runs import a_signal_ends_everything, start  # noqa: F401 (a fixture)
@@ -34,10 +37,9 @@ import os, sys, time
 from contextlib import suppress
 from pathlib import Path
 from trainers.metrics.wandb import Wandb
-from trainers.metrics.sink import Record
+from forge_env.sinks.sinks import Record
 
-settings = {"wandb": "offline", "wandb_project": "mine", "wandb_name": "", "tensorboard": False, "sinks": []}
-sink = Wandb(Path(sys.argv[1]), {"metrics": settings, "training": {"steps": 3}})
+sink = Wandb(Path(sys.argv[1]), {"training": {"steps": 3}}, "offline")
 
 def hold():
     print("ready", flush=True)
@@ -59,8 +61,9 @@ class Runs:
             path.mkdir()
         self.mark = f"forge-test-{uuid.uuid4()}"
 
-    def start(self, script: str) -> subprocess.Popen[str]:
+    def start(self, script: str, **more: str) -> subprocess.Popen[str]:
         environ = {**os.environ, "HOME": str(self.home), "PYTHONPATH": str(ROOT), "FORGE_TEST_MARK": self.mark}
+        environ |= {"WANDB_PROJECT": "mine", **more}
         for name in ("XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME"):
             environ.pop(name, None)
         return subprocess.Popen(
@@ -74,8 +77,8 @@ class Runs:
             preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
         )
 
-    def finish(self, script: str) -> str:
-        process = self.start(script)
+    def finish(self, script: str, **more: str) -> str:
+        process = self.start(script, **more)
         said = process.communicate(timeout=SECONDS)[0]
         assert process.returncode == 0, said
         return said
@@ -121,7 +124,8 @@ def test_an_offline_run_lies_in_the_runs_folder_and_leaves_nothing(runs: Runs) -
     assert steps(path) == [(1, 0.5), (2, 1.0), (3, 1.5)]
     run = run_of(path)
     assert (run.project, run.display_name) == ("mine", "run")
-    assert run.run_id == (runs.run / "wandb" / "run_id").read_text().strip()
+    identity = json.loads((runs.run / "wandb" / "run.json").read_text())
+    assert identity == {"id": run.run_id, "project": "mine", "name": "run"}
     assert list(runs.home.rglob("*")) == [] == list(runs.cwd.rglob("*"))
     assert {each.name for each in runs.run.iterdir()} == {"wandb"}
 
@@ -129,11 +133,14 @@ def test_an_offline_run_lies_in_the_runs_folder_and_leaves_nothing(runs: Runs) -
 def test_a_resumed_run_is_the_same_run_and_has_each_step_once(runs: Runs) -> None:
     runs.finish("log(1, 2, 3)\nsink.close()\n")
     (before,) = runs.files()
-    name = run_of(before).run_id
+    first = run_of(before)
     kept = "[Record('train', step, {'loss': step / 2}) for step in (1, 2)]"
-    runs.finish(f"sink.go_back({kept})\nsink.log('train', 3, {{'loss': 9.0}})\nsink.close()\n")
+    again = f"sink.go_back({kept})\nsink.log('train', 3, {{'loss': 9.0}})\nsink.close()\n"
+    runs.finish(again, WANDB_PROJECT="other", WANDB_NAME="other")
     (after,) = runs.files()
-    assert after != before and run_of(after).run_id == name
+    found = run_of(after)
+    names = (first.run_id, first.project, first.display_name)
+    assert after != before and (found.run_id, found.project, found.display_name) == names
     assert steps(after) == [(1, 0.5), (2, 1.0), (3, 9.0)]
 
 
@@ -177,28 +184,43 @@ except Exception as error:
 
 def test_wandb_that_is_not_installed_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "wandb", None)  # Python's own way to say that there is none
-    config = parse(Config, ["--metrics.wandb", "offline", "--env", "math"], SHORT_OPTIONS)
-    with pytest.raises(UserError, match=r"wandb is not installed: it comes with the extra of that name, or by pip"):
+    config = parse(Config, ["--metrics.sinks", "wandb:offline", "--env", "math"], SHORT_OPTIONS)
+    with pytest.raises(UserError, match=r"wandb:offline: wandb is not installed: it comes with the extra of that name"):
         make_plan(config, GRPO).check()
 
 
 def test_wandb_online_needs_a_key_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("wandb")
-    config = parse(Config, ["--metrics.wandb", "online", "--env", "math"], SHORT_OPTIONS)
+    config = parse(Config, ["--metrics.sinks", "wandb", "--env", "math"], SHORT_OPTIONS)
     monkeypatch.delenv("WANDB_API_KEY", raising=False)
-    with pytest.raises(UserError, match=r"WANDB_API_KEY is not set.*--metrics\.wandb offline"):
+    monkeypatch.delenv("WANDB_MODE", raising=False)
+    with pytest.raises(UserError, match=r"--metrics\.sinks wandb: WANDB_API_KEY is not set.*wandb:offline"):
         make_plan(config, GRPO).check()
     monkeypatch.setenv("WANDB_API_KEY", "0" * 40)
     make_plan(config, GRPO).check()
+    monkeypatch.delenv("WANDB_API_KEY")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    make_plan(config, GRPO).check()
+
+
+def test_an_unknown_mode_is_refused() -> None:
+    with pytest.raises(UserError, match="--sink wandb:of: the mode is of; it is offline or online"):
+        load_sink("wandb:of", "--sink")
+
+
+def test_an_evaluation_shows_its_figures(tmp_path: Path) -> None:
+    result = evaluate("math", "scripted:expert", tasks=2, out=tmp_path / "run", sinks=["wandb:offline"], progress=False)
+    (path,) = (tmp_path / "run").glob("wandb/offline-run-*/*.wandb")
+    (row,) = history(path)
+    assert (row["evaluation/step"], row["evaluation/pass@1"]) == (0, result.success)
 
 
 def test_supervised_training_that_a_signal_ended_leaves_nothing_behind(start, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]  # noqa: F811
-    ended, _ = ended_by_sigterm(start, tmp_path, "--metrics.wandb", "offline")
+    ended, _ = ended_by_sigterm(start, tmp_path, "--metrics.sinks", "wandb:offline")
     assert list((ended.output / "wandb").glob("offline-run-*/*.wandb"))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_while_training_ends_everything(start, number: signal.Signals, code: int) -> None:  # type: ignore[no-untyped-def]  # noqa: F811
-    output = a_signal_ends_everything(start, number, code, "--metrics.wandb", "offline")
+    output = a_signal_ends_everything(start, number, code, "--metrics.sinks", "wandb:offline")
     assert list((output / "wandb").glob("offline-run-*/*.wandb"))

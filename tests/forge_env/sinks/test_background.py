@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from trainers.metrics.background import Background
-from trainers.metrics.sink import Record
+from forge_env.sinks.background import Background
+from forge_env.sinks.sinks import Record
 
 
 class Kept:

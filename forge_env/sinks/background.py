@@ -1,19 +1,36 @@
-"""A sink in a thread of its own: if it is slow, hangs or raises, the run loses only the sink's points."""
+"""Sinks in threads of their own: if one is slow, hangs or raises, the run loses only what that sink shows."""
 
 from __future__ import annotations
 
 import queue
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
 
-from trainers.metrics.sink import Record, Reversible, Sink
+from forge_env.core.episode import Episode
+from forge_env.sinks.sinks import Record, Reversible, Sink, TakesEpisodes, load_sink
 
 BACKLOG = 1000  # records: some hours of steps, or minutes of a fast loop
-CLOSE_SECONDS = 40.0  # longer than the 35 of W&B
+CLOSE_SECONDS = 40.0  # a sink that needs a network may take half a minute
+
+
+def open_sinks(
+    entries: Sequence[str], option: str, folder: Path, config: Mapping[str, Any], say: Callable[[str], None]
+) -> list[Background]:
+    """Start sinks by their names or targets, see `load_sink`, each in a thread of its own."""
+    found = {entry: load_sink(entry, option) for entry in entries}
+    return [
+        Background(
+            f"the sink {entry}", partial(make, folder, config, say), say, episodes=hasattr(sink_class, "episode")
+        )
+        for entry, (sink_class, make) in found.items()
+    ]
 
 
 class Background:
-    """Hands records to a sink, in order.
+    """Hands records and episodes to a sink, in order.
 
     A sink that raises is switched off, with one warning. If it is `backlog` records behind, further records are dropped
     and counted; a warning says so at the first one and at the end. `log` never waits.
@@ -22,6 +39,7 @@ class Background:
         name: of the sink, for messages.
         make: makes the sink, in its own thread.
         say: gets the warnings, from any thread.
+        episodes: whether the sink takes episodes.
         backlog: records that may wait for the sink.
         close_seconds: how long `close` waits for it.
     """
@@ -32,6 +50,7 @@ class Background:
         make: Callable[[], Sink],
         say: Callable[[str], None],
         *,
+        episodes: bool = False,
         backlog: int = BACKLOG,
         close_seconds: float = CLOSE_SECONDS,
     ) -> None:
@@ -41,6 +60,7 @@ class Background:
         self.is_off = False
         """Whether it raised."""
         self._say = say
+        self._takes_episodes = episodes
         self._seconds = close_seconds
         self._queue: queue.Queue[Callable[[Sink], None] | None] = queue.Queue(backlog)
         self._thread = threading.Thread(target=self._run, args=(make,), name=f"metrics {name}", daemon=True)
@@ -49,6 +69,10 @@ class Background:
     def log(self, phase: str, step: int, values: Mapping[str, float]) -> None:
         record = Record(phase, step, dict(values))
         self._put(lambda sink: sink.log(*record))
+
+    def episode(self, episode: Episode, phase: str) -> None:
+        if self._takes_episodes:
+            self._put(lambda sink: sink.episode(episode, phase) if isinstance(sink, TakesEpisodes) else None)
 
     def go_back(self, records: Sequence[Record]) -> None:
         self._put(lambda sink: sink.go_back(records) if isinstance(sink, Reversible) else None)
