@@ -115,7 +115,6 @@ def test_a_killed_run_goes_on_from_its_checkpoint(start) -> None:  # type: ignor
     startup = summary["startup"]  # of this start of it
     assert sum(startup["checkpoint"]) <= startup["weights: publish"][0] and "evaluation" not in startup
     assert f"first optimizer step {startup['first_step']:.1f} s after the command" in console
-    assert (killed.output / "reward.png").read_bytes().startswith(b"\x89PNG")
     assert (killed.output / "model" / "model.safetensors").is_file()
     assert (killed.output / "episodes" / "before.jsonl").read_bytes() == before
     page = page_of(killed.output)

@@ -175,7 +175,6 @@ def test_two_steps_of_grpo(start, tmp_path: Path) -> None:  # type: ignore[no-un
             assert 0 < step["engine/cache_usage"] < 1
             assert step["engine/preemptions"] == 0, "the cache has room for all"
     _check_findings(run.output, console, "rewards_constant")
-    assert (run.output / "reward.png").read_bytes().startswith(b"\x89PNG")
     trace = json.loads((run.output / "trace.json").read_text())
     assert {event["name"] for event in trace} >= {"thread_name", "group 0", "optimizer step", "publish", "pull"}
     changes = [event for event in trace if event["name"] in ("optimizer step", "publish")]

@@ -1,4 +1,4 @@
-"""What a run writes into its folder: metrics, episodes, timeline, reward plot, summary and report."""
+"""What a run writes into its folder: metrics, episodes, timeline, summary and report."""
 
 from __future__ import annotations
 
@@ -22,7 +22,6 @@ from trainers.metrics.console import RunConsole
 from trainers.metrics.json_lines import JsonLines
 from trainers.metrics.open import open_sinks
 from trainers.metrics.record_thread import RecordThread
-from trainers.metrics.reward_plot import write_reward_plot
 from trainers.metrics.system import Sampler, SystemMetrics
 from trainers.metrics.timeline import Timeline
 from trainers.metrics.trained import Trained
@@ -32,7 +31,7 @@ class Report:
     """The files of one run's folder and its console.
 
     The files: metrics.jsonl and console.jsonl, the sinks of `config.metrics`, episodes/PHASE.jsonl, trained.jsonl,
-    trace.json, reward.png, summary.json, and at the end report.html.
+    trace.json, summary.json, and at the end report.html.
 
     Args:
         folder: of the run.
@@ -164,8 +163,8 @@ class Report:
         return {shown: self._peaks[name] for name, shown in names.items() if name in self._peaks}
 
     def point(self, step: int, values: Mapping[str, float]) -> None:
-        """Add a step to `curve`, which the reward plot shows."""
-        names = {"reward": "reward", "success": "success", "seconds": "s/step", "training_reward": "training_reward"}
+        """Add a step to `curve`, for the summary."""
+        names = {"reward": "reward", "seconds": "s/step", "training_reward": "training_reward"}
         self.curve.append({"step": step} | {name: values[key] for name, key in names.items() if key in values})
 
     # ---- episodes ----
@@ -193,12 +192,6 @@ class Report:
         return self.folder / "episodes" / f"{phase}.jsonl"
 
     # ---- the end ----
-
-    def draw_curve(self, title: str, before: Evaluation | None, after: Evaluation | None) -> Path:
-        """Write reward.png; returns its path."""
-        path = self.folder / "reward.png"
-        write_reward_plot(path, self.curve, title, before, after)
-        return path
 
     def summary(self, values: Mapping[str, Any]) -> None:
         """Write summary.json atomically; it exists only when the run is complete."""

@@ -222,7 +222,7 @@ async def _prepare_model(
     """The folder of the model that the run begins with, and its number of parameters."""
     if plan.model.path:
         if plan.model.missing:  # what cannot be trained here is refused before its weights are downloaded
-            with_model(plan, fetch_config(plan.model.path).parent)
+            with_model(plan, fetch_config(plan.model.path))
         model = find_model(plan.model.path)
         record.say(f"model {model}")
         return model, count_parameters(model)
