@@ -19,7 +19,7 @@ from envs.suites.catalogue import installed
 from envs.suites.humaneval import env as humaneval
 from forge_env.core.episode import Episode
 from forge_env.core.types import Message, Task
-from forge_env.registry.registry import FAMILIES
+from forge_env.registry.contrib import rows
 from forge_env.utils.targets import load
 
 Script = Callable[..., Any]
@@ -290,7 +290,7 @@ SUITES: dict[str, Suite] = {
     "bfcl, relevance": _bfcl_suite("live_relevance", _TEXTS),
     **{f"reasoning_gym:{name}": _reasoning(name) for name in _DATASETS},
 }
-if "textarena" in FAMILIES:
+if "textarena" in rows("families"):
     SUITES |= {
         f"textarena:{game}": _textarena(game, player)
         for game, player in (("GuessTheNumber-v0", _guess), ("TowerOfHanoi-v0", _hanoi))

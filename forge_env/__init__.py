@@ -12,7 +12,7 @@ leave_at_once()  # before anything that takes time to import
 import importlib  # noqa: E402
 from typing import TYPE_CHECKING, Any  # noqa: E402
 
-from forge_env.gymnasium.registration import register_with_gymnasium  # noqa: E402
+from forge_env.registry.gymnasium_registration import register_with_gymnasium  # noqa: E402
 
 if TYPE_CHECKING:
     from forge_env.core.env import Env

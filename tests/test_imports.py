@@ -37,7 +37,8 @@ ROOMS = {
     "envs": """media messages drawn_solutions task_splits task_kinds data_tasks processes math code_exec tool_api
         workspace bug_fix harbor swe external gymnasium_text reasoning textarena suites verifiers openenv ors actors""",
     "envs.suites": "catalogue process selection bfcl agentdojo humaneval",
-    "envs.tool_api": "http json_schema mcp openapi shop tool_names answers call_tasks sources tasks services env",
+    "envs.tool_api": """http json_schema mcp openapi shop tool_names answers call_tasks sources registering tasks
+        services env""",
     "trainers": """settings checkpoints model lora batching objective metrics titan config algorithm setup run
         controller api grpo dapo gspo sapo cispo reinforce losses sft __main__""",
     "trainers.setup": """packages placement options deadlines expert_need run_tasks held_out draft
@@ -225,7 +226,7 @@ def test_every_public_name_is_there_for_readers_and_for_python() -> None:
     }
     called = {
         ("leave_at_once", "forge_env.utils.interrupts"),
-        ("register_with_gymnasium", "forge_env.gymnasium.registration"),
+        ("register_with_gymnasium", "forge_env.registry.gymnasium_registration"),
     }
     assert shown - called == set(forge_env._MODULE_OF.items())
     assert sorted(forge_env.__all__) == sorted(forge_env._MODULE_OF)
@@ -238,5 +239,7 @@ def test_importing_the_package_loads_nothing_of_it() -> None:
     heavy = ("forge_env.", "pydantic", "gymnasium", "numpy")
     code = f"import sys, forge_env; print([m for m in sys.modules if m.startswith({heavy!r})])"
     done = subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True, timeout=60)
-    light = [f"forge_env.{name}" for name in ("utils", "utils.interrupts", "gymnasium", "gymnasium.registration")]
+    light = [
+        f"forge_env.{name}" for name in ("utils", "utils.interrupts", "registry", "registry.gymnasium_registration")
+    ]
     assert (done.returncode, done.stdout.strip()) == (0, str(light)), done.stderr

@@ -15,7 +15,7 @@ from envs.external.scoring import Scorer
 from envs.external.told import RULES, read_rules
 from forge_env.core.errors import UserError, nearest
 from forge_env.core.reward_value import MAX_REWARD
-from forge_env.records.rescore import load_reward
+from forge_env.tool_env.rubric import load_reward
 from sandboxes.host.program import check_programs
 
 FAILURES = ("fault", "score")

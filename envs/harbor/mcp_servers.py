@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from envs.harbor.config import McpServer, resolved, server_address
+from envs.harbor.mcp_in_workspace import stdio_in_workspace
 from envs.tool_api.http.credentials import Credentials
-from envs.tool_api.mcp.in_workspace import stdio_in_workspace
 from envs.tool_api.mcp.tools import MCP_ERROR, open_mcp
 from envs.tool_api.mcp.transport import Stderr, Transport, server_sent_events, streamable_http
 from envs.tool_api.tool_names import ToolNames

@@ -11,8 +11,7 @@ from typing import Any
 from envs.openenv.description import VERSIONS
 from envs.tool_api.mcp.pages import all_pages
 from forge_env.core.errors import EnvError, ServiceError
-from forge_env.core.json_text import decoded, read, write
-from forge_env.records.exports.conversation import plain
+from forge_env.core.json_text import decoded, portable, read, write
 from forge_env.utils.http_clients import proxy_of
 
 CONNECT_SECONDS = 30.0
@@ -114,7 +113,7 @@ class Session:
         try:
             # A server that refuses a session says so and hangs up, maybe before the request is sent.
             with contextlib.suppress(ConnectionClosed):
-                await self._socket.send(write({"type": kind, "data": plain(data)}))
+                await self._socket.send(write({"type": kind, "data": portable(data)}))
             text = await self._socket.recv()
         except ConnectionClosed as error:
             raise ServiceError(f"the connection to the OpenEnv server {self._url} was lost: {error}") from None

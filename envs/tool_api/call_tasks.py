@@ -21,8 +21,8 @@ from envs.tool_api.json_schema.sampling import LARGEST, draw_arguments
 from forge_env.core.errors import ForgeError, TooFewTasks, UserError
 from forge_env.core.tools import Tool
 from forge_env.core.types import Message, Task, ToolCall
-from forge_env.gymnasium.loop_thread import LoopThread
 from forge_env.tool_env.toolbox import Toolbox
+from forge_env.utils.loop_thread import LoopThread
 
 SECONDS = 300.0  # limit for making all tasks
 _PROMPT = "Call {name} with {arguments} and answer with what it returns."

@@ -6,7 +6,6 @@ import sqlite3
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
-from typing import Any
 
 from envs.tool_api.http.client import ApiClient
 from envs.tool_api.http.pool import ApiSettings
@@ -20,8 +19,7 @@ from envs.tool_api.tasks import SHOP, checked_sources, shop_operations
 from forge_env.core.errors import EnvError, ServiceError, UserError
 from forge_env.core.tools import Tool
 from forge_env.core.types import Task
-from forge_env.registry.registry import load
-from forge_env.tool_env.rubric import RewardPart
+from forge_env.tool_env.rubric import RewardPart, load_reward
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,7 +120,7 @@ async def open_services(
         shop = None
         if has_shop:
             shop = await stack.enter_async_context(_open_shop(shop_operations(level, operations)))
-        yield Services(sources=sources, shop=shop, rewards=_rewards(reward))
+        yield Services(sources=sources, shop=shop, rewards=(load_reward(reward),) if reward else ())
 
 
 def _check_options(others: Sequence[str], *, has_shop: bool, operations: Sequence[str], reward: str) -> None:
@@ -148,13 +146,3 @@ async def _open_shop(operations: Sequence[str]) -> AsyncIterator[ShopSessions]:
     async with ShopServer() as server, ApiClient(settings) as client:
         api = await OpenApi.load(f"{server.base_url}/openapi.json", client=client, include=operations)
         yield ShopSessions(server=server, api=api, client=api.connect(client))
-
-
-def _rewards(target: str) -> tuple[RewardPart, ...]:
-    if not target:
-        return ()
-    loaded: Any = load(target)
-    function = loaded() if isinstance(loaded, type) else loaded
-    if not callable(function):
-        raise UserError(f"the reward {target!r} is no function")
-    return (RewardPart.of(function),)

@@ -19,8 +19,8 @@ from forge_env.core.errors import UserError, nearest
 from forge_env.core.tools import Tool
 from forge_env.core.types import Task
 from forge_env.data.rows import BadRow, find_file
+from forge_env.registry.contrib import is_source
 from forge_env.registry.registry import find, tool_names, tools_of
-from forge_env.utils.targets import is_source
 
 SHOP = "shop"
 _QUESTIONS, _ANSWERS = ("prompt", "question"), ("answer", "target")

@@ -25,9 +25,9 @@ from envs.verifiers.process import Rollout
 from envs.verifiers.setup import VerifiersSetup, target_of
 from forge_env.core.env import StepResult, TimeSpentBy
 from forge_env.core.errors import TooFewTasks, UserError
+from forge_env.core.json_text import portable
 from forge_env.core.reward_value import reaches, reward_value
 from forge_env.core.types import Action, Message, Task
-from forge_env.records.exports.conversation import plain
 
 MOST_TASKS = 100_000
 """Tasks that are read of an environment at most."""
@@ -109,8 +109,10 @@ class Verifiers(External):
 
     async def answer(self, context: int, action: Action) -> None:
         """Deliver an answer; the JSON reader of verifiers refuses half a surrogate pair, which a model may write."""
-        calls = tuple(replace(call, arguments=plain(call.arguments), raw=plain(call.raw)) for call in action.tool_calls)
-        await super().answer(context, replace(action, message=plain(action.message), tool_calls=calls))
+        calls = tuple(
+            replace(call, arguments=portable(call.arguments), raw=portable(call.raw)) for call in action.tool_calls
+        )
+        await super().answer(context, replace(action, message=portable(action.message), tool_calls=calls))
 
     async def _begin(self, session: ProgramSession, seed: int) -> Player:
         request = {"data": self._task.metadata["data"], "base_url": self.setup.gateway.base_url, "token": session.token}

@@ -23,11 +23,12 @@ from typing import Any
 from forge_env.core.env import Env
 from forge_env.core.errors import ForgeError, UserError
 from forge_env.core.tools import Tool
+from forge_env.registry.contrib import is_source, rows
 from forge_env.registry.registry import load_target
 from forge_env.registry.tool_sets import derive_tools, untyped
 from forge_env.rollout.options import option_parameters, option_types
 from forge_env.tool_env.tool_env import ToolEnv
-from forge_env.utils.targets import add_to_path, is_source, load, split_target
+from forge_env.utils.targets import add_to_path, load, split_target
 
 _PR_SET_PDEATHSIG = 1
 
@@ -103,9 +104,10 @@ def describe_target(
 def _describe_source(target: str, name: str, kind: str) -> dict[str, Any]:
     if kind == "env":
         raise UserError(f"{target!r} is a source of tools, not an environment: leave --kind out, or say --kind tools")
-    tools = asyncio.run(load("envs.tool_api.sources:list_tools")(target))
+    row = rows("tool_sources")[target.partition(":")[0]]
+    label, tools = asyncio.run(row.load().described(target))
     return {
-        "name": name or load("envs.tool_api.tool_names:label_of")(target),
+        "name": name or label,
         "kind": "tools",
         "description": f"{len(tools)} tools of {target}",
         "file": "",

@@ -10,35 +10,14 @@ import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from forge_env import __version__
-from forge_env.cli import (
-    audit,
-    check,
-    diff,
-    doctor,
-    evaluate,
-    export,
-    export_model,
-    image,
-    import_logs,
-    list_info,
-    new,
-    output,
-    register,
-    replay,
-    report,
-    sandbox,
-    sandbox_shell,
-    score,
-    serve,
-    suite,
-    view,
-)
+from forge_env.cli import diff, doctor, evaluate, export_model, list_info, new, output, register, sandbox
 from forge_env.core.errors import ForgeError, InvariantError, UserError, first_error
+from forge_env.registry.contrib import rows
 from forge_env.utils.exits import show_crashes
 from forge_env.utils.interrupts import interrupt_again, leave_at_once
 from forge_env.utils.std_streams import is_output_lost
@@ -50,29 +29,41 @@ app = typer.Typer(
     rich_markup_mode=None,  # plain help: importing rich takes half a second
     pretty_exceptions_enable=False,
 )
-app.command("register")(register.register)
-app.command("unregister")(register.unregister)
-app.command("list")(list_info.list_names)
-app.command("info")(list_info.info)
-app.command("new")(new.new)
-app.command("check")(check.check)
-sandbox.app.command("shell")(sandbox_shell.shell)
-app.add_typer(sandbox.app, name="sandbox")
-app.command("doctor")(doctor.doctor)
-app.add_typer(image.app, name="image")
-app.add_typer(suite.app, name="suite")
-app.command("eval")(evaluate.evaluate)
-app.command("score")(score.score)
-app.command("diff")(diff.diff)
-app.command("audit")(audit.audit)
-app.command("report")(report.report)
-app.command("replay")(replay.replay)
-app.command("view")(view.view)
-app.command("serve")(serve.serve)
-app.command("export")(export.export)
-app.command("export-model")(export_model.export_model)
-app.command("import")(import_logs.import_logs)
+COMMANDS = {
+    "register": register.register,
+    "unregister": register.unregister,
+    "list": list_info.list_names,
+    "info": list_info.info,
+    "new": new.new,
+    "doctor": doctor.doctor,
+    "eval": evaluate.evaluate,
+    "diff": diff.diff,
+    "export-model": export_model.export_model,
+    "sandbox": sandbox.app,
+}
+"""The heart's own; those of contrib come behind the command that they name."""
 
+
+def _commands() -> dict[str, Any]:
+    """Return every command, or group of them, in the order of the help."""
+    ordered = dict(COMMANDS)
+    waiting = {name: row for name, row in rows("commands").items() if " " not in name}
+    while placed := [name for name, row in waiting.items() if row.after in ordered or row.after not in waiting]:
+        row = waiting.pop(placed[0])
+        names = list(ordered)
+        place = names.index(row.after) + 1 if row.after in ordered else len(names)
+        ordered = {name: ordered.get(name) or row.load() for name in [*names[:place], row.name, *names[place:]]}
+    return ordered
+
+
+for _name, _command in _commands().items():
+    if isinstance(_command, typer.Typer):
+        app.add_typer(_command, name=_name)
+    else:
+        app.command(_name)(_command)
+for _row in rows("commands").values():
+    if _row.name.startswith("sandbox "):
+        sandbox.app.command(_row.name.removeprefix("sandbox "))(_row.load())
 
 INTERRUPTED = 130
 
@@ -84,7 +75,7 @@ def _show_version(wanted: bool) -> None:
 
 
 @app.callback()
-def _commands(
+def _options(
     version: Annotated[
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
     ] = False,

@@ -47,7 +47,7 @@ def register(
     }
     given = {option: value for option, value in options.items() if value is not None}
     data = add_to_registry(
-        _with_base_url(target, base_url),
+        _written(target, base_url),
         name=name,
         kind=kind,
         options=given,
@@ -78,9 +78,9 @@ def add_to_registry(
 ) -> dict[str, Any]:
     """Describe a target in a child process and write its entry; returns the description."""
     from forge_env.cli.describe_in_child import describe_in_child
+    from forge_env.registry.contrib import is_source
     from forge_env.registry.registry import find, make_entry
     from forge_env.registry.registry_file import Entry
-    from forge_env.utils.targets import is_source
 
     if not seconds > 0:
         raise UserError(f"--import-timeout is {seconds:g}; it is a number of seconds above 0")
@@ -156,35 +156,28 @@ def _check_free(name: str, replace: bool) -> None:
         )
 
 
-def _absolute(target: str) -> str:
-    """Return a target with an absolute path, which is valid in every working directory."""
-    from forge_env.utils.targets import is_file, is_path, is_source, split_target
+def _written(target: str, base_url: str) -> str:
+    """Return a source of tools as it is valid in every working directory, and any other target as it is."""
+    from forge_env.registry.contrib import is_source, rows
 
     if is_source(target):
-        return _absolute_source(target)
+        return str(rows("tool_sources")[target.partition(":")[0]].load().written(target, base_url))
+    if base_url:
+        raise UserError(f"--base-url {base_url} is for the service of an OpenAPI document, and {target!r} names none")
+    return target
+
+
+def _absolute(target: str) -> str:
+    """Return a target with an absolute path, which is valid in every working directory."""
+    from forge_env.registry.contrib import is_source
+    from forge_env.utils.targets import is_file, is_path, split_target
+
+    if is_source(target):
+        return target
     if is_file(target):
         raise UserError(f"{target!r} names a file only: write {target}:NAME{_list_names(Path(target))}")
     source, attribute = split_target(target)
     return f"{Path(source).expanduser().resolve()}:{attribute}" if is_path(source) else target
-
-
-def _absolute_source(source: str) -> str:
-    """Return a source of tools; if its document is a file, with an absolute path."""
-    kind, _, rest = source.partition(":")
-    document, separator, base_url = rest.partition("#")
-    if kind != "openapi" or not document or "://" in document:
-        return source
-    return f"openapi:{Path(document).expanduser().resolve()}{separator}{base_url}"
-
-
-def _with_base_url(target: str, base_url: str) -> str:
-    if not base_url:
-        return target
-    if not target.startswith("openapi:") or "#" in target:
-        raise UserError(
-            f"--base-url {base_url} is for openapi:DOCUMENT without a # in it, and the target is {target!r}"
-        )
-    return f"{target}#{base_url}"
 
 
 def _list_names(path: Path) -> str:

@@ -42,8 +42,8 @@ def score(
         return score_again(run, option, at_once, out, as_json=as_json)
     if option:
         raise UserError("--option is for --again: a reward function has no options of an environment")
-    from forge_env.records.rescore import load_reward
     from forge_env.records.run_files import episode_files
+    from forge_env.tool_env.rubric import load_reward
 
     files = episode_files(run)
     with stdout_to_stderr(as_json):

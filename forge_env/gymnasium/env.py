@@ -27,10 +27,10 @@ from forge_env.core.env import Env
 from forge_env.core.errors import InfraError, UserError
 from forge_env.core.types import Action, EpisodeLimits, Message, Task, ToolSpec
 from forge_env.gymnasium.env_runner import CLOSE_SECONDS, OPEN_SECONDS, EnvRunner, StepOutcome
-from forge_env.gymnasium.loop_thread import LoopThread
 from forge_env.gymnasium.message_space import MessageSpace
 from forge_env.registry.registry import load
 from forge_env.rollout.factory import EnvFactory, make
+from forge_env.utils.loop_thread import LoopThread
 
 
 class SyncEnv(gymnasium.Env[str, str]):

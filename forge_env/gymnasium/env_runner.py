@@ -15,10 +15,10 @@ from forge_env.core.own_copies import own_containers, own_task
 from forge_env.core.reward_value import reward_value
 from forge_env.core.types import Action, EpisodeLimits, Message, Outcome, Task, ToolSpec
 from forge_env.core.user_code import error_text
-from forge_env.gymnasium.loop_thread import LoopThread
 from forge_env.rollout.env_calls import EnvTimeout, call_env, close_env
 from forge_env.rollout.factory import EnvFactory
 from forge_env.utils.deadlines import Deadline
+from forge_env.utils.loop_thread import LoopThread
 from forge_env.utils.threads import call_on
 
 OPEN_SECONDS = 600.0

@@ -8,10 +8,9 @@ from dataclasses import dataclass, replace
 from itertools import islice
 
 from forge_env.core.episode import Episode
-from forge_env.core.errors import EnvError, InfraError, UserError
+from forge_env.core.errors import EnvError, InfraError
 from forge_env.core.types import Outcome
 from forge_env.core.user_code import error_text
-from forge_env.registry.registry import load
 from forge_env.tool_env.rubric import RewardPart, score
 from forge_env.utils.deadlines import Deadline
 
@@ -35,19 +34,6 @@ class Rescored:
     @property
     def has_answer(self) -> bool:
         return has_answer(self.before)
-
-
-def load_reward(target: str) -> RewardPart:
-    """Import a reward function, or a class of reward functions."""
-    function = load(target)
-    if isinstance(function, type):
-        try:
-            function = function()
-        except Exception as error:
-            raise UserError(f"{target!r}: {function.__qualname__}() raised {type(error).__name__}: {error}") from error
-    if not callable(function):
-        raise UserError(f"{target!r} is {function!r}; a reward is a function of what forge_env.tool_env.rubric names")
-    return RewardPart.of(function)
 
 
 def has_answer(episode: Episode) -> bool:

@@ -7,12 +7,15 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from forge_env.core.errors import UserError
 from forge_env.core.types import EpisodeLimits
 from forge_env.utils.secret_values import restored
 from forge_env.utils.yaml_text import read_yaml
+
+if TYPE_CHECKING:
+    from forge_env.core.episode import Episode
 
 PLAN, EPISODES, FAULTS = "plan.json", "episodes.jsonl", "faults.jsonl"
 """Files of an evaluation."""
@@ -26,6 +29,8 @@ MANIFEST = "forge_env.json"
 """Of a checkpoint."""
 ENVIRONMENT = "environment.pkl"
 """The environment of a training run, if that is a class that no other process can import."""
+IMPORTED = "imported"
+"""Key of an Episode's info: what an import keeps of its log, {"from": ..., "tools": [...], "model": ...}."""
 _CHECKPOINT = re.compile(r"step_(\d{6,})")
 
 
@@ -180,3 +185,9 @@ def _settings(file: Path, saved: Mapping[str, Any], limits: Mapping[str, Any]) -
         registered=registered if isinstance(registered, dict) else {},
         environment=environment if isinstance(environment, dict) else {},
     )
+
+
+def imported_facts(episode: Episode) -> Mapping[str, Any]:
+    """Return what an import has kept of the log of an episode; nothing for any other episode."""
+    facts = episode.info.get(IMPORTED)
+    return facts if isinstance(facts, Mapping) else {}

@@ -25,10 +25,21 @@ from typing import Any, NamedTuple
 from forge_env.core.errors import InvariantError
 from forge_env.utils.targets import load
 
-TABLES = ("envs", "families", "commands", "doctor", "gymnasium", "hosts", "sandboxes", "sinks", "stores", "workspaces")
-"""What a folder can add: environments and families of them by name, commands of `forge-env`, parts of `forge-env
-doctor`, Gymnasium's interface, machines beside this one, backends of sandboxes and of workspaces, sinks of metrics and
-episodes, and stores of weights."""
+TABLES = {
+    "envs": "environments, by name",
+    "families": 'environments by a prefix, as "gymnasium:FrozenLake-v1": a function makes the class from what follows',
+    "tool_sources": "sources of tools by a prefix, which are opened and not imported",
+    "commands": 'of forge-env; "sandbox shell" is one of the group sandbox',
+    "doctor": "parts of forge-env doctor",
+    "gymnasium": "the classes that Gymnasium makes for an id, env and wrapper",
+    "hosts": "machines beside this one",
+    "reports": "functions that write a page of a training run when it ends",
+    "sandboxes": "backends of sandboxes",
+    "sinks": "of metrics and episodes",
+    "stores": "of weights",
+    "workspaces": "backends of workspaces",
+}
+"""What a folder can add."""
 
 
 class Row(NamedTuple):
@@ -67,6 +78,12 @@ def folders() -> Mapping[str, Folder]:
     roots = (package / "contrib", package.parent / "contrib")  # of the wheel, and of a checkout
     root = next((root for root in roots if root.is_dir()), roots[0])
     return {file.parent.name: _read(file) for file in sorted(root.glob("*/names.toml"))}
+
+
+def is_source(target: str) -> bool:
+    """Whether a target is a source of tools, such as "mcp:python -m server", which is opened and not imported."""
+    kind, colon, _ = target.partition(":")
+    return bool(colon) and kind in rows("tool_sources")
 
 
 def _read(file: Path) -> Folder:

@@ -6,6 +6,7 @@ import re
 import sys
 
 from forge_env.core.errors import UserError
+from forge_env.registry.contrib import rows
 
 NAMESPACE = "forge_env"
 
@@ -27,17 +28,14 @@ def register_env(name: str) -> str:
     gym_id = gymnasium_id(name)
     registered = gymnasium.registry.get(gym_id)
     if registered is None:
-        turn_limit = gymnasium.envs.registration.WrapperSpec(
-            "TurnLimit", "forge_env.gymnasium.env:TurnLimit", kwargs={}
-        )
-        entry_point = "forge_env.gymnasium.env:SyncEnv"
-        wrappers = (turn_limit,)
-        gymnasium.register(gym_id, entry_point=entry_point, additional_wrappers=wrappers, kwargs={"env": name})
+        env, wrapper = (rows("gymnasium")[kind].target for kind in ("env", "wrapper"))
+        wrappers = (gymnasium.envs.registration.WrapperSpec(wrapper.partition(":")[2], wrapper, kwargs={}),)
+        gymnasium.register(gym_id, entry_point=env, additional_wrappers=wrappers, kwargs={"env": name})
     elif (other := registered.kwargs.get("env")) != name:
         raise UserError(f"{name!r} and {other!r} would both be {gym_id} in Gymnasium: rename one")
     return gym_id
 
 
 def is_imported() -> bool:
-    """Whether Gymnasium is imported completely."""
-    return hasattr(sys.modules.get("gymnasium"), "make_vec")
+    """Whether Gymnasium is imported completely, and has an interface here."""
+    return hasattr(sys.modules.get("gymnasium"), "make_vec") and bool(rows("gymnasium"))

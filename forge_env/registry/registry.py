@@ -1,7 +1,7 @@
 """Names of environments and tools. The registry holds import strings, which are imported only when they are used.
 
 A name is looked up in this process (`register`), the project's file, the user's file, the installed packages
-(entry-point groups `forge_env.envs` and `forge_env.tools`) and the tables below; the first match wins.
+(entry-point groups `forge_env.envs` and `forge_env.tools`), and what ships; the first match wins.
 """
 
 from __future__ import annotations
@@ -18,51 +18,19 @@ from forge_env.core.env import Env
 from forge_env.core.errors import UserError, nearest
 from forge_env.core.tools import Tool
 from forge_env.registry import gymnasium_ids
+from forge_env.registry.contrib import is_source, rows
 from forge_env.registry.locations import project_file, user_file, warn_once
 from forge_env.registry.registry_file import Entry, Kind
 from forge_env.registry.tool_sets import check_options, derive_tools
-from forge_env.utils.targets import add_to_path, is_source, load, source_of
+from forge_env.utils.targets import add_to_path, load, source_of
 
 __all__ = ["Entry", "entries", "env_class", "env_names", "find", "load", "register", "tool_names", "tools_of"]
 
-ENVS: dict[str, str] = {
-    "agentdojo": "envs.suites.agentdojo:AgentDojo",
-    "bfcl": "envs.suites.bfcl:Bfcl",
-    "bug_fix": "envs.bug_fix.env:BugFix",
-    "code_exec": "envs.code_exec:CodeExec",
-    "external": "envs.external:External",
-    "humaneval": "envs.suites.humaneval:HumanEval",
-    "math": "envs.math:Math",
-    "sessions": "envs.external:Sessions",
-    "tool_api": "envs.tool_api:ToolApi",
-    "workspace": "envs.workspace.env:WorkspaceTasks",
+ENVS = {
+    "code_exec": ("envs.code_exec:CodeExec", "Python in a sandbox, and a program that hidden tests grade."),
+    "math": ("envs.math:Math", "Word problems, with a calculator."),
 }
-TOOLS: dict[str, str] = {}
-_DESCRIPTIONS = {
-    "agentdojo": "AgentDojo: tasks with tools, and prompt injections in what the tools return.",
-    "bfcl": "The Berkeley Function Calling Leaderboard: calls in one turn, and conversations with back ends.",
-    "bug_fix": "A small Python package with a fault, in a workspace with a shell and files.",
-    "code_exec": "Python in a sandbox, and a program that hidden tests grade.",
-    "external": "A program of yours, with the model behind an OpenAI-compatible endpoint.",
-    "humaneval": "HumanEval: complete a Python function, graded in the sandbox.",
-    "math": "Word problems, with a calculator.",
-    "sessions": "Agents elsewhere, which take the episodes over HTTP.",
-    "tool_api": "Tools that are HTTP services, MCP servers or your own functions.",
-    "workspace": "Tasks of a file: an instruction, an image with files, a command that verifies.",
-}
-FAMILIES: dict[str, str] = {
-    "gymnasium": "envs.gymnasium_text:resolve",
-    "harbor": "envs.harbor.env:resolve",
-    "http": "forge_env.remote.env:resolve_http",
-    "https": "forge_env.remote.env:resolve_https",
-    "openenv": "envs.openenv.env:resolve",
-    "ors": "envs.ors.env:resolve",
-    "reasoning_gym": "envs.reasoning.env:resolve",
-    "swe": "envs.swe.env:resolve",
-    "textarena": "envs.textarena.env:resolve",
-    "verifiers": "envs.verifiers.env:resolve",
-}
-"""Prefixes of names such as "gymnasium:FrozenLake-v1": a function makes the class from the text after the colon."""
+"""The heart's own: target and description."""
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,63}")
 _KINDS: dict[Kind | None, str] = {
@@ -99,9 +67,8 @@ def register(
         kind = "env" if isinstance(target, str) or _is_env(target) else "tools"
     text = target if isinstance(target, str) else source_of(target)
     entry = make_entry(name, text, kind=kind, description=description, options=options)
-    table = ENVS if kind == "env" else TOOLS
-    present = _process.get((kind, name))
-    holder = present.target if present else table.get(name, text)
+    present = _process.get((kind, name)) or (_shipped().get(name) if kind == "env" else None)
+    holder = present.target if present else text
     if holder != text and not replace:
         raise UserError(f"the {_KINDS[kind]} name {name!r} is taken by {holder}; choose another name")
     _process[kind, name] = entry
@@ -188,7 +155,7 @@ def env_class(name: str) -> type[Env]:
 def is_family_member(name: str) -> bool:
     """Whether a name has the prefix of a family, such as "gymnasium:FrozenLake-v1"."""
     family, colon, _ = name.partition(":")
-    return bool(colon) and family in FAMILIES
+    return bool(colon) and family in rows("families")
 
 
 def load_target(target: str) -> Any:
@@ -200,7 +167,7 @@ def load_target(target: str) -> Any:
     if not is_family_member(target):
         return _over_messages(load(target), target)
     family, _, member = target.partition(":")
-    return load(FAMILIES[family])(member)
+    return rows("families")[family].load()(member)
 
 
 def _over_messages(loaded: Any, target: str) -> Any:
@@ -208,7 +175,8 @@ def _over_messages(loaded: Any, target: str) -> Any:
     gymnasium = sys.modules.get("gymnasium")
     if gymnasium is None or not isinstance(loaded, type) or not issubclass(loaded, gymnasium.Env):
         return loaded
-    return load(FAMILIES["gymnasium"])(target)
+    family = rows("families").get("gymnasium")
+    return family.load()(target) if family else loaded
 
 
 def tools_of(name: str) -> list[Tool]:
@@ -238,8 +206,8 @@ def resolve(name: str, kind: Kind | None = None) -> Entry:
         UserError: for an unknown name, with the nearest one.
     """
     if ":" in name:
-        family = name.partition(":")[0] if is_family_member(name) else ""
-        return Entry(name="", kind=kind or "env", target=name, source=FAMILIES.get(family, "process"))
+        family = rows("families").get(name.partition(":")[0])
+        return Entry(name="", kind=kind or "env", target=name, source=family.target if family else "process")
     entry = find(name, kind)
     if entry is not None:
         return entry
@@ -289,9 +257,10 @@ def load_entry(entry: Entry) -> Any:
         UserError: when it cannot be imported, with the file that registers it.
     """
     if is_source(entry.target):
+        name, row = entry.name or entry.target, rows("tool_sources")[entry.target.partition(":")[0]]
         raise UserError(
-            f"{entry.name or entry.target!r} is a source of tools, which is opened and not imported: use it with "
-            f"`--env tool_api --tools {entry.name or entry.target}`{_registered_in(entry)}"
+            f"{name!r} is a source of tools, which is opened and not imported: use it with `{row.about} {name}`"
+            f"{_registered_in(entry)}"
         )
     if entry.folder is not None:
         add_to_path(entry.folder)
@@ -311,12 +280,15 @@ def _sources() -> Iterator[Sequence[Entry]]:
             file = None
         yield list(file.read().values()) if file else []
     yield _installed(tuple(sys.path))
-    yield [_built_in(n, "env", t) for n, t in ENVS.items()]
-    yield [_built_in(n, "tools", t) for n, t in TOOLS.items()]
+    yield list(_shipped().values())
 
 
-def _built_in(name: str, kind: Kind, target: str) -> Entry:
-    return Entry(name=name, kind=kind, target=target, description=_DESCRIPTIONS.get(name, ""), source="built-in")
+def _shipped() -> dict[str, Entry]:
+    contrib = {name: (row.target, row.about) for name, row in rows("envs").items()}
+    return {
+        name: Entry(name=name, kind="env", target=target, description=about, source="built-in")
+        for name, (target, about) in sorted((ENVS | contrib).items())
+    }
 
 
 @functools.lru_cache(maxsize=4)

@@ -22,10 +22,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from forge_env.core.errors import UserError, nearest
+from forge_env.registry.contrib import is_source
 from forge_env.registry.tool_sets import check_options
 from forge_env.utils.atomic import locked, replace_file
 from forge_env.utils.owners import path_problem, stat_problem
-from forge_env.utils.targets import is_path, is_source, split_target
+from forge_env.utils.targets import is_path, split_target
 from forge_env.utils.yaml_text import loader, write_yaml
 
 if TYPE_CHECKING:

@@ -21,10 +21,10 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from forge_env.core.episode import Episode
+from forge_env.core.json_text import portable
 from forge_env.core.turn import Turn
 from forge_env.core.types import Message
-from forge_env.records.exports.conversation import plain
-from forge_env.records.exports.run_facts import model_at
+from forge_env.registry.agent_spec import model_at
 
 CONVENTIONS = "1.41.0"
 SCHEMA_URL = f"https://opentelemetry.io/schemas/{CONVENTIONS}"
@@ -114,12 +114,12 @@ def _episode(episode: Episode, source: Source, start: float, seconds: float, pha
     failed = "" if episode.outcome.is_valid else str(episode.outcome)
     scores = {"reward": episode.reward, **{f"reward/{name}": value for name, value in episode.rewards.items()}}
     return Span(
-        name=plain(f"invoke_agent {source.agent}"),
+        name=portable(f"invoke_agent {source.agent}"),
         kind="internal",
         start=start,
         seconds=seconds,
         attributes=_sent(attributes | ({"error.type": failed} if failed else {})),
-        error=plain(episode.error or failed) if failed else "",
+        error=portable(episode.error or failed) if failed else "",
         events=[
             ("gen_ai.evaluation.result", _sent({"gen_ai.evaluation.name": n, "gen_ai.evaluation.score.value": value}))
             for n, value in scores.items()
@@ -142,10 +142,10 @@ def _turn(episode: Episode, number: int, turn: Turn, source: Source, start: floa
     if messages:
         shown = [_message(message) for message in turn.observation]
         written = {**_message(turn.message), "finish_reason": finish}
-        attributes["gen_ai.input.messages"] = json.dumps(plain(shown), ensure_ascii=False)
-        attributes["gen_ai.output.messages"] = json.dumps([plain(written)], ensure_ascii=False)
+        attributes["gen_ai.input.messages"] = json.dumps(portable(shown), ensure_ascii=False)
+        attributes["gen_ai.output.messages"] = json.dumps([portable(written)], ensure_ascii=False)
     return Span(
-        name=plain(f"chat {source.model}".strip()),
+        name=portable(f"chat {source.model}".strip()),
         kind="client",
         start=start,
         seconds=_seconds(turn.policy_seconds),
@@ -171,7 +171,9 @@ def _tools(episode: Episode, turn: Turn, start: float, after: Sequence[Message] 
             call = calls[number]
             attributes["gen_ai.tool.call.id"] = call.id
             if after is not None:
-                written = call.raw if call.arguments is None else json.dumps(plain(call.arguments), ensure_ascii=False)
+                written = (
+                    call.raw if call.arguments is None else json.dumps(portable(call.arguments), ensure_ascii=False)
+                )
                 attributes["gen_ai.tool.call.arguments"] = written
                 attributes["gen_ai.tool.call.result"] = results.get(call.id)
         if use.error:
@@ -179,12 +181,12 @@ def _tools(episode: Episode, turn: Turn, start: float, after: Sequence[Message] 
         seconds = _seconds(use.seconds)
         spans.append(
             Span(
-                name=plain(f"execute_tool {name}"),
+                name=portable(f"execute_tool {name}"),
                 kind="internal",
                 start=start,
                 seconds=seconds,
                 attributes=_sent(attributes),
-                error=plain(use.error),
+                error=portable(use.error),
             )
         )
         start += 0.0 if at_once else seconds
@@ -231,7 +233,7 @@ def _message(message: Message) -> dict[str, Any]:
 
 def _sent(attributes: Mapping[str, Any]) -> dict[str, Any]:
     """Attributes that a protocol of valid Unicode takes; those without a value are left out."""
-    values = {name: plain(value) for name, value in attributes.items()}
+    values = {name: portable(value) for name, value in attributes.items()}
     return {name: value for name, value in values.items() if value is not None and value != ""}
 
 

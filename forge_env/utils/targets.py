@@ -87,11 +87,6 @@ def is_path(source: str) -> bool:
     return source.endswith((".py", by_value.SUFFIX))
 
 
-def is_source(target: str) -> bool:
-    """Whether a target is a source of tools, which is opened and not imported; see `envs.tool_api.sources`."""
-    return target.startswith(("openapi:", "mcp:"))
-
-
 def source_of(value: Any) -> str:
     """Return the target by which an object can be imported."""
     module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", None)

@@ -16,7 +16,7 @@ import numpy as np
 from forge_env.core.episode import Episode, read_jsonl, write_jsonl
 from forge_env.core.errors import ForgeError, UserError, first_error
 from forge_env.evaluation.evaluate import Evaluation
-from forge_env.viewer.export import write_page
+from forge_env.registry.contrib import rows
 from trainers.metrics.console import RunConsole
 from trainers.metrics.json_lines import JsonLines
 from trainers.metrics.open import open_sinks, open_spans
@@ -64,21 +64,22 @@ class Report:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        """Record how the run ended, close everything, and write report.html from the files of the folder."""
+        """Record how the run ended, close everything, and write its pages from the files of the folder."""
         with ExitStack() as stack:
             stack.callback(self.console.close)
             if error is not None:
                 self.console.keep("error", _end_reason(error))
             self.console.otherwise = "writing the report"
             self._close_files()
-            try:
-                page = write_page(self.folder)
-            except Exception as failure:  # the result is safe, and `forge-env report` can write the page later
-                self.warn(f"warning: report.html was not written: {type(failure).__name__}: {failure}")
-            else:
-                if error is None:
-                    self.say(f"report {page}")
-                    self.say(f"look at the run: forge-env view {self.folder}")
+            for row in rows("reports").values():
+                try:
+                    page = row.load()(self.folder)
+                except Exception as failure:  # the result is safe, and the page can be written later
+                    self.warn(f"warning: {row.name} was not written: {type(failure).__name__}: {failure}")
+                else:
+                    if error is None:
+                        self.say(f"report {page}")
+                        self.say(f"{row.about} {self.folder}")
 
     @property
     def sinks(self) -> Sequence[Sink]:

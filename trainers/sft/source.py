@@ -12,7 +12,7 @@ from forge_env.core.errors import InvariantError, UserError
 from forge_env.core.reward_value import reaches
 from forge_env.core.types import Message, ToolSpec
 from forge_env.data.rows import BadRow, Data, LeftOut, open_data
-from forge_env.records.exports.run_facts import imported_facts
+from forge_env.records.run_files import imported_facts
 from trainers.sft.shapes import Chat, find_shape, tools_of
 
 if TYPE_CHECKING:

@@ -7,12 +7,12 @@ conversations, as a program with sub-agents has. Other programs expect one conve
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from forge_env.core.episode import Episode
+from forge_env.core.json_text import portable
 from forge_env.core.turn import Turn
 from forge_env.core.types import NOT_SAMPLED, Message
 
@@ -94,30 +94,14 @@ def _call(call: Mapping[str, Any], call_id: str) -> dict[str, Any]:
     return {"id": call_id, "type": "function", "function": {"name": function.get("name", ""), "arguments": text}}
 
 
-def plain(value: Any) -> Any:
-    """Return a JSON value that every reader takes: valid Unicode, and None for numbers that are not finite.
-
-    A model may write half of a surrogate pair, which UTF-8 cannot hold; U+FFFD replaces it, as browsers do.
-    """
-    if isinstance(value, str):
-        return value if _is_unicode(value) else value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {plain(str(key)): plain(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [plain(item) for item in value]
-    return value
-
-
 def json_text(value: Any) -> tuple[str, bool]:
-    """Return a value as one line of JSON that every reader takes, and whether `plain` had to change it for that."""
+    """Return a value as one line of JSON that every reader takes, and whether `portable` had to change it for that."""
     try:
         text = json.dumps(value, ensure_ascii=False, allow_nan=False)
         text.encode()
         return text, False
     except ValueError:  # UnicodeEncodeError is one
-        return json.dumps(plain(value), ensure_ascii=False, allow_nan=False), True
+        return json.dumps(portable(value), ensure_ascii=False, allow_nan=False), True
 
 
 def outcome_of(episode: Episode) -> dict[str, Any]:
@@ -183,11 +167,3 @@ def is_auxiliary(said: Sequence[Said]) -> bool:
 def last_answer(said: Sequence[Said]) -> int:
     """Return how many messages there are up to the last answer and with it; 0 if there is none."""
     return max((i for i, each in enumerate(said, 1) if each.message["role"] == "assistant"), default=0)
-
-
-def _is_unicode(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True

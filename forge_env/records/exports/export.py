@@ -17,8 +17,8 @@ from forge_env.records.exports.conversation import json_text
 from forge_env.records.exports.parquet import ParquetWriter
 from forge_env.records.exports.run_facts import RunFacts
 from forge_env.records.exports.select import Selected, Selection, Wanted
-from forge_env.records.exports.target import Target
 from forge_env.records.exports.training_trace import training_trace
+from forge_env.utils.staging import Target
 
 Format = Literal["hf", "atif", "openai", "sft", "training_trace"]
 FORMATS: tuple[Format, ...] = get_args(Format)

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from forge_env.core.errors import UserError
-from forge_env.records.exports.conversation import conversations, plain, with_weight
+from forge_env.core.json_text import portable
+from forge_env.records.exports.conversation import conversations, with_weight
 from forge_env.records.exports.select import Selected
 
 GROUP_ROWS, GROUP_BYTES = 512, 16 << 20
@@ -96,7 +97,7 @@ class ParquetWriter:
         try:
             table = self._arrow.Table.from_pylist(self._rows, schema=self._schema)
         except UnicodeEncodeError:
-            rows = [plain(row) for row in self._rows]
+            rows = [portable(row) for row in self._rows]
             self.replaced += sum(before != after for before, after in zip(self._rows, rows, strict=True))
             table = self._arrow.Table.from_pylist(rows, schema=self._schema)
         if self._writer is None:

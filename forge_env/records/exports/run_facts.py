@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from forge_env.core.episode import Episode
 from forge_env.core.errors import ForgeError, UserError
-from forge_env.records.run_files import CONFIG, RunSettings, read_object, run_settings
-
-IMPORTED = "imported"
-"""Key of an Episode's info: what an import keeps of its log, {"from": ..., "tools": [...], "model": ...}."""
+from forge_env.records.run_files import CONFIG, RunSettings, imported_facts, read_object, run_settings
+from forge_env.registry.agent_spec import model_at
 
 
 class RunFacts:
@@ -57,17 +53,6 @@ class RunFacts:
         except ForgeError as error:
             self.without_tools[env] = str(error)
             return []
-
-
-def imported_facts(episode: Episode) -> Mapping[str, Any]:
-    """Return what an import has kept of the log of an episode; nothing for any other episode."""
-    facts = episode.info.get(IMPORTED)
-    return facts if isinstance(facts, Mapping) else {}
-
-
-def model_at(endpoint: str) -> str:
-    """The model of "MODEL@BASE_URL". Its name may hold an @ itself; the URL may hold a password."""
-    return re.split(r"@(?=https?://)", endpoint, maxsplit=1)[0]
 
 
 def _model(run: Path, settings: RunSettings) -> str | None:

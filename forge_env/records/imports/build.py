@@ -14,7 +14,7 @@ from forge_env.core.message_shape import messages_problem
 from forge_env.core.reward_value import MAX_REWARD
 from forge_env.core.turn import Turn
 from forge_env.core.types import Message, Outcome, Task, ToolCall, ToolUse
-from forge_env.records.exports.run_facts import IMPORTED
+from forge_env.records.run_files import IMPORTED
 
 
 class BadRecord(ValueError):

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from forge_env.core.errors import InfraError, InvariantError, UserError, nearest
-from forge_env.records.exports.target import Target
 from forge_env.records.imports.atif import is_trajectory, read_trajectory
 from forge_env.records.imports.build import BadRecord, Log, NotCarried, build
 from forge_env.records.imports.openai import read_chat
 from forge_env.records.imports.training_trace import is_trace, read_trace
+from forge_env.utils.staging import Target
 
 READERS = {"atif": read_trajectory, "openai": read_chat, "training_trace": read_trace}
 OF_FOLDERS = {"atif": is_trajectory, "training_trace": is_trace}
