@@ -31,6 +31,7 @@ from forge_env.records.run_weights import run_of
 from forge_env.runtime.process.children import kill_group
 from forge_env.runtime.process.lifetime import die_with
 from forge_env.utils.exits import how_it_ended, stop
+from forge_env.utils.http_server import ANY_ADDRESS, base_url
 
 SERVER: Final = "vllm.entrypoints.openai.api_server"
 PARSER: Final = "agents.generator.answer_parser"
@@ -56,6 +57,11 @@ class ModelServer:
     """Whether the model thinks if a request does not say; None is as in its training."""
     host: str = "127.0.0.1"
     port: int = 8000
+
+    @property
+    def url(self) -> str:
+        """The URL at which this machine reaches it."""
+        return base_url(ANY_ADDRESS.get(self.host, self.host), self.port)
 
     def command(self) -> tuple[str, dict[str, str], list[str]]:
         """The name under which the model is asked for, the settings of its renderer, and the options of vLLM's
@@ -131,7 +137,7 @@ async def serve_model(server: ModelServer, token: str, announce: Callable[[str, 
     try:
         async with asyncio.timeout(_START_SECONDS):
             await _ready(child, server)
-        announce(name, f"http://{_address(server.host)}:{server.port}/v1", options)
+        announce(name, f"{server.url}/v1", options)
         await child.wait()
         raise PolicyError(f"vLLM's server {how_it_ended(child.returncode)}; its messages are above")
     except TimeoutError:
@@ -143,11 +149,10 @@ async def serve_model(server: ModelServer, token: str, announce: Callable[[str, 
 async def _ready(child: asyncio.subprocess.Process, server: ModelServer) -> None:
     import httpx
 
-    url = f"http://{_address(server.host)}:{server.port}/health"
     async with httpx.AsyncClient(timeout=5.0, trust_env=False) as client:
         while child.returncode is None:
             with suppress(httpx.HTTPError):
-                if (await client.get(url)).status_code == 200:
+                if (await client.get(f"{server.url}/health")).status_code == 200:
                     return
             await asyncio.sleep(0.2)
     raise PolicyError(f"vLLM's server did not start, and {how_it_ended(child.returncode)}; its messages are above")
@@ -171,11 +176,6 @@ def _name(folder: Path) -> str:
     folder = folder.resolve()
     owner = folder.parent if folder.name in ("model", "adapter") else folder
     return f"{owner.parents[1].name}@{step_of(owner)}" if (owner / MANIFEST).is_file() else owner.name
-
-
-def _address(host: str) -> str:
-    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
-    return f"[{host}]" if ":" in host else host
 
 
 def _on_gpu() -> bool:

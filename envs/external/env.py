@@ -23,7 +23,6 @@ from envs.external.inside import InsideProgram, score_inside, start_in_room, sta
 from envs.external.player import Player
 from envs.external.program import command_of
 from envs.external.record import PlayerRecord, ended_by, too_long
-from envs.external.requests import RequestRefused
 from envs.external.responses import ProgramReply
 from envs.external.rooms import Options, has_workspaces, is_inside, task_factory
 from envs.external.row_began import why_row_began
@@ -36,6 +35,7 @@ from forge_env.core.errors import EnvError
 from forge_env.core.protocols import NextTurn
 from forge_env.core.types import Action, EpisodeLimits, Message, Outcome, Task
 from forge_env.utils.deadlines import Deadline, queued
+from forge_env.utils.http_server import RequestRefused
 
 T = TypeVar("T")
 LAST_WORDS_SECONDS = 1.0

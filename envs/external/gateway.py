@@ -6,15 +6,11 @@ A request waits until the episode that it belongs to has a response.
 from __future__ import annotations
 
 import asyncio
-import functools
 import hashlib
-import importlib.util
-import json
 import marshal
 import socket
-import zlib
 from collections import ChainMap, OrderedDict
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
@@ -22,17 +18,25 @@ from typing import Any
 from envs.external.dialects.dialect import Dialect, dump
 from envs.external.dialects.reading import media_in
 from envs.external.dialects.table import DIALECTS, default_dialect, list_of_models
-from envs.external.requests import RequestRefused
 from envs.external.session import PendingRequest, ProgramSession
 from envs.external.told import RULES, Rule, told
 from forge_env.core.errors import UserError
 from forge_env.core.types import ToolSpec
-from forge_env.serve.http_server import open_listener, run_server
+from forge_env.utils.http_server import (
+    ANY_ADDRESS,
+    MAX_REQUEST_BYTES,
+    NO_STORE,
+    Receive,
+    RequestRefused,
+    Send,
+    bearer_token,
+    open_server,
+    parse_json,
+    read_body,
+)
 
 MODEL = "policy"
 """The name of the only model; requests for other names are accepted too."""
-MAX_BODY = 16 * 2**20
-BODY_SECONDS = 60.0
 KEEP_ALIVE_SECONDS = 10.0
 MAX_TOOLS = 8
 """Lists of tools that are kept, since programs send the same ones in every request."""
@@ -41,20 +45,17 @@ REMEMBERED = 1024
 _KEEP_ALIVE = {"type": "http.response.body", "body": b": the answer is being sampled\n\n", "more_body": True}
 _DISCONNECT_ROUNDS = 4  # rounds of the event loop until a closed connection is known to a task that waits for it
 
-Receive = Callable[[], Awaitable[Mapping[str, Any]]]
-Send = Callable[[Mapping[str, Any]], Awaitable[None]]
-
 
 class Gateway:
     """The sessions that are open, and the ASGI app that serves them.
 
     Args:
-        max_body: the most bytes of a request.
+        max_request_bytes: the most bytes of a request.
         rules: which requests are auxiliary.
     """
 
-    def __init__(self, *, max_body: int = MAX_BODY, rules: Sequence[Rule] = RULES) -> None:
-        self.max_body = max_body
+    def __init__(self, *, max_request_bytes: int = MAX_REQUEST_BYTES, rules: Sequence[Rule] = RULES) -> None:
+        self.max_request_bytes = max_request_bytes
         self.rules = rules
         self.base_url = ""
         """The URL that programs are given, such as http://127.0.0.1:40123/v1."""
@@ -109,13 +110,13 @@ class Gateway:
             await self._route(scope["method"], path, dialect, headers, receive, send)
         except RequestRefused as refusal:
             more = [(b"x-should-retry", b"false")] if refusal.final else []
-            await send_json(send, refusal.status, dialect.error(refusal), more)
+            await send_json(send, refusal.status, dialect.error(refusal), *more)
 
     async def _route(
         self, method: str, path: str, dialect: Dialect, headers: Mapping[bytes, bytes], receive: Receive, send: Send
     ) -> None:
         if method == "HEAD" and (path in ("", "/v1") or path in DIALECTS):
-            await _start(send, 200, b"application/json", [])  # a program asks whether anybody is here, without a token
+            await _start(send, 200, b"application/json")  # a program asks whether anybody is here, without a token
             await send({"type": "http.response.body"})
             return
         session = self._session(headers)
@@ -140,7 +141,7 @@ class Gateway:
             raise RequestRefused(404, f"there is no {path}; there are {offered}", code="not_found")
         if method != "POST":
             raise RequestRefused(405, f"{path} is asked with POST, not with {method}", code="method_not_allowed")
-        data = await read_body(headers, receive, self.max_body)
+        data = await read_body(headers, receive, self.max_request_bytes)
         DIALECTS[path].check(headers)
         body = parse_json(data, headers)
         request = DIALECTS[path].read(body, session.histories)
@@ -174,12 +175,6 @@ class Gateway:
         return session
 
 
-def bearer_token(headers: Mapping[bytes, bytes]) -> str:
-    """Return the bearer token of a request; empty if it has none."""
-    scheme, _, token = headers.get(b"authorization", b"").decode("latin-1").partition(" ")
-    return token.strip() if scheme.lower() == "bearer" else ""
-
-
 class _Delivery:
     """One connection that waits for a response and delivers it."""
 
@@ -208,7 +203,7 @@ class _Delivery:
             return
         answer = self._dialect.body(reply.result(), self._pending.request)
         self._remember()
-        await send_json(self._send, 200, answer, _headers(self._pending))
+        await send_json(self._send, 200, answer, *_headers(self._pending))
         self._session.delivered(self._pending)
 
     async def _stream(self, disconnected: asyncio.Task[None]) -> None:
@@ -217,7 +212,7 @@ class _Delivery:
         await _either(reply, disconnected, timeout=KEEP_ALIVE_SECONDS)
         if reply.done() and reply.exception() is not None:
             reply.result()
-        await _start(self._send, 200, b"text/event-stream", _headers(self._pending))
+        await _start(self._send, 200, b"text/event-stream", *_headers(self._pending))
         while not reply.done() and not disconnected.done():
             if not await _either(reply, disconnected, timeout=KEEP_ALIVE_SECONDS):
                 await self._send(_KEEP_ALIVE)
@@ -264,92 +259,27 @@ async def until_disconnected(receive: Receive) -> None:
         pass
 
 
-async def read_body(headers: Mapping[bytes, bytes], receive: Receive, max_body: int) -> bytes:
-    """Read the body of a request, of a bounded size and in a bounded time; a compressed one is unpacked."""
-    too_large = RequestRefused(413, f"the body is larger than {max_body} bytes, which is all that a request may have")
-    length = headers.get(b"content-length", b"0")
-    if length.isdigit() and int(length) > max_body:
-        raise too_large
-    data = bytearray()
-    try:
-        async with asyncio.timeout(BODY_SECONDS):
-            while True:
-                event = await receive()
-                data += event.get("body", b"")
-                if len(data) > max_body:
-                    raise too_large
-                if event["type"] == "http.disconnect" or not event.get("more_body"):
-                    return _unpacked(bytes(data), headers, max_body, too_large)
-    except TimeoutError:
-        raise RequestRefused(408, f"the body did not come within {BODY_SECONDS:g} s") from None
-
-
-def _unpacked(data: bytes, headers: Mapping[bytes, bytes], max_body: int, too_large: RequestRefused) -> bytes:
-    """Undo the content encodings of a body, the last one first, up to `max_body` bytes."""
-    names = headers.get(b"content-encoding", b"").decode("latin-1").lower().split(",")
-    for name in reversed([name.strip() for name in names]):
-        if name in ("", "identity"):
-            continue
-        if name not in ("gzip", "x-gzip", "deflate"):
-            raise RequestRefused(415, f"the content encoding {name[:40]!r} is not known; gzip and deflate are")
-        # Clients send deflate with the frame of zlib, as it should be, and without.
-        is_bare = name == "deflate" and (len(data) < 2 or data[0] & 15 != 8 or int.from_bytes(data[:2]) % 31)
-        packed, data = data, b""
-        try:
-            while packed:
-                unpacker = zlib.decompressobj(-zlib.MAX_WBITS if is_bare else zlib.MAX_WBITS | 32)
-                data += unpacker.decompress(packed, max_body + 1 - len(data))
-                if len(data) > max_body:
-                    raise too_large
-                if not unpacker.eof:
-                    raise zlib.error("it breaks off")
-                packed = unpacker.unused_data
-        except zlib.error as error:
-            raise RequestRefused(400, f"the body is no {name}: {error}") from None
-    return data
-
-
-def parse_json(data: bytes, headers: Mapping[bytes, bytes]) -> Any:
-    """Parse a body. Its content type may be any: many clients leave it out, or name another one."""
-    try:
-        return json.loads(data)
-    except (ValueError, RecursionError):
-        kind = headers.get(b"content-type", b"").decode("latin-1")
-        named = f", and its content type is {kind!r:.80}" if kind else ""
-        raise RequestRefused(400, f"the body is no JSON{named}: send one JSON object", code="no_json") from None
-
-
-async def send_json(send: Send, status: int, value: Any, headers: list[tuple[bytes, bytes]] | None = None) -> None:
+async def send_json(send: Send, status: int, value: Any, *headers: tuple[bytes, bytes]) -> None:
     """Send a response."""
-    await _start(send, status, b"application/json", headers or [])
+    await _start(send, status, b"application/json", *headers)
     await send({"type": "http.response.body", "body": dump(value)})
 
 
-async def _start(send: Send, status: int, kind: bytes, headers: list[tuple[bytes, bytes]]) -> None:
-    first = [(b"content-type", kind), (b"cache-control", b"no-store")]
-    await send({"type": "http.response.start", "status": status, "headers": [*first, *headers]})
+async def _start(send: Send, status: int, kind: bytes, *headers: tuple[bytes, bytes]) -> None:
+    sent = [(b"content-type", kind), NO_STORE, *headers]
+    await send({"type": "http.response.start", "status": status, "headers": sent})
 
 
 @asynccontextmanager
 async def open_gateway(host: str = "127.0.0.1", rules: Sequence[Rule] = RULES) -> AsyncIterator[Gateway]:
     """Serve a gateway on the running event loop, at a free port."""
-    if importlib.util.find_spec("uvicorn") is None:
-        raise UserError("the environment external needs uvicorn: pip install 'forge-env[tools]'")
-    gateway = Gateway(rules=rules)
-    if host in ("", "0.0.0.0", "::"):
+    if not host or host in ANY_ADDRESS:
         raise UserError(
             f"the gateway cannot listen at host={host!r}: programs need one address to call, and this stands for all "
             "of them; name one address of this machine, or leave host out for programs on it"
         )
-    with open_listener(host, 0) as listener:
-        gateway.port = listener.getsockname()[1]
-        gateway.base_url = f"http://{host}:{gateway.port}/v1"
-        async with run_server(gateway, listener, lifespan="off", ws="none") as server:
-            gateway._new_protocol = functools.partial(_new_protocol, server)
-            yield gateway
-
-
-def _new_protocol(server: Any) -> asyncio.Protocol:
-    """The protocol of a new connection, counted with the other connections of a server of uvicorn."""
-    make = server.config.http_protocol_class
-    return make(config=server.config, server_state=server.server_state, app_state=server.lifespan.state)
+    gateway = Gateway(rules=rules)
+    async with open_server(gateway, host, ws="none") as server:
+        gateway.port, gateway.base_url = server.port, f"{server.url}/v1"
+        gateway._new_protocol = server.new_protocol
+        yield gateway

@@ -6,9 +6,9 @@ from typing import Any
 
 from envs.external.gateway import Gateway
 from envs.external.player import Player
-from envs.external.requests import RequestRefused
 from envs.external.session import ProgramSession
 from forge_env.core.types import EpisodeLimits
+from forge_env.utils.http_server import RequestRefused
 
 
 class PlayerRecord:

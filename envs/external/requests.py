@@ -11,28 +11,6 @@ from forge_env.core.constraint import Constraint
 from forge_env.core.types import Message, ToolSpec
 
 
-class RequestRefused(Exception):
-    """A request is answered with an error, in the form of its dialect.
-
-    Example: ``RequestRefused(400, "n is 2; one answer is given: leave n out", param="n")``
-    """
-
-    def __init__(
-        self, status: int, message: str, *, code: str | None = None, param: str | None = None, final: bool = False
-    ) -> None:
-        super().__init__(message)
-        self.status = status
-        self.code = code
-        self.param = param
-        self.final = final
-        """Whether the same request would be refused again; clients cannot see that from the status."""
-
-    @property
-    def reason(self) -> str:
-        """The name of a refusal for counting: the code, else the parameter without its index, else the status."""
-        return self.code or (self.param or "").partition("[")[0] or f"HTTP {self.status}"
-
-
 def whole_number(value: Any) -> Any:
     """Return 16.0 as 16, since JSON has one kind of number; any other value as it is."""
     return int(value) if isinstance(value, float) and value.is_integer() else value

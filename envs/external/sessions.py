@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from envs.external.env import External
-from envs.external.gateway import MAX_BODY
 from envs.external.player import Player
 from envs.external.served.desk import Desk
 from envs.external.served.listening import address_of, open_desk, token_of
@@ -29,6 +28,7 @@ from forge_env.core.env import StepResult, TimeSpentBy
 from forge_env.core.errors import EnvError, UserError
 from forge_env.core.types import Task
 from forge_env.utils.deadlines import queued
+from forge_env.utils.http_server import MAX_REQUEST_BYTES
 
 
 class Sessions(External):
@@ -127,7 +127,7 @@ async def open_served(
     token_file: str = "",
     public_url: str = "",
     take_seconds: float = 240.0,
-    max_request_bytes: int = MAX_BODY,
+    max_request_bytes: int = MAX_REQUEST_BYTES,
     auxiliary: str = "",
 ) -> AsyncIterator[ServedSetup]:
     """Open the server that agents take their sessions from.

@@ -74,8 +74,8 @@ def serve(
 ) -> int:
     """Serve a trained model, an environment, or an agent's model, to others, until Ctrl-C or SIGTERM."""
     from forge_env.cli.serve_agent import AgentOptions, serve_agent
-    from forge_env.serve.http_server import free_port
     from forge_env.serve.settings import ServeSettings, read_token
+    from forge_env.utils.http_server import free_port
     from forge_env.utils.targets import load
 
     _check_served(run, env, agent, lora, protocol)

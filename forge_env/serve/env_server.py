@@ -13,23 +13,34 @@ from typing import Any
 
 from forge_env.core.env import ConcurrentEnv, Env
 from forge_env.core.errors import ForgeError, UserError
-from forge_env.core.json_text import decoded, read
 from forge_env.core.user_code import guard
 from forge_env.evaluation.digests import environment_digests
 from forge_env.registry.registry import env_class
 from forge_env.remote import wire
 from forge_env.remote.wire import About, Answer
 from forge_env.rollout.factory import EnvFactory, make
-from forge_env.serve.http_server import Receive, RequestRefused, Send, has_token, read_body, serve_app
 from forge_env.serve.session import Session
 from forge_env.serve.settings import ServeSettings
 from forge_env.utils.digests import value_digest
+from forge_env.utils.http_server import (
+    JSON_TYPE,
+    NO_STORE,
+    Receive,
+    RequestRefused,
+    Send,
+    exact_json,
+    has_token,
+    open_server,
+    read_object,
+    send_json,
+)
 from forge_env.utils.threads import invoke
 
 CLOSE_SECONDS = 30.0
 """Time limit for closing an instance after its client is gone."""
 KEPT_ANSWERS = 4096
 """Number of ended sessions with a stored last answer, for a client that asks again because it did not arrive."""
+_HEADERS = (NO_STORE, (wire.HEADER.encode(), str(wire.PROTOCOL).encode()))
 _SESSION_ID = re.compile(r"[0-9a-f]{32}")
 logger = logging.getLogger(__name__)
 
@@ -56,8 +67,12 @@ async def serve_env(
             "agent runs, or serve the agent with --agent"
         )
     factory = make(env, **options)
-    async with factory, opener(factory, settings) as app, serve_app(app, settings) as url:
-        announce(url + app.path)
+    async with (
+        factory,
+        opener(factory, settings) as app,
+        open_server(app, settings.host, settings.port, ws_max_size=settings.max_request_bytes) as server,
+    ):
+        announce(server.url + app.path)
         await app.failed
 
 
@@ -120,7 +135,7 @@ class EnvApp:
         try:
             await self._respond(scope, receive, send)
         except RequestRefused as refusal:
-            await _send(send, json.dumps({"error": str(refusal)}).encode(), status=refusal.status)
+            await send_json(send, refusal.status, json.dumps({"error": str(refusal)}).encode(), _HEADERS)
 
     async def end_idle(self) -> None:
         """End sessions that no request has used for `idle_seconds`, for ever."""
@@ -148,9 +163,12 @@ class EnvApp:
         self._check(headers)
         method, path = scope["method"], scope["path"].rstrip("/")
         if method in ("GET", "HEAD") and path == wire.PATH:
-            await _send(send, json.dumps({name: getattr(self._about, name) for name in About.__slots__}).encode())
+            told = {name: getattr(self._about, name) for name in About.__slots__}
+            await send_json(send, 200, json.dumps(told).encode(), _HEADERS)
             return
-        request = await _read(method, headers, receive, self._settings.max_request_bytes)
+        if method != "POST":
+            raise RequestRefused(405, f"the method is {method!r:.20}; calls are posted")
+        request = await read_object(headers, receive, self._settings.max_request_bytes, exact_json)
         place = path.removeprefix(f"{wire.PATH}/")
         if place.startswith("sessions/"):
             await self._call(place.removeprefix("sessions/"), request, send)
@@ -233,41 +251,13 @@ _Question = Callable[[EnvApp, Mapping[str, Any]], Any]
 _QUESTIONS: Mapping[str, _Question] = {"tasks": EnvApp._tasks, "expert": EnvApp._expert, "cheats": EnvApp._cheats}
 
 
-async def _read(method: str, headers: Mapping[bytes, bytes], receive: Receive, max_bytes: int) -> dict[str, Any]:
-    if method != "POST":
-        raise RequestRefused(405, f"the method is {method!r:.20}; calls are posted")
-    data = await read_body(headers, receive, max_bytes)
-    try:
-        request = read(decoded(data))
-    except (ValueError, RecursionError):
-        raise RequestRefused(400, "the request is no JSON") from None
-    if not isinstance(request, dict):
-        raise RequestRefused(400, "the request is no JSON object")
-    return request
-
-
-async def _send(send: Send, body: bytes, *, status: int = 200) -> None:
-    await _start(send, status, [(b"content-length", str(len(body)).encode())])
-    await send({"type": "http.response.body", "body": body})
-
-
-async def _start(send: Send, status: int, more: list[tuple[bytes, bytes]]) -> None:
-    headers = [
-        (b"content-type", b"application/json"),
-        (b"cache-control", b"no-store"),
-        (wire.HEADER.encode(), str(wire.PROTOCOL).encode()),
-        *more,
-    ]
-    await send({"type": "http.response.start", "status": status, "headers": headers})
-
-
 async def _send_when_done(send: Send, call: asyncio.Task[bytes]) -> None:
     """Send what a call returns; a space every few seconds until then. A lost connection does not end the call."""
     await asyncio.wait({call}, timeout=wire.BEAT_SECONDS)
     if call.done():
-        await _send(send, _body(call))
+        await send_json(send, 200, _body(call), _HEADERS)
         return
-    await _start(send, 200, [])
+    await send({"type": "http.response.start", "status": 200, "headers": [JSON_TYPE, *_HEADERS]})
     while not call.done():
         await send({"type": "http.response.body", "body": b" ", "more_body": True})
         await asyncio.wait({call}, timeout=wire.BEAT_SECONDS)

@@ -20,9 +20,9 @@ from forge_env.core.types import ToolSpec
 from forge_env.rollout.factory import EnvFactory
 from forge_env.serve.client_episode import ClientEpisode, EpisodeFault, EpisodeOver, Shown
 from forge_env.serve.desk import Desk, PlayOptions, open_desk
-from forge_env.serve.http_server import Receive, Send, has_token
 from forge_env.serve.settings import ServeSettings
 from forge_env.serve.tool_face import action_of, free_name, names_of, text_of, tool_list
+from forge_env.utils.http_server import Receive, Send, has_token, send_json
 
 PATH = "/mcp"
 START = "start_task"
@@ -214,8 +214,4 @@ async def _refuse(send: Send, status: int, code: int, message: str, data: Any = 
     """Send an error of JSON-RPC that belongs to no request."""
     error = {"code": code, "message": message, **({} if data is None else {"data": data})}
     body = json.dumps({"jsonrpc": "2.0", "id": None, "error": error}).encode()
-    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
-    if status == 401:
-        headers.append((b"www-authenticate", b"Bearer"))
-    await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send({"type": "http.response.body", "body": body})
+    await send_json(send, status, body, [(b"www-authenticate", b"Bearer")] if status == 401 else [])

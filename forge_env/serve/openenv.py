@@ -23,11 +23,9 @@ from urllib.parse import parse_qs
 
 from forge_env import __version__
 from forge_env.core.errors import UserError
-from forge_env.core.json_text import decoded, read
 from forge_env.core.types import Task
 from forge_env.serve.client_episode import EpisodeFault
 from forge_env.serve.desk import Desk, PlayOptions, open_desk
-from forge_env.serve.http_server import Receive, RequestRefused, Send, has_token, read_body
 from forge_env.serve.openenv_session import (
     ACTION_SCHEMA,
     OBSERVATION_SCHEMA,
@@ -39,6 +37,7 @@ from forge_env.serve.openenv_session import (
 from forge_env.serve.openenv_socket import serve_socket
 from forge_env.serve.settings import ServeSettings
 from forge_env.serve.tool_face import tool_list
+from forge_env.utils.http_server import Receive, RequestRefused, Send, exact_json, has_token, read_object, send_json
 
 logger = logging.getLogger(__name__)
 _INVALID, _UNKNOWN_METHOD, _SERVER_ERROR = -32602, -32601, -32000  # of JSON-RPC
@@ -80,9 +79,10 @@ class OpenEnvApp:
             if path is None:
                 raise RequestRefused(401, "the token is wrong or missing: it is the first part of the path")
             answer = await self._respond(scope, path, receive)
-            await _send(send, 200, answer)
+            status = 200
         except RequestRefused as refusal:
-            await _send(send, refusal.status, {"detail": str(refusal)})
+            status, answer = refusal.status, {"detail": str(refusal)}
+        await send_json(send, status, json.dumps(answer).encode())
 
     def open_session(self) -> OpenEnvSession:
         """Open a session."""
@@ -127,12 +127,7 @@ class OpenEnvApp:
         if scope["method"] != "POST":
             raise RequestRefused(405, f"the method is {scope['method']!r:.20}; it is GET or POST")
         headers = {name.lower(): value for name, value in scope["headers"]}
-        try:
-            body = read(decoded(await read_body(headers, receive, self.settings.max_request_bytes)))
-        except (ValueError, RecursionError):
-            raise RequestRefused(400, "the request is no JSON") from None
-        if not isinstance(body, dict):
-            raise RequestRefused(400, "the request is no JSON object")
+        body = await read_object(headers, receive, self.settings.max_request_bytes, exact_json)
         return await (self._rpc_over_http(body) if path == "/mcp" else self._ask_tasks(path, body))
 
     async def _get(self, path: str) -> Any:
@@ -222,10 +217,3 @@ def rpc_result(request: Mapping[str, Any], result: Any) -> dict[str, Any]:
 
 def rpc_error(request: Mapping[str, Any], code: int, message: str) -> dict[str, Any]:
     return {"jsonrpc": "2.0", "id": request.get("id"), "error": {"code": code, "message": message}}
-
-
-async def _send(send: Send, status: int, answer: Any) -> None:
-    body = json.dumps(answer).encode()
-    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
-    await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send({"type": "http.response.body", "body": body})

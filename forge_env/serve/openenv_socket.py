@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from forge_env.core.json_text import read
 from forge_env.serve.client_episode import EpisodeFault
-from forge_env.serve.http_server import Receive, Send
 from forge_env.serve.openenv_session import OpenEnvSession, Refused, fault_code
+from forge_env.utils.http_server import Receive, Send
 
 if TYPE_CHECKING:
     from forge_env.serve.openenv import OpenEnvApp

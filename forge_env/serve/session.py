@@ -18,9 +18,9 @@ from forge_env.remote.wire import Answer
 from forge_env.rollout.env_calls import close_instance, final_info_of, is_timeout, success_of
 from forge_env.rollout.env_results import read_on_limit, read_reset, read_step
 from forge_env.rollout.factory import EnvFactory
-from forge_env.serve.http_server import RequestRefused
 from forge_env.utils.deadlines import Deadline
 from forge_env.utils.gates import gate_of
+from forge_env.utils.http_server import RequestRefused
 from forge_env.utils.threads import call_on
 
 STATE = ("tools", "truncation_reward", "time_spent_by")

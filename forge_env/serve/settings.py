@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from forge_env.core.errors import UserError
+from forge_env.utils.http_server import MAX_REQUEST_BYTES
 
 TOKEN_VARIABLE = "FORGE_ENV_TOKEN"
 """Environment variable with the token, of a server and of its clients."""
@@ -30,7 +31,7 @@ class ServeSettings:
     """Open sessions; a further one is refused until one ends."""
     idle_seconds: float = 3600.0
     """A session without a request for so long is ended. An agent may think for half an hour between two steps."""
-    max_request_bytes: int = 16 * 2**20
+    max_request_bytes: int = MAX_REQUEST_BYTES
 
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:

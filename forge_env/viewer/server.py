@@ -19,7 +19,7 @@ from typing import Any, Self
 from urllib.parse import parse_qsl, urlsplit
 
 from forge_env.core.errors import UserError
-from forge_env.serve.http_server import open_listener
+from forge_env.utils.http_server import ANY_ADDRESS, base_url, open_listener
 from forge_env.viewer.library import Library
 from forge_env.viewer.page import render_page, security_policy, to_json
 from forge_env.viewer.views import NotThere
@@ -71,8 +71,7 @@ class ViewServer(http.server.ThreadingHTTPServer):
     @property
     def url(self) -> str:
         """The address to open; it holds the token."""
-        host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(self.host, self.host)
-        return f"http://{f'[{host}]' if ':' in host and '[' not in host else host}:{self.port}/?token={self.token}"
+        return f"{base_url(ANY_ADDRESS.get(self.host, self.host), self.port)}/?token={self.token}"
 
     def __enter__(self) -> Self:
         self._thread.start()

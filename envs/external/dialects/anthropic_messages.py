@@ -11,10 +11,11 @@ from envs.external.dialects.fields import Fields, check_kind, ignored_of_tools, 
 from envs.external.dialects.forms import anthropic_choice, constraint_of, schema_of
 from envs.external.dialects.reading import call_of, limit, stops, text_of, tool_of
 from envs.external.dialects.reading import tools_are_off as are_off
-from envs.external.requests import ProgramRequest, RequestRefused
+from envs.external.requests import ProgramRequest
 from envs.external.responses import ProgramReply
 from forge_env.core.json_text import read, write
 from forge_env.core.types import Message, ToolSpec
+from forge_env.utils.http_server import RequestRefused
 
 _FIELDS = Fields(
     honoured=(

@@ -7,10 +7,11 @@ from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 
 from envs.external.dialects.fields import Fields
-from envs.external.requests import ProgramRequest, RequestRefused
+from envs.external.requests import ProgramRequest
 from envs.external.responses import ProgramReply
 from forge_env.core.json_text import write
 from forge_env.core.types import Message
+from forge_env.utils.http_server import RequestRefused
 
 Histories = Mapping[str, tuple[Message, ...]]
 """The conversations of a session up to a response, by the id of the response."""

@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from envs.external.requests import RequestRefused, whole_number
+from envs.external.requests import whole_number
 from forge_env.core.errors import nearest
+from forge_env.utils.http_server import RequestRefused
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

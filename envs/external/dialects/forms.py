@@ -6,9 +6,9 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from envs.external.requests import RequestRefused
 from forge_env.core.constraint import Constraint, wrong_with
 from forge_env.core.types import ToolSpec
+from forge_env.utils.http_server import RequestRefused
 
 _ANY_OBJECT = {"type": "object"}
 

@@ -10,9 +10,10 @@ from envs.external.dialects.fields import Fields, check_kind, ignored_of_tools, 
 from envs.external.dialects.forms import constraint_of, openai_choice, schema_of
 from envs.external.dialects.openai_format import REFUSED, OpenAIFormat, checked, common, named, token_logprobs
 from envs.external.dialects.reading import ACCOUNTING, SAMPLING, call_of, text_of, tool_of, tools_are_off
-from envs.external.requests import ProgramRequest, RequestRefused
+from envs.external.requests import ProgramRequest
 from envs.external.responses import ProgramReply
 from forge_env.core.types import Message, ToolSpec
+from forge_env.utils.http_server import RequestRefused
 
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 

@@ -10,8 +10,9 @@ from envs.external.dialects.dialect import Histories
 from envs.external.dialects.fields import Fields, refuse
 from envs.external.dialects.openai_format import REFUSED, OpenAIFormat, checked, common, named, text_of_token
 from envs.external.dialects.reading import ACCOUNTING, SAMPLING
-from envs.external.requests import ProgramRequest, RequestRefused, whole_number
+from envs.external.requests import ProgramRequest, whole_number
 from envs.external.responses import ProgramReply
+from forge_env.utils.http_server import RequestRefused
 
 _FIELDS = Fields(
     honoured=("best_of", "logprobs", "max_tokens", "model", "n", "prompt", "stop", "stream", "stream_options"),

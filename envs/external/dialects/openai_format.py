@@ -8,8 +8,9 @@ from typing import Any
 from envs.external.dialects.dialect import Dialect, event
 from envs.external.dialects.fields import Fields, check_kind, refuse
 from envs.external.dialects.reading import limit, stops
-from envs.external.requests import ProgramRequest, RequestRefused
+from envs.external.requests import ProgramRequest
 from envs.external.responses import ProgramReply
+from forge_env.utils.http_server import RequestRefused
 
 DONE = b"data: [DONE]\n\n"
 

@@ -12,9 +12,10 @@ from envs.external.dialects.forms import constraint_of, openai_choice, schema_of
 from envs.external.dialects.openai_format import token_logprobs
 from envs.external.dialects.reading import ACCOUNTING, SAMPLING, call_of, limit, text_of, tool_of
 from envs.external.dialects.reading import tools_are_off as are_off
-from envs.external.requests import ProgramRequest, RequestRefused
+from envs.external.requests import ProgramRequest
 from envs.external.responses import ProgramReply
 from forge_env.core.types import Message, ToolSpec
+from forge_env.utils.http_server import RequestRefused
 
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 _FIELDS = Fields(

@@ -11,9 +11,10 @@ import mimetypes
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from envs.external.requests import RequestRefused, whole_number
+from envs.external.requests import whole_number
 from envs.media import Medium
 from forge_env.core.types import ToolSpec
+from forge_env.utils.http_server import RequestRefused
 
 SAMPLING = (
     "temperature", "top_p", "top_k", "min_p", "seed", "presence_penalty", "frequency_penalty", "repetition_penalty",

@@ -16,22 +16,11 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from envs.external.gateway import (
-    MODEL,
-    Gateway,
-    Receive,
-    Send,
-    bearer_token,
-    is_disconnected,
-    parse_json,
-    read_body,
-    send_json,
-    until_disconnected,
-)
-from envs.external.requests import RequestRefused
+from envs.external.gateway import MODEL, Gateway, is_disconnected, send_json, until_disconnected
 from envs.external.served.desk import Desk
 from envs.external.served.requests import read_finish, read_wait
 from envs.external.served.visit import Visit
+from forge_env.utils.http_server import Receive, RequestRefused, Send, bearer_token, read_object
 
 MAX_WAITING = 1024
 """The most requests at once that wait for a session."""
@@ -61,7 +50,7 @@ class ServedApp:
         except RequestRefused as refusal:
             more = [(b"retry-after", b"1")] if refusal.status == 503 else []
             error = {"message": str(refusal), "code": refusal.code, "param": refusal.param}
-            await send_json(send, refusal.status, {"error": error}, more)
+            await send_json(send, refusal.status, {"error": error}, *more)
 
     async def _route(
         self, method: str, path: str, headers: Mapping[bytes, bytes], receive: Receive, send: Send
@@ -83,7 +72,7 @@ class ServedApp:
             await send_json(send, 200, visit.state())
 
     async def _take(self, headers: Mapping[bytes, bytes], receive: Receive, send: Send) -> None:
-        body = _object(await read_body(headers, receive, self._gateway.max_body), headers)
+        body = await read_object(headers, receive, self._gateway.max_request_bytes)
         disconnected = asyncio.create_task(until_disconnected(receive))
         try:
             if self._desk.begin is None:
@@ -123,7 +112,7 @@ class ServedApp:
             self._waiting -= 1
 
     async def _finish(self, visit: Visit, headers: Mapping[bytes, bytes], receive: Receive, send: Send) -> None:
-        body = _object(await read_body(headers, receive, self._gateway.max_body), headers)
+        body = await read_object(headers, receive, self._gateway.max_request_bytes)
         digest = hashlib.blake2b(json.dumps(body, sort_keys=True).encode()).digest()
         if visit.finish_digest and visit.finish_digest != digest:
             raise RequestRefused(
@@ -192,10 +181,3 @@ class ServedApp:
             "seed": visit.seed,
             "limits": visit.shown_limits(),
         }
-
-
-def _object(data: bytes, headers: Mapping[bytes, bytes]) -> dict[str, Any]:
-    value = parse_json(data, headers) if data.strip() else {}
-    if not isinstance(value, dict):
-        raise RequestRefused(400, "the body is no JSON object", code="invalid_request")
-    return value

@@ -11,8 +11,8 @@ from envs.external.served.app import ServedApp
 from envs.external.served.desk import Desk
 from envs.external.told import RULES, Rule
 from forge_env.core.errors import UserError
-from forge_env.serve.http_server import serve_app
 from forge_env.serve.settings import TOKEN_VARIABLE, ServeSettings, read_token
+from forge_env.utils.http_server import open_server
 
 
 def address_of(listen: str) -> tuple[str, int]:
@@ -45,9 +45,9 @@ async def open_desk(
     """Serve a desk and its gateway at HOST:PORT."""
     host, port = address_of(listen)
     settings = ServeSettings(token=desk.token, host=host, port=port, max_request_bytes=max_request_bytes)
-    gateway = Gateway(max_body=max_request_bytes, rules=rules)
-    async with serve_app(ServedApp(desk, gateway), settings) as url:
-        gateway.base_url = f"{url}/v1"
+    gateway = Gateway(max_request_bytes=max_request_bytes, rules=rules)
+    async with open_server(ServedApp(desk, gateway), settings.host, settings.port) as server:
+        gateway.base_url = f"{server.url}/v1"
         try:
             yield gateway
         finally:

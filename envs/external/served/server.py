@@ -17,7 +17,6 @@ from contextvars import copy_context
 from pathlib import Path
 from typing import Any
 
-from envs.external.requests import RequestRefused
 from envs.external.served.desk import Desk, visitor
 from envs.external.served.requests import Wish, read_wish
 from envs.external.served.visit import Visit
@@ -33,6 +32,7 @@ from forge_env.registry.agent_spec import AgentSettings, open_agent
 from forge_env.rollout.factory import EnvFactory, make
 from forge_env.rollout.rollout import run_episode
 from forge_env.serve.settings import TOKEN_VARIABLE, ServeSettings
+from forge_env.utils.http_server import RequestRefused
 
 BEGIN_SECONDS = 30.0
 STOP_SECONDS = 10.0

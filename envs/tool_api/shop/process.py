@@ -5,38 +5,26 @@ It writes its port to standard output once it answers, and ends on SIGTERM.
 
 from __future__ import annotations
 
-import socket
+import asyncio
 import sys
+from contextlib import suppress
 from pathlib import Path
 
-import uvicorn
-
 from envs.tool_api.shop.service import make_app
-from forge_env.serve.http_server import open_listener
+from forge_env.utils.http_server import open_server
+from forge_env.utils.run_async import run_async
 
 
-class _Server(uvicorn.Server):
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
-        assert sockets is not None
-        print(sockets[0].getsockname()[1], flush=True)
-
-
-def main(folder: Path) -> None:
-    """Serve the sessions of a folder until told to stop."""
-    config = uvicorn.Config(
-        make_app(folder),
-        access_log=False,
-        log_level="warning",
-        lifespan="off",
-        ws="none",
-        server_header=False,
-        timeout_graceful_shutdown=1,
-        timeout_keep_alive=60,
-    )
-    with open_listener("127.0.0.1", 0) as listener:
-        _Server(config).run(sockets=[listener])
+async def serve(folder: Path) -> None:
+    """Serve the sessions of a folder until cancelled."""
+    async with open_server(make_app(folder), "127.0.0.1", ws="none") as server:
+        print(server.port, flush=True)
+        await asyncio.Event().wait()
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    with suppress(ImportError):
+        import uvloop
+
+        uvloop.install()  # a fifth more requests per second
+    run_async(serve(Path(sys.argv[1])))

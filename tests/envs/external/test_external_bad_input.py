@@ -90,7 +90,7 @@ async def test_what_is_wrong_with_a_request_is_the_sdks_own_error_and_the_episod
 ) -> None:
     errors = sdk.errors
     async with playing(factory, says(tiny_model, "fine"), tmp_path) as program:
-        monkeypatch.setattr(factory.shared["setup"].gateway, "max_body", 100_000)
+        monkeypatch.setattr(factory.shared["setup"].gateway, "max_request_bytes", 100_000)
         async with connected(sdk, program) as client:
             unknown = sdk.ask(client, extra_body={"max_tokes": 5})
             error = await refused(errors.BadRequestError, unknown, "'max_tokes' is no field .*Did you mean max_")

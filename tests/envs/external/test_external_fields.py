@@ -17,7 +17,7 @@ from openai.types.responses import response_create_params as responses
 
 from envs.external.dialects.dialect import Dialect
 from envs.external.dialects.table import DIALECTS
-from envs.external.requests import RequestRefused
+from forge_env.utils.http_server import RequestRefused
 from tests.envs.external.external_playing import opened, playing, says
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}

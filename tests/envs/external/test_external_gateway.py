@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import gzip
 import json
-import zlib
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -20,13 +18,13 @@ from agents.renderer.rendering import Renderer
 from agents.scripted import ScriptedAgent
 from envs.external.dialects.openai_completions import OpenAICompletions
 from envs.external.dialects.reading import limit
-from envs.external.gateway import MAX_TOOLS, Gateway, read_body
-from envs.external.requests import RequestRefused
+from envs.external.gateway import MAX_TOOLS, Gateway
 from envs.external.served.requests import read_wish
 from forge_env.core.episode import Episode, write_jsonl
 from forge_env.core.types import EpisodeLimits, Outcome
 from forge_env.records.audit import audit
 from forge_env.rollout.factory import EnvFactory
+from forge_env.utils.http_server import RequestRefused
 from tests.envs.external.external_playing import Playing, calls, opened, playing, says
 
 TOOL = {
@@ -82,35 +80,6 @@ async def test_a_conversation_with_a_tool_is_one_row_of_exact_tokens(
     assert tool_message["tool_call_id"] == episode.turns[0].tool_calls[0].id, "the record has the turn's own ids"
     assert call.id != episode.turns[0].tool_calls[0].id, "which come again in every turn, and a program's do not"
     check(episode, tiny_model, tmp_path)
-
-
-def deflated(data: bytes, bits: int) -> bytes:
-    packer = zlib.compressobj(wbits=bits)
-    return packer.compress(data) + packer.flush()
-
-
-async def body_of(data: bytes, encoding: str) -> bytes:
-    async def receive() -> dict[str, Any]:
-        return {"type": "http.request", "body": data}
-
-    return await read_body({b"content-encoding": encoding.encode()}, receive, 1000)
-
-
-async def test_packed_bodies_are_unpacked_within_the_bound() -> None:
-    text = b'{"model": "m"}'
-    packed = {"gzip": gzip.compress(text), "deflate": zlib.compress(text), "identity": text, "": text}
-    assert {name: await body_of(data, name) for name, data in packed.items()} == dict.fromkeys(packed, text)
-    assert await body_of(deflated(text, -15), "Deflate") == text, "without the frame, as some clients send it"
-    assert await body_of(gzip.compress(text[:5]) + gzip.compress(text[5:]), "x-gzip") == text
-    assert await body_of(gzip.compress(zlib.compress(text)), "deflate, gzip") == text
-    assert len(await body_of(gzip.compress(bytes(1000)), "gzip")) == 1000
-    wrong = [(gzip.compress(bytes(1001)), "gzip", 413), (zlib.compress(bytes(10**8)), "deflate", 413)]
-    wrong += [(text, "gzip", 400), (gzip.compress(text)[:-9], "gzip", 400), (b"", "gzip", 200), (text, "br", 415)]
-    for data, encoding, status in wrong:
-        try:
-            assert (await body_of(data, encoding), status) == (b"", 200)
-        except RequestRefused as refusal:
-            assert refusal.status == status
 
 
 @pytest.mark.parametrize("method", ["GET", "HEAD"])

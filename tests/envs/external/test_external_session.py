@@ -6,9 +6,10 @@ import asyncio
 
 import pytest
 
-from envs.external.requests import ProgramRequest, RequestRefused
+from envs.external.requests import ProgramRequest
 from envs.external.responses import ProgramReply
 from envs.external.session import MAX_REQUESTS, ProgramSession, Refusals
+from forge_env.utils.http_server import RequestRefused
 
 QUESTION = ProgramRequest(model="m", messages=({"role": "user", "content": "hi"},))
 REPLY = ProgramReply(id="r", message={"role": "assistant", "content": "a"}, finish_reason="stop", usage={})

@@ -16,8 +16,8 @@ from typing import Any
 from forge_env.remote.connection import Connections
 from forge_env.rollout.factory import make
 from forge_env.serve.env_server import open_app
-from forge_env.serve.http_server import serve_app
 from forge_env.serve.settings import ServeSettings
+from forge_env.utils.http_server import open_server
 
 ROOT = Path(__file__).resolve().parents[3]
 TOKEN = "a-token-of-the-tests"
@@ -55,9 +55,9 @@ def served(
             async with (
                 make(env, **options) as factory,
                 opener(factory, settings) as app,
-                serve_app(wrap(app), settings) as url,
+                open_server(wrap(app), settings.host, ws_max_size=settings.max_request_bytes) as server,
             ):
-                result.append(Served(url, app))
+                result.append(Served(server.url, app))
                 started.set()
                 await stop.wait()
         except BaseException as error:

@@ -9,12 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from envs.external.gateway import parse_json
-from envs.external.requests import RequestRefused
 from envs.external.scoring import Scorer
 from envs.external.served.requests import Wish, read_finish, read_wait, read_wish
 from envs.external.served.visit import Work
 from forge_env.core.episode import Episode
 from forge_env.core.types import EpisodeLimits, Task
+from forge_env.utils.http_server import RequestRefused
 
 LIMITS = EpisodeLimits()
 VALUES: Any = st.recursive(
