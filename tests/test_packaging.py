@@ -205,8 +205,8 @@ assert sandboxes.open_sandbox is forge_env.sandboxes.open_sandbox
 """
     done = installed.run("-c", script)
     assert done.returncode == 0, done.stderr
-    program = installed.run("-m", "envs.bug_fix.to_harbor", "--help")
-    assert program.stdout.startswith("usage: python -m envs.bug_fix.to_harbor"), program.stderr
+    program = installed.run("-m", "contrib.workspaces.bug_fix.to_harbor", "--help")
+    assert program.stdout.startswith("usage: python -m contrib.workspaces.bug_fix.to_harbor"), program.stderr
 
 
 @pytest.mark.parametrize("files", [("envs/__init__.py", "envs/mine.py"), ("envs/mine.py",)])

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-PACKAGES = ("forge_env", "sandboxes", "envs", "agents", "trainers")
+PACKAGES = ("forge_env", "sandboxes", "envs", "agents", "trainers", "contrib")
 RIDDLE = re.compile(
     r"\bwhere\s+(?:there|it|that|they|this|these|one|none|no|nothing|any|all|both|neither)\b"
     r"|\b(?:that|those|the\s+ones?)\s+of\b|\bwhose\b|\bwhat\s+becomes\s+of\b|\b(?:by|of|with|for|from)\s+(?:which|what)\b"

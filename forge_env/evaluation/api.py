@@ -26,9 +26,9 @@ from forge_env.evaluation.progress import LiveProgress, named
 from forge_env.evaluation.run import SINK_OPTION, Opener, Script, run_evaluation
 from forge_env.evaluation.settings import EvalSettings
 from forge_env.records.run_files import EPISODES, FAULTS
+from forge_env.records.sinks import load_sink
 from forge_env.registry.agent_spec import open_agent
 from forge_env.rollout.factory import EnvFactory, make
-from forge_env.sinks.sinks import load_sink
 from forge_env.utils.run_async import run_async
 
 

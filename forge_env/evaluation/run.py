@@ -29,10 +29,10 @@ from forge_env.evaluation.plan import (
 )
 from forge_env.evaluation.settings import EvalSettings
 from forge_env.evaluation.summary import summarise
+from forge_env.records.background import Background, open_sinks
 from forge_env.registry.agent_spec import AgentSettings, open_agent, split_agent
 from forge_env.rollout.factory import EnvFactory
 from forge_env.rollout.rollout import run_episode
-from forge_env.sinks.background import Background, open_sinks
 from forge_env.tool_env.tool_env import why_unscored
 from forge_env.utils.targets import load
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from forge_env.sinks.sinks import Record
+from forge_env.records.sinks import Record
 from trainers.metrics.diagnosis_rules import FEW, History, RunFacts, Values, cases
 
 

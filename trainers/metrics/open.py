@@ -7,8 +7,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from forge_env.sinks.background import Background
-from forge_env.sinks.background import open_sinks as open_named
+from forge_env.records.background import Background
+from forge_env.records.background import open_sinks as open_named
 from trainers.metrics.tensorboard import TensorBoard
 
 OPTION = "--metrics.sinks"

@@ -16,8 +16,8 @@ import numpy as np
 from forge_env.core.episode import Episode, read_jsonl, write_jsonl
 from forge_env.core.errors import ForgeError, UserError, first_error
 from forge_env.evaluation.evaluate import Evaluation
+from forge_env.records.sinks import Reversible, Sink, TakesEpisodes
 from forge_env.registry.contrib import rows
-from forge_env.sinks.sinks import Reversible, Sink, TakesEpisodes
 from trainers.metrics.console import RunConsole
 from trainers.metrics.json_lines import JsonLines
 from trainers.metrics.open import open_sinks
@@ -134,7 +134,7 @@ class Report:
     # ---- metrics ----
 
     def metrics(self, phase: str, step: int, values: Mapping[str, float]) -> None:
-        """Log one record to every sink; see `forge_env.sinks.sinks.Record`."""
+        """Log one record to every sink; see `forge_env.records.sinks.Record`."""
         for sink in self.sinks:
             sink.log(phase, step, values)
 

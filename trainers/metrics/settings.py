@@ -51,7 +51,7 @@ class MetricsConfig:
     """Whether TensorBoard's files are written."""
     sinks: list[str] = field(default_factory=list)
     """Further sinks, with commas between them: by name, such as NAME or NAME:MODE, or your own "module:Class"; see
-    forge_env/sinks/sinks.py."""
+    forge_env/records/sinks.py."""
     verbose: bool = False
     """Print the phases of the start, too, with the time that each took."""
     system_seconds: Annotated[float, Ge(0)] = 10.0

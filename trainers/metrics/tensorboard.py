@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from forge_env.sinks.sinks import Record
+from forge_env.records.sinks import Record
 
 
 class TensorBoard:

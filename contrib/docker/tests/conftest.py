@@ -1,3 +1,3 @@
 """Images for workspaces in containers."""
 
-from tests.sandboxes.workspaces.conftest import small_image  # noqa: F401
+from contrib.workspaces.tests.machines.conftest import small_image  # noqa: F401

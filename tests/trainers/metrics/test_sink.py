@@ -12,9 +12,9 @@ import pytest
 from forge_env.core.episode import Episode
 from forge_env.core.errors import UserError
 from forge_env.evaluation.api import evaluate
+from forge_env.records import sinks
+from forge_env.records.sinks import load_sink
 from forge_env.registry.contrib import Row
-from forge_env.sinks import sinks
-from forge_env.sinks.sinks import load_sink
 from trainers.config import SHORT_OPTIONS
 from trainers.grpo import GRPO, Config
 from trainers.metrics.report import Report

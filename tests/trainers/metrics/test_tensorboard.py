@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from forge_env.sinks.sinks import Record
+from forge_env.records.sinks import Record
 from trainers.metrics.tensorboard import TensorBoard
 
 

@@ -8,9 +8,9 @@ from contextlib import suppress
 from forge_env.core.env import Env
 from forge_env.core.errors import UserError
 from forge_env.core.types import Task
+from forge_env.records.sinks import load_sink
 from forge_env.registry.registry import env_class
 from forge_env.rollout.factory import EnvFactory, make
-from forge_env.sinks.sinks import load_sink
 from trainers.config import RunConfig
 from trainers.metrics.open import OPTION
 from trainers.objective.objective import Objective
