@@ -33,7 +33,7 @@ ROOMS = {
     "forge_env.runtime.weights": "tensor_layout weight_stream store one_host choice",
     "agents": """model_folder model_weights answer_form stop_strings thought_budget renderer served_tokenizer
         folder_checks constrained token_agent chat scripted factories generator""",
-    "sandboxes": "guest host settings",
+    "sandboxes": "settings guest host",
     "envs": "media messages drawn_solutions task_splits task_kinds data_tasks processes math code_exec actors",
     "trainers": """settings checkpoints model lora batching objective metrics titan config algorithm setup run
         controller api grpo dapo gspo sapo cispo reinforce losses sft __main__""",
