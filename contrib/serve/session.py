@@ -207,7 +207,9 @@ async def _value(call: Awaitable[Any]) -> dict[str, Any]:
 
 
 def _fault(part: str, error: BaseException) -> dict[str, str]:
-    """Return an exception of the environment as data."""
+    """Return an exception of the environment as data. The frames of this file are no place in the environment."""
+    while (trace := error.__traceback__) is not None and trace.tb_frame.f_code.co_filename == __file__:
+        error = error.with_traceback(trace.tb_next)
     reported = fault(part, error) or error
     if isinstance(reported, (EnvError, InfraError, UserError)):
         return wire.fault_data(reported)

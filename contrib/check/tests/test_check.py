@@ -37,6 +37,7 @@ from forge_env.rollout import env_calls
 from forge_env.rollout.env_calls import EnvTimeout
 from forge_env.rollout.factory import EnvFactory, make
 from forge_env.tool_env.tool_env import ToolEnv
+from forge_env.utils.targets import load
 
 
 class Good(ToolEnv):
@@ -647,11 +648,11 @@ BROKEN: dict[type[Env], tuple[str, str]] = {
     OtherTasksEachTime: ("tasks", "returned other tasks when called again"),
     TooFewTasks: ("tasks", "returned 1 tasks"),
     NoJson: ("tasks", "its metadata cannot be written as JSON"),
-    ClosesOnce: ("close", "called twice: close (tests"),
+    ClosesOnce: ("close", "called twice: close ("),
     BlocksTheLoop: ("event loop", "step() blocks the event loop"),
     HoldsOn: ("leaks", "does not end: let asyncio.CancelledError pass"),
     LeaksWhenCancelled: ("leaks", "file descriptors"),
-    NeedsItsWholeReset: ("leaks", "after a reset() that is cancelled in its middle, close (tests"),
+    NeedsItsWholeReset: ("leaks", "after a reset() that is cancelled in its middle, close ("),
     ForgetsItsFile: ("leaks", "temporary files"),
     RunsOn: ("leaks", "runs on in setup, since Python cannot stop a C call, and keeps its instance open"),
 }
@@ -1017,14 +1018,21 @@ async def test_what_cannot_be_opened_or_closed_is_a_row(env: type[Env], reason: 
     assert verdicts(report)["contract"] is (None if env is CannotOpen else True)
 
 
+SHOUTS = """
+from contrib.check.tests.test_check import Plain
+from forge_env import EnvError
+
 class Shouts(Plain):
-    def step(self, action: Action) -> Any:
-        raise EnvError("two\nlines, \x1b[2J and \ud800")
+    def step(self, action):
+        raise EnvError("two\\nlines, \\x1b[2J and \\ud800")
+"""
 
 
-async def test_a_sentence_is_one_line_that_any_terminal_can_show() -> None:
-    detail = failures(await run_checks(EnvFactory(Shouts), tasks=1))["contract"]
-    assert re.fullmatch(r"step \(.*test_check.py:\d+\): two lines, \\x1b\[2J and \\ud800", detail), detail
+async def test_a_sentence_is_one_line_that_any_terminal_can_show(tmp_path: Path) -> None:
+    (tmp_path / "shouts.py").write_text(SHOUTS)
+    factory = EnvFactory(load(f"{tmp_path / 'shouts.py'}:Shouts"))
+    detail = failures(await run_checks(factory, tasks=1))["contract"]
+    assert re.fullmatch(r"step \(.*shouts.py:\d+\): two lines, \\x1b\[2J and \\ud800", detail), detail
 
 
 async def test_no_temporary_folder_is_left_and_the_old_one_is_back(

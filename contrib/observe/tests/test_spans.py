@@ -19,7 +19,6 @@ from forge_env.core.episode import Episode, Turn
 from forge_env.core.errors import UserError
 from forge_env.core.types import Outcome, Task, ToolCall, ToolUse
 from forge_env.records.sinks import load_sink
-from tests.forge_env.evaluation.test_api import measured
 from tests.helpers.packages import needs
 from tests.helpers.ports import free_ports
 
@@ -275,8 +274,3 @@ def test_times_that_are_no_times_are_zero() -> None:
     turn = Turn(kind="text", observation=(), message={"role": "assistant", "content": ""}, policy_seconds=float("nan"))
     spans = episode_spans(an_episode(turns=(turn,), info={"started": -5.0, "seconds": "x"}), SOURCE, recorded=9.0)
     assert [(span.start, span.seconds) for span in spans] == [(9.0, 0.0), (9.0, 0.0)]
-
-
-def test_another_word_than_those_there_are_is_refused() -> None:
-    with pytest.raises(UserError, match="^--otel on is not one of off, spans, messages$"):
-        measured(otel="on")

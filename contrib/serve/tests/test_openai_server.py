@@ -166,7 +166,7 @@ def test_a_server_leaves_nothing_if_the_process_that_started_it_is_killed(tmp_pa
     code = f"""
         import os, subprocess, sys
         sys.path.insert(0, {str(tmp_path)!r})
-        started = "from agents.generator import openai_server as s; import sys; sys.path.insert(0, {str(tmp_path)!r}); "
+        started = "from contrib.serve import openai_server as s; import sys; sys.path.insert(0, {str(tmp_path)!r}); "
         started += "s.SERVER, s.use_parser = 'stays', dict; s.main()"
         child = subprocess.Popen([sys.executable, "-c", started, str(os.getpid()), "{{}}"], start_new_session=True)
         child.wait()
