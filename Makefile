@@ -10,7 +10,7 @@ PYTHON ?= python3 python3.13 python3.12 python3.11
 ARGS ?=
 
 # Nothing is written outside this folder: caches live in it too, unless the user has put them elsewhere. Programs that
-# have no variable of their own here (forge_env, torch) go by XDG_CACHE_HOME. tests/conftest.py reads these lines too.
+# have no variable of their own here (forge_env, torch) go by XDG_CACHE_HOME. conftest.py reads these lines too.
 export XDG_CACHE_HOME ?= $(CURDIR)/.cache
 export UV_CACHE_DIR ?= $(CURDIR)/.cache/uv
 export VLLM_CACHE_ROOT ?= $(CURDIR)/.cache/vllm
@@ -74,7 +74,7 @@ demo-real: $(READY)
 	@$(PYTHON_OF_VENV) -m benchmarks.real_model $(ARGS)
 
 # Two workers: a run uses two CPUs well, and a test of several processes is still not starved. ARGS="-n 0" has none.
-# The files come in the order of tests/conftest.py, the longest first.
+# The files come in the order of conftest.py, the longest first.
 PYTEST = $(PYTHON_OF_VENV) -m tests.once_more -q -n 2 --dist loadfile --no-loadscope-reorder --durations=10
 
 test: $(READY)

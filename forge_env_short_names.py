@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from importlib.machinery import ModuleSpec
 from types import CodeType, ModuleType
 
-NAMES = ("agents", "envs", "sandboxes", "trainers")
+NAMES = ("agents", "contrib", "envs", "sandboxes", "trainers")
 
 
 class _Packages:

@@ -1,4 +1,4 @@
-"""The build hook of the wheel: it puts agents, envs, sandboxes and trainers below `forge_env`.
+"""The build hook of the wheel: it puts agents, contrib, envs, sandboxes and trainers below `forge_env`.
 
 Other distributions have top-level packages of these names (`agents` is openai-agents'), and so have many projects.
 Installers write two packages of one name into one folder, over each other's files, and Python imports only one of them.
@@ -21,11 +21,14 @@ from typing import Any
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 TOP = "forge_env"
-MOVED = ("agents", "envs", "sandboxes", "trainers")
+MOVED = ("agents", "contrib", "envs", "sandboxes", "trainers")
+LEFT_OUT = ("__pycache__", "tests", "benchmarks", "*.md", "*.png")
 SHORT_NAMES = "forge_env_short_names"
 DOCKERFILE = "Dockerfile.sandbox"
 _NAME = re.compile(rf"({'|'.join(MOVED)})((?:\.\w+)*)(:\w[\w.]*)?")
 """A module, or a "module:object", as a text."""
+_TARGET = re.compile(rf'"({"|".join(MOVED)})\.')
+"""The beginning of one in a file that is not Python."""
 
 
 class WheelLayout(BuildHookInterface[Any]):
@@ -45,13 +48,14 @@ def write_wheel(root: Path, folder: Path) -> None:
     """Write what the wheel of the checkout `root` installs into an empty folder."""
     for package in (TOP, *MOVED):
         target = folder / TOP if package == TOP else folder / TOP / package
-        shutil.copytree(root / package, target, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(root / package, target, ignore=shutil.ignore_patterns(*LEFT_OUT))
     for path in (folder / TOP).rglob("*.py"):
         path.write_bytes(with_long_names(path.read_bytes(), root, path.relative_to(folder).as_posix()))
     # The docker sandbox builds its image from it, wherever forge_env is installed.
-    dockerfile = (root / DOCKERFILE).read_text(encoding="utf-8")
-    entry = re.compile(rf'"({"|".join(MOVED)})\.')
-    (folder / TOP / "sandboxes/docker" / DOCKERFILE).write_text(entry.sub(rf'"{TOP}.\1.', dockerfile), encoding="utf-8")
+    docker = folder / TOP / "contrib/docker"
+    copied = [Path(shutil.copy(root / DOCKERFILE, docker))] if docker.is_dir() else []
+    for path in (*copied, *(folder / TOP).rglob("names.toml")):
+        path.write_text(_TARGET.sub(rf'"{TOP}.\1.', path.read_text(encoding="utf-8")), encoding="utf-8")
     shutil.copy(root / f"{SHORT_NAMES}.py", folder)
     (folder / f"{SHORT_NAMES}.pth").write_text(f"import {SHORT_NAMES}\n", encoding="utf-8")
 

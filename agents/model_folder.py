@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import subprocess
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from forge_env.core.errors import UserError
+from forge_env.records.run_files import read_object
 from forge_env.records.run_weights import RunWeights, run_of, run_weights
 from forge_env.utils.staging import Target
 
@@ -92,10 +92,7 @@ def split_adapter(name: str, adapter: str = "") -> tuple[str, str]:
         return name, adapter
     if adapter:
         raise UserError(f"{name} is an adapter, and {adapter} is given beside it: leave one of the two out")
-    try:
-        base = json.loads(file.read_text(encoding="utf-8"))["base_model_name_or_path"]
-    except (ValueError, KeyError, TypeError):
-        base = None
+    base = read_object(file).get("base_model_name_or_path")
     if not isinstance(base, str) or not base:
         raise UserError(f"{file} names no base_model_name_or_path: name the model, and {name} with --adapter")
     beside = folder.parent / Path(base).name  # the run of both may have been renamed or copied
@@ -112,10 +109,10 @@ def weight_files(folder: Path) -> list[Path]:
             f"the model folder {folder} holds neither {single.name} nor {index.name}: save its weights there in that "
             "format"
         )
-    try:
-        files = sorted({str(name) for name in json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()})
-    except (ValueError, KeyError, AttributeError, TypeError):
-        raise UserError(f"{index} is damaged: it has no weight_map; copy it from the model again") from None
+    places = read_object(index).get("weight_map")
+    if not isinstance(places, dict) or not places:
+        raise UserError(f"{index} is damaged: it has no weight_map; copy it from the model again")
+    files = sorted({str(name) for name in places.values()})
     if outside := [name for name in files if Path(name).name != name]:
         raise UserError(f"{index} names {outside[0]!r}, which is not a file beside it: take another copy of the model")
     missing = [name for name in files if not (folder / name).is_file()]
@@ -130,17 +127,19 @@ def weight_files(folder: Path) -> list[Path]:
 
 def config_of(folder: Path) -> dict[str, Any]:
     """The config.json of a Hugging Face folder."""
-    path = folder / "config.json"
-    try:
-        config: Any = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise UserError(f"{folder} is not a Hugging Face model folder: it has no {path.name}") from None
-    except ValueError as error:
-        raise UserError(f"{path} is not valid JSON: {error}") from None
-    if not isinstance(config, dict):
-        raise UserError(f"{path} is not the config of a model: it holds no JSON object")
+    path = _config_file(folder)
+    config = read_object(path)
     check_booleans(config, path)
     return config
+
+
+def _config_file(folder: Path, option: str = "--model") -> Path:
+    path = folder / "config.json"
+    if not path.is_file():
+        raise UserError(
+            f"{folder} holds no config.json: {option} wants a Hugging Face folder, a training run or a hub id"
+        )
+    return path
 
 
 def check_booleans(config: Mapping[str, Any], path: Path) -> None:
@@ -157,16 +156,19 @@ def context_length(folder: Path) -> int | None:
 
 
 def fetch_config(name: str) -> Path:
-    """Download only the config.json of a model of the hub; returns its path in the hub's cache."""
-    return _from_hub(name, lambda hub: hub.hf_hub_download(name, "config.json"))
+    """Download only the config.json of a model of the hub; returns its folder in the hub's cache."""
+    return _from_hub(name, lambda hub: hub.hf_hub_download(name, "config.json")).parent
+
+
+def check_hub_id(name: str) -> None:
+    """Refuse what is no local folder and cannot be a hub id either."""
+    if name.count("/") != 1 or name.startswith((".", "/", "~")):
+        raise UserError(f"there is no model folder {name}, and a hub id looks like Qwen/Qwen3-1.7B")
 
 
 def _complete(folder: Path, option: str = "--model") -> Path:
     """The folder of a model, which holds all that a model needs."""
-    if not (folder / "config.json").is_file():
-        raise UserError(
-            f"{folder} holds no config.json: {option} wants a Hugging Face folder, a training run or a hub id"
-        )
+    _config_file(folder, option)
     if not (folder / "tokenizer.json").is_file():
         raise UserError(f"the model folder {folder} holds no tokenizer.json: save its tokenizer there as well")
     weight_files(folder)
@@ -189,8 +191,7 @@ def _write_model(checkpoint: Path, out: Path) -> None:
 
 
 def _download(name: str) -> Path:
-    if name.count("/") != 1 or name.startswith((".", "/", "~")):
-        raise UserError(f"there is no model folder {name}, and a hub id looks like Qwen/Qwen3-1.7B")
+    check_hub_id(name)
     patterns = ["*.json", "*.safetensors", "*.jinja", "*.txt"]
     return _from_hub(name, lambda hub: hub.snapshot_download(name, allow_patterns=patterns))
 

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from agents.renderer.chat_template import read_tokenizer_config
 from forge_env.core.errors import UserError
 
 PLAIN = "PreTrainedTokenizerFast"
@@ -133,16 +134,13 @@ class ServedTokenizer:
 
 def plain_config(folder: Path) -> str:
     """The tokenizer_config.json of a folder, with the class that keeps to tokenizer.json."""
-    path = folder / "tokenizer_config.json"
-    config = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    return json.dumps({**config, "tokenizer_class": PLAIN}, indent=2, ensure_ascii=False) + "\n"
+    config = {**read_tokenizer_config(folder), "tokenizer_class": PLAIN}
+    return json.dumps(config, indent=2, ensure_ascii=False) + "\n"
 
 
 def _marks(folder: Path, special: Sequence[str]) -> list[str]:
     """The special tokens of tokenizer.json and of tokenizer_config.json, which may differ."""
-    path = folder / "tokenizer_config.json"
-    config = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    added = (config.get("added_tokens_decoder") or {}).values()
+    added = (read_tokenizer_config(folder).get("added_tokens_decoder") or {}).values()
     return list(dict.fromkeys([*special, *(token["content"] for token in added)]))
 
 

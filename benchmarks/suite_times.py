@@ -22,13 +22,13 @@ LEAST_SECONDS = 2.0
 
 
 def seconds_by_file(report: Path) -> tuple[Counter[str], Counter[str]]:
-    """Seconds and tests of each file of a JUnit report, by its path below tests/."""
+    """Seconds and tests of each file of a JUnit report, by its path, without "tests/"."""
     seconds: Counter[str] = Counter()
     tests: Counter[str] = Counter()
     for case in ElementTree.parse(report).iter("testcase"):
         names = case.attrib["classname"].split(".")
         last = next((place for place, name in enumerate(names) if name.startswith("test_")), len(names) - 1)
-        path = "/".join(names[1 : last + 1])
+        path = "/".join(names[names[0] == "tests" : last + 1])
         seconds[path] += float(case.attrib["time"])  # type: ignore[assignment]
         tests[path] += 1
     return seconds, tests

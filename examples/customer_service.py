@@ -22,8 +22,8 @@ from typing import ClassVar
 
 import forge_env
 from agents.scripted import ScriptedAgent
+from contrib.judges.users import ConversationEnv, LLMUser, ScriptedUser, User, UserTurn
 from forge_env import Message, Task, UserError, reward
-from forge_env.users import ConversationEnv, LLMUser, ScriptedUser, User, UserTurn
 
 ITEMS = {
     "train": ("kettle", "toaster", "blender", "fan heater", "desk lamp", "clock radio", "sewing kit", "wall mirror"),

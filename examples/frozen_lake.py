@@ -9,7 +9,7 @@ import asyncio
 
 import forge_env
 from agents.scripted import ScriptedAgent
-from envs.gymnasium_text import from_gymnasium
+from contrib.gymnasium.text import from_gymnasium
 
 ACTIONS = ("left", "down", "right", "up")
 FrozenLake = from_gymnasium("FrozenLake-v1", action_names=ACTIONS, max_steps=20)

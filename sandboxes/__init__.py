@@ -4,11 +4,6 @@
         result = await sandbox.run("print(1 + 1)")  # every run starts in a fresh state
         session = await sandbox.open_session()  # keeps its variables and files until it is closed
 
-Workspaces are machines for agents, from images; their contract is `forge_env.core.workspace`.
-
-    async with open_workspace(image) as workspace:
-        result = await workspace.exec("pytest -q", cwd="/testbed")
-
 Importing this package loads no backend.
 """
 
@@ -18,18 +13,9 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-from forge_env.core.errors import SandboxUnavailable, UserError, nearest
+from forge_env.core.errors import SandboxUnavailable
 from forge_env.core.sandbox import Sandbox
-from forge_env.core.workspace import (
-    DEFAULT_WORKSPACE_LIMITS,
-    LOOPBACK,
-    Network,
-    UnpackedImage,
-    Workspace,
-    WorkspaceLimits,
-    Workspaces,
-)
-from sandboxes.settings import AUTO, WORKSPACE_BACKENDS, chosen, load_backend, with_environment
+from sandboxes.settings import AUTO, BACKENDS, chosen, open_backend
 
 
 @asynccontextmanager
@@ -37,9 +23,9 @@ async def open_sandbox(name: str = "auto", **settings: Any) -> AsyncIterator[San
     """Open the sandbox `name`, check that it isolates, and close it at the end of the block.
 
     Args:
-        name: "namespace", "docker", "subprocess" (it isolates nothing and must be allowed), or "auto": the backend
-            in the environment variable FORGE_ENV_SANDBOX, else namespace if it can isolate, else docker if an engine
-            answers.
+        name: of `sandboxes.settings.BACKENDS`: "namespace", "subprocess" (it isolates nothing and must be allowed),
+            what contrib adds; or "auto": the backend in the environment variable FORGE_ENV_SANDBOX, else the first
+            that can isolate.
         settings: keyword arguments of the backend, for example `slots=8`. A setting that is not given is read from the
             environment: FORGE_ENV_SANDBOX_SLOTS=8.
 
@@ -52,62 +38,6 @@ async def open_sandbox(name: str = "auto", **settings: Any) -> AsyncIterator[San
         yield sandbox
     finally:
         await sandbox.close()
-
-
-@asynccontextmanager
-async def open_workspaces(backend: str = "auto", **settings: Any) -> AsyncIterator[Workspaces]:
-    """Open the backend of workspaces `backend`, check that it isolates, and close it at the end of the block.
-
-    Args:
-        backend: "namespace", "docker", or "auto": the first of them that can isolate.
-        settings: keyword arguments of the backend.
-
-    Raises:
-        UserError: no backend or no setting of that name.
-        SandboxUnavailable: the backend cannot isolate on this machine; for "auto", with the reason of every backend.
-    """
-    if backend != "auto" and backend not in WORKSPACE_BACKENDS:
-        raise UserError(
-            f"There is no backend of workspaces {backend!r}. {nearest(backend, [*WORKSPACE_BACKENDS, 'auto'])}"
-        )
-    reasons = []
-    for candidate in WORKSPACE_BACKENDS if backend == "auto" else (backend,):
-        opener = load_backend(candidate, WORKSPACE_BACKENDS)
-        try:
-            workspaces: Workspaces = await opener(**with_environment(candidate, opener, settings))
-        except SandboxUnavailable as error:
-            if backend != "auto":
-                raise
-            reasons.append(str(error))
-            continue
-        try:
-            yield workspaces
-        finally:
-            await workspaces.close()
-        return
-    raise SandboxUnavailable("Workspaces are not available on this machine. " + " ".join(reasons))
-
-
-@asynccontextmanager
-async def open_workspace(
-    image: UnpackedImage,
-    backend: str = "auto",
-    *,
-    limits: WorkspaceLimits = DEFAULT_WORKSPACE_LIMITS,
-    network: Network = LOOPBACK,
-    **settings: Any,
-) -> AsyncIterator[Workspace]:
-    """Open one workspace, and a backend for it; both are closed at the end of the block.
-
-    Starting the backend takes longer than starting a workspace: for many workspaces, use `open_workspaces`. Arguments
-    and exceptions as for `open_workspaces` and `Workspaces.open`.
-    """
-    async with open_workspaces(backend, **settings) as workspaces:
-        workspace = await workspaces.open(image, limits=limits, network=network)
-        try:
-            yield workspace
-        finally:
-            await workspace.close()
 
 
 async def _open(name: str, settings: dict[str, Any]) -> Sandbox:
@@ -123,6 +53,5 @@ async def _open(name: str, settings: dict[str, Any]) -> Sandbox:
 
 
 async def _open_backend(name: str, settings: dict[str, Any]) -> Sandbox:
-    opener = load_backend(name)
-    sandbox: Sandbox = await opener(**with_environment(name, opener, settings))
+    sandbox: Sandbox = await open_backend(BACKENDS[name], settings)
     return sandbox

@@ -6,25 +6,24 @@ import importlib
 import inspect
 import os
 import typing
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from forge_env.core.errors import SandboxUnavailable, UserError, nearest
+from forge_env.registry.contrib import Row, rows
 from forge_env.utils.settings import read_value
 
 Opener = Callable[..., Awaitable[Any]]
 
 BACKENDS = {
-    "namespace": "sandboxes.host.namespace:open_namespace_sandbox",
-    "docker": "sandboxes.docker.backend:open_docker_sandbox",
-    "subprocess": "sandboxes.host.insecure:open_insecure",
+    "namespace": Row("namespace", "sandboxes.host.namespace:open_namespace_sandbox"),
+    **rows("sandboxes"),
+    "subprocess": Row("subprocess", "sandboxes.host.insecure:open_insecure"),
 }
-WORKSPACE_BACKENDS = {
-    "namespace": "sandboxes.workspaces.namespace:open_namespace_workspaces",
-    "docker": "sandboxes.workspaces.docker:open_docker_workspaces",
-}
-AUTO = ("namespace", "docker")
+AUTO = tuple(name for name in BACKENDS if name != "subprocess")
 """Backends that "auto" tries, in order; never the one without isolation."""
+WORKSPACE_BACKENDS = dict(sorted(rows("workspaces").items(), key=lambda item: item[1].after))
+"""In the order of "auto"."""
 _VARIABLE = "FORGE_ENV_SANDBOX"
 
 
@@ -37,15 +36,21 @@ def chosen(name: str) -> str:
     return name
 
 
-def load_backend(name: str, backends: Mapping[str, str] = BACKENDS) -> Opener:
+async def open_backend(row: Row, settings: dict[str, Any]) -> Any:
+    """Open a backend. Raises SandboxUnavailable if a package is not installed, or it cannot isolate here."""
+    opener = load_backend(row)
+    return await opener(**with_environment(row.name, opener, settings))
+
+
+def load_backend(row: Row) -> Opener:
     """Return the function that opens a backend. Raises SandboxUnavailable if a package is not installed."""
-    module, function = backends[name].split(":")
+    module, function = row.target.split(":")
     try:
         opener: Opener = getattr(importlib.import_module(module), function)
     except ModuleNotFoundError as error:
         raise SandboxUnavailable(
-            f"{name} sandbox: it needs the package {error.name}, which is not installed; "
-            f"pip install 'forge-env[{name}]'."
+            f"{row.name} sandbox: it needs the package {error.name}, which is not installed; "
+            f"pip install 'forge-env[{row.extra}]'."
         ) from error
     return opener
 

@@ -39,8 +39,8 @@ MISSION = (
 )  # fmt: skip
 """Pages that a user needs to train a model in an environment of their own."""
 ELSEWHERE = {
-    "external_agent",  # tests/envs/external/test_external_endings.py
-    "session_agent",  # tests/envs/external/served/test_serve_agent.py
+    "external_agent",  # contrib/external/tests/test_external_endings.py
+    "session_agent",  # contrib/external/tests/served/test_serve_agent.py
     "verifiers_environment",  # needs packages of its own
 }
 """Examples that other tests run, or none."""

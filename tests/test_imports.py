@@ -1,4 +1,4 @@
-"""Imports go one way, between packages and between the rooms of a package; heavy packages have owners."""
+"""Imports go one way, between packages and between the rooms of a package, and never from the heart to contrib."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ from fnmatch import fnmatch
 from pathlib import Path
 
 import forge_env
+from forge_env.registry.contrib import TABLES, folders, rows
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 
-# package -> which of ours it may import
+# package of the heart -> which of them it may import
 OURS = {
     "forge_env": {"forge_env"},
     "sandboxes": {"forge_env", "sandboxes"},
@@ -27,18 +28,13 @@ OURS = {
 
 # package -> its rooms, folders or files at its root, from the bottom up: a room imports only those before it
 ROOMS = {
-    "forge_env": """core utils data registry rollout remote tool_env users records telemetry evaluation serve gymnasium
-        check report viewer runtime cli __main__""",
-    "forge_env.runtime": "calls process hosts weights spawned launcher service actor host",
-    "forge_env.runtime.weights": "tensor_layout weight_stream store torchstore_compat torchstore one_host nccl choice",
+    "forge_env": "core utils data registry rollout tool_env records evaluation runtime cli __main__",
+    "forge_env.runtime": "calls process host_settings machines weights spawned launcher service actor",
+    "forge_env.runtime.weights": "tensor_layout weight_stream store one_host choice",
     "agents": """model_folder model_weights answer_form stop_strings thought_budget renderer served_tokenizer
         folder_checks constrained token_agent chat scripted factories generator""",
-    "sandboxes": "guest host images docker workspaces settings",
-    "envs": """media messages drawn_solutions task_splits task_kinds data_tasks processes math code_exec tool_api
-        workspace bug_fix harbor swe external gymnasium_text reasoning textarena suites verifiers openenv ors actors""",
-    "envs.suites": "catalogue process selection bfcl agentdojo humaneval",
-    "envs.tool_api": """http json_schema mcp openapi shop tool_names answers call_tasks sources registering tasks
-        services env""",
+    "sandboxes": "settings guest host",
+    "envs": "media messages drawn_solutions task_splits task_kinds data_tasks processes math code_exec actors",
     "trainers": """settings checkpoints model lora batching objective metrics titan config algorithm setup run
         controller api grpo dapo gspo sapo cispo reinforce losses sft __main__""",
     "trainers.setup": """packages placement options deadlines expert_need run_tasks held_out draft
@@ -49,19 +45,28 @@ APART = {"grpo", "dapo", "gspo", "sapo", "cispo", "reinforce", "sft"}  # algorit
 
 # heavy package -> the only files that may import it
 OWNERS = {
-    "monarch": ["forge_env/runtime/*"],
-    "torchstore": ["forge_env/runtime/*"],
-    "torch": ["forge_env/runtime/*", "agents/*", "trainers/*"],
+    "monarch": ["forge_env/runtime/*", "contrib/clusters/*"],
+    "torchstore": ["contrib/clusters/*"],
+    "torch": ["forge_env/runtime/*", "agents/*", "trainers/*", "contrib/clusters/*", "contrib/serve/openai_server.py"],
     "transformers": ["agents/*", "trainers/*"],
-    "vllm": ["agents/generator/*"],
+    "vllm": ["agents/generator/*", "contrib/serve/openai_server.py"],
     "torchtitan": ["trainers/titan/*"],
     "torchao": ["trainers/titan/*"],
-    "docker": ["sandboxes/*"],
-    "dxf": ["sandboxes/images/registry.py"],
-    "forge_env.runtime": ["forge_env/runtime/*", "envs/actors/*", "agents/generator/*", "trainers/*"],
+    "docker": ["contrib/docker/*"],
+    "dxf": ["contrib/workspaces/images/registry.py"],
+    "forge_env.runtime": ["forge_env/runtime/*", "envs/actors/*", "agents/generator/*", "trainers/*", "contrib/*"],
 }
 
 FILES = sorted(path for package in OURS for path in (REPOSITORY / package).rglob("*.py"))
+CONTRIB = {
+    folder.name: [
+        path
+        for path in sorted(folder.rglob("*.py"))
+        if not {"tests", "benchmarks"} & {*path.relative_to(folder).parts[:-1]}
+    ]
+    for folder in sorted((REPOSITORY / "contrib").iterdir())
+    if (folder / "names.toml").is_file()
+}
 
 
 @functools.cache
@@ -95,6 +100,17 @@ def against_direction(package: str, source: str) -> list[str]:
     """Our own packages that a source of `package` must not import."""
     tops = {name.partition(".")[0] for name in imports(source)}
     return sorted((tops & OURS.keys()) - OURS[package])
+
+
+def of_contrib(source: str) -> set[str]:
+    """Folders of contrib that a source imports, or names in a text as "module" or "module:object"."""
+    texts = {
+        node.value.partition(":")[0]
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    }
+    names = (name.split(".") for name in {*imports(source), *texts} if name.startswith("contrib."))
+    return {parts[1] for parts in names if all(map(str.isidentifier, parts))}
 
 
 def upwards(file: Path, source: str) -> list[str]:
@@ -154,11 +170,34 @@ def test_every_file_imports_only_what_it_may() -> None:
         rules = {
             "another package": against_direction(file.parts[0], source),
             "a room above": upwards(file, source),
+            "an outbuilding": sorted(of_contrib(source)),
             "a heavy package": out_of_place(file.as_posix(), source),
             "a relative import, which the other rules do not see": [name for name in imports(source) if name[0] == "."],
         }
         wrong |= {f"{file}: {rule}": found for rule, found in rules.items() if found}
     assert wrong == {}
+
+
+def test_a_folder_of_contrib_imports_the_heart_and_what_it_says_that_it_needs() -> None:
+    wrong = {}
+    for name, paths in CONTRIB.items():
+        for path in paths:
+            file, source = path.relative_to(REPOSITORY).as_posix(), path.read_text(encoding="utf-8")
+            if found := [*sorted(of_contrib(source) - {name, *folders()[name].needs}), *out_of_place(file, source)]:
+                wrong[file] = found
+    assert wrong == {}
+
+
+def test_no_folders_of_contrib_need_each_other_in_a_circle() -> None:
+    assert circle({name: {*folder.needs} for name, folder in folders().items()}) == []
+
+
+def test_every_row_of_contrib_is_there_once() -> None:
+    for table in TABLES:
+        names = [name for folder in folders().values() for name in folder.tables.get(table, {})]
+        assert sorted(set(names)) == sorted(names), table
+        for row in rows(table).values():
+            assert row.load() is not None
 
 
 def test_no_files_of_a_package_import_each_other_in_a_circle() -> None:
@@ -186,8 +225,9 @@ def test_the_rules_find_what_breaks_them() -> None:
     assert out_of_place("forge_env/core/env.py", "from forge_env import runtime") == ["forge_env.runtime"]
     assert out_of_place("agents/generator/engine.py", "if True:\n    from vllm import LLM") == []
     assert out_of_place("envs/math.py", "import torchvision") == []
+    assert of_contrib("def f():\n    import contrib.a.b\nx = 'contrib.b.c:D', 'see contrib.d.e'") == {"a", "b"}
     assert upwards(Path("forge_env/core/env.py"), "from forge_env.registry.registry import find") == ["registry"]
-    assert upwards(Path("forge_env/runtime/hosts/watch.py"), "from forge_env.runtime import launcher") == ["launcher"]
+    assert upwards(Path("forge_env/runtime/process/exit.py"), "from forge_env.runtime import launcher") == ["launcher"]
     sources = {
         "agents.a": "def f():\n    import agents.b",
         "agents.b": "from agents import c",

@@ -54,8 +54,6 @@ def test_the_wheel_holds_every_source_and_data_file(wheel: Path) -> None:
         for path in (REPOSITORY / package).rglob("*")
         if path.is_file() and "__pycache__" not in path.parts
     }
-    # The image of the docker sandbox is built from it where forge_env is installed.
-    sources.add("forge_env/sandboxes/docker/Dockerfile.sandbox")
     assert {name for name in names_in(wheel) if name.startswith("forge_env/")} == sources
     assert "forge_env/agents/renderer/qwen3_chat_template.jinja" in sources
 
@@ -207,8 +205,8 @@ assert sandboxes.open_sandbox is forge_env.sandboxes.open_sandbox
 """
     done = installed.run("-c", script)
     assert done.returncode == 0, done.stderr
-    program = installed.run("-m", "envs.bug_fix.to_harbor", "--help")
-    assert program.stdout.startswith("usage: python -m envs.bug_fix.to_harbor"), program.stderr
+    program = installed.run("-m", "contrib.workspaces.bug_fix.to_harbor", "--help")
+    assert program.stdout.startswith("usage: python -m contrib.workspaces.bug_fix.to_harbor"), program.stderr
 
 
 @pytest.mark.parametrize("files", [("envs/__init__.py", "envs/mine.py"), ("envs/mine.py",)])
@@ -237,7 +235,7 @@ def test_a_trainer_without_torch_is_one_sentence_that_names_the_extra(
 
 def test_every_folder_that_a_test_imports_from_is_shipped_with_the_tests() -> None:
     shipped = PROJECT["tool"]["hatch"]["build"]["targets"]["sdist"]["only-include"]
-    assert {"tests", "Makefile"} <= {*shipped}  # tests/conftest.py reads the places of the caches in the Makefile
+    assert {"tests", "Makefile"} <= {*shipped}  # conftest.py reads the places of the caches in the Makefile
     nodes = [node for path in (REPOSITORY / "tests").rglob("*.py") for node in ast.walk(ast.parse(path.read_text()))]
     imported = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
     imported |= {node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module}

@@ -16,24 +16,24 @@ from typing import Any
 import pytest
 from gymnasium import spaces
 
-from agents.chat import judge
 from agents.renderer import dialects, model_json
 from agents.renderer.rendering import Renderer
+from contrib.apis import answers as tool_answers
+from contrib.apis.json_schema.validation import SchemaArguments
+from contrib.external import conversations, scoring
+from contrib.external.requests import ProgramRequest
+from contrib.external.responses import ProgramReply
+from contrib.gymnasium.text import plain_text
+from contrib.gymnasium.text import spaces as text_spaces
+from contrib.judges import judge
+from contrib.reasoning_gym import env as reasoning
+from contrib.reasoning_gym import worker
 from envs.code_exec import env as code_exec
 from envs.code_exec import grading, values
-from envs.external import conversations, scoring
-from envs.external.requests import ProgramRequest
-from envs.external.responses import ProgramReply
-from envs.gymnasium_text import plain_text
-from envs.gymnasium_text import spaces as text_spaces
 from envs.math import answer_forms as forms
 from envs.math import answers, numerals, rewards
 from envs.math.env import calculate
 from envs.math.shapes import read as read_shape
-from envs.reasoning import env as reasoning
-from envs.reasoning import worker
-from envs.tool_api import answers as tool_answers
-from envs.tool_api.json_schema.validation import SchemaArguments
 from forge_env.core.types import Action
 from tests.agents.renderer.test_qwen25 import make_qwen25
 from tests.agents.renderer.test_rendering_families import make_llama

@@ -6,7 +6,6 @@ vLLM ignores a matrix that its model does not have, and would silently answer wi
 from __future__ import annotations
 
 import difflib
-import json
 import math
 import re
 from collections.abc import Mapping
@@ -18,6 +17,7 @@ from agents.generator.lora_slot import PREFIX, RANKS, TARGETS
 from agents.model_folder import check_booleans, weight_files
 from agents.model_weights import places
 from forge_env.core.errors import UserError
+from forge_env.records.run_files import read_object
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -122,12 +122,7 @@ def read_config(path: Path, *, option: str) -> dict[str, Any]:
     for name in (CONFIG, WEIGHTS):
         if not (path / name).is_file():
             raise UserError(f"{option} is {path}, which is no PEFT folder: it has no {name}")
-    try:
-        saved = json.loads((path / CONFIG).read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise UserError(f"{path / CONFIG} is not valid JSON: {error}") from None
-    if not isinstance(saved, dict):
-        raise UserError(f"{path / CONFIG} is not the config of an adapter: it holds no JSON object")
+    saved = read_object(path / CONFIG)
     check_booleans({name: value for name, value in saved.items() if name != "init_lora_weights"}, path / CONFIG)
     remedy = "choose another adapter, or merge it into its model and name that"
     if saved.get("peft_type", "LORA") != "LORA":

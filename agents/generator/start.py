@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import json
 import os
 from contextlib import nullcontext
 from pathlib import Path
@@ -15,6 +14,8 @@ from agents.generator.engine_args import refusal
 from agents.generator.lora_slot import slot_arguments
 from agents.generator.settings import EngineSettings
 from agents.generator.worker import end_with
+from agents.model_folder import config_of
+from forge_env.core.errors import UserError
 
 SHARED_GPU_FRACTION = 0.05
 CPU_BLOCK_TOKENS = 32
@@ -131,11 +132,10 @@ def _register_architecture(model: str) -> None:
     from huggingface_hub import try_to_load_from_cache
     from vllm import ModelRegistry
 
-    folder = Path(model)
+    cached = None if Path(model).is_dir() else try_to_load_from_cache(model, "config.json")
     try:
-        path = folder / "config.json" if folder.is_dir() else try_to_load_from_cache(model, "config.json")
-        (architecture,) = json.loads(Path(str(path)).read_text())["architectures"]
+        (architecture,) = config_of(Path(cached).parent if isinstance(cached, str) else Path(model))["architectures"]
         model_class = ModelRegistry.models[architecture].load_model_cls()
-    except (OSError, KeyError, ValueError, TypeError, ImportError):
+    except (UserError, KeyError, ValueError, TypeError, ImportError):
         return  # vLLM resolves the class itself, or reports the error
     ModelRegistry.register_model(architecture, model_class)

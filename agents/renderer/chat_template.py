@@ -19,6 +19,7 @@ import jinja2.sandbox
 from jinja2.parser import Parser
 
 from forge_env.core.errors import TemplateError, UserError
+from forge_env.records.run_files import read_object
 
 TEMPLATE = "chat_template.jinja"
 """The file of a model's folder with the chat template."""
@@ -135,13 +136,7 @@ def find_template(folder: Path, written: Path | None = None) -> ChatTemplate:
 def read_tokenizer_config(folder: Path) -> dict[str, Any]:
     """The tokenizer_config.json of a folder; {} if there is none."""
     file = folder / "tokenizer_config.json"
-    try:
-        config = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
-    except ValueError as error:
-        raise UserError(f"{file} is not valid JSON ({error}): copy it from the model again") from None
-    if not isinstance(config, dict):
-        raise UserError(f"{file} holds no JSON object: copy it from the model again")
-    return config
+    return read_object(file) if file.is_file() else {}
 
 
 def _text_of(token: Any) -> str:

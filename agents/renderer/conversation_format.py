@@ -28,6 +28,7 @@ from agents.renderer.reading import END_THINK, THINK, AnswerForm
 from agents.renderer.tokenizer import FastTokenizer
 from forge_env.core.errors import TemplateError, UserError, nearest
 from forge_env.core.types import Message, ToolCall, ToolSpec
+from forge_env.records.run_files import read_object
 
 Thinking = Literal["off", "on", "template"]
 """Whether a model thinks before it answers; "template" is the default of its chat template."""
@@ -328,9 +329,6 @@ def _saved_ends(folder: Path) -> list[int]:
     ids: list[int] = []
     for name in ("generation_config.json", "config.json"):
         file = folder / name
-        try:
-            value = json.loads(file.read_text(encoding="utf-8")).get("eos_token_id") if file.is_file() else None
-        except (ValueError, AttributeError):
-            raise UserError(f"{file} is damaged: copy it from the model again") from None
+        value = read_object(file).get("eos_token_id") if file.is_file() else None
         ids += [id_ for id_ in (value if isinstance(value, list) else [value]) if type(id_) is int]
     return ids

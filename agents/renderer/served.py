@@ -16,6 +16,7 @@ from agents.renderer.conversation_format import Thinking, ToolsForm
 from agents.renderer.rendering import Renderer
 from agents.renderer.trial import prompts, trial
 from forge_env.core.types import Message, ToolSpec
+from forge_env.records.run_files import read_object
 
 GENERATION = "generation_config.json"
 """The file of a model's folder with the sampling for other programs."""
@@ -100,7 +101,7 @@ def with_template(renderer: Renderer, tokenizer: Any, template: str, tools: Sequ
 def _generation_config(model: Path, stop_token_ids: Sequence[int], temperature: float) -> str:
     """The model's own settings of generation, with the sampling and the ends of a turn of the training."""
     file = model / GENERATION
-    saved = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    saved = read_object(file) if file.is_file() else {}
     other_settings = {name: value for name, value in saved.items() if name not in _SAMPLING}
     sampling = {"do_sample": True, "temperature": temperature, "top_p": 1.0, "top_k": 0}  # 0 is all tokens
     return json.dumps({**other_settings, **sampling, "eos_token_id": list(stop_token_ids)}, indent=2) + "\n"

@@ -114,7 +114,7 @@ def run(
         "mismatch": mismatch_of(taken),
     }
     if counted := taken[left_out:]:
-        shape = read_shape(model / "config.json")
+        shape = read_shape(model)
         found |= {"seconds": seconds_of(counted), "training": throughput(folder, counted, shape, plan)}
     if trouble:
         print(f"{name}: {trouble} before {steps} steps were done, {len(taken)} were", flush=True)

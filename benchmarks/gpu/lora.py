@@ -146,7 +146,7 @@ def measure_all(model: Path, settings: EngineSettings, given: argparse.Namespace
 async def measure_swaps(engine: VLLMEngine, model: Path, given: argparse.Namespace) -> dict[str, Any]:
     """Publish an adapter and let the engine take it, again and again; the last one stays."""
     device = "cpu" if given.cpu else "cuda"
-    tensors = random_adapter(read_shape(model / "config.json"), given.rank, device)
+    tensors = random_adapter(read_shape(model), given.rank, device)
     result: dict[str, Any] = {"bytes": sum(tensor.nbytes for tensor in tensors.values())}
     store = SharedMemoryStore() if given.cpu else CudaIpcStore()
     await store.open()

@@ -136,7 +136,7 @@ def measure(folder: Path, given: argparse.Namespace, which: str) -> dict[str, An
             profile(step)
         hf = trainer.model.hf_config
         parameters = sum(value.numel() for value in trainer.model.module.parameters())
-        shape, rows = read_shape(folder / "config.json"), rows_of(given, hf["vocab_size"])
+        shape, rows = read_shape(folder), rows_of(given, hf["vocab_size"])
         sampled = sum(int(row.loss_mask.sum()) for row in rows) if which == "rl" else size
         adapters = settings.lora.parameters(shape) if settings.lora else 0
         flops = step_flops(shape, [len(row.token_ids) for row in rows], sampled, adapters=adapters)

@@ -26,7 +26,7 @@ python=${PYTHON:-$PWD/.venv/bin/python}
 port=${PORT:-22222}
 
 # One program on each node, which starts the run's processes there and ends them when the run is gone.
-srun --ntasks-per-node=1 --cpu-bind=none --kill-on-bad-exit=0 "$python" -m forge_env.runtime.host --port "$port" &
+srun --ntasks-per-node=1 --cpu-bind=none --kill-on-bad-exit=0 "$python" -m contrib.clusters.host --port "$port" &
 hosts=$!
 # The run itself, here on the first node.
 "$python" -m "${TRAINER:-trainers.grpo}" --config "$config" \

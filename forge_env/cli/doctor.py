@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.util
-import shutil
 from collections.abc import Iterator
 from typing import Any
 
 from forge_env.cli.output import Json, emit, show_table
 from forge_env.cli.sandbox import measure
-from forge_env.core.errors import ForgeError
+from forge_env.registry.contrib import rows
 
 
 def doctor(as_json: Json = False) -> int:
@@ -19,7 +17,7 @@ def doctor(as_json: Json = False) -> int:
     Each backend and the cache are tried. Exits with 1 when no sandbox, or no workspace, can run here.
     """
     measured = asyncio.run(measure())
-    parts = [*_backends(measured), asyncio.run(_cache()), *_images()]
+    parts = [*_backends(measured), *asyncio.run(_of_contrib())]
     runs = all(any("unavailable" not in one for one in backends.values()) for backends in measured.values())
     if as_json:
         emit({"ok": runs, "parts": parts})
@@ -41,27 +39,5 @@ def _backends(measured: dict[str, dict[str, dict[str, Any]]]) -> Iterator[dict[s
             yield _part(f"{kind}, {backend}", ready, *notes)
 
 
-async def _cache() -> dict[str, Any]:
-    """Start a workspace from an image of the cache, which must be writable and on a fit file system."""
-    from forge_env.utils.targets import load
-
-    name = "cache of images"
-    try:
-        async with load("sandboxes:open_workspace")(load("sandboxes.images.resolve:find_image")("host")):
-            return _part(name, "yes")
-    except ForgeError as error:
-        return _part(name, "no", str(error))
-
-
-def _images() -> Iterator[dict[str, Any]]:
-    from forge_env.utils.targets import load
-
-    for name, package in (("images of registries", "dxf"), ("layers in zstd", "zstandard")):
-        is_here = importlib.util.find_spec(package) is not None
-        lacking = f"the package {package} is not installed: pip install 'forge-env[images]'"
-        yield _part(name, "yes" if is_here else "no", "" if is_here else lacking)
-    whole = load("sandboxes.images.build:is_answering")("docker") or shutil.which("buildah")
-    reader = (
-        "only FROM, WORKDIR, COPY, ADD, RUN, ENV, ARG and USER, without a network: for others install buildah or Docker"
-    )
-    yield _part("Dockerfiles", "yes" if whole else "in part", "" if whole else reader)
+async def _of_contrib() -> list[dict[str, Any]]:
+    return [_part(*found) for row in rows("doctor").values() for found in await row.load()()]

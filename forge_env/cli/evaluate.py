@@ -28,7 +28,7 @@ _AGENT = (
 _OUT = "Folder of the results; the same command resumes what is unfinished, and more --tasks extend it."
 _SET = "YAML file of several environments and agents, in the place of --env and --agent."
 _LIMIT = "Else that of a checkpoint's training, or what the environment declares."
-_NAMES = {"samples": ["--samples", "-n"], "task_ids": ["--task"], "options": ["--option"]}
+_NAMES = {"samples": ["--samples", "-n"], "task_ids": ["--task"], "options": ["--option"], "sinks": ["--sink"]}
 """Settings whose option has another name, or a second one."""
 
 Tools = Annotated[list[str], typer.Option(help="Value of the environment's option tools; may be repeated.")]
@@ -46,7 +46,7 @@ def _with_settings(command: Callable[..., int]) -> Callable[..., int]:
         for name, (kind, _) in kinds_of(section).items():
             if name == "limits":
                 continue
-            default, is_list = getattr(defaults, name), name in ("task_ids", "options")
+            default, is_list = getattr(defaults, name), name in ("task_ids", "options", "sinks")
             option = typer.Option(*_names(name, default), help=f"{texts[name]}{more}")
             given.append(
                 others.replace(
@@ -81,7 +81,7 @@ def evaluate(
     holds for one of its evaluations, or one of them failed.
     """
     options = parse_options(settings.pop("options"), tools, command)
-    defaults = vars(EvalSettings()) | dict.fromkeys(kinds_of(EpisodeLimits)) | {"task_ids": []}
+    defaults = vars(EvalSettings()) | dict.fromkeys(kinds_of(EpisodeLimits)) | {"task_ids": [], "sinks": []}
     values = {"env": env, "agent": agent, "options": options, **settings}
     given = {name: value for name, value in values.items() if value != defaults.get(name, "")}
     if set_file is not None:

@@ -7,24 +7,28 @@ import re
 import sys
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from forge_env.cli.output import Json, emit, say, show_table
 from forge_env.core.errors import SandboxError, SandboxUnavailable, UserError
+from forge_env.utils.targets import load
 
 app = typer.Typer(help="Run untrusted code, and show what each sandbox enforces.", rich_markup_mode=None)
 
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}
-_ISOLATING = ("namespace", "docker")
+if TYPE_CHECKING:
+    _Backend = str
+else:
+    _Backend = Literal[("auto", *load("sandboxes.settings:BACKENDS"))]
 
 
 @app.command("run")
 def run(
     file: Annotated[str, typer.Argument(help="Python file, or - for standard input.")],
     backend: Annotated[
-        Literal["auto", "namespace", "docker", "subprocess"],
+        _Backend,
         typer.Option(help="subprocess isolates nothing and needs FORGE_ENV_ALLOW_INSECURE_SANDBOX=1."),
     ] = "auto",
     stdin: Annotated[str, typer.Option(help="File that the code reads as its standard input.")] = "",
@@ -55,7 +59,7 @@ def info(as_json: Json = False) -> None:
     """Show what backends of sandboxes and workspaces enforce on this machine, as measured, and what is missing."""
     measured = asyncio.run(measure())
     if as_json:
-        emit({"backends": measured["sandbox"], "workspaces": measured["workspaces"]})
+        emit({"backends": measured.pop("sandbox"), **measured})
         return
     for kind, backends in measured.items():
         capabilities = [
@@ -72,7 +76,6 @@ def info(as_json: Json = False) -> None:
 
 async def _run(backend: str, code: str, inputs: dict[str, Any], limits: dict[str, Any], repeat: int) -> int:
     from forge_env.core.sandbox import ExecRequest, Limits, RequestFileError
-    from forge_env.utils.targets import load
 
     open_sandbox = load("sandboxes:open_sandbox")
     all_ok = True
@@ -97,18 +100,23 @@ def _as_data(result: Any) -> dict[str, Any]:
 
 
 async def measure() -> dict[str, dict[str, dict[str, Any]]]:
-    """Return, for sandboxes and for workspaces, the capabilities of each backend or why it is not available."""
-    from forge_env.utils.targets import load
+    """Return, for sandboxes and for workspaces, the capabilities of each backend or why it is not available.
 
-    openers = {"sandbox": load("sandboxes:open_sandbox"), "workspaces": load("sandboxes:open_workspaces")}
-    measured: dict[str, dict[str, dict[str, Any]]] = {kind: {} for kind in openers}
-    for kind, opener in openers.items():
-        for backend in _ISOLATING:
+    A kind without a backend is left out, and so is the backend that does not isolate.
+    """
+    settings = load("sandboxes:settings")
+    isolating = [settings.BACKENDS[name] for name in settings.AUTO]
+    measured: dict[str, dict[str, dict[str, Any]]] = {}
+    for kind, backends in (("sandbox", isolating), ("workspaces", settings.WORKSPACE_BACKENDS.values())):
+        for backend in backends:
             try:
-                async with opener(backend) as opened:
-                    measured[kind][backend] = asdict(opened.capabilities)
+                opened = await settings.open_backend(backend, {})
             except (SandboxUnavailable, SandboxError) as error:
-                measured[kind][backend] = {"unavailable": str(error)}
+                found = {"unavailable": str(error)}
+            else:
+                found = asdict(opened.capabilities)
+                await opened.close()
+            measured.setdefault(kind, {})[backend.name] = found
     return measured
 
 

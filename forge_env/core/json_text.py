@@ -208,3 +208,19 @@ ARGUMENTS: dict[str, Any] = {
     "parse_int": read_int,
 }
 """Options of `json.loads` for the arguments of a tool, see `NoArgument`; numbers keep their digits."""
+
+
+def portable(value: Any) -> Any:
+    """Return a JSON value that every reader takes: valid Unicode, and None for numbers that are not finite.
+
+    A model may write half of a surrogate pair, which UTF-8 cannot hold; U+FFFD replaces it, as browsers do.
+    """
+    if isinstance(value, str):
+        return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {portable(str(key)): portable(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [portable(item) for item in value]
+    return value

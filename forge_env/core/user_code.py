@@ -21,7 +21,7 @@ _OURS = Path(__file__).resolve().parents[1]
 # In a checkout the other packages are beside forge_env, in an installed wheel below it.
 _OTHERS = tuple(
     (_OURS if (_OURS / "envs").is_dir() else _OURS.parent) / name
-    for name in ("agents", "envs", "sandboxes", "trainers")
+    for name in ("agents", "contrib", "envs", "sandboxes", "trainers")
 )
 _BUNDLED = (_OURS, *_OTHERS)
 _LIBRARIES = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib"))

@@ -23,13 +23,12 @@ from forge_env.evaluation.folder import read_faults
 from forge_env.evaluation.notes import notes, warn_each_time
 from forge_env.evaluation.plan import EvalPlan, limits_of, thinking_of
 from forge_env.evaluation.progress import LiveProgress, named
-from forge_env.evaluation.run import Opener, Script, run_evaluation
+from forge_env.evaluation.run import SINK_OPTION, Opener, Script, run_evaluation
 from forge_env.evaluation.settings import EvalSettings
 from forge_env.records.run_files import EPISODES, FAULTS
+from forge_env.records.sinks import load_sink
 from forge_env.registry.agent_spec import open_agent
 from forge_env.rollout.factory import EnvFactory, make
-from forge_env.telemetry.sender import SpanSender, check_otel
-from forge_env.telemetry.spans import source_of
 from forge_env.utils.run_async import run_async
 
 
@@ -124,7 +123,8 @@ async def evaluate_async(
         PolicyError: an endpoint gave no answer for some episodes in a row.
     """
     given = EvalSettings.of(settings)
-    check_otel(given.otel, "--otel")
+    for entry in given.sinks:
+        load_sink(entry, SINK_OPTION)
     factory = _factory(env, given.options)
     name, function = _agent(agent)
     plan = EvalPlan(
@@ -147,7 +147,7 @@ async def evaluate_async(
     )
     live = progress if isinstance(progress, LiveProgress) else LiveProgress(quiet=not progress)
     title = f"{named(plan.agent, plan.adapter)} in {plan.env}"
-    with _folder(out) as folder, _spans(name, given.otel, warn) as spans, live.of(title, given.prices):
+    with _folder(out) as folder, live.of(title, given.prices):
         figures = await run_evaluation(
             plan,
             folder,
@@ -157,7 +157,6 @@ async def evaluate_async(
             open_agent=open_agent,
             warn=warn,
             progress=live.update,
-            spans=spans,
         )
     asked = 0 if given.task_ids else given.tasks or 0
     for text in notes(figures, None if out is None else folder, asked):
@@ -213,19 +212,6 @@ def _folder(out: str | Path | None) -> Iterator[Path]:
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise
-
-
-@contextmanager
-def _spans(agent: str, otel: str, warn: Callable[[str], None]) -> Iterator[SpanSender | None]:
-    if otel == "off":
-        yield None
-        return
-
-    def say(text: str) -> None:
-        warn(text.removeprefix("warning: "))
-
-    with SpanSender(source_of(agent), messages=otel == "messages", say=say) as spans:
-        yield spans
 
 
 def _float(value: float | None) -> float:

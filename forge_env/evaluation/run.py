@@ -29,10 +29,10 @@ from forge_env.evaluation.plan import (
 )
 from forge_env.evaluation.settings import EvalSettings
 from forge_env.evaluation.summary import summarise
+from forge_env.records.background import Background, open_sinks
 from forge_env.registry.agent_spec import AgentSettings, open_agent, split_agent
 from forge_env.rollout.factory import EnvFactory
 from forge_env.rollout.rollout import run_episode
-from forge_env.telemetry.sender import SpanSender
 from forge_env.tool_env.tool_env import why_unscored
 from forge_env.utils.targets import load
 
@@ -40,6 +40,7 @@ GIVEN = "agents.factories:open_scripted"
 """Opens a function or an Agent of Python's code: forge_env does not import agents."""
 COMPARE = "agents.chat.rendering_check:compare_rendering"
 """The function that compares an endpoint with a run."""
+SINK_OPTION = "--sink"
 GREEDY = "greedy"
 """The folder of the attempts at temperature 0, inside of the evaluation's, and the name of their figure."""
 _FAILURES, _LATER_FAILURES = 4, 64
@@ -62,7 +63,6 @@ async def run_evaluation(
     open_agent: Opener = open_agent,
     warn: Callable[[str], None],
     progress: Progress,
-    spans: SpanSender | None = None,
 ) -> dict[str, Any]:
     """Evaluate an agent into a folder; returns the content of eval.json, and the numbers of episodes run and read.
 
@@ -82,7 +82,6 @@ async def run_evaluation(
         warn: told what a folder of a model lacks, and where an endpoint renders prompts otherwise than the run in the
             setting `like`. Without it, vLLM's endpoint is compared with the run of this machine that it serves.
         progress: see `Progress`.
-        spans: gets the episodes that are run now.
     """
     if settings.like and split_agent(plan.agent)[0] != "openai":
         raise UserError(
@@ -97,9 +96,12 @@ async def run_evaluation(
         earlier = extended_from(path, plan.tasks)
         tasks = draw_tasks(factory, plan, earlier, at_most=settings.tasks is None)
     whole = plan.to_dict(factory, tasks, earlier, agent)
-    main = _Part(plan, path, whole, tasks, progress, spans)
-    async with AsyncExitStack() as stack:
+    main = _Part(plan, path, whole, tasks, progress)
+    async with AsyncExitStack() as sinks, AsyncExitStack() as stack:
         agents: list[Agent] = []
+
+        def say(text: str) -> None:
+            warn(text.removeprefix("warning: "))
 
         async def opened_agent() -> Agent:
             if not agents:
@@ -118,7 +120,11 @@ async def run_evaluation(
             if read and GIVEN_NOT_COVERED in whole["depends_on"]["not_covered"]:
                 warn(f"{read} episodes of the same code were read from {path}; not compared: {GIVEN_NOT_COVERED}")
             if main.missing:
-                await main.run(factory, await opened_agent(), settings.concurrency)
+                opened = await opened_agent()
+                main.sinks = open_sinks(settings.sinks, SINK_OPTION, path, folder.plan, say)
+                for sink in main.sinks:
+                    sinks.callback(sink.close)
+                await main.run(factory, opened, settings.concurrency)
             result = main.summary(factory, settings.prices)
             is_measured = result["episodes"] and "unscored" not in result
             if settings.greedy and (of_greedy := plan.greedily()) and is_measured:
@@ -131,6 +137,9 @@ async def run_evaluation(
                     greedy_folder.finish({**greedy_folder.plan, **figures})
                 result[GREEDY] = {name: figures[name] for name in ("avg@1", "ci95", "episodes", "faults")}
             folder.finish({**folder.plan, **result})
+            numbers = {name: value for name, value in result.items() if isinstance(value, int | float)}
+            for sink in main.sinks:
+                sink.log("evaluation", 0, numbers)
     return {
         **result,
         "episodes_run": len(main.missing),
@@ -184,7 +193,8 @@ class _Part:
     """The plan as JSON data, with its digests."""
     tasks: Sequence[Task]
     progress: Progress
-    spans: SpanSender | None = None
+    sinks: Sequence[Background] = ()
+    """They get the episodes that are run now."""
 
     def __post_init__(self) -> None:
         self.attempts = all_attempts(self.tasks, self.plan.n)
@@ -237,8 +247,8 @@ class _Part:
         times = {"started": started, "seconds": time.perf_counter() - clock}
         episode = dataclasses.replace(episode, info={**episode.info, **times})
         self.folder.add(episode)
-        if self.spans is not None:
-            self.spans.add(episode)
+        for sink in self.sinks:
+            sink.episode(episode, "")
         self.progress(len(self.attempts), episode)
         self._check_endpoint(episode)
         return Group(task=task, episodes=(episode,), id=attempt.episode_id)

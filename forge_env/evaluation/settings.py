@@ -60,8 +60,9 @@ class EvalSettings:
     """Price of a million prompt tokens."""
     price_completion: float | None = None
     """Price of a million sampled tokens."""
-    otel: str = "off"
-    """OpenTelemetry spans of episodes, turns and tool calls: off, spans, or messages for their texts, too."""
+    sinks: Sequence[str] = ()
+    """Where episodes and figures go beside the folder: a sink by its name, NAME or NAME:MODE, or your own
+    module:Class; may be repeated."""
     limits: Mapping[str, Any] = field(default_factory=dict)
     """Limits of an episode, by the fields of `EpisodeLimits`. Else a checkpoint's training gives them, or the
     environment declares them."""

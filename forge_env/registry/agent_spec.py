@@ -12,6 +12,7 @@ forge_env does not import `agents`: each kind maps to the "module:function" of a
 
 from __future__ import annotations
 
+import re
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 
@@ -79,3 +80,8 @@ def split_agent(spec: str) -> tuple[str, str]:
     if not argument:
         raise UserError(f"the agent {kind}: lacks what comes after the colon, as in scripted:expert or vllm:MODEL")
     return kind, argument
+
+
+def model_at(endpoint: str) -> str:
+    """The model of "MODEL@BASE_URL". Its name may hold an @ itself; the URL may hold a password."""
+    return re.split(r"@(?=https?://)", endpoint, maxsplit=1)[0]

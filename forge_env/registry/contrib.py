@@ -30,7 +30,7 @@ TABLES = {
     "families": 'environments by a prefix, as "gymnasium:FrozenLake-v1": a function makes the class from what follows',
     "tool_sources": "sources of tools by a prefix, which are opened and not imported",
     "commands": 'of forge-env; "sandbox shell" is one of the group sandbox',
-    "doctor": "parts of forge-env doctor",
+    "doctor": "async functions that return parts for forge-env doctor: of each its name, how ready it is, what to do",
     "gymnasium": "the classes that Gymnasium makes for an id, env and wrapper",
     "hosts": "machines beside this one",
     "reports": "functions that write a page of a training run when it ends",
@@ -51,6 +51,8 @@ class Row(NamedTuple):
     about: str = ""
     after: str = ""
     """Name of the row, of any folder or of the heart, that this one comes behind where the order shows."""
+    extra: str = ""
+    """Of the package, if the folder needs one."""
 
     def load(self) -> Any:
         return load(self.target)
@@ -92,7 +94,10 @@ def _read(file: Path) -> Folder:
     if wrong := sorted(data.keys() - set(TABLES)):
         raise InvariantError(f"{file} has the table {wrong[0]!r}; the tables are {', '.join(TABLES)}")
     tables = {
-        table: {name: Row(name, **(row if isinstance(row, dict) else {"target": row})) for name, row in rows.items()}
+        table: {
+            name: Row(name, **(row if isinstance(row, dict) else {"target": row}), extra=extra)
+            for name, row in rows.items()
+        }
         for table, rows in data.items()
     }
     return Folder(file.parent.name, about, needs, extra, tables)

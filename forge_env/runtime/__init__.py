@@ -1,5 +1,4 @@
-"""Processes, actors and the weight store. Only this package uses Monarch and TorchStore; `import forge_env` loads
-neither.
+"""Processes, actors and the weight store. Only this package uses Monarch; `import forge_env` does not load it.
 
 The settings below must be made before Monarch is imported for the first time, here and in every process it starts.
 """
@@ -30,5 +29,5 @@ if "MONARCH_LOG_SUFFIX" not in os.environ:
     os.environ["MONARCH_LOG_SUFFIX"] = f"forge_{os.getpid()}"
     atexit.register(remove_monarch_log)
 os.environ.setdefault("HYPERACTOR_MESH_ENABLE_LOG_FORWARDING", "0")
-# Weights travel as one message; TorchStore asks for this and warns when it is not set.
+# Weights may travel as one message.
 os.environ.setdefault("HYPERACTOR_CODEC_MAX_FRAME_LENGTH", str(910 * 2**30))

@@ -20,7 +20,7 @@ from forge_env.core.errors import ForgeError, ServiceError, UserError
 from forge_env.runtime.calls import answers
 from forge_env.runtime.calls.answers import is_service_error, quietly, unless_gone, within
 from forge_env.runtime.calls.handle import CALLER
-from forge_env.runtime.hosts import Hosts
+from forge_env.runtime.machines import Machines
 from forge_env.runtime.process.children import end_processes, is_reaped, kill_children, processes_with
 from forge_env.runtime.process.monarch_files import open_monarch, remove_what_monarch_left
 from forge_env.runtime.process.network import LOOPBACK
@@ -57,7 +57,7 @@ class Launcher:
         log_dir: Path | None = None,
         *,
         say: Callable[[str], None] = logger.warning,
-        hosts: Hosts | None = None,
+        hosts: Machines | None = None,
     ) -> None:
         self._keeps_logs = log_dir is not None
         self.log_dir = log_dir or Path(tempfile.mkdtemp(prefix="forge_env_logs_"))

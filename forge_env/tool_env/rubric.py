@@ -26,6 +26,7 @@ from forge_env.core.reward_value import reward_value
 from forge_env.core.tools import without_self
 from forge_env.core.types import Message, Task
 from forge_env.core.user_code import guard
+from forge_env.utils.targets import load
 from forge_env.utils.threads import call_on, invoke
 
 RewardFunction = Callable[..., Any]
@@ -125,3 +126,16 @@ def _made(name: str, task: Task, messages: Sequence[Message]) -> Any:
     if name == "task":
         return own_task(task)
     return next((m["content"] for m in reversed(task.prompt) if m["role"] == "user"), "")
+
+
+def load_reward(target: str) -> RewardPart:
+    """Import a reward function, or a class of reward functions."""
+    function = load(target)
+    if isinstance(function, type):
+        try:
+            function = function()
+        except Exception as error:
+            raise UserError(f"{target!r}: {function.__qualname__}() raised {type(error).__name__}: {error}") from error
+    if not callable(function):
+        raise UserError(f"{target!r} is {function!r}; a reward is a function of what `forge_env.tool_env.rubric` names")
+    return RewardPart.of(function)

@@ -14,8 +14,12 @@ from pathlib import Path
 from typing import Any, ClassVar, Generic, Self, TypeVar
 
 from forge_env.core.errors import SandboxUnavailable, UserError
-from sandboxes.guest.seccomp import supported_machines
+from sandboxes.guest import seccomp
 
+GUEST = Path(seccomp.__file__).parent
+"""Folder of the programs that run inside, and of the modules that they import."""
+FLAGS = ("-P", "-s", "-S", "-B", "-X", "utf8")
+"""Of a bare Python."""
 START_S = 30.0
 _MAX_MESSAGE = 64 * 2**10
 End = TypeVar("End")
@@ -189,7 +193,7 @@ def spawn(program: Path, control_fd: int) -> subprocess.Popen[bytes]:
     # -P -s and a clean environment isolate like -I, which would ignore the hash seed. With a fixed seed the same code
     # iterates its sets in the same order in every zygote, so a grade can be reproduced.
     return subprocess.Popen(
-        [python, "-P", "-s", "-S", "-B", "-X", "utf8", str(program), str(control_fd)],
+        [python, *FLAGS, str(program), str(control_fd), str(GUEST)],
         # BLAS libraries would start a thread per CPU, and glibc would reserve address space per thread.
         env={"PYTHONHASHSEED": "0", "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "2"},
         cwd="/",
@@ -203,9 +207,9 @@ def spawn(program: Path, control_fd: int) -> subprocess.Popen[bytes]:
 
 def require_supported_platform() -> None:
     """Raise SandboxUnavailable on a platform without namespaces, or without a list of its system calls."""
-    if sys.platform != "linux" or platform.machine() not in supported_machines():
+    if sys.platform != "linux" or platform.machine() not in seccomp.supported_machines():
         raise SandboxUnavailable(
-            f"namespace sandbox: needs Linux on {' or '.join(supported_machines())}, "
+            f"namespace sandbox: needs Linux on {' or '.join(seccomp.supported_machines())}, "
             f"but this is {platform.system()} on {platform.machine()}."
         )
 

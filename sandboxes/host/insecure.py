@@ -18,17 +18,17 @@ import signal
 import subprocess
 import sys
 import tempfile
-from pathlib import Path
 from typing import Any
 
 from forge_env.core.errors import UserError
 from forge_env.core.sandbox import Capabilities
 from sandboxes.host.cgroup_slots import SlotGroup
+from sandboxes.host.controlled import FLAGS, GUEST
 from sandboxes.host.namespace import NamespaceSandbox
 from sandboxes.host.zygote import ExitReport
+from sandboxes.settings import AUTO
 
 NAME = "subprocess (insecure)"
-_GUEST = Path(__file__).parents[1] / "guest" / "guest_insecure.py"
 _CAPABILITIES = Capabilities(
     backend=NAME,
     pid_namespace=False,
@@ -39,7 +39,7 @@ _CAPABILITIES = Capabilities(
     uid_drop=False,
     memory_limit="rlimit",
     process_limit="none",
-    missing=("everything that isolates: use the namespace or the docker sandbox for code that you do not trust",),
+    missing=(f"everything that isolates: use the {' or the '.join(AUTO)} sandbox for code that you do not trust",),
 )
 
 
@@ -48,9 +48,10 @@ async def open_insecure(
 ) -> NamespaceSandbox:
     """Open the sandbox, if `allow_insecure` is true or FORGE_ENV_ALLOW_INSECURE_SANDBOX is 1."""
     if not (allow_insecure or os.environ.get("FORGE_ENV_ALLOW_INSECURE_SANDBOX") == "1"):
+        choice = " or ".join(f'"{name}"' for name in AUTO)
         raise UserError(
             "The subprocess sandbox isolates nothing: code in it can read, change and send whatever you can. Use "
-            '"namespace" or "docker", or allow it with allow_insecure=True or FORGE_ENV_ALLOW_INSECURE_SANDBOX=1.'
+            f"{choice}, or allow it with allow_insecure=True or FORGE_ENV_ALLOW_INSECURE_SANDBOX=1."
         )
 
     async def start() -> Spawner:
@@ -126,7 +127,7 @@ class Spawner:
 
 def _spawn(order: dict[str, Any], fds: list[int]) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
-        [sys.executable, "-P", "-s", "-S", "-B", "-X", "utf8", str(_GUEST), json.dumps(order), *map(str, fds)],
+        [sys.executable, *FLAGS, str(GUEST / "guest_insecure.py"), json.dumps(order), *map(str, fds)],
         env={"PYTHONHASHSEED": "0", "PATH": "/usr/bin:/bin", "HOME": order["folder"], "LANG": "C.UTF-8"},
         cwd="/",
         stdin=subprocess.DEVNULL,

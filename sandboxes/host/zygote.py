@@ -12,7 +12,6 @@ import struct
 import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Protocol
 
@@ -20,7 +19,7 @@ from forge_env.core.errors import SandboxUnavailable, UserError
 from forge_env.core.sandbox import ExecRequest, Limits
 from sandboxes.guest.seccomp import seccomp_filter
 from sandboxes.host.cgroup_slots import SlotGroup
-from sandboxes.host.controlled import Controlled, why_not
+from sandboxes.host.controlled import GUEST, Controlled, why_not
 from sandboxes.host.packages import NO_PACKAGES, Packages, cannot_import
 
 BACKSTOP_PROCESSES = 16
@@ -92,7 +91,7 @@ class Driver(Protocol):
 class Zygote(Controlled[ExitReport]):
     """A running zygote. Create one with `await Zygote.start(...)`; end it with `await zygote.close()`."""
 
-    program = Path(__file__).parents[1] / "guest" / "guest.py"
+    program = GUEST / "guest.py"
     who = "the zygote"
     end = ExitReport
     end_key = "run"

@@ -16,7 +16,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from forge_env.serve.http_server import open_listener
+from forge_env.utils.http_server import open_listener
 
 Behaviour = Callable[["Asked"], Awaitable[Response]]
 

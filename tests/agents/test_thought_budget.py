@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise, takewhile
 from pathlib import Path
@@ -12,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from agents.renderer.decoding import open_decoder
 from agents.renderer.rendering import Renderer
 from agents.scripted import ScriptedPolicy
 from agents.token_agent import TokenAgent
@@ -24,7 +22,6 @@ from forge_env.core.protocols import Conversation, NextTurn
 from forge_env.core.turn import Completion
 from forge_env.core.types import Action, EpisodeLimits, Sampling
 from forge_env.evaluation.metrics import row_metrics
-from forge_env.records.audit import audit
 from forge_env.rollout.factory import EnvFactory
 from forge_env.rollout.lockstep import LockstepPolicy, Request, Wave
 from forge_env.rollout.rollout import run_episode
@@ -214,40 +211,7 @@ async def test_an_episode_is_exact_trains_each_sampled_token_once_and_is_read_ba
     [batch] = pack([Sample(rows=episode.rows)], max_tokens=4096, pack_length=0, pad_id=0)
     assert batch.targets.tolist() == [row.token_ids[i] for i in targets] and batch.units == (len(targets), 1)
 
-    line = episode.to_json()
-    assert Episode.from_json(line) == episode
-    (tmp_path / "e.jsonl").write_text(line + "\n")
-    assert audit(tmp_path / "e.jsonl", open_decoder(tiny_model, "on")).problems == []
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda turn: turn["token_ids"].__setitem__(11, 5),  # an inserted token
-        lambda turn: turn["token_ids"].__setitem__(3, 5),  # of the thought
-        lambda turn: turn.update(versions=[[0, len(turn["token_ids"])]]),  # inserted tokens that would be trained on
-        lambda turn: turn.update(context_digest=turn["context_digest"].split()[0]),
-        lambda turn: turn.update(context_digest=" ".join(turn["context_digest"].split()[::-1])),
-    ],
-)
-async def test_every_change_of_what_was_inserted_is_found(
-    tiny_model: Path, renderer: Renderer, tmp_path: Path, change: Callable[[dict[str, Any]], object]
-) -> None:
-    policy = Writer(renderer, "<think>\n" + "hm " * 40, f"{TASK.target}<|im_end|>")
-    data = json.loads((await play(tiny_model, policy, max_turn_tokens=80, max_thinking_tokens=10)).to_json())
-    change(data["turns"][0])
-    (tmp_path / "e.jsonl").write_text(json.dumps(data) + "\n")
-    assert audit(tmp_path / "e.jsonl", open_decoder(tiny_model, "on")).problems
-
-
-async def test_a_thought_that_was_cut_off_is_decoded_as_it_was_read(
-    tiny_model: Path, renderer: Renderer, tmp_path: Path
-) -> None:
-    policy = Writer(renderer, f"<think>\nI could {CALL[:-10]} but")
-    episode = await play(tiny_model, policy, max_turn_tokens=len(renderer.encode(f"<think>\nI could {CALL[:-10]} b")))
-    assert episode.turns[0].tool_calls == () and episode.ended_by == "max_turn_tokens"
-    (tmp_path / "e.jsonl").write_text(episode.to_json() + "\n")
-    assert audit(tmp_path / "e.jsonl", open_decoder(tiny_model, "on")).problems == []
+    assert Episode.from_json(episode.to_json()) == episode
 
 
 # ---- rows ----

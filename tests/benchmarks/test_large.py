@@ -66,7 +66,7 @@ async def test_a_held_out_episode_is_short(tiny_model: Path) -> None:
 
 def test_a_shape_can_be_cut_and_the_trainers_code_reads_it(tiny_model: Path, tmp_path: Path) -> None:
     parameters = make_random_model("tiny", tiny_model, tmp_path / "cut", layers=1)
-    shape = read_shape(tmp_path / "cut" / "config.json")
+    shape = read_shape(tmp_path / "cut")
     assert shape.num_hidden_layers == 1 and shape.parameters == parameters
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import uvicorn
 
-from forge_env.serve.http_server import open_listener
+from forge_env.utils.http_server import open_listener
 
 
 class _Server(uvicorn.Server):

@@ -95,9 +95,6 @@ def test_an_unknown_split_is_a_users_mistake() -> None:
         ("code_exec", {"level": 2}, "sum rest frame swap join"),
         ("code_exec", {"level": 3}, "run unique turn filter lines totals"),
         ("code_exec", {"level": 4}, "total largest spread last"),
-        ("tool_api", {"level": 1}, "cancel restock"),
-        ("tool_api", {"level": 2}, "cancel_latest refund_latest buy"),
-        ("tool_api", {"level": 3}, "buy_cheapest refund_if settle buy_if"),
     ],
 )
 def test_every_task_has_the_kind_that_it_was_drawn_as(env: str, options: dict[str, int], kinds: str) -> None:

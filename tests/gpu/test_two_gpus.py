@@ -27,9 +27,7 @@ SHORT = ("--env", "math", "--steps", "4", "--warmup.steps", "40", "--generator.c
     "options, store",
     [
         ((), "CUDA IPC"),
-        (("--weights.store", "nccl"), "NCCL"),
         (("--weights.store", "shared_memory"), "shared memory"),
-        (("--weights.store", "torchstore"), "TorchStore"),
         (FSDP, "CUDA IPC"),
         (TP, "CUDA IPC"),
         (HSDP, "CUDA IPC"),
@@ -42,7 +40,7 @@ SHORT = ("--env", "math", "--steps", "4", "--warmup.steps", "40", "--generator.c
         (ENGINE, "CUDA IPC"),
     ],
     ids=[
-        *("one-each", "nccl", "shared-memory", "torchstore", "fsdp", "tp", "hsdp", "offload", "hsdp-offload"),
+        *("one-each", "shared-memory", "fsdp", "tp", "hsdp", "offload", "hsdp-offload"),
         *("tp-bfloat16-state", "cp-bfloat16-state", "cp-offload", "reference", "engine-tp"),
     ],
 )

@@ -25,7 +25,7 @@ def make_model_folder(folder: Path, like: Path, **config: Any) -> Path:
     vocabulary = {"vocab_size": settings["vocab_size"]}
     (folder / "config.json").write_text(json.dumps(settings | config | vocabulary))
     generator = torch.Generator().manual_seed(0)
-    shapes = weight_shapes(read_shape(folder / "config.json"))
+    shapes = weight_shapes(read_shape(folder))
     weights = {name: torch.randn(shape, generator=generator) * 0.02 for name, shape in shapes.items()}
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     return folder

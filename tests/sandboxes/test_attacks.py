@@ -24,6 +24,7 @@ from forge_env.core.errors import SandboxUnavailable
 from forge_env.core.sandbox import Call, ExecRequest, ExecResult, ExecStatus, Limits, Sandbox, SessionFileError
 from sandboxes import open_sandbox
 from sandboxes.guest.seccomp import denied_calls
+from sandboxes.settings import AUTO
 from tests.sandboxes.attacks import LONG, PRELUDE, Attack, Channel
 from tests.sandboxes.attacks.channels import ATTACKS as PAGE_CACHE
 from tests.sandboxes.attacks.channels import CHANNELS, crosses
@@ -42,7 +43,7 @@ MARKER = "sandbox-attack-marker"
 CASES = [(x, 2 * x) for x in (4, -3, 271_828)]
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module", params=["namespace", "docker"])
+@pytest_asyncio.fixture(scope="module", loop_scope="module", params=AUTO)
 async def sandbox(request: pytest.FixtureRequest) -> AsyncIterator[Sandbox]:
     try:
         async with open_sandbox(request.param, slots=SLOTS) as opened:

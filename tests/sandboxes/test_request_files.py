@@ -13,6 +13,7 @@ import pytest_asyncio
 from forge_env.core.errors import SandboxUnavailable
 from forge_env.core.sandbox import MAX_FILES, Call, ExecRequest, ExecStatus, Limits, RequestFileError, Sandbox
 from sandboxes import open_sandbox
+from sandboxes.settings import BACKENDS
 
 if sys.platform != "linux":
     pytest.skip("it needs Linux", allow_module_level=True)
@@ -27,7 +28,7 @@ for folder, _, names in sorted(os.walk('.')):
 """
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module", params=["namespace", "subprocess", "docker"])
+@pytest_asyncio.fixture(scope="module", loop_scope="module", params=list(BACKENDS))
 async def sandbox(request: pytest.FixtureRequest) -> AsyncIterator[Sandbox]:
     settings: dict[str, Any] = {"allow_insecure": True} if request.param == "subprocess" else {}
     if request.param == "docker" and os.environ.get("FORGE_ENV_NO_DOCKER"):

@@ -264,20 +264,6 @@ def test_the_trainer_is_killed_between_steps_and_in_a_checkpoint(start) -> None:
     assert not list((run.output / "checkpoints").glob(".*"))
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_the_store_is_killed(start) -> None:  # type: ignore[no-untyped-def]  # noqa: F811
-    run = start("trainers.grpo", "--weights.store", "torchstore", *ASYNC)
-    faults = Faults(run)
-    faults.send("store", signal.SIGKILL)
-    at = time.monotonic()
-    noticed = faults.console.when("error: the store process died", 1) - at
-    step = ends_with_one_sentence(run, faults.console.end())
-    run.assert_nothing_left()
-    print(f"store SIGKILL: noticed and ended after {noticed:.2f} s")
-    goes_on(start, run.output, step, "--weights.store", "torchstore")
-
-
 def _sandboxes(pid: int) -> set[int]:
     """The processes that a process has started to run code in."""
     result = set()

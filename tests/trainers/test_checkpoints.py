@@ -146,7 +146,11 @@ def config_with(**changes: Any) -> Config:
 def test_a_run_goes_on_elsewhere_longer_and_slower(tmp_path: Path) -> None:
     save(tmp_path, 40)
     config = config_with(output="x", resume=True, training__steps=500, training__learning_rate=1e-5)
-    changes = {"training.attention": "sdpa", "training.reshard_after_forward": "never", "weights.store": "torchstore"}
+    changes = {
+        "training.attention": "sdpa",
+        "training.reshard_after_forward": "never",
+        "weights.store": "shared_memory",
+    }
     changes |= {"parallelism.tensor_parallel_degree": 2, "launcher.kind": "processes", "launcher.hosts": 2}
     changes |= {"services.trainer.procs": 4, "checkpoint.keep_last": 5, "env.step_seconds": 90.0}
     config = with_values(config, changes)

@@ -1,4 +1,4 @@
-"""The end of a policy-gradient run: summary.json, reward.png, and the last messages."""
+"""The end of a policy-gradient run: summary.json and the last messages."""
 
 from __future__ import annotations
 
@@ -50,8 +50,6 @@ def summarise(
             **({"by_kind": {name: change.summary() for name, change in by_kind.items()}} if by_kind else {}),
         }
     )
-    title = f"{algorithm} on {run.plan.env.name}, seed {run.plan.training.seed}"
-    picture = record.draw_curve(title, before, after)
     record.say(f"held-out success after {algorithm}: {after}")
     off = (
         ""
@@ -77,4 +75,4 @@ def summarise(
         )
         more = " more" if diagnosis.has_learned else ""
         record.say(f"may have kept this run from learning{more}, {when}: {finding}")
-    record.say(f"curve {picture}, checkpoints {record.folder / 'checkpoints'}, model {record.folder / 'model'}")
+    record.say(f"checkpoints {record.folder / 'checkpoints'}, model {record.folder / 'model'}")

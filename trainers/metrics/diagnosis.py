@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from forge_env.records.sinks import Record
 from trainers.metrics.diagnosis_rules import FEW, History, RunFacts, Values, cases
-from trainers.metrics.sink import Record
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

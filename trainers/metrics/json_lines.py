@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from trainers.metrics.sink import Record
+from forge_env.records.sinks import Record
 
 
 class JsonLines:

@@ -7,22 +7,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from forge_env.telemetry.sender import SpanSender
-from forge_env.telemetry.spans import Source
-from trainers.metrics.background import Background
-from trainers.metrics.sink import load_sink
+from forge_env.records.background import Background
+from forge_env.records.background import open_sinks as open_named
 from trainers.metrics.tensorboard import TensorBoard
-from trainers.metrics.wandb import Wandb
 
-
-def open_spans(config: Mapping[str, Any], say: Callable[[str], None]) -> SpanSender | None:
-    """Start sending the run's episodes to OpenTelemetry; None if no config asks for it."""
-    mode = config["metrics"]["otel"]
-    if mode == "off":
-        return None
-    model = config["model"]["path"] or "tiny model"
-    source = Source(agent="policy", provider="vllm", model=model)
-    return SpanSender(source, messages=mode == "messages", say=say)
+OPTION = "--metrics.sinks"
 
 
 def open_sinks(folder: Path, config: Mapping[str, Any], say: Callable[[str], None]) -> list[Background]:
@@ -34,10 +23,5 @@ def open_sinks(folder: Path, config: Mapping[str, Any], say: Callable[[str], Non
         say: gets a message when a sink is too slow, or is switched off because it raised.
     """
     settings = config["metrics"]
-    wanted: dict[str, Callable[..., Any]] = {}
-    if settings["tensorboard"]:
-        wanted["TensorBoard"] = TensorBoard
-    if settings["wandb"] != "off":
-        wanted["W&B"] = Wandb
-    wanted |= {f"the sink {target}": load_sink(target) for target in settings["sinks"]}
-    return [Background(name, partial(make, folder, config), say) for name, make in wanted.items()]
+    own = [Background("TensorBoard", partial(TensorBoard, folder, config), say)] if settings["tensorboard"] else []
+    return own + open_named(settings["sinks"], OPTION, folder, config, say)

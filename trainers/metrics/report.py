@@ -1,4 +1,4 @@
-"""What a run writes into its folder: metrics, episodes, timeline, reward plot, summary and report."""
+"""What a run writes into its folder: metrics, episodes, timeline, summary and report."""
 
 from __future__ import annotations
 
@@ -16,13 +16,12 @@ import numpy as np
 from forge_env.core.episode import Episode, read_jsonl, write_jsonl
 from forge_env.core.errors import ForgeError, UserError, first_error
 from forge_env.evaluation.evaluate import Evaluation
+from forge_env.records.sinks import Reversible, Sink, TakesEpisodes
 from forge_env.registry.contrib import rows
 from trainers.metrics.console import RunConsole
 from trainers.metrics.json_lines import JsonLines
-from trainers.metrics.open import open_sinks, open_spans
+from trainers.metrics.open import open_sinks
 from trainers.metrics.record_thread import RecordThread
-from trainers.metrics.reward_plot import write_reward_plot
-from trainers.metrics.sink import Reversible, Sink
 from trainers.metrics.system import Sampler, SystemMetrics
 from trainers.metrics.timeline import Timeline
 from trainers.metrics.trained import Trained
@@ -32,7 +31,7 @@ class Report:
     """The files of one run's folder and its console.
 
     The files: metrics.jsonl and console.jsonl, the sinks of `config.metrics`, episodes/PHASE.jsonl, trained.jsonl,
-    trace.json, reward.png, summary.json, and at the end report.html.
+    trace.json, summary.json, and at the end report.html.
 
     Args:
         folder: of the run.
@@ -57,7 +56,6 @@ class Report:
         self.written = self._record.written
         self._metrics = JsonLines(folder / "metrics.jsonl", self.console.seconds)
         self._others: list[Sink] = [*open_sinks(folder, config, self.warn)] if config else []
-        self._spans = open_spans(config, self.warn) if config else None
         self._sampler: Sampler | None = None
 
     def __enter__(self) -> Self:
@@ -87,7 +85,7 @@ class Report:
         return (self._metrics, self.console, *self._others)
 
     def add(self, sink: Sink) -> None:
-        """Give one more sink every record from now on, in the thread that measures."""
+        """Give one more sink everything from now on, in the thread that measures."""
         self._others.append(sink)
 
     @property
@@ -136,7 +134,7 @@ class Report:
     # ---- metrics ----
 
     def metrics(self, phase: str, step: int, values: Mapping[str, float]) -> None:
-        """Log one record to every sink; see `trainers.metrics.sink.Record`."""
+        """Log one record to every sink; see `forge_env.records.sinks.Record`."""
         for sink in self.sinks:
             sink.log(phase, step, values)
 
@@ -165,8 +163,8 @@ class Report:
         return {shown: self._peaks[name] for name, shown in names.items() if name in self._peaks}
 
     def point(self, step: int, values: Mapping[str, float]) -> None:
-        """Add a step to `curve`, which the reward plot shows."""
-        names = {"reward": "reward", "success": "success", "seconds": "s/step", "training_reward": "training_reward"}
+        """Add a step to `curve`, for the summary."""
+        names = {"reward": "reward", "seconds": "s/step", "training_reward": "training_reward"}
         self.curve.append({"step": step} | {name: values[key] for name, key in names.items() if key in values})
 
     # ---- episodes ----
@@ -175,9 +173,10 @@ class Report:
         """Record episodes, in a thread; `written` waits for it."""
         listed = list(episodes)
         self._record.write(write_jsonl, self._episodes(phase), listed, routes=self._records_routes)
-        if self._spans is not None:
-            for episode in listed:
-                self._spans.add(episode, phase)
+        for sink in self._others:
+            if isinstance(sink, TakesEpisodes):
+                for episode in listed:
+                    sink.episode(episode, phase)
 
     def trained(self, step: int, advantages: Iterable[tuple[Episode, float | np.ndarray]]) -> None:
         """Record the episodes of an optimizer step and their advantages; see `trainers.metrics.trained`."""
@@ -193,12 +192,6 @@ class Report:
         return self.folder / "episodes" / f"{phase}.jsonl"
 
     # ---- the end ----
-
-    def draw_curve(self, title: str, before: Evaluation | None, after: Evaluation | None) -> Path:
-        """Write reward.png; returns its path."""
-        path = self.folder / "reward.png"
-        write_reward_plot(path, self.curve, title, before, after)
-        return path
 
     def summary(self, values: Mapping[str, Any]) -> None:
         """Write summary.json atomically; it exists only when the run is complete."""
@@ -221,8 +214,6 @@ class Report:
             stack.callback(self._record.close)
             for sink in self._others:
                 stack.callback(sink.close)
-            if self._spans is not None:
-                stack.callback(self._spans.close)
             stack.callback(self.stop_measuring)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from annotated_types import Ge, Interval
 
@@ -49,16 +49,9 @@ class MetricsConfig:
 
     tensorboard: bool = True
     """Whether TensorBoard's files are written."""
-    wandb: Literal["off", "offline", "online"] = "off"
-    """Weights & Biases; "online" needs WANDB_API_KEY in the environment."""
-    wandb_project: str = "forge_env"
-    wandb_name: str = ""
-    """The run's name at W&B; empty is the name of the run's folder."""
     sinks: list[str] = field(default_factory=list)
-    """Sinks of your own, "module:Class", with commas between them; see trainers/metrics/sink.py."""
-    otel: Literal["off", "spans", "messages"] = "off"
-    """OpenTelemetry spans of episodes, turns and tool calls, sent to OTEL_EXPORTER_OTLP_TRACES_ENDPOINT;
-    "messages" sends the texts of messages, arguments and results, too."""
+    """Further sinks, with commas between them: by name, such as NAME or NAME:MODE, or your own "module:Class"; see
+    forge_env/records/sinks.py."""
     verbose: bool = False
     """Print the phases of the start, too, with the time that each took."""
     system_seconds: Annotated[float, Ge(0)] = 10.0

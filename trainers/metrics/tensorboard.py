@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from trainers.metrics.sink import Record
+from forge_env.records.sinks import Record
 
 
 class TensorBoard:

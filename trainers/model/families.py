@@ -1,7 +1,7 @@
 """The model families that can be trained, and the supported settings of config.json: known before any download.
 
     FAMILIES[model_type]    the facts of an architecture that a plan and the trainer share
-    read_config(path)       a config.json; refuses settings that would not be computed
+    read_config(folder)     its config.json; refuses settings that would not be computed
 
 `trainers/titan/families.py` says how TorchTitan builds each of them.
 """
@@ -55,9 +55,9 @@ FAMILIES = {
 }
 
 
-def read_config(path: Path) -> dict[str, Any]:
-    """Read a config.json of a family that can be trained, in which every setting would be computed."""
-    config = config_of(path.parent)
+def read_config(folder: Path) -> dict[str, Any]:
+    """Read the config.json of a family that can be trained, in which every setting would be computed."""
+    config, path = config_of(folder), folder / "config.json"
     architecture = (config.get("architectures") or [config.get("model_type", "unknown")])[0]
     family = FAMILIES.get(config.get("model_type", ""))
     # A folder made by hand may leave the architecture out; then the model type counts.

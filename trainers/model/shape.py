@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from agents.model_folder import check_hub_id, find_model
 from forge_env.core.errors import UserError
 from trainers.model.families import FAMILIES, head_sizes, read_config, read_experts
 from trainers.model.sizes import MODEL_SIZES
@@ -186,17 +187,18 @@ class FoundModel:
 
 def find_shape(path: str, size: str = "tiny") -> FoundModel:
     """Find the sizes of `model.path`, in a local folder, the hub's cache or the known names; without a path those of
-    `size`.
+    `size`. Nothing is downloaded, and a local folder is complete.
     """
     if not path:
         return FoundModel(shape=made_shape(size), where=f"{made_model(size)}, made at the start", size=size)
-    folder = Path(path).expanduser()
-    if folder.exists():
-        if not (folder / "config.json").is_file():
-            raise UserError(f"{path} holds no config.json: --model wants a Hugging Face folder or a hub id")
-        return FoundModel(shape=read_shape(folder / "config.json"), where=f"the folder {path}", path=path)
-    if path.count("/") != 1 or path.startswith((".", "/", "~")):
-        raise UserError(f"there is no model folder {path}, and a hub id looks like Qwen/Qwen3-1.7B")
+    if size != "tiny":
+        raise UserError(
+            f"--model.size is {size}, which is for a model made on the spot, and --model is {path}: leave one of them "
+            "out"
+        )
+    if Path(path).expanduser().exists():
+        return FoundModel(shape=read_shape(find_model(path)), where=f"the folder {path}", path=path)
+    check_hub_id(path)
     cached = _cached_config(path)
     if cached is not None:
         return FoundModel(shape=read_shape(cached), where=f"the hub's cache on this machine, {path}", path=path)
@@ -234,9 +236,9 @@ def made_shape(size: str) -> ModelShape:
     )
 
 
-def read_shape(path: Path) -> ModelShape:
-    """The sizes in a config.json."""
-    return shape_of(read_config(path))
+def read_shape(folder: Path) -> ModelShape:
+    """The sizes in the config.json of a folder."""
+    return shape_of(read_config(folder))
 
 
 def shape_of(config: Mapping[str, Any]) -> ModelShape:
@@ -272,4 +274,4 @@ def _cached_config(hub_id: str) -> Path | None:
         cached = try_to_load_from_cache(hub_id, "config.json")
     except HFValidationError:
         raise UserError(f"{hub_id!r} is neither a folder nor a hub id, which looks like Qwen/Qwen3-1.7B") from None
-    return Path(cached) if isinstance(cached, str) else None
+    return Path(cached).parent if isinstance(cached, str) else None

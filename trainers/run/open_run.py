@@ -17,8 +17,9 @@ from forge_env.core.types import Task
 from forge_env.evaluation.digests import changed, environment_digests, target_digests
 from forge_env.evaluation.kinds import Kinds
 from forge_env.records.run_files import steps_of
-from forge_env.runtime.hosts.hosts import Hosts
+from forge_env.registry.contrib import rows
 from forge_env.runtime.launcher import Launcher
+from forge_env.runtime.machines import Machines
 from forge_env.utils.by_value import write
 from forge_env.utils.disks import full_disk
 from forge_env.utils.folders import remove_empty
@@ -221,7 +222,7 @@ async def _prepare_model(
     """The folder of the model that the run begins with, and its number of parameters."""
     if plan.model.path:
         if plan.model.missing:  # what cannot be trained here is refused before its weights are downloaded
-            with_model(plan, fetch_config(plan.model.path).parent)
+            with_model(plan, fetch_config(plan.model.path))
         model = find_model(plan.model.path)
         record.say(f"model {model}")
         return model, count_parameters(model)
@@ -278,7 +279,7 @@ async def _open_launcher(plan: RunPlan, stack: AsyncExitStack, record: RunRecord
     """Open the launcher, which ends all processes; the store is closed after it."""
     assert plan.store is not None, "the sizes of the model are known by now"
     stack.push_async_callback(plan.store.close)
-    hosts = Hosts(plan.hosts) if plan.hosts else None
+    hosts: Machines | None = rows("hosts")["hosts"].load()(plan.hosts) if plan.hosts else None
     with record.phase("launcher"):
         launcher = await stack.enter_async_context(Launcher(record.folder / "logs", say=record.warn, hosts=hosts))
     for sentence in hosts.summary() if hosts else ():

@@ -9,7 +9,7 @@ from annotated_types import Gt, Interval
 
 from agents.generator.settings import EngineOptions, StallOption
 from forge_env.core.errors import UserError
-from forge_env.runtime.hosts.settings import HostSettings
+from forge_env.runtime.host_settings import HostSettings
 
 PROCESSES = 4096
 """Processes, hosts or threads at most; a plan has a line for each process."""

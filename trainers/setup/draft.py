@@ -14,7 +14,7 @@ from typing import Any, Literal
 from agents.generator.engine_args import read_engine_args
 from forge_env.core.errors import ForgeError, UserError
 from forge_env.core.types import EpisodeLimits
-from forge_env.runtime.hosts.settings import HostSettings
+from forge_env.runtime.host_settings import HostSettings
 from forge_env.utils.settings import values_of
 from trainers.algorithm import Algorithm, kl_warning
 from trainers.checkpoints import CheckpointConfig

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from forge_env.core.errors import UserError
 
-OURS = ("forge_env", "sandboxes", "envs", "agents", "trainers")
+OURS = ("forge_env", "sandboxes", "envs", "agents", "trainers", "contrib")
 STACK = {
     "torch": "torch",
     "vllm": "vllm",

@@ -202,7 +202,7 @@ def _processes(
     """
     placed = [Process(service="controller", part="this process: the loop, the report")]
     if replicas["store"]:
-        part = "two versions of the weights; a process for TorchStore only"
+        part = "two versions of the weights; a process if the store needs one"
         placed.append(Process(service="store", host=0 if has_several_hosts else None, part=part))
     parts_of_services = {
         "envs": ["environments, agents, tokenising, rewards"],

@@ -12,7 +12,7 @@ from forge_env.rollout.factory import EnvFactory
 from forge_env.utils.settings import checked_sections, with_values
 from trainers.algorithm import Algorithm
 from trainers.config import RunConfig
-from trainers.model.shape import read_shape
+from trainers.model.shape import find_shape, read_shape
 from trainers.setup.checks import engine_checks, machine_checks, model_checks, run_checks
 from trainers.setup.draft import Draft, plan_objective
 from trainers.setup.expert_need import with_room_for_expert
@@ -44,6 +44,7 @@ OF_SETTINGS: tuple[Check, ...] = (
     machine_checks.check_context,
     run_checks.check_deterministic,
     model_checks.check_thinking,
+    machine_checks.check_hosts,
     machine_checks.check_sharing,
     machine_checks.check_places,
     engine_checks.check_sleep,
@@ -63,7 +64,7 @@ def make_plan(config: RunConfig, algorithm: Algorithm) -> RunPlan:
     check_ours()
     check_bounds(config)
     config = model_checks.with_model_of_run(config.resolved())
-    model = model_checks.find_model(config)
+    model = find_shape(config.model.path, config.model.size)
     config, defaults = with_room_for_expert(*take_defaults(config, model.shape))
     objective = plan_objective(config, algorithm)
     source = own_data(config) or config.dataset.path  # as the user wrote it
@@ -100,7 +101,7 @@ def with_model(plan: RunPlan, folder: Path) -> RunPlan:
     """The plan with the sizes of the model in a folder; the same object if it has them already."""
     if plan.shape is not None:
         return plan
-    shape = read_shape(folder / "config.json")
+    shape = read_shape(folder)
     config, defaults = with_room_for_expert(*take_again(plan.config, plan.defaults, shape))
     model = replace(plan.model, shape=shape, where=f"the folder {folder}", missing="")
     plan = replace(plan, config=config, defaults=defaults, model=model)

@@ -26,7 +26,7 @@ from agents.generator.settings import EngineSettings
 from forge_env.core.errors import UserError
 from forge_env.data.rows import find_file
 from forge_env.rollout.factory import EnvFactory
-from forge_env.runtime.hosts.settings import slurm_nodes
+from forge_env.runtime.host_settings import slurm_nodes
 from forge_env.runtime.weights import WeightStore
 from trainers.setup.checks.machine_checks import check_gpus, check_host_memory
 from trainers.setup.draft import Draft

@@ -70,7 +70,7 @@ class TitanModel:
     ) -> None:
         lora = settings.lora
         self.folder = folder
-        self.hf_config = read_config(folder / "config.json")
+        self.hf_config = read_config(folder)
         self.attention = attention
         self.parallel = parallel
         self.context = Context.of(parallel)

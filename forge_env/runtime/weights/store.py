@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from forge_env.core.errors import InvariantError
@@ -12,6 +13,42 @@ from forge_env.runtime.weights.weight_stream import WeightStream
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+
+MOST_ON_GPU = 0.2  # largest share of a GPU for the version that the trainer's first rank keeps beside its own weights
+USUAL_GPU = 80 * 2**30  # bytes, if the size is not known
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoreRequest:
+    """What a run asks of its weight store."""
+
+    size: int
+    """Bytes of one snapshot."""
+    all_on_gpus: bool
+    """Whether the trainer and all services that fetch the weights are on GPUs."""
+    hosts: int = 1
+    """The number of hosts of the processes."""
+    shared_gpus: bool = False
+    """Whether two of these services share a GPU."""
+    card: float | None = None
+    """Bytes of each GPU; None if they are not known."""
+
+    @property
+    def fits_gpus(self) -> bool:
+        """Whether a snapshot may go from GPU to GPU."""
+        return self.all_on_gpus and self.size <= MOST_ON_GPU * (self.card or USUAL_GPU)
+
+    @property
+    def too_much(self) -> str:
+        """Why it may not, if all services are on GPUs."""
+        return f"a snapshot of {in_words(self.size)} is much for a GPU"
+
+    def lacks_gpus(self, instead: str) -> str:
+        """The `refusal` of a store that goes from GPU to GPU."""
+        problem = "and not every service that holds the weights has GPUs"
+        remedy = "give trainer, generator and ref_model with_gpus"
+        return "" if self.all_on_gpus else refused(problem, instead, remedy)
 
 
 class WeightStore(ABC):
@@ -33,12 +70,33 @@ class WeightStore(ABC):
             await engine.update_weights(version, state_dict)
     """
 
+    title: ClassVar[str]
+    """Its name for a person."""
     keep: ClassVar[int] = 2
     """Versions: the newest, and the one that a slow replica may still be reading."""
     needs_process: ClassVar[bool] = False
     """Whether `open` needs a process to live in."""
     actors_only: ClassVar[bool] = False
     """Whether only an actor's process can fetch, and no other process with the store."""
+    on_gpu: ClassVar[bool] = False
+    """Whether the versions are in the memory of the trainer's first GPU."""
+    received: ClassVar[bool] = False
+    """Whether a version that is fetched also takes memory of the GPU that fetches it."""
+
+    @classmethod
+    @abstractmethod
+    def reason(cls, request: StoreRequest) -> str:
+        """Why `--weights.store auto` takes this store, for the end of a sentence; "" if it does not."""
+
+    @classmethod
+    def refusal(cls, request: StoreRequest, instead: str) -> str:
+        """Why this store cannot serve a run, and the remedies, for the end of a sentence; "" if it can.
+
+        Args:
+            request: of the run.
+            instead: the remedy of another store, as "take NAME"; "" if no store that is here can serve the run.
+        """
+        return ""
 
     def prepare(self, address: str) -> None:  # noqa: B027 some have nothing to do
         """Make what must exist before the store travels. Called by the controller, before it spawns the actors.
@@ -81,6 +139,16 @@ class WeightStore(ABC):
     @abstractmethod
     def fetch(self, version: int) -> AbstractAsyncContextManager[dict[str, Tensor]]:
         """Give a snapshot's tensors, under their names. They exist inside of the context only, and are for reading."""
+
+
+def refused(problem: str, *remedies: str) -> str:
+    """The text of a `refusal`; remedies that are "" are left out."""
+    return ": ".join(filter(None, [problem, ", or ".join(filter(None, remedies))]))
+
+
+def in_words(size: int) -> str:
+    """A number of bytes, in words."""
+    return f"{size / 2**30:,.2f} GiB" if size >= 2**28 else f"{size / 2**20:,.1f} MiB"
 
 
 def published_already(version: int) -> InvariantError:

@@ -98,7 +98,7 @@ async def test_an_engine_that_does_not_start_is_one_sentence(tiny_model: Path, t
 @pytest.mark.slow
 @pytest.mark.timeout(600)  # two starts of the engine
 def test_a_deterministic_evaluation_repeats_in_another_process(tiny_model: Path, tmp_path: Path) -> None:
-    """Bit by bit, however many episodes are asked for at once; and what it leaves passes audit and replay."""
+    """Bit by bit, however many episodes are asked for at once."""
     limits = ["--max-turns", "2", "--max-turn-tokens", "12"]
     runs = []
     for name, at_once in (("one", "1"), ("many", "4")):
@@ -110,8 +110,6 @@ def test_a_deterministic_evaluation_repeats_in_another_process(tiny_model: Path,
         runs.append({e.id: tokens(e) for e in read_jsonl(tmp_path / name / "episodes.jsonl")})
     assert runs[0] == runs[1] and len(runs[0]) == 6
     assert any(len(turns) > 0 and len(turns[0].logprobs) for turns in runs[0].values())
-    for command in (["audit", "one"], ["replay", "one", "1"]):
-        assert forge_env(command, tmp_path).returncode == 0
 
 
 def forge_env(command: list[str], folder: Path) -> subprocess.CompletedProcess[str]:

@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 
 from envs.math.verifier import Verifier
-from envs.reasoning.process import Worker
 from sandboxes.guest.seccomp import seccomp_filter, supported_machines
 
 if sys.platform != "linux" or platform.machine() not in supported_machines():
@@ -124,19 +123,6 @@ def test_the_math_grader_is_confined_and_says_so() -> None:
         assert not verifier.compare("\\sin(\\pi/6)", "\\frac{1}{3}", 0.0)
     finally:
         verifier.close()
-
-
-@pytest.mark.skipif(importlib.util.find_spec("reasoning_gym") is None, reason="reasoning-gym is not installed")
-def test_the_reasoning_gym_process_is_confined_and_says_so() -> None:
-    worker = Worker()
-    try:
-        before = worker.enforced()
-        assert are_all_denied(before) and worker.pid is None
-        request = {"do": "entries", "dataset": "leg_counting", "config": {}, "seed": 1, "indices": [0, 2]}
-        assert len(worker.ask(request)["entries"]) == 2
-        assert worker.pid is not None and is_confined(worker.pid) and worker.enforced() == before
-    finally:
-        worker.close()
 
 
 def test_a_processor_without_a_filter_is_named(tmp_path: Path) -> None:

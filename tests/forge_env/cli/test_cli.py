@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 import forge_env
-from forge_env.check import CheckReport, CheckRow
 from forge_env.cli.main import main
 from forge_env.registry import registry
 from forge_env.registry.registry import env_class, tools_of
@@ -190,8 +189,6 @@ def test_what_cannot_be_registered_leaves_no_entry(run: Run, project: Path) -> N
         (["unregister", "math"], ["built-in: it cannot be unregistered"]),
         (["list", "--jsonn"], ["--jsonn", "see forge-env list --help"]),
         (["lisst"], ["lisst", "see forge-env --help"]),
-        (["check", "math", "--options", "level"], ["name=value"]),
-        (["check", "math", "--options", "levle=2"], ["no option 'levle'"]),
         (["new", "My-Env"], ["'My-Env'", "small letters"]),
         (["new", "random"], ["a module of the standard library"]),
         (["new", "math"], ["a module of the standard library"]),
@@ -199,6 +196,10 @@ def test_what_cannot_be_registered_leaves_no_entry(run: Run, project: Path) -> N
     ],
 )
 def test_a_mistake_is_one_sentence_in_json_too(run: Run, arguments: list[str], words: list[str]) -> None:
+    is_one_sentence(run, arguments, words)
+
+
+def is_one_sentence(run: Run, arguments: list[str], words: list[str]) -> None:
     code, out, err = run(*arguments, "--json")
     assert code == 2
     assert err.startswith("error: ") and err.count("\n") == 1
@@ -233,7 +234,7 @@ def test_ten_registrations_at_once_all_land(run: Run, project: Path) -> None:
     assert os.listdir(project / ".forge_env") == ["registry.yaml"]
 
 
-def test_a_new_environment_passes_its_check_and_its_own_tests_at_once(run: Run, project: Path) -> None:
+def test_a_new_environment_passes_its_own_tests_at_once(run: Run, project: Path) -> None:
     data = data_of(run("new", "word_game", "--path", "games", "--json"))
     folder = project / "games" / "word_game"
     assert data["folder"] == str(folder)
@@ -241,9 +242,6 @@ def test_a_new_environment_passes_its_check_and_its_own_tests_at_once(run: Run, 
     text = "".join((folder / file).read_text() for file in data["files"])
     assert [word for word in ("my_env", "my-env", "MyEnv") if word in text] == []
     assert 'word_game = "word_game:WordGame"' in text
-    done = in_a_process("check", "word_game", "--options", "letters=xyz", "--json", cwd=folder / "tests")
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert json.loads(done.stdout)["ok"] is True
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
     env = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     tested = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=120)
@@ -252,39 +250,6 @@ def test_a_new_environment_passes_its_check_and_its_own_tests_at_once(run: Run, 
     run("unregister", "word_game")
     assert f"{folder} exists already" in run("new", "word_game", "--path", "games")[2]
     assert (folder / "README.md").exists()
-
-
-def test_a_failed_check_is_exit_code_1_and_a_skipped_one_is_none(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    rows = [CheckRow(name="gold", ok=True, detail="[fine]"), CheckRow(name="cheats", ok=None, detail="none")]
-
-    async def report(factory: Any, *, seed: int, tasks: int, progress: Any, **settings: Any) -> CheckReport:
-        print(f"{factory.name} {seed} {tasks}")
-        progress("gold")
-        settings["on_episode"](1)
-        return CheckReport(name=factory.name, rows=tuple(rows))
-
-    monkeypatch.setattr("forge_env.check.run_checks", report)
-    code, out, err = run("check", "math", "--seed", "3", "--tasks", "2", "--json")
-    assert (code, json.loads(out)["ok"], err) == (0, True, "math 3 2\n")
-    rows.append(CheckRow(name="seeds", ok=None, detail="the budget", unfinished=True))
-    assert json.loads(run("check", "math", "--json")[1])["not_checked"] == ["seeds"]
-    assert "3 checks, none failed; not checked: seeds" in run("check", "math")[1]
-    rows.append(CheckRow(name="leaks", ok=False, detail="a thread is left"))
-    assert json.loads(run("check", "math", "--json")[1])["ok"] is False
-    code, out, _ = run("check", "math")
-    assert code == 1
-    assert [
-        w for w in ("[fine]", "skipped", "FAILED", "a thread is left", "1 of 4 checks failed") if w not in out
-    ] == []
-
-
-def test_chosen_checks_within_a_budget(run: Run) -> None:
-    settings = ("--only", "gold-answers, constants", "--seconds", "60", "--option", "level=2")
-    code, out, _ = run("check", "math", "--tasks", "1", *settings, "--json")
-    assert code == 0
-    names = [row["name"] for row in json.loads(out)["rows"]]
-    assert names == ["tasks", "contract", "reward", "gold answers", "constants", "open and close"]
-    assert "there is no check 'golds'" in run("check", "math", "--only", "golds")[2]
 
 
 def test_the_program_itself(project: Path) -> None:
@@ -296,7 +261,7 @@ def test_the_program_itself(project: Path) -> None:
 def test_help_is_there_without_an_argument_and_loads_nothing_slow() -> None:
     code = "import sys; from forge_env.cli.main import main; main([]); print(*sys.modules, file=sys.stderr)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
-    assert [n for n in ("register", "unregister", "list", "info", "new", "check") if f"  {n} " not in done.stdout] == []
+    assert [n for n in ("register", "unregister", "list", "info", "new", "eval") if f"  {n} " not in done.stdout] == []
     loaded = {name.partition(".")[0] for name in done.stderr.split()}
     assert "typer" in loaded
     assert loaded.isdisjoint({"rich", "yaml", "gymnasium", "numpy", "httpx", "torch"})
@@ -321,7 +286,6 @@ EVAL = "forge_env eval --env math --agent scripted:null --tasks 2 --out"
         (f"{EVAL} one 2>&-", 0, None),
         (f"{EVAL} two >&-", 0, None),
         ("forge_env list --json > /dev/full", 1, "error: the output cannot be written: No space left on device\n"),
-        ("forge_env check math --seconds 5 --only contract 2>&1 |", 1, ""),
         ("forge_env infoo 2>&1 |", 2, ""),
         ("trainers.grpo --help >&-", 0, ""),
         ("trainers.grpo --stepps 2>&-", 2, None),
@@ -331,6 +295,10 @@ EVAL = "forge_env eval --env math --agent scripted:null --tasks 2 --out"
 def test_streams_that_nobody_reads_change_only_what_is_read(
     command: str, code: int, output: str | None, tmp_path: Path
 ) -> None:
+    changes_only_what_is_read(command, code, output, tmp_path)
+
+
+def changes_only_what_is_read(command: str, code: int, output: str | None, tmp_path: Path) -> None:
     env = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
     env["PYTHONPATH"] = str(Path(forge_env.__file__).parents[1])
     shell = ["sh", "-c", f"exec {sys.executable} -m {command.removesuffix('|')}"]

@@ -101,11 +101,6 @@ def test_info_says_what_is_enforced_and_what_is_missing(
     text = capfd.readouterr().out
     assert "seccomp" in text and "memory_limit" in text and "namespace" in text
     assert "host_watch_denied" in text and "rtprio, sigpending, stack" in " ".join(text.split())
-    backends, workspaces = info["backends"], info["workspaces"]
-    assert workspaces.keys() == {"namespace", "docker"} and "unavailable" not in workspaces["namespace"]
-    assert set(workspaces["namespace"]["network_modes"]) == {"none", "loopback", "allowlist"}
-    assert "workspaces" in text and "disk_in_memory" in text and "workspaces, docker: " in " ".join(text.split())
-    assert "Docker" in workspaces["docker"].get("unavailable", "Docker")
-    assert backends["namespace"]["seccomp"] is True and backends["namespace"]["host_watch_denied"] is True
-    assert backends["namespace"]["capabilities_dropped"] is True and "stack" in backends["namespace"]["limits"]
-    assert "docker sandbox" in backends["docker"].get("unavailable", "docker sandbox")
+    measured = info["backends"]["namespace"]
+    assert measured["seccomp"] is True and measured["host_watch_denied"] is True
+    assert measured["capabilities_dropped"] is True and "stack" in measured["limits"]

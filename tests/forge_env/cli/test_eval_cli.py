@@ -28,7 +28,6 @@ from forge_env.evaluation.summary import busy_seconds, tokens_of
 from forge_env.rollout.factory import make
 from forge_env.utils.secret_values import FILE
 from tests.agents.conftest import Asked, ChatServer, _chat_server, chat_server  # noqa: F401 (fixtures)
-from tests.helpers.packages import needs
 
 Run = Callable[..., dict[str, Any]]
 
@@ -231,11 +230,8 @@ def test_secrets_are_in_no_file_but_one_and_in_no_sentence(
         assert "LEAK" not in json.dumps(result)
         files = [path for path in (tmp_path / "out").rglob("*") if path.is_file() and "LEAK" in path.read_text()]
         assert [(path.name, path.stat().st_mode & 0o777) for path in files] == [(FILE, 0o600)]
-        assert code or main(["score", "out", "--again"]) == 0
-        (tmp_path / "out" / FILE).unlink()
-        assert code or main(["score", "out", "--again"]) == 2
         out, err = capfd.readouterr()
-        assert "LEAK" not in out + err and ("give them again, as options" in err) == (not code)
+        assert "LEAK" not in out + err
         shutil.rmtree(tmp_path / "out")
 
 
@@ -802,17 +798,6 @@ def test_the_full_context_of_an_endpoint_is_named_as_its_own(
     assert f"{words}--max-tokens (4096) does not raise it\n" in capfd.readouterr().err
 
 
-def test_an_evaluation_is_shown_again(run: Run, capfd: pytest.CaptureFixture[str]) -> None:
-    run(*dungeon("out", "--max-turns", "29"))
-    assert main(["report", "out", "--text"]) == 0
-    shown = capfd.readouterr().out
-    assert "avg@1" in shown and "0 episodes were run now, 3 read" in shown and "everything is in out" in shown
-    for content, words in (("{}", "out/eval.json is not of an evaluation: KeyError 'episodes'"), (None, "not ended")):
-        Path("out/eval.json").write_text(content) if content else Path("out/eval.json").unlink()
-        assert main(["report", "out", "--text"]) == 2
-        assert words in capfd.readouterr().err
-
-
 def test_a_dead_endpoint_is_tried_for_a_few_episodes_only(run: Run, chat_server: ChatServer, key: str) -> None:  # noqa: F811
     chat_server.will(chat_server.fails(400, "no such thing"))
     arguments = ["--env", "math", "--agent", f"openai:m@{chat_server.url}", "--tasks", "40", "--out", "out"]
@@ -896,7 +881,6 @@ def test_the_limits_of_a_checkpoint_are_those_of_its_training(project: Path) -> 
     file.write_text(json.dumps({"env": env}))  # JSON is YAML
     for name in ("run", "run@best", "run@40"):
         assert limits_of(f"checkpoint:{name}", math) == EpisodeLimits(max_turns=3, max_tokens=512)
-    assert limits_of("checkpoint:run", make("gymnasium:Taxi-v4")) == EpisodeLimits(max_turns=200, max_tokens=512)
     file.write_text("[")
     with pytest.raises(UserError, match=r"config\.yaml cannot be read"):
         limits_of("checkpoint:run", math)
@@ -1075,12 +1059,13 @@ def test_limits_that_make_no_sense_are_a_sentence(run: Run) -> None:
     [
         ("math", ["--option", "level=4"]),
         ("code_exec", ["--option", "level=4"]),
-        ("tool_api", ["--option", "level=3"]),
-        ("tool_api", ["--tools", "coin.py:double"]),
-        pytest.param("reasoning_gym:leg_counting", [], marks=needs("reasoning_gym")),
     ],
 )
 def test_every_environment_has_an_expert_and_can_tell_it_from_nobody(run: Run, env: str, more: list[str]) -> None:
+    expert_solves_and_nobody_does_not(run, env, *more)
+
+
+def expert_solves_and_nobody_does_not(run: Run, env: str, *more: str) -> None:
     for agent, expected in (("expert", 1.0), ("null", 0.0)):
         arguments = ["--env", env, *more, "--agent", f"scripted:{agent}", "--tasks", "4", "--out", agent]
         result = run(*arguments)

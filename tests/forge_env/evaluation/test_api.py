@@ -214,7 +214,7 @@ def test_an_agent_may_be_an_object_and_an_environment_a_factory() -> None:
         ({"agent": ScriptedAgent(add_one), "answer_seconds": 3}, "answer_seconds is 3, and an Agent that is given has"),
         ({"options": {"mor": 1}}, "has no option 'mor'. Did you mean more?"),
         ({"agent": "scripted:expert"}, f"{__name__}:Sums has no expert"),
-        ({"otel": "on"}, "--otel on is not one of off, spans, messages"),
+        ({"sinks": ["no_such"]}, "--sink no_such: there is no sink 'no_such'"),
     ],
 )
 def test_a_mistake_is_one_sentence(changes: dict[str, Any], words: str) -> None:

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from forge_env.core.errors import UserError
-from forge_env.records.audit import model_of
 from forge_env.records.run_weights import run_of, run_weights
 
 SUCCESS = {0: 0.9, 20: 0.5, 40: 0.7, 60: 0.7, 80: 0.6}
@@ -128,14 +127,3 @@ def test_damaged_metrics_are_one_sentence(tmp_path: Path, line: str) -> None:
     assert run_weights(f"{run}@40").step == 40
     with pytest.raises(UserError, match="metrics.jsonl is damaged"):
         run_weights(f"{run}@best")
-
-
-def test_an_audit_finds_the_tokenizer_of_a_checkpoint(tmp_path: Path) -> None:
-    run, evaluation = make_run(tmp_path / "run", (40,)), tmp_path / "evaluation"
-    model = run / "checkpoints" / "step_000040" / "model"
-    for folder in (model, evaluation):
-        folder.mkdir()
-    (evaluation / "plan.json").write_text(json.dumps({"agent": f"checkpoint:{run}@20"}))
-    assert model_of(evaluation) is model_of(run) is None
-    (model / "tokenizer.json").touch()
-    assert model_of(evaluation) == model_of(run) == model

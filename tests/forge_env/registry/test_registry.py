@@ -378,12 +378,3 @@ def test_importing_the_core_is_light() -> None:
     loaded = set(done.stdout.split())
     assert "forge_env" in loaded
     assert loaded.isdisjoint({"torch", "vllm", "monarch", "torchtitan", "docker", "transformers", "typer", "httpx"})
-
-
-@pytest.mark.parametrize("name", ["gymnasium:FrozenLake-v1"])
-def test_a_member_of_a_family_is_an_environment(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    from forge_env.cli.main import main
-
-    assert issubclass(env_class(name), forge_env.Env)
-    assert main(["info", name]) == 0
-    assert "make_options" in capsys.readouterr().out

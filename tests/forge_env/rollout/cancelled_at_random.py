@@ -14,12 +14,12 @@ import sqlite3
 import sys
 import tempfile
 
-from forge_env.check.strategies import StrategyAgent, actions_in_order, final_answer, tool_calls
 from forge_env.core.tools import reward, tool
 from forge_env.core.types import Task
 from forge_env.rollout.factory import EnvFactory
 from forge_env.rollout.rollout import run_episode
 from forge_env.tool_env.tool_env import ToolEnv
+from tests.helpers.scripts import calls, in_order, says
 
 AT_ONCE, SECONDS = 16, 0.12
 TASK = Task(prompt=({"role": "user", "content": "How many?"},))
@@ -57,12 +57,12 @@ class Shop(ToolEnv):
 async def main(episodes: int) -> int:
     """Run them; returns how many were cancelled."""
     rng, slots = random.Random(0), asyncio.Semaphore(AT_ONCE)
-    calls = actions_in_order(*[tool_calls(("pairs", {"above": 1990}))] * 4, final_answer("many"))
+    agent = in_order(*[calls(("pairs", {"above": 1990}))] * 4, says("many"))
 
     async def cancelled(number: int) -> bool:
         async with slots:
             seconds, again = rng.random() * SECONDS, rng.random() * SECONDS / 10
-            episode = run_episode(factory, StrategyAgent(calls), TASK, seed=number, episode_id=str(number))
+            episode = run_episode(factory, agent, TASK, seed=number, episode_id=str(number))
             task = asyncio.create_task(episode)
             await asyncio.wait({task}, timeout=seconds)
             task.cancel()

@@ -6,31 +6,27 @@ import asyncio
 import os
 import subprocess
 import sys
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from forge_env.check.strategies import StrategyAgent, actions_in_order, final_answer, tool_calls
 from forge_env.core.tools import reward, tool
-from forge_env.core.types import EpisodeLimits, Message, Outcome, Task
-from forge_env.gymnasium.env import SyncEnv
+from forge_env.core.types import EpisodeLimits, Outcome, Task
 from forge_env.rollout.factory import EnvFactory
 from forge_env.rollout.rollout import run_episode
-from forge_env.serve.session import Session
-from forge_env.users.conversation import ConversationEnv
-from forge_env.users.user import UserTurn
+from forge_env.tool_env.tool_env import ToolEnv
 from forge_env.utils.threads import invoke
+from tests.helpers.scripts import calls, in_order, says
 from tests.helpers.waiting import until
 
 DEADLINE_S, LIMIT_S, MOMENT_S = 60.0, 1.0, 0.1
 TASK = Task(prompt=({"role": "user", "content": "Begin."},))
-PLAY = actions_in_order(tool_calls(("look", {})), final_answer("a question"), tool_calls(("look", {})))
+AGENT = in_order(calls(("look", {})), says("a question"))
 
 
-class Recorded(ConversationEnv):
+class Recorded(ToolEnv):
     """One of its methods blocks in a C call until somebody writes to a pipe."""
 
     def __init__(self, *, part: str, pipe: int, note: Callable[[str], None]) -> None:
@@ -46,13 +42,6 @@ class Recorded(ConversationEnv):
 
     def setup(self) -> None:
         self.meet("setup")
-
-    def make_user(self, task: Task) -> Any:
-        return self
-
-    def reply(self, messages: list[Message]) -> UserTurn:
-        self.meet("user")
-        return UserTurn(text="Well?", done=len(messages) > 4)
 
     @tool
     def look(self) -> None:
@@ -84,9 +73,6 @@ class ToThread(Recorded):
 
     async def setup(self) -> None:  # type: ignore[override]
         await asyncio.to_thread(self.meet, "setup")
-
-    async def reply(self, messages: list[Message]) -> UserTurn:  # type: ignore[override]
-        return await asyncio.to_thread(super().reply, messages)
 
     @tool
     async def look(self) -> None:
@@ -121,12 +107,16 @@ class Opened:
             os.close(end)
 
 
-@pytest.mark.parametrize("part", ["constructor", "setup", "tool", "user", "reward"])
+@pytest.mark.parametrize("part", ["constructor", "setup", "tool", "reward"])
 @pytest.mark.parametrize("kind", [Recorded, CoroutineSetup, ToThread, Overlapping])
 async def test_close_waits_for_the_method_whose_episode_was_cancelled(kind: type[Recorded], part: str) -> None:
+    await close_waits(kind, part)
+
+
+async def close_waits(kind: type[Recorded], part: str) -> None:
     with Opened(kind, part) as opened:
         async with opened.factory as factory:
-            task = asyncio.create_task(run_episode(factory, StrategyAgent(PLAY), TASK, seed=0, episode_id="e"))
+            task = asyncio.create_task(run_episode(factory, AGENT, TASK, seed=0, episode_id="e"))
             await until(lambda: opened.begins in opened.notes)
             task.cancel()
             await asyncio.wait({task}, timeout=MOMENT_S)
@@ -149,7 +139,7 @@ async def test_a_tool_that_runs_on_keeps_its_slot(kind: type[Recorded]) -> None:
         async with opened.factory as factory:
 
             def begin(number: int) -> asyncio.Task[Any]:
-                play = run_episode(factory, StrategyAgent(PLAY), TASK, seed=0, episode_id=str(number))
+                play = run_episode(factory, AGENT, TASK, seed=0, episode_id=str(number))
                 return asyncio.create_task(play)
 
             first = begin(0)
@@ -158,7 +148,7 @@ async def test_a_tool_that_runs_on_keeps_its_slot(kind: type[Recorded]) -> None:
             second = begin(1)
             await asyncio.wait({first, second}, timeout=2 * MOMENT_S)
             assert opened.notes == [opened.begins]
-            for _ in range(3):
+            for _ in range(2):
                 opened.go_on()
             await asyncio.wait({first, second})
 
@@ -166,7 +156,7 @@ async def test_a_tool_that_runs_on_keeps_its_slot(kind: type[Recorded]) -> None:
 async def test_an_episode_that_is_cancelled_again_ends_and_its_instance_is_closed_later() -> None:
     with Opened(Recorded, "setup") as opened:
         async with opened.factory as factory:
-            task = asyncio.create_task(run_episode(factory, StrategyAgent(PLAY), TASK, seed=0, episode_id="e"))
+            task = asyncio.create_task(run_episode(factory, AGENT, TASK, seed=0, episode_id="e"))
             await until(lambda: opened.begins in opened.notes)
             for _ in range(2):
                 task.cancel()
@@ -182,7 +172,7 @@ async def test_an_episode_out_of_time_is_closed_after_its_step() -> None:
     limits = EpisodeLimits(step_seconds=LIMIT_S)
     with Opened(Recorded, "tool") as opened:
         async with opened.factory as factory:
-            play = run_episode(factory, StrategyAgent(PLAY), TASK, seed=0, episode_id="e", limits=limits)
+            play = run_episode(factory, AGENT, TASK, seed=0, episode_id="e", limits=limits)
             task = asyncio.create_task(play)
             await until(lambda: opened.begins in opened.notes)
             episode = await task
@@ -192,34 +182,6 @@ async def test_an_episode_out_of_time_is_closed_after_its_step() -> None:
         assert opened.notes == [opened.begins, "close"], (
             "the tool was told to stop: nothing of it runs after its C call"
         )
-
-
-def test_a_gymnasium_environment_is_closed_after_its_set_up() -> None:
-    with Opened(Recorded, "setup") as opened:
-        env = SyncEnv(opened.factory, limits=EpisodeLimits(step_seconds=LIMIT_S))
-        _, info = env.reset(seed=0, options={"task": TASK})
-        closing = threading.Thread(target=env.close)
-        closing.start()
-        closing.join(MOMENT_S)
-        assert info["error"].startswith("reset took longer") and opened.notes == [opened.begins]
-        opened.go_on()
-        closing.join()
-        assert opened.notes == [opened.begins, "close"]
-
-
-async def test_an_episode_of_a_client_is_closed_after_its_set_up() -> None:
-    with Opened(Recorded, "setup") as opened:
-        async with opened.factory as factory:
-            session = Session(factory, max_seconds=DEADLINE_S)
-            task = {"id": "", "prompt": list(TASK.prompt)}
-            call = session.call({"number": 1, "call": "reset", "task": task, "seed": 0})
-            await until(lambda: opened.begins in opened.notes)
-            ended = asyncio.create_task(session.end(DEADLINE_S))
-            await asyncio.wait({ended}, timeout=MOMENT_S)
-            assert call.cancelled() and opened.notes == [opened.begins]
-            opened.go_on()
-            await ended
-        assert opened.notes == [*opened.both, "close"]
 
 
 @pytest.mark.parametrize("episodes", [200, pytest.param(2000, marks=pytest.mark.slow)])

@@ -1,4 +1,4 @@
-"""What an environment, a reward, a user or a script edits in place reaches no other episode, and no record."""
+"""What an environment, a reward or a script edits in place reaches no other episode, and no record."""
 
 from __future__ import annotations
 
@@ -22,12 +22,9 @@ from forge_env.core.own_copies import own_episode
 from forge_env.core.protocols import Conversation
 from forge_env.core.tools import Tool, reward, tool
 from forge_env.core.types import Action, EpisodeLimits, Message, Task
-from forge_env.gymnasium.env import SyncEnv
 from forge_env.rollout.factory import EnvFactory
 from forge_env.rollout.rollout import GroupSpec, run_episode, run_group
 from forge_env.tool_env.tool_env import ToolEnv
-from forge_env.users import ScriptedUser, UserTurn
-from forge_env.users.conversation import ConversationEnv
 
 TASK = Task(
     prompt=({"role": "user", "content": "Hi"},), target=["4"], metadata={"deck": [1, 2, 3, 4], "at": {"x": 0}}, id="t"
@@ -241,21 +238,6 @@ class EditsOption(Plain):
         self.messages[-1]["content"] = str(self.words)
 
 
-def user_edits(messages: list[Message], task: Task) -> str | None:
-    for message in messages:
-        message["content"] += "*"
-    task.metadata["deck"].pop()
-    return None if len(messages) > 3 else f"{task.metadata['deck']}"
-
-
-class UserEdits(ConversationEnv):
-    user = ScriptedUser(user_edits)
-
-    @reward
-    def right(self) -> float:
-        return float(all("*" not in message["content"] for message in self.messages))
-
-
 class OneMessage(Env):
     """Keeps one message, and says everything with it."""
 
@@ -301,11 +283,14 @@ async def play(env: type[Env], task: Task, options: dict[str, Any] | None = None
         (EditsEarlierMessages, "Hi"),
         (RewardEdits, "Hi"),
         (EditsOption, "['a', 'b']"),
-        (UserEdits, "Hi"),
         (OneMessage, "Hi"),
     ],
 )
 def test_an_edit_in_place_is_of_one_episode(env: type[Env], first: str) -> None:
+    edits_reach_one_episode(env, first)
+
+
+def edits_reach_one_episode(env: type[Env], first: str) -> None:
     task, constants, options = copy.deepcopy(TASK), copy.deepcopy([CALL, ANSWER]), {"words": ["a"]}
     group = asyncio.run(play(env, task, options if env is EditsOption else None))
     assert [episode.error for episode in group.episodes] == [""] * 3
@@ -488,34 +473,6 @@ def test_a_task_list_that_is_handed_out_twice_is_not_edited() -> None:
     assert list(EnvFactory(Keeps).tasks(count=1)) == [TASK] == kept
 
 
-def test_an_environment_that_is_reset_by_hand_or_by_gymnasium_edits_its_own_task() -> None:
-    task, env = copy.deepcopy(TASK), SyncEnv(EditsTask)
-    try:
-        options: dict[str, Any] = {"task": task, "more": ["a"]}
-        texts = [env.reset(seed=0, options=options)[0] for _ in range(3)]
-        asyncio.run(_reset(EditsTask(), task))
-    finally:
-        env.close()
-    assert len(set(texts)) == 1 and task == TASK and options["more"] == ["a"]
-
-
-async def _reset(env: ToolEnv, task: Task) -> None:
-    await env.reset(seed=0, options={"task": task})
-
-
-def test_a_user_is_given_copies_of_the_messages() -> None:
-    class Shouts:
-        async def reply(self, messages: list[Message]) -> UserTurn:
-            messages[0]["content"] = messages[0]["content"].upper()
-            return UserTurn(text="bye", done=True)
-
-    class Shop(ConversationEnv):
-        user = Shouts()
-
-    episode = asyncio.run(play(Shop, TASK)).episodes[0]
-    assert episode.messages[0]["content"] == "Hi" and not episode.error
-
-
 def test_a_copied_episode_shares_only_what_cannot_be_edited() -> None:
     episode = asyncio.run(play(Plain, TASK)).episodes[0]
     before, copied = episode.to_json(), own_episode(episode)
@@ -526,3 +483,10 @@ def test_a_copied_episode_shares_only_what_cannot_be_edited() -> None:
     copied.turns[0].reward, copied.rewards["right"] = 5.0, 2.0  # type: ignore[index]
     copied.info["x"] = 1  # type: ignore[index]
     assert episode.to_json() == before
+
+
+async def test_an_environment_that_is_reset_by_hand_edits_its_own_task() -> None:
+    task = copy.deepcopy(TASK)
+    for _ in range(2):
+        await EditsTask().reset(seed=0, options={"task": task})
+    assert task == TASK

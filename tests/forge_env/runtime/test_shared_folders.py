@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from forge_env.core.errors import ServiceError
 from forge_env.runtime.process.compile_cache import VARIABLE, keep_compiled
 
 NOBODY = 65534
@@ -30,23 +29,6 @@ def test_compiled_code_in_a_folder_of_another_user_is_not_used(tmp_path: Path, m
     keep_compiled()
     assert os.environ[VARIABLE] == str(cache)
     monkeypatch.delenv(VARIABLE)
-
-
-def test_logs_are_not_written_to_a_folder_of_another_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("monarch")
-    from forge_env.runtime.hosts.watch import _logs_of_this_user
-
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    logs = _logs_of_this_user()
-    assert logs.stat().st_mode & 0o777 == 0o700 and _logs_of_this_user() == logs
-    os.chown(logs, NOBODY, NOBODY)
-    with pytest.raises(ServiceError, match="is another user's: remove it, or set TMPDIR"):
-        _logs_of_this_user()
-    logs.rmdir()
-    (tmp_path / "elsewhere").mkdir()
-    logs.symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(ServiceError, match="is another user's"):
-        _logs_of_this_user()
 
 
 def test_a_log_in_a_folder_of_another_user_is_not_removed(tmp_path: Path) -> None:

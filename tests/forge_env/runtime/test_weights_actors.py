@@ -1,4 +1,4 @@
-"""Weights between actors, through the stores that need no process of their own."""
+"""Weights between actors, through shared memory."""
 
 from __future__ import annotations
 
@@ -13,16 +13,13 @@ from state_dicts import fingerprints, make_state_dict
 from weight_actors import Holder
 
 from forge_env.runtime.launcher import Launcher, within
-from forge_env.runtime.process.network import LOOPBACK
-from forge_env.runtime.weights import NcclStore, SharedMemoryStore, WeightStore
+from forge_env.runtime.weights import SharedMemoryStore
 
 DEADLINE_S = 60.0
 
 
-@pytest.mark.parametrize("kind", [SharedMemoryStore, NcclStore])
-async def test_one_actor_publishes_and_another_fetches(kind: type[WeightStore], tmp_path: Path) -> None:
-    store = kind()
-    store.prepare(LOOPBACK)
+async def test_one_actor_publishes_and_another_fetches(tmp_path: Path) -> None:
+    store = SharedMemoryStore()
     async with Launcher(tmp_path / "logs") as launcher:
         trainer, engine = (launcher.spawn(name, Holder, store=store) for name in ("trainer", "engine"))
         await asyncio.gather(store.open(), *(launcher.start(name) for name in ("trainer", "engine")))
@@ -31,4 +28,4 @@ async def test_one_actor_publishes_and_another_fetches(kind: type[WeightStore], 
             result = await within(DEADLINE_S, engine.fetch.call_one(version), "fetching")
             assert result == fingerprints(make_state_dict(version))
     await store.close()
-    assert not isinstance(store, SharedMemoryStore) or not store.folder.exists()
+    assert not store.folder.exists()

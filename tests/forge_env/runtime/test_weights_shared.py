@@ -311,7 +311,7 @@ async def test_no_room_is_one_sentence_and_the_last_version_stays(store: SharedM
     await store.publish(0, make_state_dict(0))
     (sentence,), code = await asyncio.to_thread(said_by, publish_without_room, store.folder)
     assert sentence.startswith("/dev/shm cannot take a snapshot of the weights, 2.0 MiB: File too large, with ")
-    assert sentence.endswith("or take another store with --weights.store torchstore") and code == 0
+    assert sentence.endswith("or leave the choice of another store to --weights.store auto") and code == 0
     assert len(segments(store)) == 1  # nothing of the attempt is left
     assert await fetched(store, 0) == fingerprints(make_state_dict(0))
 

@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable
 
 import pytest
-from fastapi import FastAPI, HTTPException
 
-from forge_env.check.strategies import StrategyAgent, actions_in_order, final_answer, tool_calls
-from forge_env.cli.main import main
 from forge_env.core.episode import Episode, Turn
 from forge_env.core.errors import SandboxError, ServiceError
 from forge_env.core.tools import make_tool, reward, tool
@@ -25,39 +19,7 @@ from forge_env.rollout.rollout import run_episode
 from forge_env.tool_env.tool_env import ToolEnv
 from forge_env.tool_env.toolbox import Toolbox
 from forge_env.utils.trust import trust_in
-from tests.envs.serving import serve
-
-AGENT = """
-import json
-
-def play(messages):
-    if messages[-1]["role"] == "tool":
-        return {"role": "assistant", "content": json.loads(messages[-1]["content"]).get("capital", "")
-                if messages[-1]["content"].startswith("{") else ""}
-    name, country = messages[-1]["content"].split()
-    call = {"type": "function", "function": {"name": name, "arguments": {"country": country}}}
-    return {"role": "assistant", "content": "", "tool_calls": [call]}
-"""
-
-
-@pytest.fixture(scope="module")
-def service() -> Iterator[str]:
-    app = FastAPI()
-
-    @app.get("/good/{country}", operation_id="good")
-    async def good(country: str) -> dict[str, str]:
-        return {"capital": "Paris"}
-
-    @app.get("/broken/{country}", operation_id="broken")
-    async def broken(country: str) -> None:
-        raise HTTPException(501, "never")
-
-    @app.get("/locked/{country}", operation_id="locked")
-    async def locked(country: str) -> None:
-        raise HTTPException(401, "who are you?")
-
-    with serve(app) as url:
-        yield url
+from tests.helpers.scripts import calls, in_order, says
 
 
 class Blocks(ToolEnv):
@@ -94,15 +56,13 @@ async def test_a_tool_that_cannot_be_stopped_keeps_its_instance_and_is_named(
         while bool(trust_in(function)) != is_trusted:
             trust_in(function).note(0.0 if is_trusted else math.inf)
     monkeypatch.setattr(env_calls, "HELD_SECONDS", 0.05)
-    calls = actions_in_order(
-        tool_calls(("loops", {})), tool_calls(("query", {})), tool_calls(("loops", {})), final_answer("x")
-    )
+    agent = in_order(calls(("loops", {})), calls(("query", {})), calls(("loops", {})), says("x"))
     task = Task(prompt=({"role": "user", "content": "ask"},))
     ends = os.pipe()
     closed: list[str] = []
     async with EnvFactory(Blocks, wait=ends[0], closed=closed.append) as factory:
         limits = EpisodeLimits(max_turns=4, scoring_seconds=0.05)
-        episode = await run_episode(factory, StrategyAgent(calls), task, seed=0, episode_id="e", limits=limits)
+        episode = await run_episode(factory, agent, task, seed=0, episode_id="e", limits=limits)
         assert closed == []
         os.write(ends[1], b"x")  # the call returns
     assert closed == ["close"], "at the end of the process if not before"
@@ -120,35 +80,6 @@ async def test_a_tool_that_cannot_be_stopped_keeps_its_instance_and_is_named(
     assert warning.startswith(
         "query of the environment ran on after its time limit in 1 episode: it blocks in a C call"
     )
-
-
-def evaluate(service: str, asked: list[str], capsys: pytest.CaptureFixture[str], *more: str) -> tuple[Any, str]:
-    Path("agent.py").write_text(AGENT)
-    rows = [{"prompt": f"{name} Land{i}", "answer": "Paris"} for i, name in enumerate(asked)]
-    Path("tasks.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    options = ["--env", "tool_api", "--tools", f"openapi:{service}/openapi.json", "--option", "data=tasks.jsonl"]
-    where = ["--agent", "scripted:agent.py:play", "--split", "all", "--tasks", str(len(asked)), "-n", "1"]
-    main(["eval", *options, *where, "--out", "out", *more])
-    captured = capsys.readouterr()
-    return (json.loads(captured.out) if "--json" in more else captured.out), captured.err
-
-
-def test_an_endpoint_that_always_fails_is_counted_and_warned_of(
-    service: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    asked = ["good", "good", "broken", "broken", "locked"]
-    result, _ = evaluate(service, asked, capsys, "--json")
-    assert (result["episodes"], result["successes"], result["faults"]) == (3, 2, {"ServiceError": 2})
-    assert result["first_errors"]["ServiceError"].startswith("ServiceError: tool broken: GET ")
-    shown = {name: (tool["calls"], tool["errors"], tool["faults"]) for name, tool in result["tools"].items()}
-    assert shown == {"good": (2, {}, 0), "broken": (0, {}, 2), "locked": (1, {"http_401": 1}, 0)}
-    assert result["warnings"] == [
-        "the tool broken never worked in 2 calls: 2 episodes ended by a fault of it and are not in the score",
-        "the tool locked never worked in 1 calls: http_401 1",
-    ]
-    text, notes = evaluate(service, asked, capsys)
-    assert "note: the tool broken never worked in 2 calls" in notes and "faults" in text
 
 
 async def test_the_fault_of_a_tool_names_it_once() -> None:

@@ -66,17 +66,6 @@ def test_an_environment_is_its_bases_its_packages_and_the_files_that_its_options
     result = environment_digests(make("own.py:Own", data="tasks_{split}.jsonl"))
     assert {"own.py", "helper.py", "tasks_train.jsonl"} <= result.keys()
     assert not any(name.startswith("forge_env") for name in result)
-    shop = environment_digests(make("tool_api", tools=["other.py:add", "shop"]))
-    assert {
-        "other.py",
-        "envs/tool_api/env.py",
-        "envs/tool_api/services.py",
-        "envs/tool_api/shop/task_kinds.py",
-    } <= shop.keys()
-    program = environment_digests(make("external", command="python 'other.py' --fast"))
-    assert "other.py" in program
-    taxi = environment_digests(make("gymnasium:Taxi-v4"))
-    assert "gymnasium" in taxi and "envs/gymnasium_text/env.py" in taxi
 
 
 def test_the_weights_of_a_model_count_by_their_content(project: Path) -> None:

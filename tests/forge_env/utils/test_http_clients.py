@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import socket
-import socketserver
-import threading
-from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
-from typing import Any
 
 import pytest
 
-from envs.verifiers.interpreter import environment as worker_environment
 from forge_env.core.errors import UserError
 from forge_env.utils.http_clients import is_here, no_proxy, proxy_of, retry_after
-
-VARIABLES = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY")
+from tests.helpers.proxies import PROXY_VARIABLES, VARIABLES, Client, goes_past_a_proxy
 
 
 @pytest.fixture(autouse=True)
@@ -183,41 +175,9 @@ def test_programs_get_what_this_process_has(monkeypatch: pytest.MonkeyPatch) -> 
     names = made["no_proxy"].split(",")
     assert {"small.example", "large.example", "127.0.0.1", "localhost", "::1", "10.0.0.5"} < set(names)
     assert len(names) == len(set(names))
-    assert set(worker_environment()["NO_PROXY"].split(",")) == {*names} - {"10.0.0.5"}
 
 
 # ---- each client ----
-
-
-class Recorder(socketserver.ThreadingTCPServer):
-    """A server that keeps the first line of each request, and refuses all of them."""
-
-    daemon_threads = True
-
-    def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), _Handler)
-        self.lines: list[str] = []
-
-
-class _Handler(socketserver.StreamRequestHandler):
-    server: Recorder
-
-    def handle(self) -> None:
-        self.server.lines.append(self.rfile.readline().decode().split()[1])
-        with contextlib.suppress(OSError):
-            self.wfile.write(b"HTTP/1.1 400 Bad Request\r\ncontent-length: 0\r\nconnection: close\r\n\r\n")
-
-
-@pytest.fixture
-def recorder() -> Iterator[Recorder]:
-    with Recorder() as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        try:
-            yield server
-        finally:
-            server.shutdown()
-            thread.join(30)
 
 
 async def chat(url: str) -> None:
@@ -236,113 +196,7 @@ async def rendering(url: str) -> None:
         await compare_rendering(agent, [], [])
 
 
-async def tools(url: str) -> None:
-    from envs.tool_api.http.client import ApiClient
-    from envs.tool_api.http.pool import ApiSettings
-
-    async with ApiClient(ApiSettings(retries=0)) as client:
-        await client.at(url).request("GET", "/x")
-
-
-async def mcp(url: str) -> None:
-    from envs.tool_api.http.credentials import Credentials
-    from envs.tool_api.mcp.transport import _http_client
-
-    async with _http_client(url, Credentials(), 5.0, "") as client:
-        await client.get(url)
-
-
-async def ors(url: str) -> None:
-    from envs.ors.access import access_of
-    from envs.ors.session import Session
-
-    session = Session(access_of(url, api_key_env="", secrets=()), "e", start_seconds=5, call_seconds=5, ping_seconds=5)
-    with contextlib.suppress(Exception):
-        await session._client.get("/x")
-    await session.close()
-
-
-async def ors_discovery(url: str) -> None:
-    from envs.ors.access import access_of
-    from envs.ors.discovery import Discovery
-
-    with Discovery(access_of(url, api_key_env="", secrets=())) as discovery:
-        discovery.environment("")
-
-
-async def openenv(url: str) -> None:
-    from envs.openenv.description import HttpApi
-
-    with HttpApi(url, {}) as api:
-        api.describe()
-
-
-async def openenv_session(url: str) -> None:
-    from envs.openenv.session import Session
-
-    await Session.connect(url, {})
-
-
-async def remote(url: str) -> None:
-    from forge_env.remote.server_address import ServerAddress
-
-    ServerAddress.parse(url).about()
-
-
-async def remote_calls(url: str) -> None:
-    from forge_env.remote.connection import open_connections
-    from forge_env.remote.server_address import ServerAddress
-
-    async with open_connections(retry_seconds=0) as connections:
-        await connections.take(ServerAddress.parse(url)).call("s", {"call": "reset"})
-
-
-async def telemetry(url: str) -> None:
-    from forge_env.core.episode import Episode
-    from forge_env.core.types import Task
-    from forge_env.telemetry.sender import SpanSender
-    from forge_env.telemetry.spans import Source
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", f"{url}/v1/traces")
-        sender = SpanSender(
-            Source(agent="a", provider="p", model="m"), messages=False, say=lambda _: None, close_seconds=15.0
-        )
-        sender.add(Episode(task=Task(prompt=(), id="t"), turns=(), reward=1.0, id="e"))
-        await asyncio.to_thread(sender.close)
-
-
-CLIENTS: tuple[Callable[[str], Any], ...] = (
-    chat,
-    rendering,
-    tools,
-    mcp,
-    ors,
-    ors_discovery,
-    openenv,
-    openenv_session,
-    remote,
-    remote_calls,
-    telemetry,
-)
-
-
-@pytest.mark.parametrize("client", CLIENTS)
-@pytest.mark.parametrize("name", ["HTTP_PROXY", "http_proxy", "ALL_PROXY"])
-async def test_no_client_sends_this_machine_through_a_proxy(
-    recorder: Recorder, monkeypatch: pytest.MonkeyPatch, client: Callable[[str], Any], name: str
-) -> None:
-    port = recorder.server_address[1]
-    monkeypatch.setenv(name, f"http://127.0.0.1:{port}")
-    monkeypatch.setenv("FORGE_ENV_TOKEN", "token-of-a-test")
-
-    async def asked(url: str) -> list[str]:
-        recorder.lines.clear()
-        with contextlib.suppress(Exception):  # it is refused
-            async with asyncio.timeout(20):
-                await client(url)
-        assert recorder.lines
-        return recorder.lines
-
-    assert all(line.startswith("/") for line in await asked(f"http://127.0.0.1:{port}"))
-    assert all("elsewhere.example" in line for line in await asked("http://elsewhere.example"))
+@pytest.mark.parametrize("client", [chat, rendering])
+@pytest.mark.parametrize("name", PROXY_VARIABLES)
+async def test_no_client_sends_this_machine_through_a_proxy(client: Client, name: str) -> None:
+    await goes_past_a_proxy(client, name)

@@ -20,11 +20,9 @@ import pytest_asyncio
 
 from forge_env.core.errors import SandboxUnavailable
 from forge_env.core.sandbox import ExecRequest, ExecStatus, Limits, Sandbox
-from forge_env.core.workspace import WorkspaceLimits
 from sandboxes import open_sandbox
 from sandboxes.host.cgroup_slots import SlotGroupV1, SlotGroupV2
 from sandboxes.host.cgroups import CgroupFolders, Groups, find_groups, find_v1, find_v2, open_groups, reap
-from sandboxes.workspaces.command import Watched
 
 ROOT = Path(__file__).parents[3]
 MEGABYTE = 2**20
@@ -321,19 +319,6 @@ def test_version_2_limits_and_counters(tmp_path: Path) -> None:
     (tmp_path / "0/memory.events").write_text("low 0\nhigh 0\nmax 9\noom 1\noom_kill 3\n")
     use = slot.end()
     assert use.host_out_of_memory and not use.memory_exceeded and not use.processes_exceeded
-
-
-def test_a_workspace_counts_its_disk_as_memory_in_version_2(tmp_path: Path) -> None:
-    slot = slot_v2(tmp_path / "0")
-    watched = Watched(
-        slot, WorkspaceLimits(memory_bytes=100 * MEGABYTE, disk_bytes=50 * MEGABYTE, processes=9, cpus=0.5)
-    )
-    read = {name: (tmp_path / "0" / name).read_text() for name in FILES_V2}
-    assert read["memory.max"] == str(166 * MEGABYTE) and read["pids.max"].startswith("10")
-    assert read["cpu.max"] == "50000 100000"
-    assert not watched.usage().memory_exceeded
-    (tmp_path / "0/memory.events").write_text("low 0\nhigh 0\nmax 9\noom 1\noom_kill 1\n")
-    assert watched.usage().memory_exceeded and not watched.usage().memory_exceeded, "counted once"
 
 
 def test_join_files_are_those_of_the_group(tmp_path: Path) -> None:

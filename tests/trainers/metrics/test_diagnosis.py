@@ -13,11 +13,11 @@ import pytest
 from forge_env.core.episode import Group
 from forge_env.core.types import Task
 from forge_env.evaluation.kinds import Kinds
+from forge_env.records.sinks import Record
 from tests.trainers.episodes import episode, turn
 from trainers.metrics.diagnosis import Diagnosis, Finding
 from trainers.metrics.diagnosis_rules import RunFacts
 from trainers.metrics.signal_counts import SignalCounts
-from trainers.metrics.sink import Record
 
 FACTS = RunFacts(
     algorithm="grpo",

@@ -30,7 +30,7 @@ def test_a_run_speaks_before_its_packages_are_imported(
     assert 0 < heartbeat.command_began() < time.time() - float(first.split()[0]) + 0.2
 
 
-@pytest.mark.parametrize("options", [["trainers.grpo", "--dry-run"], ["trainers.metrics.wandb_run"], ["pytest"]])
+@pytest.mark.parametrize("options", [["trainers.grpo", "--dry-run"], ["trainers.metrics.heartbeat"], ["pytest"]])
 def test_other_commands_begin_with_their_own_words(options: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     heartbeat.announce(["python", "-m", *options])
     heartbeat.quiet()
@@ -53,7 +53,7 @@ def test_the_first_line_needs_no_torch() -> None:
         ("python -m trainers.grpo --steps 3", "trainers.grpo"),
         ("python -u -m trainers.sft", "trainers.sft"),
         ("python -m forge_env.trainers.grpo", "forge_env.trainers.grpo"),
-        ("python -m trainers.metrics.wandb_run", ""),
+        ("python -m trainers.metrics.heartbeat", ""),
         ("python -m mine --env trainers.grpo", ""),
         ("python mine.py", ""),
     ],

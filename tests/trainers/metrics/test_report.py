@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import subprocess
 import threading
 from collections.abc import Iterator
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from forge_env.core.episode import Episode
-from forge_env.core.errors import ServiceError, UserError
+from forge_env.core.errors import UserError
 from forge_env.core.types import Outcome, Task
-from forge_env.evaluation.evaluate import Evaluation
-from tests.forge_env.viewer.runs import data_of
 from trainers.metrics.report import Report
 from trainers.metrics.settings import MetricsConfig
 from trainers.metrics.system import SystemMetrics
@@ -188,46 +184,6 @@ def test_peaks_cover_a_resumed_run_from_its_start(open_report, tmp_path: Path) -
     measured(again, 4.0)
     assert again.peaks() == {"peak_memory_bytes": 8.0, "peak_gpu/0/power_watts": 16.0}
     assert {phase for phase, _ in steps_in(tmp_path)} == {"system"}
-
-
-def page_of(folder: Path) -> dict[str, Any]:
-    """What report.html shows of the run."""
-    data = data_of(folder / "report.html")
-    return data["runs"][0] | data["views"]["0"]
-
-
-@pytest.mark.parametrize(
-    ("error", "words"),
-    [
-        (ServiceError("the trainer process died"), "the trainer process died"),
-        (asyncio.CancelledError(), "it was stopped"),
-        (ExceptionGroup("", [ValueError("a bug")]), "ValueError: a bug"),
-    ],
-)
-def test_a_run_that_fails_has_a_page_that_says_why(tmp_path: Path, error: BaseException, words: str) -> None:
-    with pytest.raises(type(error)), Report(tmp_path, {"metrics": asdict(MetricsConfig())}) as report:
-        write_steps(report, 1, 2)
-        raise error
-    assert page_of(tmp_path)["report"]["why_incomplete"] == words
-
-
-def test_a_run_that_is_complete_has_a_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with Report(tmp_path) as report:
-        write_steps(report, 1, 2)
-        report.metrics("evaluation", 2, Evaluation(episodes=(episode(1.0), replace(episode(0.0), id="x"))).metrics())
-        report.metrics("evaluation", 3, Evaluation(episodes=()).metrics())  # nothing was measured
-        report.summary({"steps": 2})
-    page = page_of(tmp_path)
-    assert page["complete"] and page["curves"]["evaluation"]["values"]["success"][0] == 0.5
-    assert f"report {tmp_path / 'report.html'}" in capsys.readouterr().out.replace("\n", "")
-    assert steps_in(tmp_path)[-1] == ("evaluation", 3)
-
-
-def test_a_page_that_cannot_be_written_is_a_warning(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "report.html").mkdir()
-    with Report(tmp_path) as report:
-        write_steps(report, 1)
-    assert "warning: report.html was not written: IsADirectoryError" in capsys.readouterr().out
 
 
 def test_on_a_full_disk_the_run_ends_and_its_plots_do_not_end_it(tmp_path: Path) -> None:

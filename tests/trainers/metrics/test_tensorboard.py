@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from trainers.metrics.sink import Record
+from forge_env.records.sinks import Record
 from trainers.metrics.tensorboard import TensorBoard
 
 

@@ -47,7 +47,7 @@ def test_parameters_are_those_that_transformers_makes(tmp_path: Path, kind: str,
     config = AutoConfig.for_model(kind, **SIZES, **EXPERTS.get(kind, {}), tie_word_embeddings=tied)
     config.save_pretrained(tmp_path)
     model = AutoModelForCausalLM.from_config(config)
-    assert read_shape(tmp_path / "config.json").parameters == sum(parameter.numel() for parameter in model.parameters())
+    assert read_shape(tmp_path).parameters == sum(parameter.numel() for parameter in model.parameters())
 
 
 def test_active_parameters_count_the_active_experts_only() -> None:
@@ -63,7 +63,7 @@ def test_active_parameters_count_the_active_experts_only() -> None:
 def test_the_number_of_experts_is_read_under_either_name(tmp_path: Path, spelling: str) -> None:
     experts = {spelling: 5, "num_experts_per_tok": 2, "moe_intermediate_size": 48}
     (tmp_path / "config.json").write_text(json.dumps({**SIZES, **experts, "model_type": "qwen3_moe"}))
-    shape = read_shape(tmp_path / "config.json")
+    shape = read_shape(tmp_path)
     assert (shape.num_experts, shape.num_experts_per_tok, shape.mlp_size) == (5, 2, 96)
 
 
@@ -79,10 +79,10 @@ def test_a_hub_id_that_is_not_here_has_no_sizes_but_a_known_one_has() -> None:
 
 def test_a_folder(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({**SIZES, "model_type": "llama", "head_dim": 32}))
-    model = find_shape(str(tmp_path))
-    assert model.shape is not None
-    assert (model.shape.query_size, model.shape.key_value_size) == (128, 64)
-    assert str(tmp_path) in model.where and not model.missing
+    shape = read_shape(tmp_path)
+    assert (shape.query_size, shape.key_value_size) == (128, 64)
+    with pytest.raises(UserError, match="holds no tokenizer.json"):
+        find_shape(str(tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -98,4 +98,4 @@ def test_a_path_without_a_model_is_refused(path: str, words: str) -> None:
 def test_a_file_that_is_no_config_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "config.json").write_text(text)
     with pytest.raises(UserError, match="config.json"):
-        find_shape(str(tmp_path))
+        read_shape(tmp_path)

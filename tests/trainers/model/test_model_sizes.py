@@ -56,12 +56,12 @@ def test_the_output_layer_of_a_hundred_million_parameters_is_the_embedding(made:
     folder, _ = made
     with safe_open(folder / "model.safetensors", framework="pt") as file:
         assert "model.embed_tokens.weight" in file.keys() and "lm_head.weight" not in file.keys()  # noqa: SIM118
-    assert read_shape(folder / "config.json").tie_word_embeddings and made_shape("100m").tie_word_embeddings
+    assert read_shape(folder).tie_word_embeddings and made_shape("100m").tie_word_embeddings
 
 
 def test_the_plan_knows_the_shape_before_the_model_is_made(made: tuple[Path, int]) -> None:
     folder, parameters = made
-    planned, real = made_shape("100m"), read_shape(folder / "config.json")
+    planned, real = made_shape("100m"), read_shape(folder)
     rows = planned.vocab_size - real.vocab_size  # the tokenizer of so little text needs fewer entries
     assert rows > 0
     assert planned.parameters - rows * planned.hidden_size == real.parameters == parameters
@@ -76,7 +76,7 @@ def test_a_tiny_model_with_experts_that_transformers_loads(tmp_path: Path) -> No
     model, report = AutoModelForCausalLM.from_pretrained(tmp_path / "model", output_loading_info=True)
     assert not any(report[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"))
     assert sum(parameter.numel() for parameter in model.parameters()) == parameters
-    real, planned = read_shape(tmp_path / "model" / "config.json"), made_shape("tiny-moe")
+    real, planned = read_shape(tmp_path / "model"), made_shape("tiny-moe")
     assert real.parameters == parameters
     assert dataclasses.replace(planned, vocab_size=real.vocab_size) == real
     assert model.config.norm_topk_prob, "as published models have it"

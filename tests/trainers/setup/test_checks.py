@@ -160,7 +160,7 @@ def test_a_model_folder_that_lacks_something(tmp_path: Path) -> None:
     model_folder(tmp_path, hidden_size=0)
     assert "hidden_size = 0" in refusal("--model", str(tmp_path))
     (tmp_path / "config.json").write_text("[")
-    assert "not valid JSON" in refusal("--model", str(tmp_path))
+    assert "config.json cannot be read" in refusal("--model", str(tmp_path))
     (tmp_path / "tokenizer.json").unlink()
     assert "tokenizer.json" in refusal("--model", str(tmp_path))
 

@@ -45,7 +45,6 @@ NAMED: list[tuple[str, list[str]]] = [
         "--launcher.lease_seconds=9",
         ["--launcher.lease_seconds 9.0, because --launcher.kind is local: there is one machine"],
     ),
-    ("--launcher.kind=processes --launcher.hosts=2 --launcher.lease_seconds=9", []),
     (
         "--grpo.correction=none --grpo.correction_high=7",
         ["--grpo.correction_high 7.0, because --grpo.correction is none"],

@@ -41,7 +41,7 @@ def test_every_name_leads_to_one_setting() -> None:
         ("rollouts_per_example", "grpo.n_samples"),
         ("max_completion_length", "env.max_turn_tokens"),
         ("kl_coef", "grpo.beta"),
-        ("report_to", "metrics.wandb"),
+        ("report_to", "metrics.sinks"),
         ("epochs", "training.steps"),
         ("max_turns", "env.max_turns"),
         ("warmup_steps", "training.warmup_steps"),

@@ -147,20 +147,6 @@ def test_engines_on_one_gpu_have_equal_parts_of_its_memory() -> None:
     assert two.about_engine.startswith("each of the 2 engines on a GPU has a cache of ")
 
 
-def test_the_memory_of_weights_that_go_by_nccl() -> None:
-    services = ["--trainer", "--generator", "--ref_model"]
-    arguments = [*(f"{name}.with_gpus" for name in services), "--ref_model.procs=1", "--grpo.beta=0.1"]
-    arguments += ["--generator.procs=2", "--launcher.share_gpus=no", "--weights.store=nccl"]
-    plan = plan_of(*arguments)
-    held = {(process.service, process.rank): memory.held for process, memory in plan.processes if memory}
-    size = held["generator", 0]["received"]
-    assert held["generator", 1]["received"] == size > 0
-    assert all("received" not in held[service, 0] for service in ("trainer", "ref_model"))
-    assert held["trainer", 0]["versions"] == size
-    assert not held["store", 0]
-    assert dict(describe_plan(plan))["weights"] == "through NCCL: as --weights.store says"
-
-
 def test_weights_are_published_in_the_dtype_of_the_engine() -> None:
     on_gpus = plan_of("--model=Qwen/Qwen3-8B", "--trainer.with_gpus", "--generator.with_gpus", "--trainer.procs=2")
     assert on_gpus.model.shape is not None and on_gpus.engine.dtype == "bfloat16"

@@ -66,7 +66,7 @@ def test_the_command_line_overrides_it() -> None:
     [
         ("training: {steps: 1}", (), "math"),
         ("env: code_exec", (), "code_exec"),
-        ("env: {name: tool_api}", (), "tool_api"),
+        ("env: {name: code_exec}", (), "code_exec"),
         ("env: {max_turns: 2}", (), "math"),
         ("training: {steps: 1}", ("--env", "code_exec"), "code_exec"),
     ],
@@ -175,12 +175,17 @@ def test_a_run_that_goes_on_elsewhere_says_where_its_environment_was_registered(
 
 
 def test_limits_come_from_the_environment_unless_a_setting_is_given(tmp_path: Path) -> None:
-    taxi = ["--env", "gymnasium:Taxi-v4", "--warmup.steps", "0", "--model", "Qwen/Qwen3-0.6B"]
-    env = settled(*taxi).env
+    model = ["--warmup.steps", "0", "--model", "Qwen/Qwen3-0.6B"]
+    (tmp_path / "game.py").write_text(
+        "from envs.math import Math\n\n\nclass Game(Math):\n    @classmethod\n    def limits(cls, **_):\n"
+        "        return {'max_turns': 200}\n"
+    )
+    game = ["--env", f"{tmp_path}/game.py:Game", *model]
+    env = settled(*game).env
     assert (env.max_turns, env.max_turn_tokens, env.max_tokens) == (200, 512, 4096)
-    assert settled(*taxi, "--env.max_turns", "3").env.max_turns == 3
-    assert config_of(tmp_path, "env: {name: 'gymnasium:Taxi-v4', max_turns: 5}").env.max_turns == 5
-    assert settled(*taxi, "--training.seq_len", "100").env.max_tokens == 100
+    assert settled(*game, "--env.max_turns", "3").env.max_turns == 3
+    assert config_of(tmp_path, f"env: {{name: '{tmp_path}/game.py:Game', max_turns: 5}}").env.max_turns == 5
+    assert settled(*game, "--training.seq_len", "100").env.max_tokens == 100
     levels = [settled("--env", "code_exec", "--env.options.level", str(n)).env.max_turns for n in (1, 4)]
     assert levels == [3, 8]
     (tmp_path / "own.py").write_text(
@@ -188,7 +193,7 @@ def test_limits_come_from_the_environment_unless_a_setting_is_given(tmp_path: Pa
         "    @classmethod\n    def limits(cls, *, data: str):\n"
         "        return {'max_tokens': 900, 'max_turn_tokens': 90}\n"
     )
-    arguments = ["--env", f"{tmp_path}/own.py:Own", "--env.options.data", "x", *taxi[2:]]
+    arguments = ["--env", f"{tmp_path}/own.py:Own", "--env.options.data", "x", *model]
     assert settled(*arguments).env.limits().max_turn_tokens == 90
     both = settled(*arguments, "--training.seq_len", "300").env
     assert (both.max_tokens, both.max_turn_tokens) == (300, 300)
@@ -214,7 +219,7 @@ def test_a_resumed_run_has_its_secrets_or_asks_for_them(tmp_path: Path) -> None:
 
 
 def test_a_resumed_run_keeps_the_limits_that_it_had(tmp_path: Path) -> None:
-    config = read_config(Config, ["--env", "gymnasium:Taxi-v4", "--output", str(tmp_path)])
+    config = read_config(Config, ["--env", "code_exec", "--output", str(tmp_path)])
     config = with_values(config, {"env.max_turns": 7})
     path = path_of(tmp_path, 3)
     path.mkdir(parents=True)

@@ -7,12 +7,14 @@ from pathlib import Path
 import pytest
 
 from forge_env.core.errors import UserError
+from forge_env.registry import contrib
 from trainers import dapo, reinforce, sapo, sft
 from trainers.algorithm import Algorithm
 from trainers.grpo import GRPO
 from trainers.setup.options.read_config import read_config
 from trainers.setup.plan import make_plan
 
+CABINET = f"{Path(__file__).parents[3]}/examples/filing_cabinet.py:FilingCabinet"
 REFUSED = {
     "--parallelism.tensor_parallel_degree 2 --parallelism.data_parallel_shard_degree 2 --trainer.procs 2": (
         "parallelism needs 4 trainer processes, services.trainer.procs is 2: --trainer.procs 4"
@@ -110,10 +112,6 @@ REFUSED = {
         "--services.generator.engine.max_num_batched_tokens is 500, and a step of the engine has room for "
         "--env.max_tokens, 512, at least: set it to that or more"
     ),
-    "--launcher.kind=workers --launcher.workers=a,a": "launcher.workers names a:22222 twice: name every host once",
-    "--launcher.kind=workers --launcher.workers=a:99999": (
-        "launcher.workers has 'a:99999', and a port is from 1 to 65535: write NAME or NAME:PORT"
-    ),
     "--training.optimizer_state=bfloat16": (
         "--training.optimizer_state is bfloat16, which is for a trainer on GPU, and this one is on the CPU: set it to "
         "float32 or 8bit"
@@ -197,14 +195,7 @@ REFUSED = {
         "--weights.store is cuda_ipc, and not every service that holds the weights has GPUs: take shared_memory, or "
         "give trainer, generator and ref_model with_gpus"
     ),
-    "--weights.store nccl": (
-        "--weights.store is nccl, and not every service that holds the weights has GPUs: take shared_memory, or give "
-        "trainer, generator and ref_model with_gpus"
-    ),
     "--resume": "--resume needs --output FOLDER: the run to go on with",
-    "--launcher.share_gpus=yes --launcher.kind=processes --launcher.hosts=2": (
-        "--launcher.share_gpus is yes, which is for the GPUs of one machine, and the run has 2 hosts: leave it out"
-    ),
     "--training.lr_schedule cosine --training.warmup_steps 5 --steps 5": (
         "--training.lr_schedule is cosine, and --training.warmup_steps, 5, leaves none of the 5 steps to decay in: "
         "make it shorter"
@@ -217,15 +208,6 @@ REFUSED = {
     "--model /no/such": "there is no model folder /no/such, and a hub id looks like Qwen/Qwen3-1.7B",
     "--model a/b/c": "there is no model folder a/b/c, and a hub id looks like Qwen/Qwen3-1.7B",
     "--dataset.streaming": "--dataset.streaming is true and --dataset.path is empty: name the data that is to stream",
-    "--env external": "the environment external needs the option command, which has no default",
-    "--env external --command true": (
-        "the environment external has no expert, whose demonstrations the warm-up and the tiny model are made from, "
-        "and there is no --model: train a --model that can do some of it already, with --warmup.steps 0"
-    ),
-    "--env external --command true --model who/knows --warmup.steps 5": (
-        "the environment external has no expert, whose demonstrations the warm-up and the tiny model are made from, "
-        "and --warmup.steps is 5: train a --model that can do some of it already, with --warmup.steps 0"
-    ),
     "--model=Qwen/Qwen3-0.6B --lora.rank=4 --lora.targets=": (
         "--lora.targets is empty, so that nothing would be trained: set it to all-linear, or to names"
     ),
@@ -292,6 +274,10 @@ REFUSED = {
         "slurm or processes"
     ),
     "--launcher.workers=one": "--launcher.workers names hosts and --launcher.kind is local: --launcher.kind workers",
+    "--launcher.kind=workers --launcher.workers=a,a": "launcher.workers names a:22222 twice: name every host once",
+    "--launcher.kind=workers --launcher.workers=a:99999": (
+        "launcher.workers has 'a:99999', and a port is from 1 to 65535: write NAME or NAME:PORT"
+    ),
     "--launcher.kind=workers": "launcher.workers is empty: name every host, as in --launcher.workers one,two:22223",
     "--launcher.kind=workers --launcher.workers=a:b": (
         "launcher.workers has 'a:b', which is not a host: write NAME or NAME:PORT"
@@ -299,18 +285,11 @@ REFUSED = {
     "--launcher.kind=workers --launcher.workers=a,b --launcher.hosts=3": (
         "--launcher.hosts is 3, and there are 2: set it to 2, or to 0"
     ),
-    "--launcher.kind=slurm --launcher.hosts=2": (
-        "launcher.kind is slurm, and this is not inside of a SLURM allocation: submit the run with sbatch "
-        "examples/slurm/submit.sh"
-    ),
-    "--env envs.reasoning.env:ReasoningGym --dataset.path a": (
-        "--dataset.path is 'a', and the environment envs.reasoning.env:ReasoningGym makes its own tasks: leave it "
+    f"--env {CABINET} --dataset.path a": (
+        f"--dataset.path is 'a', and the environment {CABINET} makes its own tasks: leave it "
         "out, or choose one that reads tasks from data, as math, code_exec and tool_api do"
     ),
     "--dataset.path a --env.options.data b": "--dataset.path is 'a' and --env.options.data is 'b': give one",
-    "--env tool_api --dataset.path a --dataset.streaming": (
-        "--dataset.streaming is true, and the environment tool_api cannot stream: set it to false"
-    ),
     "--dataset.split test": "--dataset.split is 'test', which is held out for the evaluation: train on another split",
     "--loss no_such:Loss": "--loss 'no_such:Loss': there is no module 'no_such'",
     "--advantages no_such:function": "--advantages 'no_such:function': there is no module 'no_such'",
@@ -335,13 +314,6 @@ REFUSED = {
     "--generator.sleep=yes --training.staleness=1": (
         "--services.generator.sleep is yes, and episodes are in flight while the trainer steps, for "
         "--training.staleness is 1: leave it out"
-    ),
-    (
-        "--launcher.kind=processes --launcher.hosts=2 --launcher.gpus_per_host=4 --trainer.with_gpus "
-        "--generator.with_gpus --trainer.procs=5"
-    ): (
-        "--services.trainer.procs is 5, which 2 hosts of 4 GPUs do not share evenly in whole groups of "
-        "parallelism.tensor_parallel_degree, 1"
     ),
     "--model.size 100m --model Qwen/Qwen3-0.6B": (
         "--model.size is 100m, which is for a model made on the spot, and --model is Qwen/Qwen3-0.6B: leave one of "
@@ -429,12 +401,14 @@ def refusal(options: str, algorithm: Algorithm = GRPO) -> str:
 
 
 @pytest.mark.parametrize(("algorithm", "options", "sentence"), [*((GRPO, *row) for row in REFUSED.items()), *OF_OTHERS])
-def test_a_refusal_is_one_sentence(
-    algorithm: Algorithm, options: str, sentence: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in ("SLURM_JOB_NODELIST", "SLURM_JOB_NUM_NODES"):
-        monkeypatch.delenv(name, raising=False)
+def test_a_refusal_is_one_sentence(algorithm: Algorithm, options: str, sentence: str) -> None:
     assert refusal(options, algorithm) == sentence
+
+
+def test_hosts_need_a_part_of_contrib(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(contrib, "folders", dict)
+    sentence = "--launcher.kind is processes, and no part for several hosts is installed: set it to local"
+    assert refusal("--launcher.kind=processes") == sentence
 
 
 def test_data_is_shown_as_the_user_wrote_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

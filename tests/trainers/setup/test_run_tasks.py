@@ -134,17 +134,6 @@ def test_own_data_without_demonstrations_needs_a_model(problems: Path) -> None:
         plan_of(*options, algorithm=sft.SFT)
 
 
-def test_a_file_with_solutions_can_be_demonstrated(tmp_path: Path) -> None:
-    rows = [{"instruction": f"Do {i}.", "verifier": "true"} for i in range(20)]
-    path = tmp_path / "tasks.jsonl"
-    options = ("--env", "workspace", "--dataset.path", str(path))
-    path.write_text("\n".join(map(json.dumps, rows)))
-    with pytest.raises(UserError, match="has no solutions"):
-        plan_of(*options)
-    path.write_text("\n".join(json.dumps({**row, "solution": "true"}) for row in rows))
-    assert plan_of(*options).problems == []
-
-
 def test_chats_are_read_by_a_dry_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     messages = [{"role": "user", "content": "1?"}, {"role": "assistant", "content": "1"}]
     chats = [{"messages": messages}, {"messages": messages[:1]}]

@@ -41,7 +41,7 @@ def bytes_of(*tensors: torch.Tensor) -> int:
 def test_bytes_of_weights_gradients_moments_and_published_tensors(tmp_path: Path, family: str, tied: bool) -> None:
     sizes = SIZES if family.startswith("qwen3") else {name: size for name, size in SIZES.items() if name != "head_dim"}
     folder = make_folder(tmp_path / family, family, tied=tied, **sizes)
-    shape, trainer = read_shape(folder / "config.json"), TitanTrainer(folder, SETTINGS)
+    shape, trainer = read_shape(folder), TitanTrainer(folder, SETTINGS)
     trainer.train_step(make_samples(), GRPOLoss())
     weights = list(trainer.model.module.parameters())
     states = [state for optimizer in trainer._optimizer for state in optimizer.state.values()]
@@ -65,7 +65,7 @@ def test_frozen_weights_and_adapters(tmp_path: Path, family: str, compute: str) 
     """What a trainer of adapters holds, and what only they have a part in."""
     sizes = SIZES if family == "qwen3" else {name: size for name, size in SIZES.items() if name != "head_dim"}
     folder, lora = make_folder(tmp_path / family, family, tied=False, **sizes), Lora(rank=4, alpha=8.0)
-    shape = read_shape(folder / "config.json")
+    shape = read_shape(folder)
     trainer = TitanTrainer(folder, dataclasses.replace(SETTINGS, lora=lora, dtype=compute))
     trainer.train_step(make_samples(), GRPOLoss())
     weights = list(trainer.model.module.parameters())
@@ -98,7 +98,7 @@ def test_activations_kept_for_the_backward_pass(tmp_path: Path, family: str, mod
     tokens = torch.arange(1024).remainder(90)[None]
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         trainer.model.logprobs(tokens, None, torch.arange(1023), tokens[0, 1:], 1.0)
-    shape = read_shape(folder / "config.json")
+    shape = read_shape(folder)
     expected, _ = activation_bytes(draft_of(shape, f"--training.activation_checkpoint={mode}"), 1024)
     expected += 3 * 4 * 1024 * shape.hidden_size  # the last norm, in and out, and what the output layer reads
     found = sum(tensor.untyped_storage().nbytes() for tensor in kept.values())
@@ -118,7 +118,7 @@ OPTIONS = {
 
 def estimate(folder: Path, ranks: int, **changes: Any) -> tuple[float, float]:
     """Bytes of the worst moment of a step beside weights and moments, and of the largest matrix in the head's dtype."""
-    shape = read_shape(folder / "config.json")
+    shape = read_shape(folder)
     options = [f"--{OPTIONS[name]}={str(value).lower()}" for name, value in changes.items()]
     options += ["--training.dtype=bfloat16", f"--trainer.procs={ranks}"]
     memory = trainer_memory(draft_of(shape, *options, tokens=measured_bytes.TOKENS))

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from forge_env.core.errors import UserError
+from forge_env.registry.contrib import rows
 from trainers.metrics.gpus import Gpus
 from trainers.setup.draft import Draft
 from trainers.setup.memory import COPIED, GIB, OFFLOADED, gib
@@ -136,6 +137,14 @@ def check_gpus(draft: Draft) -> None:
         raise UserError(
             f"the run needs {needed} GPU{'s' * (needed != 1)}, {available} are available: {split}; "
             "ask for fewer processes, or put a service on the CPU with --SERVICE.with_gpus false"
+        )
+
+
+def check_hosts(draft: Draft) -> None:
+    """Check that a part for several hosts is installed, if the run wants one."""
+    if draft.hosts is not None and not rows("hosts"):
+        raise UserError(
+            f"--launcher.kind is {draft.hosts.kind}, and no part for several hosts is installed: set it to local"
         )
 
 

@@ -6,35 +6,24 @@ from dataclasses import replace
 from pathlib import Path
 
 from agents.generator.adapter_folder import WEIGHTS
-from agents.model_folder import find_model as find_folder
-from agents.model_folder import weight_files
+from agents.model_folder import trained_model, weight_files
 from agents.model_weights import places
 from forge_env.core.errors import UserError
 from forge_env.records.run_weights import run_of
 from forge_env.utils.settings import with_values
 from trainers.config import RunConfig
 from trainers.lora import adapter_shapes, check_adapter_shapes
-from trainers.model.shape import FoundModel, find_shape
+from trainers.model.shape import FoundModel
 from trainers.model.weights import check_weights, weight_shapes
 from trainers.setup.draft import Draft
-
-
-def find_model(config: RunConfig) -> FoundModel:
-    """Find the model of a run without downloading it, and check that a local folder is complete."""
-    if config.model.path and config.model.size != "tiny":
-        raise UserError(
-            f"--model.size is {config.model.size}, which is for a model made on the spot, and --model is "
-            f"{config.model.path}: leave one of them out"
-        )
-    if config.model.path and Path(config.model.path).expanduser().exists():
-        find_folder(config.model.path)
-    return find_shape(config.model.path, config.model.size)
 
 
 def with_model_of_run(config: RunConfig) -> RunConfig:
     """The config with the folder of the model, if `model.path` names weights of a training run."""
     path = config.model.path
-    return with_values(config, {"model.path": str(find_folder(path))}) if path and run_of(path) is not None else config
+    return (
+        with_values(config, {"model.path": str(trained_model(path))}) if path and run_of(path) is not None else config
+    )
 
 
 def check_thinking(draft: Draft) -> None:

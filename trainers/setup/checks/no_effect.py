@@ -138,9 +138,6 @@ RULES = (
         lambda draft: not draft.evaluation.interval,
     ),
     Rule(
-        "metrics.wandb_project metrics.wandb_name", "--metrics.wandb is off", lambda draft: draft.metrics.wandb == "off"
-    ),
-    Rule(
         "launcher.hosts launcher.lease_seconds launcher.silence_seconds launcher.port",
         "--launcher.kind is local: there is one machine",
         lambda draft: draft.hosts is None,

@@ -12,6 +12,7 @@ from pathlib import Path
 from agents.model_folder import INITIAL
 from forge_env.core.errors import UserError
 from forge_env.records.run_files import CONFIG, ENVIRONMENT, FACTS, steps_of
+from forge_env.registry.contrib import rows
 from forge_env.utils.folders import make_folders
 from forge_env.utils.secret_values import FILE as SECRETS
 from trainers.setup.checks.resume_checks import REFERENCE, REFERENCE_ADAPTER
@@ -19,7 +20,8 @@ from trainers.setup.checks.resume_checks import REFERENCE, REFERENCE_ADAPTER
 CONSOLE, METRICS = "console.jsonl", "metrics.jsonl"
 _WRITTEN = frozenset(
     {CONSOLE, METRICS, CONFIG, FACTS, SECRETS, INITIAL, REFERENCE, REFERENCE_ADAPTER, ENVIRONMENT}
-    | {"episodes", "logs", "checkpoints", "report.html", "trace.json", "trained.jsonl", "tensorboard", "wandb"}
+    | {"episodes", "logs", "checkpoints", "report.html", "trace.json", "trained.jsonl", "tensorboard"}
+    | rows("sinks").keys()
 )
 """What a run may have written before its first optimizer step."""
 

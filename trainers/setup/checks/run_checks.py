@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import importlib.util
-import os
 from collections.abc import Sequence
 from contextlib import suppress
 
 from forge_env.core.env import Env
 from forge_env.core.errors import UserError
 from forge_env.core.types import Task
+from forge_env.records.sinks import load_sink
 from forge_env.registry.registry import env_class
 from forge_env.rollout.factory import EnvFactory, make
-from forge_env.telemetry.sender import check_otel
 from trainers.config import RunConfig
-from trainers.metrics.sink import load_sink
+from trainers.metrics.open import OPTION
 from trainers.objective.objective import Objective
 from trainers.objective.trials import try_reward
 from trainers.setup.checks.output_folder import check_output
@@ -167,16 +165,5 @@ def check_folder(draft: Draft) -> None:
 
 
 def check_metrics(draft: Draft) -> None:
-    metrics = draft.metrics
-    if metrics.wandb != "off" and importlib.util.find_spec("wandb") is None:
-        raise UserError(
-            f"--metrics.wandb is {metrics.wandb} and wandb is not installed: it comes with the extra of that name, or "
-            "by pip install 'wandb>=0.22'"
-        )
-    if metrics.wandb == "online" and not os.environ.get("WANDB_API_KEY"):
-        raise UserError(
-            "--metrics.wandb is online and WANDB_API_KEY is not set: set it to your key, or use --metrics.wandb offline"
-        )
-    check_otel(metrics.otel, "--metrics.otel")
-    for target in metrics.sinks:
-        load_sink(target)
+    for entry in draft.metrics.sinks:
+        load_sink(entry, OPTION)

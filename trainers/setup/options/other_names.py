@@ -12,7 +12,8 @@ ALGORITHM = "ALGORITHM"
 OUR_NAMES = {
     "model.path": """hf_checkpoint model model_name model_name_or_path pretrain actor_model base_model hf_model
         model_id model.name""",
-    "output": "output_dir default_local_dir ckpt_path save_path output_path out_dir save_dir",
+    "output": """output_dir default_local_dir ckpt_path save_path output_path out_dir save_dir run_name experiment_name
+        exp_name""",
     "resume": "resume_from_checkpoint resume_mode load_checkpoint resume_path ckpt.resume_step",
     "dataset.path": "dataset dataset_name train_dataset prompt_data train_files data_path train_file dataset_path",
     "dataset.split": "dataset_split prompt_split train_split dataset_train_split",
@@ -101,9 +102,8 @@ OUR_NAMES = {
     "evaluation.top_p": "val_kwargs.top_p eval_top_p",
     "checkpoint.interval": "save_steps save_freq save_interval ckpt.interval save_every save_strategy",
     "checkpoint.keep_last": "save_total_limit max_ckpt_num max_actor_ckpt_to_keep ckpt.keep",
-    "metrics.wandb": "report_to use_wandb wandb trainer.logger log_with wandb_mode",
-    "metrics.wandb_project": "wandb_project project_name project wandb.project",
-    "metrics.wandb_name": "run_name experiment_name wandb_run_name exp_name wandb.name",
+    "metrics.sinks": """report_to use_wandb wandb trainer.logger log_with wandb_mode wandb_project project_name project
+        wandb.project wandb_run_name wandb.name""",
     "metrics.tensorboard": "use_tensorboard tensorboard_dir logging_dir",
     "": """top_k min_p repetition_penalty num_iterations ppo_epochs gamma lam lambd critic_learning_rate critic_warmup
         sync_ref_model reward_weights per_device_eval_batch_size hub_model_id logging_steps mask_truncated_completions

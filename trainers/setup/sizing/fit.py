@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from agents.generator.settings import EngineSettings
 from forge_env.core.errors import UserError
-from forge_env.runtime.weights import CudaIpcStore, NcclStore, WeightStore, choose_store
+from forge_env.runtime.weights import StoreRequest, WeightStore, choose_store
 from forge_env.utils.settings import with_values
 from trainers.lora import published_parameters
 from trainers.setup.draft import Draft
@@ -39,14 +39,14 @@ def find_store(draft: Draft) -> tuple[WeightStore, str] | None:
     """The weight store of a run, and a sentence that says why; None if the sizes of the model are not known."""
     services, placement = draft.services, draft.placement
     all_on_gpus = services.trainer.with_gpus and services.generator.with_gpus
-    found = choose_store(
-        draft.config.weights.store,
+    request = StoreRequest(
         size=_snapshot_bytes(draft) if draft.shape else 0,
         all_on_gpus=all_on_gpus,
         hosts=placement.num_hosts,
         shared_gpus=all_on_gpus and placement.shares_gpus,
         card=draft.card,
     )
+    found = choose_store(draft.config.weights.store, request)
     return found if draft.shape else None
 
 
@@ -60,7 +60,7 @@ def plan_memory(draft: Draft, store: WeightStore | None) -> MemoryPlan:
     places, known = draft.placement.processes, draft.shape is not None
     engines = [process for process in places if process.service == "generator"]
     snapshot = _snapshot_bytes(draft) if known else 0
-    kept = store.keep * snapshot if store and isinstance(store, CudaIpcStore | NcclStore) else 0
+    kept = store.keep * snapshot if store and store.on_gpu else 0
     memory: dict[Process, Memory | None] = dict.fromkeys(places, Memory())
     for process in places:
         if process.service == "trainer":
@@ -75,7 +75,7 @@ def plan_memory(draft: Draft, store: WeightStore | None) -> MemoryPlan:
     at_rest = max((sum(found.at_rest for found in each) for each in beside), default=0.0)
     on_card = max(Counter(engine.where for engine in engines if engine.gpu is not None).values(), default=1)
     engine, about = plan_engine(draft, others=others, at_rest=at_rest, on_card=on_card)
-    received = snapshot if isinstance(store, NcclStore) else 0
+    received = snapshot if store and store.received else 0
     memory |= dict.fromkeys(engines, engine_memory(draft, engine, received=received) if known else None)
     return MemoryPlan(engine, about, list(memory.items()))
 

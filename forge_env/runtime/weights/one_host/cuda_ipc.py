@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from forge_env.core.errors import ServiceError
 from forge_env.runtime.weights.one_host.segment_store import SegmentStore
 from forge_env.runtime.weights.one_host.store_folder import OUTSIDE, SHARED_MEMORY
+from forge_env.runtime.weights.store import StoreRequest
 from forge_env.runtime.weights.tensor_layout import allocate
 
 if TYPE_CHECKING:
@@ -32,7 +33,17 @@ class CudaIpcStore(SegmentStore):
     Every process has one GPU, the first that it sees; the GPUs of the host must reach each other's memory.
     """
 
+    title: ClassVar[str] = "GPU memory (CUDA IPC)"
     keep: ClassVar[int] = 1
+    on_gpu: ClassVar[bool] = True
+
+    @classmethod
+    def reason(cls, request: StoreRequest) -> str:
+        return "trainer and engine are on GPUs of one host" if request.hosts == 1 and request.fits_gpus else ""
+
+    @classmethod
+    def refusal(cls, request: StoreRequest, instead: str) -> str:
+        return super().refusal(request, instead) or request.lacks_gpus(instead)
 
     async def close(self) -> None:
         # At its end torch removes the counter file of this process's own memory, and aborts if the file is gone. The

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 from forge_env.core.errors import ServiceError
 from forge_env.runtime.weights.one_host.store_folder import StoreFolder, is_own, new_path, remove_left_behind
-from forge_env.runtime.weights.store import WeightStore, no_version, published_already
+from forge_env.runtime.weights.store import StoreRequest, WeightStore, no_version, published_already, refused
 from forge_env.runtime.weights.tensor_layout import TensorLayout
 from forge_env.runtime.weights.weight_stream import WeightStream
 
@@ -58,6 +58,11 @@ class SegmentStore(WeightStore):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.folder,)
+
+    @classmethod
+    def refusal(cls, request: StoreRequest, instead: str) -> str:
+        problem = f"which serves one host, and the run has {request.hosts}"
+        return refused(problem, instead) if request.hosts > 1 else ""
 
     async def open(self, processes: Any = None) -> None:
         remove_left_behind(self.folder.parent)

@@ -6,12 +6,13 @@ import mmap
 import os
 import warnings
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from forge_env.core.errors import ServiceError
 from forge_env.runtime.weights.one_host.pinned import pin
 from forge_env.runtime.weights.one_host.segment_store import SegmentStore
 from forge_env.runtime.weights.one_host.store_folder import SHARED_MEMORY
+from forge_env.runtime.weights.store import StoreRequest, in_words, refused
 
 if TYPE_CHECKING:
     import torch
@@ -23,6 +24,25 @@ class SharedMemoryStore(SegmentStore):
 
     The tensors of `fetch` are views of the snapshot itself, mapped for reading only: writing to one ends the process.
     """
+
+    title: ClassVar[str] = "shared memory"
+
+    @classmethod
+    def reason(cls, request: StoreRequest) -> str:
+        if request.hosts > 1 or not has_room(SNAPSHOTS * request.size):
+            return ""
+        where = request.too_much if request.all_on_gpus else "one host"
+        return f"{where}, and {SHARED_MEMORY} has room for {SNAPSHOTS} of {in_words(request.size)}"
+
+    @classmethod
+    def refusal(cls, request: StoreRequest, instead: str) -> str:
+        needed = SNAPSHOTS * request.size
+        if (refusal := super().refusal(request, instead)) or has_room(needed):
+            return refusal
+        problem = (
+            f"and {SHARED_MEMORY} has {in_words(room())} free of the {in_words(needed)} that {SNAPSHOTS} snapshots take"
+        )
+        return refused(problem, "make it larger (docker run --shm-size)", instead)
 
     def __init__(self, folder: Path | None = None) -> None:
         super().__init__(folder)
@@ -38,9 +58,9 @@ class SharedMemoryStore(SegmentStore):
                 mapping = mmap.mmap(file.fileno(), size, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
         except OSError as error:
             raise ServiceError(
-                f"{SHARED_MEMORY} cannot take a snapshot of the weights, {_mib(size)}: {error.strerror}, with "
-                f"{_mib(room())} free: free some, make it larger (docker run --shm-size), or take another store with "
-                "--weights.store torchstore"
+                f"{SHARED_MEMORY} cannot take a snapshot of the weights, {in_words(size)}: {error.strerror}, with "
+                f"{in_words(room())} free: free some, make it larger (docker run --shm-size), or leave "
+                "the choice of another store to --weights.store auto"
             ) from None
         flat = torch.frombuffer(mapping, dtype=torch.uint8)
         if device.type == "cuda":
@@ -76,6 +96,10 @@ class SharedMemoryStore(SegmentStore):
         return flat
 
 
+SNAPSHOTS = SharedMemoryStore.keep + 1
+"""Shared memory must have room for this number: a slow replica may hold one version more than the store keeps."""
+
+
 def room() -> int:
     """Free bytes of /dev/shm; 0 if this user cannot write to it."""
     if not os.access(SHARED_MEMORY, os.W_OK):
@@ -87,7 +111,3 @@ def room() -> int:
 def has_room(size: int) -> bool:
     """Whether /dev/shm can take this number of bytes."""
     return room() >= size
-
-
-def _mib(size: int) -> str:
-    return f"{size / 2**20:,.1f} MiB"

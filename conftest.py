@@ -1,0 +1,122 @@
+"""What several tests share: the settings of Hypothesis, a home of their own, a tiny model folder, and a launcher."""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import gc
+import os
+import re
+import shutil
+import sys
+import tempfile
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import hypothesis
+import hypothesis.configuration
+import pytest
+import pytest_asyncio
+
+ROOT = Path(__file__).resolve().parent
+HOME = Path(tempfile.mkdtemp(prefix="forge-env-home-"))
+"""The home folder while the tests run: what is written there shows, and the user's own stays as it is."""
+FIRST = (
+    *("tests/system", "tests/trainers/titan", "tests/trainers/run", "tests/forge_env/runtime", "contrib/clusters"),
+    *("tests/test_docs.py", "contrib/viewer/contrib/viewer/tests/browser", "contrib/check"),
+)
+"""Folders and files with the longest tests. They come first, so that none is left for the end."""
+LEFT = pytest.StashKey[list[str]]()
+WRITTEN = "written to the home folder"
+HOME_STATUS = 70
+"""The exit status of a run that has written to the home folder: tests that pass the second time do not mend that."""
+atexit.register(shutil.rmtree, HOME, ignore_errors=True)
+
+# Every run draws the same examples and keeps none; `make nightly` draws new ones, and prints how to draw them again.
+# An example may take any time, and so may drawing it: on a busy machine, a process may not run for a second.
+any_time = hypothesis.settings(deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
+hypothesis.settings.register_profile("default", any_time, derandomize=True, database=None)
+hypothesis.settings.register_profile("nightly", any_time, derandomize=False, database=None, print_blob=True)
+hypothesis.settings.load_profile("default")
+hypothesis.configuration.set_hypothesis_home_dir(ROOT / ".cache" / "hypothesis")
+
+os.environ["HOME"] = str(HOME)
+# The tensors of the tests are small, and there is one worker for each CPU: more threads would only wait for each other.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+# The caches of the Makefile, also where pytest is started without it; compiled modules are one of them.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
+if (ROOT / "Makefile").is_file():
+    for variable, place in re.findall(r"^export (\w+) \?= \$\(CURDIR\)/(.+)$", (ROOT / "Makefile").read_text(), re.M):
+        os.environ.setdefault(variable, str(ROOT / place))
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The longest first; otherwise in the order that they have."""
+    items.sort(key=lambda item: _rank(item.path.relative_to(ROOT)))
+
+
+def _rank(path: Path) -> int:
+    return next((rank for rank, place in enumerate(FIRST) if path.is_relative_to(place)), len(FIRST))
+
+
+def pytest_collection_finish() -> None:
+    """Keep the garbage collector off the modules and the items: it goes through them all in every full collection."""
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_unconfigure() -> None:
+    gc.unfreeze()  # so that the interpreter frees them at its end, and no library complains of a leak
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """A run that has written to the home folder has failed, and names what it left; each worker has its own.
+
+    The compiled kernels that a GPU's driver keeps there are its own.
+    """
+    files = (path.relative_to(HOME) for path in HOME.rglob("*") if not path.is_dir())
+    left = sorted(str(path) for path in files if path.parts[0] != ".nv")
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput[WRITTEN] = left
+        shutil.rmtree(HOME, ignore_errors=True)  # a worker runs nothing at exit
+        return
+    left += session.config.stash.get(LEFT, [])
+    if left:
+        session.exitstatus = HOME_STATUS
+    session.config.stash[LEFT] = left
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any, error: object) -> None:
+    """Take over what a worker of pytest-xdist has found in its home folder."""
+    left = getattr(node, "workeroutput", {}).get(WRITTEN, [])
+    node.config.stash[LEFT] = node.config.stash.get(LEFT, []) + left
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    for path in config.stash.get(LEFT, []):
+        terminalreporter.write_line(f"error: the tests have written ~/{path}", red=True)
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny random Qwen3 whose tokenizer knows the text of the math environment."""
+    from forge_env.core.types import EpisodeLimits
+    from forge_env.rollout.factory import make
+    from trainers.model.make import make_model
+
+    folder = tmp_path_factory.mktemp("models") / "tiny"
+    asyncio.run(make_model(folder, make("math"), seed=0, limits=EpisodeLimits()))
+    return folder
+
+
+@pytest_asyncio.fixture
+async def launcher(tmp_path: Path) -> AsyncIterator[Any]:
+    """An open Launcher, whose logs lie in the test's own folder; it tells nobody of deaths."""
+    from forge_env.runtime.launcher import Launcher
+
+    async with Launcher(tmp_path / "logs", say=lambda text: None) as opened:
+        yield opened

@@ -1,0 +1,280 @@
+"""Reads the operations of an OpenAPI document: the name of a tool, its arguments, and their places in a request."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from contrib.apis.json_schema.from_openapi import Converter, References, Schema, resolved, used
+from forge_env.core.errors import UserError
+from forge_env.core.tools import free_name
+
+METHODS = ("get", "put", "post", "delete", "options", "head", "patch", "trace")
+JSON, FORM, TEXT = "application/json", "application/x-www-form-urlencoded", "text/plain"
+KEY_HEADER = "idempotency-key"  # not an argument: the client sends a new key with each call
+_TRANSPORT = frozenset({"accept", "content-type", "authorization", "host", "content-length", "cookie", KEY_HEADER})
+_STYLES = {
+    "path": ("simple", "label", "matrix"),
+    "query": ("form", "spaceDelimited", "pipeDelimited", "deepObject"),
+    "header": ("simple",),
+    "cookie": ("form",),
+}
+_COMPOSED = frozenset({"allOf", "anyOf", "oneOf", "not", "if", "patternProperties", "dependentSchemas", "$ref"})
+_MAX_DESCRIPTION = 2000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parameter:
+    """One parameter of an operation, beside its body."""
+
+    argument: str
+    """Its name as an argument of the tool."""
+    name: str
+    """Its name in the document."""
+    place: str
+    """path, query, header or cookie."""
+    style: str
+    explode: bool
+    is_json: bool = False
+    """Whether it is sent as JSON text."""
+    allows_reserved: bool = False
+    """Whether reserved characters and percent-encoded ones of a query's value are sent as they are."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Body:
+    """The body of an operation's request."""
+
+    media: str
+    argument: str
+    """The argument that is the whole body; empty where the properties of the body are separate arguments."""
+    properties: tuple[str, ...] = ()
+    is_required: bool = False
+    encoding: Mapping[str, Any] = field(default_factory=dict)
+    """Name of a field of a form -> how the document says that it is written."""
+
+    def part(self, name: str, value: Any) -> Parameter:
+        """Return how a field of a form is written: an object is JSON unless the document says otherwise."""
+        said = self.encoding.get(name)
+        said = said if isinstance(said, dict) and said.keys() & {"style", "explode", "allowReserved"} else {}
+        style = said.get("style", "form")
+        explode = said.get("explode", style in ("form", "deepObject")) is True
+        return Parameter(
+            argument=name,
+            name=name,
+            place="query",
+            style=style,
+            explode=explode,
+            is_json=isinstance(value, dict) and not said,
+            allows_reserved=said.get("allowReserved") is True,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Operation:
+    """One operation, as a tool uses it."""
+
+    name: str
+    description: str
+    method: str
+    path: str
+    parameters: tuple[Parameter, ...]
+    body: Body | None
+    schema: Schema
+    """JSON schema of the arguments, an object."""
+    has_key: bool
+    """Whether it takes the header Idempotency-Key."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """An operation in the document that is not read yet."""
+
+    name: str
+    method: str
+    path: str
+    node: Mapping[str, Any]
+    shared: Any
+    """Parameters of its path item."""
+
+
+def entries(document: Mapping[str, Any], references: References, prefix: str) -> Iterator[Entry]:
+    """Give the operations with the names of their tools."""
+    taken: set[str] = set()
+    for path, item in _object(document.get("paths", {}), "the object 'paths'").items():
+        if path.startswith("x-"):
+            continue
+        if not path.startswith("/"):
+            raise UserError(f"the path {path[:100]!r} of the OpenAPI document does not begin with /")
+        item = _object(references.follow(item, f"the path {path}"), f"the path {path}")
+        for method in METHODS:
+            if method in item:
+                node = _object(item[method], f"the operation {method.upper()} {path}")
+                wanted = node.get("operationId")
+                name = _tool_name(prefix, wanted if isinstance(wanted, str) else "", f"{method}_{path}", taken)
+                taken.add(name)
+                yield Entry(name=name, method=method.upper(), path=path, node=node, shared=item.get("parameters", []))
+
+
+def read_operation(entry: Entry, references: References, hidden: Collection[tuple[str, str]]) -> Operation:
+    """Read one operation.
+
+    Args:
+        hidden: parameters that credentials fill, as (place, name in lower case); they are not arguments.
+    """
+    where = f"the operation {entry.method} {entry.path}"
+    converter = Converter(references, where)
+    arguments: Schema = {}
+    required: list[str] = []
+    parameters: list[Parameter] = []
+    nodes = _parameters(entry, references, where)
+    shown = [(place, name) for place, name in nodes if not _is_hidden(place, name, hidden)]
+    for place, name in shown:
+        node = nodes[place, name]
+        is_alone = sum(other == name for _, other in shown) == 1
+        parameter, schema = _parameter(node, place, name, name if is_alone else f"{place}_{name}", converter, where)
+        parameters.append(parameter)
+        arguments[parameter.argument] = schema
+        if place == "path" or node.get("required") is True:
+            required.append(parameter.argument)
+    body = _body(entry.node, references, converter, arguments, required, where)
+    schema = {"type": "object", "properties": arguments}
+    if required:
+        schema["required"] = required
+    if definitions := used(arguments, converter.defs):
+        schema["$defs"] = definitions
+    return Operation(
+        name=entry.name,
+        description=_description(entry),
+        method=entry.method,
+        path=entry.path,
+        parameters=tuple(parameters),
+        body=body,
+        schema=schema,
+        has_key=any(place == "header" and name.lower() == KEY_HEADER for place, name in nodes),
+    )
+
+
+def _tool_name(prefix: str, wanted: str, fallback: str, taken: Collection[str]) -> str:
+    name = re.sub(r"[^A-Za-z0-9_-]+", "_", wanted).strip("_") or re.sub(r"[^A-Za-z0-9-]+", "_", fallback).strip("_")
+    return free_name(prefix + name or "operation", taken)
+
+
+def _description(entry: Entry) -> str:
+    texts = [entry.node.get("description"), entry.node.get("summary"), f"{entry.method} {entry.path}"]
+    text = next(text for text in texts if isinstance(text, str) and text.strip()).strip()
+    return text if len(text) <= _MAX_DESCRIPTION else text[:_MAX_DESCRIPTION] + "..."
+
+
+def _parameters(entry: Entry, references: References, where: str) -> dict[tuple[str, str], Mapping[str, Any]]:
+    """Parameters by place and name; the operation's replace its path's."""
+    nodes: dict[tuple[str, str], Mapping[str, Any]] = {}
+    for items in (entry.shared, entry.node.get("parameters", [])):
+        if not isinstance(items, list):
+            raise UserError(f"{where} has parameters that are no list")
+        for item in items:
+            node = _object(references.follow(item, where), f"a parameter of {where}")
+            place, name = node.get("in"), node.get("name")
+            if not isinstance(name, str) or not name or place not in ("path", "query", "header", "cookie"):
+                raise UserError(f"{where} has a parameter without a name, or in no place that there is: {place!r:.50}")
+            nodes[place, name] = node
+    missing = set(re.findall(r"\{([^{}]*)\}", entry.path)) - {name for place, name in nodes if place == "path"}
+    if missing:
+        raise UserError(f"{where} has no parameter for {', '.join(sorted(missing))} in its path")
+    return {key: node for key, node in nodes.items() if key[0] != "path" or f"{{{key[1]}}}" in entry.path}
+
+
+def _is_hidden(place: str, name: str, hidden: Collection[tuple[str, str]]) -> bool:
+    return (place, name.lower()) in hidden or (place == "header" and name.lower() in _TRANSPORT)
+
+
+def _parameter(
+    node: Mapping[str, Any], place: str, name: str, argument: str, converter: Converter, where: str
+) -> tuple[Parameter, Any]:
+    style = node.get("style", _STYLES[place][0])
+    if style not in _STYLES[place]:
+        raise UserError(f"{where}: the parameter {name} has the style {style!r:.50}; in {place}: {_STYLES[place]}")
+    content = node.get("content")
+    media = next(iter(content.values()), {}) if isinstance(content, dict) else node
+    schema = converter.convert(media.get("schema", {}) if isinstance(media, dict) else {})
+    about = node.get("description")
+    if isinstance(schema, dict) and isinstance(about, str) and about:
+        schema = {**schema, "description": about}
+    parameter = Parameter(
+        argument=argument,
+        name=name,
+        place=place,
+        style=style,
+        explode=node.get("explode", style in ("form", "deepObject")) is True,
+        is_json=isinstance(content, dict),
+        allows_reserved=place == "query" and node.get("allowReserved") is True,
+    )
+    return parameter, schema
+
+
+def _body(
+    node: Mapping[str, Any],
+    references: References,
+    converter: Converter,
+    arguments: Schema,
+    required: list[str],
+    where: str,
+) -> Body | None:
+    """Read the body, and add it to the arguments: its properties if they are flat, else one argument."""
+    if node.get("requestBody") is None:
+        return None
+    body = _object(references.follow(node["requestBody"], where), f"the body of {where}")
+    contents = _object(body.get("content", {}), f"the body of {where}")
+    media = _media(contents, where)
+    content = _object(contents[media], f"the body of {where}")
+    schema = converter.convert(content.get("schema", {}))
+    whole = resolved(schema, converter.defs)
+    is_required = body.get("required") is True
+    encoding = content.get("encoding")
+    common: dict[str, Any] = {
+        "media": media,
+        "is_required": is_required,
+        "encoding": encoding if isinstance(encoding, dict) else {},
+    }
+    if _is_flat(whole, is_required, arguments):
+        arguments |= whole["properties"]
+        required += whole.get("required", [])
+        return Body(properties=tuple(whole["properties"]), argument="", **common)
+    argument = "body" if "body" not in arguments else "request_body"
+    if argument in arguments:
+        raise UserError(f"{where} has parameters named body and request_body beside its body")
+    arguments[argument] = schema
+    if is_required:
+        required.append(argument)
+    return Body(argument=argument, **common)
+
+
+def _media(contents: Mapping[str, Any], where: str) -> str:
+    for media in contents:
+        plain = media.partition(";")[0].strip().lower()
+        if plain in (JSON, FORM, TEXT, "*/*") or plain.endswith("+json"):
+            return media
+    kinds = ", ".join(contents) or "nothing"
+    raise UserError(f"{where} takes {kinds[:200]}; JSON, forms and plain text are supported: exclude it")
+
+
+def _is_flat(schema: Any, is_required: bool, arguments: Collection[str]) -> bool:
+    """Whether the properties of a body can be arguments beside the parameters without a change of meaning."""
+    if not isinstance(schema, dict) or schema.get("type", "object") != "object" or schema.keys() & _COMPOSED:
+        return False
+    properties, needed = schema.get("properties"), schema.get("required", [])
+    if not isinstance(properties, dict) or not properties or schema.get("additionalProperties", False) is not False:
+        return False
+    if not isinstance(needed, list) or not all(isinstance(name, str) and name in properties for name in needed):
+        return False
+    if needed and not is_required:  # an optional body with required properties: separate arguments cannot express that
+        return False
+    return not properties.keys() & set(arguments)
+
+
+def _object(node: Any, where: str) -> dict[str, Any]:
+    if not isinstance(node, dict):
+        raise UserError(f"{where} of the OpenAPI document is no object")
+    return node

@@ -1,0 +1,237 @@
+"""Tools from OpenAPI 3.0 and 3.1 documents: every operation becomes one.
+
+A document that thousands of episodes use is read once, and its tools are made for each caller::
+
+    api = await OpenApi.load(f"{server.base_url}/openapi.json", client=client)
+    shop = api.connect(client)
+    env.set_tools({tool.name: tool for tool in api.tools(shop.with_headers({"Authorization": f"Bearer {token}"}))})
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any
+
+import httpx
+
+from contrib.apis.http.client import ApiClient
+from contrib.apis.http.credentials import Credentials, value_from_env
+from contrib.apis.http.credentials import headers_from_env as env_headers
+from contrib.apis.http.results import answer_text
+from contrib.apis.json_schema.from_openapi import References
+from contrib.apis.json_schema.validation import SchemaArguments
+from contrib.apis.openapi.documents import is_url, plain, read_document
+from contrib.apis.openapi.encoding import encode
+from contrib.apis.openapi.operations import Entry, Operation, entries, read_operation
+from forge_env.core.errors import UserError, nearest
+from forge_env.core.tools import Tool, ToolOptions
+from forge_env.core.types import ToolFailure
+
+_GIVE = "give base_url=https://..."
+
+
+class OpenApi:
+    """The operations of a document.
+
+    Args:
+        document: as data.
+        source: the URL or the file of the document, if any.
+        base_url: of the service; by default the first server of the document, which must be on the document's host. A
+            document does not decide where credentials are sent: the service of a document from a file, or of data, is
+            sent credentials only where the caller gives this.
+        include: names of tools, with * for any text; by default all.
+        exclude: names of tools to leave out.
+        prefix: goes before the names.
+        hidden_headers: headers that the client adds, such as credentials; they are not arguments of the tools.
+    """
+
+    def __init__(
+        self,
+        document: Mapping[str, Any],
+        *,
+        source: str = "",
+        base_url: str = "",
+        include: Sequence[str] | None = None,
+        exclude: Sequence[str] | None = None,
+        prefix: str = "",
+        hidden_headers: Sequence[str] = (),
+    ) -> None:
+        self._document = plain(document, f"the OpenAPI document {source}".strip())
+        self._source = source
+        self._references = References(self._document)
+        _check_version(self._document, source)
+        self._schemes = self._security_schemes()
+        self._base_url = base_url
+        hidden = {("header", name.lower()) for name in hidden_headers}
+        hidden |= {(str(scheme.get("in")), str(scheme.get("name")).lower()) for scheme in self._schemes.values()}
+        all_entries = list(entries(self._document, self._references, prefix))
+        chosen = _select(all_entries, include, exclude)
+        self.operations = [read_operation(entry, self._references, hidden) for entry in chosen]
+        self._templates = [_ToolTemplate.of(operation) for operation in self.operations]
+
+    @classmethod
+    async def load(cls, source: str | Mapping[str, Any], *, client: ApiClient, **options: Any) -> OpenApi:
+        """Read a document from a URL, a JSON or YAML file, or data; the options are the class's."""
+        document = await read_document(source, client)
+        return cls(document, source=source if isinstance(source, str) else "", **options)
+
+    @property
+    def base_url(self) -> str:
+        """The base URL of the service."""
+        return self._base_url or service_url(self._document, self._source)
+
+    def connect(self, client: ApiClient, *, headers_from_env: Mapping[str, str] = {}) -> ApiClient:
+        """Return a client of the service.
+
+        Args:
+            headers_from_env: name of a header, or of a security scheme of the document, -> environment variable; see
+                `contrib.apis.http.credentials.headers_from_env`.
+        """
+        schemes = {name: value for name, value in headers_from_env.items() if name in self._schemes}
+        headers = {name: value for name, value in headers_from_env.items() if name not in self._schemes}
+        service = client.at(self.base_url, named_by="" if self._is_named else self._named_by())
+        if headers:
+            service = service.with_credentials(env_headers(headers))
+        for name, template in schemes.items():
+            service = service.with_credentials(_scheme_credentials(name, self._schemes[name], template))
+        return service
+
+    def tools(self, service: ApiClient) -> list[Tool]:
+        """Return the tools, which call the service through a client of `connect`; cheap enough for each episode."""
+        return [template.tool(service) for template in self._templates]
+
+    @property
+    def _is_named(self) -> bool:
+        """Whether the user has named the service, by its base URL or by the URL of the document."""
+        return bool(self._base_url) or is_url(self._source)
+
+    def _named_by(self) -> str:
+        return f"the OpenAPI document {self._source}".strip()
+
+    def _security_schemes(self) -> dict[str, dict[str, Any]]:
+        components = self._document.get("components")
+        schemes = components.get("securitySchemes") if isinstance(components, dict) else None
+        nodes = schemes.items() if isinstance(schemes, dict) else ()
+        followed = {name: self._references.follow(node, f"the security scheme {name}") for name, node in nodes}
+        return {name: node for name, node in followed.items() if isinstance(node, dict)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _ToolTemplate:
+    """A tool without the client that it uses."""
+
+    operation: Operation
+    arguments: SchemaArguments
+
+    @classmethod
+    def of(cls, operation: Operation) -> _ToolTemplate:
+        where = f"the operation {operation.method} {operation.path}"
+        strict = {**operation.schema, "additionalProperties": False}
+        return cls(operation=operation, arguments=SchemaArguments(strict, where=where))
+
+    def tool(self, service: ApiClient) -> Tool:
+        is_read = self.operation.method in ("GET", "HEAD", "OPTIONS")
+        return Tool(
+            name=self.operation.name,
+            description=self.operation.description,
+            parameters=self.operation.schema,
+            arguments=self.arguments,
+            function=_Call(self.operation, service).run,
+            # Longer than all attempts, so that a slow service is a fault of the episode and not a result.
+            options=ToolOptions(timeout=service.settings.longest_seconds + 5, idempotent=is_read, parallel=is_read),
+        )
+
+
+class _Call:
+    """The function of a tool."""
+
+    __slots__ = ("_operation", "_service")
+
+    def __init__(self, operation: Operation, service: ApiClient) -> None:
+        self._operation = operation
+        self._service = service
+
+    async def run(self, /, **arguments: Any) -> str:
+        try:
+            request = encode(self._operation, arguments)
+        except ValueError as error:
+            return ToolFailure(f"Error: {error}", kind="bad_arguments")
+        response = await self._service.request(
+            self._operation.method, request.target, headers=request.headers, content=request.content
+        )
+        return answer_text(response)
+
+
+def service_url(document: Mapping[str, Any], source: str) -> str:
+    """Return the base URL that a document, as plain data, names.
+
+    Args:
+        source: the URL or the file of the document, if any.
+    """
+    _check_version(document, source)
+    servers = document.get("servers")
+    server = servers[0] if isinstance(servers, list) and servers else {"url": "/"}
+    url = _server_url(server)
+    origin = httpx.URL(source) if is_url(source) else None
+    try:
+        named = origin.join(url) if origin else httpx.URL(url)
+        is_foreign = origin is not None and (named.scheme, named.netloc) != (origin.scheme, origin.netloc)
+    except (httpx.InvalidURL, ValueError):
+        raise UserError(f"the OpenAPI document names the server {url[:200]!r}, which is no URL: {_GIVE}") from None
+    if not named.host:
+        raise UserError(f"the OpenAPI document does not say where its service is: {_GIVE}")
+    if is_foreign:
+        raise UserError(f"the OpenAPI document {source} is of another host than its server {named}: {_GIVE}")
+    return str(named)
+
+
+def _check_version(document: Mapping[str, Any], source: str) -> None:
+    version = document.get("openapi")
+    if isinstance(version, str) and version.startswith("3."):
+        return
+    actual = "Swagger 2.0: convert it first" if "swagger" in document else f"openapi: {version!r:.50}"
+    raise UserError(f"the document {source} is no OpenAPI 3.0 or 3.1 document but {actual}".replace("  ", " "))
+
+
+def _select(all_entries: Sequence[Entry], include: Sequence[str] | None, exclude: Sequence[str] | None) -> list[Entry]:
+    names = [entry.name for entry in all_entries]
+    for pattern in (*(include or ()), *(exclude or ())):
+        if not any(fnmatchcase(name, pattern) for name in names):
+            raise UserError(f"the OpenAPI document has no operation {pattern!r}. {nearest(pattern, names)}")
+    return [
+        entry
+        for entry in all_entries
+        if (include is None or any(fnmatchcase(entry.name, pattern) for pattern in include))
+        and not any(fnmatchcase(entry.name, pattern) for pattern in exclude or ())
+    ]
+
+
+def _server_url(server: Any) -> str:
+    url = server.get("url", "/") if isinstance(server, dict) else None
+    if not isinstance(url, str):
+        raise UserError(f"the OpenAPI document has a server without a URL: {_GIVE}")
+    variables = server.get("variables")
+    for name, variable in variables.items() if isinstance(variables, dict) else ():
+        if isinstance(variable, dict):
+            url = url.replace("{" + name + "}", str(variable.get("default", "")))
+    return url
+
+
+def _scheme_credentials(name: str, scheme: Mapping[str, Any], template: str) -> Credentials:
+    """Return the credentials of a security scheme."""
+    value, secrets = value_from_env(template)
+    kind, place, key = scheme.get("type"), scheme.get("in"), str(scheme.get("name"))
+    if kind == "apiKey" and place in ("header", "query", "cookie"):
+        filled = {"header": "headers", "query": "query", "cookie": "cookies"}[place]
+        return Credentials(secrets=frozenset(secrets), **{filled: {key: value}})
+    if kind == "http" and str(scheme.get("scheme")).lower() == "basic":
+        value = base64.b64encode(value.encode()).decode()
+        return Credentials(headers={"Authorization": f"Basic {value}"}, secrets=frozenset({*secrets, value}))
+    if kind in ("http", "oauth2", "openIdConnect"):
+        return Credentials(headers={"Authorization": f"Bearer {value}"}, secrets=frozenset(secrets))
+    raise UserError(
+        f"the security scheme {name} is of the type {kind!r:.50}; apiKey, http, oauth2 and openIdConnect are known"
+    )

@@ -1,0 +1,71 @@
+"""The check of isolation: what the shared sandboxes and workers enforce against the model's code."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, is_dataclass
+from typing import Any
+
+from contrib.check.context import CheckContext, CheckFailed
+from forge_env.utils.threads import invoke
+
+_NOT_LISTED = ("missing", "backend")
+
+
+async def isolation(context: CheckContext) -> str:
+    """Report what the shared sandboxes and workers enforce, as they have measured it; one without isolation fails.
+
+    A sandbox has `capabilities`; a worker has `enforced()`, which returns a mapping with the sentences of "missing".
+    """
+    for name, shared in context.factory.shared.items():
+        if (enforced := await _enforced(shared)) is not None:
+            context.isolation[name] = enforced
+    unisolated = [name for name, enforced in context.isolation.items() if _is_unisolated(enforced)]
+    if unisolated:
+        raise CheckFailed(
+            f"{unisolated[0]} isolates nothing: {'; '.join(context.isolation[unisolated[0]]['missing'])}; use it "
+            "only for code that you trust"
+        )
+    if not context.isolation:
+        return "the episodes share no sandbox and no worker, so nothing is to be enforced"
+    return ". ".join(f"{name}: {sentence(enforced)}" for name, enforced in context.isolation.items())
+
+
+async def _enforced(shared: Any) -> dict[str, Any] | None:
+    capabilities = getattr(shared, "capabilities", None)
+    if is_dataclass(capabilities) and not isinstance(capabilities, type):
+        return asdict(capabilities)
+    method = getattr(shared, "enforced", None)
+    enforced = await invoke(method) if callable(method) else None
+    return dict(enforced) if isinstance(enforced, Mapping) else None
+
+
+def _is_unisolated(enforced: Mapping[str, Any]) -> bool:
+    """Whether it is a sandbox that enforces nothing. A worker has no mount namespace to report, and may do so."""
+    return enforced.get("seccomp") is False and enforced.get("mount_namespace") is False
+
+
+def sentence(enforced: Mapping[str, Any]) -> str:
+    """Return one line: what is enforced, and what is not.
+
+    >>> sentence({"seccomp": True, "uid_drop": False, "limits": ("core", "stack"), "missing": ("memory is free",)})
+    'seccomp, limits of core, stack; not enforced: uid drop; memory is free'
+    """
+    enforced_names: list[str] = []
+    missing_names: list[str] = []
+    for name, value in enforced.items():
+        if name in _NOT_LISTED:
+            continue
+        words = name.replace("_", " ")
+        if isinstance(value, list | tuple):
+            enforced_names += [f"{words} of {', '.join(value)}"] if value else []
+            missing_names += [] if value else [words]
+        elif isinstance(value, str):
+            enforced_names.append(f"{words} by {value}")
+        else:
+            (enforced_names if value else missing_names).append(words)
+    missing = [", ".join(missing_names)] if missing_names else []
+    missing += enforced.get("missing", ())
+    parts = [", ".join(enforced_names)] if enforced_names else []
+    parts += ["not enforced: " + "; ".join(missing)] if missing else []
+    return "; ".join(parts)

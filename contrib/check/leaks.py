@@ -1,0 +1,148 @@
+"""The check of leaks: no episode leaves resources behind, however it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from contextlib import aclosing
+from pathlib import Path
+from typing import Any
+
+from contrib.check.context import LIMITS, CheckContext, CheckFailed
+from contrib.check.direct_calls import cancel, fresh_instance, play_directly, reset, step
+from contrib.check.resources import Resources, private_temp_folder
+from contrib.check.strategies import StrategyAgent, actions_in_order, tool_calls, try_every_tool
+from contrib.check.threads import advice
+from forge_env.core.episode import Turn
+from forge_env.core.errors import ForgeError, PolicyError
+from forge_env.core.protocols import Agent, Conversation
+from forge_env.core.types import Action, ToolSpec
+from forge_env.rollout.env_calls import HELD_SECONDS, close_env
+from forge_env.rollout.rollout import run_episode
+from forge_env.utils.gates import gate_of
+
+SETTLE_SECONDS = 1.0  # how long threads and processes that were told to end may take
+POLL_SECONDS = 0.1
+MOMENTS = (0.1, 0.3, 0.6)  # when a method is cancelled: shares of its usual time
+CANCEL_SECONDS = 2 * HELD_SECONDS  # how long a cancelled episode may take to close its environment
+
+
+async def leaks(context: CheckContext) -> str:
+    """Episodes that end, fault or are cancelled leave nothing behind once the factory is closed.
+
+    What is opened once and kept for the whole process is no leak, so only what grows in two rounds fails the check.
+    """
+    with private_temp_folder() as folder:
+        if await _leaked(context, folder) and (leaked := await _leaked(context, folder)):
+            raise CheckFailed(f"after all episodes and the environment are closed there are {'; '.join(leaked)}")
+    return "nothing is left after episodes that ended, faulted or were cancelled"
+
+
+async def _leaked(context: CheckContext, folder: Path) -> list[str]:
+    """Play one round of episodes; returns what there is more of than before, one phrase for each kind."""
+    before = Resources.now(folder)
+    async with context.factory:
+        await _play_round(context)
+    deadline = time.monotonic() + SETTLE_SECONDS
+    while (leaked := Resources.now(folder).more_than(before)) and time.monotonic() < deadline:
+        await asyncio.sleep(POLL_SECONDS)
+    return leaked
+
+
+async def _play_round(context: CheckContext) -> None:
+    for task in context.tasks[:2]:
+        for strategy in context.strategies:
+            await context.episode(task, strategy)
+    await context.episode(context.tasks[0], actions_in_order(tool_calls(("no_such_tool", None))))
+    await _run_episode(context, FailingAgent())
+    for when, agent in (("at its start", None), ("in a turn", HangingAgent())):
+        await _cancel_episode(context, when, agent)
+    try:
+        usual = map(min, await _usual_seconds(context), await _usual_seconds(context))  # the first has imports in it
+    except ForgeError:  # another check reports it
+        return
+    for method, seconds in enumerate(usual):
+        for moment in MOMENTS:
+            await _cancel_method(context, method, seconds * moment)
+
+
+class FailingAgent:
+    """An agent with a policy that fails after one turn: for the environment, the episode just ends."""
+
+    async def act(self, conversation: Conversation, tools: Sequence[ToolSpec]) -> tuple[Turn, Action]:
+        if conversation.turns:
+            raise PolicyError("the policy is gone")
+        return await StrategyAgent(try_every_tool).act(conversation, tools)
+
+
+class HangingAgent:
+    """An agent that never answers.
+
+    Attributes:
+        reached: set when it is asked.
+    """
+
+    def __init__(self) -> None:
+        self.reached = asyncio.Event()
+
+    async def act(self, conversation: Conversation, tools: Sequence[ToolSpec]) -> tuple[Turn, Action]:
+        self.reached.set()
+        await asyncio.Event().wait()
+        raise AssertionError("it is cancelled")
+
+
+async def _cancel_episode(context: CheckContext, when: str, agent: HangingAgent | None) -> None:
+    """Cancel an episode when its agent is asked; without an agent, at the first await."""
+    running = asyncio.create_task(_run_episode(context, agent or StrategyAgent(try_every_tool)))
+    if agent is None:
+        await asyncio.sleep(0)
+    else:
+        reached = asyncio.create_task(agent.reached.wait())
+        await asyncio.wait({running, reached}, return_when=asyncio.FIRST_COMPLETED)
+        await cancel(reached)
+    await _end(running, f"an episode that is cancelled {when}")
+
+
+async def _end(running: asyncio.Task[Any], what: str) -> None:
+    if not await cancel(running, CANCEL_SECONDS):
+        raise CheckFailed(
+            f"{what} does not end: let asyncio.CancelledError pass, and set a time limit for what close() waits for"
+        )
+
+
+async def _run_episode(context: CheckContext, agent: Agent) -> None:
+    await run_episode(
+        context.factory, agent, context.tasks[0], seed=context.seed, episode_id="check/broken", limits=LIMITS
+    )
+
+
+async def _usual_seconds(context: CheckContext) -> list[float]:
+    """Return what a reset and a first step take."""
+    async with fresh_instance(context) as env:
+        calls = play_directly(env, context.tasks[0], context.seed, context.strategies[0])
+        async with aclosing(calls):
+            return [(await anext(calls))[0] for _ in range(2)]
+
+
+async def _cancel_method(context: CheckContext, method: int, seconds: float) -> None:
+    """Cancel the reset of a new instance (method 0), or its first step, after some seconds; then close it."""
+    task, strategy = context.tasks[0], context.strategies[0]
+    env = await context.factory.construct(seconds=LIMITS.step_seconds)
+    call, what = reset(env, task, context.seed), "a reset() that is cancelled in its middle"
+    if method:
+        messages, _ = await call
+        conversation = Conversation(request_id="check", seed=context.seed, observation=tuple(messages))
+        call, what = step(env, await strategy(conversation, env.tools)), "a step() that is cancelled in its middle"
+    running = asyncio.create_task(call)
+    await asyncio.wait({running}, timeout=seconds)
+    await _end(running, what)
+    problem = await close_env(env, LIMITS.step_seconds)
+    if names := gate_of(env).running:
+        raise CheckFailed(
+            f"{what} runs on in {' and '.join(names)}, since Python cannot stop a C call, and keeps its instance open: "
+            "set a time limit for what it waits for, or await it"
+        )
+    if problem:
+        remedy = advice(problem) or ": let close() free what there is, however far the method has come"
+        raise CheckFailed(f"after {what}, {problem}{remedy}")

@@ -1,0 +1,156 @@
+"""Scripted agents: what the checks do in an environment, without a model."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+from contrib.check.sample_arguments import sample_arguments
+from forge_env.core.episode import Turn
+from forge_env.core.errors import PolicyError
+from forge_env.core.protocols import Conversation
+from forge_env.core.types import Action, Message, ToolCall, ToolSpec
+from forge_env.core.user_code import NOT_CAUGHT, describe
+from forge_env.utils.threads import invoke
+
+Strategy = Callable[[Conversation, Sequence[ToolSpec]], Awaitable[Action]]
+"""Returns the next action for a conversation and the tools."""
+MAX_TRIED_TOOLS = 8
+"""Maximum number of tools that `try_every_tool` calls."""
+
+
+class StrategyAgent:
+    """An agent that acts by a strategy.
+
+    Args:
+        strategy: chooses each action.
+        barrier: waited for before every turn, to keep episodes that run at the same time in step.
+    """
+
+    def __init__(self, strategy: Strategy, barrier: TurnBarrier | None = None) -> None:
+        self._strategy = strategy
+        self._barrier = barrier
+
+    async def act(self, conversation: Conversation, tools: Sequence[ToolSpec]) -> tuple[Turn, Action]:
+        if self._barrier is not None:
+            await self._barrier.wait()
+        action = await self._strategy(conversation, tools)
+        turn = Turn(
+            kind="text", observation=conversation.observation, message=action.message, tool_calls=action.tool_calls
+        )
+        return turn, action
+
+
+class TurnBarrier:
+    """Keeps episodes in step: none takes its next turn before all others that still run are ready for theirs.
+
+    With 64 instances, all are reset before the first one steps, so that their shared state is certain to overlap.
+    """
+
+    def __init__(self, episodes: int) -> None:
+        self._episodes = episodes
+        self._waiting = 0
+        self._open = asyncio.Event()
+
+    async def wait(self) -> None:
+        self._waiting += 1
+        opening = self._open
+        self._open_when_complete()
+        await opening.wait()
+
+    def leave(self) -> None:
+        """Report the end of an episode."""
+        self._episodes -= 1
+        self._open_when_complete()
+
+    def _open_when_complete(self) -> None:
+        if self._waiting >= self._episodes:
+            self._open.set()
+            self._open, self._waiting = asyncio.Event(), 0
+
+
+def final_answer(text: str) -> Action:
+    """Return a turn without tool calls."""
+    return Action(message={"role": "assistant", "content": text})
+
+
+def tool_calls(*calls: tuple[str, dict[str, Any] | None]) -> Action:
+    """Return a turn that calls tools.
+
+    Args:
+        calls: name and arguments of each call; None for arguments that are not JSON.
+    """
+    parsed = tuple(
+        ToolCall(id=f"call_{i}", name=name, arguments=arguments)
+        if arguments is not None
+        else ToolCall(id=f"call_{i}", name=name, arguments=None, raw='{"a": ', error="not a JSON object")
+        for i, (name, arguments) in enumerate(calls)
+    )
+    openai_calls = [
+        {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments or call.raw}}
+        for call in parsed
+    ]
+    return Action(message={"role": "assistant", "content": "", "tool_calls": openai_calls}, tool_calls=parsed)
+
+
+def actions_in_order(*actions: Action) -> Strategy:
+    """Return a strategy that takes these actions one after another, then answers "" until the episode ends."""
+
+    async def strategy(conversation: Conversation, tools: Sequence[ToolSpec]) -> Action:
+        turn = len(conversation.turns)
+        return actions[turn] if turn < len(actions) else final_answer("")
+
+    return strategy
+
+
+async def try_every_tool(conversation: Conversation, tools: Sequence[ToolSpec]) -> Action:
+    """Call every tool once with arguments that fit its schema, then answer "0"."""
+    if conversation.turns or not tools:
+        return final_answer("0")
+    return tool_calls(*((name, sample_arguments(tools, name)) for name in tool_names(tools)[:MAX_TRIED_TOOLS]))
+
+
+async def never_finish(conversation: Conversation, tools: Sequence[ToolSpec]) -> Action:
+    """Call the same tool in every turn; without tools, answer with text in every turn."""
+    names = tool_names(tools)
+    return tool_calls((names[0], sample_arguments(tools, names[0]))) if names else final_answer("And so on.")
+
+
+def tool_names(tools: Sequence[ToolSpec]) -> list[str]:
+    return [tool["function"]["name"] for tool in tools]
+
+
+def follow_expert(expert: Callable[[list[Message]], Any]) -> Strategy:
+    """Return the strategy of an environment's `expert`: a coroutine, or a plain function, which runs in a thread."""
+
+    async def strategy(conversation: Conversation, tools: Sequence[ToolSpec]) -> Action:
+        try:
+            return as_action(await invoke(expert, conversation.messages))
+        except NOT_CAUGHT:
+            raise
+        except BaseException as error:
+            raise PolicyError(describe("expert", error)) from error
+
+    return strategy
+
+
+def as_action(message: Message) -> Action:
+    """Return the action of an assistant message in OpenAI's format."""
+    return Action(message=_assistant_message(message), tool_calls=_parsed_calls(message))
+
+
+def _assistant_message(message: Message) -> Message:
+    if message["role"] != "assistant" or not isinstance(message["content"], str):
+        raise ValueError("it returned no assistant message whose content is text")
+    return message
+
+
+def _parsed_calls(message: Message) -> tuple[ToolCall, ...]:
+    parsed = []
+    for i, call in enumerate(message.get("tool_calls", [])):
+        name, arguments = call["function"]["name"], call["function"]["arguments"]
+        arguments = json.loads(arguments) if isinstance(arguments, str) else arguments
+        parsed.append(ToolCall(id=call.get("id", f"call_{i}"), name=name, arguments=arguments))
+    return tuple(parsed)

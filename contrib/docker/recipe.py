@@ -1,0 +1,91 @@
+"""The hardening of a container: all settings that the engine gets."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from contrib.docker.engine import Engine
+from contrib.docker.owner import labels
+from contrib.docker.profile import seccomp_profile
+from forge_env.core.sandbox import Capabilities, Limits
+
+_OWN_MEMORY_BYTES = 64 * 2**20
+"""Memory of agent and zygote, beside the snippet's."""
+_MAX_PROCESSES = 1024
+"""Limit on processes of a container; the agent sets the limit of the snippet."""
+_LEAST_TMP_BYTES = 2 * 2**20
+_AGENT_USER, _ROOT = "65532:65532", "0:0"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recipe:
+    """Settings of the containers of one sandbox."""
+
+    image: str
+    namespaces: bool
+    """Whether the agent confines every snippet in its own namespaces; if not, only the container isolates."""
+    cpus: float
+    runtime: str | None
+    why_none: str = ""
+    """Why there are no namespaces."""
+    proved: Capabilities | None = None
+    """The result of the self-test of a container of this recipe."""
+
+
+def memory_needed(limits: Limits) -> int:
+    """Return the memory limit of a container for `limits`; the files of the snippet count as its memory."""
+    return limits.memory_bytes + _OWN_MEMORY_BYTES
+
+
+async def create(engine: Engine, recipe: Recipe, limits: Limits) -> str:
+    """Create a container without starting it, and return its id. Raises SandboxError."""
+    api = engine.client.api
+    host = api.create_host_config(**_settings(engine, recipe, limits))
+    if recipe.namespaces:
+        # A user namespace may mount a /proc only while it sees a complete one. The snippet sees only its own processes.
+        host |= {"MaskedPaths": [], "ReadonlyPaths": []}
+    made = await engine.call(
+        api.create_container,
+        recipe.image,
+        command=["namespace" if recipe.namespaces else "plain", *(["proved"] if recipe.proved else [])],
+        # Only root can have capabilities in a container; it has those for changing its user for good.
+        user=_AGENT_USER if recipe.namespaces else _ROOT,
+        hostname="sandbox",
+        stdin_open=True,
+        labels=labels(),
+        host_config=host,
+    )
+    return str(made["Id"])
+
+
+def _settings(engine: Engine, recipe: Recipe, limits: Limits) -> dict[str, Any]:
+    tmp_bytes = max(limits.tmp_bytes, _LEAST_TMP_BYTES)
+    settings: dict[str, Any] = {
+        "auto_remove": True,
+        "cap_drop": ["ALL"],
+        "init": True,
+        "ipc_mode": "private",
+        "log_config": {"Type": "none"},
+        "mem_limit": memory_needed(limits),
+        "memswap_limit": memory_needed(limits),
+        "nano_cpus": int(recipe.cpus * 1e9),
+        "network_mode": "none",
+        "pids_limit": _MAX_PROCESSES,
+        "read_only": True,
+        "security_opt": [
+            "no-new-privileges",
+            f"seccomp={seccomp_profile(engine.machine, namespaces=recipe.namespaces)}",
+        ],
+        "shm_size": tmp_bytes,
+        "tmpfs": {"/tmp": f"size={tmp_bytes},nr_inodes=4096,mode=1777,nosuid,nodev,noexec"},
+        "ulimits": [{"Name": "core", "Soft": 0, "Hard": 0}, {"Name": "nofile", "Soft": 4096, "Hard": 4096}],
+    }
+    if recipe.runtime:
+        settings["runtime"] = recipe.runtime
+    if recipe.namespaces:
+        # AppArmor's profile for containers forbids every mount; the snippet's seccomp filter forbids them, too.
+        settings["security_opt"].append("apparmor=unconfined")
+    else:
+        settings["cap_add"] = ["SETUID", "SETGID", "SETPCAP", "KILL"]
+    return settings

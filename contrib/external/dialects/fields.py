@@ -1,0 +1,106 @@
+"""The fields of a request: each is honoured, refused, or ignored and named; one that is unknown is refused."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from contrib.external.requests import whole_number
+from forge_env.core.errors import nearest
+from forge_env.utils.http_server import RequestRefused
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fields:
+    """The fields that the requests of one dialect may have. A field that is null is not set."""
+
+    honoured: tuple[str, ...]
+    ignored: tuple[str, ...]
+    """Named in the response's header x-forge-env-ignored."""
+    refused: Mapping[str, str]
+    """Why, as the end of a sentence. A value that asks for nothing is not refused: false, 0, or an empty one."""
+
+    def check(self, body: Any) -> dict[str, Any]:
+        """Return the body of a request."""
+        if not isinstance(body, dict):
+            raise RequestRefused(400, "the body is no JSON object")
+        known = (*self.honoured, *self.ignored, *self.refused)
+        for name, value in body.items():
+            if value is None:
+                continue
+            if name not in known:
+                text = f"{name!r:.60} is no field that is known here: leave it out. {nearest(name, known)}"
+                raise RequestRefused(400, text, code="unknown_parameter", param=name[:60])
+            if name not in self.refused:
+                check_kind(body, name)
+            refuse(body, name, value if name in self.refused else None, self.refused.get(name, ""))
+        return body
+
+    def named(self, body: Mapping[str, Any]) -> tuple[str, ...]:
+        """The ignored fields that a request has set, in the order of their declaration."""
+        return tuple(name for name in self.ignored if body.get(name) is not None)
+
+
+_KINDS = {
+    "true or false": ("disable_parallel_tool_use", "include_usage", "parallel_tool_calls", "store", "stream"),
+    "a number": ("frequency_penalty", "min_p", "presence_penalty", "repetition_penalty", "temperature", "top_p"),
+    "a whole number": ("best_of", "max_tool_calls", "n", "seed", "top_k"),
+    "an object": ("stream_options",),
+}
+"""What a value is. An ignored field has one of its kind, too: a client with another value means something else."""
+_KIND_OF = {name: kind for kind, names in _KINDS.items() for name in names}
+
+
+def check_kind(part: Mapping[str, Any], name: str, kind: str = "") -> Any:
+    """Return a field of a request or of its part, and refuse a value of another kind. None is no value.
+
+    Args:
+        part: the request, or a part of it.
+        name: the field.
+        kind: a key of `_KINDS`; by default the kind of the name, if there is one.
+    """
+    value, kind = part.get(name), kind or _KIND_OF.get(name, "")
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    is_kind = {
+        "true or false": isinstance(value, bool),
+        "a number": is_number,
+        "a whole number": is_number and isinstance(whole_number(value), int),
+        "an object": isinstance(value, dict),
+    }
+    if value is not None and not is_kind.get(kind, True):
+        raise RequestRefused(400, f"{name} is {json.dumps(value)[:80]}; it is {kind}", param=name)
+    return value
+
+
+def refuse(body: Mapping[str, Any], name: str, wrong: Any, reason: str) -> None:
+    """Refuse a field, if anything is wrong."""
+    if wrong:
+        shown = json.dumps(body.get(name))[:80]
+        raise RequestRefused(400, f"{name} is {shown}, which is not offered, for {reason}: leave it out", param=name)
+
+
+def listed_tools(tools: Any) -> list[dict[str, Any]]:
+    """The tools of a request."""
+    if tools is not None and not (isinstance(tools, list) and all(isinstance(tool, dict) for tool in tools)):
+        raise RequestRefused(400, f"tools is {json.dumps(tools)[:80]}; it is a list of objects", param="tools")
+    return tools or []
+
+
+def kinds_left_out(tools: Any, served: Sequence[str]) -> tuple[str, ...]:
+    """The kinds of tools that are not offered to the model, each as "tools KIND".
+
+    Args:
+        tools: of a request.
+        served: the kinds that are offered.
+    """
+    kinds = dict.fromkeys(tool["type"] for tool in listed_tools(tools) if isinstance(tool.get("type"), str))
+    return tuple(f"tools {kind[:40]}" for kind in kinds if kind not in served)
+
+
+def ignored_of_tools(tools: Any, known: Sequence[str], within: str = "") -> tuple[str, ...]:
+    """The keys of the tools of a request that nobody reads, as "tools.KEY"; of a part of each tool with `within`."""
+    parts = [tool.get(within) if within else tool for tool in listed_tools(tools)]
+    names = {key: None for part in parts if isinstance(part, dict) for key in part if part[key] and key not in known}
+    return tuple(f"tools.{within + '.' if within else ''}{name[:40]}" for name in names)

@@ -1,0 +1,84 @@
+"""Prepares a workspace for a step of a Harbor task: its files, its set-up, and the wait until it is healthy."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from contrib.harbor.config import HarborTask, Healthcheck, Step
+from contrib.workspaces.contract import CommandResult, Workspace
+from contrib.workspaces.images.dockerfile import BuiltImage
+from forge_env.core.errors import EnvError
+
+
+def by_bash(*arguments: str) -> list[str]:
+    """A call of bash, which runs all scripts in Harbor; of sh in an image without bash."""
+    return ["sh", "-c", 'shell=$(command -v bash) || shell=sh; exec "$shell" "$@"', "sh", *arguments]
+
+
+async def begin_step(
+    workspace: Workspace, task: HarborTask, step: Step | None, image: BuiltImage, user: str | int | None
+) -> None:
+    """Stage the files of a step, and wait until the workspace is healthy."""
+    if step is not None and (problem := await _set_up(workspace, task, step, image, user)):
+        raise EnvError(f"setup.sh of the step {step.name} of {task.name} fails: {problem}")
+    if step is task.steps[0] and (check := task.config.environment.healthcheck):
+        await _wait_until_healthy(workspace, task, check, image, None)
+    if step is not None and step.healthcheck:
+        await _wait_until_healthy(workspace, task, step.healthcheck, image, user)
+
+
+async def set_up_again(
+    fork: Workspace, task: HarborTask, steps: Sequence[Step | None], image: BuiltImage, user: str | int | None
+) -> None:
+    """Let a fresh workspace begin as the agent's did: with the files of these steps, and what their setup.sh changes.
+
+    One may fail here: in the agent's workspace it had what the agent had made before.
+    """
+    for step in steps:
+        if step is not None:
+            await _set_up(fork, task, step, image, user)
+            await fork.end_processes()
+
+
+async def _set_up(workspace: Workspace, task: HarborTask, step: Step, image: BuiltImage, user: str | int | None) -> str:
+    """Put the files of a step into a workspace, and run its setup.sh; return the last words of one that fails."""
+    staged, workdir = _staged(task, step), image.workdir
+    if staged.is_dir():
+        await workspace.put_tree(staged, workdir, user=user)
+    if not (staged / "setup.sh").is_file():
+        return ""
+    result = await workspace.exec(by_bash(f"{workdir}/setup.sh"), env=image.env, cwd=workdir, user=user)
+    return "" if result.ok else _reason(result)
+
+
+def _staged(task: HarborTask, step: Step) -> Path:
+    return task.folder / "steps" / step.name / "workdir"
+
+
+async def _wait_until_healthy(
+    workspace: Workspace, task: HarborTask, check: Healthcheck, image: BuiltImage, user: str | int | None
+) -> None:
+    """Run a check until it succeeds; failures count after the start period, and `retries` of them are the end."""
+    started, failures = time.monotonic(), 0
+    while True:
+        is_early = time.monotonic() - started < check.start_period_sec
+        result = await workspace.exec(
+            by_bash("-c", check.command),
+            env=image.env,
+            cwd=image.workdir,
+            timeout_s=max(check.timeout_sec, 0.1),
+            user=user,
+        )
+        if result.ok:
+            return
+        failures += not is_early
+        if failures >= max(check.retries, 1):
+            raise EnvError(f"the healthcheck of {task.name} fails: {check.command}: {_reason(result)}")
+        await asyncio.sleep(max(check.start_interval_sec if is_early else check.interval_sec, 0.0))
+
+
+def _reason(result: CommandResult) -> str:
+    return (result.stderr or result.stdout).strip()[-300:] or f"{result.status.value} {result.exit_code or ''}".strip()

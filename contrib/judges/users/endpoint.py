@@ -1,0 +1,109 @@
+"""The endpoint that an LLMUser asks, shared by all episodes: made at its first use, closed when no episode uses it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+from weakref import WeakKeyDictionary
+
+from contrib.judges.users.user import without_thoughts
+from forge_env.core.errors import InfraError, ServiceError
+from forge_env.core.protocols import ContextFull
+from forge_env.core.usage import Usage
+from forge_env.utils.targets import load
+
+_AGENT = "agents.chat.agent:ChatAgent"
+"""It is in a package above this one, and so named by its target."""
+
+
+class ChatEndpoint(Protocol):
+    """What is needed of an agent such as `agents.chat.agent.ChatAgent`."""
+
+    temperature: float | None
+
+    @property
+    def client(self) -> Any: ...
+
+    async def aclose(self) -> None: ...
+
+
+class SharedEndpoint:
+    """An agent that is lent, or one that is made by these settings. The connections of a lent one stay open."""
+
+    def __init__(self, lent: ChatEndpoint | None, settings: Mapping[str, Any]) -> None:
+        self._agent = lent
+        self._is_lent = lent is not None
+        self._settings = settings
+        self._uses: WeakKeyDictionary[asyncio.AbstractEventLoop, int] = WeakKeyDictionary()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_uses": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, _uses=WeakKeyDictionary())
+
+    @property
+    def name(self) -> str:
+        """The model's name, without making the agent."""
+        return str(self._settings["model"] if self._agent is None else self._agent.client.model)
+
+    async def ask(
+        self,
+        who: str,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        max_tokens: int,
+        timeout: float,
+        seeds: Sequence[int | None],
+        used: Usage,
+    ) -> str:
+        """The first answer that is whole and not empty, without its thoughts.
+
+        Args:
+            who: plays the model, for messages.
+            messages: in the endpoint's form.
+            max_tokens: of one answer.
+            timeout: in seconds, of one answer.
+            seeds: of the requests; there are as many as seeds.
+            used: the usage is added to it, also if there is no answer.
+        """
+        problem = ""
+        for seed in seeds:
+            try:
+                reply = await self.agent.client.complete(
+                    messages,
+                    max_tokens=max_tokens,
+                    temperature=self.agent.temperature,
+                    timeout=timeout,
+                    seed=seed,
+                    used=used,
+                )
+            except ContextFull as error:
+                raise ServiceError(f"the conversation is too long for {who}: {error}") from None
+            except InfraError as error:
+                raise ServiceError(f"{who} did not answer: {error}") from None
+            text = without_thoughts(reply.text)
+            if text and reply.finish_reason != "length":
+                return text
+            problem = f"was cut off at {max_tokens} tokens" if reply.finish_reason == "length" else "is empty"
+        raise ServiceError(f"{who} gave no message in {len(seeds)} answers: the last one {problem} ({self.name})")
+
+    @property
+    def agent(self) -> ChatEndpoint:
+        """The agent, made at its first use."""
+        if self._agent is None:
+            self._agent = load(_AGENT)(**self._settings)
+        return self._agent
+
+    def take(self) -> None:
+        """Keep the connections of the running event loop open until the matching `release`."""
+        loop = asyncio.get_running_loop()
+        self._uses[loop] = self._uses.get(loop, 0) + 1
+
+    async def release(self) -> None:
+        """Close the connections of the running event loop, if no other episode uses them."""
+        loop = asyncio.get_running_loop()
+        self._uses[loop] = uses = max(self._uses.get(loop, 0) - 1, 0)
+        if not uses and not self._is_lent and self._agent is not None:
+            await self._agent.aclose()

@@ -1,0 +1,1 @@
+"""Recorded episodes: exports, imports, replays, audits, new scores."""

@@ -1,0 +1,156 @@
+"""Judges recorded episodes again, by the environment as it is today, without the agent.
+
+What an episode made is made again by its recorded turns (`contrib.records.replay`), and scored by the environment's
+present code and tasks. An episode is judged only if every recorded turn was an answer to what the environment shows
+today; otherwise the record does not hold enough, and the reason is given.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+
+from contrib.records.replay import Replay, replay_in
+from forge_env.core.episode import Episode
+from forge_env.core.errors import UserError
+from forge_env.core.types import Message, Outcome, Task
+from forge_env.records.run_files import RunSettings
+from forge_env.rollout.factory import EnvFactory
+from forge_env.rollout.task_list import TASKS_SECONDS
+
+ALL = "all"
+"""The split of an environment with every task of its data."""
+_FEW_TASKS, _MOST_TASKS = 1_000, 200_000
+_SECONDS = 20.0
+"""What lists tasks for longer makes them without end: data of that size are read in less."""
+_NOT_THE_ENVIRONMENT = (Outcome.INFRA_FAULT, Outcome.TIMEOUT)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JudgedAgain:
+    """A recorded episode, and the same with its new reward."""
+
+    before: Episode
+    after: Episode
+    """The recorded one where `refused` is set."""
+    refused: str = ""
+    """Why it was not judged."""
+
+    @property
+    def changed(self) -> bool:
+        was, now = self.before, self.after
+        return (was.outcome, was.reward, was.success) != (now.outcome, now.reward, now.success)
+
+
+class TasksOfToday:
+    """The tasks that the data of an environment have now, found by their prompts.
+
+    An environment that makes tasks without end never lists them all. So it is asked for a few, and for more only if a
+    recorded task is not among these.
+
+    `note` says why tasks of the record are judged instead; "" if they are not.
+    """
+
+    def __init__(self, factory: EnvFactory, recorded: Iterable[Task]) -> None:
+        self._by_prompt: dict[str, dict[str, Task]] = {}
+        self._is_whole = False
+        self.note = ""
+        wanted = {task.id for task in recorded}
+        try:
+            self._list(factory, max(_FEW_TASKS, len(wanted)), TASKS_SECONDS)
+        except UserError as error:
+            self.note = f"the tasks are those of the record, since the environment lists no others: {error}"
+            return
+        listed = {id_ for tasks in self._by_prompt.values() for id_ in tasks}
+        if self._is_whole or wanted <= listed:
+            return
+        with contextlib.suppress(UserError):
+            self._list(factory, _MOST_TASKS, _SECONDS)
+        if not self._is_whole:
+            self.note = (
+                "the environment has tasks without end: of tasks that are not among those that were listed, those of "
+                "the record are judged"
+            )
+
+    def _list(self, factory: EnvFactory, count: int, seconds: float) -> None:
+        tasks = factory.tasks(ALL, count=count, at_most=True, seconds=seconds)
+        for task in tasks:
+            self._by_prompt.setdefault(_key(task.prompt), {})[task.id] = task
+        self._is_whole = len(tasks) < count
+
+    def of(self, recorded: Task) -> Task:
+        """Return the task that is judged, under its recorded id."""
+        found = self._by_prompt.get(_key(recorded.prompt), {})
+        if recorded.id in found or (not found and not self._is_whole):
+            return recorded
+        if len(found) != 1:
+            many = "no task" if not found else f"{len(found)} tasks"
+            raise UserError(f"the environment has {many} with its prompt today")
+        [task] = found.values()
+        return replace(task, id=recorded.id)
+
+
+async def judge_again(
+    episodes: Iterable[Episode], settings: RunSettings, factory: EnvFactory, tasks: TasksOfToday, *, at_once: int
+) -> AsyncIterator[JudgedAgain]:
+    """Judge episodes again, in order."""
+    remaining = iter(episodes)
+    while batch := list(islice(remaining, at_once)):
+        for judged in await asyncio.gather(*(_judge(episode, settings, factory, tasks) for episode in batch)):
+            yield judged
+
+
+async def _judge(recorded: Episode, settings: RunSettings, factory: EnvFactory, tasks: TasksOfToday) -> JudgedAgain:
+    if recorded.outcome in _NOT_THE_ENVIRONMENT:
+        return _refused(recorded, f"it has nothing to judge: {recorded.outcome.replace('_', ' ')}: {recorded.error}")
+    try:
+        task = tasks.of(recorded.task)
+    except UserError as error:
+        return _refused(recorded, str(error))
+    played = await replay_in(factory, replace(recorded, task=task), settings)
+    if reason := _not_enough(played):
+        return _refused(recorded, reason)
+    return JudgedAgain(before=recorded, after=_with_verdict(recorded, played, task))
+
+
+def _not_enough(played: Replay) -> str:
+    """Why the replay is not the recorded episode; "" if it is, whatever its rewards are."""
+    if played.replayed.outcome in _NOT_THE_ENVIRONMENT and not played.stopped:
+        return f"the machinery failed: {played.replayed.error}"
+    if played.stopped:
+        return f"the record does not hold enough: {played.stopped}"
+    for difference in played.differences:
+        # What is shown after the last turn is no question to the agent: it may tell the verdict.
+        if difference.what in ("observation", "tools", "end") and difference.turn != len(played.recorded.turns):
+            return f"the record does not hold enough: turn {difference.turn} has another {difference.what} today"
+    return ""
+
+
+def _with_verdict(recorded: Episode, played: Replay, task: Task) -> Episode:
+    """The recorded episode with what the environment says today."""
+    replayed = played.replayed
+    turns = [replace(turn, reward=played.taken[number].reward) for number, turn in enumerate(recorded.turns)]
+    return replace(
+        recorded,
+        task=task,
+        turns=tuple(turns),
+        outcome=replayed.outcome,
+        reward=replayed.reward,
+        rewards=replayed.rewards,
+        success=replayed.success,
+        error=replayed.error,
+        ended_by=replayed.ended_by,
+        tail=replayed.tail,
+        info={**recorded.info, **replayed.info},
+    )
+
+
+def _refused(episode: Episode, reason: str) -> JudgedAgain:
+    return JudgedAgain(before=episode, after=episode, refused=reason)
+
+
+def _key(prompt: Sequence[Message]) -> str:
+    return "\0".join(f"{message['role']}\0{message['content']}" for message in prompt)

@@ -1,0 +1,121 @@
+"""`forge-env score RUN --again`: recorded episodes are judged by their environment as it is today."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+from contrib.records.cli.replay import note_changes
+from forge_env.cli.env_options import parse_options
+from forge_env.cli.new_file import new_file
+from forge_env.cli.output import emit, note, say, show_table, stdout_to_stderr
+from forge_env.core.errors import UserError
+from forge_env.utils.run_async import run_async
+
+if TYPE_CHECKING:
+    from contrib.records.again import JudgedAgain
+    from forge_env.records.run_files import RunSettings
+
+MAX_LINES = 20
+"""Changed episodes, and reasons of those that were not judged, that are printed; --json has all."""
+
+
+def score_again(run: Path, option: list[str], at_once: int, out: Path | None, *, as_json: bool) -> int:
+    """Judge the episodes of a run again, and list what has changed; returns 1 if none could be judged."""
+    from forge_env.records.run_files import episode_files, run_settings
+    from forge_env.registry.registry import check_registered
+
+    if at_once < 1:
+        raise UserError(f"--at-once is {at_once}; it is at least 1")
+    files = episode_files(run)
+    settings = run_settings(run)
+    if settings is None or not settings.env:
+        raise UserError(
+            f"{run} does not record the environment and its options, so no episode of it can be judged again: give the "
+            "folder of an evaluation or of a training run"
+        )
+    settings = replace(settings, options={**settings.options, **parse_options(option)})
+    check_registered(settings.env, settings.registered)
+    note_changes(run, settings)
+    with stdout_to_stderr(as_json), new_file(out) as file:
+        phases = run_async(_judge(files, settings, at_once, file))
+    if as_json:
+        emit({"run": str(run), "env": settings.env, "phases": phases})
+    else:
+        _show(phases)
+    return 0 if any(phase["judged"] for phase in phases) else 1
+
+
+async def _judge(
+    files: dict[str, Path], settings: RunSettings, at_once: int, file: IO[str] | None
+) -> list[dict[str, Any]]:
+    from contrib.records.again import TasksOfToday, judge_again
+    from forge_env.core.episode import read_jsonl
+    from forge_env.rollout.factory import make
+
+    phases = []
+    async with make(settings.env, **settings.options) as factory:
+        tasks = TasksOfToday(factory, (episode.task for path in files.values() for episode in read_jsonl(path)))
+        if tasks.note:
+            note(tasks.note)
+        for name, path in files.items():
+            judged: list[JudgedAgain] = []
+            async for one in judge_again(read_jsonl(path), settings, factory, tasks, at_once=at_once):
+                judged.append(one)
+                if file is not None:
+                    file.write(one.after.to_json() + "\n")
+            phases.append(_summary(name, judged))
+    return phases
+
+
+def _summary(phase: str, everything: list[JudgedAgain]) -> dict[str, Any]:
+    from forge_env.evaluation.evaluate import Evaluation
+
+    judged = [one for one in everything if not one.refused]
+    both = [one for one in judged if one.before.outcome.is_valid and one.after.outcome.is_valid]
+    before = Evaluation(episodes=tuple(one.before for one in both))
+    after = Evaluation(episodes=tuple(one.after for one in both))
+    return {
+        "phase": phase,
+        "episodes": len(everything),
+        "judged": len(judged),
+        "changed": [_change(one) for one in judged if one.changed],
+        "reward_before": before.reward.value if both else None,
+        "reward_now": after.reward.value if both else None,
+        "success_before": before.success_rate if both else None,
+        "success_now": after.success_rate if both else None,
+        "not_judged": [{"id": one.before.id, "reason": one.refused} for one in everything if one.refused],
+    }
+
+
+def _change(one: JudgedAgain) -> dict[str, Any]:
+    was, now = one.before, one.after
+    return {
+        "id": was.id,
+        "before": {"outcome": was.outcome, "reward": was.reward, "rewards": dict(was.rewards), "error": was.error},
+        "now": {"outcome": now.outcome, "reward": now.reward, "rewards": dict(now.rewards), "error": now.error},
+    }
+
+
+def _show(phases: list[dict[str, Any]]) -> None:
+    rows = []
+    for phase in phases:
+        cells = [phase["phase"], phase["episodes"], phase["judged"], len(phase["changed"])]
+        cells += [phase[name] for name in ("reward_before", "reward_now", "success_before", "success_now")]
+        rows.append(["-" if c is None else f"{c:.4f}" if isinstance(c, float) else str(c) for c in cells])
+    columns = ("phase", "episodes", "judged", "changed", "reward before", "now", "success before", "now")
+    show_table(columns, rows)
+    for phase in phases:
+        for change in phase["changed"][:MAX_LINES]:
+            say(f"{change['id']}: {_verdict(change['before'])} before, {_verdict(change['now'])} now")
+        if len(phase["changed"]) > MAX_LINES:
+            say(f"and {len(phase['changed']) - MAX_LINES} others, which --json lists")
+        reasons = Counter(one["reason"] for one in phase["not_judged"])
+        for reason, count in reasons.most_common(MAX_LINES):
+            note(f"{count} not judged: {reason}")
+
+
+def _verdict(verdict: dict[str, Any]) -> str:
+    return f"{verdict['outcome']}: {verdict['error']}" if verdict["reward"] is None else f"{verdict['reward']:g}"

@@ -1,0 +1,169 @@
+"""The messages of an Episode in OpenAI's exact shape, and its conversations one by one.
+
+An Episode may hold calls without ids and arguments that are objects, as an expert wrote them, and several
+conversations, as a program with sub-agents has. Other programs expect one conversation, ids, and arguments as text.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from forge_env.core.episode import Episode
+from forge_env.core.json_text import portable
+from forge_env.core.turn import Turn
+from forge_env.core.types import NOT_SAMPLED, Message
+
+OURS = "forge_env"
+"""Key of data for which another format has no field, under its `extra` or its `metadata`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Said:
+    """A message of a conversation, and the turn that it is the answer of; None for messages of the environment."""
+
+    message: dict[str, Any]
+    turn: Turn | None = None
+
+
+def conversations(episode: Episode) -> list[list[Said]]:
+    """Return the conversations of an episode, almost always one; an episode without turns has its task's prompt.
+
+    A further conversation begins where the lineage of the rows says so. Without a lineage, it begins where the
+    environment shows a system message first, or an answer of the model: in the same conversation it shows only what is
+    new, and the model knows its own answers.
+    """
+    if not episode.turns:
+        said = _said([(message, None) for message in episode.tail or episode.task.prompt])
+        return [said] if said else []
+    parts: list[list[Turn]] = []
+    begins = {row.turn for row in episode.lineage if row.kind != "template"}
+    for number, turn in enumerate(episode.turns):
+        if not parts or (number in begins if begins else _begins_conversation(turn)):
+            parts.append([])
+        parts[-1].append(turn)
+    result = []
+    for place, turns in enumerate(parts):
+        origins: list[tuple[Message, Turn | None]] = []
+        for turn in turns:
+            origins += [(message, None) for message in turn.observation]
+            origins.append((turn.message, turn))
+        if place == len(parts) - 1:
+            origins += [(message, None) for message in episode.tail]
+        result.append(_said(origins))
+    return result
+
+
+def _begins_conversation(turn: Turn) -> bool:
+    if not turn.observation or (turn.kind != "text" and not turn.starts_row):
+        return False
+    roles = [message["role"] for message in turn.observation]
+    return roles[0] == "system" or "assistant" in roles
+
+
+def _said(origins: Sequence[tuple[Message, Turn | None]]) -> list[Said]:
+    """Give arguments as text, and ids to calls without any: those that the agent gave them, which results name."""
+    result: list[Said] = []
+    waiting: list[str] = []
+    """Ids of calls that nobody has given one; their results come in the order of the calls."""
+    made = 0
+    for message, turn in origins:
+        copied: dict[str, Any] = dict(message)
+        if calls := message.get("tool_calls"):
+            copied["tool_calls"], waiting = [], []
+            given = [call.id for call in turn.tool_calls] if turn is not None else []
+            for number, call in enumerate(calls):
+                call_id = call.get("id") or (given[number] if number < len(given) else "")
+                if not call_id:
+                    call_id = f"forge_call_{made}"
+                    made += 1
+                    waiting.append(call_id)
+                copied["tool_calls"].append(_call(call, call_id))
+        elif message["role"] == "tool" and not message.get("tool_call_id") and waiting:
+            copied["tool_call_id"] = waiting.pop(0)
+        result.append(Said(message=copied, turn=turn))
+    return result
+
+
+def _call(call: Mapping[str, Any], call_id: str) -> dict[str, Any]:
+    function = call.get("function", call)
+    arguments = function.get("arguments", "")
+    text = arguments if isinstance(arguments, str) else json.dumps(arguments)
+    return {"id": call_id, "type": "function", "function": {"name": function.get("name", ""), "arguments": text}}
+
+
+def json_text(value: Any) -> tuple[str, bool]:
+    """Return a value as one line of JSON that every reader takes, and whether `portable` had to change it for that."""
+    try:
+        text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+        text.encode()
+        return text, False
+    except ValueError:  # UnicodeEncodeError is one
+        return json.dumps(portable(value), ensure_ascii=False, allow_nan=False), True
+
+
+def outcome_of(episode: Episode) -> dict[str, Any]:
+    """What an episode is and how it ended: all but its turns, its messages and its info."""
+    task = episode.task
+    return {
+        "id": episode.id,
+        "group_id": episode.group_id,
+        "env": episode.env,
+        "seed": episode.seed,
+        "outcome": str(episode.outcome),
+        "reward": episode.reward,
+        "rewards": dict(episode.rewards),
+        "success": episode.success,
+        "error": episode.error,
+        "ended_by": episode.ended_by,
+        "task": {
+            "id": task.id,
+            "kind": task.kind,
+            "prompt": list(task.prompt),
+            "target": task.target,
+            "metadata": dict(task.metadata),
+        },
+        **({"lineage": [asdict(row) for row in episode.lineage]} if episode.lineage else {}),
+    }
+
+
+def with_weight(said: Said) -> dict[str, Any]:
+    """Return a message; an answer that is not learned has the weight 0.
+
+    It is one that the environment showed as history, or one that no loss is over.
+    """
+    turn = said.turn
+    is_learned = turn is not None and not turn.auxiliary and (turn.kind != "sampled" or turn.num_written)
+    is_read_only = said.message["role"] == "assistant" and not is_learned
+    return {**said.message, "weight": 0} if is_read_only else said.message
+
+
+def token_facts(turn: Turn) -> dict[str, Any]:
+    """Return what other formats have no field for of the tokens of a turn; `imports.tokens` reads it again.
+
+    `weight_versions` are the spans [weight version, number of tokens]; the version of inserted tokens is None.
+    """
+    kept: dict[str, Any] = {
+        "weight_versions": [[None if version == NOT_SAMPLED else version, n] for version, n in turn.versions],
+        "starts_row": turn.starts_row,
+        "context_digest": turn.context_digest,
+        "tool_calls": [asdict(call) for call in turn.tool_calls],
+    }
+    if turn.constraint or turn.constrained:
+        kept |= {"constraint": turn.constraint, "constrained": turn.constrained}
+    if turn.routes:
+        kept["routes"] = [routes.text for routes in turn.routes]
+    return kept
+
+
+def is_auxiliary(said: Sequence[Said]) -> bool:
+    """Whether a conversation is no part of the work: all of its answers are auxiliary."""
+    answers = [each.turn for each in said if each.turn is not None]
+    return bool(answers) and all(turn.auxiliary for turn in answers)
+
+
+def last_answer(said: Sequence[Said]) -> int:
+    """Return how many messages there are up to the last answer and with it; 0 if there is none."""
+    return max((i for i, each in enumerate(said, 1) if each.message["role"] == "assistant"), default=0)

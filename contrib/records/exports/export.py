@@ -1,0 +1,254 @@
+"""Exports the episodes of a run into a format of other programs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, Protocol, get_args
+
+from contrib.records.exports.atif import trajectory
+from contrib.records.exports.chat import has_thoughts, openai_lines, sft_lines
+from contrib.records.exports.conversation import json_text
+from contrib.records.exports.parquet import ParquetWriter
+from contrib.records.exports.run_facts import RunFacts
+from contrib.records.exports.select import Selected, Selection, Wanted
+from contrib.records.exports.training_trace import training_trace
+from forge_env.core.episode import Episode
+from forge_env.core.errors import InfraError, UserError, nearest
+from forge_env.utils.staging import Target
+
+Format = Literal["hf", "atif", "openai", "sft", "training_trace"]
+FORMATS: tuple[Format, ...] = get_args(Format)
+NO_REWARD, NO_ANSWER, NO_MESSAGE = "without a reward", "without an answer", "without a message"
+LEARNED: frozenset[Format] = frozenset({"openai", "sft", "training_trace"})
+"""Formats that a trainer learns answers from: each of their episodes has a reward and an answer."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Exported:
+    """What an export has written, and what it has not."""
+
+    episodes: int = 0
+    lines: int = 0
+    """Rows, lines or files: an episode with several conversations has several lines of chat."""
+    left_out: dict[str, int] = field(default_factory=dict)
+    """Number of episodes by the reason."""
+    cut: list[str] = field(default_factory=list)
+    """FILE:LINE of half-written last lines, which are no episodes."""
+    replaced: int = 0
+    """Rows, lines or files in which text that is no valid Unicode was replaced."""
+    thoughts: int = 0
+    """Episodes with thoughts that the format has no place for."""
+    without_tools: dict[str, str] = field(default_factory=dict)
+    """Environment -> why its tools are not to be had."""
+
+
+def export(run: Path, out: Path, to: str, wanted: Wanted, *, tokens: bool = False, scores: bool = False) -> Exported:
+    """Write the wanted episodes of a run; `out` is there only when all of them are written.
+
+    Args:
+        run: folder of an evaluation or of a training run, or a file of episodes.
+        out: a new file, or for hf, and for atif and training_trace unless it ends in .jsonl, a new folder.
+        to: one of `FORMATS`.
+        wanted: which episodes.
+        tokens: whether token ids and logprobs are written; with sft the Episodes themselves are then.
+        scores: whether lines of openai say how they were scored, which OpenAI itself refuses.
+    """
+    if to not in FORMATS:
+        raise UserError(f"--to {to}: {nearest(to, FORMATS)}")
+    if tokens and to == "openai":
+        raise UserError("--tokens does not go with --to openai, which has no place for them: use hf, atif or sft")
+    if tokens and to == "training_trace":
+        raise UserError("--tokens does not go with --to training_trace, which always has them: leave it out")
+    if scores and to != "openai":
+        raise UserError(f"--scores is for --to openai: {to} always says how an episode was scored")
+    if to in ("openai", "sft") and out.suffix not in (".jsonl", ".ndjson"):
+        raise UserError(f"--out {out} must end in .jsonl: --to {to} writes one file of JSON lines")
+    selection, facts, result = Selection(run, wanted), RunFacts(run), Exported()
+    with Target(out) as target:
+        with _opened(_writer(to, target.path, out, facts, result, tokens=tokens, scores=scores), out) as writer:
+            for selected in selection:
+                reason = _unlearnable(selected.episode) if to in LEARNED else ""
+                if not reason:
+                    with _disk_errors(out):
+                        reason = writer.add(selected)
+                if reason:
+                    selection.leave_out(reason)
+                else:
+                    result.episodes += 1
+        result.left_out, result.cut, result.without_tools = selection.left_out, selection.cut, facts.without_tools
+        if not result.episodes:
+            raise UserError(f"nothing of {run} is left to export: {about_left_out(result) or 'it holds no episode'}")
+        with _disk_errors(out):
+            target.commit()
+    return result
+
+
+def about_left_out(result: Exported) -> str:
+    """What was left out in words: "3 of another outcome, 1 without a reward"."""
+    parts = [f"{count:,} {reason}" for reason, count in result.left_out.items()]
+    return ", ".join([*parts, *(f"{place} is cut off" for place in result.cut)])
+
+
+def _unlearnable(episode: Episode) -> str:
+    """Why nothing can be learned from an episode; "" if something can."""
+    return NO_REWARD if episode.reward is None else "" if episode.turns else NO_ANSWER
+
+
+class _Writer(Protocol):
+    def add(self, selected: Selected) -> str:
+        """Write an episode; returns why it is left out, or ""."""
+        ...
+
+    def close(self) -> None: ...
+
+    def abandon(self) -> None: ...
+
+
+def _writer(
+    to: str, path: Path, out: Path, facts: RunFacts, result: Exported, *, tokens: bool, scores: bool
+) -> _Writer:
+    match to:
+        case "hf":
+            return _Dataset(path, facts, result, tokens)
+        case "atif" | "training_trace":
+            documents = _Trajectories(facts, tokens) if to == "atif" else _TrainingTraces(facts)
+            lines = out.suffix in (".jsonl", ".ndjson")
+            return _Lines(path, documents, result) if lines else _Files(path, documents, result)
+        case "openai":
+            return _Lines(path, _OpenAI(facts, result, scores), result)
+        case _:
+            return _Lines(path, _whole_episode if tokens else _Chats(facts), result)
+
+
+@contextmanager
+def _opened(writer: _Writer, out: Path) -> Iterator[_Writer]:
+    try:
+        yield writer
+    except BaseException:
+        writer.abandon()
+        raise
+    with _disk_errors(out):
+        writer.close()
+
+
+@contextmanager
+def _disk_errors(out: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        reason = error.strerror or error
+        raise InfraError(f"--out {out} could not be written: {reason}; nothing is left of it") from error
+
+
+_Documents = Callable[[Selected], "list[Any] | str"]
+"""Makes the JSON documents of an episode, or says why it is left out."""
+
+
+class _Lines:
+    """One file of JSON lines."""
+
+    def __init__(self, path: Path, documents: _Documents, result: Exported) -> None:
+        self._documents, self._result = documents, result
+        self._file = path.open("x", encoding="utf-8", newline="\n")
+        self.abandon = self.close = self._file.close
+
+    def add(self, selected: Selected) -> str:
+        found = self._documents(selected)
+        if isinstance(found, str):
+            return found
+        for document in found:
+            text, is_replaced = json_text(document) if not isinstance(document, str) else (document, False)
+            self._file.write(text + "\n")
+            self._result.replaced += is_replaced
+            self._result.lines += 1
+        return ""
+
+
+class _Files:
+    """A folder with one JSON file for each episode, numbered, with its id as far as a file name may hold it."""
+
+    def __init__(self, path: Path, documents: _Documents, result: Exported) -> None:
+        self._folder, self._documents, self._result = path, documents, result
+        path.mkdir()
+
+    def add(self, selected: Selected) -> str:
+        found = self._documents(selected)
+        if isinstance(found, str):
+            return found
+        for document in found:
+            text, is_replaced = json_text(document)
+            name = re.sub(r"[^A-Za-z0-9.-]+", "_", selected.episode.id)[:80]
+            path = self._folder / f"{self._result.lines:06d}-{name}.json"
+            path.write_text(text + "\n", encoding="utf-8")
+            self._result.replaced += is_replaced
+            self._result.lines += 1
+        return ""
+
+    def close(self) -> None:
+        pass
+
+    abandon = close
+
+
+class _Dataset:
+    def __init__(self, path: Path, facts: RunFacts, result: Exported, tokens: bool) -> None:
+        self._facts, self._result = facts, result
+        self._parquet = ParquetWriter(path, tokens=tokens)
+        self.abandon = self._parquet.abandon
+
+    def add(self, selected: Selected) -> str:
+        episode = selected.episode
+        self._parquet.add(selected, model=self._facts.model(episode), tools=self._facts.tools(episode))
+        self._result.lines += 1
+        return ""
+
+    def close(self) -> None:
+        self._parquet.close()
+        self._result.replaced = self._parquet.replaced
+
+
+class _Trajectories:
+    def __init__(self, facts: RunFacts, tokens: bool) -> None:
+        self._facts, self._tokens = facts, tokens
+
+    def __call__(self, selected: Selected) -> list[Any] | str:
+        model, tools = self._facts.model(selected.episode), self._facts.tools(selected.episode)
+        found = trajectory(selected, agent=self._facts.agent, model=model, tools=tools, tokens=self._tokens)
+        return NO_MESSAGE if found is None else [found]
+
+
+class _TrainingTraces:
+    def __init__(self, facts: RunFacts) -> None:
+        self._facts = facts
+
+    def __call__(self, selected: Selected) -> list[Any] | str:
+        episode = selected.episode
+        found = training_trace(selected, model=self._facts.model(episode), tools=self._facts.tools(episode))
+        return found if isinstance(found, str) else [found]
+
+
+class _OpenAI:
+    def __init__(self, facts: RunFacts, result: Exported, scores: bool) -> None:
+        self._facts, self._result, self._scores = facts, result, scores
+
+    def __call__(self, selected: Selected) -> list[Any]:
+        episode = selected.episode
+        if not self._scores:
+            self._result.thoughts += has_thoughts(episode)
+        return list(openai_lines(episode, self._facts.tools(episode), scores=self._scores))
+
+
+class _Chats:
+    def __init__(self, facts: RunFacts) -> None:
+        self._facts = facts
+
+    def __call__(self, selected: Selected) -> list[Any]:
+        return list(sft_lines(selected.episode, self._facts.tools(selected.episode)))
+
+
+def _whole_episode(selected: Selected) -> list[Any]:
+    return [selected.episode.to_json()]

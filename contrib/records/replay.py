@@ -1,0 +1,294 @@
+"""Runs a recorded episode again: the same environment, task and seed, and the recorded turns of the model.
+
+The results of the environment are compared with the recorded ones. Times and random names in a text are expected to
+differ. Anything else is a difference, after which the recorded turns no longer answer the observations.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+from contrib.records.replay_text import compare_values, readable
+from forge_env.core.episode import Episode, Turn
+from forge_env.core.errors import PolicyError, TurnRefused, UserError
+from forge_env.core.protocols import ContextFull, Conversation
+from forge_env.core.types import Action, Message, Outcome, ToolSpec, ToolUse
+from forge_env.records.run_files import RunSettings
+from forge_env.rollout.factory import EnvFactory, make
+from forge_env.rollout.rollout import run_episode
+
+_EXTERNAL_OUTCOMES = {
+    Outcome.INFRA_FAULT: "the machinery failed then",
+    Outcome.TIMEOUT: "services were too slow then",
+}
+Verdict = Literal["same", "expected", "different", "not reached"]
+"""Comparison of one value; "expected": equal except for times and random names."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Difference:
+    """One difference. Example: ``Difference(turn=1, what="reward", recorded="1", replayed="0")``"""
+
+    turn: int | None
+    """Number of the turn, from 0 on; None for the episode as a whole."""
+    what: str
+    """ "observation", "tools", "reward", "end", "outcome" or "rewards"."""
+    recorded: str
+    replayed: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TurnCheck:
+    """Comparison of one turn: the observation before it, its tool calls, and its reward."""
+
+    observation: Verdict
+    tools: Verdict = "not reached"
+    reward: Verdict = "not reached"
+
+
+@dataclass(kw_only=True)
+class Replay:
+    """A recorded episode, its replay, and their comparison."""
+
+    recorded: Episode
+    replayed: Episode
+    taken: Mapping[int, Turn] = field(default_factory=dict)
+    """Number of the recorded turn -> the turn of the replay."""
+    turns: list[TurnCheck] = field(default_factory=list)
+    """One for each recorded turn."""
+    tail: Verdict = "not reached"
+    """Comparison of the messages after the last turn."""
+    outcome: Verdict = "not reached"
+    reward: Verdict = "not reached"
+    differences: list[Difference] = field(default_factory=list)
+    """In the order in which they arose."""
+    stopped: str = ""
+    """Why the replay stopped before the end; "" if it did not."""
+    notes: list[str] = field(default_factory=list)
+    """Further remarks for the reader."""
+
+    @property
+    def same(self) -> bool:
+        return not self.differences
+
+
+async def replay(recorded: Episode, settings: RunSettings, *, keep_going: bool = False) -> Replay:
+    """Run an episode again with the turns that were recorded.
+
+    Args:
+        recorded: the episode.
+        settings: of its run; if they name no environment, the episode's is used.
+        keep_going: take all turns, even after an observation differs.
+    """
+    name = settings.env or recorded.env
+    if not name:
+        raise UserError(f"the episode {recorded.id} names no environment: name it with --env")
+    async with make(name, **settings.options) as factory:
+        return await replay_in(factory, recorded, settings, keep_going=keep_going)
+
+
+async def replay_in(
+    factory: EnvFactory, recorded: Episode, settings: RunSettings, *, keep_going: bool = False
+) -> Replay:
+    """As `replay`, in an environment that is open."""
+    agent = Replayer(recorded, keep_going=keep_going)
+    replayed = await run_episode(
+        factory,
+        agent,
+        recorded.task,
+        seed=recorded.seed,
+        episode_id=recorded.id,
+        group_id=recorded.group_id,
+        limits=settings.limits,
+        env_options=recorded.info.get("env_options"),
+    )
+    return compare_episodes(recorded, replayed, agent.taken, agent.stop)
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """Why a replay stopped, and the observation that had no recorded turn."""
+
+    reason: str
+    number: int
+    """Number of the next recorded turn; the number of turns, if there is none."""
+    observation: tuple[Message, ...]
+
+
+class Replayer:
+    """An agent that takes the turns of a recorded episode.
+
+    Tokens, logprobs and digests stay as recorded. An environment may have several conversations with the model; the
+    record holds the turns of one conversation after another's, whatever their order in time. Each conversation
+    continues after its last turn, and a new one begins with the first turn whose observation fits. Without
+    `keep_going` it stops at the first observation that differs.
+    """
+
+    completes = True
+    constrains = True
+
+    def __init__(self, recorded: Episode, *, keep_going: bool = False) -> None:
+        self._recorded = recorded
+        self._keep_going = keep_going
+        self._full = Counter(recorded.info.get("full_contexts", ()))  # number of turns before a full prompt -> count
+        self.taken: dict[int, Turn] = {}
+        """Number of the recorded turn -> the turn taken in the replay."""
+        self.stop: Stop | None = None
+
+    async def act(self, conversation: Conversation, tools: Sequence[ToolSpec]) -> tuple[Turn, Action]:
+        """Take the next recorded turn."""
+        number = self._next(conversation)
+        if self._was_full(conversation, number):
+            raise ContextFull("the prompt left no room to answer when this was recorded")
+        if number == len(self._recorded.turns):
+            raise self._end(conversation.observation)
+        turn = self._recorded.turns[number]
+        observation = _observation(conversation, turn)
+        if not self._keep_going and compare_values(turn.observation, observation) == "different":
+            reason = f"the observation before turn {number} differs, so that the turn is no answer to it"
+            raise self._stopped(reason, number, observation)
+        asked = conversation.asked
+        if asked is not None and asked.constraint is not None and asked.constraint.label != turn.constraint:
+            raise TurnRefused("the answer had not this form when it was recorded")
+        taken = replace(turn, observation=observation, reward=0.0, tool_uses=(), policy_seconds=0.0, env_seconds=0.0)
+        self.taken[number] = taken
+        return taken, Action(message=turn.message, tool_calls=turn.tool_calls, finish_reason=turn.finish_reason)
+
+    def _was_full(self, conversation: Conversation, number: int) -> bool:
+        """Whether the next prompt left no room to answer. Where turns ran at once, it
+        is one that fits no recorded turn."""
+        turns, count = self._recorded.turns, len(self.taken)
+        if "turns_at_once" in self._recorded.info:
+            count = min(+self._full, default=count)
+            if number < len(turns):
+                was = turns[number]
+                if compare_values(was.observation, _observation(conversation, was)) != "different":
+                    return False
+        if not self._full[count]:
+            return False
+        self._full[count] -= 1
+        return True
+
+    def _next(self, conversation: Conversation) -> int:
+        if conversation.turns:
+            last = conversation.turns[-1]
+            number = next(number for number, turn in self.taken.items() if turn is last) + 1
+            return len(self._recorded.turns) if number in self.taken else number  # taken by another conversation
+        turns = self._recorded.turns
+        left = [number for number in range(len(turns)) if number not in self.taken]
+        left.sort(key=lambda number: number - 1 in self.taken)  # last, those that may continue another conversation
+        fits = (
+            n for n in left if compare_values(turns[n].observation, _observation(conversation, turns[n])) != "different"
+        )
+        return next(fits, left[0] if left else len(turns))
+
+    def _end(self, observation: tuple[Message, ...]) -> Exception:
+        if self._recorded.outcome is Outcome.TRUNCATED:
+            return ContextFull()  # whichever limit ended it: tokens, turns or time
+        if self._recorded.outcome in _EXTERNAL_OUTCOMES:
+            return PolicyError(self._recorded.error)
+        reason = "the record has no more turns, and the environment continues"
+        return self._stopped(reason, len(self._recorded.turns), observation)
+
+    def _stopped(self, reason: str, number: int, observation: tuple[Message, ...]) -> PolicyError:
+        self.stop = Stop(reason, number, observation)
+        return PolicyError(reason)
+
+
+def _observation(conversation: Conversation, turn: Turn) -> tuple[Message, ...]:
+    """Return the observation at a recorded turn; for a plain prompt, the recorded part if the prompt ends with it."""
+    asked = conversation.asked
+    if asked is None or asked.prompt is None:
+        return conversation.observation
+    old = turn.observation[0]["content"] if turn.observation else ""
+    if isinstance(asked.prompt, str):
+        same, text = asked.prompt.endswith(old), asked.prompt
+    else:
+        same, text = list(asked.prompt[-len(turn.prompt_ids) :]) == turn.prompt_ids.tolist(), str(asked.prompt)
+    return turn.observation if same else ({"role": "user", "content": text},)
+
+
+def compare_episodes(
+    recorded: Episode, replayed: Episode, taken: Mapping[int, Turn], stop: Stop | None = None
+) -> Replay:
+    """Compare two episodes of the same turns, step by step.
+
+    Args:
+        recorded: the recorded episode.
+        replayed: its replay.
+        taken: number of the recorded turn -> turn of the replay.
+        stop: where the replay stopped, if it did.
+    """
+    result = Replay(recorded=recorded, replayed=replayed, taken=taken, stopped=stop.reason if stop else "")
+    for number, turn in enumerate(recorded.turns):
+        if number in taken:
+            result.turns.append(_compare_turn(result, number, turn, taken[number]))
+        elif stop is not None and number == stop.number:
+            verdict = _check(result, number, "observation", turn.observation, stop.observation)
+            result.turns.append(TurnCheck(observation=verdict))
+        else:
+            result.turns.append(TurnCheck(observation="not reached"))
+    count, missing = len(recorded.turns), next((n for n in range(len(recorded.turns)) if n not in taken), None)
+    if stop is not None and stop.number == count:
+        end = Difference(turn=count, what="end", recorded=_ended(recorded), replayed=stop.reason)
+        result.differences.append(end)
+    elif stop is None and missing is not None:
+        was = f"turn {missing} of {count} came next"
+        result.differences.append(Difference(turn=missing, what="end", recorded=was, replayed=_ended(replayed)))
+    elif stop is None:
+        if not (recorded.turns and _broke_off(recorded, recorded.turns[-1])):
+            result.tail = _check(result, count, "observation", recorded.tail, replayed.tail)
+        _compare_ends(result)
+    return result
+
+
+def _compare_turn(result: Replay, number: int, was: Turn, now: Turn) -> TurnCheck:
+    observation = _check(result, number, "observation", was.observation, now.observation)
+    if _broke_off(result.recorded, was) or _broke_off(result.replayed, now):
+        return TurnCheck(observation=observation)
+    return TurnCheck(
+        observation=observation,
+        tools=_check(result, number, "tools", _uses(was.tool_uses), _uses(now.tool_uses)),
+        reward=_check(result, number, "reward", was.reward, now.reward),
+    )
+
+
+def _broke_off(episode: Episode, turn: Turn) -> bool:
+    """Whether the environment never answered a turn: it failed, or the episode ran out of time."""
+    ends_otherwise = episode.outcome in (Outcome.SCORED, Outcome.MODEL_FAULT)
+    return turn is episode.turns[-1] and not turn.env_seconds and not ends_otherwise
+
+
+def _compare_ends(result: Replay) -> None:
+    was, now = result.recorded, result.replayed
+    if was.outcome in _EXTERNAL_OUTCOMES:
+        result.notes.append(f"{_EXTERNAL_OUTCOMES[was.outcome]}, which says nothing about the environment: {was.error}")
+        return
+    result.outcome = _check(result, None, "outcome", _outcome_text(was), _outcome_text(now))
+    result.reward = _check(result, None, "reward", was.reward, now.reward)
+    _check(result, None, "rewards", dict(sorted(was.rewards.items())), dict(sorted(now.rewards.items())))
+
+
+def _check(result: Replay, turn: int | None, what: str, was: Any, now: Any) -> Verdict:
+    verdict = compare_values(was, now)
+    if verdict == "different":
+        difference = Difference(turn=turn, what=what, recorded=readable(was), replayed=readable(now))
+        result.differences.append(difference)
+    return verdict
+
+
+def _uses(uses: Sequence[ToolUse]) -> list[str]:
+    """Return name and result of each tool call, without durations."""
+    return [f"{use.name}: {use.error or 'ok'}" for use in uses]
+
+
+def _outcome_text(episode: Episode) -> str:
+    return f"{episode.outcome}: {episode.error}" if episode.error else str(episode.outcome)
+
+
+def _ended(episode: Episode) -> str:
+    """Return how an episode ended, as text."""
+    return _outcome_text(episode) + ("" if episode.reward is None else f", reward {episode.reward:g}")

@@ -1,0 +1,204 @@
+"""`forge-env score RUN --again`: the environment of today judges recorded episodes, or says why it cannot."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from forge_env.cli.main import main
+from forge_env.core.episode import Episode, read_jsonl, write_jsonl
+from forge_env.core.types import Outcome, Task
+from forge_env.utils.secret_values import FILE
+from tests.forge_env.cli.test_eval_cli import COIN, SECRETIVE
+
+ENV = """\
+import json
+from pathlib import Path
+from forge_env import Task, ToolEnv, reward, tool
+
+
+class Looked(ToolEnv):
+    @classmethod
+    def tasks(cls, split="train", *, count, seed=0, data=""):
+        rows = json.loads(Path(data).read_text())
+        made = [
+            Task(prompt=({"role": "user", "content": row["ask"]},), target=row["target"], metadata={"data": data})
+            for row in rows
+        ]
+        return made[:count] if split == "all" else made
+
+    @tool
+    def look(self) -> str:
+        "Look."
+        return Path(self.task.metadata["data"]).with_name("shown").read_text()
+
+    @reward
+    def right(self, answer: str) -> float:
+        if self.task.target == "broken":
+            raise RuntimeError("the verifier is broken")
+        return float(answer == self.task.target)
+
+    @staticmethod
+    def expert(messages):
+        if messages[-1]["role"] == "tool":
+            return {"role": "assistant", "content": messages[-1]["content"]}
+        call = {"type": "function", "function": {"name": "look", "arguments": {}}}
+        return {"role": "assistant", "content": "", "tool_calls": [call]}
+"""
+Again = Callable[..., dict[str, Any]]
+
+
+def write_tasks(folder: Path, **target_of: str) -> None:
+    rows = [{"ask": ask, "target": target} for ask, target in target_of.items()]
+    (folder / "tasks.json").write_text(json.dumps(rows))
+
+
+@pytest.fixture
+def again(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> Again:
+    """A run with the answer "red" to the tasks first and second; the fixture judges it again."""
+    (tmp_path / "looked.py").write_text(ENV)
+    (tmp_path / "shown").write_text("red")
+    write_tasks(tmp_path, first="red", second="red")
+    name, data = f"{tmp_path}/looked.py:Looked", f"data={tmp_path}/tasks.json"
+    evaluation = ["eval", "--env", name, "--option", data, "--agent", "scripted:expert", "--split", "all"]
+    assert main([*evaluation, "--tasks", "2", "--out", str(tmp_path / "run")]) == 0
+    capfd.readouterr()
+
+    def command(*more: str, code: int = 0) -> dict[str, Any]:
+        result = main(["score", str(tmp_path / "run"), "--again", "--json", *more])
+        out, err = capfd.readouterr()
+        assert result == code, err
+        [phase] = json.loads(out)["phases"]
+        return dict(phase)
+
+    return command
+
+
+def test_an_environment_that_has_not_changed_gives_the_same_rewards(again: Again) -> None:
+    phase = again()
+    assert (phase["judged"], phase["changed"], phase["not_judged"]) == (2, [], [])
+
+
+def test_another_verdict_is_listed_and_written_under_the_recorded_ids(again: Again, tmp_path: Path) -> None:
+    write_tasks(tmp_path, first="red", second="blue")
+    phase = again("--out", str(tmp_path / "again.jsonl"))
+    [changed] = phase["changed"]
+    assert (changed["before"]["reward"], changed["now"]["reward"]) == (1.0, 0.0)
+    assert (phase["reward_before"], phase["reward_now"]) == (1.0, 0.5)
+    before = {episode.id: episode for episode in read_jsonl(tmp_path / "run" / "episodes.jsonl")}
+    after = {episode.id: episode for episode in read_jsonl(tmp_path / "again.jsonl")}
+    assert before.keys() == after.keys()
+    now, was = after[changed["id"]], before[changed["id"]]
+    assert (now.reward, now.success, now.rewards) == (0.0, False, {"right": 0.0})
+    assert now.task.id == was.task.id and now.task.target == "blue"
+    assert [turn.message for turn in now.turns] == [turn.message for turn in was.turns]
+    assert sum(turn.reward for turn in now.turns) == 0.0
+
+
+def test_a_verifier_that_breaks_leaves_no_reward(again: Again, tmp_path: Path) -> None:
+    write_tasks(tmp_path, first="red", second="broken")
+    [changed] = again()["changed"]
+    assert changed["now"]["outcome"] == "env_fault" and changed["now"]["reward"] is None
+    assert "the verifier is broken" in changed["now"]["error"]
+
+
+def test_an_episode_whose_turns_answer_something_else_today_is_refused(again: Again, tmp_path: Path) -> None:
+    (tmp_path / "shown").write_text("green")
+    phase = again(code=1)
+    assert phase["judged"] == 0
+    reasons = {one["reason"] for one in phase["not_judged"]}
+    assert reasons == {
+        "the record does not hold enough: the observation before turn 1 differs, so that the turn is no answer to it"
+    }
+
+
+def test_a_task_that_is_gone_or_ambiguous_is_refused(again: Again, tmp_path: Path) -> None:
+    rows = [{"ask": "second", "target": target} for target in ("blue", "green")]
+    (tmp_path / "tasks.json").write_text(json.dumps(rows))
+    reasons = {one["reason"] for one in again(code=1)["not_judged"]}
+    assert reasons == {f"the environment has {many} with its prompt today" for many in ("no task", "2 tasks")}
+
+
+def test_tasks_without_end_are_those_of_the_record(
+    again: Again, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Tasks that are listed are judged as they are today, and nothing waits for the others."""
+    monkeypatch.setattr("contrib.records.again._SECONDS", 0.2)
+    endless = ENV.replace(
+        "        return made[:count]",
+        """        while count > 1000:
+            pass
+        more = [Task(prompt=({"role": "user", "content": str(n)},)) for n in range(count - len(made))]
+        return [*made, *more]
+        return made[:count]""",
+    )
+    (tmp_path / "looked.py").write_text(endless)
+    write_tasks(tmp_path, first="blue")
+    assert main(["score", str(tmp_path / "run"), "--again"]) == 0
+    out, err = capfd.readouterr()
+    assert "has tasks without end" in err and ": 1 before, 0 now\n" in out
+    write_tasks(tmp_path, first="red", second="red")
+    assert main(["score", str(tmp_path / "run"), "--again"]) == 0
+    assert "has tasks without end" not in capfd.readouterr().err
+
+
+def test_an_episode_that_the_machinery_ended_has_nothing_to_judge(again: Again, tmp_path: Path) -> None:
+    path = tmp_path / "run" / "episodes.jsonl"
+    lost = Episode(task=Task(prompt=()), id="lost", env="x", outcome=Outcome.INFRA_FAULT, reward=None, error="no disk")
+    write_jsonl(path, [lost])
+    phase = again()
+    assert phase["judged"] == 2
+    assert phase["not_judged"] == [{"id": "lost", "reason": "it has nothing to judge: infra fault: no disk"}]
+
+
+def test_the_text_says_what_changed_and_what_was_not_judged(
+    again: Again, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    write_tasks(tmp_path, first="blue")
+    assert main(["score", str(tmp_path / "run"), "--again"]) == 0
+    out, err = capfd.readouterr()
+    assert ": 1 before, 0 now\n" in out
+    assert "note: 1 not judged: the environment has no task with its prompt today\n" in err
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ([], "name another reward function by --reward, or give --again"),
+        (["--again", "--reward", "a:b"], "one of them"),
+        (["--again", "--at-once", "0"], "--at-once is 0; it is at least 1"),
+        (["--reward", "a:b", "--option", "x=1"], "--option is for --again"),
+        (["--again"], "does not record the environment and its options"),
+    ],
+)
+def test_mistakes_are_sentences(
+    options: list[str], message: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    write_jsonl(tmp_path / "some.jsonl", [Episode(task=Task(prompt=()), id="a", reward=1.0)])
+    assert main(["score", str(tmp_path / "some.jsonl"), *options]) == 2
+    assert message in capfd.readouterr().err
+
+
+def test_secrets_of_options_are_read_from_their_own_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("coin.py").write_text(COIN)
+    Path("secretive.py").write_text(SECRETIVE)
+    secret = (
+        "--option",
+        'headers={"Authorization": "LEAK-1"}',
+        "--option",
+        "url=http://me:LEAK-2@host/?api_key=LEAK-3",
+    )
+    command = ["eval", "--env", "secretive.py:Secretive", "--agent", "scripted:null", "--tasks", "2", "--out", "out"]
+    assert main([*command, *secret]) == 0
+    assert main(["score", "out", "--again"]) == 0
+    (tmp_path / "out" / FILE).unlink()
+    assert main(["score", "out", "--again"]) == 2
+    out, err = capfd.readouterr()
+    assert "LEAK" not in out + err and "give them again, as options" in err

@@ -1,0 +1,188 @@
+"""One session of an OpenEnv client: what its requests do with an episode.
+
+A step is an assistant message, `{"content": ..., "tool_calls": [...]}`, or one of OpenEnv's own actions, "call_tool"
+and "list_tools". What a step returns is the "data" of OpenEnv's frame: observation, reward, done and metadata.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from contrib.serve.client_episode import ClientEpisode, EpisodeFault, EpisodeOver, Shown
+from contrib.serve.desk import Desk
+from contrib.serve.tool_face import action_of, text_of, tool_list
+from forge_env.core.errors import UserError
+from forge_env.core.types import Action, ToolSpec
+from forge_env.utils.targets import load
+
+ACTION_SCHEMA = {
+    "title": "MessageAction",
+    "description": "An assistant message: text, tool calls in OpenAI's form, or both.",
+    "type": "object",
+    "additionalProperties": False,
+    "properties": {
+        "metadata": {"type": "object", "additionalProperties": True},
+        "content": {"type": "string", "description": "The text of the message."},
+        "tool_calls": {
+            "type": "array",
+            "items": {"type": "object"},
+            "description": "Calls of tools in tool_specs.",
+        },
+    },
+    "required": ["content"],
+}
+OBSERVATION_SCHEMA = {
+    "title": "MessagesObservation",
+    "type": "object",
+    "properties": {
+        "messages": {"type": "array", "items": {"type": "object"}, "description": "New messages, in OpenAI's form."},
+        "tool_specs": {"type": "array", "items": {"type": "object"}, "description": "The tools, where they changed."},
+        "metadata": {"type": "object"},
+    },
+}
+STATE_SCHEMA = {
+    "title": "State",
+    "type": "object",
+    "properties": {"episode_id": {"type": ["string", "null"]}, "step_count": {"type": "integer", "minimum": 0}},
+}
+
+
+class Refused(Exception):
+    """A request that changes nothing."""
+
+    def __init__(self, code: str, reason: str) -> None:
+        super().__init__(reason)
+        self.code = code
+
+
+class OpenEnvSession:
+    """A session; it has one episode at a time."""
+
+    def __init__(self, desk: Desk) -> None:
+        self.id = secrets.token_hex(16)
+        self.last_use = time.monotonic()
+        self.has_socket = False
+        self._desk = desk
+        self._episode: ClientEpisode | None = None
+        self._facts: dict[str, Any] = {}
+        """Of the task, for the client."""
+        self._tools: Sequence[ToolSpec] = ()
+        """As the client knows them."""
+
+    @property
+    def tools(self) -> Sequence[ToolSpec]:
+        """The tools of the episode; before it, the common ones."""
+        return self._desk.tools if self._episode is None else self._tools
+
+    async def reset(self, data: Mapping[str, Any]) -> dict[str, Any]:
+        """Begin an episode."""
+        split, index, seed = (data.get(name) for name in ("split", "index", "seed"))
+        for name, value in (("index", index), ("seed", seed)):
+            if value is not None and (type(value) is not int or value < 0):
+                raise Refused("VALIDATION_ERROR", f"{name} is {value!r:.40}; it is a whole number from 0")
+        if split is not None and not isinstance(split, str):
+            raise Refused("VALIDATION_ERROR", f"split is {split!r:.40}; it is the name of a split")
+        try:
+            chosen = await self._desk.choose(split=split, index=index, seed=seed)
+        except UserError as error:
+            raise Refused("VALIDATION_ERROR", str(error)) from None
+        await self.end("the client began another episode")
+        self._episode = self._desk.begin(chosen)
+        self._facts = {"task": chosen.task.id, "split": chosen.split, "index": chosen.index, "seed": chosen.seed}
+        self._tools = ()
+        shown = await self._episode.begin()
+        return self._data(shown, {"messages": list(shown.messages)}, reward=None)
+
+    async def step(self, data: Mapping[str, Any]) -> dict[str, Any]:
+        """Take an action."""
+        kind = data.get("type")
+        if kind == "list_tools":
+            return {"observation": {"tools": tool_list(self.tools)}, "reward": None, "done": False}
+        if kind == "call_tool":
+            return await self.call(data.get("tool_name"), data.get("arguments") or {})
+        shown = await self._answer(read_action(data))
+        return self._data(shown, {"messages": list(shown.messages)}, reward=shown.reward)
+
+    async def call(self, name: Any, arguments: Any) -> dict[str, Any]:
+        """Take the call of one tool as the action."""
+        if not isinstance(name, str) or not name or not isinstance(arguments, dict):
+            raise Refused("VALIDATION_ERROR", "a call has tool_name, a text, and arguments, an object")
+        try:
+            action = action_of(name, arguments, self.tools)
+        except ValueError as error:
+            raise Refused("VALIDATION_ERROR", str(error)) from None
+        shown = await self._answer(action)
+        text = text_of(shown.messages) or ("The episode is over." if shown.episode else "")
+        content = [{"type": "text", "text": text}]
+        result = {"content": content, "data": text, "is_error": shown.failed}
+        return self._data(shown, {"tool_name": name, "result": result, "error": None}, reward=shown.reward)
+
+    def state(self) -> dict[str, Any]:
+        """Return what is known of the episode, without its solution."""
+        episode = self._episode
+        steps = 0 if episode is None else episode.steps
+        return {"episode_id": None if episode is None else episode.id, "step_count": steps, **self._facts}
+
+    async def end(self, why: str) -> None:
+        """End the episode as a fault, unless it is over."""
+        if self._episode is not None:
+            await self._episode.end(why)
+
+    async def _answer(self, action: Action) -> Shown:
+        if self._episode is None:
+            raise Refused("EXECUTION_ERROR", "there is no episode yet: reset begins one")
+        try:
+            return await self._episode.answer(action)
+        except EpisodeOver as over:
+            raise Refused("EXECUTION_ERROR", f"{over}: reset begins another one") from None
+
+    def _data(self, shown: Shown, observation: dict[str, Any], *, reward: float | None) -> dict[str, Any]:
+        tools = list(shown.tools)
+        if tools != self._tools:
+            self._tools = observation["tool_specs"] = tools
+        record = shown.episode
+        if record is None:
+            metadata = dict(self._facts) if reward is None else {}
+        else:
+            reward = shown.reward
+            metadata = {
+                "episode": record.id,
+                "outcome": str(record.outcome),
+                "success": record.success,
+                "ended_by": record.ended_by,
+                "rewards": dict(record.rewards),
+                "reward": record.reward,
+            }
+        if metadata:
+            observation["metadata"] = metadata
+        return {"observation": observation, "reward": reward, "done": record is not None, "metadata": metadata}
+
+
+def fault_code(fault: EpisodeFault) -> str:
+    """Return OpenEnv's code of a fault: the environment has raised, or the server is at fault."""
+    return "EXECUTION_ERROR" if fault.is_env else "SESSION_ERROR"
+
+
+def read_action(data: Mapping[str, Any]) -> Action:
+    """Return the assistant message that an action is."""
+    content, calls = data.get("content"), data.get("tool_calls") or []
+    unknown = sorted(data.keys() - {"content", "tool_calls", "metadata", "type"})
+    if unknown:
+        raise Refused("VALIDATION_ERROR", f"an action has content and tool_calls, and not {', '.join(unknown)[:80]}")
+    if not isinstance(calls, list) or not all(isinstance(call, dict) for call in calls):
+        raise Refused("VALIDATION_ERROR", "tool_calls is a list of calls in OpenAI's form")
+    if content is None and calls:
+        content = ""
+    if isinstance(content, (int, float)):  # of clients that read every text as JSON first
+        content = json.dumps(content)
+    if not isinstance(content, str):
+        raise Refused("VALIDATION_ERROR", f"content is {content!r:.40}; it is the text of the message")
+    if not calls:
+        return Action(message={"role": "assistant", "content": content})
+    parsed = load("agents.renderer.dialects:from_openai")({"tool_calls": calls})
+    shown = load("agents.renderer.dialects:to_openai")(parsed)
+    return Action(message={"role": "assistant", "content": content, "tool_calls": shown}, tool_calls=parsed)

@@ -1,0 +1,1 @@
+"""Its commands of `forge-env`."""

@@ -1,0 +1,62 @@
+"""`forge-env view`."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import webbrowser
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from forge_env.cli.output import note, say
+from forge_env.core.errors import UserError
+
+if TYPE_CHECKING:
+    from contrib.viewer.library import Library
+
+
+def view(
+    run: Annotated[Path, typer.Argument(help="Folder of a run, a folder of runs, or a .jsonl file.")],
+    export: Annotated[Path | None, typer.Option(help="Write one HTML file that needs no server, and exit.")] = None,
+    episodes: Annotated[int, typer.Option(help="Maximum number of episodes in the exported file.")] = 200,
+    model: Annotated[str, typer.Option(help="Folder of the model that wrote the tokens, where the run has none.")] = "",
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port to listen on; 0 for any free port.")] = 0,
+    open_browser: Annotated[bool, typer.Option("--open", help="Open the page in the browser.")] = False,
+) -> int:
+    """Show runs in a browser: curves, groups, episodes token by token, faults, timeline."""
+    from contrib.viewer.library import Library
+
+    folder = Path(model).expanduser() if model else None
+    if folder is not None and not (folder / "tokenizer.json").is_file():
+        raise UserError(f"--model {folder} holds no tokenizer.json: give the folder of a model")
+    if not 0 <= port <= 65535:
+        raise UserError(f"--port {port} is no port: give one from 1 to 65535, or 0 for any free port")
+    with Library(run, model=folder) as library:
+        if export is not None:
+            return _export(library, export, episodes)
+        return _serve(library, host, port, open_browser)
+
+
+def _export(library: Library, path: Path, episodes: int) -> int:
+    from contrib.viewer.export import export
+
+    exported, total = export(library, path, episodes=episodes)
+    left_out = f", the most informative of {total:,}; --episodes sets how many" if exported < total else ""
+    say(f"{path}: {exported:,} episodes{left_out}")
+    return 0
+
+
+def _serve(library: Library, host: str, port: int, open_browser: bool) -> int:
+    from contrib.viewer.server import ViewServer
+
+    with ViewServer(library, host=host, port=port) as server:
+        say(f"{library.path}: {server.url}")
+        note("the server runs until Ctrl-C; whoever has this address can read the runs")
+        sys.stdout.flush()
+        if open_browser:
+            webbrowser.open(server.url)
+        threading.Event().wait()
+    return 0

@@ -1,0 +1,108 @@
+"""One episode with all that its page shows; its line is read only when the page is opened."""
+
+from __future__ import annotations
+
+import math
+import shlex
+import sqlite3
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from contrib.viewer import query
+from contrib.viewer.index_row import episode_from
+from contrib.viewer.lenient_json import encodable, parse_json
+from contrib.viewer.row_tree import rows_of
+from contrib.viewer.stored_runs import StoredRun
+from contrib.viewer.token_text import token_texts
+from forge_env.core.errors import UserError
+from forge_env.core.reward_value import are_same
+
+
+def read_detail(run: StoredRun, db: sqlite3.Connection, key: str, model: Path | None) -> dict[str, Any]:
+    """Return an episode with its siblings, its advantages and the text of its tokens.
+
+    Args:
+        run: the run of the episode.
+        db: the index of the run.
+        key: "PHASE/OFFSET", as the lists give it.
+        model: folder with the tokenizer; None if there is none.
+    """
+    row = query.find_episode(db, key)
+    episode = _read_episode(row)
+    return {
+        **query.list_entry(row),
+        "file": f"{Path(row['path']).name}, {row['length']:,} bytes from byte {row['offset']:,}",
+        "episode": episode,
+        "texts": [
+            {name: token_texts(model, turn.get(name) or ()) for name in ("prompt_ids", "token_ids")}
+            for turn in episode["turns"]
+        ],
+        "rows": rows_of(episode),
+        "advantages": _advantages(run, db, row, episode),
+        "siblings": query.siblings(db, row),
+        "commands": _commands(run, row),
+    }
+
+
+def group_advantage(reward: float | None, rewards: Sequence[float]) -> float | None:
+    """(reward - mean) / standard deviation within the group; 0 if all rewards are equal, None without a reward."""
+    if reward is None or not rewards:
+        return None
+    return 0.0 if are_same(rewards) else (reward - statistics.fmean(rewards)) / statistics.pstdev(rewards)
+
+
+def _read_episode(row: sqlite3.Row) -> dict[str, Any]:
+    name = Path(row["path"]).name
+    try:
+        with open(row["path"], "rb") as file:
+            file.seek(row["offset"])
+            episode = episode_from(parse_json(file.read(row["length"])))
+    except OSError as error:
+        raise UserError(f"{name} cannot be read any more: {error.strerror}") from None
+    except ValueError:
+        episode = {}
+    if encodable(episode.get("id") or "") != row["id"] or not episode:
+        raise UserError(f"{name} has changed: wait until it is indexed again")
+    return episode
+
+
+def _advantages(run: StoredRun, db: sqlite3.Connection, row: sqlite3.Row, episode: dict[str, Any]) -> Any:
+    """The advantage of each turn: what training recorded, or else what the rewards of the group give."""
+    trained = db.execute("SELECT * FROM trained WHERE id = ?", (row["id"],)).fetchone()
+    if trained is not None and row["phase"] == "train":
+        values = _trained_advantages(run, trained, len(episode["turns"]))
+        if values is not None:
+            return {"source": "training", "step": trained["step"], "turns": values}
+    rewards = [sibling["reward"] for sibling in query.siblings(db, row) if sibling["reward"] is not None]
+    value = group_advantage(row["reward"], rewards) if len(rewards) > 1 else None
+    return None if value is None else {"source": "group", "turns": [value] * len(episode["turns"])}
+
+
+def _trained_advantages(run: StoredRun, trained: sqlite3.Row, turns: int) -> list[float] | None:
+    try:
+        with (run.path / "trained.jsonl").open("rb") as file:
+            file.seek(trained["offset"])
+            data = parse_json(file.read(trained["length"]))
+        values = [float(value) for value in data["advantages"]]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return values if len(values) == turns and all(map(math.isfinite, values)) else None
+
+
+def _commands(run: StoredRun, row: sqlite3.Row) -> dict[str, str]:
+    """Shell commands: one prints the line of the episode, one runs its evaluation again."""
+    path = shlex.quote(row["path"])
+    commands = {"its line": f"tail -c +{row['offset'] + 1} {path} | head -c {row['length']}"}
+    plan = run.read_json("plan.json")
+    if {"env", "agent", "tasks", "n", "seed", "split"} <= plan.keys():
+        words = ["forge-env", "eval"]
+        for name in ("env", "agent", "tasks", "seed", "split"):
+            words += [f"--{name}", str(plan[name])]
+        words += ["--adapter", str(plan["adapter"])] if plan.get("adapter") else []
+        options = plan.get("options")
+        for name, value in options.items() if isinstance(options, dict) else ():
+            words += ["--option", f"{name}={value}"]
+        commands["the same evaluation again"] = shlex.join([*words, "-n", str(plan["n"]), "--out", "outputs/again"])
+    return commands

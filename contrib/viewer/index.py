@@ -1,0 +1,251 @@
+"""The index of a run: a SQLite file beside the run that follows its files, also while they are being written.
+
+A file of episodes is only ever appended to, or cut back when a run is resumed, so reading continues at its last place.
+The bytes before that place show whether the file is still the same one. If it is not, its rows are deleted and it is
+read from the start. The index can be deleted at any time.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import sqlite3
+import threading
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+from contrib.viewer.index_row import COLUMNS
+from contrib.viewer.scan import ScannedBlock, scan_file
+from contrib.viewer.stored_runs import RunFile, StoredRun
+from forge_env.utils.transaction import transaction
+
+VERSION = 3
+FIRST_BYTES = 256 << 10
+"""How much of each file is read before the rest of any, so that the first page appears at once."""
+TAIL_BYTES = 4096
+BUSY_SECONDS = 30.0
+MAX_BAD_LINES = 1000
+_SCHEMA = f"""
+CREATE TABLE files(file INTEGER PRIMARY KEY, path TEXT UNIQUE, phase TEXT, kind TEXT, inode INT, done INT, seen TEXT,
+    tail TEXT, bad INT);
+CREATE TABLE episodes(n INTEGER PRIMARY KEY, file INT, step INT, {", ".join(COLUMNS)});
+CREATE INDEX by_group ON episodes(file, group_id);
+CREATE TABLE trained(id TEXT PRIMARY KEY, step INT, offset INT, length INT) WITHOUT ROWID;
+CREATE TABLE bad(file INT, offset INT, reason TEXT);
+PRAGMA user_version = {VERSION};
+"""
+# files.done: bytes that are indexed; files.seen: size and time of the last look; files.tail: hash of the bytes before
+# done; files.bad: lines that cannot be read.
+_OFFSET_BITS = 44
+"""The number of an episode consists of its file and its offset: files are shorter than 16 TiB."""
+_EVALUATION = re.compile(r"evaluation_(\d{1,15})")
+
+
+class EpisodeIndex:
+    """The index of one run. One thread at a time may call `update`; any thread may call `reading`.
+
+    Args:
+        run: its files are indexed.
+        path: of the SQLite file; its folder exists.
+        max_bytes: read from the end of each file; None reads whole files.
+    """
+
+    def __init__(self, run: StoredRun, path: Path, max_bytes: int | None = None) -> None:
+        self.run = run
+        self._max_bytes = max_bytes
+        self.cut_phases: set[str] = set()
+        """Phases with first episodes that are not in the index."""
+        self.path = path
+        self.stamp = 0
+        """Counts the changes that this process has noticed."""
+        self.is_complete = False
+        """Whether every file has been read to its end once."""
+        self._closed = threading.Event()
+        self._is_outrun = False
+        """Whether another process, or a thread, reads a file at the same time, so that its end is not known."""
+        self._state: list[sqlite3.Row] = []
+        if not _is_usable(path):
+            for suffix in ("", "-wal", "-shm", "-journal"):
+                path.with_name(path.name + suffix).unlink(missing_ok=True)
+        with closing(self._connect()) as db:
+            if not db.execute("PRAGMA user_version").fetchone()[0]:
+                db.executescript(f"BEGIN IMMEDIATE; {_SCHEMA} COMMIT;")
+        self._inode = path.stat().st_ino
+
+    @property
+    def exists(self) -> bool:
+        """Whether the SQLite file is still the one that was opened: another process may have deleted and remade it."""
+        try:
+            return self.path.stat().st_ino == self._inode
+        except OSError:
+            return False
+
+    def close(self) -> None:
+        """End a running update at its next block."""
+        self._closed.set()
+
+    @contextmanager
+    def reading(self) -> Iterator[sqlite3.Connection]:
+        """A connection that cannot change the index."""
+        with closing(self._connect()) as db:
+            db.execute("PRAGMA query_only = 1")
+            yield db
+
+    def update(self) -> bool:
+        """Read what is new in the files; returns whether anything changed."""
+        self._is_outrun = False
+        with closing(self._connect()) as db:
+            changed = self._forget_missing_files(db)
+            files = sorted(self.run.files(), key=lambda file: file.kind == "trained")
+            for max_bytes in (FIRST_BYTES, None):
+                for file in files:
+                    changed |= self._follow(db, file, max_bytes)
+            if changed:
+                self._join_steps(db)
+            state = db.execute("SELECT path, inode, done FROM files ORDER BY file").fetchall()
+        changed |= state != self._state  # another process may have written
+        self._state = state
+        self.is_complete = not self._closed.is_set() and not self._is_outrun
+        self.stamp += changed
+        return changed
+
+    def progress(self) -> tuple[int, int]:
+        """The bytes that are indexed, and all bytes."""
+        with self.reading() as db:
+            done: int = db.execute("SELECT coalesce(sum(done), 0) FROM files").fetchone()[0]
+        total = 0
+        for file in self.run.files():
+            try:
+                total += file.path.stat().st_size
+            except OSError:
+                pass  # just deleted
+        return min(done, total), total
+
+    def _connect(self) -> sqlite3.Connection:
+        db = sqlite3.connect(self.path, timeout=BUSY_SECONDS, isolation_level=None)
+        db.row_factory = sqlite3.Row
+        db.execute("PRAGMA journal_mode = WAL")
+        db.execute("PRAGMA synchronous = OFF")  # a lost index is made again from the files
+        return db
+
+    def _follow(self, db: sqlite3.Connection, file: RunFile, max_bytes: int | None) -> bool:
+        """Read what is new in one file; with `max_bytes`, only its first bytes, and only when none has been read."""
+        changed = False
+        try:
+            status = file.path.stat()
+            number, start, was_reset = self._begin(db, file, status)
+            changed |= was_reset
+            end = status.st_size if max_bytes is None else min(status.st_size, start + max_bytes)
+            if start >= status.st_size or (max_bytes is not None and start > 0):
+                return changed
+            for block in scan_file(file.path, file.kind, start, end):
+                if not self._add_block(db, file, number, start, block):
+                    self._is_outrun = True
+                    return True
+                start, changed = block.end, True
+                self.stamp += 1
+                if self._closed.is_set():
+                    break
+        except OSError:
+            pass  # deleted, or unavailable for a moment: the next update tries again
+        return changed
+
+    def _begin(self, db: sqlite3.Connection, file: RunFile, status: os.stat_result) -> tuple[int, int, bool]:
+        """The number of a file, where to continue reading, and whether its old rows were deleted."""
+        with transaction(db):
+            known = db.execute("SELECT * FROM files WHERE path = ?", (str(file.path),)).fetchone()
+            if known is None:
+                start = self._start(file, status.st_size)
+                tail = _tail_hash(file.path, start)
+                values = (str(file.path), file.phase, file.kind, status.st_ino, start, tail)
+                cursor = db.execute("INSERT INTO files VALUES(NULL, ?, ?, ?, ?, ?, '', ?, 0)", values)
+                return int(cursor.lastrowid or 0), start, False
+            may_be_same = known["inode"] == status.st_ino and known["done"] <= status.st_size
+            seen = f"{status.st_size} {status.st_mtime_ns}"
+            if may_be_same and known["seen"] == seen:
+                return known["file"], known["done"], False
+            if may_be_same and known["tail"] == _tail_hash(file.path, known["done"]):
+                db.execute("UPDATE files SET seen = ? WHERE file = ?", (seen, known["file"]))
+                return known["file"], known["done"], False
+            _delete_rows(db, known["file"], known["kind"])
+            reset = "UPDATE files SET inode = ?, done = 0, seen = '', tail = '', bad = 0 WHERE file = ?"
+            db.execute(reset, (status.st_ino, known["file"]))
+            return known["file"], 0, True
+
+    def _start(self, file: RunFile, size: int) -> int:
+        """Where the first line begins that is read."""
+        if self._max_bytes is None or size <= self._max_bytes:
+            return 0
+        self.cut_phases.add(file.phase)
+        with file.path.open("rb") as opened:
+            opened.seek(size - self._max_bytes)
+            opened.readline()
+            return opened.tell()
+
+    def _add_block(self, db: sqlite3.Connection, file: RunFile, number: int, start: int, block: ScannedBlock) -> bool:
+        """Add the rows of a block; False where another process has already added them."""
+        tail = _tail_hash(file.path, block.end)
+        with transaction(db):
+            known = db.execute("SELECT done, bad FROM files WHERE file = ?", (number,)).fetchone()
+            if known is None or known["done"] != start:
+                return False
+            if file.kind == "trained":
+                db.executemany("INSERT OR REPLACE INTO trained VALUES(?, ?, ?, ?)", block.rows)
+            else:
+                evaluation = _EVALUATION.fullmatch(file.phase)
+                step = int(evaluation[1]) if evaluation else None
+                placeholders = ", ".join("?" * (3 + len(COLUMNS)))
+                rows = (((number << _OFFSET_BITS) + row[0], number, step, *row) for row in block.rows)
+                db.executemany(f"INSERT OR REPLACE INTO episodes VALUES({placeholders})", rows)
+            room = max(0, MAX_BAD_LINES - known["bad"])
+            db.executemany("INSERT INTO bad VALUES(?, ?, ?)", [(number, *line) for line in block.bad_lines[:room]])
+            values = (block.end, tail, len(block.bad_lines), number)
+            db.execute("UPDATE files SET done = ?, tail = ?, bad = bad + ? WHERE file = ?", values)
+        return True
+
+    def _forget_missing_files(self, db: sqlite3.Connection) -> bool:
+        paths = {str(file.path) for file in self.run.files()}
+        missing = [row for row in db.execute("SELECT file, path, kind FROM files") if row["path"] not in paths]
+        for row in missing:
+            with transaction(db):
+                _delete_rows(db, row["file"], row["kind"])
+                db.execute("DELETE FROM files WHERE file = ?", (row["file"],))
+        return bool(missing)
+
+    def _join_steps(self, db: sqlite3.Connection) -> None:
+        """Set the optimizer step that trained on each episode, as far as trained.jsonl says it."""
+        with transaction(db):
+            db.execute(
+                "UPDATE episodes SET step = (SELECT step FROM trained WHERE trained.id = episodes.id) "
+                "WHERE step IS NULL AND id IN (SELECT id FROM trained) "
+                "AND file IN (SELECT file FROM files WHERE phase = 'train')"
+            )
+
+
+def _delete_rows(db: sqlite3.Connection, number: int, kind: str) -> None:
+    if kind == "trained":
+        db.execute("DELETE FROM trained")
+        db.execute("UPDATE episodes SET step = NULL WHERE file IN (SELECT file FROM files WHERE phase = 'train')")
+    db.execute("DELETE FROM episodes WHERE file = ?", (number,))
+    db.execute("DELETE FROM bad WHERE file = ?", (number,))
+
+
+def _tail_hash(path: Path, end: int) -> str:
+    """The hash of the bytes before a place in a file; "" at its start."""
+    if not end:
+        return ""
+    with path.open("rb") as file:
+        file.seek(max(0, end - TAIL_BYTES))
+        return hashlib.blake2b(file.read(min(end, TAIL_BYTES)), digest_size=8).hexdigest()
+
+
+def _is_usable(path: Path) -> bool:
+    if not path.exists():
+        return False
+    try:
+        with closing(sqlite3.connect(path, timeout=BUSY_SECONDS)) as db:
+            return bool(db.execute("PRAGMA user_version").fetchone()[0] in (0, VERSION))
+    except sqlite3.DatabaseError:
+        return False

@@ -1,0 +1,95 @@
+"""The runs that the viewer shows, kept up to date; the server and the export read everything through it."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import threading
+from pathlib import Path
+from typing import Any
+
+from contrib.viewer.stored_runs import find_runs
+from contrib.viewer.viewed_run import ViewedRun
+from contrib.viewer.views import VIEWS, WITHOUT_INDEX, NotThere, Params
+from forge_env.core.errors import UserError
+
+
+class Library:
+    """The runs at a path. Used as a context manager, which removes its temporary folder at the end.
+
+    Args:
+        path: a run, a folder of runs, or a file of episodes.
+        model: folder of the tokenizer; None is the model of each run.
+        follow_seconds: between two looks for news in the files.
+    """
+
+    def __init__(self, path: Path, *, model: Path | None = None, follow_seconds: float = 1.0) -> None:
+        self.path = path.expanduser()
+        self._follow_seconds = follow_seconds
+        self._model = model
+        self._temporary = Path(tempfile.mkdtemp(prefix="forge-env-view-"))
+        self._lock = threading.Lock()
+        self._closed = threading.Event()
+        self._wake = threading.Event()
+        self._runs: list[ViewedRun] = []
+        self._follower = threading.Thread(target=self._follow, name="viewer-follow", daemon=True)
+        try:
+            self._find_new_runs()
+        except BaseException:
+            shutil.rmtree(self._temporary, ignore_errors=True)
+            raise
+
+    def __enter__(self) -> Library:
+        if len(self._runs) == 1:
+            self._runs[0].open()  # it is indexed while the browser starts
+        self._follower.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._closed.set()
+        self._wake.set()
+        for run in self._runs:
+            run.close()
+        if self._follower.is_alive():
+            self._follower.join(10)
+        shutil.rmtree(self._temporary, ignore_errors=True)
+
+    @property
+    def runs(self) -> list[ViewedRun]:
+        return list(self._runs)
+
+    def answer(self, request: str, params: Params) -> Any:
+        """Answer a request of the page: "runs", or "NUMBER/VIEW" with the number of a run."""
+        if request == "runs":
+            self._find_new_runs()
+            return {"place": str(self.path), "runs": [run.summary() for run in self._runs]}
+        number, _, view = request.partition("/")
+        if not number.isdecimal() or len(number) > 6 or int(number) >= len(self._runs) or view not in VIEWS:
+            raise NotThere("there is no such page")
+        run = self._runs[int(number)]
+        if view not in WITHOUT_INDEX:
+            run.open(self._wake)
+        return VIEWS[view](run, params)
+
+    def _find_new_runs(self) -> None:
+        """Add the runs that are new at the end, so that the others keep their numbers."""
+        with self._lock:
+            known = {viewed.run.path for viewed in self._runs}
+            try:
+                runs = find_runs(self.path)
+            except UserError:
+                if not self._runs:
+                    raise
+                return  # the folder was removed while the viewer is open
+            for run in runs:
+                if run.path not in known:
+                    number = len(self._runs)
+                    self._runs.append(ViewedRun(number, run, self._model, self._temporary / str(number)))
+
+    def _follow(self) -> None:
+        while not self._closed.is_set():
+            for run in self.runs:
+                if not self._closed.is_set():
+                    run.update_index()
+            self._wake.wait(self._follow_seconds)
+            self._wake.clear()

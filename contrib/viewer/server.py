@@ -1,0 +1,176 @@
+"""The viewer over HTTP, for one person: on loopback, with a secret in the address, and read-only.
+
+No path of a request reaches the file system: the page is one document, and its requests name runs by number and
+episodes by their key in the index. The Host header is checked, so another site cannot reach the server under a name
+that it points at this machine (DNS rebinding).
+"""
+
+from __future__ import annotations
+
+import hmac
+import http.server
+import ipaddress
+import secrets
+import socket
+import threading
+from http.cookies import CookieError, SimpleCookie
+from types import TracebackType
+from typing import Any, Self
+from urllib.parse import parse_qsl, urlsplit
+
+from contrib.viewer.library import Library
+from contrib.viewer.page import render_page, security_policy, to_json
+from contrib.viewer.views import NotThere
+from forge_env.core.errors import UserError
+from forge_env.utils.http_server import ANY_ADDRESS, base_url, open_listener
+
+IDLE_SECONDS = 60.0
+"""A connection without a request is closed after these."""
+_HEADERS = {
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "X-Frame-Options": "DENY",
+    "Cache-Control": "no-store",
+}
+_NO_KEY = "Open the address that forge-env view has printed: it holds the key to this page.\n"
+
+
+class ViewServer(http.server.ThreadingHTTPServer):
+    """Serves a library. It listens once it is made, and serves while it is entered as a context manager.
+
+    Args:
+        library: the runs to show.
+        host: address to listen on.
+        port: 0 for any free one.
+    """
+
+    daemon_threads = True
+    block_on_close = False
+
+    def __init__(self, library: Library, *, host: str = "127.0.0.1", port: int = 0) -> None:
+        self.library = library
+        self.token = secrets.token_urlsafe(24)
+        self.host = host
+        super().__init__((host, port), _Handler, bind_and_activate=False)
+        self.socket.close()
+        self.socket = open_listener(host, port)
+        self.server_address = self.socket.getsockname()
+        self._thread = threading.Thread(target=self.serve_forever, args=(0.05,), name="viewer-http", daemon=True)
+
+    @property
+    def port(self) -> int:
+        return int(self.server_address[1])
+
+    @property
+    def cookie(self) -> str:
+        """The name of the cookie, which differs between servers of one machine."""
+        return f"forge_env_view_{self.port}"
+
+    @property
+    def url(self) -> str:
+        """The address to open; it holds the token."""
+        return f"{base_url(ANY_ADDRESS.get(self.host, self.host), self.port)}/?token={self.token}"
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.shutdown()
+        self.server_close()
+
+    def knows_host(self, header: str) -> bool:
+        """Whether a Host header names this server, by its address or by the name of this machine."""
+        name, port = _host_and_port(header)
+        if port not in ("", str(self.port)):
+            return False
+        if name in {"localhost", self.host.lower(), socket.gethostname().lower()}:
+            return True
+        try:
+            address = ipaddress.ip_address(name)
+        except ValueError:
+            return False
+        return address.is_loopback or self.host not in ("127.0.0.1", "localhost", "::1")
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Do nothing: a browser that disconnects during an answer is no error."""
+
+
+class _Handler(http.server.BaseHTTPRequestHandler):
+    server: ViewServer
+    protocol_version = "HTTP/1.1"
+    server_version = "forge-env"
+    sys_version = ""
+    timeout = IDLE_SECONDS
+
+    def do_GET(self) -> None:
+        if not self.server.knows_host(self.headers.get("Host", "")):
+            return self._send(403, "text/plain", "this server has another host name\n")
+        if self.headers.get("Sec-Fetch-Site", "none") not in ("none", "same-origin") and self.path.startswith("/api/"):
+            return self._send(403, "text/plain", "only the page itself may send requests\n")
+        url = urlsplit(self.path)
+        params = dict(parse_qsl(url.query, keep_blank_values=True, max_num_fields=40, errors="replace"))
+        if url.path == "/":
+            given = params.get("token")
+            if given is not None and self._is_token(given):
+                cookie = f"{self.server.cookie}={self.server.token}; Path=/; HttpOnly; SameSite=Strict"
+                return self._send(200, "text/html", render_page(), {"Set-Cookie": cookie})
+            if self._has_cookie():
+                return self._send(200, "text/html", render_page())
+        if not self._has_cookie():
+            return self._send(403, "text/plain", _NO_KEY)
+        if not url.path.startswith("/api/"):
+            return self._send(404, "text/plain", "there is no such page\n")
+        self._answer(url.path.removeprefix("/api/"), params)
+
+    do_HEAD = do_GET
+
+    def _answer(self, path: str, params: dict[str, str]) -> None:
+        try:
+            answer, status = self.server.library.answer(path, params), 200
+        except NotThere as error:
+            answer, status = {"error": str(error)}, 404
+        except UserError as error:
+            answer, status = {"error": str(error)}, 400
+        except Exception as error:  # only this request fails, and the page shows why
+            answer, status = {"error": f"the viewer failed: {type(error).__name__}: {error}"}, 500
+        self._send(status, "application/json", to_json(answer))
+
+    def _has_cookie(self) -> bool:
+        try:
+            cookies = SimpleCookie(self.headers.get("Cookie", ""))
+        except CookieError:
+            return False
+        cookie = cookies.get(self.server.cookie)
+        return cookie is not None and self._is_token(cookie.value)
+
+    def _is_token(self, text: str) -> bool:
+        return hmac.compare_digest(text.encode("utf-8", "replace"), self.server.token.encode())
+
+    def _send(self, status: int, kind: str, text: str, extra: dict[str, str] | None = None) -> None:
+        data = text.encode("utf-8", "replace")
+        self.send_response(status)
+        headers = {**_HEADERS, **(extra or {}), "Content-Type": f"{kind}; charset=utf-8"}
+        headers["Content-Security-Policy"] = f"{security_policy()}; frame-ancestors 'none'"
+        for name, value in headers.items():
+            self.send_header(name, value)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(data)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Do nothing: requests are not logged."""
+
+
+def _host_and_port(header: str) -> tuple[str, str]:
+    header = header.strip().lower()
+    if header.startswith("["):
+        name, _, rest = header[1:].partition("]")
+        return name, rest.removeprefix(":")
+    name, _, port = header.partition(":")
+    return name, port

@@ -1,0 +1,285 @@
+"""The index: whatever happens to the files, it equals a new index of them."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from contrib.viewer import query, summaries
+from contrib.viewer.index import EpisodeIndex
+from contrib.viewer.index_row import COLUMNS, episode_row
+from contrib.viewer.scan import BLOCK_BYTES, scan_block, scan_file
+from contrib.viewer.stored_runs import StoredRun, find_runs
+from contrib.viewer.tests.runs import make_episode, training_run, write
+from forge_env.core.episode import Episode
+from forge_env.core.errors import UserError
+from forge_env.core.types import Outcome
+from forge_env.evaluation.evaluate import is_success
+
+
+def contents(index: EpisodeIndex) -> list[tuple[Any, ...]]:
+    """Everything in an index but the numbers of the files."""
+    with index.reading() as db:
+        columns = ", ".join(row[1] for row in db.execute("PRAGMA table_info(episodes)") if row[1] not in ("n", "file"))
+        rows = [tuple(row) for row in db.execute(f"SELECT phase, {columns} FROM episodes JOIN files USING (file)")]
+        rows += [tuple(row) for row in db.execute("SELECT * FROM trained")]
+        rows += [tuple(row) for row in db.execute("SELECT phase, offset, reason FROM bad JOIN files USING (file)")]
+    return sorted(rows, key=repr)
+
+
+def open_index(run: Path, place: Path) -> EpisodeIndex:
+    (stored,) = find_runs(run)
+    return EpisodeIndex(stored, place)
+
+
+LINES = st.one_of(
+    st.builds(
+        lambda group, i, reward, text: make_episode(
+            f"train/{group}/{i}", reward=reward, question=text, error="SandboxError: gone"
+        ).to_json(),
+        st.integers(0, 3),
+        st.integers(0, 3),
+        st.one_of(st.none(), st.floats(-1, 1)),
+        st.text(st.characters(codec=None), max_size=30),
+    ),
+    st.sampled_from(["", "{}", "not JSON", '{"turns": [], "task": {}}', "[" * 50, '{"a": "\\ud800"}']),
+)
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("append"), st.sampled_from(["train", "after"]), st.lists(LINES, max_size=4)),
+        st.tuples(st.just("half"), st.sampled_from(["train", "after"]), st.lists(LINES, min_size=1, max_size=1)),
+        st.tuples(st.just("cut"), st.sampled_from(["train", "after"]), st.integers(0, 4)),
+        st.tuples(st.just("delete"), st.sampled_from(["train", "after"]), st.none()),
+        st.tuples(st.just("trained"), st.just("train"), st.lists(st.integers(0, 3), max_size=3)),
+        st.tuples(st.just("read"), st.just("train"), st.none()),
+    ),
+    max_size=12,
+)
+
+
+def change(run: Path, what: str, phase: str, value: Any) -> None:
+    path = run / "episodes" / f"{phase}.jsonl"
+    if what == "append":
+        with path.open("a") as file:
+            file.writelines(line + "\n" for line in value)
+    elif what == "half":
+        with path.open("a") as file:
+            file.write(value[0][: len(value[0]) // 2])
+    elif what == "cut" and path.exists():
+        lines = path.read_bytes().splitlines(keepends=True)
+        path.write_bytes(b"".join(lines[:value]))
+    elif what == "delete":
+        path.unlink(missing_ok=True)
+    elif what == "trained":
+        with (run / "trained.jsonl").open("a") as file:
+            file.writelines(
+                json.dumps({"step": i, "episode": f"train/{i}/0", "advantages": [1.0]}) + "\n" for i in value
+            )
+
+
+@settings(max_examples=40, deadline=None)
+@given(steps=STEPS)
+def test_an_index_that_follows_says_what_a_fresh_one_says(steps: Any, tmp_path_factory: pytest.TempPathFactory) -> None:
+    folder = tmp_path_factory.mktemp("run")
+    (folder / "run" / "episodes").mkdir(parents=True)
+    (folder / "run" / "metrics.jsonl").touch()
+    following = open_index(folder / "run", folder / "following.sqlite")
+    for what, phase, value in steps:
+        if what == "read":
+            following.update()
+        else:
+            change(folder / "run", what, phase, value)
+    following.update()
+    fresh = open_index(folder / "run", folder / "fresh.sqlite")
+    fresh.update()
+    assert contents(following) == contents(fresh)
+    assert not following.update(), "nothing has changed since"
+
+
+def test_a_file_of_several_blocks_is_read_as_one_of_one_block(tmp_path: Path) -> None:
+    path = tmp_path / "many.jsonl"
+    lines = [make_episode(f"train/{i}/0", question=f"{i} " + "x" * 40_000).to_json() for i in range(500)]
+    lines[7] = "not JSON"
+    path.write_text("\n".join(lines) + "\n")
+    size = path.stat().st_size
+    assert size > 4 * BLOCK_BYTES
+    whole = scan_block(path, "episodes", 0, size)
+    parts = list(scan_file(path, "episodes", 0, size))
+    assert len(parts) > 3
+    assert [row for part in parts for row in part.rows] == whole.rows and len(whole.rows) == 499
+    assert [bad for part in parts for bad in part.bad_lines] == whole.bad_lines and len(whole.bad_lines) == 1
+
+
+def test_a_run_is_read_from_its_own_index_the_second_time(tmp_path: Path) -> None:
+    run = training_run(tmp_path / "run")
+    first = open_index(run, tmp_path / "index.sqlite")
+    assert first.update()
+    second = open_index(run, tmp_path / "index.sqlite")
+    with second.reading() as db:
+        assert db.execute("SELECT count(*) FROM episodes").fetchone()[0] == 15
+    assert second.update() is True  # the first look of this process
+    assert second.update() is False
+
+
+def test_a_broken_index_is_made_again(tmp_path: Path) -> None:
+    run = training_run(tmp_path / "run")
+    (tmp_path / "index.sqlite").write_bytes(b"no database" * 1000)
+    index = open_index(run, tmp_path / "index.sqlite")
+    assert index.update()
+    with sqlite3.connect(tmp_path / "index.sqlite") as db:
+        db.execute("PRAGMA user_version = 999")
+    again = open_index(run, tmp_path / "index.sqlite")
+    again.update()
+    assert len(contents(again)) == len(contents(index)) > 0
+
+
+def test_the_step_that_trained_on_an_episode_is_known(tmp_path: Path) -> None:
+    index = open_index(training_run(tmp_path / "run"), tmp_path / "index.sqlite")
+    index.update()
+    with index.reading() as db:
+        page = query.list_episodes(db, query.condition_of({"step": "1"}), "written", 0, 50)
+    assert [row["id"] for row in page["rows"]] == [f"train/0/{i}" for i in range(4)]
+
+
+def test_pages_filters_and_orders(tmp_path: Path) -> None:
+    index = open_index(training_run(tmp_path / "run"), tmp_path / "index.sqlite")
+    index.update()
+
+    def ids(order: str = "written", offset: int = 0, limit: int = 50, **wanted: str) -> list[str]:
+        with index.reading() as db:
+            page = query.list_episodes(db, query.condition_of(wanted), order, offset, limit)
+        return [row["id"] for row in page["rows"]]
+
+    assert len(ids(phase="train")) == 13
+    assert ids(phase="train", limit=2, offset=4) == ["train/1/0", "train/1/1"]
+    assert ids(phase="train", order="newest")[0] == "train/9/0"
+    assert ids(phase="train", reward_from="0.5") == ["train/1/0", "train/2/0", "train/2/1"]
+    assert ids(phase="train", has="fault") == ["train/9/0"]
+    assert ids(phase="train", has="tool_error") == ["train/0/3", "train/1/3", "train/2/3"]
+    assert ids(phase="train", version="3") == [f"train/2/{i}" for i in range(4)]
+    assert len(ids(phase="train", tool="python")) == 13 and ids(tool="pyth") == []
+    assert ids(id="2/1") == ["train/2/1"]
+    assert ids(kind="double") == [f"train/1/{i}" for i in range(4)]
+    assert ids(kind="no_kind", phase="train") == ["train/9/0"] and ids(kind="doub") == []
+    assert ids(phase="train", group="train/1", has="success") == ["train/1/0"]
+    with index.reading() as db:
+        assert summaries.filter_choices(db)["kinds"] == ["no_kind", "add", "double"]
+        groups = query.list_groups(db, query.condition_of({"phase": "train"}), "spread", 0, 50)
+    assert [row["group_id"] for row in groups["rows"]] == ["train/2", "train/1", "train/0", "train/9"]
+    assert [row["reward"] for row in groups["rows"][0]["episodes"]] == [1, 1, 0, 0]
+    assert groups["rows"][0]["spread"] == 0.5 and groups["rows"][-1]["spread"] is None
+
+
+def test_the_newest_are_those_that_ended_last_whatever_their_files_are_called(tmp_path: Path) -> None:
+    times = {"after": (300.0, 10.0), "before": (100.0, 1.0), "train": (200.0, 150.0)}
+    for phase, (started, seconds) in times.items():
+        info = {"started": started, "seconds": seconds}
+        write(tmp_path / "run" / "episodes" / f"{phase}.jsonl", make_episode(f"{phase}/0/0", info=info))
+    index = open_index(tmp_path / "run", tmp_path / "index.sqlite")
+    index.update()
+    with index.reading() as db:
+        for rows in (
+            query.list_episodes(db, query.condition_of({}), "newest", 0, 9)["rows"],
+            query.list_groups(db, query.condition_of({}), "newest", 0, 9)["rows"],
+        ):
+            assert [row["phase"] for row in rows] == ["train", "after", "before"]  # the one of train took longer
+
+
+OUTCOMES = [(outcome, outcome.is_valid) for outcome in Outcome]
+
+
+@given(
+    ending=st.sampled_from(OUTCOMES),
+    reward=st.floats(-2, 2) | st.sampled_from([0.8, 1.0]),
+    success=st.sampled_from([None, True, False]),
+)
+def test_a_success_is_what_an_evaluation_calls_one(ending: Any, reward: float, success: bool | None) -> None:
+    outcome, is_valid = ending
+    episode = make_episode(reward=reward if is_valid else None, outcome=outcome, success=success if is_valid else None)
+    line = episode.to_json()
+    row = dict(zip(COLUMNS, episode_row(line.encode(), 0), strict=True))
+    assert bool(row["success"]) == is_success(Episode.from_json(line)) and row["outcome"] == outcome.value
+
+
+def test_a_time_out_is_counted_apart_from_the_faults(tmp_path: Path) -> None:
+    late = make_episode("after/0/1", reward=None, outcome=Outcome.TIMEOUT, error="the shop took 300 s")
+    write(tmp_path / "run" / "episodes" / "after.jsonl", make_episode("after/0/0"), late)
+    index = open_index(tmp_path / "run", tmp_path / "index.sqlite")
+    index.update()
+    with index.reading() as db:
+        choices = summaries.filter_choices(db)
+        assert (choices["timeouts"], choices["faults"]) == (1, 0)
+        page = query.list_episodes(db, query.condition_of({"outcome": "timeout"}), "written", 0, 9)
+        assert page["rows"][0]["fault"] == "timeout"
+
+
+def test_the_neighbours_of_an_episode_are_those_of_its_list(tmp_path: Path) -> None:
+    index = open_index(training_run(tmp_path / "run"), tmp_path / "index.sqlite")
+    index.update()
+    with index.reading() as db:
+        for order in query.EPISODE_ORDERS:
+            for wanted in ({}, {"phase": "train"}, {"has": "tool_error"}):
+                condition = query.condition_of(wanted)
+                keys = [row["key"] for row in query.list_episodes(db, condition, order, 0, 50)["rows"]]
+                for place, key in enumerate(keys):
+                    place_in_list = query.neighbours(db, condition, order, query.find_episode(db, key)["n"])
+                    beside = [None, *keys, None][place : place + 3]
+                    assert [place_in_list["previous"], key, place_in_list["next"]] == beside
+                    assert (place_in_list["place"], place_in_list["listed"]) == (place + 1, len(keys))
+        row = query.find_episode(db, "train/0")
+        other = query.neighbours(db, query.condition_of({"phase": "after"}), "written", row["n"])
+    assert other == {"previous": None, "next": None, "place": None, "listed": 1}
+
+
+@pytest.mark.parametrize("wanted", [{"reward_from": "many"}, {"step": "1.5"}, {"has": "luck"}, {"step": "9" * 40}])
+def test_a_filter_without_sense_is_one_sentence(wanted: dict[str, str]) -> None:
+    with pytest.raises(UserError, match="the filter"):
+        query.condition_of(wanted)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"turns": None},
+        {"task": "x"},
+        {"reward": "high"},
+        {"outcome": {"a": [1]}},
+        {"turns": [{"kind": "sampled"}]},
+        {"turns": [{"versions": [[2**80, 1]]}]},
+        {"turns": [3]},
+        {"info": [1]},
+    ],
+)
+def test_a_line_of_another_shape_is_counted_and_breaks_nothing(change: dict[str, Any], tmp_path: Path) -> None:
+    line = json.dumps({**json.loads(make_episode().to_json()), **change})
+    try:
+        episode_row(line.encode(), 0)
+    except ValueError as error:
+        assert str(error)
+    run = StoredRun(path=tmp_path / "e.jsonl", name="e", kind="file")
+    run.path.write_text(line + "\n" + make_episode("good/0/0").to_json() + "\n")
+    index = EpisodeIndex(run, tmp_path / "index.sqlite")
+    index.update()
+    with index.reading() as db:
+        rows = query.list_episodes(db, query.condition_of({}), "written", 0, 9)["rows"]
+        assert "good/0/0" in [row["id"] for row in rows]
+
+
+def test_runs_are_found_where_they_are(tmp_path: Path) -> None:
+    training_run(tmp_path / "all" / "one")
+    write(tmp_path / "all" / "deep" / "two" / "episodes.jsonl", make_episode())
+    assert [(run.name, run.kind) for run in find_runs(tmp_path / "all")] == [
+        ("deep/two", "evaluation"),
+        ("one", "training"),
+    ]
+    assert find_runs(tmp_path / "all" / "one" / "episodes" / "train.jsonl")[0].kind == "file"
+    (tmp_path / "nothing").mkdir()
+    for place in (tmp_path / "nothing", tmp_path / "not there"):
+        with pytest.raises(UserError, match="name the folder"):
+            find_runs(place)

@@ -1,0 +1,177 @@
+"""A run that the viewer shows: its files, its index, its searches."""
+
+from __future__ import annotations
+
+import math
+import sqlite3
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from contrib.records.audit import model_of
+from contrib.viewer.console_files import ConsoleFiles
+from contrib.viewer.index import EpisodeIndex
+from contrib.viewer.metrics_file import MetricsFile
+from contrib.viewer.search import Search
+from contrib.viewer.stored_runs import StoredRun
+from contrib.viewer.trace_file import TraceFile
+from forge_env.core.errors import UserError
+
+MAX_SEARCHES = 8
+
+
+class ViewedRun:
+    """One run. Its index is made when somebody first opens one of its pages; any thread may call its methods.
+
+    Args:
+        number: of the run in its library.
+        run: the files.
+        model: folder of the tokenizer; None is the run's own model.
+        temporary: folder for the index if none can be written beside the run.
+        max_bytes: read from the end of each file of episodes, with a temporary index; None reads whole files.
+    """
+
+    def __init__(
+        self, number: int, run: StoredRun, model: Path | None, temporary: Path, max_bytes: int | None = None
+    ) -> None:
+        self.number = number
+        self.run = run
+        self.metrics = MetricsFile(run.path / "metrics.jsonl")
+        self.trace = TraceFile(run.path / "trace.json")
+        self.console = ConsoleFiles(run)
+        self.index_error = ""
+        """The reason why the index could not be updated; "" if it could."""
+        self._given_model = model
+        self._temporary = temporary
+        self._max_bytes = max_bytes
+        self._lock = threading.Lock()
+        self._index: EpisodeIndex | None = None
+        self._searches: OrderedDict[str, Search] = OrderedDict()
+
+    @property
+    def index(self) -> EpisodeIndex:
+        assert self._index is not None, "open() comes first"
+        return self._index
+
+    @property
+    def model(self) -> Path | None:
+        return self._given_model or (model_of(self.run.path) if self.run.kind != "file" else None)
+
+    def open(self, wake: threading.Event | None = None) -> None:
+        """Open the index, and make it if it is missing.
+
+        Args:
+            wake: set when an index was opened, so that the follower updates it at once.
+        """
+        with self._lock:
+            old = self._index
+            if old is not None and old.exists:
+                return
+            index = _open_index(self.run, self._temporary, self._max_bytes)
+            if old is not None:
+                index.stamp = old.stamp + 1  # so the page redraws
+                old.close()
+                self._stop_searches()
+            self._index = index
+        if wake is not None:
+            wake.set()
+
+    def update_index(self) -> None:
+        """Read what is new in the files, where an index is open."""
+        if self._index is None:
+            return
+        try:
+            self.open()
+            self.index.update()
+            self.index_error = ""
+        except Exception as error:  # the page shows it, and what is indexed can still be viewed
+            self.index_error = f"the index could not be updated: {type(error).__name__}: {error}"
+
+    def close(self) -> None:
+        if self._index is not None:
+            self._index.close()
+        self._stop_searches()
+
+    def search(self, text: str) -> Search:
+        """The search for a text; one that runs already is continued, and the oldest searches are dropped."""
+        with self._lock:
+            search = self._searches.get(text)
+            if search is None or (search.stamp != self.index.stamp and search.ended):
+                search = self._searches[text] = Search(self.index, text)
+            self._searches.move_to_end(text)
+            while len(self._searches) > MAX_SEARCHES:
+                self._searches.popitem(last=False)[1].stop()
+        search.wait()
+        return search
+
+    def seconds_since_change(self) -> float | None:
+        """Seconds since a file of the run was last written; None if there is no file."""
+        newest = 0.0
+        for path in [self.run.path / "metrics.jsonl", *(file.path for file in self.run.files())]:
+            try:
+                newest = max(newest, path.stat().st_mtime)
+            except OSError:
+                pass
+        return max(0.0, time.time() - newest) if newest else None
+
+    def summary(self) -> dict[str, Any]:
+        """What the list of runs shows; it needs no index."""
+        self.metrics.update()
+        result = self.run.read_json("summary.json" if self.run.kind == "training" else "eval.json")
+        facts = {**self.run.read_json("run.json"), **self.run.read_json("plan.json"), **result}
+        last = {name: value if math.isfinite(value) else None for name, value in self.metrics.last_values().items()}
+        return {
+            "number": self.number,
+            "name": self.run.name,
+            "kind": self.run.kind,
+            "complete": bool(result) or self.run.kind == "file",
+            "changed": self.seconds_since_change(),
+            "last": {name: last[name] for name in ("step", "reward", "success", "loss") if name in last},
+            "result": _success_figures(result),
+            **{name: facts.get(name) or "" for name in ("env", "agent", "algorithm", "model")},
+            "metrics": {phase: names[:400] for phase, names in self.metrics.metrics_by_phase().items()},
+        }
+
+    def unfinished(self, phase: str, step: int | None) -> dict[str, Any]:
+        """What a run that is not complete says of an evaluation: {"finished": bool, "planned": episodes or None}."""
+        if self.run.kind == "evaluation":
+            plan = self.run.read_json("plan.json")
+            tasks, n = plan.get("tasks"), plan.get("n")
+            return {"finished": False, "planned": tasks * n if isinstance(tasks, int) and isinstance(n, int) else None}
+        steps_of = {"before": 0, "after": self.run.read_json("run.json").get("steps")}
+        step = steps_of.get(phase.partition(".")[0], step)
+        steps = self.metrics.steps("evaluation")  # each is recorded at the end of its evaluation
+        return {"finished": step is None or not steps or step in steps, "planned": None}
+
+    def _stop_searches(self) -> None:
+        while self._searches:
+            self._searches.popitem()[1].stop()
+
+
+def _open_index(run: StoredRun, temporary: Path, max_bytes: int | None) -> EpisodeIndex:
+    """The index beside the run, or in a temporary folder if that cannot be written."""
+    folders = [] if run.kind == "file" or max_bytes is not None else [run.path / ".view"]
+    for folder in [*folders, temporary]:
+        try:
+            folder.mkdir(exist_ok=True)  # without parents: the folder of a deleted run is not made again
+            return EpisodeIndex(run, folder / "index.sqlite", max_bytes)
+        except (OSError, sqlite3.Error):
+            continue
+    folder = folders[0] if folders else run.path.parent
+    raise UserError(f"no index can be made for {run.path}: neither {folder} nor {temporary} can be written")
+
+
+def _success_figures(result: Mapping[str, Any]) -> dict[str, Any]:
+    """The success of a complete run before and after training, or of its evaluation."""
+    figures = {}
+    for name in ("before", "after", "tool_off"):
+        success = result.get(f"success_{name}")
+        if isinstance(success, int | float):
+            figures[name] = {"success": success, "interval": result.get(f"success_{name}_ci95")}
+    success = next((v for k, v in result.items() if k.startswith("avg@") and isinstance(v, int | float)), None)
+    if success is not None:
+        figures["evaluation"] = {"success": success, "interval": result.get("ci95")}
+    return figures

@@ -1,0 +1,176 @@
+"""The views of a run: for each page, the function that answers what the page requests."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from typing import Any
+
+from contrib.viewer import query, summaries
+from contrib.viewer.episode_detail import read_detail
+from contrib.viewer.report.kind_tables import kind_table, part_tables
+from contrib.viewer.report.run_data import read_run
+from contrib.viewer.report.tables import change_text, evaluation_title, headline, outcomes, startup, tools, warnings
+from contrib.viewer.viewed_run import ViewedRun
+from forge_env.core.errors import UserError
+
+DOCUMENTS = ("summary.json", "eval.json", "plan.json", "run.json")
+MAX_CURVES = 200
+MAX_SEARCH_TEXT = 400
+Params = Mapping[str, str]
+
+
+class NotThere(UserError):
+    """What was requested does not exist, or no longer exists."""
+
+
+def _state(run: ViewedRun, params: Params) -> Any:
+    run.metrics.update()
+    is_complete, stamp = run.index.is_complete, run.index.stamp
+    done, total = run.index.progress()
+    step = run.metrics.last_values().get("step", math.nan)
+    return {
+        "stamp": stamp,
+        "indexed": is_complete,
+        "done": total if is_complete else done,
+        "total": total,
+        "step": step if math.isfinite(step) else None,
+        "changed": run.seconds_since_change(),
+        "console_bytes": run.console.size(),
+        "index_error": run.index_error,
+    }
+
+
+def _overview(run: ViewedRun, params: Params) -> Any:
+    with run.index.reading() as db:
+        measured = summaries.evaluations(db, is_indexed=run.index.is_complete)
+        answer = {
+            "choices": summaries.filter_choices(db),
+            "evaluations": measured,
+            "bad": summaries.bad_lines(db),
+        }
+    summary = run.summary()
+    facts = {**run.run.read_json("run.json"), **run.run.read_json("summary.json")}
+    for evaluation in measured:
+        evaluation["title"] = evaluation_title(facts, evaluation["phase"])
+    for evaluation in measured if not summary["complete"] else ():
+        evaluation |= run.unfinished(evaluation["phase"], evaluation["step"])
+    documents: dict[str, Any] = {name: run.run.read_json(name) for name in DOCUMENTS}
+    documents["config.yaml"] = run.run.read_text("config.yaml")
+    answer["cut"] = sorted(run.index.cut_phases)
+    return {**summary, **answer, "documents": {name: data for name, data in documents.items() if data}}
+
+
+def _report(run: ViewedRun, params: Params) -> Any:
+    """What a training run did: figures, tables, and sample episodes; {} for any other run."""
+    if run.run.kind != "training" or not (run.run.path / "metrics.jsonl").is_file():
+        return {}
+    try:
+        data = read_run(run.run.path)
+        listed = (warnings(data), kind_table(data), *part_tables(data), startup(data), tools(data), outcomes(data))
+        report = {"why_incomplete": data.why_incomplete, "figures": headline(data), "change": change_text(data)}
+    except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError) as error:  # no such run wrote it
+        return {"why_incomplete": f"its figures cannot be read ({type(error).__name__}: {error})"}
+    with run.index.reading() as db:
+        samples = summaries.samples(db)
+    tables = [asdict(table) | {"columns": [*table.columns.items()]} for table in listed if table is not None]
+    return {**report, "tables": tables, "samples": samples}
+
+
+def _settings(run: ViewedRun, params: Params) -> Any:
+    return run.run.settings()
+
+
+def _console(run: ViewedRun, params: Params) -> Any:
+    return run.console.read(params.get("log", ""))
+
+
+def _curves(run: ViewedRun, params: Params) -> Any:
+    run.metrics.update()
+    names = [name for name in params.get("names", "").split(",") if name]
+    return run.metrics.read_curves(params.get("phase", "train"), names[:MAX_CURVES])
+
+
+def _episodes(run: ViewedRun, params: Params) -> Any:
+    return _list_page(run, params, query.list_episodes, "written")
+
+
+def _groups(run: ViewedRun, params: Params) -> Any:
+    return _list_page(run, params, query.list_groups, "spread")
+
+
+def _list_page(
+    run: ViewedRun, params: Params, list_rows: Callable[..., dict[str, Any]], default_order: str
+) -> dict[str, Any]:
+    condition, progress = _condition(run, params)
+    offset, limit = _integer(params, "offset", 0), _integer(params, "limit", 50)
+    with run.index.reading() as db:
+        page = list_rows(db, condition, params.get("order") or default_order, offset, limit)
+    return {**page, "search": progress}
+
+
+def _condition(run: ViewedRun, params: Params) -> tuple[query.Condition, dict[str, Any] | None]:
+    condition = query.condition_of(params)
+    if not params.get("q"):
+        return condition, None
+    search = run.search(params["q"][:MAX_SEARCH_TEXT])
+    progress = {"share": search.share, "ended": search.ended, "matches": len(search.numbers)}
+    return condition.and_numbers(list(search.numbers)), progress
+
+
+def _episode(run: ViewedRun, params: Params) -> Any:
+    """An episode, and its neighbours in the list that the other parameters describe."""
+    condition, _ = _condition(run, params)
+    key = params.get("key", "")
+    with run.index.reading() as db:
+        try:
+            detail = read_detail(run.run, db, key, run.model)
+            number = query.find_episode(db, key)["n"]
+        except UserError as error:
+            raise NotThere(str(error)) from None
+        return detail | query.neighbours(db, condition, params.get("order") or "written", number)
+
+
+def _faults(run: ViewedRun, params: Params) -> Any:
+    with run.index.reading() as db:
+        return {"faults": summaries.list_faults(db), "bad": summaries.bad_lines(db)}
+
+
+def _timeline(run: ViewedRun, params: Params) -> Any:
+    run.trace.update()
+    return run.trace.read_spans(_seconds(params, "from"), _seconds(params, "to"))
+
+
+VIEWS: dict[str, Callable[[ViewedRun, Params], Any]] = {
+    "state": _state,
+    "overview": _overview,
+    "report": _report,
+    "curves": _curves,
+    "episodes": _episodes,
+    "groups": _groups,
+    "episode": _episode,
+    "faults": _faults,
+    "timeline": _timeline,
+    "console": _console,
+    "settings": _settings,
+}
+WITHOUT_INDEX = ("curves", "timeline", "console", "settings")
+"""Views that need no episodes, so that comparing many runs indexes none of them."""
+
+
+def _integer(params: Params, name: str, default: int) -> int:
+    text = params.get(name) or str(default)
+    if not text.isdecimal() or len(text) > 9:
+        raise UserError(f"{name}={text!r:.40} is no whole number from 0 on")
+    return int(text)
+
+
+def _seconds(params: Params, name: str) -> float | None:
+    try:
+        value = float(params[name]) if params.get(name) else None
+    except ValueError:
+        value = math.nan
+    if value is not None and not math.isfinite(value):
+        raise UserError(f"{name}={params[name]!r:.40} is no number of seconds")
+    return value

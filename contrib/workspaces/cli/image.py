@@ -1,0 +1,149 @@
+"""`forge-env image pull`, `build`, `list` and `prune`: the images of workspaces."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+
+from forge_env.cli.output import Json, emit, say, show_table
+from forge_env.core.errors import UserError
+
+app = typer.Typer(help="Pull, build, list and remove the images of workspaces.", rich_markup_mode=None)
+
+_MEMORY, _DISK = 2 * 2**30, 4 * 2**30
+
+
+@app.command("pull")
+def pull(
+    image: Annotated[
+        str,
+        typer.Argument(help="Name in a registry (debian:12), or path of an OCI layout or a `docker save` archive."),
+    ],
+    name: Annotated[str, typer.Option(help="A further name for the image.")] = "",
+    as_json: Json = False,
+) -> None:
+    """Unpack an image into the cache. Layers that are there are not fetched again."""
+    from forge_env.utils.targets import load
+
+    pull_image = load("contrib.workspaces.images.resolve:pull_image")
+    _show(pull_image(image, name=name, progress=_progress), image, as_json)
+
+
+@app.command("build")
+def build(
+    folder: Annotated[Path, typer.Argument(help="Folder with a Dockerfile and the files that it copies.")],
+    name: Annotated[str, typer.Option(help="Name of the image.")],
+    builder: Annotated[
+        Literal["auto", "forge", "docker", "buildah"],
+        typer.Option("--with", help="auto: docker or buildah if one is here, else forge_env's own reader."),
+    ] = "auto",
+    timeout: Annotated[float, typer.Option(help="Seconds for the build; with forge for each RUN.")] = 1800.0,
+    as_json: Json = False,
+) -> None:
+    """Build a Dockerfile into the cache. FROM host, and FROM a folder, is always built by forge_env itself."""
+    from forge_env.utils.targets import load
+
+    if timeout <= 0:
+        raise UserError(f"--timeout is {timeout:g}; it must be above 0")
+    folder = folder.absolute()
+    program = load("contrib.workspaces.images.build:choose_builder")(folder) if builder == "auto" else builder
+    _progress(f"building with {program}")
+    if program == "forge":
+        image = asyncio.run(_build_with_forge(folder, name, timeout))
+    else:
+        by_program = load("contrib.workspaces.images.build:build_with_program")
+        image = by_program(program, folder, name, timeout_s=timeout, progress=_progress)
+    _show(image, name, as_json)
+
+
+@app.command("list")
+def list_images(as_json: Json = False) -> None:
+    """List the images in the cache."""
+    from forge_env.utils.targets import load
+
+    stored, short_name = (
+        load("contrib.workspaces.images.store:stored_images")(),
+        load("contrib.workspaces.images.reference:short_name"),
+    )
+    if as_json:
+        emit({"images": [_as_data(item, short_name) for item in stored]})
+        return
+    rows = [
+        [
+            ", ".join(map(short_name, item.names)) or "-",
+            item.id[:12],
+            f"{item.bytes / 1e6:.1f} MB",
+            str(len(item.layers)),
+        ]
+        for item in stored
+    ]
+    folder = load("contrib.workspaces.images.cache:images_folder")()
+    if not rows:
+        say(f"no images in {folder}; pull one: forge-env image pull debian:12")
+        return
+    show_table(("name", "id", "size", "layers"), rows)
+
+
+@app.command("prune")
+def prune(
+    names: Annotated[list[str] | None, typer.Argument(help="Images that are to go, by name or id.")] = None,
+    everything: Annotated[bool, typer.Option("--all", help="All images.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Remove images without a name, layers that no image has, and what killed processes have left.
+
+    What a process uses stays.
+    """
+    from forge_env.utils.targets import load
+
+    pruned = load("contrib.workspaces.images.prune:prune")(names or (), everything=everything)
+    if as_json:
+        emit({"removed": pruned.removed, "in_use": pruned.in_use, "bytes": pruned.bytes})
+        return
+    for shown in pruned.removed:
+        say(f"removed {shown}")
+    for shown in pruned.in_use:
+        say(f"in use, kept: {shown}")
+    say(f"{pruned.bytes / 1e6:.1f} MB freed")
+
+
+async def _build_with_forge(folder: Path, name: str, timeout: float) -> Any:
+    from contrib.workspaces.contract import WorkspaceLimits
+    from forge_env.utils.targets import load
+
+    limits = WorkspaceLimits(memory_bytes=_MEMORY, disk_bytes=_DISK, wall_s=timeout)
+    async with load("contrib.workspaces.open:open_workspaces")() as workspaces:
+        by_forge = load("contrib.workspaces.images.build:build_with_forge")
+        return await by_forge(workspaces, folder, name, limits=limits, timeout_s=timeout)
+
+
+def _show(image: Any, name: str, as_json: bool) -> None:
+    if as_json:
+        emit({"name": name, "id": image.digest, "root": str(image.root)})
+    else:
+        say(f"{name} is {image.digest[:19]} in {image.root}")
+
+
+def _as_data(stored: Any, short_name: Any) -> dict[str, Any]:
+    image = stored.image
+    return {
+        "names": [short_name(name) for name in stored.names],
+        "id": image.digest,
+        "root": str(image.root),
+        "bytes": stored.bytes,
+        "layers": len(stored.layers),
+        "architecture": image.architecture,
+        "env": dict(image.env),
+        "workdir": image.workdir,
+        "user": image.user,
+        "entrypoint": list(image.entrypoint),
+        "command": list(image.command),
+    }
+
+
+def _progress(line: str) -> None:
+    sys.stderr.write(line + "\n")

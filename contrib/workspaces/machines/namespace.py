@@ -1,0 +1,201 @@
+"""The "namespace" backend of workspaces: overlays over unpacked images, in namespaces of their own, without a daemon.
+
+A server process (`guest_workspace.py`) starts every workspace as a fork of itself. As root it maps the owners of the
+image into a user namespace with 65,536 ids that are nobody's outside. An ordinary user gets workspaces with one user,
+root, who is himself outside. What is written lies in a tmpfs. A control group limits memory, processes and CPUs, if the
+machine has control groups; otherwise resource limits bound every process.
+
+Not covered: vulnerabilities of the kernel; time and counters of the machine; the page cache of images in common.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import itertools
+import os
+import socket
+from dataclasses import replace
+from typing import Any
+
+from contrib.workspaces.contract import Network, UnpackedImage, WorkspaceLimits
+from contrib.workspaces.machines.backend import BoxWorkspaces, above
+from contrib.workspaces.machines.box import Box
+from contrib.workspaces.machines.selftest import NOT_MEASURED, check_workspaces
+from contrib.workspaces.machines.server import Server
+from contrib.workspaces.machines.workspace import BoxWorkspace, Origin, Started
+from forge_env.core.errors import SandboxError, SandboxUnavailable, UserError
+from sandboxes.host.cgroup_slots import SlotGroup
+from sandboxes.host.cgroups import Groups, open_groups
+
+_SPARES, _MOST_SPARES = 2, 256
+
+
+async def open_namespace_workspaces(*, cgroups: bool = True, spares: int = _SPARES) -> NamespaceWorkspaces:
+    """Open the backend, and check that it isolates (once per process).
+
+    Args:
+        cgroups: limit every workspace as a whole if the machine has control groups; otherwise each of its processes.
+        spares: number of workspaces with processes and control groups that are prepared ahead of demand, for any image.
+    """
+    if not 0 <= spares <= _MOST_SPARES:
+        raise UserError(f"spares must be between 0 and {_MOST_SPARES}, not {spares}.")
+    groups = open_groups() if cgroups else "control groups are switched off (cgroups=False)"
+    try:
+        server = await Server.start(groups)
+    except BaseException:
+        if isinstance(groups, Groups):
+            groups.close()
+        raise
+    workspaces = NamespaceWorkspaces(server, groups, spares=spares)
+    try:
+        workspaces.capabilities = await check_workspaces(workspaces, groups)
+    except BaseException:
+        await workspaces.close()
+        raise
+    return workspaces
+
+
+class NamespaceWorkspaces(BoxWorkspaces):
+    """A `Workspaces` with one server. Created by `open_namespace_workspaces`.
+
+    Args:
+        groups: the control groups, which are closed with it, or the reason for having none.
+        spares: boxes that are prepared ahead of demand.
+    """
+
+    def __init__(self, server: Server, groups: Groups | str, *, spares: int = _SPARES) -> None:
+        super().__init__(NOT_MEASURED)
+        self._server, self._groups = server, groups if isinstance(groups, Groups) else None
+        self._numbers = itertools.count(1)
+        self._spares: list[tuple[int, Started]] = []
+        """Prepared, each with a family of its own."""
+        self._most_spares = spares
+
+    async def _launch(
+        self, origin: Origin, order: dict[str, Any], limits: WorkspaceLimits, network: Network
+    ) -> tuple[Started, Origin]:
+        is_of_image = not origin.family
+        family, prepared = self._take_spare() if is_of_image else (origin.family, self._prepare(origin.family))
+        origin = replace(origin, family=family)
+        self._hold(origin)
+        try:
+            await self._begin(prepared, order | self._place(origin), limits, network, origin.image)
+        except BaseException:
+            self._release(origin)
+            raise
+        if is_of_image:
+            self._refill()
+        return prepared, origin
+
+    async def _keep(self, workspace: BoxWorkspace, order: dict[str, Any]) -> tuple[Origin, Started]:
+        layer = next(self._numbers)
+        below, origin = workspace.origin, above(workspace.origin, layer)
+        await workspace.started.stop(keep=layer)
+        self._hold(origin)  # of the workspace
+        self._release(below)
+        workspace.origin = origin
+        started = self._prepare(origin.family)
+        await self._begin(started, order | self._place(origin), workspace.limits, workspace.network, origin.image)
+        self._hold(origin)
+        return origin, started
+
+    def _drop_layer(self, layer: Any) -> None:
+        self._server.drop_layer(layer)
+
+    def _drop_family(self, family: int) -> None:
+        self._server.forget_family(family)
+
+    async def _close_all(self) -> None:
+        await self._server.close()
+        for workspace in tuple(self._open):
+            await workspace.close()
+        for _, spare in self._spares:
+            await spare.stop()
+        if self._groups is not None:
+            await asyncio.to_thread(self._groups.close)
+
+    def _take_spare(self) -> tuple[int, Started]:
+        while self._spares:
+            family, spare = self._spares.pop()
+            if spare.box.alive:
+                return family, spare
+        family = next(self._numbers)
+        return family, self._prepare(family)
+
+    def _refill(self) -> None:
+        """Prepare boxes for the next ones that are opened from an image."""
+        with contextlib.suppress(SandboxError):  # the next one that is opened meets it, too, and reports it
+            while not self._closed and self._server.alive and len(self._spares) < self._most_spares:
+                family = next(self._numbers)
+                self._spares.append((family, self._prepare(family)))
+
+    def _prepare(self, family: int) -> Started:
+        """Start a box that waits for its order."""
+        number = next(self._numbers)
+
+        def drop_group() -> None:
+            if self._groups is not None:
+                self._groups.drop(number)
+
+        try:
+            group = self._groups.slot(number, keep_open=False) if self._groups is not None else None
+            return Started(self._new_box(number, family, group), group, drop_group)
+        except OSError as error:
+            drop_group()
+            raise SandboxError(f"a workspace could not be started: {error}") from error
+
+    def _new_box(self, number: int, family: int, group: SlotGroup | None) -> Box:
+        link, guest_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        joins: list[int] = []
+        try:
+            joins = group.join_files() if group is not None else []
+            return Box(link, self._server.open(number, family, [guest_end.fileno(), *joins]))
+        except BaseException:
+            link.close()
+            raise
+        finally:
+            guest_end.close()
+            for fd in joins:
+                os.close(fd)
+
+    def _place(self, origin: Origin) -> dict[str, Any]:
+        """Return what pid 1 is told of its files, its users and who counts its resources."""
+        return {
+            "image": str(origin.image.root),
+            "layers": origin.layers,
+            "counted": self._groups is not None,
+            "users": os.geteuid() == 0,
+            "own_ids": True,
+        }
+
+    def _start_error(self, failed: dict[str, Any], image: UnpackedImage) -> SandboxError | UserError:
+        return _start_error(failed, str(image.root))
+
+
+def _start_error(failed: dict[str, Any], image: str) -> SandboxError | UserError:
+    """Return the error for a workspace that did not start, with a remedy where the kernel lacks something."""
+    text, number = failed["failed"], failed.get("errno")
+    if number in (errno.ENOSPC, errno.ENOMEM):
+        return SandboxError(f"no room for a workspace: {text}; close others, or free memory")
+    if "mapped ids" in text:
+        return SandboxUnavailable(
+            f"workspaces: the file system of {image} cannot map owners ({text}); keep images on ext4, xfs or btrfs, or "
+            "on tmpfs with Linux 6.3 or newer."
+        )
+    if "overlay" in text and number in (errno.EPERM, errno.ENODEV, errno.EINVAL):
+        return SandboxUnavailable(f"workspaces: the kernel refuses an overlay ({text}); {_overlay_remedy()}.")
+    if number in (errno.EPERM, errno.EACCES, errno.ENOSYS):
+        return SandboxUnavailable(f"workspaces: the kernel refused to isolate ({text}); {_overlay_remedy()}.")
+    return SandboxError(f"a workspace did not start: {text}")
+
+
+def _overlay_remedy() -> str:
+    if os.geteuid() == 0:
+        return "root needs CAP_SYS_ADMIN, Linux 5.12 or newer, and the module overlay (modprobe overlay)"
+    return (
+        "an ordinary user needs Linux 5.12 or newer with overlayfs in user namespaces (modprobe overlay, sysctl "
+        "kernel.unprivileged_userns_clone=1, kernel.apparmor_restrict_unprivileged_userns=0); else run as root, or "
+        "install Docker for the backend docker (apt install docker.io)"
+    )

@@ -1,0 +1,185 @@
+"""The self-test of workspaces: canaries that try to escape. It runs once per process, when the backend opens."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from typing import Any, Protocol
+
+from contrib.workspaces.contract import NetworkMode, UnpackedImage, WorkspaceCapabilities, WorkspaceLimits
+from contrib.workspaces.machines.command import run_command
+from forge_env.core.errors import SandboxUnavailable
+from forge_env.core.sandbox import ExecStatus
+from sandboxes.host.cgroups import Groups
+from sandboxes.host.controlled import GUEST
+from sandboxes.host.selftest import CANARIES
+
+LIMITS = WorkspaceLimits(
+    memory_bytes=64 * 2**20, disk_bytes=8 * 2**20, processes=8, files=1000, wall_s=20.0, output_bytes=64 * 2**10
+)
+_NAMESPACES = ("pid", "mnt", "net", "ipc", "uts", "cgroup")
+IMAGE = UnpackedImage(root=GUEST)
+"""Any folder will do: the canaries run in pid 1."""
+MODES = (NetworkMode.NONE, NetworkMode.LOOPBACK, NetworkMode.ALLOWLIST)
+
+_LOOK = """
+def look(secret, namespaces):
+    libc = ctypes.CDLL(None)
+    own = status()
+    written = 0
+    try:
+        with open("/tmp/large", "wb", buffering=0) as file:
+            for _ in range(32):
+                written += file.write(bytes(2**20))
+    except OSError:
+        pass
+    os.unlink("/tmp/large")
+    return {
+        "namespaces": {name: os.readlink("/proc/self/ns/" + name) for name in namespaces},
+        "secret": readable(secret),
+        "shadow": readable("/etc/shadow"),
+        "connects": connects(),
+        "processes": sorted(set(map(int, filter(str.isdigit, os.listdir("/proc")))) - {1, os.getpid()}),
+        "forks": forks(40),
+        "mounts": libc.mount(b"tmpfs", b"/tmp", b"tmpfs", 0, None) == 0,
+        "unshares": libc.unshare(0x10000000) == 0,
+        "written": written,
+        "settings": os.access("/proc/sys/kernel/hostname", os.W_OK),
+        "seccomp": own["Seccomp"],
+        "no_new_privileges": own["NoNewPrivs"],
+        "capabilities": int(own["CapBnd"], 16) | int(own["CapPrm"], 16),
+        "watches": watches(libc),
+        "outside": open("/proc/self/uid_map").read().split()[1],
+    }
+"""
+_FILL = """
+def look():
+    import mmap
+    held = mmap.mmap(-1, 1 << 28)
+    for start in range(0, len(held), mmap.PAGESIZE):
+        held[start] = 1
+"""
+_ALLOWED_CAPABILITIES = sum(1 << number for number in (0, 1, 3, 4, 5, 6, 7, 31))
+
+NOT_MEASURED = WorkspaceCapabilities(
+    backend="namespace",
+    root_is_unprivileged=False,
+    users=False,
+    seccomp=False,
+    capabilities_dropped=False,
+    memory_limit="none",
+    process_limit="none",
+    cpu_limit=False,
+    disk_limit=False,
+    disk_in_memory=True,
+    network_modes=(),
+    listeners=False,
+    snapshots=False,
+)
+"""What is known before the self-test."""
+
+_passed: dict[str, WorkspaceCapabilities] = {}
+
+
+class _Opener(Protocol):
+    async def open(self, image: UnpackedImage, *, limits: WorkspaceLimits) -> Any: ...
+
+
+async def check_workspaces(workspaces: _Opener, groups: Groups | str) -> WorkspaceCapabilities:
+    """Return what the namespace backend enforces here. Raises SandboxUnavailable with every canary that escaped.
+
+    A success is cached for the life of this process.
+    """
+    kind = groups if isinstance(groups, str) else groups.version
+    if kind not in _passed:
+        workspace = await workspaces.open(IMAGE, limits=LIMITS)
+        try:
+            _passed[kind] = await _measure(workspace, groups)
+        finally:
+            await workspace.close()
+    return _passed[kind]
+
+
+async def _measure(workspace: Any, groups: Groups | str) -> WorkspaceCapabilities:
+    seen = await look(workspace)
+    require_no_escape(seen)
+    missing: tuple[str, ...] = ()
+    version = "rlimit"
+    if isinstance(groups, Groups):
+        version = groups.version
+        await require_memory_limit(workspace, version)
+    else:
+        missing = (f"memory and processes are limited per process only, as there is no control group: {groups}",)
+    if os.geteuid() != 0:
+        missing += ("commands run only as root of the workspace, who is the user of forge_env outside; run as root",)
+    return WorkspaceCapabilities(
+        backend="namespace",
+        root_is_unprivileged=root_is_unprivileged(seen),
+        users=os.geteuid() == 0,
+        seccomp=True,
+        capabilities_dropped=True,
+        memory_limit=version,
+        process_limit=version,
+        cpu_limit=isinstance(groups, Groups) and groups.limits_cpu,
+        disk_limit=True,
+        disk_in_memory=True,
+        network_modes=MODES,
+        listeners=True,
+        snapshots=True,
+        missing=missing,
+    )
+
+
+async def look(workspace: Any) -> dict[str, Any]:
+    """Return what canaries got to see and do. Raises SandboxUnavailable if they could not run."""
+    with tempfile.NamedTemporaryFile(dir="/tmp", prefix="forge-env-canary-") as secret:
+        result = await _canary(workspace, CANARIES + _LOOK, [secret.name, _NAMESPACES])
+    if result.status is not ExecStatus.OK:
+        reason = result.stderr.strip().rpartition("\n")[2] or f"it ended with {result.status}"
+        raise SandboxUnavailable(f"workspaces: the self-test could not run here: {reason}.")
+    seen: dict[str, Any] = json.loads(result.stdout)
+    return seen
+
+
+async def require_memory_limit(workspace: Any, by: str) -> None:
+    """Raises SandboxUnavailable if a command can use more memory than the workspace has."""
+    full = await _canary(workspace, _FILL, [])
+    if full.status is not ExecStatus.MEMORY:
+        raise SandboxUnavailable(f"workspaces: {by} does not limit memory here: {full.status}.")
+
+
+def root_is_unprivileged(seen: dict[str, Any]) -> bool:
+    return int(seen["outside"]) not in (0, os.geteuid())
+
+
+async def _canary(workspace: Any, code: str, arguments: list[Any]) -> Any:
+    request = {"do": "look", "user": "", "facts": {"code": code, "arguments": arguments}}
+    started = workspace.started
+    return await run_command(started.box, request, b"", LIMITS.wall_s, LIMITS, started.watched)
+
+
+def require_no_escape(seen: dict[str, Any], *, disk: bool = True) -> None:
+    """Raises SandboxUnavailable with everything that got out. Args: disk: whether the disk should be limited."""
+    shared = [name for name, link in seen["namespaces"].items() if link == os.readlink(f"/proc/self/ns/{name}")]
+    escapes = {
+        f"it shares namespaces of the host: {', '.join(shared)}": bool(shared),
+        "it can read a private file of the host": seen["secret"] or seen["shadow"],
+        "it can reach the network": seen["connects"],
+        "it can see other processes": bool(seen["processes"]),
+        "its processes are not limited": not 0 < seen["forks"] < 4 * LIMITS.processes,
+        "it can mount": seen["mounts"],
+        "it can make user namespaces": seen["unshares"],
+        "its disk is not limited": disk and seen["written"] > LIMITS.disk_bytes,
+        "it can change settings of the kernel": seen["settings"],
+        "its system calls are not filtered": seen["seccomp"] != "2",
+        "it may gain privileges": seen["no_new_privileges"] != "1",
+        "it has too many capabilities": bool(seen["capabilities"] & ~_ALLOWED_CAPABILITIES),
+        f"it can watch files, by {', '.join(seen['watches'])}": bool(seen["watches"]),
+    }
+    reasons = [reason for reason, escaped in escapes.items() if escaped]
+    if reasons:
+        raise SandboxUnavailable(
+            f"workspaces: the self-test failed, because {'; '.join(reasons)}. This kernel does not isolate well "
+            "enough; use a newer one (5.14 or later)."
+        )

@@ -1,0 +1,205 @@
+"""A shell that stays: commands go to its standard input, and it reports the end of each through a pipe of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shlex
+import socket
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from typing import Any
+
+from contrib.workspaces.contract import CommandResult, WorkspaceLimits
+from contrib.workspaces.machines.box import GRACE_S, Box
+from contrib.workspaces.machines.command import OnOutput, Outputs, Watched, result_of, status_of
+from forge_env.core.errors import SandboxError
+from forge_env.core.sandbox import ExecStatus
+from sandboxes.host.cgroup_slots import GroupUsage
+
+SHELLS = [["/bin/bash", "--noprofile", "--norc"], ["/bin/sh"]]
+_REPORT_FD = 3
+_MAX_REPORT = 4096
+_LAST_WORD_S = 0.5
+"""Seconds that a shell has to go on after everything below it was killed, before it is killed, too."""
+
+
+class BoxShell:
+    """A `Shell`. Created by `BoxWorkspace.open_shell`.
+
+    Args:
+        request: how to start the shell: user, environment, working directory.
+        live_box: returns the workspace as it runs now, after a snapshot another one than before.
+        on_output: called with the name of a stream and every chunk of it.
+    """
+
+    def __init__(
+        self,
+        request: dict[str, Any],
+        limits: WorkspaceLimits,
+        watched: Callable[[], Watched],
+        live_box: Callable[[], Awaitable[Box]],
+        on_output: OnOutput | None = None,
+    ) -> None:
+        self._request = request | {"argvs": SHELLS}
+        self._limits, self._watched, self._live_box, self._on_output = limits, watched, live_box, on_output
+        self._process: _Process | None = None
+        self._started = self._closed = False
+        self._one_at_a_time = asyncio.Lock()
+
+    async def run(self, command: str, *, timeout_s: float | None = None) -> CommandResult:
+        async with self._one_at_a_time:
+            if self._closed:
+                raise SandboxError("the shell is closed")
+            try:
+                quoted = shlex.quote(command).encode("utf-8", "surrogateescape")
+            except UnicodeEncodeError as failure:  # as `exec` answers what no program can be given
+                error = f"{SHELLS[-1][0]}: {failure}\n"
+                size = len(error)
+                return CommandResult(status=ExecStatus.NONZERO, exit_code=126, stderr=error, stderr_bytes=size)
+            lost = await self._ensure_started()
+            assert self._process is not None
+            result = await self._process.run(quoted, timeout_s or self._limits.wall_s, self._watched())
+            return replace(result, state_lost=True, in_new_shell=True) if lost else result
+
+    async def close(self) -> None:
+        self._closed = True
+        if self._process is not None:
+            await self._process.close()
+
+    async def start(self) -> None:
+        """Raises UserError if the workspace refuses to start it."""
+        await self._ensure_started()
+        assert self._process is not None
+        result = await self._process.run(b":", self._limits.wall_s, self._watched())
+        if not result.ok:
+            raise SandboxError(f"a shell did not start: {result.stderr.strip() or result.status}")
+
+    async def _ensure_started(self) -> bool:
+        """Start the shell unless it runs; return whether an earlier one was lost."""
+        if self._process is not None and self._process.alive:
+            return False
+        if self._process is not None:
+            await self._process.close()
+        self._process = _Process(await self._live_box(), self._request, self._limits, self._on_output)
+        lost, self._started = self._started, True
+        return lost
+
+
+class _Process:
+    """One process of the shell."""
+
+    def __init__(
+        self, box: Box, request: dict[str, Any], limits: WorkspaceLimits, on_output: OnOutput | None = None
+    ) -> None:
+        self._box, self._loop = box, asyncio.get_running_loop()
+        self._is_killed = False
+        self._outputs = Outputs(limits, self._kill, on_output)
+        self._stdin, guest_stdin = socket.socketpair()
+        self._stdin.setblocking(False)
+        self._report, guest_report = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        os.set_blocking(guest_report, True)
+        fds = [guest_stdin.fileno(), self._outputs.stdout.write_fd, self._outputs.stderr.write_fd, guest_report]
+        try:
+            self._number, self._answered = box.start(request, fds)
+        finally:
+            guest_stdin.close()
+            os.close(guest_report)
+        self._outputs.close_write_ends()
+        self._text = b""
+        self._nonce = b""
+        self._code: asyncio.Future[int | None] = self._loop.create_future()
+        self._loop.add_reader(self._report, self._read_report)
+        self._answered.add_done_callback(lambda _: self._on_end())
+
+    @property
+    def alive(self) -> bool:
+        return self._box.alive and not self._is_killed and not self._answered.done()
+
+    async def run(self, quoted: bytes, timeout_s: float, watched: Watched) -> CommandResult:
+        begin, timed_out = time.monotonic(), False
+
+        def time_out() -> None:
+            nonlocal timed_out
+            timed_out = True
+            self._box.kill(self._number, only_below=True)
+            self._loop.call_later(_LAST_WORD_S, self._kill_unless, code)
+
+        self._outputs.stdout.restart()
+        self._outputs.stderr.restart()
+        self._nonce = os.urandom(8).hex().encode()
+        self._code = code = self._loop.create_future()
+        deadline = self._loop.call_later(timeout_s, time_out)
+        try:
+            await self._send(quoted)
+            ended = await code
+        except BaseException:
+            self._kill()
+            raise
+        finally:
+            deadline.cancel()
+        self._outputs.stdout.pause()
+        self._outputs.stderr.pause()
+        wall_s = time.monotonic() - begin
+        if ended is None:
+            answer = await self._box.bounded(self._answered, GRACE_S)
+            return result_of(answer, self._outputs, watched, timed_out=timed_out, wall_s=wall_s, state_lost=True)
+        return self._result(ended, watched, timed_out=timed_out, wall_s=wall_s)
+
+    async def close(self) -> None:
+        self._kill()
+        answered = asyncio.shield(self._answered)
+        try:
+            async with asyncio.timeout(GRACE_S):
+                await answered
+        except TimeoutError:
+            await self._box.end()
+
+    def _result(self, code: int, watched: Watched, *, timed_out: bool, wall_s: float) -> CommandResult:
+        usage = watched.usage() if code else GroupUsage()
+        if usage.host_out_of_memory:
+            raise SandboxError("the machine ran out of memory although the workspace was within its limit")
+        status = status_of(code, usage, self._outputs, timed_out=timed_out)
+        exit_code = None if status is ExecStatus.TIMEOUT else code
+        return CommandResult(status=status, exit_code=exit_code, wall_s=wall_s, **self._outputs.fields())
+
+    async def _send(self, quoted: bytes) -> None:
+        """Send a command as one line of the shell: it has no standard input, and not the pipe of reports."""
+        line = b"eval %b </dev/null %d>&-\n" % (quoted, _REPORT_FD)
+        report = b'printf "%%s %%d\\n" %b "$?" >&%d\n' % (self._nonce, _REPORT_FD)
+        try:
+            await self._loop.sock_sendall(self._stdin, line + report)
+        except OSError:
+            pass  # it has just ended: `_on_end` answers
+
+    def _kill(self) -> None:
+        self._is_killed = True  # it takes a while to end, and must get no other command meanwhile
+        self._box.kill(self._number)
+
+    def _kill_unless(self, code: asyncio.Future[int | None]) -> None:
+        if not code.done():
+            self._kill()
+
+    def _read_report(self) -> None:
+        try:
+            data = os.read(self._report, _MAX_REPORT)
+        except BlockingIOError:
+            return
+        if not data:
+            self._loop.remove_reader(self._report)
+            return
+        *lines, self._text = (self._text + data).split(b"\n")
+        self._text = self._text[-_MAX_REPORT:]
+        for line in lines:
+            nonce, _, code = line.partition(b" ")
+            if nonce == self._nonce and code.isdigit() and not self._code.done():
+                self._code.set_result(int(code) & 0xFF)
+
+    def _on_end(self) -> None:
+        self._loop.remove_reader(self._report)
+        os.close(self._report)
+        self._stdin.close()
+        self._outputs.close()
+        if not self._code.done():
+            self._code.set_result(None)

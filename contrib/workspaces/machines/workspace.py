@@ -1,0 +1,421 @@
+"""A workspace whose pid 1 is ours (`contrib.workspaces.contract.Workspace`), whichever backend has started it."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import json
+import os
+import socket
+import time
+from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from contrib.workspaces.contract import (
+    CommandResult,
+    Network,
+    UnpackedImage,
+    Workspace,
+    WorkspaceCapabilities,
+    WorkspaceFileError,
+    WorkspaceLimits,
+)
+from contrib.workspaces.machines.box import GRACE_S, Answer, Box
+from contrib.workspaces.machines.command import SCRIPT, Watched, run_command, script_of, why_no_environment
+from contrib.workspaces.machines.proxy import Service
+from contrib.workspaces.machines.shell import BoxShell
+from contrib.workspaces.machines.trees import receive_archive, receive_tree, send_tree
+from forge_env.core.errors import SandboxError, UserError
+from sandboxes.host.cgroup_slots import SlotGroup
+from sandboxes.host.streams import CappedPipe, sealed_file
+
+_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+_MAX_EXPORTED = 2_000_000
+_MAX_TOLD = 2**20
+_SHOWN = 200
+_TICK_NS = 20_000_000
+"""By less than this the times of a file system are behind the clock."""
+_REFUSALS = {
+    errno.ELOOP: "it is a link, or its path has too many of them",
+    errno.EINVAL: "it is not a regular file",
+    errno.EISDIR: "it is a folder",
+    errno.EFBIG: "it has more bytes than allowed",
+    errno.ENOSPC: "the disk of the workspace is full (disk_bytes, files)",
+    errno.EMFILE: "there are more files than max_files",
+}
+
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Origin:
+    """What a workspace is opened from: an image, and layers above it that the backend keeps while they are held."""
+
+    image: UnpackedImage
+    layers: tuple[Hashable, ...] = ()
+    """From the bottom up; what they are is the backend's matter."""
+    family: int = 0
+    """Workspaces of one family share layers, and the user namespace that owns them. 0: none yet."""
+
+
+class Started:
+    """A running box with what counts its resources.
+
+    Args:
+        group: counts its resources; None where nothing does.
+        free: called once, when every process of the box has ended.
+    """
+
+    watched: Watched
+    """Set when the box has got its order."""
+
+    def __init__(self, box: Box, group: SlotGroup | None, free: Callable[[], None] = lambda: None) -> None:
+        self.box, self.group, self._free = box, group, free
+        self.proxies: list[Service] = []
+
+    async def stop(self, *, keep: int = 0) -> None:
+        """End the box. Raises SandboxError if its files should become the layer `keep`, and have not."""
+        for proxy in self.proxies:
+            await proxy.close()
+        end = await self.box.end(keep=keep)
+        self._free()
+        if keep and end.kept != keep:
+            reason = end.failure or "the workspace had ended before"
+            raise SandboxError(f"the files of a workspace could not be kept: {reason}")
+
+
+class BoxWorkspace:
+    """A `Workspace`. Created by `BoxWorkspaces.open`.
+
+    Args:
+        origin: which the backend holds for it.
+        started: the box that runs.
+        freeze: ends all processes, keeps the files, and returns a snapshot; sets `started` to the box that goes on.
+        on_close: called once, when every process has ended.
+    """
+
+    def __init__(
+        self,
+        origin: Origin,
+        started: Started,
+        *,
+        limits: WorkspaceLimits,
+        network: Network,
+        capabilities: WorkspaceCapabilities,
+        environment: Mapping[str, str],
+        freeze: Callable[[BoxWorkspace], Awaitable[Any]],
+        on_close: Callable[[BoxWorkspace], None],
+    ) -> None:
+        self.limits, self.network, self.capabilities = limits, network, capabilities
+        self.origin, self.started = origin, started
+        self._environment = {"PATH": _PATH} | dict(origin.image.env) | dict(environment)
+        self._freeze, self._on_close = freeze, on_close
+        self._shells: list[BoxShell] = []
+        self._one_at_a_time = asyncio.Lock()  # of what replaces the box
+        self._closed = False
+        self._opened_ns = time.time_ns()
+
+    @property
+    def image(self) -> UnpackedImage:
+        return self.origin.image
+
+    @property
+    def unreached(self) -> tuple[str, ...]:
+        return tuple(reason for proxy in self.started.proxies for reason in proxy.unreached)
+
+    async def exec(
+        self,
+        command: str | Sequence[str],
+        *,
+        timeout_s: float | None = None,
+        user: str | int | None = None,
+        env: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+        stdin: bytes | str | int = b"",
+        on_output: Callable[[str, bytes], None] | None = None,
+    ) -> CommandResult:
+        script = script_of(command) if isinstance(command, str) else b""
+        argv = ["/bin/sh", *([SCRIPT] if script else ["-c", command])] if isinstance(command, str) else list(command)
+        if not argv:
+            raise UserError("a command of a workspace is empty; name a program.")
+        request = {"argvs": [argv]} | self._surroundings(user, env, cwd)
+        data = stdin.encode("utf-8", "replace") if isinstance(stdin, str) else stdin
+        seconds = self.limits.wall_s if timeout_s is None else timeout_s
+        box, watched = await self._live_box(), self.started.watched
+        return await run_command(box, request, data, seconds, self.limits, watched, on_output, script)
+
+    async def open_shell(
+        self,
+        *,
+        user: str | int | None = None,
+        env: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+        on_output: Callable[[str, bytes], None] | None = None,
+    ) -> BoxShell:
+        request = self._surroundings(user, env, cwd)
+        shell = BoxShell(request, self.limits, lambda: self.started.watched, self._live_box, on_output)
+        self._shells.append(shell)
+        await shell.start()
+        return shell
+
+    async def put(self, path: str, data: bytes, *, mode: int = 0o644, user: str | int | None = None) -> None:
+        self._check_size(len(data), path)
+        fd = sealed_file(data)
+        try:
+            await self._on_files("put", path, [fd], {"mode": mode & 0o7777}, user)
+        finally:
+            os.close(fd)
+
+    async def get(self, path: str, *, max_bytes: int | None = None) -> bytes:
+        most = self.limits.transfer_bytes if max_bytes is None else max_bytes
+        pipe = CappedPipe(most, most, lambda: None)
+        try:
+            await self._on_files("get", path, [pipe.write_fd], {"max_bytes": most}, None, pipe.close_write_end)
+        finally:
+            pipe.close()
+        if pipe.truncated:
+            raise WorkspaceFileError(f"{path!r}: {_REFUSALS[errno.EFBIG]}")
+        return pipe.data
+
+    async def put_tree(self, source: Path, path: str, *, user: str | int | None = None) -> None:
+        def send(pipe: int) -> None:
+            try:
+                send_tree(source, pipe, self.limits.transfer_bytes)
+            except BrokenPipeError:
+                pass  # the workspace says why
+
+        await self._stream("put_tree", path, {}, user, send, out=False)
+
+    async def get_tree(
+        self,
+        path: str,
+        target: Path,
+        *,
+        max_bytes: int | None = None,
+        max_files: int = 10_000,
+        skip: bool = False,
+        exclude: Sequence[str] = (),
+    ) -> tuple[str, ...]:
+        most = self.limits.transfer_bytes if max_bytes is None else max_bytes
+
+        def receive(pipe: int) -> tuple[str, ...] | None:
+            return receive_tree(pipe, target, most, skip=skip)
+
+        skipped = await self._stream(
+            "get_tree", path, {"max_files": max_files, "exclude": list(exclude)}, None, receive, out=True
+        )
+        if skipped is None:
+            raise WorkspaceFileError(f"{path!r}: the workspace ended before all files were copied")
+        return skipped
+
+    async def export(self, target: Path, *, max_bytes: int | None = None) -> None:
+        most = self.limits.transfer_bytes if max_bytes is None else max_bytes
+
+        def receive(pipe: int) -> bool:
+            with target.open("xb") as file:
+                return receive_archive(pipe, file, most)
+
+        try:
+            whole = await self._stream("pack", "/", {"max_files": _MAX_EXPORTED}, None, receive, out=True)
+        except FileExistsError:
+            raise WorkspaceFileError(f"{target} exists: an export needs a new file") from None
+        if not whole:
+            raise WorkspaceFileError("the workspace ended before all files were copied")
+
+    async def take_over(
+        self, other: Workspace, *, keep: Sequence[str] = (), work: Sequence[str] = ()
+    ) -> tuple[str, ...]:
+        assert isinstance(other, BoxWorkspace)
+        opened, most = other._opened_ns, other.limits.disk_bytes
+        fields = {"keep": list(keep), "work": list(work), "max_bytes": most, "opened": opened}
+        is_whole, told = await self._take(other, fields | {"since": opened - _TICK_NS})
+        if not is_whole:  # a folder was moved with its files, or the clock was set back: all files are sent
+            is_whole, told = await self._take(other, fields | {"since": 0})
+        if not is_whole:
+            raise SandboxError("two workspaces of the same beginning do not have the same files")
+        return told
+
+    async def _take(self, other: BoxWorkspace, fields: dict[str, Any]) -> tuple[bool, tuple[str, ...]]:
+        """Let two workspaces talk through a pipe; return whether this one has all files, and what it has kept."""
+        reader, writer = os.pipe2(os.O_CLOEXEC)
+        told, missing = (CappedPipe(_MAX_TOLD, _MAX_TOLD, lambda: None) for _ in range(2))
+
+        async def work(workspace: BoxWorkspace, do: str, end: int, report: CappedPipe) -> None:
+            ours = [end]
+
+            def started() -> None:
+                os.close(ours.pop())
+                report.close_write_end()
+
+            try:
+                await workspace._on_files(do, "/", [end, report.write_fd], fields, None, started)
+            finally:
+                if ours:
+                    started()
+
+        try:
+            sides = work(other, "send", writer, told), work(self, "take", reader, missing)
+            failures = await asyncio.gather(*sides, return_exceptions=True)
+        finally:
+            told.close()
+            missing.close()
+        if missing.data:
+            return False, ()
+        for failure in failures:
+            if failure is not None:
+                raise failure
+        try:
+            return True, tuple(name.encode("utf-8", "replace").decode() for name in json.loads(told.data))
+        except (ValueError, TypeError, AttributeError):
+            raise SandboxError("a workspace did not say what has changed in it") from None
+
+    async def end_processes(self) -> None:
+        await (await self._live_box()).end_processes()
+
+    async def snapshot(self) -> Any:
+        async with self._one_at_a_time:
+            await self._live_box()
+            try:
+                return await self._freeze(self)
+            except BaseException:
+                self._closed = True
+                self._on_close(self)
+                raise
+
+    def listener(self, port: int) -> socket.socket:
+        ports = self.network.listeners
+        if port not in ports:
+            raise UserError(
+                f"the workspace has no listener on port {port}; open it with Network(listeners=({port},)). "
+                f"It has {', '.join(map(str, ports)) or 'none'}."
+            )
+        listeners = self.started.box.listeners
+        if not self.started.box.alive:
+            raise SandboxError("the workspace has ended")
+        return listeners[ports.index(port)]
+
+    async def close(self) -> None:
+        async with self._one_at_a_time:
+            if self._closed:
+                return
+            self._closed = True
+            try:
+                await self.started.stop()
+            finally:
+                self._on_close(self)
+
+    async def settle(self) -> None:
+        """Make the files fit to start another container from. For backends, while no command runs."""
+        await self._on_files("settle", "/", [], {}, None)
+
+    async def _live_box(self) -> Box:
+        if self._closed:
+            raise SandboxError("the workspace is closed")
+        if not self.started.box.alive:
+            raise SandboxError("the workspace has ended; close it, and open another one")
+        return self.started.box
+
+    def _surroundings(self, user: str | int | None, env: Mapping[str, str] | None, cwd: str | None) -> dict[str, Any]:
+        environment = self._environment | dict(env or {})
+        if problem := why_no_environment(environment):
+            raise UserError(problem)
+        return {
+            "user": str(self.image.user if user is None else user),
+            "env": environment,
+            "cwd": os.path.join(self.image.workdir or "/", cwd or ""),
+        }
+
+    def _check_size(self, size: int, path: str) -> None:
+        if size > self.limits.transfer_bytes:
+            raise WorkspaceFileError(f"{path!r} has {size} bytes; transfer_bytes is {self.limits.transfer_bytes}")
+
+    async def _stream(
+        self, do: str, path: str, fields: dict[str, Any], user: str | int | None, work: Callable[[int], T], *, out: bool
+    ) -> T:
+        """Work on a tree inside, while a thread does `work` on the other end of its pipe; return what that returns."""
+        reader, writer = os.pipe2(os.O_CLOEXEC)
+        ours, theirs = (reader, writer) if out else (writer, reader)
+        working: asyncio.Task[T] | None = None
+
+        def work_and_close() -> T:
+            try:
+                return work(ours)
+            finally:
+                os.close(ours)
+
+        def started() -> None:
+            nonlocal working
+            os.close(theirs)
+            working = asyncio.create_task(asyncio.to_thread(work_and_close))
+            working.add_done_callback(lambda task: task.cancelled() or task.exception())
+
+        try:
+            await self._on_files(do, path, [theirs], fields, user, started)
+        except BaseException as error:
+            if working is None:
+                os.close(reader)
+                os.close(writer)
+                raise
+            await asyncio.wait([working])  # the other side has ended, so it does not wait for it
+            if isinstance(error, WorkspaceFileError):
+                await working  # what is wrong on our side may have ended the other one
+            raise
+        assert working is not None
+        return await working
+
+    async def _on_files(
+        self,
+        do: str,
+        path: str,
+        fds: list[int],
+        fields: dict[str, Any],
+        user: str | int | None,
+        started: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Work on files inside. Args: started: called when the workspace has the descriptors."""
+        if not _is_path(path):
+            raise WorkspaceFileError(f"{path[:_SHOWN]!r} is no path")
+        box = await self._live_box()
+        request = {"do": do, "path": path, "workdir": self.image.workdir or "/", "user": str(user or 0)} | fields
+        number, answered = box.start(request, fds)
+        started()
+        deadline = asyncio.get_running_loop().call_later(self.limits.wall_s, box.kill, number)
+        try:
+            answer = await box.bounded(answered, self.limits.wall_s + GRACE_S)
+        except asyncio.CancelledError:
+            box.kill(number)
+            await box.bounded(answered, GRACE_S)
+            raise
+        finally:
+            deadline.cancel()
+        _require_done(path, answer)
+
+
+def _is_path(path: str) -> bool:
+    """Whether the kernel can be asked for it. A model may write half of a surrogate pair, which has no bytes."""
+    try:
+        return bool(path) and b"\0" not in os.fsencode(path)
+    except UnicodeEncodeError:
+        return False
+
+
+def _require_done(path: str, answer: Answer | None) -> None:
+    if answer is None:
+        raise SandboxError("the workspace ended while a file was copied")
+    if len(path) > _SHOWN:
+        path = f"{path[:_SHOWN]}..."
+    if answer.refused and answer.errno:
+        reason = _REFUSALS.get(answer.errno) or os.strerror(answer.errno)
+        is_named = not answer.reason or answer.reason.endswith(path) or len(answer.reason) > _SHOWN
+        error = WorkspaceFileError(f"{path!r}: {reason}" + ("" if is_named else f" ({answer.reason})"))
+        error.errno = answer.errno
+        raise error
+    if answer.refused:
+        raise UserError(f"{path!r}: {answer.reason}")
+    if answer.failed:
+        raise WorkspaceFileError(f"{path!r}: no room for another process in the workspace")
+    if answer.status:
+        raise WorkspaceFileError(f"{path!r}: the copy was killed, or took too long")

@@ -1,0 +1,88 @@
+"""Locks of the cache: what is in use is not removed, however a process ends."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from contrib.workspaces.contract import UnpackedImage
+from contrib.workspaces.images.cache import ImagesInUse, cached, held, in_use, remove
+from contrib.workspaces.open import open_workspaces
+from contrib.workspaces.tests.made_images import make_small_image
+from forge_env.core.errors import UserError
+
+_USER = """
+import sys
+from pathlib import Path
+from contrib.workspaces.images.cache import in_use
+with in_use(Path(sys.argv[1])):
+    print("in use", flush=True)
+    sys.stdin.read()
+"""
+
+
+def make(name: str) -> Path:
+    return cached(name, lambda folder: (folder / "root").mkdir())
+
+
+def test_an_image_in_use_is_not_removed_and_the_lock_ends_with_its_process(cache: Path) -> None:
+    folder = make("images/a")
+    command = [sys.executable, "-c", _USER, str(folder / "root")]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as user:
+        assert user.stdout is not None and user.stdout.readline() == b"in use\n"
+        assert not remove(folder) and folder.is_dir()
+        user.kill()
+    assert remove(folder) and list((cache / "images").iterdir()) == []
+    with (
+        pytest.raises(UserError, match="is not in the cache any more: pull or build it again"),
+        in_use(folder / "root"),
+    ):
+        pass
+
+
+def test_what_is_built_is_held_from_its_beginning(cache: Path) -> None:
+    with held("layers/a", lambda folder: None) as folder:
+        assert not remove(folder)
+        with held("layers/a", lambda folder: pytest.fail("it is there")):
+            pass
+        assert not remove(folder)
+    assert remove(folder) and remove(folder)
+
+
+def test_host_images_and_folders_outside(cache: Path, tmp_path: Path) -> None:
+    host = make("host-1")
+    with in_use(host), in_use(tmp_path), in_use(tmp_path / "nothing"):
+        assert not remove(host)
+    assert remove(host)
+
+
+def test_many_uses_in_a_process_are_one_lock(cache: Path) -> None:
+    folder = make("images/a")
+    images = ImagesInUse()
+    images.take(folder / "root")
+    images.take(folder / "root")
+    images.give_back(folder / "root")
+    assert not remove(folder)
+    images.give_back(folder / "root")
+    assert remove(folder)
+
+
+async def test_every_live_workspace_and_snapshot_keeps_its_image(cache: Path) -> None:
+    folder = cached("images/a", lambda folder: make_small_image(folder / "root") and None)
+    image = UnpackedImage(root=folder / "root")
+    async with open_workspaces() as workspaces:
+        workspace = await workspaces.open(image)
+        assert not remove(folder)
+        snapshot = await workspace.snapshot()
+        await workspace.close()
+        assert not remove(folder), "a snapshot needs the image below it"
+        fork = await workspaces.open(snapshot)
+        await snapshot.close()
+        assert (await fork.exec("echo hello")).stdout == "hello\n" and not remove(folder)
+        await fork.close()
+        assert remove(folder)
+        with pytest.raises(UserError, match=r"is not (in the cache any more|there)"):
+            await workspaces.open(image)

@@ -1,6 +1,0 @@
-"""external: any program that speaks a model's API, as an environment; sessions: agents that come by themselves."""
-
-from envs.external.env import External
-from envs.external.sessions import Sessions
-
-__all__ = ["External", "Sessions"]

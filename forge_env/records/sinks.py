@@ -1,0 +1,141 @@
+"""The one interface of everything that gets the metrics and episodes of a run, or of an evaluation.
+
+A run's own files, TensorBoard and the console get each record at once. So does what `--metrics.sinks` of a training
+run and `--sink` of `forge-env eval` name: a name of the tables `[sinks]` of contrib/, with a mode behind a colon where
+it has modes, or a class of your own, "my_module:MySink":
+
+    class MySink:
+        def __init__(self, folder: Path, config: dict):    # config: of the run, or the content of plan.json
+            ...
+
+        def log(self, phase: str, step: int, values: Mapping[str, float]) -> None:
+            ...
+
+        def close(self) -> None:
+            ...
+
+It runs in a thread of its own, see forge_env/records/background.py. A class may have more:
+
+- `episode(episode, phase)` takes each recorded episode; the phase is "" in an evaluation.
+- `go_back(records)` is called with the records that stay when a run is resumed.
+- `check(mode)`, a class method, raises UserError before the start if the sink cannot work.
+- Parameters `mode`, what stands behind the colon, and `say`, which takes warnings from any thread.
+
+A sink of a table writes to the folder of its name, inside the run's.
+"""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol, cast, runtime_checkable
+
+from forge_env.core.episode import Episode
+from forge_env.core.errors import UserError, nearest
+from forge_env.registry.contrib import rows
+from forge_env.utils.targets import load
+
+
+class Record(NamedTuple):
+    """One measurement. Example: ``Record("train", 3, {"reward": 0.5, "loss": 0.01})``"""
+
+    phase: str
+    """"warmup", "train", "evaluation", or "system"."""
+    step: int
+    """Optimizer steps of the phase; for "system" seconds since the start of the run."""
+    values: Mapping[str, float]
+
+
+class Sink(Protocol):
+    """Gets what a run measures."""
+
+    def log(self, phase: str, step: int, values: Mapping[str, float]) -> None:
+        """Take one record; see `Record`. Steps of a phase rise."""
+        ...
+
+    def close(self) -> None:
+        """Write what is left. Nothing is logged afterwards."""
+        ...
+
+
+@runtime_checkable
+class Reversible(Protocol):
+    """A sink that can forget."""
+
+    def go_back(self, records: Sequence[Record]) -> None:
+        """Be as if exactly these records had been logged: the run goes on after the last of them."""
+        ...
+
+
+@runtime_checkable
+class TakesEpisodes(Protocol):
+    """A sink that gets episodes, too."""
+
+    def episode(self, episode: Episode, phase: str) -> None:
+        """Take an episode that has been recorded. Do not change it."""
+        ...
+
+
+Maker = Callable[[Path, Mapping[str, Any], Callable[[str], None]], Sink]
+"""Makes a sink of the folder of a run, its config, and a function for warnings."""
+
+
+def load_sink(entry: str, option: str) -> tuple[type[Sink], Maker]:
+    """Return the class of a sink, and what makes it, after all checks that are possible before a run.
+
+    Args:
+        entry: a name of a table, "NAME" or "NAME:MODE", or a target.
+        option: that names it, for errors, such as "--sink".
+    """
+    name, _, mode = entry.partition(":")
+    known = rows("sinks")
+    if name not in known and ":" not in entry:
+        raise UserError(f"{option} {entry}: there is no sink {entry!r}. {nearest(entry, known)}")
+    try:
+        sink_class: Any = load(known[name].target if name in known else entry, option=option)
+    except UserError as error:
+        if name in known or not (close := difflib.get_close_matches(name, known, n=1)):
+            raise
+        raise UserError(f"{error}. Did you mean the sink {close[0]}?") from None
+    where = f"{option} {entry}"
+    if not isinstance(sink_class, type):
+        raise UserError(f"{where} is {sink_class!r}; it must be a class with the methods log and close")
+    for method, form, arguments in _METHODS:
+        function = getattr(sink_class, method, None)
+        if not callable(function) or not _takes(function, None, *arguments):
+            raise UserError(f"{where}: {sink_class.__name__} has no method {form}: a sink needs it")
+    takes = inspect.signature(sink_class).parameters.keys() & {"mode", "say"}
+    if not _takes(sink_class, Path(), {}, **dict.fromkeys(takes)):
+        raise UserError(
+            f"{where}: {sink_class.__name__} is made as {sink_class.__name__}(folder, config), and does not take that"
+        )
+    mode = mode if name in known else ""
+    if mode and "mode" not in takes:
+        raise UserError(f"{where}: {name} has no modes; leave out what stands behind it")
+    if hasattr(sink_class, "check"):
+        try:
+            sink_class.check(mode)
+        except UserError as error:
+            raise UserError(f"{where}: {error}") from None
+
+    def make(folder: Path, config: Mapping[str, Any], say: Callable[[str], None]) -> Sink:
+        given = {"mode": mode, "say": say}
+        return cast(Sink, sink_class(folder, config, **{each: given[each] for each in takes}))
+
+    return sink_class, make
+
+
+_METHODS: tuple[tuple[str, str, tuple[Any, ...]], ...] = (
+    ("log", "log(self, phase, step, values)", ("phase", 1, {})),
+    ("close", "close(self)", ()),
+)
+
+
+def _takes(function: Any, *arguments: Any, **named: Any) -> bool:
+    try:
+        inspect.signature(function).bind(*arguments, **named)
+    except TypeError:
+        return False
+    return True

@@ -1,0 +1,28 @@
+"""Scripted agents whose turns a test writes down, one after another."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from agents.scripted import ScriptedAgent
+from forge_env.core.types import Message
+
+
+def says(text: str) -> Message:
+    return {"role": "assistant", "content": text}
+
+
+def calls(*called: tuple[str, dict[str, Any]]) -> Message:
+    """A turn that calls tools, by name and arguments."""
+    functions = [{"name": name, "arguments": arguments} for name, arguments in called]
+    return {**says(""), "tool_calls": [{"type": "function", "function": function} for function in functions]}
+
+
+def in_order(*turns: Message) -> ScriptedAgent:
+    """An agent that takes these turns, then answers "" until the episode ends."""
+
+    async def script(messages: list[Message]) -> Message:
+        turn = sum(message["role"] == "assistant" for message in messages)
+        return turns[turn] if turn < len(turns) else says("")
+
+    return ScriptedAgent(script)
