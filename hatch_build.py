@@ -51,12 +51,11 @@ def write_wheel(root: Path, folder: Path) -> None:
         shutil.copytree(root / package, target, ignore=shutil.ignore_patterns(*LEFT_OUT))
     for path in (folder / TOP).rglob("*.py"):
         path.write_bytes(with_long_names(path.read_bytes(), root, path.relative_to(folder).as_posix()))
-    for path in (folder / TOP).rglob("names.toml"):
-        path.write_text(_TARGET.sub(rf'"{TOP}.\1.', path.read_text(encoding="utf-8")), encoding="utf-8")
     # The docker sandbox builds its image from it, wherever forge_env is installed.
-    dockerfile = next((folder / TOP).rglob(DOCKERFILE))
-    entry = re.compile(rf'"({"|".join(MOVED)})\.')
-    dockerfile.write_text(entry.sub(rf'"{TOP}.\1.', dockerfile.read_text(encoding="utf-8")), encoding="utf-8")
+    docker = folder / TOP / "contrib/docker"
+    copied = [Path(shutil.copy(root / DOCKERFILE, docker))] if docker.is_dir() else []
+    for path in (*copied, *(folder / TOP).rglob("names.toml")):
+        path.write_text(_TARGET.sub(rf'"{TOP}.\1.', path.read_text(encoding="utf-8")), encoding="utf-8")
     shutil.copy(root / f"{SHORT_NAMES}.py", folder)
     (folder / f"{SHORT_NAMES}.pth").write_text(f"import {SHORT_NAMES}\n", encoding="utf-8")
 

@@ -1,4 +1,5 @@
-"""Takes folders of contrib away, each with what needs it, and tries what is left: `python -m tests.take_away [NAME...]`.
+"""Takes folders of contrib away, each with what needs it, and tries what is left: `python -m tests.take_away
+[NAME...]`.
 
 Each is tried in a copy of the tracked files: `forge-env list`, `make check`, and whether the tests of the heart can be
 collected. `all` takes away every folder and runs the tests of the heart. Without names, all of it is tried.

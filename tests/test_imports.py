@@ -29,11 +29,11 @@ OURS = {
 # package -> its rooms, folders or files at its root, from the bottom up: a room imports only those before it
 ROOMS = {
     "forge_env": "core utils data registry rollout tool_env records evaluation runtime cli __main__",
-    "forge_env.runtime": "calls process weights spawned launcher service actor",
+    "forge_env.runtime": "calls process host_settings machines weights spawned launcher service actor",
     "forge_env.runtime.weights": "tensor_layout weight_stream store one_host choice",
     "agents": """model_folder model_weights answer_form stop_strings thought_budget renderer served_tokenizer
         folder_checks constrained token_agent chat scripted factories generator""",
-    "sandboxes": "guest host settings",
+    "sandboxes": "settings guest host",
     "envs": "media messages drawn_solutions task_splits task_kinds data_tasks processes math code_exec actors",
     "trainers": """settings checkpoints model lora batching objective metrics titan config algorithm setup run
         controller api grpo dapo gspo sapo cispo reinforce losses sft __main__""",
@@ -47,7 +47,7 @@ APART = {"grpo", "dapo", "gspo", "sapo", "cispo", "reinforce", "sft"}  # algorit
 OWNERS = {
     "monarch": ["forge_env/runtime/*", "contrib/clusters/*"],
     "torchstore": ["contrib/clusters/*"],
-    "torch": ["forge_env/runtime/*", "agents/*", "trainers/*", "contrib/clusters/*"],
+    "torch": ["forge_env/runtime/*", "agents/*", "trainers/*", "contrib/clusters/*", "contrib/serve/openai_server.py"],
     "transformers": ["agents/*", "trainers/*"],
     "vllm": ["agents/generator/*", "contrib/serve/openai_server.py"],
     "torchtitan": ["trainers/titan/*"],
@@ -59,7 +59,11 @@ OWNERS = {
 
 FILES = sorted(path for package in OURS for path in (REPOSITORY / package).rglob("*.py"))
 CONTRIB = {
-    folder.name: [path for path in sorted(folder.rglob("*.py")) if "tests" not in path.relative_to(folder).parts[:-1]]
+    folder.name: [
+        path
+        for path in sorted(folder.rglob("*.py"))
+        if not {"tests", "benchmarks"} & {*path.relative_to(folder).parts[:-1]}
+    ]
     for folder in sorted((REPOSITORY / "contrib").iterdir())
     if (folder / "names.toml").is_file()
 }

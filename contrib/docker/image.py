@@ -44,7 +44,7 @@ def build_context() -> bytes:
     """Return the build context as a tar archive; equal files give equal bytes."""
     # The real package files import modules that do not run inside; empty ones replace them.
     packages = {f"agent/{name}/__init__.py": b"" for name in _OURS}
-    contents = {_DOCKERFILE: Path(__file__).with_name(_DOCKERFILE).read_bytes(), **packages}
+    contents = {_DOCKERFILE: _dockerfile().read_bytes(), **packages}
     for path in agent_files():
         contents[f"agent/{path.relative_to(_PACKAGES).as_posix()}"] = path.read_bytes()
     archive = io.BytesIO()
@@ -74,6 +74,12 @@ def _our_imports(source: str) -> list[str]:
     for module, members in _IMPORT.findall(source):
         names += [module, *(f"{module}.{member}" for member in re.findall(r"\w+", members))]
     return names
+
+
+def _dockerfile() -> Path:
+    """Return its path: the top level of a checkout, or beside this file in an installed wheel."""
+    beside = Path(__file__).with_name(_DOCKERFILE)
+    return beside if beside.exists() else _PACKAGES / _DOCKERFILE
 
 
 async def _base_image_id(engine: Engine, base: str) -> str:

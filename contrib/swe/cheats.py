@@ -1,4 +1,5 @@
-"""What agents do to a repository to be paid without solving its problem, beside what `contrib.workspaces.env.cheats` lists."""
+"""What agents do to a repository to be paid without solving its problem, beside what `contrib.workspaces.env.cheats`
+lists."""
 
 from __future__ import annotations
 

@@ -33,7 +33,8 @@ class Instance(BaseModel):
     snapshot: str = Field(default="", validation_alias=AliasChoices("snapshot", "repo_path"))
     """A folder, a tar archive or a git bundle, relative to the task file; "" is what the image has in `workdir`."""
     image: str = Field(default="", validation_alias=AliasChoices("image", "image_name", "docker_image"))
-    """In the form of `contrib.workspaces.images.resolve.find_image`; it needs git, Python and pytest. By default the option
+    """In the form of `contrib.workspaces.images.resolve.find_image`; it needs git, Python and pytest. By default the
+    option
     `image`."""
     workdir: str = "/testbed"
     setup: str = ""

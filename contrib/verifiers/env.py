@@ -3,7 +3,8 @@
     make("verifiers:my_env", python="verifiers-env/bin/python")
 
 They ask the model themselves. So an episode is one rollout of verifiers, in a process of their own, against the gateway
-of `contrib.external`: what the model reads and writes is recorded there, and the reward comes with the rollout's result.
+of `contrib.external`: what the model reads and writes is recorded there, and the reward comes with the rollout's
+result.
 """
 
 from __future__ import annotations

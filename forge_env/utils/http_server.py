@@ -18,7 +18,8 @@ from forge_env.core.json_text import decoded, read
 
 Receive = Callable[[], Awaitable[Mapping[str, Any]]]
 Send = Callable[[Mapping[str, Any]], Awaitable[None]]
-App = Callable[[Mapping[str, Any], Receive, Send], Awaitable[None]]
+App = Callable[[Any, Any, Any], Awaitable[None]]
+"""Of ASGI: scope, receive, send."""
 MAX_REQUEST_BYTES = 16 * 2**20
 START_SECONDS = 30.0
 BODY_SECONDS = 60.0
@@ -114,7 +115,8 @@ async def open_server(app: App, host: str, port: int = 0, **settings: Any) -> As
     server = Server(config)
 
     def new_protocol() -> Any:
-        return config.http_protocol_class(config=config, server_state=server.server_state, app_state={})
+        protocol: Any = config.http_protocol_class
+        return protocol(config=config, server_state=server.server_state, app_state={})
 
     with open_listener(host, port) as listener:
         port = listener.getsockname()[1]

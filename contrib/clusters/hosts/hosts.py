@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import forge_env
 from forge_env.core.errors import ServiceError, UserError
 from forge_env.runtime.calls.answers import within
 from forge_env.runtime.host_settings import HostSettings, find_workers

@@ -14,7 +14,7 @@ import pytest
 
 from tests.helpers.ports import free_ports
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 PROGRAMS = Path(__file__).parent / "slurm_programs"
 SUBMIT = ROOT / "examples" / "slurm" / "submit.sh"
 NODES = ("127.0.0.1", "127.0.0.2")

@@ -29,7 +29,7 @@ from contrib.harbor.tests.hackable import HACKABLE
 from contrib.workspaces.bug_fix.tasks import LEVELS
 from contrib.workspaces.bug_fix.to_harbor import main as write_bug_fixes
 
-EXAMPLES = Path(__file__).parents[1] / "examples/harbor"
+EXAMPLES = Path(__file__).parents[3] / "examples/harbor"
 
 
 async def audit(folder: Path) -> AuditReport:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-TABLE = json.loads((Path(__file__).parents[2] / "benchmarks/results/reasoning_scorers.json").read_text())
+TABLE = json.loads((Path(__file__).parents[3] / "benchmarks/results/reasoning_scorers.json").read_text())
 
 
 def test_no_scorer_of_the_table_is_unsound() -> None:

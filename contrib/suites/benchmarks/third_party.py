@@ -1,11 +1,13 @@
 """Benchmarks that others wrote, played by scripts: what right, empty and cheating answers earn here and there.
 
-    python -m contrib.suites.benchmarks.third_party [--only NAME;NAME] [--tasks N] [--python NAME=PATH] [--checker NAME=PATH]
+    python -m contrib.suites.benchmarks.third_party [--only NAME;NAME] [--tasks N] [--python NAME=PATH] [--checker
+    NAME=PATH]
         [--json FILE]
 
 Of each suite all tasks are played: by the solution of the suite ("gold"), 64 at once and one after another, which must
 give the same episodes; by an agent that says nothing ("empty"); and by cheats. The suite's own checker then judges the
-same messages, in its own process and code (contrib/suites/benchmarks/own_checkers). `--python` names the interpreter that has a suite,
+same messages, in its own process and code (contrib/suites/benchmarks/own_checkers). `--python` names the interpreter
+that has a suite,
 `--checker` the one of its own checker: that of BFCL needs all requirements of bfcl-eval.
 """
 

@@ -1,4 +1,5 @@
-"""The suites of `contrib.suites.benchmarks.third_party`: their options, solutions, cheats, and the lines of their own checkers."""
+"""The suites of `contrib.suites.benchmarks.third_party`: their options, solutions, cheats, and the lines of their own
+checkers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The rules of `contrib.swe.resolution` beside swebench's own grading of logs: made ones of its parsers, and real ones."""
+"""The rules of `contrib.swe.resolution` beside swebench's own grading of logs: made ones of its parsers, and real
+ones."""
 
 from __future__ import annotations
 

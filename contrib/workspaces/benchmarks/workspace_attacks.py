@@ -1,6 +1,7 @@
 """The table of attacks on workspaces: what comes of each inside, on both backends and as two users.
 
-    .ci/docker-engine python -m contrib.workspaces.benchmarks.workspace_attacks [--out FILE]      # with a Docker engine, both backends
+    .ci/docker-engine python -m contrib.workspaces.benchmarks.workspace_attacks [--out FILE]      # with a Docker
+    engine, both backends
 
 It runs contrib/workspaces/tests/machines/test_workspace_attacks.py. No attack is run here without the ring.
 """

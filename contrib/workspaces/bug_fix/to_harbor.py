@@ -1,4 +1,5 @@
-"""Writes tasks of bug_fix as Harbor task folders: `python -m contrib.workspaces.bug_fix.to_harbor FOLDER --count 20 --level 1`.
+"""Writes tasks of bug_fix as Harbor task folders: `python -m contrib.workspaces.bug_fix.to_harbor FOLDER --count 20
+--level 1`.
 
 The verifier is separate, and the modules of the package are its artefacts. It calls their functions in a process of
 another user, which can neither read the expected values nor write the reward.

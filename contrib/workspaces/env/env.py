@@ -2,7 +2,8 @@
 
     forge-env eval --env workspace --option data=tasks.jsonl --option image=host:pytest --agent ...
 
-The rows are described in `contrib.workspaces.env.rows`. Image, files and set-up of a task are prepared once in a process. When
+The rows are described in `contrib.workspaces.env.rows`. Image, files and set-up of a task are prepared once in a
+process. When
 the agent ends, its processes are killed and what it made is copied, without links and special files, into a fresh
 workspace of the same beginning. The verifier's files and its command appear only there. Its exit code is the verdict,
 so it is the verifier's business to keep submitted code in a process that cannot decide it.

@@ -1,6 +1,7 @@
 """Unpacks one layer of an image: `python -I -S -X utf8 guest_unpack.py ORDER GUEST`, with the layer on standard input.
 
-Run by path, with only the standard library and, from the folder GUEST, `guest_kernel`; `contrib/workspaces/images/unpack.py`
+Run by path, with only the standard library and, from the folder GUEST, `guest_kernel`;
+`contrib/workspaces/images/unpack.py`
 starts it. A layer may be hostile: it is read by a process that has the folder of the layer as its root, no network, no
 other processes, nearly no privileges, and limits on memory, time, bytes and files.
 

@@ -1,6 +1,7 @@
 """A registry of images on the loopback address, with as much of the protocol as pulling takes: also for `docker pull`.
 
-python -m contrib.workspaces.tests.image_registry LAYOUT REPOSITORY TAG     # serves an OCI layout until standard input ends
+python -m contrib.workspaces.tests.image_registry LAYOUT REPOSITORY TAG     # serves an OCI layout until standard
+input ends
 """
 
 from __future__ import annotations

@@ -185,7 +185,8 @@ async def test_no_attack_gets_through(
     user: str,
     record_property: Callable[[str, object], None],
 ) -> None:
-    """What came of each attack is a property of the test, of which `contrib.workspaces.benchmarks.workspace_attacks` makes a table."""
+    """What came of each attack is a property of the test, of which `contrib.workspaces.benchmarks.workspace_attacks`
+    makes a table."""
     if user != "root" and not workspaces.capabilities.users:
         pytest.skip("only root")
     came = await attack_all(workspaces, python_image, facts, ATTACKS, user)

@@ -1,4 +1,5 @@
-"""The client of `contrib.external.benchmarks.gateway`: sends the bodies of a file, and needs nothing but Python's own library.
+"""The client of `contrib.external.benchmarks.gateway`: sends the bodies of a file, and needs nothing but Python's own
+library.
 
     python -S -E gateway_client.py FILE                          as the program of an episode
     python -S -E gateway_client.py FILE URL TOKEN COUNT THREADS  takes COUNT sessions; prints what it measured
