@@ -12,7 +12,7 @@ pytest.importorskip("torchtitan")
 from safetensors.torch import load_file
 
 from forge_env.runtime.weights import CudaIpcStore, SharedMemoryStore, TensorLayout, WeightStore, WeightStream
-from tests.gpu.test_weights_gpu import fingerprints, opened, reader_of
+from tests.gpu.test_weights_gpu import WeightsProcess, fingerprints, opened
 from trainers.titan.trainer import TitanSettings, TitanTrainer
 from trainers.titan.weight_files import WeightFiles
 
@@ -60,7 +60,7 @@ async def test_a_publish_needs_one_tensor_and_its_snapshot(
             await store.commit(taken)
             is_made = kind is CudaIpcStore and version == 0
             assert grown(before) <= 3 * largest + (layout.size if is_made else 0)
-        reader = reader_of(store)
+        reader = WeightsProcess(store, gpu=0)
         try:
             assert (await reader.ask("fetch 2"))["fingerprints"] == fingerprints(expected)
         finally:
