@@ -10,13 +10,14 @@ import threading
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
+from time import monotonic
 from typing import Any
 
 import pytest
 
 from envs.verifiers.interpreter import environment as worker_environment
 from forge_env.core.errors import UserError
-from forge_env.utils.http_clients import is_here, no_proxy, proxy_of, retry_after
+from forge_env.utils.http_clients import Retries, is_here, no_proxy, proxy_of, retry_after
 
 VARIABLES = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY")
 
@@ -325,6 +326,17 @@ CLIENTS: tuple[Callable[[str], Any], ...] = (
     remote_calls,
     telemetry,
 )
+
+
+def test_retries_wait_longer_each_time_and_end_by_number_or_time() -> None:
+    retries = Retries(1.0, 4.0, most=4)
+    pauses = [retries.pause() for _ in range(5)]
+    assert pauses[4] is None
+    assert all(most / 2 <= (pause or 0.0) <= most for pause, most in zip(pauses, (1, 2, 4, 4), strict=False))
+    assert Retries(1.0, 4.0).pause(asked=60.0) == 60.0
+    assert Retries(1.0, 4.0, until=monotonic() + 30).pause(asked=60.0) is None
+    endless = Retries(1.0, 4.0, failures=10_000)
+    assert 2 <= (endless.pause() or 0.0) <= 4
 
 
 @pytest.mark.parametrize("client", CLIENTS)
