@@ -1,8 +1,8 @@
-"""Takes into the site what lies outside of docs/: README.md as its first page, and every file that a page links to.
+"""Takes into the site what lies outside of docs/: README.md as its first page, contrib/, and what a page links to.
 
 mkdocs loads it (mkdocs.yml). Pages link to such files as they must in the repository, `../ARCHITECTURE.md`. In the site
-docs/ is the root, and these files lie beside the pages. Files of code are shown as pages. A link to nothing stays as it
-is, so that mkdocs refuses it.
+docs/ is the root, and these files lie beside the pages. Files of code are shown as pages. A link into a folder of
+contrib/ that was taken away leads to the list of them. Any other link to nothing stays, so that mkdocs refuses it.
 """
 
 from __future__ import annotations
@@ -15,8 +15,10 @@ from typing import Any
 from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).resolve().parents[1]
-LINK = re.compile(r"(?<=\]\()[^)#\s:]+(?=[)#])")
-"""The target of a Markdown link within the repository, without its anchor."""
+CONTRIB = ["contrib/README.md", *sorted(path.relative_to(ROOT).as_posix() for path in ROOT.glob("contrib/*/*.md"))]
+"""The list of the outbuildings, and the pages of those that are here."""
+LINK = re.compile(r"(?<=\]\()([^)#\s:]+)(#[^)\s]*)?(?=\))")
+"""The target of a Markdown link within the repository, and its anchor."""
 
 
 def place(path: str) -> str:
@@ -37,15 +39,24 @@ def rewritten(path: str, text: str) -> str:
     """Return a page with its links as the site has them."""
 
     def replace(match: re.Match[str]) -> str:
-        to = target(path, match[0])
-        return posixpath.relpath(place(to), posixpath.dirname(place(path)) or ".") if (ROOT / to).exists() else match[0]
+        to, anchor = target(path, match[1]), match[2] or ""
+        if to.startswith("contrib/") and not (ROOT / "/".join(to.split("/")[:2])).exists():
+            to, anchor = CONTRIB[0], ""
+        if not (ROOT / to).exists():
+            return match[0]
+        return posixpath.relpath(place(to), posixpath.dirname(place(path)) or ".") + anchor
 
     return LINK.sub(replace, text)
 
 
+def on_config(config: Any) -> Any:
+    config.nav.insert(-2, {"Outbuildings": CONTRIB})  # before the API
+    return config
+
+
 def on_files(files: Files, config: Any) -> Files:
     pages = {file.src_uri: f"docs/{file.src_uri}" for file in files.documentation_pages()}
-    waiting, seen = ["README.md", *pages.values()], set[str]()
+    waiting, seen = ["README.md", *CONTRIB, *pages.values()], set[str]()
     while waiting:
         path = waiting.pop()
         seen.add(path)
@@ -59,7 +70,7 @@ def on_files(files: Files, config: Any) -> Files:
         if file.suffix != ".md":
             language = {".py": "python", ".yaml": "yaml"}.get(file.suffix, "text")
             text = f"# {path}\n\n````{language}\n{text}\n````\n"
-        elif links := dict.fromkeys(target(path, link) for link in LINK.findall(text)):
+        elif links := dict.fromkeys(target(path, link) for link, _ in LINK.findall(text)):
             waiting += [link for link in links if link not in seen and link not in waiting and (ROOT / link).is_file()]
         if not path.startswith("docs/"):
             files.append(File.generated(config, place(path), content=rewritten(path, text)))

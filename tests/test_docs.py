@@ -1,8 +1,9 @@
-"""Every block of docs/ and of README.md and every example runs, and prints what the page says.
+"""Every block of docs/, contrib/ and README.md and every example runs, and prints what the page says.
 
 A page is a story: its blocks run from top to bottom in one folder. A Python block whose first line names a file is
 saved there; the others run one after another with the names of those before them. A `text` block is what the block
 above it prints, "..." standing for anything. A `py` block is code of another library, which is not run.
+`python -m tests.test_docs` prints the rows of contrib/README.md.
 """
 
 from __future__ import annotations
@@ -23,8 +24,15 @@ from typing import Any
 import pytest
 import yaml
 
+from forge_env.registry.contrib import folders
+
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+CONTRIB = sorted((ROOT / "contrib").glob("*/*.md"))
+PAGES = [
+    ROOT / "README.md",
+    *sorted((ROOT / "docs").glob("*.md")),
+    *(page for page in CONTRIB if page.name != "api.md"),  # it has names for the site
+]
 MISSION = (
     "installing", "environments", "tools", "training", "evaluation",
     "python", "not_learning", "configuration", "metrics", "models",
@@ -37,7 +45,7 @@ ELSEWHERE = {
 }
 """Examples that other tests run, or none."""
 EXAMPLES = sorted(path for path in (ROOT / "examples").glob("*.py") if path.stem not in ELSEWHERE)
-SLOW = {"README", "own_loop", "coding_agent", "python"}
+SLOW = {"README.md", "docs/python.md", "contrib/harbor/coding_agent.md", "examples/own_loop.py"}
 """Examples and pages that train."""
 NOT_HERE = {
     "make demo": "it writes to the checkout, and takes minutes: `python -m benchmarks.demo` measures it",
@@ -74,10 +82,12 @@ def same(shown: str, printed: str) -> bool:
     return doctest.OutputChecker().check_output(shown, printed, doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE)
 
 
-@pytest.mark.parametrize(
-    "page",
-    [pytest.param(page, marks=[pytest.mark.slow] * (page.stem in SLOW), id=page.name) for page in PAGES],
-)
+def cases(files: list[Path]) -> list[Any]:
+    names = {path: path.relative_to(ROOT).as_posix() for path in files}
+    return [pytest.param(path, marks=[pytest.mark.slow] * (name in SLOW), id=name) for path, name in names.items()]
+
+
+@pytest.mark.parametrize("page", cases(PAGES))
 def test_every_block_of_a_page_runs(page: Path, tmp_path: Path) -> None:
     blocks = BLOCK.findall(page.read_text(encoding="utf-8"))
     assert blocks
@@ -103,11 +113,7 @@ def test_every_block_of_a_page_runs(page: Path, tmp_path: Path) -> None:
         assert same(shown, printed[number]), f"{page.name} shows\n{shown}\nand this was printed:\n{printed[number]}"
 
 
-@pytest.mark.parametrize(
-    "example",
-    [pytest.param(path, marks=[pytest.mark.slow] * (path.stem in SLOW)) for path in EXAMPLES],
-    ids=lambda path: path.stem,
-)
+@pytest.mark.parametrize("example", cases(EXAMPLES))
 def test_every_example_runs(example: Path, tmp_path: Path) -> None:
     output = {
         "own_loop": "8 episodes, ",
@@ -209,16 +215,55 @@ def test_the_site_names_every_page_once_and_each_is_there() -> None:
 
 
 def test_the_pages_are_read_in_an_afternoon() -> None:
-    pages = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
+    pages = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "contrib").rglob("*.md")]
     words = {path.relative_to(ROOT).as_posix(): len(path.read_text(encoding="utf-8").split()) for path in pages}
     assert sum(words[f"docs/{name}.md"] for name in MISSION) <= 16_000, words
     assert sum(words.values()) <= 48_000, words
 
 
 def test_every_link_of_a_page_leads_to_a_file() -> None:
-    for page in {*PAGES, *ROOT.glob("*.md"), *(ROOT / "benchmarks" / "results").glob("*.md")}:
+    lists = [*ROOT.glob("*.md"), ROOT / "contrib" / "README.md", *(ROOT / "benchmarks" / "results").glob("*.md")]
+    for page in {*PAGES, *CONTRIB, *lists}:
         links = re.findall(r"\]\(([^)#\s:]+)[)#]", page.read_text(encoding="utf-8"))
-        assert [link for link in links if not (page.parent / link).exists()] == [], page.name
+        dead = [path for link in links if not (path := (page.parent / link).resolve()).exists()]
+        assert [path for path in dead if not is_taken_away(path)] == [], page
+
+
+def is_taken_away(path: Path) -> bool:
+    """Whether a file is in a folder of contrib/ that is not here."""
+    return (
+        path.is_relative_to(ROOT / "contrib")
+        and not (ROOT / "contrib" / path.relative_to(ROOT / "contrib").parts[0]).exists()
+    )
+
+
+def test_every_outbuilding_has_a_page_and_a_row_in_their_list() -> None:
+    assert {page.parent.name for page in CONTRIB if page.name == "README.md"} == folders().keys()
+    text = (ROOT / "contrib" / "README.md").read_text(encoding="utf-8")
+    rows = [line for line in text.splitlines() if line.startswith("| [")]
+    assert [row for row in rows if row.split("]")[0][3:] in folders()] == [row_of(name) for name in folders()]
+
+
+def row_of(name: str) -> str:
+    """What contrib/README.md says of a folder."""
+    folder = folders()[name]
+    adds = [
+        f"{table.replace('_', ' ')} {', '.join(f'`{row}`' for row in rows)}" for table, rows in folder.tables.items()
+    ]
+    return f"| [{name}]({name}/README.md) | {folder.about} | {'; '.join(adds)} |"
+
+
+SPINE = re.compile(r"^- `(\S+\.py)`:? ", re.M)
+"""A file of the list in ARCHITECTURE.md."""
+
+
+def test_the_spine_is_there_and_as_long_as_the_page_says() -> None:
+    text = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
+    files = SPINE.findall(text)
+    assert 40 <= len(files) == len(set(files)) <= 60
+    [lines] = re.findall(r"have ([\d,]+) lines", text)
+    there_are = sum((ROOT / file).read_text(encoding="utf-8").count("\n") for file in files)
+    assert abs(int(lines.replace(",", "")) - there_are) <= 0.02 * there_are, there_are
 
 
 def test_a_release_has_at_most_60_lines_in_the_changelog() -> None:
@@ -230,3 +275,7 @@ def test_a_release_has_at_most_60_lines_in_the_changelog() -> None:
 def test_the_pages_and_examples_are_there() -> None:
     assert {"environments.md", "tools.md"} <= {page.name for page in PAGES}
     assert len(EXAMPLES) >= 3
+
+
+if __name__ == "__main__":
+    print("\n".join(row_of(name) for name in folders()))

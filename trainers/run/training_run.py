@@ -51,7 +51,7 @@ class TrainingRun:
         for callback in _checked(callbacks):
             callback.run = self
         self.folder = Path()
-        """Everything that the run writes, see docs/records.md; "." before it begins."""
+        """Everything that the run writes, see docs/training.md, What a run leaves; "." before it begins."""
         self.stopped = False
         """Whether it ended before its last step, by `stop` or Ctrl-C; `resume=True` goes on with it."""
         self.is_stopping = False

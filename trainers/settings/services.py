@@ -90,7 +90,7 @@ class ServicesConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class LauncherConfig(HostSettings):
-    """On which machines and GPUs the processes run; docs/clusters.md."""
+    """On which machines and GPUs the processes run."""
 
     gpus_per_host: Annotated[int, Interval(ge=0, le=PROCESSES)] = 0
     """GPUs of each host; 0 is as many as this machine has."""

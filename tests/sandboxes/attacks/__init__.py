@@ -1,6 +1,14 @@
 """Attacks on a sandbox. Each is a snippet that reports what it got through, and what must come of it.
 
-The numbers are those of the list in docs/sandboxes.md; 0 stands for an attack that was added to the public ones.
+The numbers: 1 fork bombs, 2 memory, 3 filling /tmp, 4 sparse files, 5 host files, 6 environments and command lines, 7
+network, 8 other socket families, 9 abstract sockets, 10 engine sockets and open descriptors, 11 signals, 12 tracing,
+13 mounts, 14 namespaces, 15 io_uring, 16 kernel keys, 17 bpf, userfaultfd, perf, 18 modules and sysctl, 19 leaving
+the root, 20 links in files that the host reads, 21 odd file names, 22 daemons, 23 ignored signals, 24 the held
+interpreter lock, 25 sleep, 26 floods, 27 odd output, 29 early exits, 30 faked results, 31 stack walks, 32 objects
+that equal everything, 33 replaced helpers, 35 start-up files, 36 changed modules, 37 shared memory, 38 crashes and
+recursion, 39 core dumps, 40 artefacts that run when they are opened, 41 clocks, 42 limits and users, 43 CPU hogs, 45
+patched sessions, 46 watching the host and limits outside the control group; 0 stands for an attack that was added to
+the public ones.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Makes the pictures of docs/viewer.md from your runs:  python -m contrib.viewer.tests.browser.screenshots RUNS RUN
+"""Makes the pictures of the viewer from your runs:  python -m contrib.viewer.tests.browser.screenshots RUNS RUN
 
 RUNS is a folder of runs and RUN the name of a training run in it.
 """
@@ -12,11 +12,10 @@ from pathlib import Path
 
 from playwright.sync_api import sync_playwright
 
-import forge_env
 from contrib.viewer.library import Library
 from contrib.viewer.server import ViewServer
 
-DOCS = Path(forge_env.__file__).parents[1] / "docs"
+FOLDER = Path(__file__).resolve().parents[2]
 PICTURES = {
     "overview": ("overview?smooth=5", "light", 1280, 860),
     "groups": ("groups?phase=train", "dark", 1280, 700),
@@ -42,7 +41,7 @@ def main(runs: Path, name: str) -> None:
             page.goto(f"{server.url}#/{name}/{place}")
             page.wait_for_selector("#main h1")
             page.wait_for_timeout(1000)
-            page.screenshot(path=DOCS / f"viewer-{picture}.png")
+            page.screenshot(path=FOLDER / f"{picture}.png")
             page.close()
         browser.close()
 
