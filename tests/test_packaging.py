@@ -1,4 +1,4 @@
-"""The wheel holds the five packages below `forge_env`, beside others of these names; the pins are plain pins."""
+"""The wheel holds all packages below `forge_env`, beside others of these names; the pins are plain pins."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ import sysconfig
 import tomllib
 import zipfile
 from collections.abc import Sequence
+from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
 
 import forge_env
-from hatch_build import MOVED, with_long_names
+from hatch_build import LEFT_OUT, MOVED, with_long_names
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 PROJECT = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))
@@ -52,8 +53,10 @@ def test_the_wheel_holds_every_source_and_data_file(wheel: Path) -> None:
         ("" if package == "forge_env" else "forge_env/") + path.relative_to(REPOSITORY).as_posix()
         for package in ("forge_env", *MOVED)
         for path in (REPOSITORY / package).rglob("*")
-        if path.is_file() and "__pycache__" not in path.parts
+        if path.is_file()
+        and not any(fnmatch(part, left) for part in path.relative_to(REPOSITORY).parts for left in LEFT_OUT)
     }
+    sources.add("forge_env/contrib/docker/Dockerfile.sandbox")  # built from there where forge_env is installed
     assert {name for name in names_in(wheel) if name.startswith("forge_env/")} == sources
     assert "forge_env/agents/renderer/qwen3_chat_template.jinja" in sources
 
@@ -62,13 +65,13 @@ def test_no_module_of_the_wheel_imports_by_a_short_name(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         files = [name for name in archive.namelist() if name.endswith(".py")]
         nodes = [(name, node) for name in files for node in ast.walk(ast.parse(archive.read(name)))]
-        dockerfile = archive.read("forge_env/sandboxes/docker/Dockerfile.sandbox").decode()
+        dockerfile = archive.read("forge_env/contrib/docker/Dockerfile.sandbox").decode()
     imported = [
         (name, node.module or "") for name, node in nodes if isinstance(node, ast.ImportFrom) and not node.level
     ]
     imported += [(name, alias.name) for name, node in nodes if isinstance(node, ast.Import) for alias in node.names]
     assert [found for found in imported if found[1].partition(".")[0] in MOVED] == []
-    assert '"forge_env.sandboxes.docker.agent"' in dockerfile
+    assert '"forge_env.contrib.docker.agent"' in dockerfile
 
 
 @pytest.mark.parametrize(
@@ -185,12 +188,12 @@ def test_the_docker_sandbox_finds_what_its_image_is_made_of(installed: Installed
     installed.install(wheel)
     script = """
 import io, tarfile
-from forge_env.sandboxes.docker.image import build_context
+from forge_env.contrib.docker.image import build_context
 print(*tarfile.open(fileobj=io.BytesIO(build_context())).getnames())
 """
     done = installed.run("-c", script)
     assert done.returncode == 0, done.stderr
-    assert {"Dockerfile.sandbox", "agent/forge_env/sandboxes/docker/agent.py"} <= {*done.stdout.split()}
+    assert {"Dockerfile.sandbox", "agent/forge_env/contrib/docker/agent.py"} <= {*done.stdout.split()}
 
 
 def test_a_short_name_that_nobody_else_has_is_the_same_module(installed: Installed, wheel: Path) -> None:

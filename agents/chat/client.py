@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import random
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -27,7 +26,7 @@ from forge_env.core.errors import PolicyError, UserError
 from forge_env.core.protocols import EndpointFull
 from forge_env.core.usage import Prices, Usage
 from forge_env.utils.deadlines import queued
-from forge_env.utils.http_clients import is_here, proxy_of, retry_after, ssl_context
+from forge_env.utils.http_clients import Retries, connection, is_here, retry_after
 
 _CONNECT_SECONDS = 10.0
 _RETRIED = {408, 409, 429} | set(range(500, 600))
@@ -153,7 +152,7 @@ class ChatClient:
     async def _retried(
         self, client: httpx.AsyncClient, content: bytes, seconds: float, tallies: Sequence[Usage]
     ) -> Reply:
-        left, attempt = seconds, 0
+        left, retries = seconds, Retries(_FIRST_PAUSE, _LONGEST_PAUSE, self.retries)
         while True:
             await self._wait_for_rate_limit()
             started = time.monotonic()
@@ -165,10 +164,10 @@ class ChatClient:
             if result.is_full:
                 raise EndpointFull(f"{self.base_url}: {result.reason}")
             left -= time.monotonic() - started
-            attempt += 1
-            if not result.retry or attempt > self.retries:
-                raise self._error(f"{result.reason}{f' ({attempt} attempts)' if attempt > 1 else ''}")
-            pause = max(result.wait, random.uniform(0, min(_LONGEST_PAUSE, _FIRST_PAUSE * 2 ** (attempt - 1))))
+            pause = retries.pause(result.wait)
+            if not result.retry or pause is None:
+                attempts = f" ({retries.failures} attempts)" if retries.failures > 1 else ""
+                raise self._error(f"{result.reason}{attempts}")
             if pause >= left:
                 raise self._error(
                     f"{result.reason}; too little of the {seconds:g} s is left to wait {pause:.1f} s and try again"
@@ -260,9 +259,7 @@ class ChatClient:
                 limits=limits,
                 timeout=httpx.Timeout(None, connect=_CONNECT_SECONDS),
                 follow_redirects=False,
-                verify=ssl_context(),
-                trust_env=False,
-                proxy=proxy_of(self.base_url),
+                **connection(self.base_url),
             )
             self._pools[loop] = _Pool(client, asyncio.Semaphore(self.max_concurrency))
         return self._pools[loop]

@@ -13,7 +13,7 @@ from agents.chat.agent import ChatAgent
 from forge_env.core.errors import UserError
 from forge_env.core.types import Message, ToolSpec
 from forge_env.records.run_files import trained_config
-from forge_env.utils.http_clients import proxy_of, ssl_context
+from forge_env.utils.http_clients import connection
 
 _SECONDS = 30.0
 
@@ -39,9 +39,8 @@ async def compare_rendering(
     from agents.renderer.trial import prompts, trial
 
     folder = Path(like).expanduser() if like else None
-    connection: dict[str, Any] = {"timeout": _SECONDS, "headers": agent.client.headers(), "verify": ssl_context()}
-    connection |= {"trust_env": False, "proxy": proxy_of(agent.client.base_url)}
-    async with httpx.AsyncClient(**connection) as client:
+    headers = agent.client.headers()
+    async with httpx.AsyncClient(timeout=_SECONDS, headers=headers, **connection(agent.client.base_url)) as client:
         folder = folder or await _served_folder(client, agent)
         if folder is None:
             return ""

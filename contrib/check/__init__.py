@@ -9,17 +9,29 @@ Example::
 If the tasks of an environment are files of others, `run_audit` audits the tasks.
 """
 
-from contrib.check.audit import run_audit
-from contrib.check.audit_report import AuditReport, TaskReport
-from contrib.check.report import CheckReport, CheckRow, Latency
-from contrib.check.runner import run_checks
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
-__all__ = [
-    "AuditReport",
-    "CheckReport",
-    "CheckRow",
-    "Latency",
-    "TaskReport",
-    "run_audit",
-    "run_checks",
-]
+if TYPE_CHECKING:
+    from contrib.check.audit import run_audit
+    from contrib.check.audit_report import AuditReport, TaskReport
+    from contrib.check.report import CheckReport, CheckRow, Latency
+    from contrib.check.runner import run_checks
+
+_MODULE_OF = {
+    "AuditReport": "audit_report",
+    "CheckReport": "report",
+    "CheckRow": "report",
+    "Latency": "report",
+    "TaskReport": "audit_report",
+    "run_audit": "audit",
+    "run_checks": "runner",
+}
+__all__ = ["AuditReport", "CheckReport", "CheckRow", "Latency", "TaskReport", "run_audit", "run_checks"]
+
+
+def __getattr__(name: str) -> Any:
+    """Import the module of a name when it is used: `forge-env --help` loads the command of this folder only."""
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_MODULE_OF[name]}"), name)

@@ -12,7 +12,7 @@ from urllib.parse import quote, urlsplit
 import httpx
 
 from forge_env.core.errors import ServiceError, UserError
-from forge_env.utils.http_clients import proxy_of
+from forge_env.utils.http_clients import connection
 
 HTTP_SECONDS = 30.0
 VERSIONS = "openenv 0.3 to 0.10"
@@ -72,9 +72,7 @@ class HttpApi:
             base_url=url,
             headers=dict(headers),
             timeout=HTTP_SECONDS,
-            trust_env=False,
-            proxy=proxy_of(url),
-            verify=url.startswith("https:"),  # certificates are slow to read
+            **connection(url),
         )
 
     def __enter__(self) -> HttpApi:

@@ -11,7 +11,7 @@ import httpx
 from contrib.ors.access import Access
 from forge_env.core.errors import EnvError, ServiceError, TooFewTasks, UserError, nearest
 from forge_env.core.json_text import decoded, read
-from forge_env.utils.http_clients import proxy_of, ssl_context
+from forge_env.utils.http_clients import connection
 
 SECONDS = 60.0
 """Time limit of one answer; a list of tasks may be long."""
@@ -28,9 +28,7 @@ class Discovery:
             base_url=access.url,
             headers=access.headers,
             timeout=SECONDS,
-            verify=ssl_context(),
-            trust_env=False,
-            proxy=proxy_of(access.url),
+            **connection(access.url),
         )
 
     def __enter__(self) -> Discovery:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncIterator, Mapping
+from time import monotonic
 from typing import Any, NamedTuple
 
 import httpx
@@ -12,7 +14,7 @@ from contrib.ors.access import GONE, TRANSIENT, Access
 from contrib.ors.events import MAX_BYTES, TooLong, read_events
 from forge_env.core.errors import EnvError, MissedDeadline, ServiceError
 from forge_env.core.json_text import decoded, read, write
-from forge_env.utils.http_clients import proxy_of, retry_after, ssl_context
+from forge_env.utils.http_clients import Retries, connection, retry_after
 
 REQUEST_SECONDS = 60.0
 SILENCE_SECONDS = 30.0
@@ -20,7 +22,8 @@ SILENCE_SECONDS = 30.0
 CLOSE_SECONDS = 10.0
 RETRIES = 3
 PAUSE_SECONDS = 0.25
-"""Before the second attempt; doubled each time."""
+"""Before the second attempt; doubled each time, up to the longest."""
+LONGEST_PAUSE_SECONDS = 5.0
 MAX_FAILED_PINGS = 5
 
 
@@ -60,9 +63,7 @@ class Session:
             base_url=access.url,
             headers=access.headers,
             timeout=httpx.Timeout(REQUEST_SECONDS, read=SILENCE_SECONDS),
-            verify=ssl_context(),
-            trust_env=False,
-            proxy=proxy_of(access.url),
+            **connection(access.url),
         )
         self._id = ""
         self._pings: asyncio.Task[None] | None = None
@@ -168,36 +169,33 @@ class Session:
         what, headers = f"{method} {path}", {"X-Session-ID": self._id} if self._id else {}
         content = None if body is None else write(body)
         headers |= {"Content-Type": "application/json"} if content else {}
-        deadline = asyncio.get_running_loop().time() + self._start_seconds
-        attempt = 0
+        retries = Retries(PAUSE_SECONDS, LONGEST_PAUSE_SECONDS, RETRIES, until=monotonic() + self._start_seconds)
         while True:
-            asked = 0.0
             try:  # an older server is silent until the environment has set itself up
                 response = await self._client.request(
                     method, path, content=content, headers=headers, timeout=self._start_seconds
                 )
             except httpx.HTTPError as error:
                 is_safe = method == "GET" or isinstance(error, httpx.ConnectError)
-                if attempt >= RETRIES or not is_safe or isinstance(error, httpx.TimeoutException):
+                pause = retries.pause()
+                if pause is None or not is_safe or isinstance(error, httpx.TimeoutException):
                     words = f"{what} of {self._access.url} failed: {type(error).__name__}: {error}"
                     raise ServiceError(words.rstrip(": ")) from None
             else:
                 if response.is_success:
                     return response
                 is_starting = response.headers.get("x-backend-state") == "starting"
-                late = asyncio.get_running_loop().time() > deadline if is_starting else attempt >= RETRIES
-                if response.status_code not in TRANSIENT or late:
+                retries.most = math.inf if is_starting else RETRIES
+                pause = retries.pause(min(retry_after(response.headers), REQUEST_SECONDS))
+                if response.status_code not in TRANSIENT or pause is None:
                     raise Refused(response.status_code, self._access.refusal(what, response))
-                asked = retry_after(response.headers)
-            await asyncio.sleep(min(max(asked, min(PAUSE_SECONDS * 2**attempt, 5.0)), REQUEST_SECONDS))
-            attempt += 1
+            await asyncio.sleep(pause)
 
     async def _stream(self, path: str, body: dict[str, Any], where: str) -> Any:
         """Read the result of a call, over as many connections as it takes."""
         headers = {"X-Session-ID": self._id, "Accept": "text/event-stream", "Content-Type": "application/json"}
-        for attempt in range(RETRIES + 1):
-            if attempt:
-                await asyncio.sleep(PAUSE_SECONDS * 2 ** (attempt - 1))
+        retries = Retries(PAUSE_SECONDS, LONGEST_PAUSE_SECONDS, RETRIES)
+        while True:
             pieces: list[str] = []
             try:
                 async with self._client.stream("POST", path, content=write(body), headers=headers) as response:
@@ -208,7 +206,7 @@ class Session:
                         if event.kind == "task_id":
                             body = {**body, "task_id": event.data.strip()}
                         elif event.kind == "error":
-                            raise self._raised(where, event.data, is_resumed=attempt > 0)
+                            raise self._raised(where, event.data, is_resumed=retries.failures > 0)
                         elif event.kind in ("chunk", "end"):
                             pieces.append(event.data)
                         if event.kind == "end":
@@ -221,9 +219,10 @@ class Session:
                 raise ServiceError(f"{where} came to more than {MAX_BYTES >> 20} MiB") from None
             except ValueError:
                 raise ServiceError(f"{where} came to no JSON: {''.join(pieces)[:100]!r}") from None
-            if "task_id" not in body and not is_unsent:
-                break
-        raise ServiceError(f"{where} was lost: {problem}")
+            pause = retries.pause()
+            if pause is None or ("task_id" not in body and not is_unsent):
+                raise ServiceError(f"{where} was lost: {problem}")
+            await asyncio.sleep(pause)
 
     def _refused_call(self, where: str, response: httpx.Response) -> Exception:
         if response.status_code in GONE:

@@ -1,7 +1,7 @@
 """The contract of a workspace: a file system from an image, with commands, a shell, files and snapshots.
 
 A workspace is a machine for an agent. Its files come from an unpacked image (`UnpackedImage`) and change only for
-itself; its processes live until they end, or the workspace is closed. The backends are in `sandboxes/workspaces/`.
+itself; its processes live until they end, or the workspace is closed. The backends are in `machines/`.
 
 A result describes the *command*: it exited with 1, it timed out. A failure of the workspace itself raises SandboxError.
 Nothing that comes out of a workspace is a verdict: whoever controls it can forge every output. Grade in a fresh one.

@@ -1,19 +1,23 @@
-"""What the clients of HTTP share: certificates, the proxies of the environment, and the wait that a server asks for."""
+"""What the clients of HTTP share: certificates, the proxies of the environment, and the waits between two tries."""
 
 from __future__ import annotations
 
 import contextlib
+import math
 import os
+import random
 import re
 import socket
 import ssl
 from collections.abc import Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from functools import cache
 from importlib.util import find_spec
 from ipaddress import ip_address, ip_network
-from time import time
+from time import monotonic, time
+from typing import Any
 from urllib.parse import urlsplit
 from urllib.request import getproxies_environment, proxy_bypass_environment  # type: ignore[attr-defined]
 
@@ -35,6 +39,11 @@ _EPOCH, _EPOCH_MS = 1e9, 1e11
 def ssl_context() -> ssl.SSLContext:
     """Read the certificates once in a process: that takes up to a tenth of a second, for a client of plain HTTP too."""
     return httpx.create_ssl_context()
+
+
+def connection(url: str) -> dict[str, Any]:
+    """The settings of an httpx client that calls one server."""
+    return {"verify": ssl_context(), "trust_env": False, "proxy": proxy_of(url)}
 
 
 # ---- proxies ----
@@ -111,6 +120,28 @@ def _is_direct(host: str, port: int) -> bool:
 
 
 # ---- waits ----
+
+
+@dataclass(slots=True)
+class Retries:
+    """When a request that has failed is sent again. Its caller knows which failures allow that."""
+
+    first: float
+    """Pause before the second try, in seconds; doubled for each further one, with jitter."""
+    longest: float
+    """Bound of these pauses."""
+    most: float = math.inf
+    """Tries after the first one."""
+    until: float = math.inf
+    """The time of `monotonic` by which the last try begins."""
+    failures: int = 0
+
+    def pause(self, asked: float = 0.0) -> float | None:
+        """Note a failure; return the seconds until the next try, or None for none. A server asks for `asked`."""
+        self.failures += 1
+        backoff = min(self.longest, self.first * 2 ** min(self.failures - 1, 30)) * random.uniform(0.5, 1.0)
+        pause = max(asked, backoff)
+        return None if self.failures > self.most or monotonic() + pause > self.until else pause
 
 
 def retry_after(headers: Mapping[str, str]) -> float:

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import json
-import socket
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
-import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from forge_env.utils.http_server import open_listener
+from tests.envs.serving import serve
 
 Behaviour = Callable[["Asked"], Awaitable[Response]]
 
@@ -33,8 +31,9 @@ class Asked:
 class ChatServer:
     """Behaves as scripted, once per request; the last behaviour stays. `asked` holds the requests."""
 
-    def __init__(self, url: str) -> None:
-        self.url = url
+    url: str
+
+    def __init__(self) -> None:
         self.reset()
 
     def reset(self) -> None:
@@ -127,39 +126,17 @@ class ChatServer:
         return behave
 
 
-class _Server(uvicorn.Server):
-    """Says when it listens."""
-
-    def __init__(self, config: uvicorn.Config) -> None:
-        super().__init__(config)
-        self.listens = threading.Event()
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets=sockets)
-        self.listens.set()
-
-
 @pytest.fixture(scope="session")
 def _chat_server() -> Iterator[ChatServer]:
-    with open_listener("127.0.0.1", 0) as listening:  # another one would answer 40 ms late
-        chat = ChatServer(f"http://127.0.0.1:{listening.getsockname()[1]}/v1")
-        routes = [
-            Route("/v1/chat/completions", chat.answer, methods=["POST"]),
-            Route("/v1/models", chat.models),
-            Route("/tokenize", chat.tokenize, methods=["POST"]),
-        ]
-        app = Starlette(routes=routes)
-        config = uvicorn.Config(app, log_level="warning", lifespan="off", timeout_graceful_shutdown=2)
-        server = _Server(config)
-        thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, name="chat server")
-        thread.start()
-        try:
-            assert server.listens.wait(60)
-            yield chat
-        finally:
-            server.should_exit = True
-            thread.join(60)
-            assert not thread.is_alive()
+    chat = ChatServer()
+    routes = [
+        Route("/v1/chat/completions", chat.answer, methods=["POST"]),
+        Route("/v1/models", chat.models),
+        Route("/tokenize", chat.tokenize, methods=["POST"]),
+    ]
+    with serve(Starlette(routes=routes)) as url:
+        chat.url = f"{url}/v1"
+        yield chat
 
 
 @pytest.fixture

@@ -24,7 +24,7 @@ from trainers.setup.options.read_config import give_dataset
 from trainers.setup.packages import check_ours
 from trainers.setup.run_plan import RunPlan
 from trainers.setup.run_tasks import RunTasks, own_data, read_run_tasks, resolve_sources
-from trainers.setup.sizing.fit import check_fit
+from trainers.setup.sizing.fit import check_fit, check_store_room
 
 Check = Callable[[Draft], None]
 ALMOST = 0.9
@@ -108,6 +108,7 @@ def with_model(plan: RunPlan, folder: Path) -> RunPlan:
     for check in OF_SIZES:
         check(plan)
     plan = _with_micro_batch(plan)
+    check_store_room(plan)
     check_fit(plan, plan.memory)
     machine_checks.check_host_memory(plan, plan.processes)
     return plan

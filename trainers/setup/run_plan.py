@@ -34,7 +34,7 @@ from trainers.setup.options.defaults import rising_steps
 from trainers.setup.packages import check_packages, missing_packages
 from trainers.setup.run_tasks import RunTasks, data_digests
 from trainers.setup.sizing.card import Card, Processes, cards
-from trainers.setup.sizing.fit import MemoryPlan, check_fit, find_store, plan_memory
+from trainers.setup.sizing.fit import MemoryPlan, check_fit, check_store_room, find_store, plan_memory
 from trainers.titan.settings import RateSettings
 
 
@@ -127,6 +127,7 @@ class RunPlan(Draft):
             self.training.check_packages,
             *([slurm_nodes] if self.config.launcher.kind == "slurm" else []),
             lambda: check_gpus(self),
+            lambda: check_store_room(self),
             lambda: check_fit(self, self.memory),
             lambda: check_host_memory(self, self.processes),
         )

@@ -10,7 +10,6 @@ Not covered: the user may name a base URL with a host that resolves to a private
 from __future__ import annotations
 
 import asyncio
-import random
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -24,7 +23,7 @@ from contrib.apis.http.pool import ApiSettings, Pool
 from forge_env.core.errors import ServiceError, UserError
 from forge_env.core.json_text import decoded
 from forge_env.utils.deadlines import queued
-from forge_env.utils.http_clients import retry_after
+from forge_env.utils.http_clients import Retries, retry_after
 
 IDEMPOTENT = frozenset({"GET", "HEAD", "OPTIONS", "PUT", "DELETE"})
 TRANSIENT = frozenset({429, 500, 502, 503, 504})
@@ -143,17 +142,18 @@ class ApiClient:
             content=content,
             extensions={EXTENSION: self._credentials, CURSOR: self._cursor},
         )
-        for attempt in range(self.settings.retries + 1):
+        longest = self.settings.max_pause_seconds
+        retries = Retries(self.settings.backoff_seconds, longest, self.settings.retries)
+        while True:
             response, problem, may_repeat = await self._try(request, idempotent)
             if response is not None and not problem:
                 return response
-            pause = self._pause(attempt, response)
-            if not may_repeat or pause is None or attempt == self.settings.retries:
-                break
+            pause = retries.pause(response.retry_after if response is not None else 0.0)
+            if not may_repeat or pause is None or pause > longest:
+                what = f"{method} {self.base_url}{target.partition('?')[0]} {problem}"
+                raise ServiceError(self.redact(f"{what} (attempt {retries.failures})"))
             async with queued():
                 await asyncio.sleep(pause)
-        what = f"{method} {self.base_url}{target.partition('?')[0]} {problem}"
-        raise ServiceError(self.redact(f"{what} (attempt {attempt + 1})"))
 
     async def _try(self, request: httpx.Request, idempotent: bool) -> tuple[ApiResponse | None, str, bool]:
         """Make one attempt. Return the response, the problem, and whether another attempt is safe and may help."""
@@ -218,15 +218,6 @@ class ApiClient:
             if len(body) > cap + margin:
                 break
         return self._credentials.redact_bytes(bytes(body[: cap + margin]))[:cap], len(body) > cap
-
-    def _pause(self, attempt: int, response: ApiResponse | None) -> float | None:
-        """Return the seconds until the next attempt; None where the service asks for more than `max_pause_seconds`."""
-        longest = self.settings.max_pause_seconds
-        asked = response.retry_after if response is not None else 0.0
-        if asked > longest:
-            return None
-        backoff = self.settings.backoff_seconds * 2**attempt * random.uniform(0.5, 1.5)
-        return min(longest, max(asked, backoff))
 
     def _bound(self, base_url: str, credentials: Credentials) -> ApiClient:
         bound = object.__new__(ApiClient)

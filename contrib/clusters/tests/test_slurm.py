@@ -1,4 +1,4 @@
-"""The submit script, with stand-ins for SLURM's own programs: it has not met a cluster, see contrib/clusters/README.md."""
+"""The submit script, with stand-ins for SLURM's own programs: it has not met a cluster."""
 
 from __future__ import annotations
 

@@ -176,9 +176,9 @@ async def test_an_engine_that_does_not_see_our_folders_is_refused(
     workspaces: Workspaces, small_image: UnpackedImage, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """As an engine on another machine would."""
-    from contrib.workspaces.machines import docker_container
+    from contrib.docker import workspace_container
 
     gone = tmp_path / "gone"
-    monkeypatch.setattr(docker_container, "GUEST", gone)
+    monkeypatch.setattr(workspace_container, "GUEST", gone)
     with pytest.raises(SandboxUnavailable, match="does not see this machine's folders"):
         await workspaces.open(small_image)

@@ -7,10 +7,10 @@ request: with 256 sessions that takes many times as long as the request itself.
 from __future__ import annotations
 
 import asyncio
-import random
 from collections import defaultdict
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from time import monotonic
 from typing import Any
 
 import httpcore
@@ -21,7 +21,7 @@ from contrib.serve.remote.server_address import Busy, ServerAddress, check_respo
 from contrib.serve.remote.wire import Answer
 from forge_env.core.errors import ServiceError, UserError
 from forge_env.core.json_text import write
-from forge_env.utils.http_clients import proxy_of, ssl_context
+from forge_env.utils.http_clients import Retries, proxy_of, ssl_context
 
 CONNECT_SECONDS = 10.0
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 2.0
@@ -83,8 +83,7 @@ class Connection:
     async def call(self, session: str, request: Mapping[str, Any]) -> Answer:
         """Make a call in a session. It may be sent more than once; the server takes it once, by its number."""
         body = write(request, separators=(",", ":")).encode()
-        loop = asyncio.get_running_loop()
-        give_up, pause = loop.time() + self._owner.retry_seconds, _FIRST_PAUSE
+        retries = Retries(_FIRST_PAUSE, _LONGEST_PAUSE, until=monotonic() + self._owner.retry_seconds)
         while True:
             try:
                 return await self._once(session, body)
@@ -95,12 +94,11 @@ class Connection:
                 Busy,
                 ValueError,
             ) as error:
-                if loop.time() + pause > give_up:
+                if (pause := retries.pause()) is None:
                     raise ServiceError(
                         f"the environment's server {self.server.url} was lost in {request['call']}: {describe(error)}"
                     ) from None
-            await asyncio.sleep(pause * random.uniform(0.5, 1.0))
-            pause = min(2 * pause, _LONGEST_PAUSE)
+            await asyncio.sleep(pause)
 
     async def _once(self, session: str, body: bytes) -> Answer:
         origin = self._origin

@@ -13,7 +13,7 @@ import httpx
 from contrib.serve.remote import wire
 from contrib.serve.remote.wire import About, Answer
 from forge_env.core.errors import ServiceError, UserError, nearest
-from forge_env.utils.http_clients import proxy_of, ssl_context
+from forge_env.utils.http_clients import connection
 
 TOKEN_VARIABLE = "FORGE_ENV_TOKEN"
 ABOUT_SECONDS = 10.0
@@ -141,4 +141,4 @@ def _reason(status: int, content: bytes) -> str:
 
 def _client(url: str, seconds: float) -> httpx.Client:
     timeout = httpx.Timeout(seconds, connect=ABOUT_SECONDS)
-    return httpx.Client(timeout=timeout, verify=ssl_context(), trust_env=False, proxy=proxy_of(url))
+    return httpx.Client(timeout=timeout, **connection(url))

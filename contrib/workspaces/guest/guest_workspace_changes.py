@@ -1,8 +1,8 @@
 """What was changed in a workspace goes into a fresh one, by a fork of pid 1 on either side. Standard library only.
 
 Imported by `guest_workspace_init.py`, never by the host. `pack` in `guest_workspace_files.py` makes the entries.
-A file whose status was changed since the workspace was opened is sent whole. Of any other file only size and time are
-sent: the receiver has the same file, or says that it has not.
+A file with a status that has changed since the workspace was opened is sent whole. Of any other file only size and time
+are sent: the receiver has the same file, or says that it has not.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def send_changes(request: dict[str, Any], fds: list[int], user: Any) -> None:
 
 
 def take_changes(request: dict[str, Any], fds: list[int], user: Any) -> None:
-    """Make the files here those that are sent, but for what is kept; tell whether a file was missing."""
+    """Make the files here those that are sent, except the kept ones; tell whether a file was missing."""
     kept, seen = _Kept(request), set()
     while True:
         kind, length, mode, size, uid, gid, time = files.OBJECT.unpack(files.receive(fds[0], files.OBJECT.size))
@@ -76,7 +76,7 @@ WORK: dict[str, Callable[[dict[str, Any], list[int], Any], None]] = {"send": sen
 
 
 class _Kept:
-    """Which paths stay as they are: those that a pattern of `keep` matches, but for what is of `work`."""
+    """Which paths stay as they are: those that a pattern of `keep` matches, except those of `work`."""
 
     def __init__(self, request: dict[str, Any]) -> None:
         work = [folder.rstrip("/") for folder in request["work"]]
@@ -124,7 +124,7 @@ def _mounts() -> set[str]:
 
 
 def _checked(name: str, kept: _Kept) -> str:
-    """Return an absolute path. Raises OSError if it is kept, or does not lie where it says."""
+    """Return an absolute path. Raises OSError if it is kept, has ".." in it, or leads through a link."""
     path = f"/{name}"
     if os.path.normpath(path) != path or kept(path) or not _is_real(os.path.dirname(path)):
         raise OSError(errno.EINVAL, os.strerror(errno.EINVAL), path)

@@ -45,7 +45,7 @@ def prepare(*, privileged: bool) -> None:
             mounts.bind(f"/dev/{name}", path)
     for name, target in _DEV_LINKS.items():
         os.symlink(target, f"{_DEV}/{name}")
-    with open(f"{_DEV}/apt.conf", "w") as file:  # for APT_CONFIG where there is no other user than root
+    with open(f"{_DEV}/apt.conf", "w") as file:  # for APT_CONFIG if root is the only user
         file.write('APT::Sandbox::User "root";\n')
 
 

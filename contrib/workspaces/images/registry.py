@@ -31,7 +31,7 @@ from contrib.workspaces.images.manifest import (
 from contrib.workspaces.images.reference import Reference
 from contrib.workspaces.images.unpack import EXTRA
 from forge_env.core.errors import UserError
-from forge_env.utils.http_clients import retry_after
+from forge_env.utils.http_clients import Retries, retry_after
 
 try:
     import requests
@@ -206,26 +206,24 @@ class _Patience:
 
     def __init__(self, reference: Reference) -> None:
         self._registry = reference.registry
-        self._failures = 0
+        self.begin_anew()
 
     def begin_anew(self) -> None:
-        self._failures = 0
+        self._retries = Retries(_FIRST_PAUSE_S, _LONGEST_PAUSE_S, _TRIES - 1)
 
     def wait(self, error: requests.RequestException, what: str) -> None:
         """Raises UserError after too many failures, and at once if the registry has refused."""
-        self._failures += 1
         response = error.response
         if response is not None and response.status_code not in _LATER:
             raise UserError(f"{what}: the registry {self._registry} answers {_status(response)}") from None
-        if self._failures >= _TRIES:
+        pause = self._retries.pause(retry_after(response.headers) if response is not None else 0.0)
+        if pause is None:
             reason = _status(response) if response is not None else _reason(error)
             raise UserError(
                 f"{what} cannot be had from the registry {self._registry} ({reason}, {_TRIES} tries): check its name, "
                 "the network and HTTPS_PROXY, and pull again; whole layers are kept"
             ) from None
-        pause = _FIRST_PAUSE_S * 2 ** (self._failures - 1)
-        asked = retry_after(response.headers) if response is not None else 0.0
-        time.sleep(min(max(asked, pause), _LONGEST_PAUSE_S))
+        time.sleep(min(pause, _LONGEST_PAUSE_S))
 
 
 @contextmanager

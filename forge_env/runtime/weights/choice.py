@@ -26,7 +26,7 @@ def choose_store(wanted: str, request: StoreRequest) -> tuple[WeightStore, str]:
     """Choose the weight store of a run; returns it, not open yet, and a sentence with the choice and its reason.
 
     Args:
-        wanted: the name of a store; "auto" chooses the fastest that fits.
+        wanted: the name of a store; "auto" chooses the fastest that fits, and shared memory if none does.
         request: of the run.
 
     Raises:
@@ -38,13 +38,11 @@ def choose_store(wanted: str, request: StoreRequest) -> tuple[WeightStore, str]:
         raise UserError(f"--weights.store is {wanted!r}, and there is no store of that name. {known}")
     reasons = ((name, _store(name).reason(request)) for name in names)
     fastest, why = next(((name, why) for name, why in reasons if why), ("", ""))
-    if wanted == "auto" and fastest:
-        return _chosen(_store(fastest), why)
-    name = "shared_memory" if wanted == "auto" else wanted  # what has no room is the last that is left
-    if refusal := _store(name).refusal(request, f"take {fastest}" if fastest else ""):
-        only = f"auto, which leaves {name}" if wanted == "auto" else name
-        raise UserError(f"--weights.store is {only}, {refusal}")
-    return _chosen(_store(name), "as --weights.store says")
+    if wanted == "auto":
+        return _chosen(_store(fastest or "shared_memory"), why or "no store that is here fits")
+    if refusal := _store(wanted).refusal(request, f"take {fastest}" if fastest else ""):
+        raise UserError(f"--weights.store is {wanted}, {refusal}")
+    return _chosen(_store(wanted), "as --weights.store says")
 
 
 def _store(name: str) -> type[WeightStore]:

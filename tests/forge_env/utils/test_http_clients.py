@@ -5,11 +5,12 @@ from __future__ import annotations
 import socket
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
+from time import monotonic
 
 import pytest
 
 from forge_env.core.errors import UserError
-from forge_env.utils.http_clients import is_here, no_proxy, proxy_of, retry_after
+from forge_env.utils.http_clients import Retries, is_here, no_proxy, proxy_of, retry_after
 from tests.helpers.proxies import PROXY_VARIABLES, VARIABLES, Client, goes_past_a_proxy
 
 
@@ -194,6 +195,17 @@ async def rendering(url: str) -> None:
 
     async with ChatAgent("m", url, api_key_env="") as agent:
         await compare_rendering(agent, [], [])
+
+
+def test_retries_wait_longer_each_time_and_end_by_number_or_time() -> None:
+    retries = Retries(1.0, 4.0, most=4)
+    pauses = [retries.pause() for _ in range(5)]
+    assert pauses[4] is None
+    assert all(most / 2 <= (pause or 0.0) <= most for pause, most in zip(pauses, (1, 2, 4, 4), strict=False))
+    assert Retries(1.0, 4.0).pause(asked=60.0) == 60.0
+    assert Retries(1.0, 4.0, until=monotonic() + 30).pause(asked=60.0) is None
+    endless = Retries(1.0, 4.0, failures=10_000)
+    assert 2 <= (endless.pause() or 0.0) <= 4
 
 
 @pytest.mark.parametrize("client", [chat, rendering])

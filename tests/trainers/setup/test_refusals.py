@@ -411,6 +411,17 @@ def test_hosts_need_a_part_of_contrib(monkeypatch: pytest.MonkeyPatch) -> None:
     assert refusal("--launcher.kind=processes") == sentence
 
 
+def test_a_run_for_whose_weights_there_is_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No /dev/shm takes three snapshots of one terabyte and a half."""
+    monkeypatch.setattr(contrib, "folders", dict)
+    plan = make_plan(
+        read_config(GRPO.config, ["--model=Qwen/Qwen3-235B-A22B", "--services.generator.dtype=float32"]), GRPO
+    )
+    sentence = "--weights.store is auto, which leaves shared memory, and /dev/shm has "
+    (problem,) = [problem for problem in plan.problems if problem.startswith(sentence)]
+    assert problem.endswith("that 3 snapshots take: make it larger (docker run --shm-size)")
+
+
 def test_data_is_shown_as_the_user_wrote_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     found = refusal("--env=math --dataset.path=tasks.jsonl")

@@ -37,17 +37,27 @@ class MemoryPlan(NamedTuple):
 
 def find_store(draft: Draft) -> tuple[WeightStore, str] | None:
     """The weight store of a run, and a sentence that says why; None if the sizes of the model are not known."""
+    found = choose_store(draft.config.weights.store, _store_request(draft))
+    return found if draft.shape else None
+
+
+def check_store_room(draft: Draft) -> None:
+    """Check that there is a store for `--weights.store auto`. One that is named was checked when it was chosen."""
+    found = find_store(draft)
+    if found and (refusal := found[0].refusal(_store_request(draft), "")):
+        raise UserError(f"--weights.store is auto, which leaves {found[0].title}, {refusal}")
+
+
+def _store_request(draft: Draft) -> StoreRequest:
     services, placement = draft.services, draft.placement
     all_on_gpus = services.trainer.with_gpus and services.generator.with_gpus
-    request = StoreRequest(
+    return StoreRequest(
         size=_snapshot_bytes(draft) if draft.shape else 0,
         all_on_gpus=all_on_gpus,
         hosts=placement.num_hosts,
         shared_gpus=all_on_gpus and placement.shares_gpus,
         card=draft.card,
     )
-    found = choose_store(draft.config.weights.store, request)
-    return found if draft.shape else None
 
 
 def _snapshot_bytes(draft: Draft) -> int:
