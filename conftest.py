@@ -24,7 +24,7 @@ HOME = Path(tempfile.mkdtemp(prefix="forge-env-home-"))
 """The home folder while the tests run: what is written there shows, and the user's own stays as it is."""
 FIRST = (
     *("tests/system", "tests/trainers/titan", "tests/trainers/run", "tests/forge_env/runtime", "contrib/clusters"),
-    *("tests/test_docs.py", "contrib/viewer/contrib/viewer/tests/browser", "contrib/check"),
+    *("tests/test_docs.py", "contrib/viewer/tests/browser", "contrib/check"),
 )
 """Folders and files with the longest tests. They come first, so that none is left for the end."""
 LEFT = pytest.StashKey[list[str]]()
