@@ -1,4 +1,4 @@
-"""Scripted agents and policies: they need no model. They serve as experts, baselines and test doubles."""
+"""Scripted agents: they need no model. They serve as experts, baselines and test doubles."""
 
 from __future__ import annotations
 
@@ -6,16 +6,14 @@ import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
-import numpy as np
-
 from agents.answer_form import check_answer
 from agents.renderer.dialects import from_openai
 from forge_env.core.errors import PolicyError, UserError
 from forge_env.core.own_copies import own_copy
 from forge_env.core.protocols import ANSWER_SECONDS, Conversation
-from forge_env.core.tokens import IDS, Ids, array_of, as_list
-from forge_env.core.turn import Completion, Turn
-from forge_env.core.types import Action, Message, Sampling, ToolSpec
+from forge_env.core.tokens import IDS, array_of
+from forge_env.core.turn import Turn
+from forge_env.core.types import Action, Message, ToolSpec
 from forge_env.registry.registry import env_class, load
 from forge_env.utils.threads import invoker
 
@@ -243,22 +241,3 @@ def _renderer(model: str, thinking: Thinking, tools: ToolsForm) -> Renderer:
     from agents.renderer.rendering import Renderer  # needs the tokenizer packages; text agents do not
 
     return Renderer(model, thinking=thinking, tools=tools)
-
-
-class ScriptedPolicy:
-    """A policy whose tokens come from a function of the prompt; every logprob is 0, every version is `version`."""
-
-    def __init__(self, script: Callable[[Sequence[int]], Sequence[int]], *, version: int = 0) -> None:
-        self._script = script
-        self.version = version
-
-    async def generate(self, prompt_ids: Ids, sampling: Sampling, *, request_id: str, session: str) -> Completion:
-        token_ids = tuple(self._script(as_list(prompt_ids)))[: sampling.max_tokens]
-        stopped = token_ids[-1] in sampling.stop_token_ids
-        return Completion(
-            prompt_ids=array_of(prompt_ids, IDS),
-            token_ids=array_of(token_ids, IDS),
-            logprobs=np.zeros(len(token_ids)),
-            versions=((self.version, len(token_ids)),),
-            finish_reason="stop" if stopped else "length",
-        )

@@ -33,7 +33,6 @@ async def run_audit(
     seed: int = 0,
     tasks: int | None = None,
     seconds: float = SECONDS,
-    at_once: int = AT_ONCE,
     progress: Callable[[str, int], None] = lambda name, done: None,
 ) -> AuditReport:
     """Audit the tasks of an environment that offers `audit`.
@@ -43,10 +42,9 @@ async def run_audit(
         seed: of the choice of tasks, and of the episodes.
         tasks: how many; None is all.
         seconds: time budget; the tasks that it leaves out are reported as not audited, which is no success.
-        at_once: tasks that are audited at the same time.
         progress: called with the name of a task that is finished, and their number.
     """
-    for name, value in (("seconds", seconds), ("tasks", tasks), ("at_once", at_once)):
+    for name, value in (("seconds", seconds), ("tasks", tasks)):
         if value is not None and not value > 0:
             raise UserError(f"{name} is {value:g}; it is above 0")
     started = time.monotonic()
@@ -55,7 +53,7 @@ async def run_audit(
     if tasks is not None and tasks < len(plans):
         plans = random.Random(seed).sample(plans, tasks)
     done: dict[int, TaskReport] = {}
-    slots = asyncio.Semaphore(at_once)
+    slots = asyncio.Semaphore(AT_ONCE)
 
     async def audit(number: int, plan: TaskAudit) -> None:
         async with slots:

@@ -15,6 +15,7 @@ from forge_env.tool_env.rubric import RewardPart, score
 from forge_env.utils.deadlines import Deadline
 
 BATCH_SIZE = 16
+SECONDS = 120.0  # for the reward of one episode
 """Episodes that are scored at the same time."""
 
 
@@ -41,25 +42,25 @@ def has_answer(episode: Episode) -> bool:
     return episode.outcome is Outcome.SCORED and bool(episode.turns) and not episode.tail
 
 
-async def rescore(episodes: Iterable[Episode], part: RewardPart, *, seconds: float = 120.0) -> AsyncIterator[Rescored]:
-    """Score episodes again, in order; `seconds` is the time limit of one.
+async def rescore(episodes: Iterable[Episode], part: RewardPart) -> AsyncIterator[Rescored]:
+    """Score episodes again, in order; each has `SECONDS`.
 
     The reward of the last turn changes with the episode's, so that the turns still add up.
     """
     remaining = iter(episodes)
     while batch := list(islice(remaining, BATCH_SIZE)):
-        for rescored in await asyncio.gather(*(_rescore(episode, part, seconds) for episode in batch)):
+        for rescored in await asyncio.gather(*(_rescore(episode, part) for episode in batch)):
             yield rescored
 
 
-async def _rescore(episode: Episode, part: RewardPart, seconds: float) -> Rescored:
+async def _rescore(episode: Episode, part: RewardPart) -> Rescored:
     if not has_answer(episode):
         return Rescored(before=episode, after=episode)
-    messages, deadline = episode.messages, Deadline(seconds)
+    messages, deadline = episode.messages, Deadline(SECONDS)
     try:
         reward, parts = await deadline.run(score([part], episode.task, messages, messages[-1]["content"]))
     except TimeoutError as error:
-        reason = f"it took longer than {seconds:g} s" if deadline.expired else f"the reward timed out: {error}"
+        reason = f"it took longer than {SECONDS:g} s" if deadline.expired else f"the reward timed out: {error}"
         return _failed(episode, reason)
     except (EnvError, InfraError) as error:
         return _failed(episode, error_text(error))

@@ -25,8 +25,8 @@ class ScannedBlock:
     """Offset of each line that cannot be read, and the reason."""
 
 
-def scan_block(path: Path, kind: FileKind, start: int, end: int) -> ScannedBlock:
-    """Read the lines that begin at or after `start` and before `end`; `start` begins a line.
+def scan_file(path: Path, kind: FileKind, start: int, end: int) -> Iterator[ScannedBlock]:
+    """Read the lines that begin at or after `start` and before `end`, block by block; `start` begins a line.
 
     A last line without a line end counts when it is valid JSON, which half of an object never is.
     """
@@ -34,10 +34,7 @@ def scan_block(path: Path, kind: FileKind, start: int, end: int) -> ScannedBlock
     block = ScannedBlock(end=start)
     with path.open("rb") as file:
         file.seek(start)
-        while block.end < end:
-            line = file.readline(MAX_LINE_BYTES)
-            if not line:
-                break
+        while block.end < end and (line := file.readline(MAX_LINE_BYTES)):
             text = line.strip()
             try:
                 if text:
@@ -47,14 +44,8 @@ def scan_block(path: Path, kind: FileKind, start: int, end: int) -> ScannedBlock
                     break  # it is still being written
                 block.bad_lines.append((block.end, encodable(str(error)[:300])))
             block.end += len(line)
-    return block
-
-
-def scan_file(path: Path, kind: FileKind, start: int, end: int) -> Iterator[ScannedBlock]:
-    """Read a file from the start of a line up to `end`, block by block, in order."""
-    while start < end:
-        block = scan_block(path, kind, start, min(end, start + BLOCK_BYTES))
-        if block.end == start:
-            return
+            if block.end - start >= BLOCK_BYTES:
+                yield block
+                start, block = block.end, ScannedBlock(end=block.end)
+    if block.end > start:
         yield block
-        start = block.end

@@ -281,15 +281,15 @@ def holm(p_values: Sequence[float]) -> list[float]:
     return corrected
 
 
-def holm_levels(p_values: Sequence[float], level: float = LEVEL) -> list[float]:
+def holm_levels(p_values: Sequence[float]) -> list[float]:
     """Return the level at which Holm's method tests each p-value; after the first that fails it goes no further.
 
     >>> [round(level, 4) for level in holm_levels([0.01, 0.04, 0.03])]
     [0.0167, 0.025, 0.025]
     """
-    levels, is_open, at = [level] * len(p_values), True, level
+    levels, is_open, at = [LEVEL] * len(p_values), True, LEVEL
     for rank, index in enumerate(sorted(range(len(p_values)), key=lambda i: p_values[i])):
-        at = level / (len(p_values) - rank) if is_open else at
+        at = LEVEL / (len(p_values) - rank) if is_open else at
         is_open &= p_values[index] < at
         levels[index] = at
     return levels

@@ -12,12 +12,13 @@ import pytest
 
 from agents.renderer.rendering import Renderer
 from agents.renderer.tokenizer import FastTokenizer
-from agents.scripted import ScriptedAgent, ScriptedPolicy
+from agents.scripted import ScriptedAgent
 from envs.math import Math
 from forge_env.core.episode import Episode
 from forge_env.core.types import EpisodeLimits, Message, Outcome, Sampling
 from forge_env.rollout.factory import EnvFactory
 from forge_env.rollout.rollout import GroupSpec, run_episode, run_group
+from tests.helpers.scripted_policy import ScriptedPolicy
 
 TASK = Math.tasks(count=1)[0]
 

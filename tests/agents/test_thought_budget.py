@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from agents.renderer.rendering import Renderer
-from agents.scripted import ScriptedPolicy
 from agents.token_agent import TokenAgent
 from envs.math import Math
 from forge_env.core.env import Env
@@ -25,6 +24,7 @@ from forge_env.evaluation.metrics import row_metrics
 from forge_env.rollout.factory import EnvFactory
 from forge_env.rollout.lockstep import LockstepPolicy, Request, Wave
 from forge_env.rollout.rollout import run_episode
+from tests.helpers.scripted_policy import ScriptedPolicy
 from tests.helpers.turns import next_prompt
 from trainers.batching.batch import Sample, pack
 from trainers.objective.credit import per_target, target_logprobs, turn_targets

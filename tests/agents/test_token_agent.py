@@ -12,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agents.renderer.rendering import Renderer
-from agents.scripted import ScriptedPolicy
 from agents.token_agent import TokenAgent
 from envs.math import Math
 from forge_env.core.episode import Episode, digest
@@ -22,6 +21,7 @@ from forge_env.core.turn import Completion
 from forge_env.core.types import EpisodeLimits, Message, Outcome, Sampling
 from forge_env.rollout.factory import EnvFactory
 from forge_env.rollout.rollout import run_episode
+from tests.helpers.scripted_policy import ScriptedPolicy
 from tests.helpers.turns import next_prompt
 
 TASK = Math.tasks(count=1)[0]

@@ -233,7 +233,7 @@ def _chunks(vocabulary: int, columns: int) -> Iterator[slice]:
     return (slice(first, min(first + columns, vocabulary)) for first in range(0, vocabulary, columns))
 
 
-def _columns(tokens: int, vocabulary: int, parts: int, *, most: int = 1 << 26, least: int = 1024) -> int:
+def _columns(tokens: int, vocabulary: int, parts: int, *, most: int = 1 << 26) -> int:
     """Columns of a chunk: a share of the vocabulary and 256 MiB in float32 at most, but enough for a fast product."""
     columns = min(vocabulary / parts, most / max(tokens, 1))
-    return max(least, math.ceil(columns / 128) * 128)  # whole tiles of a matrix product on a GPU
+    return max(1024, math.ceil(columns / 128) * 128)  # whole tiles of a matrix product on a GPU

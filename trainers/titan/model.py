@@ -114,9 +114,7 @@ class TitanModel:
         """The longest row that the position embedding covers."""
         return self.config.max_seq_len
 
-    def logits(
-        self, tokens: Tensor, positions: Tensor | None, selected: Tensor, routes: Tensor | None = None
-    ) -> Tensor:
+    def logits(self, tokens: Tensor, positions: Tensor | None, selected: Tensor) -> Tensor:
         """Run the model and return the logits of the selected places.
 
         Places are selected before the output layer, which is most of the work of a small model and most of the memory
@@ -127,14 +125,12 @@ class TitanModel:
             positions: (B, L) int64 that restart at 0 with each packed row; None when each sequence is one row.
             selected: (N,) int64 places in the flattened (B, L); with context parallelism, all places of this rank's
                 part.
-            routes: (B, L, layers, K) integers, the experts that compute each token, -1 if the router is to choose. None
-                lets the router choose for all tokens, as in a dense model.
 
         Returns:
             (N, vocabulary) in the dtype the model computes in, with gradient.
         """
         self._head.ask_logits(self._places(tokens, selected))
-        return self._run(tokens, positions, routes)
+        return self._run(tokens, positions, None)
 
     def logprobs(
         self,

@@ -61,17 +61,6 @@ def score(state: State, task: Task) -> dict[str, float]:
     return {"state": float(state == expected_state(task))}
 
 
-def differences(state: State, task: Task) -> list[str]:
-    """Return where a final state differs from the expected one, a line for each row, for a human reader."""
-    lines = []
-    for table, expected in expected_state(task).items():
-        for key in sorted(expected.keys() | state[table].keys()):
-            expected_row, actual = expected.get(key), state[table].get(key)
-            if expected_row != actual:
-                lines.append(f"{table} {key}: expected {expected_row}, found {actual}")
-    return lines
-
-
 def _draw(rng: random.Random, name: str) -> Content:
     kind = KINDS[name]
     return Content(name, rng.choice(kind.subject), rng.choice(kind.products), rng.choice(kind.numbers))

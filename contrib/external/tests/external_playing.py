@@ -16,14 +16,15 @@ from typing import Any
 from openai import AsyncOpenAI
 
 from agents.renderer.rendering import Renderer
-from agents.scripted import ScriptedPolicy
 from agents.token_agent import TokenAgent
 from forge_env.core.episode import Episode
 from forge_env.core.protocols import Agent
+from forge_env.core.tokens import Ids
 from forge_env.core.turn import Completion
 from forge_env.core.types import EpisodeLimits, Message, Sampling, Task
 from forge_env.rollout.factory import EnvFactory, make
 from forge_env.rollout.rollout import run_episode
+from tests.helpers.scripted_policy import ScriptedPolicy
 
 TASK = Task(prompt=({"role": "user", "content": "go"},), target="3")
 LIMITS = EpisodeLimits(max_turns=20, step_seconds=60.0)
@@ -47,9 +48,7 @@ class SaysPolicy(ScriptedPolicy):
         super().__init__(lambda prompt: next(answers))
         self.asked: list[tuple[tuple[int, ...], Sampling, str]] = []
 
-    async def generate(
-        self, prompt_ids: Sequence[int], sampling: Sampling, *, request_id: str, session: str
-    ) -> Completion:
+    async def generate(self, prompt_ids: Ids, sampling: Sampling, *, request_id: str, session: str) -> Completion:
         self.asked.append((tuple(prompt_ids), sampling, request_id))
         done = await super().generate(prompt_ids, sampling, request_id=request_id, session=session)
         logprobs = tuple(-1 - i / 8 for i in range(len(done.token_ids)))

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from agents.renderer.rendering import Renderer
-from agents.scripted import ScriptedPolicy
 from agents.token_agent import TokenAgent
 from contrib.external.tests.external_playing import calls, opened, playing, says
 from contrib.external.tests.test_external_bad_input import HELLO, SDKS, Sdk, connected, refused
+from tests.helpers.scripted_policy import ScriptedPolicy
 
 SCHEMA: dict[str, Any] = {"type": "object", "properties": {"pens": {"type": "integer"}}, "required": ["pens"]}
 PENS = '{"pens": 2}'

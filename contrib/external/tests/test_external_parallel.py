@@ -15,7 +15,7 @@ import pytest
 
 from agents.renderer.decoding import open_decoder
 from agents.renderer.rendering import Renderer
-from agents.scripted import ScriptedAgent, ScriptedPolicy
+from agents.scripted import ScriptedAgent
 from agents.token_agent import TokenAgent
 from contrib.external.tests.test_external import TASK
 from contrib.records.audit import audit
@@ -30,6 +30,7 @@ from forge_env.records.run_files import RunSettings
 from forge_env.rollout.factory import make
 from forge_env.rollout.rollout import run_episode
 from forge_env.utils.deadlines import Deadline
+from tests.helpers.scripted_policy import ScriptedPolicy
 
 PROGRAM = Path(__file__).with_name("parallel_program.py")
 LIMITS = EpisodeLimits(max_turns=20, max_tokens=2000, max_turn_tokens=40)

@@ -54,8 +54,8 @@ async def test_a_budget_that_ends_leaves_tasks_out_and_is_no_success(tmp_path: P
     write_bug_fixes([str(tmp_path / "tasks"), "--count", "2"])
     report = await run_audit(forge_env.make(f"harbor:{tmp_path / 'tasks'}"), seconds=0.01)
     assert len(report.not_audited) == 2 and not report.tasks and not report.ok
-    with pytest.raises(UserError, match="at_once is 0; it is above 0"):
-        await run_audit(forge_env.make(f"harbor:{tmp_path / 'tasks'}"), at_once=0)
+    with pytest.raises(UserError, match="seconds is 0; it is above 0"):
+        await run_audit(forge_env.make(f"harbor:{tmp_path / 'tasks'}"), seconds=0)
 
 
 def test_a_solution_is_that_of_its_own_task_also_where_two_have_the_same_text(tmp_path: Path) -> None:

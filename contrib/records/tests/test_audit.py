@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from agents.renderer.decoding import open_decoder
-from agents.scripted import ScriptedPolicy, scripted_agent
+from agents.scripted import scripted_agent
 from agents.token_agent import TokenAgent
 from contrib.records.audit import audit, model_of
 from envs.math import Math
@@ -20,6 +20,7 @@ from forge_env.core.types import EpisodeLimits
 from forge_env.rollout.factory import make
 from forge_env.rollout.rollout import run_episode
 from tests.forge_env.records.test_run_weights import make_run
+from tests.helpers.scripted_policy import ScriptedPolicy
 
 Change = Callable[[dict[str, Any]], object]
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from contrib.viewer import query, summaries
 from contrib.viewer.index import EpisodeIndex
 from contrib.viewer.index_row import COLUMNS, episode_row
-from contrib.viewer.scan import BLOCK_BYTES, scan_block, scan_file
+from contrib.viewer.scan import scan_file
 from contrib.viewer.stored_runs import StoredRun, find_runs
 from contrib.viewer.tests.runs import make_episode, training_run, write
 from forge_env.core.episode import Episode
@@ -102,15 +102,15 @@ def test_an_index_that_follows_says_what_a_fresh_one_says(steps: Any, tmp_path_f
     assert not following.update(), "nothing has changed since"
 
 
-def test_a_file_of_several_blocks_is_read_as_one_of_one_block(tmp_path: Path) -> None:
+def test_a_file_of_several_blocks_is_read_as_one_of_one_block(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "many.jsonl"
     lines = [make_episode(f"train/{i}/0", question=f"{i} " + "x" * 40_000).to_json() for i in range(500)]
     lines[7] = "not JSON"
     path.write_text("\n".join(lines) + "\n")
     size = path.stat().st_size
-    assert size > 4 * BLOCK_BYTES
-    whole = scan_block(path, "episodes", 0, size)
     parts = list(scan_file(path, "episodes", 0, size))
+    monkeypatch.setattr("contrib.viewer.scan.BLOCK_BYTES", size + 1)
+    [whole] = scan_file(path, "episodes", 0, size)
     assert len(parts) > 3
     assert [row for part in parts for row in part.rows] == whole.rows and len(whole.rows) == 499
     assert [bad for part in parts for bad in part.bad_lines] == whole.bad_lines and len(whole.bad_lines) == 1

@@ -84,11 +84,9 @@ async def _copy(
     return []
 
 
-async def run_program(
-    workspace: Workspace, command: Sequence[str], *, env: Mapping[str, str] | None = None
-) -> CommandResult:
+async def run_program(workspace: Workspace, command: Sequence[str]) -> CommandResult:
     """Run a program of the image as root. Raises EnvError if it does not start."""
-    result = await workspace.exec(command, user="0", cwd="/", env=env)
+    result = await workspace.exec(command, user="0", cwd="/")
     if not result.started:
         raise EnvError(f"a program that every image needs did not start: {result.stderr.strip()[-200:]}")
     return result

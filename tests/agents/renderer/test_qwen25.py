@@ -15,7 +15,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 
 from agents.renderer.rendering import Renderer
 from agents.renderer.tokenizer import FastTokenizer
-from agents.scripted import ScriptedAgent, ScriptedPolicy
+from agents.scripted import ScriptedAgent
 from agents.token_agent import TokenAgent
 from envs.math import Math
 from forge_env.core.protocols import Conversation
@@ -23,6 +23,7 @@ from forge_env.core.types import EpisodeLimits, Message
 from forge_env.rollout.factory import EnvFactory
 from forge_env.rollout.rollout import run_episode
 from tests.helpers import turns
+from tests.helpers.scripted_policy import ScriptedPolicy
 from tests.helpers.turns import next_prompt
 
 TOOLS = Math().tools

@@ -412,11 +412,9 @@ def test_hosts_need_a_part_of_contrib(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_run_for_whose_weights_there_is_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No /dev/shm takes three snapshots of one terabyte and a half."""
+    """No /dev/shm takes three snapshots of half a terabyte."""
     monkeypatch.setattr(contrib, "folders", dict)
-    plan = make_plan(
-        read_config(GRPO.config, ["--model=Qwen/Qwen3-235B-A22B", "--services.generator.dtype=float32"]), GRPO
-    )
+    plan = make_plan(read_config(GRPO.config, ["--model=Qwen/Qwen3-235B-A22B"]), GRPO)
     sentence = "--weights.store is auto, which leaves shared memory, and /dev/shm has "
     (problem,) = [problem for problem in plan.problems if problem.startswith(sentence)]
     assert problem.endswith("that 3 snapshots take: make it larger (docker run --shm-size)")

@@ -63,8 +63,6 @@ KNOWN = {
     "agents/generator/engine_args.py:read_engine_args": IN_PLAN,
     "agents/generator/expert_weights.py:check_complete": OF_LIBRARY,
     "agents/generator/local.py:open_vllm": OF_EVAL,
-    "contrib/serve/openai_server.py:_adapters": OF_EVAL,
-    "contrib/serve/openai_server.py:command": OF_EVAL,
     "agents/generator/policy.py:pull": OF_LIBRARY,
 }
 

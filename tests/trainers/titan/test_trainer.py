@@ -731,7 +731,7 @@ def test_model_folders_that_cannot_be_used_are_refused_with_a_sentence(model, ma
     cases = {
         tmp_path / "empty": "config.json",
         no_weights: "model.safetensors",
-        not_json: "JSON",
+        not_json: "config.json cannot be read: ",
         cut: "damaged",
         broken("gemma", architectures=["GemmaForCausalLM"], model_type="gemma"): "GemmaForCausalLM.*Qwen3ForCausalLM",
         broken("yarn", rope_parameters={"rope_type": "yarn", "rope_theta": 1e4}): "yarn",

@@ -21,7 +21,7 @@ from contrib.apis.shop.expert import expert
 from contrib.apis.shop.operations import OPERATIONS, perform
 from contrib.apis.shop.server import ShopServer
 from contrib.apis.shop.task_kinds import KINDS
-from contrib.apis.shop.tasks import LEVELS, differences, expected_state, score, shop_of, shop_tasks
+from contrib.apis.shop.tasks import LEVELS, expected_state, score, shop_of, shop_tasks
 from forge_env.core.errors import ServiceError, UserError
 from forge_env.core.types import Message, Task
 
@@ -392,7 +392,7 @@ def test_the_expert_solves_200_tasks_and_others_do_not(level: int) -> None:
             unchanged += task.target == []
             messages = solve(lambda name, arguments: json.dumps(perform(db, name, arguments)), task)
             state = read_state(db)
-            assert score(state, task) == {"state": 1.0}, (messages, differences(state, task))
+            assert score(state, task) == {"state": 1.0}, messages
             assert messages[-1]["content"] == "Done."
             perform(db, "restock_product", {"sku": next(iter(state["products"])), "quantity": 1})
             assert score(read_state(db), task) == {"state": 0.0}, "something else was done too"
@@ -404,7 +404,7 @@ def test_the_expert_solves_tasks_over_http(shop_server: ShopServer, client: Clie
     for task in shop_tasks("test", count=30, seed=level, levels=[level]):
         session = Session(shop_server, client, shop_of(task))
         solve(lambda name, arguments: json.dumps(session.call(name, **arguments)), task)  # noqa: B023
-        assert score(session.state, task) == {"state": 1.0}, differences(session.state, task)
+        assert score(session.state, task) == {"state": 1.0}
         shop_server.close(session.token)
 
 
@@ -415,7 +415,7 @@ def test_an_order_too_many_is_wrong_even_when_cancelled(shop_server: ShopServer,
     session.call("cancel_order", order_id=wrong["order_id"])
     solve(lambda name, arguments: json.dumps(session.call(name, **arguments)), task)
     assert score(session.state, task) == {"state": 0.0}
-    assert any(line.startswith(f"orders {wrong['order_id']}") for line in differences(session.state, task))
+    assert len(session.state["orders"]) == len(expected_state(task)["orders"]) + 1
 
 
 def test_blind_obedience_fails_where_the_condition_does_not_hold(shop_server: ShopServer, client: Client) -> None:
