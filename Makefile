@@ -55,7 +55,7 @@ help:
 	@echo 'make demo    train a tiny agent with GRPO in the code_exec environment, on CPU (options: ARGS="--steps 50")'
 	@echo 'make demo-real train a real pretrained model of 135 million parameters (options: ARGS="words --seeds 0 1")'
 	@echo 'make test    run the tests (options: ARGS="-k episode")'
-	@echo 'make test-heart run the tests of the contracts, math, code_exec, the engine and the trainers'
+	@echo 'make test-heart run the tests of the heart, without those of contrib'
 	@echo 'make test-all run the slow ones too: all tests that need no GPU'
 	@echo 'make nightly run them with new random examples, and the slow ones (again: ARGS="--hypothesis-seed=SEED")'
 	@echo 'make check   format, lint, types, direction of imports, plain words'
@@ -80,23 +80,20 @@ PYTEST = $(PYTHON_OF_VENV) -m tests.once_more -q -n 2 --dist loadfile --no-loads
 test: $(READY)
 	@$(PYTEST) -m "not gpu and not slow" $(ARGS)
 
-# What one runs between two commits: the contracts, an environment of each kind, the engine and the trainers, on one host.
-HEART = $(addprefix tests/,forge_env/core forge_env/rollout forge_env/tool_env forge_env/registry forge_env/evaluation \
-  forge_env/records forge_env/runtime sandboxes/host agents envs/math envs/code_exec trainers \
-  system/test_engine_and_trainer.py) \
-  $(addprefix --ignore=tests/forge_env/runtime/,test_hosts.py test_weights_nccl.py test_weights_torchstore.py)
-
+# What one runs between two commits: everything outside contrib, whose folders bring their own tests.
 test-heart: $(READY)
-	@$(PYTEST) -m "not gpu and not slow" $(HEART) $(ARGS)
+	@$(PYTEST) -m "not gpu and not slow" tests $(ARGS)
 
 test-all: $(READY)
 	@$(PYTEST) -m "not gpu" $(ARGS)
 
-# Each night draws its own examples; what fails prints the line that draws its example again.
+# Each night draws its own examples; what fails prints the line that draws its example again. Then each folder of contrib
+# is taken away, and the heart is tried without it.
 nightly: $(READY)
 	@seed=$$($(PYTHON_OF_VENV) -c 'import secrets; print(secrets.randbits(32))'); \
 	echo "examples drawn with --hypothesis-seed=$$seed"; \
 	$(PYTEST) -m "not gpu" --hypothesis-profile=nightly --hypothesis-seed=$$seed $(ARGS)
+	@$(PYTHON_OF_VENV) -m tests.take_away
 
 check: $(READY)
 	@echo 'format'; $(VENV)/bin/ruff format --check --quiet .

@@ -8,6 +8,7 @@ import pytest
 
 from forge_env.core.errors import UserError
 from forge_env.registry import contrib
+from forge_env.runtime.weights.one_host import shared_memory
 from trainers import dapo, reinforce, sapo, sft
 from trainers.algorithm import Algorithm
 from trainers.grpo import GRPO
@@ -412,9 +413,9 @@ def test_hosts_need_a_part_of_contrib(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_run_for_whose_weights_there_is_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No /dev/shm takes three snapshots of half a terabyte."""
     monkeypatch.setattr(contrib, "folders", dict)
-    plan = make_plan(read_config(GRPO.config, ["--model=Qwen/Qwen3-235B-A22B"]), GRPO)
+    monkeypatch.setattr(shared_memory, "room", lambda: 1000)
+    plan = make_plan(read_config(GRPO.config, ["--env=math"]), GRPO)
     sentence = "--weights.store is auto, which leaves shared memory, and /dev/shm has "
     (problem,) = [problem for problem in plan.problems if problem.startswith(sentence)]
     assert problem.endswith("that 3 snapshots take: make it larger (docker run --shm-size)")
