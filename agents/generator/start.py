@@ -132,8 +132,8 @@ def _register_architecture(model: str) -> None:
     from huggingface_hub import try_to_load_from_cache
     from vllm import ModelRegistry
 
-    cached = None if Path(model).is_dir() else try_to_load_from_cache(model, "config.json")
     try:
+        cached = None if Path(model).is_dir() else try_to_load_from_cache(model, "config.json")
         (architecture,) = config_of(Path(cached).parent if isinstance(cached, str) else Path(model))["architectures"]
         model_class = ModelRegistry.models[architecture].load_model_cls()
     except (UserError, KeyError, ValueError, TypeError, ImportError):
