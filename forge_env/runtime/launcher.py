@@ -293,13 +293,19 @@ class Launcher:
         os.close(pidfd)
         self._on_end(spawned, rank, end)
 
-    def _on_end(self, spawned: Spawned, rank: int, end: str) -> None:
-        """Handle the end of a process. `end` is how it has ended, for the middle of a sentence."""
+    def _on_end(self, spawned: Spawned, rank: int, end: str, *, has_log: bool = True) -> None:
+        """Handle the end of a process.
+
+        Args:
+            end: how it has ended, for the middle of a sentence.
+            has_log: False if its host was lost.
+        """
         which = f" of rank {rank}" if spawned.rendezvous else ""
         log = log_of_rank(spawned.log, rank)
         if self.hosts:
             log = Path(self.hosts.info(spawned.host_of_rank[rank]).logs) / log.name
-        sentence = f"the {spawned.name} process{which} {end}; the end of its log is in {log}"
+        where = f"; the end of its log is in {log}" if has_log else ""
+        sentence = f"the {spawned.name} process{which} {end}{where}"
         if spawned.dead.done() or self.is_stopping:
             return
         spawned.dead.set_result(sentence)
