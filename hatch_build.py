@@ -22,7 +22,8 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 TOP = "forge_env"
 MOVED = ("agents", "contrib", "envs", "sandboxes", "trainers")
-LEFT_OUT = ("__pycache__", "tests", "benchmarks", "*.md", "*.png")
+OF_CONTRIB = ("tests", "benchmarks", "examples", "*.md", "*.png")
+"""What the wheel leaves out of the folders of contrib."""
 SHORT_NAMES = "forge_env_short_names"
 DOCKERFILE = "Dockerfile.sandbox"
 _NAME = re.compile(rf"({'|'.join(MOVED)})((?:\.\w+)*)(:\w[\w.]*)?")
@@ -48,7 +49,8 @@ def write_wheel(root: Path, folder: Path) -> None:
     """Write what the wheel of the checkout `root` installs into an empty folder."""
     for package in (TOP, *MOVED):
         target = folder / TOP if package == TOP else folder / TOP / package
-        shutil.copytree(root / package, target, ignore=shutil.ignore_patterns(*LEFT_OUT))
+        left_out = shutil.ignore_patterns("__pycache__", *(OF_CONTRIB if package == "contrib" else ()))
+        shutil.copytree(root / package, target, ignore=left_out)
     for path in (folder / TOP).rglob("*.py"):
         path.write_bytes(with_long_names(path.read_bytes(), root, path.relative_to(folder).as_posix()))
     # The docker sandbox builds its image from it, wherever forge_env is installed.

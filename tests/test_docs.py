@@ -44,7 +44,12 @@ ELSEWHERE = {
     "verifiers_environment",  # needs packages of its own
 }
 """Examples that other tests run, or none."""
-EXAMPLES = sorted(path for path in (ROOT / "examples").glob("*.py") if path.stem not in ELSEWHERE)
+EXAMPLES = sorted(
+    path
+    for pattern in ("examples/*.py", "contrib/*/examples/*.py")
+    for path in ROOT.glob(pattern)
+    if path.stem not in ELSEWHERE
+)
 SLOW = {"README.md", "docs/python.md", "contrib/harbor/coding_agent.md", "examples/own_loop.py"}
 """Examples and pages that train."""
 NOT_HERE = {
@@ -139,8 +144,8 @@ def test_the_notebook_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     "script",
     [
         pytest.param(path, marks=[pytest.mark.slow] * (path.parent.name not in ("examples", "agents")))
-        for folder in ("examples", "benchmarks")
-        for path in sorted((ROOT / folder).rglob("*.py"))
+        for folder in ("examples", "benchmarks", "contrib/*/examples", "contrib/*/benchmarks")
+        for path in sorted(ROOT.glob(f"{folder}/**/*.py"))
         if path.parent.name == "agents" or '__name__ == "__main__"' in path.read_text(encoding="utf-8")
     ],
     ids=lambda path: path.relative_to(ROOT).as_posix(),

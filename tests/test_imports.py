@@ -62,7 +62,7 @@ CONTRIB = {
     folder.name: [
         path
         for path in sorted(folder.rglob("*.py"))
-        if not {"tests", "benchmarks"} & {*path.relative_to(folder).parts[:-1]}
+        if not {"tests", "benchmarks", "examples"} & {*path.relative_to(folder).parts[:-1]}
     ]
     for folder in sorted((REPOSITORY / "contrib").iterdir())
     if (folder / "names.toml").is_file()

@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 import forge_env
-from hatch_build import LEFT_OUT, MOVED, with_long_names
+from hatch_build import MOVED, OF_CONTRIB, with_long_names
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 PROJECT = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))
@@ -53,12 +53,14 @@ def test_the_wheel_holds_every_source_and_data_file(wheel: Path) -> None:
         ("" if package == "forge_env" else "forge_env/") + path.relative_to(REPOSITORY).as_posix()
         for package in ("forge_env", *MOVED)
         for path in (REPOSITORY / package).rglob("*")
-        if path.is_file()
-        and not any(fnmatch(part, left) for part in path.relative_to(REPOSITORY).parts for left in LEFT_OUT)
+        if path.is_file() and "__pycache__" not in path.parts
+        if package != "contrib"
+        or not any(fnmatch(part, left) for part in path.relative_to(REPOSITORY).parts for left in OF_CONTRIB)
     }
     sources.add("forge_env/contrib/docker/Dockerfile.sandbox")  # built from there where forge_env is installed
     assert {name for name in names_in(wheel) if name.startswith("forge_env/")} == sources
     assert "forge_env/agents/renderer/qwen3_chat_template.jinja" in sources
+    assert "forge_env/cli/template/tests/test_my_env.py.template" in sources
 
 
 def test_no_module_of_the_wheel_imports_by_a_short_name(wheel: Path) -> None:

@@ -47,7 +47,7 @@ def count() -> tuple[Counter[str], dict[str, list[str]]]:
     words: Counter[str] = Counter()
     riddles: dict[str, list[str]] = {}
     modules = [path for package in PACKAGES for path in (ROOT / package).rglob("*.py")]
-    modules = [path for path in modules if not {"tests", "benchmarks"} & {*path.relative_to(ROOT).parts}]
+    modules = [path for path in modules if not {"tests", "benchmarks", "examples"} & {*path.relative_to(ROOT).parts}]
     for path in sorted([*modules, *(ROOT / "docs").rglob("*.md"), *(ROOT / "contrib").rglob("*.md")]):
         name = path.relative_to(ROOT).as_posix()
         place = name if path.suffix == ".md" else name.rpartition("/")[0]

@@ -14,27 +14,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gymnasium import spaces
 
 from agents.renderer import dialects, model_json
 from agents.renderer.rendering import Renderer
-from contrib.apis import answers as tool_answers
-from contrib.apis.json_schema.validation import SchemaArguments
-from contrib.external import conversations, scoring
-from contrib.external.requests import ProgramRequest
-from contrib.external.responses import ProgramReply
-from contrib.gymnasium.text import plain_text
-from contrib.gymnasium.text import spaces as text_spaces
-from contrib.judges import judge
-from contrib.reasoning_gym import env as reasoning
-from contrib.reasoning_gym import worker
 from envs.code_exec import env as code_exec
 from envs.code_exec import grading, values
 from envs.math import answer_forms as forms
 from envs.math import answers, numerals, rewards
 from envs.math.env import calculate
 from envs.math.shapes import read as read_shape
-from forge_env.core.types import Action
 from tests.agents.renderer.test_qwen25 import make_qwen25
 from tests.agents.renderer.test_rendering_families import make_llama
 
@@ -53,17 +41,6 @@ def call_of(text: str) -> dict[str, Any]:
     return {"id": "a", "type": "function", "function": {"name": "f", "arguments": text}}
 
 
-def reply_to(text: str) -> ProgramReply:
-    """What a program is given of an answer whose calls cannot be read."""
-    content, calls = dialects.parse(text, "hermes")
-    action = Action(message={"role": "assistant", "content": content}, tool_calls=calls)
-    return ProgramReply.of(action, ProgramRequest(model="m", stop=("\n\n\n\n", "END")), turn=0)
-
-
-def chosen(space: spaces.Space[Any], *names: str) -> Read:
-    return lambda text: text_spaces.parse_action(text, space, names)
-
-
 def form_of(text: str) -> object:
     return (
         forms.stated_values(f"{text}=x", "x"),
@@ -72,15 +49,6 @@ def form_of(text: str) -> object:
     )
 
 
-BY_PATTERN = SchemaArguments(
-    {"type": "object", "properties": {"q": {"type": "string", "pattern": "^(a+)+$"}}}, where="the tool"
-)
-
-BY_NAME = SchemaArguments(
-    {"type": "object", "patternProperties": {"^(a+)+$": {"type": "integer"}}, "additionalProperties": True},
-    where="the tool",
-)
-
 READERS: dict[str, Read] = {
     "the code of an answer": code_exec.extract_code,
     **{f"calls, {name}": lambda text, name=name: dialects.parse(text, name) for name in dialects.DIALECTS},
@@ -88,7 +56,6 @@ READERS: dict[str, Read] = {
     "arguments of a call": lambda text: dialects.from_openai({"tool_calls": [call_of(text)]}),
     "JSON": model_json.decode_all,
     "an error's sentence": model_json.shorten,
-    "a verdict": lambda text: judge.read_verdict(text, 10),
     **{f"answer, {name}": lambda text, name=name: answers.extract_answer(text, [name]) for name in answers.FORMATS},
     "answer, a number is wanted": lambda text: answers.same_answer(text, "42"),
     "answer, words are wanted": lambda text: answers.same_answer(text, "north east"),
@@ -100,26 +67,8 @@ READERS: dict[str, Read] = {
     "MathReward": lambda text: rewards.MathReward()("", text, "42"),
     "MathReward, words": lambda text: rewards.MathReward()("", text, "north"),
     "ThinkingReward": lambda text: rewards.ThinkingReward()("", text, ""),
-    "answer of a tool": lambda text: tool_answers.same_answer(text, "42"),
-    "answer of a tool, JSON": lambda text: tool_answers.same_answer(text, '{"a": [1]}'),
-    "arguments of a tool, by a pattern": lambda text: BY_PATTERN({"q": text}),
-    "names of a tool's arguments, by a pattern": lambda text: BY_NAME({text: "x"}),
-    "action, Discrete": chosen(spaces.Discrete(4), "left", "down", "right", "up"),
-    "action, MultiDiscrete": chosen(spaces.MultiDiscrete([3, 3])),
-    "action, Box": chosen(spaces.Box(-1, 1, (1,))),
-    "action, Text": chosen(spaces.Text(10)),
-    "a coloured text": plain_text,
-    "reasoning-gym, answer": reasoning.extract_answer,
-    "reasoning-gym, one number": lambda text: worker._is_one_number(text, {"answer": "42"}),
-    "reasoning-gym, moves": lambda text: [form.fullmatch(text) for form in worker._FORMS.values()],
-    "reasoning-gym, formula": lambda text: worker._guarded(lambda *_: None)(text),
     "output of a program": lambda text: grading.same_output(text, "0.5 1"),
     "value of a program": values.decode,
-    "result of a program": lambda text: scoring.read_result(None, text, ""),
-    "message of a program": lambda text: conversations.content_of(
-        {"role": "a", "content": text, "tool_calls": [call_of(text)]}
-    ),
-    "reply to a program": reply_to,
 }
 
 
@@ -215,11 +164,15 @@ def growth(read: Read, attack: Callable[[int], str], size: int) -> float:
     return least
 
 
+def slow_attacks(read: Read, size: int) -> dict[str, float]:
+    """Attacks for which the reader takes much more than in proportion to the text."""
+    return {attack: times for attack, make in ATTACKS.items() if (times := growth(read, make, size)) >= MOST}
+
+
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("name", READERS)
 def test_a_reader_takes_time_in_proportion_to_the_text(name: str, size: int) -> None:
-    slow = {attack: growth(READERS[name], make, size) for attack, make in ATTACKS.items()}
-    assert {attack: times for attack, times in slow.items() if times >= MOST} == {}
+    assert slow_attacks(READERS[name], size) == {}
 
 
 @pytest.mark.parametrize("family", ["qwen3", "qwen25", "llama"])
@@ -255,24 +208,14 @@ def old_field(text: str) -> object:
     return re.findall(r"\\mathbb\s*\{?\s*[A-Z]|\\[a-zA-Z]+|[a-zA-Z]", text)
 
 
-def old_colours(text: str) -> object:
-    return re.sub(r"((?:\x1b\[[\d;]*m)+)(.*?)\x1b\[0?m", "", text, flags=re.DOTALL)
-
-
 def old_formula(text: str) -> object:
     return re.findall(r"\$\$([^$]+)\$\$|\$([^$]+)\$|\\\(([^$]*?)\\\)|\\\[([^$]*?)\\\]", text, re.DOTALL)
-
-
-def old_pattern(text: str) -> object:
-    return re.search("^(a+)+$", text)
 
 
 CONTROLS: dict[str, tuple[Read, Read, Callable[[int], str], int]] = {
     "fence": (old_fence, READERS["the code of an answer"], ATTACKS["a fence, then newlines"], 600),
     "field": (old_field, form_of, ATTACKS["a field, then spaces"], 250),
-    "colours": (old_colours, READERS["a coloured text"], ATTACKS["'\\x1b[31m' again"], 120),
     "formulas": (old_formula, READERS["answer, text"], ATTACKS["'\\\\(' again"], 500),
-    "pattern of a service": (old_pattern, READERS["arguments of a tool, by a pattern"], again("a", after="b"), 3),
 }
 
 

@@ -15,7 +15,7 @@ from forge_env.rollout.rollout import run_episode
 from tests.helpers.own_environment import python_with
 
 HERE = Path(__file__).parent
-EXAMPLES = Path(__file__).resolve().parents[3] / "examples" / "agents"
+EXAMPLES = Path(__file__).resolve().parents[3] / "contrib" / "external" / "examples" / "agents"
 TASK = Task(prompt=({"role": "user", "content": "What is 19 + 23, and what is one more?"},), target="43")
 REWARD = f"{__file__}:grade"
 OPENAI = "openai==3.57.0"
@@ -39,7 +39,7 @@ class Case:
     """A program, its packages, and what its episode looks like."""
 
     program: str
-    """A file of examples/agents, or of this folder, and its arguments."""
+    """A file of contrib/external/examples/agents, or of this folder, and its arguments."""
     packages: tuple[str, ...]
     says: tuple[Message | str, ...] = (FIRST, SECOND, "43")
     """What a model says that solves TASK."""

@@ -1,4 +1,4 @@
-"""The coding agents of the npm registry that examples/agents starts, each in a folder of its own."""
+"""The coding agents of the npm registry that contrib/external/examples/agents starts, each in a folder of its own."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from forge_env.rollout.rollout import run_episode
 from tests.helpers.own_environment import node_with
 
 ROOT = Path(__file__).resolve().parents[3]
-EXAMPLES = ROOT / "examples" / "agents"
+EXAMPLES = ROOT / "contrib" / "external" / "examples" / "agents"
 TASK = Task(prompt=({"role": "user", "content": "What is 19 + 23? Write it to the result file."},), target="42")
 REWARD = f"{__file__}:grade"
 WRITES_RESULT = 'echo "{\\"answer\\": \\"$((19 + 23))\\"}" > "$FORGE_ENV_RESULT"; echo written'
@@ -40,7 +40,7 @@ class CodingAgent:
 
     package: str
     start: str
-    """Its file in examples/agents."""
+    """Its file in contrib/external/examples/agents."""
     tool: str
     argument: str = "command"
     more: Mapping[str, Any] | None = None

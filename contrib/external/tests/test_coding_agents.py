@@ -38,7 +38,7 @@ def test_the_page_says_what_was_measured(name: str) -> None:
     fields = ", ".join(f"`{field}`" for field in measured["ignored_fields"]) or "nothing"
     figures = f"| {measured['turns']}, {measured['rows']} | {measured['repeated_tokens']} | {fields} |"
     assert measured["package"] == AGENTS[name].package
-    assert row.endswith(figures) and f"examples/agents/{AGENTS[name].start}`" in row
+    assert row.endswith(figures) and f"contrib/external/examples/agents/{AGENTS[name].start}`" in row
 
 
 @pytest.mark.slow

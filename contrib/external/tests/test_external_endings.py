@@ -34,7 +34,7 @@ from forge_env.rollout.rollout import run_episode
 from forge_env.utils.deadlines import queued
 from tests.helpers.waiting import until
 
-EXAMPLE = Path(__file__).resolve().parents[3] / "examples" / "external_agent.py"
+EXAMPLE = Path(__file__).resolve().parents[3] / "contrib" / "external" / "examples" / "external_agent.py"
 SHORT = EpisodeLimits(max_turns=5, max_tokens=200, max_turn_tokens=20)
 """Less than the program's long prompt."""
 

@@ -4,7 +4,7 @@
 
 Before that, it measures how long so many tasks take to be loaded and checked for form, each read for the first time.
 
-Three sets: the tasks of examples/harbor, tasks of bug_fix at every level as Harbor tasks, and the tasks of
+Three sets: the tasks of contrib/harbor/examples, tasks of bug_fix at every level as Harbor tasks, and the tasks of
 contrib/harbor/tests/hackable.py, each of which can be hacked in a way of its own, so that the audit must name it.
 """
 
@@ -29,7 +29,7 @@ from contrib.harbor.tests.hackable import HACKABLE
 from contrib.workspaces.bug_fix.tasks import LEVELS
 from contrib.workspaces.bug_fix.to_harbor import main as write_bug_fixes
 
-EXAMPLES = Path(__file__).parents[3] / "examples/harbor"
+EXAMPLES = Path(__file__).parents[3] / "contrib/harbor/examples"
 
 
 async def audit(folder: Path) -> AuditReport:

@@ -1,4 +1,4 @@
-"""The Harbor tasks of examples/: in the published format, of every kind, and sound by the audit."""
+"""The Harbor tasks of contrib/harbor/examples: in the published format, of every kind, and sound by the audit."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import forge_env
 from contrib.check import run_audit
 from contrib.harbor.config import HarborTask, find_tasks
 
-EXAMPLES = Path(forge_env.__file__).parents[1] / "examples/harbor"
+EXAMPLES = Path(forge_env.__file__).parents[1] / "contrib/harbor/examples"
 QUICK = ("hello-file", "three-files-in-steps")
 
 

@@ -10,7 +10,7 @@ from contrib.harbor.config import read_task
 from contrib.harbor.tests.playing import write_task
 from forge_env.core.errors import UserError
 
-EXAMPLES = Path(__file__).parents[3] / "examples" / "harbor"
+EXAMPLES = Path(__file__).parents[3] / "contrib" / "harbor" / "examples"
 
 _SERVER = "[[environment.mcp_servers]]\nname = 'a'\n"
 

@@ -16,7 +16,7 @@ from forge_env.cli.main import main
 from forge_env.core.types import Message, Outcome, Task
 from forge_env.utils.targets import load
 
-TARGET = f"{Path(forge_env.__file__).parents[1] / 'examples/customer_service.py'}:CustomerService"
+TARGET = f"{Path(forge_env.__file__).parents[1] / 'contrib/judges/examples/customer_service.py'}:CustomerService"
 CustomerService = load(TARGET)
 Script = Callable[[list[Message]], Message]
 

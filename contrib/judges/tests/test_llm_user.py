@@ -25,7 +25,7 @@ from forge_env.evaluation.evaluate import Evaluation
 from forge_env.rollout.factory import EnvFactory
 from forge_env.rollout.rollout import run_episode
 
-EXAMPLES = Path(__file__).parents[3] / "examples"
+EXAMPLES = Path(__file__).parents[1] / "examples"
 TASK = Task(
     prompt=({"role": "system", "content": "RULES"}, {"role": "user", "content": "I want a refund."}),
     metadata={"user": "You are Ada {braces}."},

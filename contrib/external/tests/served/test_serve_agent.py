@@ -20,7 +20,7 @@ from forge_env.core.types import Outcome
 from forge_env.evaluation.folder import read_faults
 from tests.helpers.waiting import wait_until
 
-EXAMPLE = Path(__file__).resolve().parents[4] / "examples" / "session_agent.py"
+EXAMPLE = Path(__file__).resolve().parents[4] / "contrib" / "external" / "examples" / "session_agent.py"
 KILLED = """
 import json, os, signal, sys, urllib.request
 def post(url, token, body):

@@ -16,7 +16,7 @@ from contrib.external.tests.served.serving import TOKEN, forge_env, serving
 from forge_env.core.episode import read_jsonl
 from tests.system.test_runs import SHORT, UNTRAINED, start  # noqa: F401
 
-EXAMPLE = Path(__file__).resolve().parents[4] / "examples" / "session_agent.py"
+EXAMPLE = Path(__file__).resolve().parents[4] / "contrib" / "external" / "examples" / "session_agent.py"
 
 
 @pytest.mark.slow

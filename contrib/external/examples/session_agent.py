@@ -2,7 +2,7 @@
 
     export FORGE_ENV_TOKEN=$(openssl rand -hex 32)
     forge-env serve --agent vllm:Qwen/Qwen3-0.6B --option tasks=math --out outputs/sessions --port 8000
-    python examples/session_agent.py http://127.0.0.1:8000 --workers 4 --sessions 20
+    python contrib/external/examples/session_agent.py http://127.0.0.1:8000 --workers 4 --sessions 20
 
 The same agent trains the model, if a run hands out the sessions:
 

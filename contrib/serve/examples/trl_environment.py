@@ -2,7 +2,7 @@
 
     forge-env serve --env math --as openenv --split train --port 8800      # prints the token
     pip install trl openenv
-    ENV_URL=http://127.0.0.1:8800/TOKEN python examples/trl_environment.py --model Qwen/Qwen3-0.6B
+    ENV_URL=http://127.0.0.1:8800/TOKEN python contrib/serve/examples/trl_environment.py --model Qwen/Qwen3-0.6B
 
 It needs the packages `trl` and `openenv`, and nothing of forge_env.
 """

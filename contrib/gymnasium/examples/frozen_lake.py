@@ -1,7 +1,7 @@
 """A Gymnasium environment as a forge environment: FrozenLake, played in words.
 
 forge-env check gymnasium:FrozenLake-v1       any text environment, without writing anything
-python examples/frozen_lake.py
+python contrib/gymnasium/examples/frozen_lake.py
 """
 
 import argparse

@@ -16,7 +16,7 @@ from forge_env.core.errors import SandboxUnavailable, UserError
 from forge_env.core.types import Message, Outcome, Task
 from forge_env.utils.targets import load
 
-TARGET = str(Path(__file__).parents[3] / "examples/bug_fix.py")
+TARGET = str(Path(__file__).parents[2] / "examples/bug_fix.py")
 BugFix = load(f"{TARGET}:BugFix")
 
 ALWAYS_EQUAL = (

@@ -1,9 +1,9 @@
 """An agent program that knows nothing of forge_env: it asks an OpenAI-compatible endpoint, and runs a tool itself.
 
-    forge-env eval --env external --command "python examples/external_agent.py" --option tasks=math \
+    forge-env eval --env external --command "python contrib/external/examples/external_agent.py" --option tasks=math \
         --agent vllm:Qwen/Qwen3-0.6B --out outputs/external
-    python -m trainers.grpo --env external --command "python examples/external_agent.py" --env.options.tasks math \
-        --model Qwen/Qwen3-0.6B
+    python -m trainers.grpo --env external --command "python contrib/external/examples/external_agent.py" \
+        --env.options.tasks math --model Qwen/Qwen3-0.6B
 
 The `openai` package reads OPENAI_BASE_URL and OPENAI_API_KEY by itself; the question is on standard input, and the last
 line of standard output is the answer.

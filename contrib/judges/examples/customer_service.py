@@ -4,10 +4,12 @@ The customer begins. He tells what the agent asks for, always wants more than th
 scripted, or a model plays him. The reward reads what the agent has written, and which facts the customer had told by
 then; whether the customer is content does not count, so flattering or instructing him earns nothing.
 
-    forge-env check examples/customer_service.py:CustomerService
-    forge-env eval --env examples/customer_service.py:CustomerService --agent scripted:expert --out customers
-    forge-env eval --env examples/customer_service.py:CustomerService --agent openai:MODEL@http://HOST:8000/v1 \\
-        --option user_model=MODEL --option user_url=http://HOST:8000/v1 --out customers_of_a_model
+    forge-env check contrib/judges/examples/customer_service.py:CustomerService
+    forge-env eval --env contrib/judges/examples/customer_service.py:CustomerService --agent scripted:expert \\
+        --out customers
+    forge-env eval --env contrib/judges/examples/customer_service.py:CustomerService \\
+        --agent openai:MODEL@http://HOST:8000/v1 --option user_model=MODEL \\
+        --option user_url=http://HOST:8000/v1 --out customers_of_a_model
 """
 
 from __future__ import annotations
