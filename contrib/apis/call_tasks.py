@@ -74,7 +74,6 @@ class _Calls:
     num_failed: dict[str, int] = field(default_factory=dict)
 
     async def result(self, name: str, arguments: dict[str, Any]) -> str:
-        """Return the result as the model would read it."""
         result = await self._call(name, arguments)
         if not result.strip() or len(result) > _MAX_RESULT:
             raise _UnusableCall(f"it returns {len(result)} characters" if result.strip() else "it returns nothing")
@@ -87,7 +86,6 @@ class _Calls:
         return result
 
     def count_failure(self, name: str, reason: Exception) -> None:
-        """Count a call that makes no task."""
         self.num_failed[name] = self.num_failed.get(name, 0) + 1
         if self.num_failed[name] > max(_MAX_FAILURES, self.num_made.get(name, 0)):
             raise UserError(

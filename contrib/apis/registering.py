@@ -33,5 +33,4 @@ class Source:
 
     @staticmethod
     async def described(source: str) -> tuple[str, list[Tool]]:
-        """Return a short name of it, and its tools."""
         return label_of(source), await list_tools(source)

@@ -174,7 +174,6 @@ class _Rules:
         self._hosts: list[str] = []
 
     def of(self, url: str) -> dict[str, str]:
-        """Return the credentials of a service."""
         hosts = _hosts(url)
         self._hosts += hosts[:1]
         self._used.update(hosts)

@@ -46,7 +46,6 @@ _SHORT = ("cancel", "restock")
 def make_tasks(
     split: str, *, count: int, seed: int, tools: Sequence[str], level: int, operations: Sequence[str], data: str
 ) -> list[Task]:
-    """Return the tasks that these options of tool_api ask for."""
     sources = checked_sources(tools, data=data)
     if data:
         file = find_file(data, split)
@@ -58,7 +57,6 @@ def make_tasks(
 
 
 def checked_sources(tools: Sequence[str], *, data: str) -> list[str]:
-    """Return the sources of tools that a user named."""
     sources = [source_target(source.strip()) for source in tools if source.strip()]
     if not sources:
         raise UserError("tool_api has no tools: name some, for example tools=shop, or a registered name")

@@ -38,8 +38,6 @@ class TaskReport:
 
 @dataclass(frozen=True, kw_only=True)
 class AuditReport:
-    """The audit of a set of tasks."""
-
     name: str
     tasks: tuple[TaskReport, ...]
     not_audited: tuple[str, ...]
@@ -53,7 +51,6 @@ class AuditReport:
 
     @property
     def hackable(self) -> tuple[str, ...]:
-        """Names of the tasks that pay a cheat."""
         return tuple(task.name for task in self.tasks if task.paid)
 
     @property
@@ -63,7 +60,6 @@ class AuditReport:
         return {name: sum(name in task.paid for task in self.tasks) for name in names}
 
     def to_dict(self) -> dict[str, Any]:
-        """Return JSON data."""
         tasks = [{**asdict(task), "ok": task.ok} for task in self.tasks]
         return {
             "name": self.name,

@@ -89,7 +89,6 @@ class CheckContext:
         barrier: TurnBarrier | None = None,
         limits: EpisodeLimits | None = None,
     ) -> Episode:
-        """Run one episode through the rollout loop, as training does."""
         started = time.monotonic()
         try:
             episode = await run_episode(

@@ -37,18 +37,15 @@ async def fresh_instance(context: CheckContext) -> AsyncIterator[Env]:
 
 
 async def reset(env: Env, task: Task, seed: int) -> Any:
-    """Call `reset`; returns its result unchecked."""
     call = call_on(env, env.reset, seed=seed, options={"task": own_task(task), "limits": LIMITS})
     return await env_calls.call_env("reset", call, Deadline(LIMITS.step_seconds))
 
 
 async def step(env: Env, action: Action) -> Any:
-    """Call `step`; returns its result unchecked."""
     return await env_calls.call_env("step", call_on(env, env.step, action), Deadline(LIMITS.step_seconds))
 
 
 async def call_env(part: str, env: Env, *args: Any, **kwargs: Any) -> Any:
-    """Call a method of an environment, sync or async."""
     with guard(part):
         return await call_on(env, getattr(env, part), *args, **kwargs)
 

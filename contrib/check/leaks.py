@@ -118,7 +118,6 @@ async def _run_episode(context: CheckContext, agent: Agent) -> None:
 
 
 async def _usual_seconds(context: CheckContext) -> list[float]:
-    """Return what a reset and a first step take."""
     async with fresh_instance(context) as env:
         calls = play_directly(env, context.tasks[0], context.seed, context.strategies[0])
         async with aclosing(calls):

@@ -46,8 +46,6 @@ class Latency:
 
 @dataclass(frozen=True, kw_only=True)
 class CheckReport:
-    """The rows of all checks, and the latencies of `reset` and `step`."""
-
     name: str
     rows: tuple[CheckRow, ...]
     reset: Latency | None = None
@@ -62,7 +60,6 @@ class CheckReport:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """Names of the checks that passed with a warning."""
         return tuple(row.name for row in self.rows if row.is_warning)
 
     @property

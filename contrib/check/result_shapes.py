@@ -21,7 +21,6 @@ _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 
 
 def reset_problem(result: Any) -> str:
-    """Check the result of `reset`."""
     if not isinstance(result, (tuple, list)) or len(result) != 2:
         return f"reset() returned {shorten(repr(result))}; return (messages, info)"
     messages, info = result
@@ -37,7 +36,6 @@ def reset_problem(result: Any) -> str:
 
 
 def step_problem(result: Any) -> str:
-    """Check the result of `step`."""
     if not isinstance(result, (tuple, list)) or len(result) != 5:
         return f"step() returned {shorten(repr(result))}; return (messages, reward, terminated, truncated, info)"
     messages, reward, terminated, truncated, info = result

@@ -61,7 +61,6 @@ class TurnBarrier:
         await opening.wait()
 
     def leave(self) -> None:
-        """Report the end of an episode."""
         self._episodes -= 1
         self._open_when_complete()
 
@@ -72,7 +71,6 @@ class TurnBarrier:
 
 
 def final_answer(text: str) -> Action:
-    """Return a turn without tool calls."""
     return Action(message={"role": "assistant", "content": text})
 
 
@@ -137,7 +135,6 @@ def follow_expert(expert: Callable[[list[Message]], Any]) -> Strategy:
 
 
 def as_action(message: Message) -> Action:
-    """Return the action of an assistant message in OpenAI's format."""
     return Action(message=_assistant_message(message), tool_calls=_parsed_calls(message))
 
 

@@ -34,7 +34,6 @@ async def tasks(context: CheckContext) -> str:
 
 
 def content(task: Task) -> list[Any]:
-    """Return all fields of a task, for comparison."""
     return [task.id, list(task.prompt), task.target, dict(task.metadata), task.kind]
 
 

@@ -38,7 +38,6 @@ class ActionTool:
     mcp_name: str = ""
 
     def action(self, arguments: dict[str, Any]) -> dict[str, Any]:
-        """Return the action of a call."""
         checked = self.check(arguments)
         return {"type": "call_tool", "tool_name": self.mcp_name, "arguments": checked} if self.is_mcp else checked
 

@@ -97,7 +97,6 @@ async def start_container(image: str, *, port: int, options: Sequence[str] = ())
 
 
 def check_image(image: str) -> None:
-    """Check that an image can be started."""
     if shutil.which("docker") is None:
         raise UserError(
             f"the image {image!r} cannot be started: there is no docker client; install docker, or name a URL"
@@ -109,7 +108,6 @@ def check_image(image: str) -> None:
 
 
 def run_options(text: str) -> list[str]:
-    """Split further options of `docker run`."""
     try:
         return shlex.split(text)
     except ValueError as error:

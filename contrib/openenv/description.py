@@ -20,8 +20,6 @@ VERSIONS = "openenv 0.3 to 0.10"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Description:
-    """A server's environment."""
-
     action: Mapping[str, Any]
     """JSON schema of an action."""
     name: str
@@ -38,7 +36,6 @@ class Split:
 
 
 def base_url(url: str) -> str:
-    """Return the base URL of a server, as http or https."""
     scheme, _, rest = url.partition("://")
     http = f"{scheme.replace('ws', 'http', 1) if scheme in ('ws', 'wss') else scheme}://{rest}".rstrip("/")
     try:
@@ -82,7 +79,6 @@ class HttpApi:
         self._client.close()
 
     def describe(self) -> Description:
-        """Ask for the schemas and the metadata."""
         schemas = self._get("/schema")
         action = schemas.get("action") if isinstance(schemas, dict) else None
         if not isinstance(action, dict) or not isinstance(action.get("properties"), dict):

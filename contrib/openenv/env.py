@@ -158,7 +158,6 @@ class OpenEnv(Env):
             await self.server.release(opened.session)
 
     async def _send(self, action: Action) -> StepResult:
-        """Step by the message as it is."""
         assert self._opened is not None
         try:
             observed = await self._opened.session.step(action_data(action))
@@ -171,7 +170,6 @@ class OpenEnv(Env):
         return messages, self._reward(observed), observed.done, False, info_of(observed)
 
     async def _write(self, field: str, action: Action) -> StepResult:
-        """Step by the text of the answer."""
         assert self._opened is not None
         if action.tool_calls:
             return refuse_calls(action.tool_calls, "action"), 0.0, False, False, {}

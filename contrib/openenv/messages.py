@@ -18,18 +18,15 @@ _ACTION = {"content", "tool_calls"}
 
 
 def takes_messages(fields: Mapping[str, Any]) -> bool:
-    """Whether an action with these fields is an assistant message."""
     return fields.keys() == _ACTION
 
 
 def action_data(action: Action) -> dict[str, Any]:
-    """Return the action that a message is."""
     calls = action.message.get("tool_calls")
     return {"content": action.text, **({"tool_calls": calls} if calls else {})}
 
 
 def messages_of(observed: Observed, url: str) -> tuple[Message, ...]:
-    """Return the messages of an observation."""
     messages = observed.observation.get("messages")
     if problem := messages_problem(messages):
         raise ServiceError(f"the OpenEnv server {url} sent an observation without messages: {problem}")

@@ -24,8 +24,6 @@ _POLL_SECONDS = 0.5  # a slot may become free without our knowledge: other clien
 
 @dataclass(slots=True, kw_only=True)
 class Opened:
-    """An episode that has begun."""
-
     url: str
     session: Session
     first: Observed
@@ -69,7 +67,6 @@ class Server:
             return self._description
 
     async def open(self, reset: Mapping[str, Any]) -> Opened:
-        """Start an episode."""
         async with queued():
             description = await self.start()
         deadline = time.monotonic() + SLOT_SECONDS

@@ -47,7 +47,6 @@ class Session:
 
     @classmethod
     async def connect(cls, url: str, headers: Mapping[str, str]) -> Session:
-        """Connect to a server."""
         from websockets.asyncio.client import connect
         from websockets.exceptions import InvalidHandshake
 
@@ -71,11 +70,9 @@ class Session:
         return cls(url, socket)
 
     async def reset(self, data: Mapping[str, Any]) -> Observed:
-        """Start an episode."""
         return self._observed(await self._request("reset", data, "observation"))
 
     async def step(self, action: Mapping[str, Any]) -> Observed:
-        """Take an action."""
         return self._observed(await self._request("step", action, "observation"))
 
     async def tools(self) -> list[dict[str, Any]] | None:
@@ -107,7 +104,6 @@ class Session:
         await self._socket.close()
 
     async def _request(self, kind: str, data: Mapping[str, Any], expected: str) -> Mapping[str, Any]:
-        """Send a request, and return the data of its response."""
         from websockets.exceptions import ConnectionClosed
 
         try:
@@ -160,7 +156,6 @@ class Session:
 
 
 def _problems(errors: Any) -> str:
-    """Return one line about the errors of pydantic."""
     problems = [
         f"{'.'.join(map(str, error.get('loc', ()))) or 'action'}: {error.get('msg')}"
         for error in (errors if isinstance(errors, list) else ())

@@ -26,7 +26,6 @@ def seed_tasks(name: str, split: str, *, count: int, seed: int) -> list[Task]:
 
 
 def server_tasks(api: HttpApi, splits: Sequence[Split], split: str, *, count: int, seed: int) -> list[Task]:
-    """Return some of the tasks that a server lists."""
     chosen = next((s for s in splits if s.name == split), None) or next(
         (s for kind in _KINDS[split] for s in splits if s.kind == kind), None
     )

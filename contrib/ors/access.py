@@ -70,7 +70,6 @@ def access_of(url: str, *, api_key_env: str, secrets: Sequence[str]) -> Access:
 
 
 def checked_url(text: str) -> str:
-    """Return the base URL of a server."""
     url = text.rstrip("/")
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname or not re.fullmatch(r"[!-~]+", url):

@@ -17,7 +17,6 @@ def text_of(blocks: Any, where: str) -> str:
 
 
 def messages_of(messages: Any, where: str) -> list[Message]:
-    """Return a conversation in the shape of OpenAI's."""
     converted: list[Message] = []
     for message in _list(messages, where):
         role = message.get("role") if isinstance(message, Mapping) else None

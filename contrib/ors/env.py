@@ -238,8 +238,6 @@ class Ors(Env):
 
 
 class _ToolCall:
-    """The function of a tool."""
-
     __slots__ = ("_env", "_name")
 
     def __init__(self, env: Ors, name: str) -> None:

@@ -71,7 +71,6 @@ class Session:
         self._is_open = True
 
     async def open(self, task_spec: Mapping[str, Any], secrets: Mapping[str, str]) -> None:
-        """Create the episode of a task."""
         self._id = await self._new_id()
         body = {"env_name": self._environment, "task_spec": dict(task_spec)}
         try:

@@ -200,7 +200,6 @@ def resolve(rest: str) -> type[Env]:
 
 
 def dataset_names() -> list[str]:
-    """Return the names of all datasets."""
     return sorted(_datasets())
 
 

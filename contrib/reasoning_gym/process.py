@@ -12,14 +12,11 @@ from forge_env.core.errors import UserError
 
 
 def require_reasoning_gym() -> None:
-    """Check that reasoning-gym is installed."""
     if importlib.util.find_spec("reasoning_gym") is None:
         raise UserError("reasoning-gym is not installed: pip install 'forge-env[reasoning-gym]'")
 
 
 class Worker(HelperProcess):
-    """The helper process."""
-
     def __init__(self) -> None:
         # some datasets depend on the order of sets
         super().__init__(library.__file__, name="the reasoning-gym process", environment={"PYTHONHASHSEED": "0"})

@@ -70,7 +70,6 @@ _numerals = _load_numerals()
 
 
 def open_library(run_forked: RunForked) -> Callable[[Request], Request]:
-    """Import reasoning-gym."""
     return Library(run_forked).answer
 
 

@@ -96,7 +96,6 @@ class TasksOfToday:
 async def judge_again(
     episodes: Iterable[Episode], settings: RunSettings, factory: EnvFactory, tasks: TasksOfToday, *, at_once: int
 ) -> AsyncIterator[JudgedAgain]:
-    """Judge episodes again, in order."""
     remaining = iter(episodes)
     while batch := list(islice(remaining, at_once)):
         for judged in await asyncio.gather(*(_judge(episode, settings, factory, tasks) for episode in batch)):

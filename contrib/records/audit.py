@@ -36,8 +36,6 @@ OF_ENGINES = frozenset({"before", "train", "evaluation", "after", "tool_off"})
 
 @dataclass(slots=True, kw_only=True)
 class Audit:
-    """Counts of the checks, and the problems."""
-
     episodes: int = 0
     turns: int = 0
     sampled_tokens: int = 0

@@ -42,7 +42,6 @@ class _IndexedLine(NamedTuple):
 
 
 def find_episode(run: Path, name: str) -> FoundEpisode:
-    """Find an episode of a run."""
     files = all_files(run)
     phase, colon, rest = name.partition(":")
     if colon and phase in files:

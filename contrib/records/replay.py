@@ -51,8 +51,6 @@ class TurnCheck:
 
 @dataclass(kw_only=True)
 class Replay:
-    """A recorded episode, its replay, and their comparison."""
-
     recorded: Episode
     replayed: Episode
     taken: Mapping[int, Turn] = field(default_factory=dict)
@@ -139,7 +137,6 @@ class Replayer:
         self.stop: Stop | None = None
 
     async def act(self, conversation: Conversation, tools: Sequence[ToolSpec]) -> tuple[Turn, Action]:
-        """Take the next recorded turn."""
         number = self._next(conversation)
         if self._was_full(conversation, number):
             raise ContextFull("the prompt left no room to answer when this was recorded")
@@ -290,5 +287,4 @@ def _outcome_text(episode: Episode) -> str:
 
 
 def _ended(episode: Episode) -> str:
-    """Return how an episode ended, as text."""
     return _outcome_text(episode) + ("" if episode.reward is None else f", reward {episode.reward:g}")

@@ -21,7 +21,6 @@ ATTEMPTS = 3
 
 
 def check_opponent(opponent: str) -> None:
-    """Check the option `opponent`."""
     if opponent not in BUILT_IN and not re.fullmatch(r"openai:[^@\s]+.*", opponent):
         raise UserError(
             f"opponent is {opponent!r}; it is random, which plays legal moves, first, which plays the first legal move "

@@ -24,8 +24,6 @@ print(importlib.metadata.version("textarena") if importlib.util.find_spec("texta
 
 
 class Worker(HelperProcess):
-    """The helper process of one interpreter."""
-
     def __init__(self, python: str, version: str) -> None:
         # some games depend on the order of sets
         super().__init__(

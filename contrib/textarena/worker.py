@@ -38,7 +38,6 @@ _WORDS_ALONE = "I pass."
 
 
 def open_library(run_forked: RunForked) -> Callable[[Request], Request]:
-    """Import TextArena."""
     os.environ.pop("OPENROUTER_API_KEY", None)  # a game that cannot reach its judges would count no votes
     tempfile.tempdir = os.sep  # nltk asks for the folder, and none can be found by writing to it
     with contextlib.suppress(ImportError):
@@ -124,8 +123,6 @@ class Library:
         return next((move for move in game.candidates(player, text) if self._is_legal(game, move)), None)
 
     def _is_legal(self, game: Game, move: str) -> bool:
-        """Try a move in a fork."""
-
         def try_move(write: Write) -> None:
             write(game.is_legal(move))
 
@@ -190,7 +187,6 @@ class Game:
         return {"done": True, "rewards": rewards, "info": {key: _plain(value) for key, value in mine.items()}}
 
     def candidates(self, player: int, text: str) -> Iterator[str]:
-        """Yield moves to try."""
         newest, all_seen = self._bracketed(text), self._bracketed(self._shown[player])
         if self.opponent == "first":
             yield from dict.fromkeys([*newest, *all_seen])

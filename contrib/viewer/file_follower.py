@@ -21,7 +21,6 @@ class FileFollower(ABC):
         self._reset()
 
     def update(self) -> bool:
-        """Read the new lines; returns whether anything changed."""
         with self._lock:
             try:
                 return self._read_new_lines()

@@ -94,7 +94,6 @@ class EpisodeIndex:
             yield db
 
     def update(self) -> bool:
-        """Read what is new in the files; returns whether anything changed."""
         self._is_outrun = False
         with closing(self._connect()) as db:
             changed = self._forget_missing_files(db)

@@ -9,7 +9,6 @@ from pydantic_core import from_json
 
 
 def parse_json(line: bytes) -> Any:
-    """Parse one line of JSON."""
     try:
         return from_json(line, cache_strings="keys")
     except ValueError:

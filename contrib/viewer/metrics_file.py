@@ -21,7 +21,6 @@ class MetricsFile(FileFollower):
         self._columns: dict[str, dict[str, list[float]]] = {}
 
     def metrics_by_phase(self) -> dict[str, list[str]]:
-        """The names of the metrics of each phase."""
         with self._lock:
             return {
                 phase: [name for name in columns if name not in _NOT_METRICS]
@@ -34,7 +33,6 @@ class MetricsFile(FileFollower):
             return {name: values[-1] for name, values in self._columns.get("train", {}).items() if values}
 
     def steps(self, phase: str) -> list[float]:
-        """The steps that have a record of a phase."""
         with self._lock:
             return list(self._columns.get(phase, {}).get("step", ()))
 

@@ -39,7 +39,6 @@ def _read_static() -> tuple[str, str, str]:
 
 
 def security_policy() -> str:
-    """The Content-Security-Policy of the page."""
     _, style, script = _read_static()
     return "; ".join(
         (

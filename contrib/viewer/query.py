@@ -75,7 +75,6 @@ class Condition:
     values: tuple[Any, ...]
 
     def and_numbers(self, numbers: Sequence[int]) -> Condition:
-        """This condition, for the episodes with these numbers only."""
         return Condition(f"{self.sql} AND n IN ({', '.join(map(str, numbers)) or 'NULL'})", self.values)
 
 
@@ -135,13 +134,11 @@ def list_groups(db: sqlite3.Connection, condition: Condition, order: str, offset
 
 
 def siblings(db: sqlite3.Connection, row: sqlite3.Row) -> list[dict[str, Any]]:
-    """The episodes of the same group in the same file, in order."""
     sql = f"SELECT episodes.*, phase {FROM_EPISODES} WHERE file = ? AND group_id = ? ORDER BY n LIMIT {MAX_GROUP}"
     return [_member_entry(row) for row in db.execute(sql, (row["file"], row["group_id"]))]
 
 
 def find_episode(db: sqlite3.Connection, key: str) -> sqlite3.Row:
-    """The row of an episode."""
     phase, _, offset = key.rpartition("/")
     sql = f"SELECT episodes.*, phase, path, files.kind AS file_kind {FROM_EPISODES} WHERE phase = ? AND offset = ?"
     row: sqlite3.Row | None = None
@@ -173,7 +170,6 @@ def select_rows(db: sqlite3.Connection, sql: str, values: Sequence[Any]) -> list
 
 
 def list_entry(row: sqlite3.Row) -> dict[str, Any]:
-    """What a list shows of an episode."""
     hidden = ("n", "file", "offset", "length", "path", "file_kind", "tools")
     shown = {name: row[name] for name in row.keys() if name not in hidden}  # noqa: SIM118  (a Row iterates over values)
     return shown | {"key": episode_key(row), "tools": [name for name in row["tools"].split(",") if name]}

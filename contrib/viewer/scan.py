@@ -16,8 +16,6 @@ MAX_LINE_BYTES = 256 << 20
 
 @dataclass(slots=True, kw_only=True)
 class ScannedBlock:
-    """The rows of one block of a file."""
-
     end: int
     """Where the next block begins: behind the last whole line."""
     rows: list[Row] = field(default_factory=list)

@@ -44,7 +44,6 @@ class Search:
         return self._ended.is_set()
 
     def wait(self) -> None:
-        """Wait a moment, in which most searches end."""
         self._ended.wait(WAIT_SECONDS)
 
     def stop(self) -> None:

@@ -61,8 +61,6 @@ class Recording:
 
 
 class Cassette:
-    """The recordings of one file."""
-
     def __init__(self, path: str | Path, mode: str) -> None:
         if mode not in MODES:
             raise UserError(f"the cassette mode {mode!r} is unknown. {nearest(mode, MODES)}")

@@ -95,7 +95,6 @@ class ApiClient:
         return bound
 
     def with_credentials(self, credentials: Credentials) -> ApiClient:
-        """Return a client that sends further credentials to its service."""
         self._check_named()
         return self._bound(self.base_url, self._credentials.joined(credentials))
 
@@ -109,13 +108,11 @@ class ApiClient:
         return self._bound(self.base_url, self._credentials.with_headers(headers))
 
     def with_cap(self, max_bytes: int) -> ApiClient:
-        """Return a client that reads up to `max_bytes` of a body."""
         bound = self._bound(self.base_url, self._credentials)
         bound.settings = replace(self.settings, max_bytes=max_bytes)
         return bound
 
     def redact(self, text: str) -> str:
-        """Return a text without the credentials."""
         return self._credentials.redact(text)
 
     async def request(

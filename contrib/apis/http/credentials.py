@@ -77,7 +77,6 @@ class Credentials:
         return data
 
     def applied(self, request: httpx.Request) -> httpx.Request:
-        """Return a copy of a request with the credentials."""
         headers = request.headers.copy()
         headers.update(self.headers)
         if self.cookies:
@@ -121,7 +120,6 @@ def headers_from_env(headers: Mapping[str, str]) -> Credentials:
 
 
 def value_from_env(template: str) -> tuple[str, set[str]]:
-    """Return the value of a template, and the secrets in it."""
     if _NAME.fullmatch(template):
         template = "${" + template + "}"
     names = [braced or plain for braced, plain in _REFERENCE.findall(template)]
@@ -136,7 +134,6 @@ def value_from_env(template: str) -> tuple[str, set[str]]:
 
 
 def secret_from_env(name: str) -> str:
-    """Return the value of an environment variable that holds a secret."""
     value = os.environ.get(name, "").strip()
     if not value:
         raise UserError(f"the environment variable {name}, which holds a credential, is not set")

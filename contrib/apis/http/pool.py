@@ -65,7 +65,6 @@ class Pool:
         return self._client
 
     def open(self) -> None:
-        """Open the client of the connections."""
         self._client = httpx.AsyncClient(
             transport=self._transport(),
             timeout=self._settings.attempt_seconds,

@@ -29,8 +29,6 @@ _NAMED = frozenset({"properties", "patternProperties", "dependentSchemas"})
 
 
 class References:
-    """Follows the references of one document."""
-
     def __init__(self, document: Mapping[str, Any]) -> None:
         self._document = document
         self._has_siblings = not str(document.get("openapi")).startswith("3.0")
@@ -55,7 +53,6 @@ class References:
         return node
 
     def at(self, pointer: str, where: str) -> Any:
-        """Return the node of a JSON pointer such as "#/components/schemas/Order"."""
         if not pointer.startswith("#"):
             raise UserError(f"{where} refers to {pointer!r}, another document: bundle them into one first")
         node: Any = self._document
@@ -184,7 +181,6 @@ def _is_of_other_draft(key: str, value: Any) -> bool:
 
 
 def _remove_read_only(converted: Schema, schema: Schema) -> None:
-    """Remove the properties that only the service sets."""
     properties = schema.get("properties")
     if not isinstance(properties, dict):
         return

@@ -147,7 +147,6 @@ _FORMATS = {
 
 
 def _referred(root: Mapping[str, Any], reference: Any) -> Any:
-    """Return the schema that "#/$defs/Name" refers to."""
     node: Any = root
     for part in str(reference).removeprefix("#").strip("/").split("/"):
         node = node.get(part) if isinstance(node, Mapping) else None

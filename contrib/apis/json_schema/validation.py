@@ -31,7 +31,6 @@ class SchemaArguments:
         self._validator = _validator(schema, where, converts=True)
 
     def __call__(self, arguments: dict[str, Any]) -> dict[str, Any]:
-        """Return the arguments, with converted values."""
         value = copy.deepcopy(arguments)
         for _ in range(_ROUNDS):
             errors = self._errors(value)

@@ -36,7 +36,6 @@ class McpConnection:
         self._broken = value
 
     async def open(self, seconds: float) -> None:
-        """Connect."""
         self._task = asyncio.create_task(self._live(), name="mcp session")
         ready = asyncio.create_task(self._ready.wait())
         try:

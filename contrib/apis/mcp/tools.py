@@ -116,7 +116,6 @@ class McpServer:
         return f"McpServer({self._credentials.redact(self._source)!r})"
 
     async def open(self, prefix: str = "") -> None:
-        """Connect, and list the tools."""
         listed_tools = await self._list()
         schemas = {tool.name: (tool.meta or {}).get(OUTPUT_SCHEMA) for tool in listed_tools}
         self._output_checks = {name: output_check(schema) for name, schema in schemas.items() if schema is not None}
@@ -194,7 +193,6 @@ class McpServer:
         )
 
     async def _ask(self, request: Any) -> Any:
-        """Send a request over the session."""
         from mcp import MCPError
 
         connection = await self._open_connection()

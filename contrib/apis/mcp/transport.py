@@ -35,7 +35,6 @@ class Stderr:
 
     @asynccontextmanager
     async def opened(self) -> AsyncIterator[Any]:
-        """A file for the process to write to."""
         reading, writing = os.pipe()
         os.set_blocking(reading, False)
         loop = asyncio.get_running_loop()
@@ -63,7 +62,6 @@ def is_url(source: str) -> bool:
 
 
 def command_of(source: str) -> list[str]:
-    """Split a command line."""
     try:
         command = shlex.split(source)
     except ValueError as error:

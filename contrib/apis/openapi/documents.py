@@ -17,7 +17,6 @@ _MAX_BYTES = 32 * 1024 * 1024
 
 
 async def read_document(source: str | Mapping[str, Any], client: ApiClient) -> dict[str, Any]:
-    """Return a document as plain data."""
     if isinstance(source, Mapping):
         return plain(source, "the OpenAPI document")
     text = await _fetched(source, client) if is_url(source) else _file(source)
@@ -29,7 +28,6 @@ def is_url(source: str) -> bool:
 
 
 def parse(text: str, source: str) -> dict[str, Any]:
-    """Return the data of a JSON or YAML text."""
     try:
         data = json.loads(text)
     except RecursionError:

@@ -30,8 +30,6 @@ def _reserved(text: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Encoded:
-    """The arguments of `ApiClient.request`."""
-
     target: str
     headers: dict[str, str] = field(default_factory=dict)
     content: bytes | None = None
@@ -71,7 +69,6 @@ def _is_undefined(value: Any) -> bool:
 
 
 def _text(value: Any) -> str:
-    """Return a value as text of a URL or a form."""
     if isinstance(value, str):
         return value
     if isinstance(value, float) and value.is_integer() and not isinstance(value, ExactFloat):

@@ -45,8 +45,6 @@ class Parameter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Body:
-    """The body of an operation's request."""
-
     media: str
     argument: str
     """The argument that is the whole body; empty where the properties of the body are separate arguments."""
@@ -74,8 +72,6 @@ class Body:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operation:
-    """One operation, as a tool uses it."""
-
     name: str
     description: str
     method: str

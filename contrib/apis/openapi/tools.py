@@ -80,7 +80,6 @@ class OpenApi:
 
     @property
     def base_url(self) -> str:
-        """The base URL of the service."""
         return self._base_url or service_url(self._document, self._source)
 
     def connect(self, client: ApiClient, *, headers_from_env: Mapping[str, str] = {}) -> ApiClient:
@@ -221,7 +220,6 @@ def _server_url(server: Any) -> str:
 
 
 def _scheme_credentials(name: str, scheme: Mapping[str, Any], template: str) -> Credentials:
-    """Return the credentials of a security scheme."""
     value, secrets = value_from_env(template)
     kind, place, key = scheme.get("type"), scheme.get("in"), str(scheme.get("name"))
     if kind == "apiKey" and place in ("header", "query", "cookie"):

@@ -32,7 +32,6 @@ PEOPLE = [(first, last) for first in FIRST_NAMES for last in LAST_NAMES]
 
 
 def email(person: int) -> str:
-    """The e-mail address of a person, by their number in PEOPLE."""
     first, last = PEOPLE[person]
     return f"{first}.{last}@example.com".lower()
 

@@ -57,7 +57,6 @@ class _Order:
 
 
 def make_shop(seed: str, focus: Focus | None = None) -> Shop:
-    """Return the shop of a seed, arranged around a focus."""
     rng, focus = random.Random(f"shop/{seed}"), focus or Focus()
     today = date(2031, 1, 1) + timedelta(days=rng.randrange(365))
     customers, products = _customers(rng, focus), _products(rng, focus)

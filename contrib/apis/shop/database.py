@@ -55,7 +55,6 @@ def _empty() -> bytes:
 
 @contextmanager
 def memory_database(shop: Shop) -> Iterator[sqlite3.Connection]:
-    """A database in memory with the content of a shop."""
     with closing(sqlite3.connect(":memory:", isolation_level=None)) as db:
         db.deserialize(_empty())
         with transaction(db):
@@ -75,7 +74,6 @@ def write_database(shop: Shop, path: Path) -> None:
 
 
 def open_database(path: Path) -> sqlite3.Connection:
-    """Open the database of a session."""
     db = sqlite3.connect(f"{path.absolute().as_uri()}?mode=rw", uri=True, isolation_level=None, timeout=5.0)
     # An episode does not survive a crash of its machine, so nothing is flushed, and the journal is in memory.
     db.execute("PRAGMA synchronous = OFF")

@@ -85,6 +85,4 @@ class Order(OrderSummary):
 
 
 class Problem(BaseModel):
-    """Why a request was not done."""
-
     detail: str

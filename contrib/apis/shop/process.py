@@ -16,7 +16,6 @@ from forge_env.utils.run_async import run_async
 
 
 async def serve(folder: Path) -> None:
-    """Serve the sessions of a folder until cancelled."""
     async with open_server(make_app(folder), "127.0.0.1", ws="none") as server:
         print(server.port, flush=True)
         await asyncio.Event().wait()

@@ -71,11 +71,9 @@ class ShopServer:
         return token
 
     def reset(self, token: str, shop: Shop) -> None:
-        """Replace the content of a session with a shop's."""
         write_database(shop, session_path(self._folder.path, token))
 
     def state(self, token: str) -> State:
-        """Return all that a session's shop holds."""
         try:
             with closing(open_database(session_path(self._folder.path, token))) as db:
                 return read_state(db)

@@ -143,7 +143,6 @@ async def update_address(db: Database, customer_id: CustomerId, address: Annotat
 
 
 def make_app(folder: FilePath) -> FastAPI:
-    """Return the app that serves the sessions of a folder."""
     app = FastAPI(title="Shop", version="1", docs_url=None, redoc_url=None)
     app.state.folder = folder
     app.include_router(router)

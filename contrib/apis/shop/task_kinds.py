@@ -43,8 +43,6 @@ class ShopFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kind:
-    """One kind of task."""
-
     level: int
     subject: range
     """All possible subjects: people, products or order numbers."""
@@ -59,7 +57,6 @@ _PEOPLE, _PRODUCTS, _ORDERS = range(len(PEOPLE)), range(len(PRODUCTS)), range(10
 
 
 def words(content: Content) -> dict[str, object]:
-    """Return the values of the blanks in the text of a kind."""
     is_about_product = KINDS[content.kind].subject is _PRODUCTS
     name, category = PRODUCTS[content.subject if is_about_product else content.product]
     return {

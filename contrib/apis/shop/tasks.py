@@ -44,12 +44,10 @@ def shop_tasks(split: str = "train", *, count: int, seed: int = 0, levels: Seque
 
 
 def shop_of(task: Task) -> Shop:
-    """Return the shop that a task starts with."""
     return make_shop(task.metadata["shop"]["seed"], Focus(**task.metadata["shop"]["focus"]))
 
 
 def expected_state(task: Task) -> State:
-    """Return the state of the shop after the task's writes."""
     with memory_database(shop_of(task)) as db:
         for name, arguments in task.target:
             perform(db, name, arguments)

@@ -49,7 +49,6 @@ class ScriptedUser:
         self._said = 0
 
     def start(self, task: Task, *, seed: int | None = None) -> Self:
-        """Return the user of one episode."""
         user = copy.copy(self)
         user._task, user._said = task, 0
         return user

@@ -74,7 +74,6 @@ class ParquetWriter:
         self.abandon()
 
     def abandon(self) -> None:
-        """Close the file that is open."""
         try:
             if self._writer is not None:
                 self._writer.close()
@@ -84,7 +83,6 @@ class ParquetWriter:
             self._file = self._writer = None
 
     def add(self, selected: Selected, *, model: str | None, tools: Sequence[Any]) -> None:
-        """Add an episode."""
         row = _row(selected, model, tools, self._tokens)
         self._rows.append(row)
         self._bytes += len(json.dumps(row, default=str))

@@ -32,7 +32,6 @@ class RunFacts:
         """Environment -> why its tools are not to be had."""
 
     def model(self, episode: Episode) -> str | None:
-        """Return the name of the model that acted; None if that is not recorded."""
         recorded = imported_facts(episode).get("model")
         return recorded if isinstance(recorded, str) else self._model
 

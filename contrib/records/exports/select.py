@@ -58,7 +58,6 @@ class Wanted:
     """First and last step."""
 
     def problem(self, selected: Selected) -> str:
-        """Return why an episode is not wanted, or ""."""
         for name, values in self.where.items():
             if _text(FIELDS[name](selected)) not in values:
                 return f"of another {name}"
@@ -124,7 +123,6 @@ class Selection:
                     yield selected
 
     def leave_out(self, reason: str) -> None:
-        """Count an episode that is left out."""
         self.left_out[reason] = self.left_out.get(reason, 0) + 1
 
     def _episodes(self, path: Path) -> Iterator[Episode]:

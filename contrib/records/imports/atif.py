@@ -27,12 +27,10 @@ _OWN = ("role", "content", "reasoning_content", "tool_calls")
 
 
 def is_trajectory(record: Mapping[str, Any]) -> bool:
-    """Whether an object says that it is a trajectory."""
     return str(record.get("schema_version", "")).startswith("ATIF-")
 
 
 def read_trajectory(record: Mapping[str, Any]) -> Log:
-    """Read one trajectory."""
     version = record.get("schema_version")
     match = _VERSION.fullmatch(version) if isinstance(version, str) else None
     if match is None or int(match[1]) > NEWEST:
@@ -155,7 +153,6 @@ def _facts(log: Log, metrics: Mapping[str, Any], rows: Rows) -> dict[str, Any]:
 
 
 def _ours(place: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What forge_env has kept in `extra`."""
     return _object(_object(place.get("extra")).get(OURS))
 
 

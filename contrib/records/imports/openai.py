@@ -22,7 +22,6 @@ _KEPT = ("name", "reasoning_content", "tool_call_id")
 
 
 def read_chat(record: Mapping[str, Any]) -> Log:
-    """Read one record."""
     log = Log(source="openai")
     request, response = record.get("request"), record.get("response")
     if isinstance(request, Mapping) and isinstance(response, Mapping):
@@ -76,7 +75,6 @@ def check_ending(response: Mapping[str, Any], choice: Mapping[str, Any]) -> None
 
 
 def read_message(item: Any) -> tuple[Message, Any]:
-    """Return a message, and its `weight`."""
     if not isinstance(item, Mapping):
         raise BadRecord(f"a message is a {type(item).__name__}, not an object with role and content")
     role = item.get("role")
@@ -125,7 +123,6 @@ def text_of(content: Any) -> str:
 
 
 def read_tools(value: Any) -> list[Any]:
-    """Return the tools of a request."""
     if value is None:
         return []
     if not isinstance(value, list) or not all(isinstance(tool, Mapping) for tool in value):

@@ -42,13 +42,11 @@ class Rows:
 
 
 def check_ids(*lists: Sequence[Any]) -> None:
-    """"""
     if not all(type(token) is int and 0 <= token <= _MOST_ID for tokens in lists for token in tokens):
         raise BadRecord(f"a token id is no whole number from 0 to {_MOST_ID}")
 
 
 def check_logprobs(logprobs: Sequence[Any], tokens: Sequence[int], most: float = math.inf) -> None:
-    """"""
     if len(logprobs) != len(tokens):
         raise BadRecord(f"it has {len(logprobs)} logprobs for {len(tokens)} tokens")
     if not all(type(p) in (int, float) and -math.inf < p < math.inf and p <= most for p in logprobs):

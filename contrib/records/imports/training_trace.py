@@ -27,12 +27,10 @@ _SAME = ("reward", "policy_seconds", "env_seconds", "tool_uses", "usage", "auxil
 
 
 def is_trace(record: Mapping[str, Any]) -> bool:
-    """Whether an object has the keys of a TrainingTrace."""
     return isinstance(record.get("turns"), list) and record.keys() <= {"schema_version", "turns"}
 
 
 def read_trace(record: Mapping[str, Any]) -> Log:
-    """Read one trace."""
     version = record.get("schema_version", VERSION)
     if type(version) is not int or version != VERSION:
         raise BadRecord(f"its schema_version is {version!r}; forge_env reads {VERSION}")

@@ -137,7 +137,6 @@ def viewing(run: Path) -> Iterator[tuple[str, float]]:
 
 
 def measure(browser: Any, run: Path, name: str) -> dict[str, float]:
-    """Open a run, and wait for its index."""
     context = browser.new_context(viewport={"width": 1280, "height": 800})
     page = context.new_page()
     page.goto("about:blank")

@@ -26,8 +26,6 @@ Values = Mapping[str, Any]
 
 @dataclass(frozen=True, kw_only=True)
 class RunData:
-    """The contents of a run's folder."""
-
     folder: Path
     facts: Values
     """run.json; {} if it is missing."""
@@ -110,13 +108,11 @@ class RunData:
 
 
 def check_training(folder: Path) -> None:
-    """Refuse a folder that is not the folder of a training run."""
     if not (folder / "metrics.jsonl").is_file():
         raise UserError(f"{folder} is not the folder of a training run: it has no metrics.jsonl")
 
 
 def read_run(folder: Path) -> RunData:
-    """Read the folder of a training run."""
     check_training(folder)
     files = {path.stem: path for path in (folder / "episodes").glob("*.jsonl")}
     evaluations = sorted(name for name in files if _EVALUATIONS.fullmatch(name))
