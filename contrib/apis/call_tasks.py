@@ -35,9 +35,7 @@ _MAX_FAILURES = 10  # of a tool; more if it has succeeded more often
 def call_tasks(tools: Mapping[str, Tool], split: str, *, count: int, seed: int, level: int) -> list[Task]:
     """Return distinct tasks; the tools are called for each of them. One content in ten is of the split "test".
 
-    Args:
-        tools: of functions, by name.
-        level: bounds the numbers and the lengths of texts.
+    The level bounds the numbers and the lengths of texts.
     """
     check_split(split)
     if level not in LARGEST:

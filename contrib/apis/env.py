@@ -145,7 +145,7 @@ class ToolApi(ToolEnv):
         assert shop is not None
         if not self.task.target and not self._has_seen(_order_of(self.task)):
             return 0.0
-        return shop_score(shop.state(self._token), self.task)["state"]
+        return shop_score(shop.server.state(self._token), self.task)
 
     @reward
     def answer(self, answer: str) -> float:
@@ -170,7 +170,7 @@ class ToolApi(ToolEnv):
     def _end_session(self) -> None:
         token, self._token = self._token, ""
         if token and self.services.shop is not None:
-            self.services.shop.close(token)
+            self.services.shop.server.close(token)
 
 
 def _order_of(task: Task) -> int:

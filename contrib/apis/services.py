@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from contrib.apis.http.client import ApiClient
 from contrib.apis.http.pool import ApiSettings
 from contrib.apis.openapi.tools import OpenApi
-from contrib.apis.shop.database import State
 from contrib.apis.shop.operations import OPERATIONS
 from contrib.apis.shop.server import ShopServer
 from contrib.apis.shop.tasks import shop_of
@@ -43,12 +42,6 @@ class ShopSessions:
         """Return the tools of a session; without a token they can be shown but not called."""
         client = self.client.with_headers({"Authorization": f"Bearer {token}"}) if token else self.client
         return {tool.name: tool for tool in self.api.tools(client)}
-
-    def state(self, token: str) -> State:
-        return self.server.state(token)
-
-    def close(self, token: str) -> None:
-        self.server.close(token)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +84,7 @@ async def open_services(
         reward: "module:function" or "file.py:function" that scores the tasks of `data`; see
             `forge_env.tool_env.rubric`.
         auth: credentials of the sources; see `contrib.apis.sources`.
-        mcp_env: names of environment variables that MCP servers are started with.
+        mcp_env: names of environment variables that MCP servers are started with, beside HOME, PATH and the like.
         cassette: file of recorded answers of openapi: sources.
         cassette_mode: "auto", "replay" or "record"; see `contrib.apis.http.cassette`.
         requests_per_second: for each host; None for no limit. The shop has no limit.
@@ -101,8 +94,14 @@ async def open_services(
     sources_named = checked_sources(tools, data=data)
     others = [source for source in sources_named if source != SHOP]
     has_shop = SHOP in sources_named
-    _check_options(others, has_shop=has_shop, operations=operations, reward=reward)
-    _check_cassette(others, cassette, cassette_mode)
+    if has_shop and reward:
+        raise UserError(f"the shop is scored by its final state, so reward={reward!r} has no place: leave it out")
+    if operations and not has_shop:
+        raise UserError(f"operations are those of the shop, and tools is {','.join(others)}: leave them out")
+    if cassette_mode != "auto" and not cassette:
+        raise UserError(f"cassette_mode is {cassette_mode!r} and there is no cassette: name its file with cassette=")
+    if cassette and not any(source.startswith("openapi:") for source in others):
+        raise UserError("a cassette records the answers of openapi: sources, and tools names none: leave it out")
     async with AsyncExitStack() as stack:
         sources = await stack.enter_async_context(
             open_sources(
@@ -121,20 +120,6 @@ async def open_services(
         if has_shop:
             shop = await stack.enter_async_context(_open_shop(shop_operations(level, operations)))
         yield Services(sources=sources, shop=shop, rewards=(load_reward(reward),) if reward else ())
-
-
-def _check_options(others: Sequence[str], *, has_shop: bool, operations: Sequence[str], reward: str) -> None:
-    if has_shop and reward:
-        raise UserError(f"the shop is scored by its final state, so reward={reward!r} has no place: leave it out")
-    if operations and not has_shop:
-        raise UserError(f"operations are those of the shop, and tools is {','.join(others)}: leave them out")
-
-
-def _check_cassette(others: Sequence[str], cassette: str, mode: str) -> None:
-    if mode != "auto" and not cassette:
-        raise UserError(f"cassette_mode is {mode!r} and there is no cassette: name its file with cassette=")
-    if cassette and not any(source.startswith("openapi:") for source in others):
-        raise UserError("a cassette records the answers of openapi: sources, and tools names none: leave it out")
 
 
 @asynccontextmanager

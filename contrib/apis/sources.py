@@ -21,10 +21,9 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from urllib.parse import urlsplit
 
-from contrib.apis.http.client import ApiClient
+from contrib.apis.http.client import ApiClient, is_url
 from contrib.apis.http.pool import ApiSettings
 from contrib.apis.mcp.tools import open_mcp
-from contrib.apis.mcp.transport import is_url
 from contrib.apis.openapi.documents import read_document
 from contrib.apis.openapi.tools import OpenApi, service_url
 from contrib.apis.tool_names import ToolNames
@@ -42,8 +41,6 @@ class Sources:
     tools: dict[str, Tool]
     client: ApiClient
     """Connections, limits and cassette, for further services of the caller."""
-    origins: dict[str, str] = field(default_factory=dict)
-    """Name of a tool -> its source."""
     services: list[tuple[OpenApi, ApiClient, Mapping[str, str]]] = field(default_factory=list)
     """OpenAPI documents, with the client of the service, and name in the document -> name of the tool."""
 
@@ -70,17 +67,9 @@ async def open_sources(
     base_url: str = "",
     taken: Iterable[str] = (),
 ) -> AsyncIterator[Sources]:
-    """Open the sources of tools, and close them when left.
+    """Open the sources of tools, and close them when left; see `contrib.apis.services.open_services`.
 
     Args:
-        tools: sources, see this module.
-        auth: credentials, see this module.
-        mcp_env: names of environment variables that MCP servers are started with, beside HOME, PATH and the like.
-        requests_per_second: for each host that is called over HTTP; None for any number.
-        host_concurrency: requests at once, for each host.
-        cassette: file of recorded answers; see `contrib.apis.http.cassette`. MCP servers are not recorded.
-        cassette_mode: "auto", "replay" or "record".
-        base_url: of the service of the only openapi: source; with several, it stands behind the # of each.
         taken: names of further tools. If one of these, or of an earlier source, has a tool's name, the tool is renamed,
             see `contrib.apis.tool_names`.
     """
@@ -105,7 +94,6 @@ async def open_sources(
             if sources.services and source.startswith("openapi:"):
                 sources.services[-1] = (*sources.services[-1][:2], new_names)
             sources.tools.update({new_names[tool.name]: _renamed(tool, new_names) for tool in opened})
-            sources.origins.update(dict.fromkeys(new_names.values(), source))
         rules.check()
         yield sources
 
@@ -162,11 +150,7 @@ async def _openapi(source: str, sources: Sources, rules: _Rules) -> list[Tool]:
 
 
 class _Rules:
-    """The credentials that the user has named, and which of them are for a source.
-
-    Args:
-        rules: header -> template, by host.
-    """
+    """The credentials that the user has named, header -> template by host, and which of them are for a source."""
 
     def __init__(self, rules: Mapping[str, Mapping[str, str]]) -> None:
         self._rules = rules

@@ -19,11 +19,7 @@ _LONGEST_LABEL = 24
 
 
 class ToolNames:
-    """The names that are taken so far. Example: ``ToolNames().of("wiki.py:search", ["search"])``.
-
-    Args:
-        taken: names of tools that are from no source.
-    """
+    """The names that are taken so far. Example: ``ToolNames().of("wiki.py:search", ["search"])``."""
 
     def __init__(self, taken: Iterable[str] = ()) -> None:
         self._taken = set(taken)

@@ -231,6 +231,10 @@ class ApiClient:
             )
 
 
+def is_url(source: str) -> bool:
+    return source.lower().startswith(("http://", "https://"))
+
+
 def _origin(url: httpx.URL) -> tuple[str, str, int | None, bytes]:
     return url.scheme, url.host, url.port, url.userinfo
 

@@ -13,12 +13,7 @@ QUEUE_SECONDS = 600.0  # limit of the wait for a slot, during which the deadline
 
 
 class HostLimits:
-    """The slots for requests to one host. Belongs to the event loop that first waits in it.
-
-    Args:
-        concurrency: requests at once.
-        per_second: requests that start in a second, evenly spaced; None for any number.
-    """
+    """The slots for requests to one host, evenly spaced. Belongs to the event loop that first waits in it."""
 
     def __init__(self, host: str, *, concurrency: int, per_second: float | None) -> None:
         self._host = host

@@ -8,27 +8,22 @@ each of them. All three are usual in documents, and mean what a reader expects.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from forge_env.core.errors import UserError
+
+if TYPE_CHECKING:
+    from contrib.apis.json_schema.from_openapi import References
 
 _KEYS = ("allOf", "anyOf", "oneOf")
 _CLOSED = ("additionalProperties", "unevaluatedProperties")
 _MAX_PARTS = 20_000
 
 
-class Follows(Protocol):
-    """Follows references: `contrib.apis.json_schema.from_openapi.References`."""
-
-    def follow(self, node: Any, where: str) -> Any: ...
-
-    def with_siblings(self, schema: dict[str, Any]) -> dict[str, Any]: ...
-
-
 class Composition:
     """Rewrites the composed schemas of one document; the schemas are the document's, not converted ones."""
 
-    def __init__(self, references: Follows, where: str) -> None:
+    def __init__(self, references: References, where: str) -> None:
         self._references = references
         self._where = where
         self._parts = 0
@@ -36,14 +31,12 @@ class Composition:
     def opened(self, schema: dict[str, Any], pointer: str = "") -> dict[str, Any]:
         """An equal schema with parts that leave each other room: it is closed as a whole if a part of it is.
 
-        Args:
-            schema: any; one that is not composed is returned itself.
-            pointer: other schemas refer to it by this pointer, if any does.
+        Other schemas refer to it by the pointer, if any does.
         """
         if not _is_composed(schema):
             return schema
         above = (pointer,) if pointer else ()
-        unset = {name for name, part in self.properties(schema) if _is_read_only(part)}
+        unset = {name for name, part in self.properties(schema) if is_read_only(part)}
         opened, is_closed = self._open(schema, above, unset)
         return {**opened, "unevaluatedProperties": False} if is_closed else opened
 
@@ -124,7 +117,8 @@ def _list(schema: Mapping[str, Any], key: str) -> list[Any]:
     return items if isinstance(items, list) else []
 
 
-def _is_read_only(schema: Any) -> bool:
+def is_read_only(schema: Any) -> bool:
+    """Whether only the service sets a property."""
     return isinstance(schema, dict) and schema.get("readOnly") is True
 
 

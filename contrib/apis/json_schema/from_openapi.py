@@ -9,7 +9,7 @@ import re
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from contrib.apis.json_schema.composed import Composition
+from contrib.apis.json_schema.composed import Composition, is_read_only
 from forge_env.core.errors import UserError
 
 Schema = dict[str, Any]
@@ -184,11 +184,7 @@ def _remove_read_only(converted: Schema, schema: Schema) -> None:
     properties = schema.get("properties")
     if not isinstance(properties, dict):
         return
-    names = {
-        name
-        for name, property_schema in properties.items()
-        if isinstance(property_schema, dict) and property_schema.get("readOnly") is True
-    }
+    names = {name for name, property_schema in properties.items() if is_read_only(property_schema)}
     for name in names:
         converted["properties"].pop(name)
     if names and isinstance(converted.get("required"), list):

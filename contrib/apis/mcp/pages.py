@@ -16,9 +16,7 @@ async def all_pages(
 ) -> list[T]:
     """Return the tools of all pages. A page is the last one if it names no next one; "" is a name as any other.
 
-    Args:
-        ask: returns the tools of a page with their names, and the cursor of the next page; None asks for the first.
-        of: whose tools they are, for the error about a list without an end.
+    `ask` returns the tools of a page with their names, and the cursor of the next page; None asks for the first.
     """
     tools, names = list[T](), set[str]()
     cursor: str | None = None

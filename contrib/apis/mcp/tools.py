@@ -15,12 +15,13 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
-from contrib.apis.http.credentials import Credentials, headers_from_env
+from contrib.apis.http.client import is_url
+from contrib.apis.http.credentials import Credentials, headers_from_env, secret_from_env
 from contrib.apis.json_schema.validation import SchemaArguments, output_check
 from contrib.apis.mcp.connection import McpConnection
 from contrib.apis.mcp.pages import all_pages
 from contrib.apis.mcp.results import OUTPUT_SCHEMA
-from contrib.apis.mcp.transport import Stderr, Transport, command_of, environment_of, is_url, stdio, streamable_http
+from contrib.apis.mcp.transport import Stderr, Transport, command_of, stdio, streamable_http
 from forge_env.core.errors import ServiceError, UserError
 from forge_env.core.json_text import marked, write
 from forge_env.core.tools import Tool, ToolOptions, free_name, without_titles
@@ -72,8 +73,7 @@ async def open_mcp(
         import mcp  # noqa: F401
     except ImportError:
         raise UserError("MCP servers need the package mcp: pip install 'forge-env[tools]'") from None
-    limits = {"call_seconds": call_seconds, "start_seconds": start_seconds}
-    server = McpServer(source, env=env, headers=headers, transport=transport, **limits)
+    server = McpServer(source, env, headers, call_seconds, start_seconds, transport)
     try:
         await server.open(prefix)
         yield server
@@ -93,7 +93,6 @@ class McpServer:
     def __init__(
         self,
         source: str,
-        *,
         env: Sequence[str],
         headers: Mapping[str, str],
         call_seconds: float,
@@ -104,7 +103,8 @@ class McpServer:
         self._call_seconds, self._start_seconds = call_seconds, start_seconds
         self._command = command_of(source) if self._is_command and transport is None else []
         self._transport_of = transport or self._usual_transport
-        self._env = environment_of(env)
+        # Beside those that the library passes to every server: HOME, PATH and the like.
+        self._env = {name: secret_from_env(name) for name in env}
         secrets_of_env = Credentials(secrets=frozenset(self._env.values()))
         self._credentials = headers_from_env(headers).joined(secrets_of_env)
         self._opening = asyncio.Lock()
@@ -175,6 +175,9 @@ class McpServer:
             raise ServiceError(f"{server} {self._credentials.redact(problem)}") from None
 
     def _tool(self, name: str, listed: Any) -> Tool:
+        async def call(**arguments: Any) -> str:
+            return await self.call(listed.name, arguments)
+
         where = f"the tool {listed.name!r:.100} of the MCP server {self._source!r}"
         schema = dict(listed.input_schema)
         hints = listed.annotations
@@ -188,7 +191,7 @@ class McpServer:
             description=(listed.description or listed.title or listed.name).strip(),
             parameters=without_titles(schema),
             arguments=SchemaArguments(schema, where=where),
-            function=_Call(self, listed.name).run,
+            function=call,
             options=options,
         )
 
@@ -252,16 +255,3 @@ class McpServer:
 
 class _CallRefused(Exception):
     """The server answers with an error: its own, since the connection lives."""
-
-
-class _Call:
-    """The function of a tool."""
-
-    __slots__ = ("_name", "_server")
-
-    def __init__(self, server: McpServer, name: str) -> None:
-        self._server = server
-        self._name = name
-
-    async def run(self, /, **arguments: Any) -> str:
-        return await self._server.call(self._name, arguments)

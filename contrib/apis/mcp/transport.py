@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
 
-from contrib.apis.http.credentials import Credentials, secret_from_env
+from contrib.apis.http.credentials import Credentials
 from contrib.apis.mcp import exact_numbers
 from contrib.apis.mcp.results import LenientStream
 from envs.processes.guard import guarded
@@ -57,10 +57,6 @@ class Stderr:
         self.add(data)
 
 
-def is_url(source: str) -> bool:
-    return source.startswith(("http://", "https://"))
-
-
 def command_of(source: str) -> list[str]:
     try:
         command = shlex.split(source)
@@ -71,11 +67,6 @@ def command_of(source: str) -> list[str]:
     if shutil.which(command[0]) is None:
         raise UserError(f"the MCP server {source!r} cannot be started: there is no program {command[0]!r}")
     return command
-
-
-def environment_of(names: Sequence[str]) -> dict[str, str]:
-    """Return the variables for a server, beside those that mcp passes to all (HOME, PATH and the like)."""
-    return {name: secret_from_env(name) for name in names}
 
 
 @asynccontextmanager

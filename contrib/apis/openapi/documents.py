@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from contrib.apis.http.client import ApiClient
+from contrib.apis.http.client import ApiClient, is_url
 from forge_env.core.errors import ServiceError, UserError
 from forge_env.utils.yaml_text import read_yaml
 
@@ -21,10 +21,6 @@ async def read_document(source: str | Mapping[str, Any], client: ApiClient) -> d
         return plain(source, "the OpenAPI document")
     text = await _fetched(source, client) if is_url(source) else _file(source)
     return parse(text, source)
-
-
-def is_url(source: str) -> bool:
-    return source.lower().startswith(("http://", "https://"))
 
 
 def parse(text: str, source: str) -> dict[str, Any]:

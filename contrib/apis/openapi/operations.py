@@ -115,11 +115,7 @@ def entries(document: Mapping[str, Any], references: References, prefix: str) ->
 
 
 def read_operation(entry: Entry, references: References, hidden: Collection[tuple[str, str]]) -> Operation:
-    """Read one operation.
-
-    Args:
-        hidden: parameters that credentials fill, as (place, name in lower case); they are not arguments.
-    """
+    """Read one operation; `hidden` has the parameters that credentials fill, as (place, name in lower case)."""
     where = f"the operation {entry.method} {entry.path}"
     converter = Converter(references, where)
     arguments: Schema = {}
@@ -227,13 +223,9 @@ def _body(
     content = _object(contents[media], f"the body of {where}")
     schema = converter.convert(content.get("schema", {}))
     whole = resolved(schema, converter.defs)
-    is_required = body.get("required") is True
-    encoding = content.get("encoding")
-    common: dict[str, Any] = {
-        "media": media,
-        "is_required": is_required,
-        "encoding": encoding if isinstance(encoding, dict) else {},
-    }
+    is_required, encoding = body.get("required") is True, content.get("encoding")
+    common: dict[str, Any] = {"media": media, "is_required": is_required}
+    common["encoding"] = encoding if isinstance(encoding, dict) else {}
     if _is_flat(whole, is_required, arguments):
         arguments |= whole["properties"]
         required += whole.get("required", [])

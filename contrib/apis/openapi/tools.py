@@ -11,19 +11,19 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from itertools import repeat
 from typing import Any
 
 import httpx
 
-from contrib.apis.http.client import ApiClient
+from contrib.apis.http.client import ApiClient, is_url
 from contrib.apis.http.credentials import Credentials, value_from_env
 from contrib.apis.http.credentials import headers_from_env as env_headers
 from contrib.apis.http.results import answer_text
 from contrib.apis.json_schema.from_openapi import References
 from contrib.apis.json_schema.validation import SchemaArguments
-from contrib.apis.openapi.documents import is_url, plain, read_document
+from contrib.apis.openapi.documents import plain, read_document
 from contrib.apis.openapi.encoding import encode
 from contrib.apis.openapi.operations import Entry, Operation, entries, read_operation
 from forge_env.core.errors import UserError, nearest
@@ -70,7 +70,7 @@ class OpenApi:
         all_entries = list(entries(self._document, self._references, prefix))
         chosen = _select(all_entries, include, exclude)
         self.operations = [read_operation(entry, self._references, hidden) for entry in chosen]
-        self._templates = [_ToolTemplate.of(operation) for operation in self.operations]
+        self._arguments = [_arguments(operation) for operation in self.operations]
 
     @classmethod
     async def load(cls, source: str | Mapping[str, Any], *, client: ApiClient, **options: Any) -> OpenApi:
@@ -91,7 +91,8 @@ class OpenApi:
         """
         schemes = {name: value for name, value in headers_from_env.items() if name in self._schemes}
         headers = {name: value for name, value in headers_from_env.items() if name not in self._schemes}
-        service = client.at(self.base_url, named_by="" if self._is_named else self._named_by())
+        is_named = bool(self._base_url) or is_url(self._source)  # by the user
+        service = client.at(self.base_url, named_by="" if is_named else f"the OpenAPI document {self._source}".strip())
         if headers:
             service = service.with_credentials(env_headers(headers))
         for name, template in schemes.items():
@@ -100,15 +101,7 @@ class OpenApi:
 
     def tools(self, service: ApiClient) -> list[Tool]:
         """Return the tools, which call the service through a client of `connect`; cheap enough for each episode."""
-        return [template.tool(service) for template in self._templates]
-
-    @property
-    def _is_named(self) -> bool:
-        """Whether the user has named the service, by its base URL or by the URL of the document."""
-        return bool(self._base_url) or is_url(self._source)
-
-    def _named_by(self) -> str:
-        return f"the OpenAPI document {self._source}".strip()
+        return list(map(_tool, self.operations, self._arguments, repeat(service)))
 
     def _security_schemes(self) -> dict[str, dict[str, Any]]:
         components = self._document.get("components")
@@ -118,62 +111,38 @@ class OpenApi:
         return {name: node for name, node in followed.items() if isinstance(node, dict)}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _ToolTemplate:
-    """A tool without the client that it uses."""
-
-    operation: Operation
-    arguments: SchemaArguments
-
-    @classmethod
-    def of(cls, operation: Operation) -> _ToolTemplate:
-        where = f"the operation {operation.method} {operation.path}"
-        strict = {**operation.schema, "additionalProperties": False}
-        return cls(operation=operation, arguments=SchemaArguments(strict, where=where))
-
-    def tool(self, service: ApiClient) -> Tool:
-        is_read = self.operation.method in ("GET", "HEAD", "OPTIONS")
-        return Tool(
-            name=self.operation.name,
-            description=self.operation.description,
-            parameters=self.operation.schema,
-            arguments=self.arguments,
-            function=_Call(self.operation, service).run,
-            # Longer than all attempts, so that a slow service is a fault of the episode and not a result.
-            options=ToolOptions(timeout=service.settings.longest_seconds + 5, idempotent=is_read, parallel=is_read),
-        )
+def _arguments(operation: Operation) -> SchemaArguments:
+    where = f"the operation {operation.method} {operation.path}"
+    return SchemaArguments({**operation.schema, "additionalProperties": False}, where=where)
 
 
-class _Call:
-    """The function of a tool."""
-
-    __slots__ = ("_operation", "_service")
-
-    def __init__(self, operation: Operation, service: ApiClient) -> None:
-        self._operation = operation
-        self._service = service
-
-    async def run(self, /, **arguments: Any) -> str:
+def _tool(operation: Operation, check: SchemaArguments, service: ApiClient) -> Tool:
+    async def call(**arguments: Any) -> str:
         try:
-            request = encode(self._operation, arguments)
+            request = encode(operation, arguments)
         except ValueError as error:
             return ToolFailure(f"Error: {error}", kind="bad_arguments")
-        response = await self._service.request(
-            self._operation.method, request.target, headers=request.headers, content=request.content
+        return answer_text(
+            await service.request(operation.method, request.target, headers=request.headers, content=request.content)
         )
-        return answer_text(response)
+
+    is_read = operation.method in ("GET", "HEAD", "OPTIONS")
+    return Tool(
+        name=operation.name,
+        description=operation.description,
+        parameters=operation.schema,
+        arguments=check,
+        function=call,
+        # Longer than all attempts, so that a slow service is a fault of the episode and not a result.
+        options=ToolOptions(timeout=service.settings.longest_seconds + 5, idempotent=is_read, parallel=is_read),
+    )
 
 
 def service_url(document: Mapping[str, Any], source: str) -> str:
-    """Return the base URL that a document, as plain data, names.
-
-    Args:
-        source: the URL or the file of the document, if any.
-    """
+    """Return the base URL that a document, as plain data, names; the source is its URL or file, if any."""
     _check_version(document, source)
     servers = document.get("servers")
-    server = servers[0] if isinstance(servers, list) and servers else {"url": "/"}
-    url = _server_url(server)
+    url = _server_url(servers[0] if isinstance(servers, list) and servers else {})
     origin = httpx.URL(source) if is_url(source) else None
     try:
         named = origin.join(url) if origin else httpx.URL(url)

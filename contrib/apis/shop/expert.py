@@ -87,11 +87,15 @@ def _customer(words: Words) -> Generator[Any, Any, int]:
     return (yield "find_customer", {"email": words["email"]})["customer_id"]
 
 
+def _latest(words: Words) -> Generator[Any, Any, int]:
+    """The number of the customer's latest order."""
+    customer = yield from _customer(words)
+    return (yield "list_orders", {"customer_id": customer})[0]["order_id"]
+
+
 def _latest_order(words: Words) -> Generator[Any, Any, Any]:
     """The latest order of the customer, with its items."""
-    customer = yield from _customer(words)
-    orders = yield "list_orders", {"customer_id": customer}
-    return (yield "get_order", {"order_id": orders[0]["order_id"]})
+    return (yield "get_order", {"order_id": (yield from _latest(words))})
 
 
 def _product(words: Words) -> Generator[Any, Any, Any]:
@@ -139,9 +143,7 @@ def _move(words: Words) -> Plan:
 
 
 def _cancel_latest(words: Words) -> Plan:
-    customer = yield from _customer(words)
-    orders = yield "list_orders", {"customer_id": customer}
-    yield "cancel_order", {"order_id": orders[0]["order_id"]}
+    yield "cancel_order", {"order_id": (yield from _latest(words))}
 
 
 def _refund_latest(words: Words) -> Plan:
@@ -186,16 +188,7 @@ def _buy_if(words: Words) -> Plan:
         yield _order_one(customer, product["sku"], words["number"])
 
 
+_SIMPLE = (_cancel, _refund, _restock, _move, _cancel_latest, _refund_latest, _buy)
 _PLANS: Mapping[str, Callable[[Words], Plan]] = {
-    "cancel": _cancel,
-    "refund": _refund,
-    "restock": _restock,
-    "move": _move,
-    "cancel_latest": _cancel_latest,
-    "refund_latest": _refund_latest,
-    "buy": _buy,
-    "buy_cheapest": _buy_cheapest,
-    "refund_if": _refund_if,
-    "settle": _settle,
-    "buy_if": _buy_if,
+    plan.__name__.removeprefix("_"): plan for plan in (*_SIMPLE, _buy_cheapest, _refund_if, _settle, _buy_if)
 }

@@ -112,7 +112,9 @@ def refund_order(db: sqlite3.Connection, *, order_id: int, sku: str | None = Non
         pieces = left if quantity is None else quantity
         if sku is not None and not 0 < pieces <= left:
             raise ShopError(409, f"Only {left} of {sku} in order {order_id} are left to refund.")
-        _refund_item(db, order_id, item["sku"], pieces)
+        refund = "UPDATE order_items SET refunded = refunded + ? WHERE order_id = ? AND sku = ?"
+        db.execute(refund, (pieces, order_id, item["sku"]))
+        _add_stock(db, item["sku"], pieces)
     if all(item["refunded"] == item["quantity"] for item in get_order(db, order_id=order_id)["items"]):
         _set_status(db, order_id, "refunded")
     return get_order(db, order_id=order_id)
@@ -131,21 +133,9 @@ def update_address(db: sqlite3.Connection, *, customer_id: int, address: str) ->
     return _customer(db, customer_id)
 
 
-OPERATIONS: Mapping[str, Callable[..., Any]] = {
-    function.__name__: function
-    for function in (
-        get_shop,
-        search_products,
-        find_customer,
-        list_orders,
-        get_order,
-        create_order,
-        cancel_order,
-        refund_order,
-        restock_product,
-        update_address,
-    )
-}
+_READS = (get_shop, search_products, find_customer, list_orders, get_order)
+_WRITES = (create_order, cancel_order, refund_order, restock_product, update_address)
+OPERATIONS: Mapping[str, Callable[..., Any]] = {function.__name__: function for function in (*_READS, *_WRITES)}
 
 
 def perform(db: sqlite3.Connection, name: str, arguments: Mapping[str, Any]) -> Any:
@@ -163,11 +153,6 @@ def _check_refundable(db: sqlite3.Connection, order: Row) -> None:
         raise ShopError(
             409, f"Order {number} was delivered {days} days ago; refunds end after {shop['refund_days']} days."
         )
-
-
-def _refund_item(db: sqlite3.Connection, order_id: int, sku: str, pieces: int) -> None:
-    db.execute("UPDATE order_items SET refunded = refunded + ? WHERE order_id = ? AND sku = ?", (pieces, order_id, sku))
-    _add_stock(db, sku, pieces)
 
 
 def _all(db: sqlite3.Connection, query: str, *values: Any) -> list[Row]:

@@ -42,7 +42,9 @@ class ShopServer:
     """URL of the service, such as http://127.0.0.1:40123; its OpenAPI document is at /openapi.json."""
 
     async def __aenter__(self) -> ShopServer:
-        _check_installed()
+        for package in ("fastapi", "uvicorn"):
+            if importlib.util.find_spec(package) is None:
+                raise UserError(f"the shop needs {package}: pip install 'forge-env[tools]'")
         self._folder = SessionFolder()
         try:
             self._process = await self._spawn()
@@ -67,11 +69,8 @@ class ShopServer:
         if self._process.returncode is not None:
             raise ServiceError(f"the shop's process {how_it_ended(self._process.returncode)}")
         token = secrets.token_urlsafe(32)
-        self.reset(token, shop)
-        return token
-
-    def reset(self, token: str, shop: Shop) -> None:
         write_database(shop, session_path(self._folder.path, token))
+        return token
 
     def state(self, token: str) -> State:
         try:
@@ -106,9 +105,3 @@ class ShopServer:
         if not line:
             raise ServiceError(f"the shop's process {how_it_ended(await self._process.wait())} at its start")
         return int(line)
-
-
-def _check_installed() -> None:
-    for package in ("fastapi", "uvicorn"):
-        if importlib.util.find_spec(package) is None:
-            raise UserError(f"the shop needs {package}: pip install 'forge-env[tools]'")

@@ -27,9 +27,8 @@ class Content(NamedTuple):
     number: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ShopFacts:
-    """Facts about the shop of a task that its text does not say."""
+class ShopFacts(NamedTuple):
+    """What the text of a task says, and facts about its shop."""
 
     content: Content
     focus: Focus
@@ -74,14 +73,7 @@ def facts(content: Content, focus: Focus, shop: Shop) -> ShopFacts:
     customer, product = shop.customers[0], shop.products[0]
     latest = max((order for order in shop.orders if order[1] == customer[0]), key=lambda order: order[3])
     similar = [other for other in shop.products if other[2] == product[2]]
-    return ShopFacts(
-        content=content,
-        focus=focus,
-        customer_id=customer[0],
-        order_id=latest[0],
-        sku=product[0],
-        cheapest=min(similar, key=lambda other: other[3])[0],
-    )
+    return ShopFacts(content, focus, customer[0], latest[0], product[0], min(similar, key=lambda other: other[3])[0])
 
 
 def _delivered(c: Content, rng: random.Random, **more: Any) -> Focus:

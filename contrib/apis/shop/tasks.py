@@ -54,9 +54,9 @@ def expected_state(task: Task) -> State:
         return read_state(db)
 
 
-def score(state: State, task: Task) -> dict[str, float]:
-    """Return the parts of the reward of a final state: `state` is 1 when all of it is as expected, else 0."""
-    return {"state": float(state == expected_state(task))}
+def score(state: State, task: Task) -> float:
+    """Return the reward of a final state: 1 when all of it is as expected, else 0."""
+    return float(state == expected_state(task))
 
 
 def _draw(rng: random.Random, name: str) -> Content:
