@@ -33,10 +33,7 @@ _MAX_FAILURES = 10  # of a tool; more if it has succeeded more often
 
 
 def call_tasks(tools: Mapping[str, Tool], split: str, *, count: int, seed: int, level: int) -> list[Task]:
-    """Return distinct tasks; the tools are called for each of them. One content in ten is of the split "test".
-
-    The level bounds the numbers and the lengths of texts.
-    """
+    """Return distinct tasks; the tools are called for each of them. One content in ten is of the split "test"."""
     check_split(split)
     if level not in LARGEST:
         raise UserError(f"tool_api has no level {level}; the levels are {', '.join(map(str, LARGEST))}")
@@ -54,7 +51,6 @@ def call_in_question(question: str) -> tuple[str, dict[str, Any]] | None:
 
 
 def call_expert(messages: Sequence[Message], name: str, arguments: Mapping[str, Any]) -> Message:
-    """Return the message with the call, then the answer with its result."""
     results = [message["content"] for message in messages if message["role"] == "tool"]
     return say(results[-1]) if results else call(name, **arguments)
 

@@ -106,8 +106,7 @@ class ToolApi(ToolEnv):
         question = "\n".join(message["content"] for message in task.prompt)
         cheats = ["", " \n", "Done.", "None", "null", "target", "state: 1.0", question, "OK (200 OK, no content)"]
         if "shop" in task.metadata:
-            calls = [{"name": name, "arguments": arguments} for name, arguments in task.target]
-            texts = [json.dumps(call) for call in calls]
+            texts = [json.dumps({"name": name, "arguments": arguments}) for name, arguments in task.target]
             return [
                 *cheats,
                 "Nothing had to be changed.",
@@ -143,8 +142,15 @@ class ToolApi(ToolEnv):
         """
         shop = self.services.shop
         assert shop is not None
-        if not self.task.target and not self._has_seen(_order_of(self.task)):
-            return 0.0
+        if not self.task.target:
+            start = shop_of(self.task)
+            mine = [order for order in start.orders if order[1] == start.customers[0][0]]
+            latest = max(mine, key=lambda order: order[3])[0]
+            shown = [
+                m["content"] for m in self.messages if m["role"] == "tool" and not m["content"].startswith("Error")
+            ]
+            if not any(f'"order_id":{latest},' in text for text in shown):
+                return 0.0
         return shop_score(shop.server.state(self._token), self.task)
 
     @reward
@@ -158,23 +164,11 @@ class ToolApi(ToolEnv):
         off |= {"answer"} if self.services.rewards else set()
         parts_of_env = [part for part in self._rewards if part.name not in off]
         total, parts = await score(parts_of_env, self.task, self.messages, response, owner=self)
-        others, parts_of_others = await score(
-            (*self._rubric, *self.services.rewards), self.task, self.messages, response
-        )
+        further = (*self._rubric, *self.services.rewards)
+        others, parts_of_others = await score(further, self.task, self.messages, response)
         return total + others, {**parts, **parts_of_others}
-
-    def _has_seen(self, order: int) -> bool:
-        shown = (m["content"] for m in self.messages if m["role"] == "tool" and not m["content"].startswith("Error"))
-        return any(f'"order_id":{order},' in text for text in shown)
 
     def _end_session(self) -> None:
         token, self._token = self._token, ""
         if token and self.services.shop is not None:
             self.services.shop.server.close(token)
-
-
-def _order_of(task: Task) -> int:
-    """Return the order that a task is about: the latest of the shop's first customer."""
-    shop = shop_of(task)
-    mine = [order for order in shop.orders if order[1] == shop.customers[0][0]]
-    return max(mine, key=lambda order: order[3])[0]

@@ -15,11 +15,7 @@ class Source:
 
     @staticmethod
     def written(source: str, base_url: str = "") -> str:
-        """Return it for a registry file: its document with an absolute path, and behind # the base URL.
-
-        Raises:
-            UserError: the base URL has no place in the source.
-        """
+        """Return it for a registry file: its document with an absolute path, and behind # the base URL."""
         kind, _, rest = source.partition(":")
         document, separator, written_url = rest.partition("#")
         if base_url and (kind != "openapi" or separator):

@@ -46,15 +46,12 @@ class ShopSessions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Services:
-    """The sources of tools, the shop and the reward."""
-
     sources: Sources
     shop: ShopSessions | None = None
     rewards: tuple[RewardPart, ...] = ()
     """The user's reward, in place of the comparison of the final answer."""
 
     def tools(self, token: str = "") -> dict[str, Tool]:
-        """All tools, including the shop's for a session."""
         return {**(self.shop.tools(token) if self.shop else {}), **self.sources.episode_tools()}
 
 

@@ -164,7 +164,6 @@ class _Rules:
         return {name: template for host in hosts for name, template in self._rules.get(host, {}).items()}
 
     def check(self) -> None:
-        """Make sure that every credential has a service."""
         for host in self._rules.keys() - self._used:
             names = ", ".join(f"{host}/{name}" for name in self._rules[host])
             known = ", ".join(sorted(set(self._hosts))) or "none, and an MCP server that is a command has mcp_env"

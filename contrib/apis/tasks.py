@@ -80,9 +80,6 @@ def shop_operations(level: int, operations: Sequence[str] = ()) -> list[str]:
     """Return the operations of the shop that are tools: those named, else those that tasks of the level need.
 
     At level 1 only the kinds with short episodes count, which fit into the 512 tokens of a tiny model.
-
-    Args:
-        operations: names of operations, with * for any text.
     """
     if level not in LEVELS:
         raise UserError(f"tool_api has no level {level}; the levels are {', '.join(map(str, LEVELS))}")

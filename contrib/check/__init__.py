@@ -14,20 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from contrib.check.audit import run_audit
-    from contrib.check.audit_report import AuditReport, TaskReport
-    from contrib.check.report import CheckReport, CheckRow, Latency
+    from contrib.check.audit_report import AuditReport
     from contrib.check.runner import run_checks
 
-_MODULE_OF = {
-    "AuditReport": "audit_report",
-    "CheckReport": "report",
-    "CheckRow": "report",
-    "Latency": "report",
-    "TaskReport": "audit_report",
-    "run_audit": "audit",
-    "run_checks": "runner",
-}
-__all__ = ["AuditReport", "CheckReport", "CheckRow", "Latency", "TaskReport", "run_audit", "run_checks"]
+_MODULE_OF = {"AuditReport": "audit_report", "run_audit": "audit", "run_checks": "runner"}
+__all__ = ["AuditReport", "run_audit", "run_checks"]
 
 
 def __getattr__(name: str) -> Any:

@@ -109,16 +109,9 @@ async def _audit(factory: EnvFactory, plan: TaskAudit, seed: int) -> TaskReport:
 def _not_played(plan: TaskAudit, error: ForgeError) -> TaskReport:
     return TaskReport(
         name=plan.name,
-        solution=None,
-        empty=None,
-        cheats={},
-        paid=(),
         needs_network=bool(plan.fetches),
-        is_deterministic=False,
-        verifier_seconds=0.0,
         verifier_limit=plan.verifier_limit,
         problems=(f"it cannot be played: {error}",),
-        seconds=0.0,
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 
@@ -12,23 +12,23 @@ class TaskReport:
     """What the audit found out about one task. A reward is None for an episode without one."""
 
     name: str
-    solution: float | None
-    empty: float | None
-    cheats: Mapping[str, float | None]
+    solution: float | None = None
+    empty: float | None = None
+    cheats: Mapping[str, float | None] = field(default_factory=dict)
     """What a cheat does -> its reward."""
-    paid: tuple[str, ...]
+    paid: tuple[str, ...] = ()
     """The cheats that earned more than an empty answer."""
     needs_network: bool
     """Whether a script of the verifier fetches something."""
-    is_deterministic: bool
+    is_deterministic: bool = False
     """Whether two runs gave the solution the same reward, and an empty answer as well."""
-    verifier_seconds: float
+    verifier_seconds: float = 0.0
     """The longest run of the verifier on the solution."""
     verifier_limit: float
     """Its time limit in seconds; 0 for none."""
     problems: tuple[str, ...]
     """A sentence for each reason not to trust the task, beside the cheats that are paid."""
-    seconds: float
+    seconds: float = 0.0
     """How long the audit of the task took."""
 
     @property
@@ -55,7 +55,6 @@ class AuditReport:
 
     @property
     def paid(self) -> dict[str, int]:
-        """What a cheat does -> the number of tasks that pay it."""
         names = dict.fromkeys(name for task in self.tasks for name in task.cheats)
         return {name: sum(name in task.paid for task in self.tasks) for name in names}
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable
 from typing import Any
 
 from contrib.check.context import LIMITS, CheckContext, CheckFailed, CheckSkipped
@@ -14,7 +14,7 @@ from forge_env.core.env import Env
 from forge_env.core.episode import Turn
 from forge_env.core.errors import ForgeError, PolicyError
 from forge_env.core.protocols import Conversation
-from forge_env.core.types import Action, Task
+from forge_env.core.types import Task
 from forge_env.core.user_code import error_text
 from forge_env.rollout.env_calls import EnvTimeout
 
@@ -45,19 +45,14 @@ async def _check_episode(env: Env, task: Task, seed: int, strategy: Strategy) ->
         _fail_on(step_problem(result))
         if result[2] or result[3]:
             return turn
-        _fail_on(_unanswered_call(action, result[0]))
+        answered = {message.get("tool_call_id") for message in result[0]}
+        if missing := next((call for call in action.tool_calls if call.id not in answered), None):
+            raise CheckFailed(
+                f"step() left the call {missing.name} unanswered: return a tool message with the tool_call_id of each "
+                "call"
+            )
         conversation.observation = tuple(result[0])
     return LIMITS.max_turns
-
-
-def _unanswered_call(action: Action, messages: Sequence[Any]) -> str:
-    answered = {message.get("tool_call_id") for message in messages}
-    missing = [call for call in action.tool_calls if call.id not in answered]
-    if not missing:
-        return ""
-    return (
-        f"step() left the call {missing[0].name} unanswered: return a tool message with the tool_call_id of each call"
-    )
 
 
 async def _result(call: Awaitable[Any]) -> Any:

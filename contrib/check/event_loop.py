@@ -17,14 +17,10 @@ BEAT_SECONDS = 0.005
 
 
 class Heartbeat:
-    """Measures how long the event loop was blocked.
+    """Measures how long the event loop was blocked."""
 
-    Attributes:
-        longest: seconds of the longest block since it was last set to 0.
-    """
-
-    def __init__(self) -> None:
-        self.longest = 0.0
+    longest = 0.0
+    """Seconds of the longest block since it was last set to 0."""
 
     async def __aenter__(self) -> Heartbeat:
         self._task = asyncio.create_task(self._beat())

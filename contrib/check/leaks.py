@@ -77,14 +77,10 @@ class FailingAgent:
 
 
 class HangingAgent:
-    """An agent that never answers.
-
-    Attributes:
-        reached: set when it is asked.
-    """
+    """An agent that never answers."""
 
     def __init__(self) -> None:
-        self.reached = asyncio.Event()
+        self.reached = asyncio.Event()  # set when it is asked
 
     async def act(self, conversation: Conversation, tools: Sequence[ToolSpec]) -> tuple[Turn, Action]:
         self.reached.set()
@@ -93,7 +89,6 @@ class HangingAgent:
 
 
 async def _cancel_episode(context: CheckContext, when: str, agent: HangingAgent | None) -> None:
-    """Cancel an episode when its agent is asked; without an agent, at the first await."""
     running = asyncio.create_task(_run_episode(context, agent or StrategyAgent(try_every_tool)))
     if agent is None:
         await asyncio.sleep(0)

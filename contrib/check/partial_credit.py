@@ -65,7 +65,6 @@ async def partial_credit(context: CheckContext) -> str:
 
 
 async def _play(context: CheckContext, what: str, answer: str, actions: Sequence[Action]) -> None:
-    """Play the same actions on tasks whose answer it is not, and note the episodes."""
     for task in context.tasks[:MAX_TASKS]:
         if not any(is_same(answer, right) for right in right_answers(context, task)):
             context.episodes_of[what].append(await context.episode(task, actions_in_order(*actions)))

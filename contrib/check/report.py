@@ -10,11 +10,6 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckRow:
-    """The result of one check.
-
-    Example: ``CheckRow(name="gold answers", ok=True, detail="8 of 8 tasks score full marks", seconds=0.02)``
-    """
-
     name: str
     ok: bool | None
     """None when it was skipped or not finished; `detail` gives the reason."""
@@ -64,7 +59,6 @@ class CheckReport:
 
     @property
     def not_checked(self) -> tuple[str, ...]:
-        """Names of the checks that the budget ended: they neither passed nor failed."""
         return tuple(row.name for row in self.rows if row.unfinished)
 
     def to_dict(self) -> dict[str, Any]:

@@ -31,17 +31,12 @@ class Resources:
 
     @classmethod
     def now(cls, folder: Path) -> Resources:
-        """Take a snapshot.
-
-        Args:
-            folder: this process's folder for temporary files. Its path, in the environment of other processes, tells
-                which of them this process has started.
-        """
+        """Take a snapshot; a process with the folder's path in its environment was started by this one."""
         gc.collect()  # an object without references is no leak, even if it has not been collected yet
         return cls(
             descriptors=_descriptors(),
             threads={t: t.name for t in threading.enumerate() if not t.name.startswith(POOL_PREFIXES)},
-            tasks={task: _task_name(task) for task in asyncio.all_tasks()},
+            tasks={t: getattr(t.get_coro(), "__qualname__", t.get_name()) for t in asyncio.all_tasks()},
             processes=_processes(str(folder)),
             files={path: str(path.relative_to(folder)) for path in folder.rglob("*")},
         )
@@ -70,10 +65,6 @@ def _more(kind: str, remedy: str, now: Mapping[object, str], then: Mapping[objec
     names = sorted(name for key, name in now.items() if key not in then)
     more = ", ..." if len(names) > MAX_NAMED else ""
     return f"{len(now) - len(then)} more {kind} ({', '.join(names[:MAX_NAMED])}{more}): {remedy}"
-
-
-def _task_name(task: asyncio.Task[object]) -> str:
-    return getattr(task.get_coro(), "__qualname__", task.get_name())
 
 
 def _descriptors() -> dict[object, str]:

@@ -76,7 +76,6 @@ def _info_problem(info: Any) -> str:
 
 
 def tools_problem(tools: Any) -> str:
-    """Check the tools of an instance: OpenAI's shape, with JSON schemas of draft 2020-12."""
     if isinstance(tools, str) or not isinstance(tools, Sequence):
         return f"tools is {shorten(repr(tools))}; it is a list of tool specs"
     names = []

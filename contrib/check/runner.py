@@ -41,8 +41,6 @@ OPEN, CONTRACT = "open and close", "contract"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Check:
-    """A check: its name, its function, and the checks that run before it."""
-
     name: str
     function: Callable[[CheckContext], Coroutine[Any, Any, str]]
     """Returns one sentence about what is right; raises CheckFailed, CheckWarning or CheckSkipped."""
@@ -122,7 +120,6 @@ async def run_checks(
 
 
 def _selected(only: Sequence[str]) -> set[str]:
-    """Return the names of the checks to run: those in `only`, and those that they need."""
     if not only:
         return set(NAMES)
     needs = {check.name: (check.needs, check.uses) for check in (FIRST, *CHECKS, LAST)} | {OPEN: ()}
@@ -140,8 +137,6 @@ def _selected(only: Sequence[str]) -> set[str]:
 
 
 class _Runner:
-    """Runs selected checks, and keeps their rows and the budget."""
-
     def __init__(
         self, context: CheckContext, progress: Callable[[str], None], selected: set[str], seconds: float
     ) -> None:
@@ -202,10 +197,8 @@ class _Runner:
         left = self._deadline - time.monotonic()
         share = max(left / max(self._remaining, 1), left * MIN_SHARE)
         if share <= 0:
-            detail = (
-                f"the budget of {self._budget:g} s is used up: raise it with --seconds, or select checks with --only"
-            )
-            return CheckRow(name=check.name, ok=None, detail=detail, unfinished=True)
+            why = f"the budget of {self._budget:g} s is used up: raise it with --seconds, or select checks with --only"
+            return CheckRow(name=check.name, ok=None, detail=why, unfinished=True)
         self._context.deadline = time.monotonic() + share
         played_before = self._context.episodes_played
         limit = min(share, MAX_CHECK_SECONDS)
@@ -219,14 +212,15 @@ class _Runner:
         except CheckSkipped as reason:
             return CheckRow(name=check.name, ok=None, detail=str(reason))
         except EnvTimeout as error:
-            if limit == MAX_CHECK_SECONDS or not self._share_is_used:
+            if limit == MAX_CHECK_SECONDS or time.monotonic() < self._context.deadline:
                 detail = f"{error}: find the call that hangs, or check fewer tasks"
                 return CheckRow(name=check.name, ok=False, detail=detail)
             played = self._context.episodes_played - played_before
             detail = (
                 f"not finished within its {share:.3g} s of the budget of {self._budget:g} s, after {played} episodes"
             )
-            if not played and (check.name in (FIRST.name, CONTRACT) or share >= self._patience):
+            patience = max(HANG_SECONDS, 100 * self._context.slowest)
+            if not played and (check.name in (FIRST.name, CONTRACT) or share >= patience):
                 detail = f"{detail}: find the call that hangs, or raise the budget with --seconds"
                 return CheckRow(name=check.name, ok=False, detail=detail)
             detail = f"{detail} without a failure: raise it with --seconds, or check fewer --tasks"
@@ -234,14 +228,6 @@ class _Runner:
         except Exception as error:
             detail = f"the environment raised {_error_with_type(error)}{advice(str(error))}"
             return CheckRow(name=check.name, ok=False, detail=detail)
-
-    @property
-    def _patience(self) -> float:
-        return max(HANG_SECONDS, 100 * self._context.slowest)
-
-    @property
-    def _share_is_used(self) -> bool:
-        return time.monotonic() >= self._context.deadline
 
 
 async def _catch_exits(work: Coroutine[Any, Any, T]) -> T:
@@ -260,7 +246,6 @@ async def _catch_exits(work: Coroutine[Any, Any, T]) -> T:
 
 
 async def _open_problem(action: str, work: Awaitable[object]) -> str:
-    """Await the opening or closing of the factory; returns the error, or ""."""
     deadline = asyncio.timeout(OPEN_SECONDS)
     try:
         async with deadline:

@@ -19,7 +19,6 @@ def sample_arguments(tools: Sequence[ToolSpec], name: str) -> dict[str, Any]:
 
 
 def uniform_arguments(tools: Sequence[ToolSpec], name: str, value: Any) -> dict[str, Any]:
-    """Return arguments that set every parameter of a tool to the same value."""
     return dict.fromkeys(_parameters(tools, name).get("properties", {}), value)
 
 
@@ -61,7 +60,6 @@ def _sample_of_type(schema: Mapping[str, Any], root: Mapping[str, Any], depth: i
 
 
 def _resolve(root: Mapping[str, Any], reference: str) -> Any:
-    """Return the schema at "#/$defs/Name"; None when there is none."""
     schema: Any = root
     for part in reference.removeprefix("#").strip("/").split("/"):
         schema = schema.get(part) if isinstance(schema, Mapping) else None

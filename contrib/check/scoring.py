@@ -12,7 +12,6 @@ from contrib.check.context import LIMITS, CheckContext, CheckFailed, CheckSkippe
 from contrib.check.direct_calls import fresh_instance, reset
 from contrib.check.sample_arguments import sample_arguments, uniform_arguments
 from contrib.check.strategies import (
-    Strategy,
     actions_in_order,
     as_action,
     final_answer,
@@ -31,6 +30,12 @@ from forge_env.tool_env.tool_env import ToolEnv
 
 GARBAGE_ANSWER = "qwfp gjluy zxcv 7919 \\boxed{} <answer></answer> ```"
 UNUSUAL_CHARACTERS = "\ud800\x00\u202e\U0001f600\ufffe\x1b[2J"  # a lone surrogate, NUL, an emoji, ...
+UNUSUAL_ARGUMENTS = {
+    "arguments of a wrong type": {"a": [None]},
+    "None for every argument": None,
+    "a lone surrogate and NUL": UNUSUAL_CHARACTERS,
+    "100,000 characters": "9" * 100_000,
+}
 MALFORMED_TASKS = 2
 
 
@@ -96,9 +101,8 @@ async def gold(context: CheckContext) -> str:
     for task in context.tasks:
         episode = await context.episode(task, follow_expert(context.expert))
         if not episode.outcome.is_valid:
-            raise CheckFailed(
-                f"the expert's episode of the task {task.id!r} ended as {episode.outcome}: {episode.error}"
-            )
+            ended = f"ended as {episode.outcome}: {episode.error}"
+            raise CheckFailed(f"the expert's episode of the task {task.id!r} {ended}")
         if not is_success(episode):
             raise CheckFailed(
                 f"the expert scores {_reward(episode):g} on the task {task.id!r} with {_final_answer(episode)!r}, "
@@ -109,8 +113,7 @@ async def gold(context: CheckContext) -> str:
 
 
 async def _refusal(context: CheckContext, task: Task) -> str:
-    """The reason why the expert solves no such tasks: for example, it raises a UserError for the tasks of a user's
-    file."""
+    """Why the expert solves no such tasks: it raises a UserError for those of a user's file, for example."""
     assert context.expert is not None
     conversation = Conversation(request_id="check", seed=context.seed, observation=task.prompt)
     try:
@@ -156,10 +159,11 @@ async def cheats(context: CheckContext) -> str:
     tried = 0
     for task in context.tasks:
         for i, cheat in enumerate(list_cheats(task)):
-            episode = await context.episode(task, _strategy_of(cheat))
+            messages = [final_answer(cheat)] if isinstance(cheat, str) else map(as_action, cheat)
+            episode = await context.episode(task, actions_in_order(*messages))
             _require_valid(episode, task, f"the cheat {i}")
             if not reaches(0.0, _reward(episode)):
-                shown = cheat if isinstance(cheat, str) else repr([_shown(message) for message in cheat])
+                shown = cheat if isinstance(cheat, str) else repr([m["content"] or _functions(m) for m in cheat])
                 raise CheckFailed(
                     f"the cheat {i} of the task {task.id!r} scores {_reward(episode):g}, not 0: {shorten(shown)!r}"
                 )
@@ -180,17 +184,6 @@ async def limits(context: CheckContext) -> str:
         )
     how = "is truncated" if episode.outcome is Outcome.TRUNCATED else "is ended by the environment"
     return f"an agent that never stops {how} after {len(episode.turns)} turns"
-
-
-def _strategy_of(cheat: str | Sequence[Message]) -> Strategy:
-    """A cheat is a final answer, or assistant messages that are sent one after another."""
-    if isinstance(cheat, str):
-        return actions_in_order(final_answer(cheat))
-    return actions_in_order(*map(as_action, cheat))
-
-
-def _shown(message: Message) -> Any:
-    return message["content"] or [call["function"] for call in message.get("tool_calls", ())]
 
 
 def _wrong_answers(context: CheckContext, task: Task) -> Iterator[tuple[str, str]]:
@@ -234,19 +227,8 @@ def _malformed_actions(tools: Sequence[ToolSpec]) -> Iterator[tuple[str, Action]
         yield f"a call of {name} with arguments that fit its schema", tool_calls((name, valid))
         yield f"a call of {name} without arguments", tool_calls((name, {}))
         yield f"a call of {name} with an unknown argument", tool_calls((name, {**valid, "no_such_argument": 1}))
-        yield (
-            f"a call of {name} with arguments of a wrong type",
-            tool_calls((name, uniform_arguments(tools, name, {"a": [None]}))),
-        )
-        yield f"a call of {name} with None for every argument", tool_calls((name, uniform_arguments(tools, name, None)))
-        yield (
-            f"a call of {name} with a lone surrogate and NUL",
-            tool_calls((name, uniform_arguments(tools, name, UNUSUAL_CHARACTERS))),
-        )
-        yield (
-            f"a call of {name} with 100,000 characters",
-            tool_calls((name, uniform_arguments(tools, name, "9" * 100_000))),
-        )
+        for what, value in UNUSUAL_ARGUMENTS.items():
+            yield f"a call of {name} with {what}", tool_calls((name, uniform_arguments(tools, name, value)))
 
 
 def _require_no_success(episode: Episode, task: Task, kind: str) -> None:
@@ -263,6 +245,10 @@ def _require_valid(episode: Episode, task: Task, kind: str) -> None:
             f"{kind} ends the episode of the task {task.id!r} as {episode.outcome} ({shorten(episode.error)}): answer "
             "a model's mistake with a message, or end the episode with a reward"
         )
+
+
+def _functions(message: Message) -> list[Any]:
+    return [call["function"] for call in message.get("tool_calls", ())]
 
 
 def _reward(episode: Episode) -> float:

@@ -90,28 +90,18 @@ async def _check_reset_again(context: CheckContext, spec: EpisodeSpec) -> None:
 
 async def _transcript(env: Env, spec: EpisodeSpec) -> list[Any]:
     task, strategy, seed = spec
-    return [_comparable(result) async for _, result in play_directly(env, task, seed, strategy)]
-
-
-def _comparable(result: Any) -> list[Any]:
-    """Return the result of `reset` or `step` without its info, which may hold durations."""
-    messages, *numbers, _ = result
-    return [list(messages), *numbers]
+    results = [result async for _, result in play_directly(env, task, seed, strategy)]
+    # Without the infos, which may hold durations.
+    return [[list(messages), *numbers] for messages, *numbers, _ in results]
 
 
 def _compare(expected: Episode, got: Episode, when: str) -> None:
     if difference := _difference(expected, got):
         what = f"with the same seed the task {expected.task.id!r} is another episode {when}: {difference}"
-        raise CheckFailed(f"{what}{_remedy(got, difference, when)}")
-
-
-def _remedy(got: Episode, difference: str, when: str) -> str:
-    """Return what to do about a difference, as the end of a sentence."""
-    if cause := advice(got.error) or advice(difference):
-        return cause
-    if not got.outcome.is_valid:
-        return f": find what raises {when}, and keep what two episodes must not share on self"
-    return ". Draw from self.np_random after self.seed(seed), and keep state on self"
+        remedy = ". Draw from self.np_random after self.seed(seed), and keep state on self"
+        if not got.outcome.is_valid:
+            remedy = f": find what raises {when}, and keep what two episodes must not share on self"
+        raise CheckFailed(f"{what}{advice(got.error) or advice(difference) or remedy}")
 
 
 def _difference(expected: Episode, got: Episode) -> str:

@@ -22,12 +22,7 @@ MAX_TRIED_TOOLS = 8
 
 
 class StrategyAgent:
-    """An agent that acts by a strategy.
-
-    Args:
-        strategy: chooses each action.
-        barrier: waited for before every turn, to keep episodes that run at the same time in step.
-    """
+    """An agent that acts by a strategy. The barrier keeps episodes that run at the same time in step."""
 
     def __init__(self, strategy: Strategy, barrier: TurnBarrier | None = None) -> None:
         self._strategy = strategy
@@ -75,11 +70,7 @@ def final_answer(text: str) -> Action:
 
 
 def tool_calls(*calls: tuple[str, dict[str, Any] | None]) -> Action:
-    """Return a turn that calls tools.
-
-    Args:
-        calls: name and arguments of each call; None for arguments that are not JSON.
-    """
+    """Return a turn that calls tools, by name and arguments; None for arguments that are not JSON."""
     parsed = tuple(
         ToolCall(id=f"call_{i}", name=name, arguments=arguments)
         if arguments is not None
@@ -135,19 +126,11 @@ def follow_expert(expert: Callable[[list[Message]], Any]) -> Strategy:
 
 
 def as_action(message: Message) -> Action:
-    return Action(message=_assistant_message(message), tool_calls=_parsed_calls(message))
-
-
-def _assistant_message(message: Message) -> Message:
     if message["role"] != "assistant" or not isinstance(message["content"], str):
         raise ValueError("it returned no assistant message whose content is text")
-    return message
-
-
-def _parsed_calls(message: Message) -> tuple[ToolCall, ...]:
     parsed = []
     for i, call in enumerate(message.get("tool_calls", [])):
         name, arguments = call["function"]["name"], call["function"]["arguments"]
         arguments = json.loads(arguments) if isinstance(arguments, str) else arguments
         parsed.append(ToolCall(id=call.get("id", f"call_{i}"), name=name, arguments=arguments))
-    return tuple(parsed)
+    return Action(message=message, tool_calls=tuple(parsed))

@@ -211,7 +211,6 @@ def _factory(env: str | type[Env] | EnvFactory, options: Mapping[str, Any]) -> E
 
 
 def _end_info(step: StepOutcome) -> dict[str, str]:
-    """Return the keys of an info at the end of an episode; none before."""
     return {key: value for key, value in (("outcome", step.outcome), ("error", step.error)) if value}
 
 

@@ -28,19 +28,16 @@ CLOSE_SECONDS = 60.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepOutcome:
-    """The result of a `reset` or `step`.
-
-    Attributes:
-        outcome: of the episode; "" while it continues.
-        error: the reason of a fault.
-    """
+    """The result of a `reset` or `step`."""
 
     messages: Sequence[Message] = ()
     reward: float = 0.0
     terminated: bool = False
     truncated: bool = False
     outcome: str = ""
+    """Of the episode; "" while it continues."""
     error: str = ""
+    """The reason of a fault."""
     info: Mapping[str, Any] = field(default_factory=dict)
 
 

@@ -116,13 +116,10 @@ class LLMJudge:
                 f"scale={scale}, attempts={attempts}, timeout={timeout}, max_tokens={max_tokens}: all are above 0"
             )
         self._owns_agent = isinstance(agent_or_model, str)
-        self._agent = (
-            ChatAgent(
-                agent_or_model, base_url, api_key_env=api_key_env, temperature=0.0, timeout=timeout, prices=prices
-            )
-            if isinstance(agent_or_model, str)
-            else agent_or_model
-        )
+        if isinstance(agent_or_model, str):
+            settings: dict[str, Any] = {"api_key_env": api_key_env, "timeout": timeout, "prices": prices}
+            agent_or_model = ChatAgent(agent_or_model, base_url, temperature=0.0, **settings)
+        self._agent = agent_or_model
         self._prompt, self._scale = prompt, scale
         self._timeout, self._attempts, self._max_tokens = timeout, attempts, max_tokens
         self._verdicts = VerdictCache(cache)
@@ -149,7 +146,6 @@ class LLMJudge:
         return score
 
     async def aclose(self) -> None:
-        """Close the connections, unless the judge was given an agent."""
         if self._owns_agent:
             await self._agent.aclose()
 

@@ -45,9 +45,7 @@ class VerdictCache:
         if content and not content.endswith(b"\n"):  # a process died while writing: only its line is lost
             _append(path, b"\n")
         for line in content.splitlines():
-            entry = _entry(line)
-            if entry is not None:
-                self._scores[entry[0]] = entry[1]
+            self._scores.update(_entry(line))
 
 
 def _append(path: Path, content: bytes) -> None:
@@ -59,15 +57,12 @@ def _append(path: Path, content: bytes) -> None:
         os.close(file)
 
 
-def _entry(line: bytes) -> tuple[str, float] | None:
-    """Return key and score of one line; None if it is no verdict."""
+def _entry(line: bytes) -> dict[str, float]:
+    """Return score by key of one line; {} if it is no verdict."""
     try:
         entry: Any = json.loads(line)
     except (ValueError, RecursionError):
-        return None
-    if not isinstance(entry, dict):
-        return None
-    key, score = entry.get("key"), entry.get("score")
-    if isinstance(key, str) and isinstance(score, (int, float)) and 0 <= score <= 1:
-        return key, float(score)
-    return None
+        return {}
+    key, score = (entry.get("key"), entry.get("score")) if isinstance(entry, dict) else (None, None)
+    is_verdict = isinstance(key, str) and isinstance(score, (int, float)) and 0 <= score <= 1
+    return {key: float(score)} if is_verdict else {}

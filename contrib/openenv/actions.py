@@ -30,8 +30,6 @@ def takes_mcp(schema: Mapping[str, Any]) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ActionTool:
-    """A tool that the model may call, and the step that a call is."""
-
     spec: ToolSpec
     check: SchemaArguments
     is_mcp: bool
@@ -57,13 +55,9 @@ class Actions:
 
 
 def make_actions(schema: Mapping[str, Any], tools: Sequence[Mapping[str, Any]] | None, kind: str, url: str) -> Actions:
-    """Decide how the model acts.
+    """Decide how the model acts, by the schema of an action and the MCP tools.
 
-    Args:
-        schema: of an action.
-        tools: MCP tools, if there are any.
-        kind: "tool" or "text"; "auto" is text for an action of one text field, and a tool for any other.
-        url: of the server, for messages.
+    The kind is "tool" or "text"; "auto" is text for an action of one text field, and a tool for any other.
     """
     if tools is not None and takes_mcp(schema):
         named: dict[str, ActionTool] = {}

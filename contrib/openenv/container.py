@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 import httpx
 
@@ -35,22 +36,20 @@ def is_image(source: str) -> bool:
 
 
 class Container:
-    """A running container. `start_container` makes one."""
-
     def __init__(self, name: str, process: asyncio.subprocess.Process) -> None:
         self.name = name
         self.url = ""
         self._process = process
-        self._tail = bytearray()
-        self._reading = asyncio.create_task(read_tail(process.stderr, self._tail, _TAIL))
+        self.tail = bytearray()
+        self._reading = asyncio.create_task(read_tail(process.stderr, self.tail, _TAIL))
 
     @property
     def has_ended(self) -> bool:
         return self._process.returncode is not None
 
-    @property
-    def last_words(self) -> str:
-        return last_words(self._tail)
+    def check_runs(self) -> None:
+        if self.has_ended:
+            raise ServiceError(f"the container of the OpenEnv image ended; it wrote: {last_words(self.tail)}")
 
     async def close(self) -> None:
         """Remove it. May be called again."""
@@ -64,13 +63,7 @@ class Container:
 
 
 async def start_container(image: str, *, port: int, options: Sequence[str] = ()) -> Container:
-    """Start a container, and wait until its server answers.
-
-    Args:
-        image: must be there: nothing is pulled.
-        port: of the server in the container.
-        options: further options of `docker run`.
-    """
+    """Start a container, and wait until its server answers. The image must be there: nothing is pulled."""
     await asyncio.to_thread(check_image, image)
     name = f"forge-env-openenv-{os.getpid()}-{secrets.token_hex(6)}"
     run = ["run", "--rm", "--name", name, "--pull", "never", "--publish", f"127.0.0.1::{port}", *options, image]
@@ -87,7 +80,7 @@ async def start_container(image: str, *, port: int, options: Sequence[str] = ())
             container.url = await _url_of(container, port)
             await _until_answered(container)
     except TimeoutError:
-        words = container.last_words
+        words = last_words(container.tail)
         await container.close()
         raise ServiceError(f"the image {image} did not answer within {START_SECONDS:g} s; it wrote: {words}") from None
     except BaseException:
@@ -115,9 +108,8 @@ def run_options(text: str) -> list[str]:
 
 
 async def _url_of(container: Container, port: int) -> str:
-    """Wait until the container runs; return the URL of its server."""
     while True:
-        _check_runs(container)
+        container.check_runs()
         state = await asyncio.to_thread(
             _docker, "inspect", "--format", "{{.State.Running}} {{.HostConfig.NetworkMode}}", container.name
         )
@@ -134,25 +126,13 @@ async def _url_of(container: Container, port: int) -> str:
 async def _until_answered(container: Container) -> None:
     async with httpx.AsyncClient(trust_env=False, timeout=5.0, verify=False) as client:
         while True:
-            _check_runs(container)
+            container.check_runs()
             with contextlib.suppress(httpx.HTTPError):
                 if (await client.get(f"{container.url}/schema")).status_code < 500:
                     return
             await asyncio.sleep(_POLL_SECONDS)
 
 
-def _check_runs(container: Container) -> None:
-    if container.has_ended:
-        raise ServiceError(f"the container of the OpenEnv image ended; it wrote: {container.last_words}")
-
-
 def _docker(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        ["docker", *arguments],
-        capture_output=True,
-        text=True,
-        errors="replace",
-        timeout=_ASK_SECONDS,
-        stdin=subprocess.DEVNULL,
-        check=False,
-    )
+    options: dict[str, Any] = {"capture_output": True, "text": True, "errors": "replace", "timeout": _ASK_SECONDS}
+    return subprocess.run(["docker", *arguments], stdin=subprocess.DEVNULL, check=False, **options)

@@ -65,12 +65,7 @@ class HttpApi:
 
     def __init__(self, url: str, headers: Mapping[str, str]) -> None:
         self.url = url
-        self._client = httpx.Client(
-            base_url=url,
-            headers=dict(headers),
-            timeout=HTTP_SECONDS,
-            **connection(url),
-        )
+        self._client = httpx.Client(base_url=url, headers=dict(headers), timeout=HTTP_SECONDS, **connection(url))
 
     def __enter__(self) -> HttpApi:
         return self
@@ -82,18 +77,13 @@ class HttpApi:
         schemas = self._get("/schema")
         action = schemas.get("action") if isinstance(schemas, dict) else None
         if not isinstance(action, dict) or not isinstance(action.get("properties"), dict):
-            raise UserError(
-                f"{self.url} is no OpenEnv server of a version that is known here ({VERSIONS}): GET {self.url}/schema "
-                "gives no schema of an action"
-            )
+            raise self._unknown("/schema", "no schema of an action")
         metadata = self._get("/metadata", optional=True)
         metadata = metadata if isinstance(metadata, dict) else {}
-        return Description(
-            action=action, name=str(metadata.get("name") or "OpenEnv"), version=str(metadata.get("version") or "")
-        )
+        name, version = str(metadata.get("name") or "OpenEnv"), str(metadata.get("version") or "")
+        return Description(action=action, name=name, version=version)
 
     def splits(self) -> list[Split]:
-        """The splits of the tasks that the server lists; none if it lists no tasks."""
         names = self._get("/list_environments", optional=True)
         result: list[Split] = []
         for env in names if isinstance(names, list) else ():
@@ -108,7 +98,6 @@ class HttpApi:
         return int(answer["num_tasks"])
 
     def tasks(self, split: Split, indices: list[int]) -> Iterator[Any]:
-        """Yield what the server says about some of its tasks."""
         for index in indices:
             yield self._post(f"/{quote(split.env, safe='')}/task", {"split": split.name, "index": index})["task"]
 
@@ -118,11 +107,14 @@ class HttpApi:
         if response.status_code != 200:
             if optional:
                 return None
-            raise UserError(
-                f"{self.url} is no OpenEnv server of a version that is known here ({VERSIONS}): "
-                f"GET {self.url}{path} gives HTTP {response.status_code}"
-            )
+            raise self._unknown(path, f"HTTP {response.status_code}")
         return _json(response)
+
+    def _unknown(self, path: str, what: str) -> UserError:
+        return UserError(
+            f"{self.url} is no OpenEnv server of a version that is known here ({VERSIONS}): "
+            f"GET {self.url}{path} gives {what}"
+        )
 
     def _post(self, path: str, body: Mapping[str, Any]) -> Any:
         with _answers(self.url):

@@ -18,7 +18,6 @@ _REMOVE_SECONDS = 60.0
 
 
 def main(seconds: float, name: str, command: list[str]) -> int:
-    """Run the command until it is to end; return its exit code."""
     stopped: list[int] = []
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda received, frame: stopped.append(received))

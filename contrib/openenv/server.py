@@ -34,12 +34,7 @@ class Opened:
 class Server:
     """Opens sessions at one server. Belongs to one event loop.
 
-    Args:
-        source: its URL, or the image of a container, which is started, again if it has ended.
-        headers: of every request.
-        actions: see `contrib.openenv.actions.make_actions`.
-        port: of the server in a container.
-        options: further options of `docker run`.
+    The source is its URL, or the image of a container, which is started, again if it has ended.
     """
 
     def __init__(

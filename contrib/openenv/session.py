@@ -30,8 +30,6 @@ class BadAction(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observed:
-    """What a server answers to "reset" and "step"."""
-
     observation: Mapping[str, Any]
     reward: Any
     done: bool
@@ -76,7 +74,6 @@ class Session:
         return self._observed(await self._request("step", action, "observation"))
 
     async def tools(self) -> list[dict[str, Any]] | None:
-        """The MCP tools of the environment; None if it has none."""
         are_listed = True
 
         async def page(cursor: str | None) -> tuple[list[tuple[str, dict[str, Any]]], str | None]:
@@ -111,9 +108,7 @@ class Session:
             with contextlib.suppress(ConnectionClosed):
                 await self._socket.send(write({"type": kind, "data": portable(data)}))
             text = await self._socket.recv()
-        except ConnectionClosed as error:
-            raise ServiceError(f"the connection to the OpenEnv server {self._url} was lost: {error}") from None
-        except OSError as error:
+        except (ConnectionClosed, OSError) as error:
             raise ServiceError(f"the connection to the OpenEnv server {self._url} was lost: {error}") from None
         try:
             frame = read(text if isinstance(text, str) else decoded(text))
@@ -121,10 +116,7 @@ class Session:
             frame = None
         answer = frame.get("data") if isinstance(frame, dict) else None
         if not isinstance(frame, dict) or not isinstance(answer, dict) or frame.get("type") not in (expected, "error"):
-            raise ServiceError(
-                f"the OpenEnv server {self._url} answered {kind!r} with {text!r:.80}, which is not the protocol of "
-                f"{VERSIONS}"
-            )
+            raise self._unknown(f"{kind!r} with {text!r:.80}")
         if frame["type"] == "error":
             self._raise(answer)
         return answer
@@ -139,13 +131,13 @@ class Session:
             raise EnvError(f"the environment at {self._url} raised: {message}")
         raise ServiceError(f"the OpenEnv server {self._url} failed with {code}: {message}")
 
+    def _unknown(self, what: str) -> ServiceError:
+        return ServiceError(f"the OpenEnv server {self._url} answered {what}, which is not the protocol of {VERSIONS}")
+
     def _observed(self, answer: Mapping[str, Any]) -> Observed:
         observation, metadata = answer.get("observation"), answer.get("metadata")
         if not isinstance(observation, dict):
-            raise ServiceError(
-                f"the OpenEnv server {self._url} answered without an observation, which is not the protocol of "
-                f"{VERSIONS}"
-            )
+            raise self._unknown("without an observation")
         metadata = metadata or observation.get("metadata")
         return Observed(
             observation={name: value for name, value in observation.items() if name != "metadata"},

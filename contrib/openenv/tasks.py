@@ -49,17 +49,12 @@ def _listed(split: Split, index: int, spec: Any) -> Task:
     fields = spec if isinstance(spec, dict) else {}
     metadata = {"split": split.name, "index": index, "spec": spec}
     if not messages_problem(fields.get("prompt")):  # the whole conversation, which the first observation repeats
-        prompt, kind = tuple(fields["prompt"]), fields.get("kind", "")
-        return Task(
-            prompt=prompt, metadata=metadata, id=str(fields.get("id", "")), kind="" if kind_problem(kind) else kind
-        )
+        prompt, kind, id_ = tuple(fields["prompt"]), fields.get("kind", ""), str(fields.get("id", ""))
+        return Task(prompt=prompt, metadata=metadata, id=id_, kind="" if kind_problem(kind) else kind)
     text = spec if isinstance(spec, str) else next((fields[n] for n in _PROMPTS if isinstance(fields.get(n), str)), "")
     target = next((fields[n] for n in _TARGETS if isinstance(fields.get(n), (str, int, float))), None)
-    return Task(
-        prompt=_message(text or f"{split.env}, task {index} of the split {split.name}."),
-        target=target,
-        metadata=metadata,
-    )
+    prompt = _message(text or f"{split.env}, task {index} of the split {split.name}.")
+    return Task(prompt=prompt, target=target, metadata=metadata)
 
 
 def _message(text: str) -> tuple[Message, ...]:

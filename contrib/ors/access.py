@@ -35,13 +35,10 @@ class Access:
         return {"User-Agent": "forge-env", "Accept-Encoding": "identity", **self.credentials.headers}
 
     def refusal(self, what: str, response: httpx.Response) -> ForgeError:
-        """The error of a response with a status that is no success."""
         reason = f"{self.url} answered {what} with {response.status_code}: {self.words(_detail(response))}"
         if response.status_code in (401, 403):
-            return UserError(
-                f"{reason}. Put a valid API key into the environment variable {self.key_env}, or name another one as "
-                "api_key_env"
-            )
+            key = f"Put a valid API key into the environment variable {self.key_env}"
+            return UserError(f"{reason}. {key}, or name another one as api_key_env")
         return EnvError(reason) if response.status_code == 500 else ServiceError(reason)
 
     def words(self, text: str) -> str:
@@ -50,13 +47,7 @@ class Access:
 
 
 def access_of(url: str, *, api_key_env: str, secrets: Sequence[str]) -> Access:
-    """Read the API key and the secrets from environment variables.
-
-    Args:
-        url: the server's address.
-        api_key_env: name of the variable; `API_KEY_ENV` may be unset, for a server that takes no key.
-        secrets: names of variables that the environment is given under the same names.
-    """
+    """Read the API key and the secrets from environment variables; `API_KEY_ENV` may be unset."""
     headers: dict[str, str] = {}
     if api_key_env and (api_key_env != API_KEY_ENV or os.environ.get(API_KEY_ENV)):
         headers["X-API-Key"] = secret_from_env(api_key_env)

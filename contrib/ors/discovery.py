@@ -24,12 +24,8 @@ class Discovery:
 
     def __init__(self, access: Access) -> None:
         self._access = access
-        self._client = httpx.Client(
-            base_url=access.url,
-            headers=access.headers,
-            timeout=SECONDS,
-            **connection(access.url),
-        )
+        url = access.url
+        self._client = httpx.Client(base_url=url, headers=access.headers, timeout=SECONDS, **connection(url))
 
     def __enter__(self) -> Discovery:
         return self
@@ -83,10 +79,8 @@ class Discovery:
             if len(listed) != number:
                 raise ServiceError(f"{self._access.url} has {number} tasks in {split}, and lists {len(listed)}")
             return [(index, dict(listed[index])) for index in indices]
-        path, tasks = f"/{environment}/task", []
-        for index in indices:
-            tasks.append((index, dict(self._json("POST", path, {"split": split, "index": index})["task"])))
-        return tasks
+        path = f"/{environment}/task"
+        return [(i, dict(self._json("POST", path, {"split": split, "index": i})["task"])) for i in indices]
 
     def _number(self, environment: str, split: str) -> tuple[int, Sequence[Any] | None]:
         """Return the number of tasks; and the tasks themselves from a server that has no other way."""
@@ -104,9 +98,8 @@ class Discovery:
         try:
             response = self._client.request(method, path, json=body)
         except httpx.ConnectError as error:
-            raise UserError(
-                f"no server answers at {self._access.url} ({error}): start it, or correct the address"
-            ) from None
+            problem = f"no server answers at {self._access.url} ({error})"
+            raise UserError(f"{problem}: start it, or correct the address") from None
         except httpx.HTTPError as error:
             raise ServiceError(f"{what} of {self._access.url} failed: {type(error).__name__}: {error}") from None
         if response.status_code in (404, 405) and may_lack:

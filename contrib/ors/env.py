@@ -191,12 +191,16 @@ class Ors(Env):
         # Its limit is longer than a call may take, so that a slow server is a fault and not a result.
         options = ToolOptions(timeout=2 * self._seconds["call_seconds"] + 60, max_output=MAX_OUTPUT)
         name = str(spec["name"])
+
+        async def run(**arguments: Any) -> str:
+            return await self.call(name, arguments)
+
         return Tool(
             name=name,
             description=str(spec.get("description") or name),
             parameters=dict(spec.get("input_schema") or _NO_ARGUMENTS),
             arguments=lambda arguments: arguments,  # the server checks them
-            function=_ToolCall(self, name).run,
+            function=run,
             options=options,
         )
 
@@ -235,16 +239,6 @@ class Ors(Env):
                 return messages_of(conversation, where)
         blocks = await session.request("GET", f"/{name}/prompt")
         return [{"role": "user", "content": text_of(blocks, where)}]
-
-
-class _ToolCall:
-    __slots__ = ("_env", "_name")
-
-    def __init__(self, env: Ors, name: str) -> None:
-        self._env, self._name = env, name
-
-    async def run(self, /, **arguments: Any) -> str:
-        return await self._env.call(self._name, arguments)
 
 
 @functools.cache

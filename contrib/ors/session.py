@@ -28,8 +28,6 @@ MAX_FAILED_PINGS = 5
 
 
 class Refused(Exception):
-    """A response that is no success; `error` is what it means."""
-
     def __init__(self, status: int, error: Exception) -> None:
         super().__init__(str(error))
         self.status, self.error = status, error
@@ -44,15 +42,7 @@ class CallResult(NamedTuple):
 
 
 class Session:
-    """Open it, call its tools, and close it.
-
-    Args:
-        access: the server.
-        environment: the name of the environment there.
-        start_seconds: how long the environment may set itself up.
-        call_seconds: time limit of one call of a tool.
-        ping_seconds: pause between two pings.
-    """
+    """Open it, call its tools, and close it. The seconds are those of `contrib.ors.env.Ors`."""
 
     def __init__(
         self, access: Access, environment: str, *, start_seconds: float, call_seconds: float, ping_seconds: float
@@ -82,7 +72,6 @@ class Session:
         self._pings = asyncio.create_task(self._ping(), name="ors pings")
 
     async def request(self, method: str, path: str, body: Any = None) -> Any:
-        """Send a request that may be repeated, and return the JSON of its response."""
         try:
             return await self._json(method, path, body)
         except Refused as refused:
@@ -154,8 +143,7 @@ class Session:
         return found
 
     async def _json(self, method: str, path: str, body: Any = None) -> Any:
-        response = await self._send(method, path, body)
-        return self._decoded(response, f"{method} {path}")
+        return self._decoded(await self._send(method, path, body), f"{method} {path}")
 
     def _decoded(self, response: httpx.Response, what: str) -> Any:
         try:
@@ -200,7 +188,10 @@ class Session:
                 async with self._client.stream("POST", path, content=write(body), headers=headers) as response:
                     if not response.is_success:
                         await response.aread()
-                        raise self._refused_call(where, response)
+                        if response.status_code in GONE:
+                            gone = f"the server has ended it ({response.status_code})"
+                            raise ServiceError(f"{where} found no session: {gone}")
+                        raise self._access.refusal(where, response)
                     async for event in read_events(response.aiter_bytes()):
                         if event.kind == "task_id":
                             body = {**body, "task_id": event.data.strip()}
@@ -222,11 +213,6 @@ class Session:
             if pause is None or ("task_id" not in body and not is_unsent):
                 raise ServiceError(f"{where} was lost: {problem}")
             await asyncio.sleep(pause)
-
-    def _refused_call(self, where: str, response: httpx.Response) -> Exception:
-        if response.status_code in GONE:
-            return ServiceError(f"{where} found no session: the server has ended it ({response.status_code})")
-        return self._access.refusal(where, response)
 
     def _raised(self, where: str, words: str, *, is_resumed: bool) -> Exception:
         if is_resumed and words == "unknown task_id":

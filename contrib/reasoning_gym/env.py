@@ -207,12 +207,11 @@ def dataset_names() -> list[str]:
 def _datasets() -> dict[str, list[str]]:
     """Return the options of each dataset, without "composite", which mixes other datasets."""
     require_reasoning_gym()
-    fields_of_datasets = worker.ask({"do": "datasets"})["datasets"]
-    fields = {
+    return {
         name: [field for field in fields if field not in ("seed", "size")]
-        for name, fields in fields_of_datasets.items()
+        for name, fields in worker.ask({"do": "datasets"})["datasets"].items()
+        if name != "composite"
     }
-    return {name: options for name, options in fields.items() if name != "composite"}
 
 
 def _tasks_of(fields: list[str]) -> Callable[..., list[Task]]:

@@ -93,7 +93,6 @@ class Library:
         return self._score(request)
 
     def _check(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Make a dataset, which raises what is wrong with its configuration."""
         try:
             self._dataset({**request, "seed": 0})
         except (AssertionError, ValueError, TypeError) as error:
@@ -101,7 +100,7 @@ class Library:
         return {}
 
     def _dataset(self, request: dict[str, Any]) -> Any:
-        key = json.dumps([request["dataset"], request["seed"], request["config"]], sort_keys=True)
+        key = _key(request)
         if key not in self._datasets:
             dataset_class, config_class = self._tables[request["dataset"]]
             config = _config(config_class, {**request["config"], "seed": request["seed"], "size": BLOCK})
@@ -111,7 +110,7 @@ class Library:
 
     def _entry(self, request: dict[str, Any], index: int) -> dict[str, Any]:
         dataset = self._dataset(request)
-        key = (json.dumps([request["dataset"], request["seed"], request["config"]], sort_keys=True), index)
+        key = (_key(request), index)
         if key not in self._entries:
             _seed_globals(str(key))
             _keep(self._entries, key, dataset[index], 4 * BLOCK)
@@ -143,7 +142,6 @@ class Library:
         return {"entries": sound, "paid": paid}
 
     def _score(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Score the answers of a request, all in one fork."""
         dataset, entry = self._dataset(request), self._entry(request, request["index"])
         if str(entry["question"]) != request["question"]:
             return {"error": "the dataset does not give the same question again"}
@@ -177,6 +175,10 @@ class Library:
                 if vars(module).get("parse_expr") is read:
                     vars(module)["parse_expr"] = formula
         vars(self._sympy)["parse_expr"] = formula
+
+
+def _key(request: dict[str, Any]) -> str:
+    return json.dumps([request["dataset"], request["seed"], request["config"]], sort_keys=True)
 
 
 def _keep(table: OrderedDict[Any, Any], key: Any, value: Any, size: int = _CACHED) -> None:

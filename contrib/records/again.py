@@ -31,8 +31,6 @@ _NOT_THE_ENVIRONMENT = (Outcome.INFRA_FAULT, Outcome.TIMEOUT)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JudgedAgain:
-    """A recorded episode, and the same with its new reward."""
-
     before: Episode
     after: Episode
     """The recorded one where `refused` is set."""
@@ -49,9 +47,7 @@ class TasksOfToday:
     """The tasks that the data of an environment have now, found by their prompts.
 
     An environment that makes tasks without end never lists them all. So it is asked for a few, and for more only if a
-    recorded task is not among these.
-
-    `note` says why tasks of the record are judged instead; "" if they are not.
+    recorded task is not among these. `note` says why tasks of the record are judged instead.
     """
 
     def __init__(self, factory: EnvFactory, recorded: Iterable[Task]) -> None:

@@ -23,8 +23,6 @@ MAX_LISTED = 4
 
 
 class FoundEpisode(NamedTuple):
-    """An episode, and its place on disk."""
-
     episode: Episode
     phase: str
     path: Path
@@ -33,12 +31,11 @@ class FoundEpisode(NamedTuple):
 
 
 class _IndexedLine(NamedTuple):
-    """One line of a file, with the id of its episode; "" if the line is no episode."""
-
     phase: str
     path: Path
     number: int
     id: str
+    """Of its episode; "" if the line is no episode."""
 
 
 def find_episode(run: Path, name: str) -> FoundEpisode:

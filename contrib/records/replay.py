@@ -42,8 +42,6 @@ class Difference:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnCheck:
-    """Comparison of one turn: the observation before it, its tool calls, and its reward."""
-
     observation: Verdict
     tools: Verdict = "not reached"
     reward: Verdict = "not reached"
@@ -76,10 +74,8 @@ class Replay:
 async def replay(recorded: Episode, settings: RunSettings, *, keep_going: bool = False) -> Replay:
     """Run an episode again with the turns that were recorded.
 
-    Args:
-        recorded: the episode.
-        settings: of its run; if they name no environment, the episode's is used.
-        keep_going: take all turns, even after an observation differs.
+    If the settings name no environment, the episode's is used. `keep_going` takes all turns, even after an observation
+    differs.
     """
     name = settings.env or recorded.env
     if not name:
@@ -155,8 +151,7 @@ class Replayer:
         return taken, Action(message=turn.message, tool_calls=turn.tool_calls, finish_reason=turn.finish_reason)
 
     def _was_full(self, conversation: Conversation, number: int) -> bool:
-        """Whether the next prompt left no room to answer. Where turns ran at once, it
-        is one that fits no recorded turn."""
+        """Whether the next prompt left no room to answer. Where turns ran at once, it fits no recorded turn."""
         turns, count = self._recorded.turns, len(self.taken)
         if "turns_at_once" in self._recorded.info:
             count = min(+self._full, default=count)
@@ -211,14 +206,7 @@ def _observation(conversation: Conversation, turn: Turn) -> tuple[Message, ...]:
 def compare_episodes(
     recorded: Episode, replayed: Episode, taken: Mapping[int, Turn], stop: Stop | None = None
 ) -> Replay:
-    """Compare two episodes of the same turns, step by step.
-
-    Args:
-        recorded: the recorded episode.
-        replayed: its replay.
-        taken: number of the recorded turn -> turn of the replay.
-        stop: where the replay stopped, if it did.
-    """
+    """Compare two episodes of the same turns; `taken` has the turn of the replay by the recorded turn's number."""
     result = Replay(recorded=recorded, replayed=replayed, taken=taken, stopped=stop.reason if stop else "")
     for number, turn in enumerate(recorded.turns):
         if number in taken:
@@ -278,7 +266,6 @@ def _check(result: Replay, turn: int | None, what: str, was: Any, now: Any) -> V
 
 
 def _uses(uses: Sequence[ToolUse]) -> list[str]:
-    """Return name and result of each tool call, without durations."""
     return [f"{use.name}: {use.error or 'ok'}" for use in uses]
 
 

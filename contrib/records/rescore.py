@@ -15,8 +15,8 @@ from forge_env.tool_env.rubric import RewardPart, score
 from forge_env.utils.deadlines import Deadline
 
 BATCH_SIZE = 16
-SECONDS = 120.0  # for the reward of one episode
 """Episodes that are scored at the same time."""
+SECONDS = 120.0  # for the reward of one episode
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,10 +32,6 @@ class Rescored:
     error: str = ""
     """Why the reward function failed."""
 
-    @property
-    def has_answer(self) -> bool:
-        return has_answer(self.before)
-
 
 def has_answer(episode: Episode) -> bool:
     """Whether an episode ended with a final answer, which is what a reward function scores."""
@@ -43,10 +39,7 @@ def has_answer(episode: Episode) -> bool:
 
 
 async def rescore(episodes: Iterable[Episode], part: RewardPart) -> AsyncIterator[Rescored]:
-    """Score episodes again, in order; each has `SECONDS`.
-
-    The reward of the last turn changes with the episode's, so that the turns still add up.
-    """
+    """Score episodes again, in order; the last turn's reward changes with the episode's, so the turns add up."""
     remaining = iter(episodes)
     while batch := list(islice(remaining, BATCH_SIZE)):
         for rescored in await asyncio.gather(*(_rescore(episode, part) for episode in batch)):

@@ -66,7 +66,6 @@ class ModelOpponents:
         return answer
 
     async def aclose(self) -> None:
-        """Close the connections if no other episode uses them. May be called twice."""
         if self._is_open:
             self._is_open = False
             await self._endpoint.release()

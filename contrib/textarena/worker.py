@@ -50,8 +50,6 @@ def open_library(run_forked: RunForked) -> Callable[[Request], Request]:
 
 
 class Library:
-    """The games under way, by session."""
-
     def __init__(self, run_forked: RunForked) -> None:
         self._arena = importlib.import_module("textarena")
         self._run_forked = run_forked
@@ -112,15 +110,12 @@ class Library:
             player, text = game.observe()
             if player == game.seat or game.opponent not in BUILT_IN:
                 return {"player": player, "text": text, "score": game.score()}
-            move = self._choose(game, player, text)
+            # What stands in brackets in the player's view, or has the form of that.
+            move = next((move for move in game.candidates(player, text) if self._is_legal(game, move)), None)
             if move is None:
                 return {"stuck": player}
             game.step(move)
         return {"endless": MAX_OPPONENT_MOVES}
-
-    def _choose(self, game: Game, player: int, text: str) -> str | None:
-        """Return a legal move, or None: what stands in brackets in the player's view, or has the form of that."""
-        return next((move for move in game.candidates(player, text) if self._is_legal(game, move)), None)
 
     def _is_legal(self, game: Game, move: str) -> bool:
         def try_move(write: Write) -> None:
@@ -261,7 +256,6 @@ def _is_for_one(state: Any) -> bool:
 
 
 def _reason(error: BaseException) -> str:
-    """Say why a game cannot be made."""
     text = " ".join(str(error).split())
     if isinstance(error, LookupError) and (corpus := re.search(r"Resource \W*(\w+)\W* not found", text)):
         return (

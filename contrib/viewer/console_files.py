@@ -22,15 +22,10 @@ class ConsoleFiles:
         self._logs = run.path / "logs"
 
     def size(self) -> int:
-        """The bytes of all files together; it changes when there is new output."""
         return _size(self._console) + sum(log["bytes"] for log in self._list_logs())
 
     def read(self, log_name: str = "") -> dict[str, Any]:
-        """{"lines": [{"time", "kind", "text"}, ...], "logs": [{"name", "bytes"}, ...], "log": the end of one log}.
-
-        Args:
-            log_name: the log to read; a name that is not among the logs gives "".
-        """
+        """{"lines": [{"time", "kind", "text"}, ...], "logs": [{"name", "bytes"}, ...], "log": the end of one log}."""
         logs = self._list_logs()
         is_known = any(log["name"] == log_name for log in logs)  # so no name leads out of the folder
         lines = [_console_line(line) for line in _read_tail(self._console).splitlines()]

@@ -21,14 +21,7 @@ from forge_env.core.reward_value import are_same
 
 
 def read_detail(run: StoredRun, db: sqlite3.Connection, key: str, model: Path | None) -> dict[str, Any]:
-    """Return an episode with its siblings, its advantages and the text of its tokens.
-
-    Args:
-        run: the run of the episode.
-        db: the index of the run.
-        key: "PHASE/OFFSET", as the lists give it.
-        model: folder with the tokenizer; None if there is none.
-    """
+    """Return the episode of a key, "PHASE/OFFSET", with its siblings, its advantages and the text of its tokens."""
     row = query.find_episode(db, key)
     episode = _read_episode(row)
     return {

@@ -32,9 +32,6 @@ def write_page(folder: Path) -> Path:
     """Write report.html of a training run, or replace it: its page from the present content of its folder.
 
     Of long files of episodes only the end is read: a run writes this page when it ends, which takes seconds.
-
-    Raises:
-        UserError: the folder is not the folder of a training run.
     """
     run_data.check_training(folder)
     path = folder / REPORT
@@ -92,15 +89,9 @@ def _run_views(run: ViewedRun) -> dict[str, Any]:
     """The answers to all that the page may request of a run, without its episodes."""
     run.metrics.update()
     metrics = run.metrics.metrics_by_phase()
-    return {
-        "overview": VIEWS["overview"](run, {}),
-        "report": VIEWS["report"](run, {}),
-        "curves": {phase: run.metrics.read_curves(phase, names[:MAX_METRICS]) for phase, names in metrics.items()},
-        "faults": VIEWS["faults"](run, {}),
-        "timeline": VIEWS["timeline"](run, {}),
-        "settings": VIEWS["settings"](run, {}),
-        "console": {**VIEWS["console"](run, {}), "logs": []},
-    }
+    views = {name: VIEWS[name](run, {}) for name in ("overview", "report", "faults", "timeline", "settings", "console")}
+    curves = {phase: run.metrics.read_curves(phase, names[:MAX_METRICS]) for phase, names in metrics.items()}
+    return {**views, "curves": curves, "console": {**views["console"], "logs": []}}
 
 
 def _select_episodes(
@@ -127,10 +118,7 @@ def _select_episodes(
 
 
 def _most_informative(db: sqlite3.Connection, samples: Sequence[str], max_episodes: int) -> Iterator[sqlite3.Row]:
-    """The samples, the newest faults, then the groups of each phase in turn, the widest spread of rewards first.
-
-    Each row comes once.
-    """
+    """Each once: the samples, the newest faults, then the groups of each phase, the widest spread of rewards first."""
     seen: set[int] = set()
     for key in samples:
         row = query.find_episode(db, key)

@@ -44,13 +44,7 @@ _EVALUATION = re.compile(r"evaluation_(\d{1,15})")
 
 
 class EpisodeIndex:
-    """The index of one run. One thread at a time may call `update`; any thread may call `reading`.
-
-    Args:
-        run: its files are indexed.
-        path: of the SQLite file; its folder exists.
-        max_bytes: read from the end of each file; None reads whole files.
-    """
+    """The index of one run. One thread at a time may call `update`; any thread may call `reading`."""
 
     def __init__(self, run: StoredRun, path: Path, max_bytes: int | None = None) -> None:
         self.run = run
@@ -111,7 +105,6 @@ class EpisodeIndex:
         return changed
 
     def progress(self) -> tuple[int, int]:
-        """The bytes that are indexed, and all bytes."""
         with self.reading() as db:
             done: int = db.execute("SELECT coalesce(sum(done), 0) FROM files").fetchone()[0]
         total = 0

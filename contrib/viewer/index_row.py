@@ -29,7 +29,6 @@ Row = tuple[Any, ...]
 
 
 def episode_from(data: Any) -> dict[str, Any]:
-    """The episode in the parsed line of a file of episodes or of faults."""
     if isinstance(data, dict) and "class" in data and isinstance(data.get("episode"), dict):
         data = data["episode"]
     if not isinstance(data, dict) or not isinstance(data.get("turns"), list) or not isinstance(data.get("task"), dict):

@@ -15,13 +15,7 @@ from forge_env.core.errors import UserError
 
 
 class Library:
-    """The runs at a path. Used as a context manager, which removes its temporary folder at the end.
-
-    Args:
-        path: a run, a folder of runs, or a file of episodes.
-        model: folder of the tokenizer; None is the model of each run.
-        follow_seconds: between two looks for news in the files.
-    """
+    """The runs at a path. Used as a context manager, which removes its temporary folder at the end."""
 
     def __init__(self, path: Path, *, model: Path | None = None, follow_seconds: float = 1.0) -> None:
         self.path = path.expanduser()

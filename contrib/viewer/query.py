@@ -54,6 +54,8 @@ _TERMS = {
     "reward_to": f"reward <= ? + {TOLERANCE}",
     "fault": "fault = ?",
     "error": "error = ?",
+    "tool": "instr(tools, ',' || ? || ',') > 0",
+    "id": "instr(id, ?) > 0",
 }
 _NUMBERS = {"step": int, "version": int, "reward_from": float, "reward_to": float}
 _HAS = {
@@ -64,13 +66,11 @@ _HAS = {
     "success": "success = 1",
     "failure": "reward IS NOT NULL AND success = 0",
 }
-FILTERS = frozenset({*_TERMS, "tool", "has", "id"})
+FILTERS = frozenset({*_TERMS, "has"})
 
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """A condition on episodes in SQL, and its values."""
-
     sql: str
     values: tuple[Any, ...]
 
@@ -79,7 +79,6 @@ class Condition:
 
 
 def condition_of(params: Mapping[str, str]) -> Condition:
-    """Return the condition of the filters among a request's parameters."""
     terms, values = ["kind <> 'trained'"], []
     for name, text in params.items():
         if name not in FILTERS or not text:
@@ -88,12 +87,6 @@ def condition_of(params: Mapping[str, str]) -> Condition:
             if text not in _HAS:
                 raise UserError(f"the filter has={text!r} is none of {', '.join(_HAS)}")
             terms.append(_HAS[text])
-        elif name == "tool":
-            terms.append("instr(tools, ?) > 0")
-            values.append(f",{text},")
-        elif name == "id":
-            terms.append("instr(id, ?) > 0")
-            values.append(text)
         else:
             terms.append(_TERMS[name])
             values.append(_filter_value(name, text))
@@ -104,13 +97,12 @@ def list_episodes(db: sqlite3.Connection, condition: Condition, order: str, offs
     """A page of episodes: {"total": all that match, "rows": the page's}."""
     order_sql = _order_sql(EPISODE_ORDERS, order)
     total = db.execute(f"SELECT count(*) {FROM_EPISODES} WHERE {condition.sql}", condition.values).fetchone()[0]
-    sql = f"SELECT episodes.*, phase {FROM_EPISODES} WHERE {condition.sql} ORDER BY {order_sql} LIMIT ? OFFSET ?"
-    rows = db.execute(sql, (*condition.values, min(limit, MAX_ROWS), offset))
+    sql = f"{condition.sql} ORDER BY {order_sql} LIMIT ? OFFSET ?"
+    rows = select_rows(db, sql, (*condition.values, min(limit, MAX_ROWS), offset))
     return {"total": total, "rows": [list_entry(row) for row in rows]}
 
 
 def list_groups(db: sqlite3.Connection, condition: Condition, order: str, offset: int, limit: int) -> dict[str, Any]:
-    """A page of groups, each with the rewards of its episodes."""
     order_sql = _order_sql(GROUP_ORDERS, order)
     grouped = f"{FROM_EPISODES} WHERE {condition.sql} GROUP BY file, group_id"
     total = db.execute(f"SELECT count(*) FROM (SELECT 1 {grouped})", condition.values).fetchone()[0]
@@ -121,21 +113,22 @@ def list_groups(db: sqlite3.Connection, condition: Condition, order: str, offset
         f"ORDER BY {order_sql} LIMIT ? OFFSET ?"
     )
     groups = [dict(row) for row in db.execute(sql, (*condition.values, min(limit, MAX_ROWS), offset))]
-    members_sql = (
-        f"SELECT episodes.*, phase {FROM_EPISODES} WHERE {condition.sql} AND file = ? AND group_id = ? "
-        f"ORDER BY n LIMIT {MAX_GROUP}"
-    )
     for group in groups:
         del group["ended"]
-        members = db.execute(members_sql, (*condition.values, group.pop("file"), group["group_id"]))
-        group["episodes"] = [_member_entry(row) for row in members]
+        group["episodes"] = _members(db, condition, group.pop("file"), group["group_id"])
         group["spread"] = None if group["spread"] is None else math.sqrt(group["spread"])
     return {"total": total, "rows": groups}
 
 
 def siblings(db: sqlite3.Connection, row: sqlite3.Row) -> list[dict[str, Any]]:
-    sql = f"SELECT episodes.*, phase {FROM_EPISODES} WHERE file = ? AND group_id = ? ORDER BY n LIMIT {MAX_GROUP}"
-    return [_member_entry(row) for row in db.execute(sql, (row["file"], row["group_id"]))]
+    return _members(db, Condition("TRUE", ()), row["file"], row["group_id"])
+
+
+def _members(db: sqlite3.Connection, condition: Condition, file: int, group_id: str) -> list[dict[str, Any]]:
+    sql = f"{condition.sql} AND file = ? AND group_id = ? ORDER BY n LIMIT {MAX_GROUP}"
+    shown = ("id", "reward", "outcome", "success")
+    rows = select_rows(db, sql, (*condition.values, file, group_id))
+    return [{"key": episode_key(row)} | {name: row[name] for name in shown} for row in rows]
 
 
 def find_episode(db: sqlite3.Connection, key: str) -> sqlite3.Row:
@@ -150,10 +143,7 @@ def find_episode(db: sqlite3.Connection, key: str) -> sqlite3.Row:
 
 
 def neighbours(db: sqlite3.Connection, condition: Condition, order: str, number: int) -> dict[str, Any]:
-    """The place of an episode in a list: {"previous": key, "next": key, "place": from 1, "listed": rows of the list}.
-
-    An episode that is not in the list has no place.
-    """
+    """An episode's place in a list: {"previous": key, "next": key, "place": from 1, "listed": rows of the list}."""
     sql = f"SELECT n, phase, offset {FROM_EPISODES} WHERE {condition.sql} ORDER BY {_order_sql(EPISODE_ORDERS, order)}"
     rows = db.execute(sql, condition.values).fetchall()
     place = next((i for i, row in enumerate(rows) if row["n"] == number), None)
@@ -173,10 +163,6 @@ def list_entry(row: sqlite3.Row) -> dict[str, Any]:
     hidden = ("n", "file", "offset", "length", "path", "file_kind", "tools")
     shown = {name: row[name] for name in row.keys() if name not in hidden}  # noqa: SIM118  (a Row iterates over values)
     return shown | {"key": episode_key(row), "tools": [name for name in row["tools"].split(",") if name]}
-
-
-def _member_entry(row: sqlite3.Row) -> dict[str, Any]:
-    return {"key": episode_key(row)} | {name: row[name] for name in ("id", "reward", "outcome", "success")}
 
 
 def episode_key(row: sqlite3.Row) -> str:

@@ -22,10 +22,7 @@ WAIT_SECONDS = 0.4
 
 
 class Search:
-    """A search for one text in one state of a run, in its own thread. The case of ASCII letters is ignored.
-
-    Example: ``Search(index, "divide by zero").numbers``
-    """
+    """A search for one text in one state of a run, in its own thread. The case of ASCII letters is ignored."""
 
     def __init__(self, index: EpisodeIndex, text: str) -> None:
         self.text = text
@@ -103,7 +100,6 @@ def _contains(line: bytes, text: str) -> bool:
 
 
 def _texts(episode: dict[str, Any]) -> Iterator[str]:
-    """Every text of an episode that the page shows, without the names of fields."""
     task = episode["task"]
     yield from _strings([episode.get("id"), episode.get("error"), task.get("prompt"), task.get("target")])
     yield from _strings([episode.get("tail"), task.get("metadata"), episode.get("info")])

@@ -38,13 +38,7 @@ _NO_KEY = "Open the address that forge-env view has printed: it holds the key to
 
 
 class ViewServer(http.server.ThreadingHTTPServer):
-    """Serves a library. It listens once it is made, and serves while it is entered as a context manager.
-
-    Args:
-        library: the runs to show.
-        host: address to listen on.
-        port: 0 for any free one.
-    """
+    """Serves a library. It listens once it is made, and serves while it is entered as a context manager."""
 
     daemon_threads = True
     block_on_close = False
@@ -70,7 +64,6 @@ class ViewServer(http.server.ThreadingHTTPServer):
 
     @property
     def url(self) -> str:
-        """The address to open; it holds the token."""
         return f"{base_url(ANY_ADDRESS.get(self.host, self.host), self.port)}/?token={self.token}"
 
     def __enter__(self) -> Self:

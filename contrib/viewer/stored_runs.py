@@ -23,10 +23,7 @@ MAX_DOCUMENT_BYTES = 8 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunFile:
-    """A file of JSON lines that the index follows.
-
-    Example: ``RunFile(path=Path("outputs/x/episodes/train.jsonl"), phase="train", kind="episodes")``
-    """
+    """A file of JSON lines that the index follows."""
 
     path: Path
     phase: str
@@ -42,15 +39,12 @@ class StoredRun:
     kind: RunKind
 
     def files(self) -> list[RunFile]:
-        """The files of JSON lines that exist now."""
         if self.kind == "file":
             return [RunFile(path=self.path, phase="episodes", kind="episodes")]
         files = [RunFile(path=path, phase=path.stem, kind="episodes") for path in _json_lines(self.path / "episodes")]
-        fixed: list[tuple[str, FileKind]] = [(EPISODES, "episodes"), (FAULTS, "faults"), ("trained.jsonl", "trained")]
-        for name, kind in fixed:
-            if (self.path / name).is_file():
-                files.append(RunFile(path=self.path / name, phase=kind, kind=kind))
-        return files
+        fixed: dict[str, FileKind] = {EPISODES: "episodes", FAULTS: "faults", "trained.jsonl": "trained"}
+        here = [(self.path / name, kind) for name, kind in fixed.items() if (self.path / name).is_file()]
+        return [*files, *(RunFile(path=path, phase=kind, kind=kind) for path, kind in here)]
 
     def read_json(self, name: str) -> dict[str, Any]:
         """A small JSON document of the run; {} if it is missing or unreadable."""

@@ -42,7 +42,6 @@ def list_faults(db: sqlite3.Connection) -> list[dict[str, Any]]:
 
 
 def bad_lines(db: sqlite3.Connection) -> dict[str, Any]:
-    """Lines that hold no episode: how many each file has, and the first of them."""
     counts = [dict(row) for row in db.execute("SELECT phase, bad FROM files WHERE bad > 0 ORDER BY phase")]
     sql = "SELECT phase, offset, reason FROM bad JOIN files USING (file) ORDER BY file, offset LIMIT 100"
     return {"files": counts, "lines": [dict(row) for row in db.execute(sql)]}
@@ -81,10 +80,6 @@ def evaluations(db: sqlite3.Connection, *, is_indexed: bool) -> list[dict[str, A
 
     An evaluation whose file is still being read has no figures, and "reading" is True. "finished" and "planned" are
     those of a complete run. "faults" are None for an evaluation with a file of faults.
-
-    Args:
-        db: the index.
-        is_indexed: whether every file has been read to its end once.
     """
     reading = () if is_indexed else [row["phase"] for row in db.execute("SELECT * FROM files") if _is_longer(row)]
     sql = (

@@ -26,12 +26,8 @@ MAX_SEARCHES = 8
 class ViewedRun:
     """One run. Its index is made when somebody first opens one of its pages; any thread may call its methods.
 
-    Args:
-        number: of the run in its library.
-        run: the files.
-        model: folder of the tokenizer; None is the run's own model.
-        temporary: folder for the index if none can be written beside the run.
-        max_bytes: read from the end of each file of episodes, with a temporary index; None reads whole files.
+    The index is in the temporary folder if none can be written beside the run. With `max_bytes` it is always there, and
+    no more is read from the end of each file of episodes.
     """
 
     def __init__(
@@ -61,11 +57,7 @@ class ViewedRun:
         return self._given_model or (model_of(self.run.path) if self.run.kind != "file" else None)
 
     def open(self, wake: threading.Event | None = None) -> None:
-        """Open the index, and make it if it is missing.
-
-        Args:
-            wake: set when an index was opened, so that the follower updates it at once.
-        """
+        """Open the index, and make it if it is missing; `wake` lets the follower update it at once."""
         with self._lock:
             old = self._index
             if old is not None and old.exists:
@@ -80,7 +72,6 @@ class ViewedRun:
             wake.set()
 
     def update_index(self) -> None:
-        """Read what is new in the files, where an index is open."""
         if self._index is None:
             return
         try:

@@ -45,11 +45,7 @@ def _state(run: ViewedRun, params: Params) -> Any:
 def _overview(run: ViewedRun, params: Params) -> Any:
     with run.index.reading() as db:
         measured = summaries.evaluations(db, is_indexed=run.index.is_complete)
-        answer = {
-            "choices": summaries.filter_choices(db),
-            "evaluations": measured,
-            "bad": summaries.bad_lines(db),
-        }
+        choices, bad = summaries.filter_choices(db), summaries.bad_lines(db)
     summary = run.summary()
     facts = {**run.run.read_json("run.json"), **run.run.read_json("summary.json")}
     for evaluation in measured:
@@ -58,8 +54,14 @@ def _overview(run: ViewedRun, params: Params) -> Any:
         evaluation |= run.unfinished(evaluation["phase"], evaluation["step"])
     documents: dict[str, Any] = {name: run.run.read_json(name) for name in DOCUMENTS}
     documents["config.yaml"] = run.run.read_text("config.yaml")
-    answer["cut"] = sorted(run.index.cut_phases)
-    return {**summary, **answer, "documents": {name: data for name, data in documents.items() if data}}
+    return {
+        **summary,
+        "choices": choices,
+        "evaluations": measured,
+        "bad": bad,
+        "cut": sorted(run.index.cut_phases),
+        "documents": {name: data for name, data in documents.items() if data},
+    }
 
 
 def _report(run: ViewedRun, params: Params) -> Any:
@@ -78,26 +80,10 @@ def _report(run: ViewedRun, params: Params) -> Any:
     return {**report, "tables": tables, "samples": samples}
 
 
-def _settings(run: ViewedRun, params: Params) -> Any:
-    return run.run.settings()
-
-
-def _console(run: ViewedRun, params: Params) -> Any:
-    return run.console.read(params.get("log", ""))
-
-
 def _curves(run: ViewedRun, params: Params) -> Any:
     run.metrics.update()
     names = [name for name in params.get("names", "").split(",") if name]
     return run.metrics.read_curves(params.get("phase", "train"), names[:MAX_CURVES])
-
-
-def _episodes(run: ViewedRun, params: Params) -> Any:
-    return _list_page(run, params, query.list_episodes, "written")
-
-
-def _groups(run: ViewedRun, params: Params) -> Any:
-    return _list_page(run, params, query.list_groups, "spread")
 
 
 def _list_page(
@@ -120,7 +106,6 @@ def _condition(run: ViewedRun, params: Params) -> tuple[query.Condition, dict[st
 
 
 def _episode(run: ViewedRun, params: Params) -> Any:
-    """An episode, and its neighbours in the list that the other parameters describe."""
     condition, _ = _condition(run, params)
     key = params.get("key", "")
     with run.index.reading() as db:
@@ -147,13 +132,13 @@ VIEWS: dict[str, Callable[[ViewedRun, Params], Any]] = {
     "overview": _overview,
     "report": _report,
     "curves": _curves,
-    "episodes": _episodes,
-    "groups": _groups,
+    "episodes": lambda run, params: _list_page(run, params, query.list_episodes, "written"),
+    "groups": lambda run, params: _list_page(run, params, query.list_groups, "spread"),
     "episode": _episode,
     "faults": _faults,
     "timeline": _timeline,
-    "console": _console,
-    "settings": _settings,
+    "console": lambda run, params: run.console.read(params.get("log", "")),
+    "settings": lambda run, params: run.run.settings(),
 }
 WITHOUT_INDEX = ("curves", "timeline", "console", "settings")
 """Views that need no episodes, so that comparing many runs indexes none of them."""

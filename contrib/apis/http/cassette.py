@@ -39,8 +39,6 @@ class NotRecorded(ServiceError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recording:
-    """One response, a line of the file."""
-
     method: str
     url: str
     request_sha256: str
@@ -131,7 +129,9 @@ class CassetteTransport(httpx.AsyncBaseTransport):
         cursor = request.extensions.get(CURSOR, {})
         recording = self._cassette.find(key, cursor)
         if recording is not None:
-            return httpx.Response(recording.status, headers=recording.headers, stream=_Replay(recording.content))
+            return httpx.Response(
+                recording.status, headers=recording.headers, stream=httpx.ByteStream(recording.content)
+            )
         if self._cassette.mode == "replay":
             raise self._cassette.not_recorded(key)
         response = await self._inner.handle_async_request(request)
@@ -141,14 +141,6 @@ class CassetteTransport(httpx.AsyncBaseTransport):
 
     async def aclose(self) -> None:
         await self._inner.aclose()
-
-
-class _Replay(httpx.AsyncByteStream):
-    def __init__(self, content: bytes) -> None:
-        self._content = content
-
-    async def __aiter__(self) -> AsyncIterator[bytes]:
-        yield self._content
 
 
 class _Tape(httpx.AsyncByteStream):
@@ -207,7 +199,6 @@ def _parsed(line: str, where: str) -> Recording:
         _ = recording.content
         httpx.Response(recording.status, headers=recording.headers)
     except (ValueError, TypeError, AttributeError, RecursionError):
-        raise UserError(
-            f"{where} is no recording: mend it, or record it anew with the cassette mode 'record'"
-        ) from None
+        remedy = "mend it, or record it anew with the cassette mode 'record'"
+        raise UserError(f"{where} is no recording: {remedy}") from None
     return recording

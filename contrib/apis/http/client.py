@@ -33,8 +33,6 @@ _MAX_HOPS = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApiResponse:
-    """A response, redacted."""
-
     status: int
     reason: str
     content_type: str
@@ -52,14 +50,7 @@ class ApiResponse:
 
 
 class ApiClient:
-    """Calls services over pooled connections. `at` gives a client of one service, `with_headers` one of one caller.
-
-    Example::
-
-        async with ApiClient(ApiSettings(requests_per_second=5)) as client:
-            shop = client.at("https://shop.example.com").with_headers({"Authorization": f"Bearer {token}"})
-            response = await shop.request("GET", "/orders/3")
-    """
+    """Calls services over pooled connections. `at` gives a client of one service, `with_headers` one of one caller."""
 
     def __init__(self, settings: ApiSettings | None = None) -> None:
         self.settings = settings or ApiSettings()
@@ -82,16 +73,18 @@ class ApiClient:
     def __reduce__(self) -> Any:
         raise TypeError("an ApiClient holds connections and credentials: pickle its settings")
 
-    def at(self, base_url: str, *, named_by: str = "") -> ApiClient:
+    def at(self, base_url: str, *, named_by: str = "", max_bytes: int = 0) -> ApiClient:
         """Return a client of one service over the same connections, without credentials.
 
         Args:
             base_url: prefix of the targets of `request`.
             named_by: the document that names the base URL, where not the user does: credentials are refused then.
+            max_bytes: the most that it reads of a body; 0 is what the settings say.
         """
         _check_base(base_url)
         bound = self._bound(base_url.rstrip("/"), Credentials())
         bound._named_by = named_by
+        bound.settings = replace(self.settings, max_bytes=max_bytes or self.settings.max_bytes)
         return bound
 
     def with_credentials(self, credentials: Credentials) -> ApiClient:
@@ -106,11 +99,6 @@ class ApiClient:
         if headers:
             self._check_named()
         return self._bound(self.base_url, self._credentials.with_headers(headers))
-
-    def with_cap(self, max_bytes: int) -> ApiClient:
-        bound = self._bound(self.base_url, self._credentials)
-        bound.settings = replace(self.settings, max_bytes=max_bytes)
-        return bound
 
     def redact(self, text: str) -> str:
         return self._credentials.redact(text)

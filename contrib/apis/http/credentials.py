@@ -83,9 +83,8 @@ class Credentials:
             pairs = [headers["Cookie"]] if "Cookie" in headers else []
             headers["Cookie"] = "; ".join([*pairs, *(f"{name}={value}" for name, value in self.cookies.items())])
         url = request.url.copy_merge_params(dict(self.query)) if self.query else request.url
-        return httpx.Request(
-            request.method, url, headers=headers, stream=request.stream, extensions=dict(request.extensions)
-        )
+        extensions = dict(request.extensions)
+        return httpx.Request(request.method, url, headers=headers, stream=request.stream, extensions=extensions)
 
     @cached_property
     def _encoded_secrets(self) -> tuple[str, ...]:
@@ -109,11 +108,7 @@ class AuthTransport(httpx.AsyncBaseTransport):
 
 
 def headers_from_env(headers: Mapping[str, str]) -> Credentials:
-    """The credentials of headers with values from environment variables.
-
-    Args:
-        headers: header name -> name of a variable, or a text with variables such as "Bearer ${TOKEN}".
-    """
+    """The credentials of headers: name -> environment variable, or a text with variables such as "Bearer ${TOKEN}"."""
     values = {name: value_from_env(template) for name, template in headers.items()}
     secrets = {secret for _, part in values.values() for secret in part}
     return Credentials(headers={name: value for name, (value, _) in values.items()}, secrets=frozenset(secrets))

@@ -46,7 +46,6 @@ class ApiSettings:
 
     @property
     def longest_seconds(self) -> float:
-        """The longest duration of a request, without the wait for a slot."""
         return (self.retries + 1) * self.attempt_seconds + self.retries * self.max_pause_seconds
 
 
@@ -80,10 +79,8 @@ class Pool:
 
     def limits(self, host: str) -> HostLimits:
         if host not in self._hosts:
-            settings = self._settings
-            self._hosts[host] = HostLimits(
-                host, concurrency=settings.concurrency, per_second=settings.requests_per_second
-            )
+            concurrency, per_second = self._settings.concurrency, self._settings.requests_per_second
+            self._hosts[host] = HostLimits(host, concurrency=concurrency, per_second=per_second)
         return self._hosts[host]
 
     def _transport(self) -> httpx.AsyncBaseTransport:

@@ -29,10 +29,7 @@ class Composition:
         self._parts = 0
 
     def opened(self, schema: dict[str, Any], pointer: str = "") -> dict[str, Any]:
-        """An equal schema with parts that leave each other room: it is closed as a whole if a part of it is.
-
-        Other schemas refer to it by the pointer, if any does.
-        """
+        """An equal schema with parts that leave each other room: it is closed as a whole if a part of it is."""
         if not _is_composed(schema):
             return schema
         above = (pointer,) if pointer else ()
@@ -85,7 +82,9 @@ class Composition:
             return (schema if part is target else {"allOf": [part], **beside} if beside else part), is_closed
         opened = {key: value for key, value in schema.items() if key not in _CLOSED or value is not False}
         is_closed = len(opened) < len(schema)
-        if isinstance(needed := schema.get("required"), list) and unset.intersection(filter(_is_text, needed)):
+        if isinstance(needed := schema.get("required"), list) and any(
+            name in unset for name in needed if isinstance(name, str)
+        ):
             opened["required"] = [name for name in needed if name not in unset]
         for key in _KEYS:
             if not (items := _list(schema, key)):
@@ -120,7 +119,3 @@ def _list(schema: Mapping[str, Any], key: str) -> list[Any]:
 def is_read_only(schema: Any) -> bool:
     """Whether only the service sets a property."""
     return isinstance(schema, dict) and schema.get("readOnly") is True
-
-
-def _is_text(value: Any) -> bool:
-    return isinstance(value, str)

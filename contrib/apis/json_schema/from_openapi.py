@@ -68,8 +68,6 @@ class References:
 
 
 class Converter:
-    """Converts the parts of one JSON schema, and collects its `$defs`."""
-
     def __init__(self, references: References, where: str) -> None:
         self._references = references
         self._where = where
@@ -95,12 +93,16 @@ class Converter:
         schema = self._composition.opened(original, pointer)
         converted = {key: schema[key] for key in schema.keys() & _PLAIN}
         converted |= {key: self._converted(schema[key]) for key in schema.keys() & _ONE}
-        converted |= {
-            key: [self._converted(item) for item in self._list(schema[key])] for key in schema.keys() & _SEVERAL
-        }
+        for key in schema.keys() & _SEVERAL:
+            if not isinstance(schema[key], list):
+                raise UserError(f"{self._where} has a schema whose alternatives are no list")
+            converted[key] = [self._converted(item) for item in schema[key]]
         for key in converted.keys() & {"anyOf", "oneOf"}:
             converted[key] = list(map(self._tagged, converted[key], [original] * len(converted[key]), original[key]))
-        converted |= {key: self._named(schema[key]) for key in schema.keys() & _NAMED}
+        for key in schema.keys() & _NAMED:
+            if not isinstance(schema[key], dict):
+                raise UserError(f"{self._where} has a schema whose properties are no object")
+            converted[key] = {name: self._converted(part) for name, part in schema[key].items()}
         # In the order of the document, and without keywords in the meaning of other drafts.
         converted = {
             key: converted[key] for key in schema if key in converted and not _is_of_other_draft(key, converted[key])
@@ -116,16 +118,6 @@ class Converter:
         """Add to an alternative the values of the discriminator that stand for it."""
         name, values = self._composition.tags(schema, alternative)
         return {"allOf": [converted], "properties": {name: {"enum": values}}} if name else converted
-
-    def _list(self, items: Any) -> list[Any]:
-        if not isinstance(items, list):
-            raise UserError(f"{self._where} has a schema whose alternatives are no list")
-        return items
-
-    def _named(self, schemas: Any) -> Schema:
-        if not isinstance(schemas, dict):
-            raise UserError(f"{self._where} has a schema whose properties are no object")
-        return {name: self._converted(schema) for name, schema in schemas.items()}
 
     def _reference(self, pointer: Any) -> str:
         target = self._references.follow({"$ref": pointer}, self._where)
@@ -151,7 +143,6 @@ def resolved(schema: Any, defs: Schema) -> Any:
 
 
 def used(schema: Any, defs: Schema) -> Schema:
-    """Return the definitions that a schema refers to, directly or indirectly."""
     needed: Schema = {}
     nodes = [schema]
     while nodes:
@@ -212,7 +203,6 @@ def _admit_several(schema: Schema) -> None:
 
 
 def _with_null(schema: Schema) -> Schema:
-    """Allow null, as `nullable: true` of 3.0 does."""
     kind = schema.get("type")
     if isinstance(kind, str) and not schema.keys() & {"const", "allOf", "anyOf", "oneOf", "$ref", "not"}:
         schema = {**schema, "type": [kind, "null"] if kind != "null" else kind}

@@ -52,7 +52,6 @@ class _Drawing:
         return self._of_type(schema, depth)
 
     def _alternative(self, schemas: Sequence[Any]) -> Any:
-        """Choose one of several schemas, null rarely."""
         real = [
             alternative
             for alternative in schemas

@@ -33,16 +33,13 @@ class SchemaArguments:
     def __call__(self, arguments: dict[str, Any]) -> dict[str, Any]:
         value = copy.deepcopy(arguments)
         for _ in range(_ROUNDS):
-            errors = self._errors(value)
+            errors = _errors(self._validator, value)
             if not errors:
                 return value
             converted = [_convert(value, error) for error in errors]
             if not any(converted):
                 break
-        raise ValueError("; ".join(_problem(error) for error in self._errors(value)[:_MAX_PROBLEMS]) + ".")
-
-    def _errors(self, value: dict[str, Any]) -> list[Any]:
-        return _errors(self._validator, value, 1000)
+        raise ValueError("; ".join(_problem(error) for error in _errors(self._validator, value)[:_MAX_PROBLEMS]) + ".")
 
 
 def output_check(schema: Mapping[str, Any]) -> Callable[[Any], str]:
@@ -63,7 +60,7 @@ def output_check(schema: Mapping[str, Any]) -> Callable[[Any], str]:
     return check
 
 
-def _errors(validator: Any, value: Any, most: int) -> list[Any]:
+def _errors(validator: Any, value: Any, most: int = 1000) -> list[Any]:
     try:
         return list(islice(validator.iter_errors(value), most))
     except OverflowError:  # `multipleOf` divides by a fraction as a float, which holds no such number
@@ -88,15 +85,12 @@ def _validator(schema: Mapping[str, Any], where: str, *, converts: bool = False)
         raise UserError(f"{where} has a JSON schema with infinity or NaN in it, which JSON does not have") from None
     except RecursionError:
         raise UserError(f"{where} has a JSON schema that is nested too deeply") from None
-    # An empty registry: by default jsonschema would fetch the targets of references from the network.
-    keywords = {
-        "pattern": _pattern,
-        "patternProperties": _pattern_properties,
-        "additionalProperties": _additional_properties,
-    }
+    keywords: dict[str, Any] = {"pattern": _pattern, "patternProperties": _pattern_properties}
+    keywords["additionalProperties"] = _additional_properties
     types = dialect.TYPE_CHECKER
     if converts:  # else 5.0 is an integer, which not every service reads as one
         types = types.redefine("integer", lambda _, value: _is_integer(value))
+    # An empty registry: by default jsonschema would fetch the targets of references from the network.
     return validators.extend(dialect, keywords, type_checker=types)(schema, registry=Registry())
 
 
@@ -131,9 +125,8 @@ def _check_node(schema: Any, node: Mapping[str, Any], where: str) -> None:
         try:
             re.compile(pattern)
         except re.error:
-            raise UserError(
-                f"{where} has properties by the pattern {pattern[:100]!r}, which Python cannot read"
-            ) from None
+            problem = f"has properties by the pattern {pattern[:100]!r}, which Python cannot read"
+            raise UserError(f"{where} {problem}") from None
 
 
 def _check_reference(schema: Any, reference: str, where: str) -> None:
@@ -198,10 +191,8 @@ def _matches(pattern: str, text: str, *, otherwise: bool = True) -> bool:
 def _convert(value: dict[str, Any], error: Any) -> bool:
     """Convert the value that an error is about, in place; return whether that was possible."""
     if error.validator in ("anyOf", "oneOf"):  # integers first: 5.0 becomes 5 rather than "5.0"
-        return any(
-            _convert(value, cause)
-            for cause in sorted(error.context, key=lambda cause: cause.validator_value != "integer")
-        )
+        causes = sorted(error.context, key=lambda cause: cause.validator_value != "integer")
+        return any(_convert(value, cause) for cause in causes)
     path = list(error.absolute_path)
     if error.validator != "type" or not path:
         return False

@@ -16,8 +16,6 @@ _CLOSE_SECONDS = 10.0  # the library waits twice two seconds for a process befor
 
 
 class McpConnection:
-    """Open it, call its `client`, and close it."""
-
     client: Any
 
     def __init__(self, transport: Transport, stderr: Stderr) -> None:
@@ -46,9 +44,8 @@ class McpConnection:
                 await self.close()
         if not self._ready.is_set():
             error = self._task.exception() if self._task.done() and not self._task.cancelled() else None
-            reason = (
-                f"{type(first_error(error)).__name__}: {first_error(error)}" if error else f"not within {seconds:g} s"
-            )
+            first = first_error(error) if error else None
+            reason = f"{type(first).__name__}: {first}" if first else f"not within {seconds:g} s"
             raise ServiceError(f"did not start: {reason}")
 
     async def close(self) -> None:

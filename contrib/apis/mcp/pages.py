@@ -14,10 +14,7 @@ MAX_PAGES = 1000
 async def all_pages(
     ask: Callable[[str | None], Awaitable[tuple[Sequence[tuple[str, T]], str | None]]], of: str
 ) -> list[T]:
-    """Return the tools of all pages. A page is the last one if it names no next one; "" is a name as any other.
-
-    `ask` returns the tools of a page with their names, and the cursor of the next page; None asks for the first.
-    """
+    """Return the tools of all pages. A page is the last one if it names no next one; "" is a name as any other."""
     tools, names = list[T](), set[str]()
     cursor: str | None = None
     cursors = set[str]()

@@ -132,7 +132,8 @@ def result_text(result: Mapping[str, Any]) -> str:
     content = result.get("content")
     parts = content if isinstance(content, list) else [] if content is None else [content]
     texts = [_part(part) for part in parts]
-    has_text = any(isinstance(part, str) or (isinstance(part, dict) and _is_text(part)) for part in parts)
+    said = [part.get("text") if isinstance(part, dict) and part.get("type") == "text" else part for part in parts]
+    has_text = any(isinstance(text, str) for text in said)
     structured = result.get("structuredContent")
     if structured is not None and not has_text:
         texts.append(_text(structured))
@@ -156,10 +157,6 @@ def _part(part: Any) -> str:
     if isinstance(resource, dict):
         return _text(resource["text"]) if resource.get("text") is not None else f"[resource: {resource.get('uri')}]"
     return part["text"] if isinstance(part.get("text"), str) else _text(part)
-
-
-def _is_text(part: Mapping[str, Any]) -> bool:
-    return part.get("type") == "text" and isinstance(part.get("text"), str)
 
 
 def _text(value: Any) -> str:

@@ -1,10 +1,4 @@
-"""Tools of MCP servers: over standard input and output, or streamable HTTP, through the `mcp` library.
-
-Example::
-
-    async with open_mcp("python -m my_server") as server:
-        env.set_tools({tool.name: tool for tool in server.tools})
-"""
+"""Tools of MCP servers: over standard input and output, or streamable HTTP, through the `mcp` library."""
 
 from __future__ import annotations
 
@@ -52,7 +46,6 @@ async def open_mcp(
     *,
     env: Sequence[str] = (),
     headers: Mapping[str, str] = {},
-    prefix: str = "",
     call_seconds: float = 60.0,
     start_seconds: float = 60.0,
     transport: Callable[[Stderr], Transport] | None = None,
@@ -64,7 +57,6 @@ async def open_mcp(
         env: names of environment variables for a command, beside HOME, PATH and the like. Their values are redacted
             from its results.
         headers: header -> environment variable, for a URL; see `contrib.apis.http.credentials.headers_from_env`.
-        prefix: of the names of the tools.
         call_seconds: limit of a call; a longer one is a fault.
         start_seconds: limit of the start.
         transport: how the server is reached, where `source` is only what it is called; makes one for each connection.
@@ -75,7 +67,7 @@ async def open_mcp(
         raise UserError("MCP servers need the package mcp: pip install 'forge-env[tools]'") from None
     server = McpServer(source, env, headers, call_seconds, start_seconds, transport)
     try:
-        await server.open(prefix)
+        await server.open()
         yield server
     finally:
         await server.close()
@@ -115,13 +107,13 @@ class McpServer:
     def __repr__(self) -> str:
         return f"McpServer({self._credentials.redact(self._source)!r})"
 
-    async def open(self, prefix: str = "") -> None:
+    async def open(self) -> None:
         listed_tools = await self._list()
         schemas = {tool.name: (tool.meta or {}).get(OUTPUT_SCHEMA) for tool in listed_tools}
         self._output_checks = {name: output_check(schema) for name, schema in schemas.items() if schema is not None}
         self.tools = []
         for listed_tool in listed_tools:
-            name = free_name(prefix + listed_tool.name, {tool.name for tool in self.tools})
+            name = free_name(listed_tool.name, {tool.name for tool in self.tools})
             self.tools.append(self._tool(name, listed_tool))
 
     async def close(self) -> None:

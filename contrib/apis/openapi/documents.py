@@ -93,7 +93,7 @@ async def _fetched(url: str, client: ApiClient) -> str:
     """Fetch a document over the connections of a client, without credentials."""
     base, separator, query = url.partition("?")
     try:
-        response = await client.at(base).with_cap(_MAX_BYTES).request("GET", separator + query)
+        response = await client.at(base, max_bytes=_MAX_BYTES).request("GET", separator + query)
     except ServiceError as error:
         raise UserError(f"the OpenAPI document {url} cannot be fetched: {error}") from None
     if response.status != 200:

@@ -115,7 +115,6 @@ def _path_text(parameter: Parameter, value: Any) -> str:
 
 
 def _pairs(parameter: Parameter, value: Any) -> list[str]:
-    """Return the names and values of a query or cookie parameter, or of a field of a form."""
     name, members = _quoted(parameter.name), _members(parameter, value)
     if parameter.is_json or not isinstance(value, (list, dict)):
         return [f"{name}={members[0]}"]

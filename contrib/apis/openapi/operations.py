@@ -27,8 +27,6 @@ _MAX_DESCRIPTION = 2000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parameter:
-    """One parameter of an operation, beside its body."""
-
     argument: str
     """Its name as an argument of the tool."""
     name: str
@@ -96,8 +94,7 @@ class Entry:
     """Parameters of its path item."""
 
 
-def entries(document: Mapping[str, Any], references: References, prefix: str) -> Iterator[Entry]:
-    """Give the operations with the names of their tools."""
+def entries(document: Mapping[str, Any], references: References) -> Iterator[Entry]:
     taken: set[str] = set()
     for path, item in _object(document.get("paths", {}), "the object 'paths'").items():
         if path.startswith("x-"):
@@ -109,7 +106,7 @@ def entries(document: Mapping[str, Any], references: References, prefix: str) ->
             if method in item:
                 node = _object(item[method], f"the operation {method.upper()} {path}")
                 wanted = node.get("operationId")
-                name = _tool_name(prefix, wanted if isinstance(wanted, str) else "", f"{method}_{path}", taken)
+                name = _tool_name(wanted if isinstance(wanted, str) else "", f"{method}_{path}", taken)
                 taken.add(name)
                 yield Entry(name=name, method=method.upper(), path=path, node=node, shared=item.get("parameters", []))
 
@@ -122,7 +119,8 @@ def read_operation(entry: Entry, references: References, hidden: Collection[tupl
     required: list[str] = []
     parameters: list[Parameter] = []
     nodes = _parameters(entry, references, where)
-    shown = [(place, name) for place, name in nodes if not _is_hidden(place, name, hidden)]
+    hidden = {*hidden, *(("header", name) for name in _TRANSPORT)}
+    shown = [(place, name) for place, name in nodes if (place, name.lower()) not in hidden]
     for place, name in shown:
         node = nodes[place, name]
         is_alone = sum(other == name for _, other in shown) == 1
@@ -149,9 +147,9 @@ def read_operation(entry: Entry, references: References, hidden: Collection[tupl
     )
 
 
-def _tool_name(prefix: str, wanted: str, fallback: str, taken: Collection[str]) -> str:
+def _tool_name(wanted: str, fallback: str, taken: Collection[str]) -> str:
     name = re.sub(r"[^A-Za-z0-9_-]+", "_", wanted).strip("_") or re.sub(r"[^A-Za-z0-9-]+", "_", fallback).strip("_")
-    return free_name(prefix + name or "operation", taken)
+    return free_name(name or "operation", taken)
 
 
 def _description(entry: Entry) -> str:
@@ -176,10 +174,6 @@ def _parameters(entry: Entry, references: References, where: str) -> dict[tuple[
     if missing:
         raise UserError(f"{where} has no parameter for {', '.join(sorted(missing))} in its path")
     return {key: node for key, node in nodes.items() if key[0] != "path" or f"{{{key[1]}}}" in entry.path}
-
-
-def _is_hidden(place: str, name: str, hidden: Collection[tuple[str, str]]) -> bool:
-    return (place, name.lower()) in hidden or (place == "header" and name.lower() in _TRANSPORT)
 
 
 def _parameter(

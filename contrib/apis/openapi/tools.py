@@ -44,7 +44,6 @@ class OpenApi:
             sent credentials only where the caller gives this.
         include: names of tools, with * for any text; by default all.
         exclude: names of tools to leave out.
-        prefix: goes before the names.
         hidden_headers: headers that the client adds, such as credentials; they are not arguments of the tools.
     """
 
@@ -56,7 +55,6 @@ class OpenApi:
         base_url: str = "",
         include: Sequence[str] | None = None,
         exclude: Sequence[str] | None = None,
-        prefix: str = "",
         hidden_headers: Sequence[str] = (),
     ) -> None:
         self._document = plain(document, f"the OpenAPI document {source}".strip())
@@ -67,7 +65,7 @@ class OpenApi:
         self._base_url = base_url
         hidden = {("header", name.lower()) for name in hidden_headers}
         hidden |= {(str(scheme.get("in")), str(scheme.get("name")).lower()) for scheme in self._schemes.values()}
-        all_entries = list(entries(self._document, self._references, prefix))
+        all_entries = list(entries(self._document, self._references))
         chosen = _select(all_entries, include, exclude)
         self.operations = [read_operation(entry, self._references, hidden) for entry in chosen]
         self._arguments = [_arguments(operation) for operation in self.operations]
@@ -83,12 +81,7 @@ class OpenApi:
         return self._base_url or service_url(self._document, self._source)
 
     def connect(self, client: ApiClient, *, headers_from_env: Mapping[str, str] = {}) -> ApiClient:
-        """Return a client of the service.
-
-        Args:
-            headers_from_env: name of a header, or of a security scheme of the document, -> environment variable; see
-                `contrib.apis.http.credentials.headers_from_env`.
-        """
+        """Return a client of the service; `headers_from_env` may name security schemes of the document as well."""
         schemes = {name: value for name, value in headers_from_env.items() if name in self._schemes}
         headers = {name: value for name, value in headers_from_env.items() if name not in self._schemes}
         is_named = bool(self._base_url) or is_url(self._source)  # by the user

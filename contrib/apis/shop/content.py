@@ -65,8 +65,9 @@ def make_shop(seed: str, focus: Focus | None = None) -> Shop:
     first = rng.randint(1000, 9000) if focus.order is None else focus.order - position
     orders, items = [], []
     for number, order in enumerate(drawn, start=first):
-        placed, delivered = (None if ago is None else _ago(today, ago) for ago in (order.age, order.delivered))
-        orders.append((number, order.customer, order.status, placed or "", delivered))
+        placed = today - timedelta(days=order.age)
+        delivered = None if order.delivered is None else (today - timedelta(days=order.delivered)).isoformat()
+        orders.append((number, order.customer, order.status, placed.isoformat(), delivered))
         items += [(number, *item) for item in _items(rng, focus, products, order.is_subject)]
     return Shop(
         today=today.isoformat(),
@@ -75,10 +76,6 @@ def make_shop(seed: str, focus: Focus | None = None) -> Shop:
         orders=tuple(orders),
         order_items=tuple(items),
     )
-
-
-def _ago(today: date, days: int) -> str:
-    return (today - timedelta(days=days)).isoformat()
 
 
 def _with_first(rng: random.Random, first: int | None, choices: range, count: int) -> list[int]:
@@ -111,8 +108,7 @@ def _products(rng: random.Random, focus: Focus) -> list[tuple[str, str, str, int
 
 
 def _orders(rng: random.Random, focus: Focus, customers: list[int]) -> list[_Order]:
-    """Orders from the oldest to the newest: the subject, two earlier ones of its customer, and other customers'
-    orders."""
+    """Orders from the oldest to the newest: the subject, two earlier ones of its customer, and others'."""
     subject = _subject(rng, focus, customers[0])
     earlier = [_drawn_order(rng, customers[0], subject.age + extra) for extra in rng.sample(range(1, 40), 2)]
     others = [_drawn_order(rng, rng.choice(customers[1:]), rng.randint(0, 60)) for _ in range(OTHER_ORDERS)]
@@ -121,10 +117,8 @@ def _orders(rng: random.Random, focus: Focus, customers: list[int]) -> list[_Ord
 
 def _subject(rng: random.Random, focus: Focus, customer: int) -> _Order:
     status = focus.status or rng.choice(["placed", "shipped", "delivered"])
-    if status == "placed":
-        return _Order(customer, rng.randint(0, 2), status, None, True)
-    if status == "shipped":
-        return _Order(customer, rng.randint(2, 5), status, None, True)
+    if status != "delivered":
+        return _Order(customer, rng.randint(*{"placed": (0, 2), "shipped": (2, 5)}[status]), status, None, True)
     days = rng.randint(1, REFUND_DAYS) if focus.days is None else focus.days
     return _Order(customer, days + rng.randint(2, 4), status, days, True)
 
@@ -132,10 +126,8 @@ def _subject(rng: random.Random, focus: Focus, customer: int) -> _Order:
 def _drawn_order(rng: random.Random, customer: int, age: int) -> _Order:
     if rng.random() < 0.15:
         return _Order(customer, age, "cancelled", None)
-    if age < 2:
-        return _Order(customer, age, "placed", None)
     if age < 6:
-        return _Order(customer, age, "shipped", None)
+        return _Order(customer, age, "placed" if age < 2 else "shipped", None)
     return _Order(customer, age, "delivered", age - rng.randint(2, 4))
 
 

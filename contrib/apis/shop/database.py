@@ -66,7 +66,6 @@ def memory_database(shop: Shop) -> Iterator[sqlite3.Connection]:
 
 
 def write_database(shop: Shop, path: Path) -> None:
-    """Write the database of a shop to a file, in place of the one that may be there."""
     with memory_database(shop) as db:
         content = db.serialize()
     path.unlink(missing_ok=True)  # a new file: some file systems flush when a file is overwritten or renamed

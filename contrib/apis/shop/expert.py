@@ -66,7 +66,6 @@ def _body(content: str) -> Any:
 
 
 def _pattern(text: str) -> re.Pattern[str]:
-    """Turn the words of a kind into a pattern with a named group for each blank."""
     return re.compile(re.sub(r"\\\{(\w+)\\\}", lambda m: f"(?P<{m[1]}>{_BLANKS[m[1]]})", re.escape(text)))
 
 
@@ -88,13 +87,11 @@ def _customer(words: Words) -> Generator[Any, Any, int]:
 
 
 def _latest(words: Words) -> Generator[Any, Any, int]:
-    """The number of the customer's latest order."""
     customer = yield from _customer(words)
     return (yield "list_orders", {"customer_id": customer})[0]["order_id"]
 
 
 def _latest_order(words: Words) -> Generator[Any, Any, Any]:
-    """The latest order of the customer, with its items."""
     return (yield "get_order", {"order_id": (yield from _latest(words))})
 
 

@@ -37,7 +37,6 @@ def get_shop(db: sqlite3.Connection) -> Row:
 
 
 def search_products(db: sqlite3.Connection, *, query: str = "") -> list[Row]:
-    """Products with the query in their name or category, by SKU."""
     wanted = query.strip().lower()
     return _all(
         db,
@@ -60,7 +59,7 @@ def list_orders(db: sqlite3.Connection, *, customer_id: int) -> list[Row]:
 
 
 def get_order(db: sqlite3.Connection, *, order_id: int) -> Row:
-    order = _order(db, order_id)
+    order = _only(_all(db, _ORDER + "WHERE order_id = ?", order_id), f"There is no order {order_id}.")
     order["items"] = _all(
         db,
         "SELECT sku, name, quantity, unit_cents, refunded FROM order_items JOIN products USING (sku) "
@@ -174,10 +173,6 @@ def _customer(db: sqlite3.Connection, customer_id: int) -> Row:
 
 def _product(db: sqlite3.Connection, sku: str) -> Row:
     return _only(_all(db, "SELECT * FROM products WHERE sku = ?", sku), f"There is no product {sku!r}.")
-
-
-def _order(db: sqlite3.Connection, order_id: int) -> Row:
-    return _only(_all(db, _ORDER + "WHERE order_id = ?", order_id), f"There is no order {order_id}.")
 
 
 def _add_stock(db: sqlite3.Connection, sku: str, pieces: int) -> None:

@@ -27,16 +27,7 @@ _START_SECONDS, _STOP_SECONDS = 60.0, 5.0
 
 
 class ShopServer:
-    """One service for any number of sessions.
-
-    Example::
-
-        async with ShopServer() as server:
-            token = server.open(make_shop("seed"))
-            httpx.get(f"{server.base_url}/shop", headers={"Authorization": f"Bearer {token}"})
-            state = server.state(token)
-            server.close(token)
-    """
+    """One service for any number of sessions."""
 
     base_url: str
     """URL of the service, such as http://127.0.0.1:40123; its OpenAPI document is at /openapi.json."""

@@ -15,7 +15,7 @@ import pytest
 from fastapi import FastAPI
 
 from agents.scripted import ScriptedAgent, say_nothing
-from contrib.apis import ToolApi
+from contrib.apis.env import ToolApi
 from contrib.apis.shop.database import memory_database
 from contrib.apis.shop.operations import OPERATIONS, perform
 from contrib.apis.shop.task_kinds import KINDS

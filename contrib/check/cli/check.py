@@ -14,7 +14,8 @@ from forge_env.utils.periodic_lines import PeriodicLines
 from forge_env.utils.run_async import run_async
 
 if TYPE_CHECKING:
-    from contrib.check import AuditReport, CheckReport, CheckRow
+    from contrib.check.audit_report import AuditReport
+    from contrib.check.report import CheckReport, CheckRow
     from forge_env.rollout.factory import EnvFactory
 
 _VERDICTS = {True: "ok", False: "FAILED", None: "skipped"}
@@ -80,16 +81,13 @@ def _audit(factory: EnvFactory, seed: int, tasks: int | None, seconds: float | N
     from contrib.check import run_audit
     from contrib.check.audit import SECONDS
 
-    lines = PeriodicLines()
+    lines, seconds = PeriodicLines(), SECONDS if seconds is None else seconds
+
+    def progress(name: str, done: int) -> None:
+        lines.write(f"{done} tasks audited, {name} the latest")
+
     with stdout_to_stderr(as_json):
-        work = run_audit(
-            factory,
-            seed=seed,
-            tasks=tasks,
-            seconds=SECONDS if seconds is None else seconds,
-            progress=lambda name, done: lines.write(f"{done} tasks audited, {name} the latest"),
-        )
-        report = run_async(work)
+        report = run_async(run_audit(factory, seed=seed, tasks=tasks, seconds=seconds, progress=progress))
     if as_json:
         emit(report.to_dict())
     else:
@@ -101,17 +99,10 @@ def _show_audit(report: AuditReport) -> None:
     def reward(value: float | None) -> str:
         return "none" if value is None else f"{value:g}"
 
-    rows = [
-        (
-            task.name,
-            _VERDICTS[task.ok],
-            reward(task.solution),
-            reward(task.empty),
-            f"{len(task.paid)} of {len(task.cheats)}",
-            f"{task.verifier_seconds:.2f} s",
-        )
-        for task in report.tasks
-    ]
+    rows = []
+    for task in report.tasks:
+        earned = (reward(task.solution), reward(task.empty), f"{len(task.paid)} of {len(task.cheats)}")
+        rows.append((task.name, _VERDICTS[task.ok], *earned, f"{task.verifier_seconds:.2f} s"))
     show_table(("task", "result", "solution", "empty", "cheats paid", "verifier"), rows)
     for task in report.tasks:
         for problem in (*task.problems, *(f"it pays a cheat: {name}" for name in task.paid)):
@@ -158,7 +149,10 @@ class _Progress:
 
 
 def _show(name: str, report: CheckReport) -> None:
-    rows = [(row.name, _verdict(row), f"{row.seconds:.2f} s", row.detail) for row in report.rows]
+    def verdict(row: CheckRow) -> str:
+        return "not checked" if row.unfinished else "warning" if row.is_warning else _VERDICTS[row.ok]
+
+    rows = [(row.name, verdict(row), f"{row.seconds:.2f} s", row.detail) for row in report.rows]
     show_table(("check", "result", "time", "detail"), rows)
     for method, latency in (("reset", report.reset), ("step", report.step)):
         if latency is not None:
@@ -167,7 +161,3 @@ def _show(name: str, report: CheckReport) -> None:
     left = f"; a warning: {', '.join(report.warnings)}" if report.warnings else ""
     left += f"; not checked: {', '.join(report.not_checked)}" if report.not_checked else ""
     say(f"{name}: {f'{failed} of {len(rows)} checks failed' if failed else f'{len(rows)} checks, none failed'}{left}")
-
-
-def _verdict(row: CheckRow) -> str:
-    return "not checked" if row.unfinished else "warning" if row.is_warning else _VERDICTS[row.ok]

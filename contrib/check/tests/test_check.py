@@ -25,8 +25,9 @@ import jsonschema
 import pytest
 from pydantic import BaseModel
 
-from contrib.check import CheckReport, CheckRow, Latency, event_loop, leaks, run_checks, runner
+from contrib.check import event_loop, leaks, run_checks, runner
 from contrib.check.direct_calls import with_timeout
+from contrib.check.report import CheckReport, CheckRow, Latency
 from contrib.check.runner import NAMES, OPEN
 from contrib.check.sample_arguments import sample_arguments
 from forge_env.core.env import Env

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from contrib.check import CheckReport, CheckRow
+from contrib.check.report import CheckReport, CheckRow
 from forge_env.cli.main import main
 from tests.forge_env.cli.test_cli import (  # noqa: F401 (fixtures)
     Run,

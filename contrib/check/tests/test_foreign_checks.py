@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from contrib.check import CheckReport, run_checks
+from contrib.check import run_checks
+from contrib.check.report import CheckReport
 from forge_env import make
 from tests.helpers.own_environment import python_with
 

@@ -289,11 +289,8 @@ def _spec(id_: str) -> gymnasium.envs.registration.EnvSpec:
     try:
         return gymnasium.spec(id_)
     except (gymnasium_error.Error, ImportError) as wrong:
-        raise UserError(f"Gymnasium has no environment {id_!r}. {_offer(id_)} ({wrong})") from None
-
-
-def _offer(id_: str) -> str:
-    return nearest(id_, list(gymnasium.registry)).partition(" Available")[0]
+        offer = nearest(id_, list(gymnasium.registry)).partition(" Available")[0]
+        raise UserError(f"Gymnasium has no environment {id_!r}. {offer} ({wrong})") from None
 
 
 def _make(

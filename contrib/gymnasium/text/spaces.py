@@ -33,7 +33,6 @@ _ARRAYS = (spaces.MultiDiscrete, spaces.MultiBinary, spaces.Box)
 
 
 def check_action_space(space: Space[Any], env: str) -> None:
-    """Check that actions of a space can be read from text."""
     if not isinstance(space, (spaces.Discrete, spaces.Text, *_ARRAYS)):
         raise UserError(
             f"the actions of {env} are of the space {type(space).__name__}, and only Discrete, MultiDiscrete, "
@@ -53,7 +52,7 @@ def describe_actions(space: Space[Any], names: Sequence[str] = ()) -> str:
             return f"Your action is one integer: {', '.join(f'{first + i} ({name})' for i, name in enumerate(names))}."
         return f"Your action is one integer from {first} to {last}."
     if isinstance(space, spaces.MultiDiscrete):
-        return f"Your action is a JSON list of integers from {_listed(space.start)} to {_listed(_last(space))}."
+        return f"Your action is a JSON list of integers from {' to '.join(map(_listed, _bounds(space)))}."
     if isinstance(space, spaces.MultiBinary):
         return f"Your action is a JSON list of zeros and ones, of shape {list(space.shape)}."
     if isinstance(space, spaces.Box):
@@ -200,20 +199,15 @@ def _plain(value: Any) -> Any:
     return value if isinstance(value, (str, int, float, bool)) or value is None else str(value)
 
 
-def _last(space: spaces.MultiDiscrete) -> Any:
-    return space.start + space.nvec - 1
-
-
 def _listed(values: Any) -> str:
     return json.dumps(_plain(values))
 
 
 def _bounds(space: Space[Any]) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    """The least and the greatest value of each element of an array space."""
     if isinstance(space, spaces.Box):
         return space.low, space.high
     if isinstance(space, spaces.MultiDiscrete):
-        return space.start, _last(space)
+        return space.start, space.start + space.nvec - 1
     return np.zeros(1, int), np.ones(1, int)
 
 
@@ -238,5 +232,4 @@ def _characters(space: spaces.Text) -> str:
 
 
 def _bound(values: np.ndarray[Any, Any]) -> str:
-    """One number if all bounds are equal."""
     return _listed(values.flat[0]) if values.size and (values == values.flat[0]).all() else _listed(values)

@@ -50,11 +50,8 @@ class ConversationEnv(ToolEnv):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        if (
-            not isinstance(cls.user, property)
-            and cls.user is not None
-            and not callable(getattr(cls.user, "reply", None))
-        ):
+        is_known = cls.user is not None and not isinstance(cls.user, property)
+        if is_known and not callable(getattr(cls.user, "reply", None)):
             raise UserError(
                 f"{cls.__name__}.user is {cls.user!r:.60}, and no user: it has a method reply(messages), as "
                 "ScriptedUser and LLMUser of contrib.judges.users do"

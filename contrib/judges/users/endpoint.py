@@ -60,13 +60,8 @@ class SharedEndpoint:
     ) -> str:
         """The first answer that is whole and not empty, without its thoughts.
 
-        Args:
-            who: plays the model, for messages.
-            messages: in the endpoint's form.
-            max_tokens: of one answer.
-            timeout: in seconds, of one answer.
-            seeds: of the requests; there are as many as seeds.
-            used: the usage is added to it, also if there is no answer.
+        There are as many requests as seeds; `max_tokens` and the timeout, in seconds, are those of one. The usage is
+        added to `used`, also if there is no answer.
         """
         problem = ""
         for seed in seeds:
@@ -91,7 +86,6 @@ class SharedEndpoint:
 
     @property
     def agent(self) -> ChatEndpoint:
-        """The agent, made at its first use."""
         if self._agent is None:
             self._agent = load(_AGENT)(**self._settings)
         return self._agent

@@ -87,8 +87,8 @@ class LLMUser:
             )
         settings: dict[str, Any] = {"model": agent_or_model, "api_key_env": api_key_env, "timeout": timeout}
         settings |= {"retries": retries, "max_concurrency": max_concurrency, "prices": prices}
-        settings["temperature"] = temperature
-        settings |= {"requests_per_minute": requests_per_minute, **({"base_url": base_url} if base_url else {})}
+        settings |= {"temperature": temperature, "requests_per_minute": requests_per_minute}
+        settings |= {"base_url": base_url} if base_url else {}
         self._endpoint = SharedEndpoint(None if isinstance(agent_or_model, str) else agent_or_model, settings)
         self._persona, self._end = persona, end.strip()
         self._max_turns, self._timeout, self._attempts = max_turns, timeout, attempts
@@ -102,15 +102,10 @@ class LLMUser:
 
     @property
     def effects(self) -> str:
-        """What an episode does outside of this machine, see `Env.effects`."""
         return f"asks the model {self._endpoint.name} to play the user"
 
     def start(self, task: Task, *, seed: int | None = None) -> Self:
-        """Return the user of one episode of a task, to be closed by `aclose`.
-
-        Raises:
-            UserError: when the persona needs what the task's metadata has not, or the endpoint cannot be used.
-        """
+        """Return the user of one episode of a task, to be closed by `aclose`."""
         user = copy.copy(self)
         user._text = self._persona_of(task)
         user._seed, user._is_started = seed, True
@@ -127,23 +122,18 @@ class LLMUser:
     async def reply(self, messages: Sequence[Message]) -> UserTurn:
         """Ask the model for the user's next message. The deadlines of the episode are paused.
 
-        Raises:
-            ServiceError: when the model does not answer, or only with empty or cut-off texts.
-            UserError: when the endpoint refuses the key, or does not know the model; or without `start`.
+        A ServiceError says that it does not answer, or only with empty or cut-off texts.
         """
         if not self._is_started:
             raise UserError("an LLMUser plays one task: call user.start(task, seed=...), and reply of what it returns")
         used = Usage()
         turn = 1 + sum(message["role"] == "user" for message in messages)
-        conversation = [
-            {"role": "system", "content": _SYSTEM.format(persona=self._text, end=self._end)},
-            *_swapped(messages, self._end),
-        ]
+        system = {"role": "system", "content": _SYSTEM.format(persona=self._text, end=self._end)}
         try:
             async with queued():
                 text = await self._endpoint.ask(
                     "the user model",
-                    conversation,
+                    [system, *_swapped(messages, self._end)],
                     max_tokens=self._max_tokens,
                     timeout=self._timeout,
                     seeds=[self._seed_of(turn, attempt) for attempt in range(self._attempts)],

@@ -44,7 +44,7 @@ class ScriptedUser:
             )
         self._script = script
         self._until = until
-        self._until_names = () if until is None else _argument_names(until, "until")
+        self._ends_by = () if until is None else _argument_names(until, "until")
         self._task: Task | None = None
         self._said = 0
 
@@ -54,15 +54,8 @@ class ScriptedUser:
         return user
 
     async def reply(self, messages: Sequence[Message]) -> UserTurn:
-        """Return the next line, or what the function returns.
-
-        Raises:
-            EnvError: when the function returns something else.
-        """
         arguments = {"messages": list(messages), "task": self._task}
-        if self._until is not None and await invoke(
-            self._until, **{name: arguments[name] for name in self._until_names}
-        ):
+        if self._until is not None and await invoke(self._until, **{name: arguments[name] for name in self._ends_by}):
             return UserTurn(done=True)
         if callable(self._script):
             return _turn(await invoke(self._script, **{name: arguments[name] for name in self._names}))

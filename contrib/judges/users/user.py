@@ -16,10 +16,7 @@ _THOUGHT = re.compile(r"<think>.*?</think>", re.DOTALL)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UserTurn:
-    """What the user says next.
-
-    Example: ``UserTurn(text="That is all, thanks.", done=True)``
-    """
+    """What the user says next."""
 
     text: str = ""
     """May be empty only if the user is done."""

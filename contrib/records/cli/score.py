@@ -8,7 +8,7 @@ from typing import IO, Annotated, Any
 
 import typer
 
-from contrib.records.cli.score_again import score_again
+from contrib.records.cli.score_again import before_and_now, cell, score_again
 from forge_env.cli.new_file import new_file
 from forge_env.cli.output import Json, emit, note, show_table, stdout_to_stderr
 from forge_env.core.errors import UserError
@@ -54,7 +54,7 @@ def score(
         emit({"run": str(run), "reward": reward, "phases": phases})
     else:
         columns = [name for name in phases[0] if name not in ("ci95", "first_error", "failures")]
-        show_table([name.replace("_", " ") for name in columns], [[_cell(p[name]) for name in columns] for p in phases])
+        show_table([name.replace("_", " ") for name in columns], [[cell(p[name]) for name in columns] for p in phases])
     for p in (p for p in phases if p["failed"]):
         note(f"the reward failed on {p['failed']} of {p['answers']} answers, which are in no figure")
         for failure in p["failures"][:MAX_REASONS]:
@@ -66,19 +66,17 @@ def score(
 
 
 async def _score(phase: str, path: Path, part: Any, file: IO[str] | None) -> dict[str, Any]:
-    """Score one file and write its episodes to another; returns the figures over the final answers."""
-    from contrib.records.rescore import rescore
+    from contrib.records.rescore import has_answer, rescore
     from forge_env.core.episode import read_jsonl
     from forge_env.evaluation.evaluate import Evaluation
 
     answers = []
     async for rescored in rescore(read_jsonl(path), part):
-        if rescored.has_answer:
+        if has_answer(rescored.before):
             answers.append(rescored)
         if file is not None:
             file.write(rescored.after.to_json() + "\n")
     scored = [answer for answer in answers if not answer.error]
-    before = Evaluation(episodes=tuple(answer.before for answer in scored))
     after = Evaluation(episodes=tuple(answer.after for answer in scored))
     failed = [answer for answer in answers if answer.error]
     errors = Counter(answer.error for answer in failed)
@@ -86,17 +84,10 @@ async def _score(phase: str, path: Path, part: Any, file: IO[str] | None) -> dic
     return {
         "phase": phase,
         "answers": len(answers),
-        "reward_before": before.reward.value if scored else None,
-        "reward_now": after.reward.value if scored else None,
-        "success_before": before.success_rate if scored else None,
-        "success_now": after.success_rate if scored else None,
+        **before_and_now([(answer.before, answer.after) for answer in scored]),
         "ci95": after.interval if scored else None,
         "changed": sum(not are_same((answer.before.reward or 0.0, answer.after.reward or 0.0)) for answer in scored),
         "failed": len(failed),
         "first_error": failed[0].error if failed else None,
         "failures": [{"error": e, "answers": count, "first": first[e]} for e, count in errors.most_common()],
     }
-
-
-def _cell(value: Any) -> str:
-    return "-" if value is None else f"{value:.4f}" if isinstance(value, float) else str(value)

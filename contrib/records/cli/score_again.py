@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -16,6 +17,7 @@ from forge_env.utils.run_async import run_async
 
 if TYPE_CHECKING:
     from contrib.records.again import JudgedAgain
+    from forge_env.core.episode import Episode
     from forge_env.records.run_files import RunSettings
 
 MAX_LINES = 20
@@ -71,32 +73,40 @@ async def _judge(
 
 
 def _summary(phase: str, everything: list[JudgedAgain]) -> dict[str, Any]:
-    from forge_env.evaluation.evaluate import Evaluation
-
     judged = [one for one in everything if not one.refused]
     both = [one for one in judged if one.before.outcome.is_valid and one.after.outcome.is_valid]
-    before = Evaluation(episodes=tuple(one.before for one in both))
-    after = Evaluation(episodes=tuple(one.after for one in both))
     return {
         "phase": phase,
         "episodes": len(everything),
         "judged": len(judged),
         "changed": [_change(one) for one in judged if one.changed],
-        "reward_before": before.reward.value if both else None,
-        "reward_now": after.reward.value if both else None,
-        "success_before": before.success_rate if both else None,
-        "success_now": after.success_rate if both else None,
+        **before_and_now([(one.before, one.after) for one in both]),
         "not_judged": [{"id": one.before.id, "reason": one.refused} for one in everything if one.refused],
     }
 
 
-def _change(one: JudgedAgain) -> dict[str, Any]:
-    was, now = one.before, one.after
+def before_and_now(pairs: Sequence[tuple[Episode, Episode]]) -> dict[str, float | None]:
+    """The mean rewards and the success rates of episodes before and now; None if there are none."""
+    from forge_env.evaluation.evaluate import Evaluation
+
+    before, now = (Evaluation(episodes=tuple(pair[which] for pair in pairs)) for which in (0, 1))
     return {
-        "id": was.id,
-        "before": {"outcome": was.outcome, "reward": was.reward, "rewards": dict(was.rewards), "error": was.error},
-        "now": {"outcome": now.outcome, "reward": now.reward, "rewards": dict(now.rewards), "error": now.error},
+        "reward_before": before.reward.value if pairs else None,
+        "reward_now": now.reward.value if pairs else None,
+        "success_before": before.success_rate if pairs else None,
+        "success_now": now.success_rate if pairs else None,
     }
+
+
+def cell(value: Any) -> str:
+    return "-" if value is None else f"{value:.4f}" if isinstance(value, float) else str(value)
+
+
+def _change(one: JudgedAgain) -> dict[str, Any]:
+    def verdict(e: Episode) -> dict[str, Any]:
+        return {"outcome": e.outcome, "reward": e.reward, "rewards": dict(e.rewards), "error": e.error}
+
+    return {"id": one.before.id, "before": verdict(one.before), "now": verdict(one.after)}
 
 
 def _show(phases: list[dict[str, Any]]) -> None:
@@ -104,7 +114,7 @@ def _show(phases: list[dict[str, Any]]) -> None:
     for phase in phases:
         cells = [phase["phase"], phase["episodes"], phase["judged"], len(phase["changed"])]
         cells += [phase[name] for name in ("reward_before", "reward_now", "success_before", "success_now")]
-        rows.append(["-" if c is None else f"{c:.4f}" if isinstance(c, float) else str(c) for c in cells])
+        rows.append(list(map(cell, cells)))
     columns = ("phase", "episodes", "judged", "changed", "reward before", "now", "success before", "now")
     show_table(columns, rows)
     for phase in phases:

@@ -23,15 +23,10 @@ SCHEMA = "ATIF-v1.8"
 def trajectory(
     selected: Selected, *, agent: str, model: str | None, tools: Sequence[Any], tokens: bool
 ) -> dict[str, Any] | None:
-    """Return an episode as an ATIF trajectory; None if it has no message at all.
+    """Return an episode as an ATIF trajectory; None if it has no message at all. The tools are in OpenAI's shape.
 
-    Args:
-        selected: the episode.
-        agent: name of the agent.
-        model: name of the model.
-        tools: of the environment, in OpenAI's shape.
-        tokens: whether to write token ids and logprobs. The prompt of each turn is whole, so they grow with the square
-            of the number of turns.
+    Token ids are written if `tokens` says so. The prompt of each turn is whole, so they grow with the square of the
+    number of turns.
     """
     episode = selected.episode
     steps: list[dict[str, Any]] = []

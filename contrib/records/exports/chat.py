@@ -14,7 +14,6 @@ from contrib.records.exports.conversation import (
     with_weight,
 )
 from forge_env.core.episode import Episode
-from forge_env.core.turn import Turn
 
 _TAKEN = ("role", "content", "name", "tool_calls", "tool_call_id", "weight")
 """Keys of a message that OpenAI's fine-tuning takes; it refuses a file with others."""
@@ -38,26 +37,19 @@ def openai_lines(episode: Episode, tools: Sequence[Any], *, scores: bool) -> Ite
         if scores:
             about = outcome_of(episode)
             if len(parts) > 1:
-                began = [row for row in about.pop("lineage", ()) if episode.turns[row["turn"]] is _first_answer(said)]
+                first = next((each.turn for each in said if each.turn is not None), None)
+                began = [row for row in about.pop("lineage", ()) if episode.turns[row["turn"]] is first]
                 about |= {"id": f"{episode.id}#{number}", **({"row": began[0]} if began else {})}
             line["episode"] = about
         yield line
 
 
 def sft_lines(episode: Episode, tools: Sequence[Any]) -> Iterator[dict[str, Any]]:
-    """Yield a line for each conversation of an episode that has an answer, with its reward beside it.
-
-    An answer that the environment showed has the weight 0, and auxiliary conversations are left out, as above.
-    """
+    """Yield a line for each conversation of an episode that has an answer, with its reward beside it; see above."""
+    about = {**({"tools": list(tools)} if tools else {}), "id": episode.id, "reward": episode.reward}
     for said in conversations(episode):
         if not is_auxiliary(said) and (end := last_answer(said)):
-            messages = [with_weight(each) for each in said[:end]]
-            about = {"id": episode.id, "reward": episode.reward}
-            yield {"messages": messages, **({"tools": list(tools)} if tools else {}), **about}
-
-
-def _first_answer(said: Sequence[Said]) -> Turn | None:
-    return next((each.turn for each in said if each.turn is not None), None)
+            yield {"messages": [with_weight(each) for each in said[:end]], **about}
 
 
 def has_thoughts(episode: Episode) -> bool:

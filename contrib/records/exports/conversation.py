@@ -130,10 +130,7 @@ def outcome_of(episode: Episode) -> dict[str, Any]:
 
 
 def with_weight(said: Said) -> dict[str, Any]:
-    """Return a message; an answer that is not learned has the weight 0.
-
-    It is one that the environment showed as history, or one that no loss is over.
-    """
+    """Return a message; an answer of the history, or one that no loss is over, has the weight 0."""
     turn = said.turn
     is_learned = turn is not None and not turn.auxiliary and (turn.kind != "sampled" or turn.num_written)
     is_read_only = said.message["role"] == "assistant" and not is_learned

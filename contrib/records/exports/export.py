@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Protocol, get_args
+from typing import Any, Literal, get_args
 
 from contrib.records.exports.atif import trajectory
 from contrib.records.exports.chat import has_thoughts, openai_lines, sft_lines
@@ -98,34 +98,37 @@ def _unlearnable(episode: Episode) -> str:
     return NO_REWARD if episode.reward is None else "" if episode.turns else NO_ANSWER
 
 
-class _Writer(Protocol):
-    def add(self, selected: Selected) -> str:
-        """Write an episode; returns why it is left out, or ""."""
-        ...
-
-    def close(self) -> None: ...
-
-    def abandon(self) -> None: ...
-
-
 def _writer(
     to: str, path: Path, out: Path, facts: RunFacts, result: Exported, *, tokens: bool, scores: bool
-) -> _Writer:
-    match to:
-        case "hf":
-            return _Dataset(path, facts, result, tokens)
-        case "atif" | "training_trace":
-            documents = _Trajectories(facts, tokens) if to == "atif" else _TrainingTraces(facts)
-            lines = out.suffix in (".jsonl", ".ndjson")
-            return _Lines(path, documents, result) if lines else _Files(path, documents, result)
-        case "openai":
-            return _Lines(path, _OpenAI(facts, result, scores), result)
-        case _:
-            return _Lines(path, _whole_episode if tokens else _Chats(facts), result)
+) -> _Lines | _Dataset:
+    if to == "hf":
+        return _Dataset(path, facts, result, tokens)
+
+    def documents(selected: Selected) -> list[Any] | str:
+        """Make the JSON documents of an episode, or say why it is left out."""
+        episode = selected.episode
+        if to == "sft" and tokens:
+            return [episode.to_json()]
+        model, tools = facts.model(episode), facts.tools(episode)
+        match to:
+            case "atif":
+                found = trajectory(selected, agent=facts.agent, model=model, tools=tools, tokens=tokens)
+                return NO_MESSAGE if found is None else [found]
+            case "training_trace":
+                trace = training_trace(selected, model=model, tools=tools)
+                return trace if isinstance(trace, str) else [trace]
+            case "openai":
+                result.thoughts += not scores and has_thoughts(episode)
+                return list(openai_lines(episode, tools, scores=scores))
+            case _:
+                return list(sft_lines(episode, tools))
+
+    is_lines = to in ("openai", "sft") or out.suffix in (".jsonl", ".ndjson")
+    return (_Lines if is_lines else _Files)(path, documents, result)
 
 
 @contextmanager
-def _opened(writer: _Writer, out: Path) -> Iterator[_Writer]:
+def _opened(writer: _Lines | _Dataset, out: Path) -> Iterator[_Lines | _Dataset]:
     try:
         yield writer
     except BaseException:
@@ -144,54 +147,49 @@ def _disk_errors(out: Path) -> Iterator[None]:
         raise InfraError(f"--out {out} could not be written: {reason}; nothing is left of it") from error
 
 
-_Documents = Callable[[Selected], "list[Any] | str"]
-"""Makes the JSON documents of an episode, or says why it is left out."""
-
-
 class _Lines:
-    """One file of JSON lines."""
-
-    def __init__(self, path: Path, documents: _Documents, result: Exported) -> None:
+    def __init__(self, path: Path, documents: Callable[[Selected], list[Any] | str], result: Exported) -> None:
         self._documents, self._result = documents, result
-        self._file = path.open("x", encoding="utf-8", newline="\n")
-        self.abandon = self.close = self._file.close
+        self._open(path)
 
     def add(self, selected: Selected) -> str:
+        """Write an episode; returns why it is left out, or ""."""
         found = self._documents(selected)
         if isinstance(found, str):
             return found
         for document in found:
             text, is_replaced = json_text(document) if not isinstance(document, str) else (document, False)
-            self._file.write(text + "\n")
+            self._write(text + "\n", selected.episode.id)
             self._result.replaced += is_replaced
             self._result.lines += 1
         return ""
 
+    def _open(self, path: Path) -> None:
+        self._file = path.open("x", encoding="utf-8", newline="\n")
 
-class _Files:
+    def _write(self, text: str, episode_id: str) -> None:
+        self._file.write(text)
+
+    def close(self) -> None:
+        self._file.close()
+
+    def abandon(self) -> None:
+        self.close()
+
+
+class _Files(_Lines):
     """A folder with one JSON file for each episode, numbered, with its id as far as a file name may hold it."""
 
-    def __init__(self, path: Path, documents: _Documents, result: Exported) -> None:
-        self._folder, self._documents, self._result = path, documents, result
+    def _open(self, path: Path) -> None:
+        self._folder = path
         path.mkdir()
 
-    def add(self, selected: Selected) -> str:
-        found = self._documents(selected)
-        if isinstance(found, str):
-            return found
-        for document in found:
-            text, is_replaced = json_text(document)
-            name = re.sub(r"[^A-Za-z0-9.-]+", "_", selected.episode.id)[:80]
-            path = self._folder / f"{self._result.lines:06d}-{name}.json"
-            path.write_text(text + "\n", encoding="utf-8")
-            self._result.replaced += is_replaced
-            self._result.lines += 1
-        return ""
+    def _write(self, text: str, episode_id: str) -> None:
+        name = re.sub(r"[^A-Za-z0-9.-]+", "_", episode_id)[:80]
+        (self._folder / f"{self._result.lines:06d}-{name}.json").write_text(text, encoding="utf-8")
 
     def close(self) -> None:
         pass
-
-    abandon = close
 
 
 class _Dataset:
@@ -209,46 +207,3 @@ class _Dataset:
     def close(self) -> None:
         self._parquet.close()
         self._result.replaced = self._parquet.replaced
-
-
-class _Trajectories:
-    def __init__(self, facts: RunFacts, tokens: bool) -> None:
-        self._facts, self._tokens = facts, tokens
-
-    def __call__(self, selected: Selected) -> list[Any] | str:
-        model, tools = self._facts.model(selected.episode), self._facts.tools(selected.episode)
-        found = trajectory(selected, agent=self._facts.agent, model=model, tools=tools, tokens=self._tokens)
-        return NO_MESSAGE if found is None else [found]
-
-
-class _TrainingTraces:
-    def __init__(self, facts: RunFacts) -> None:
-        self._facts = facts
-
-    def __call__(self, selected: Selected) -> list[Any] | str:
-        episode = selected.episode
-        found = training_trace(selected, model=self._facts.model(episode), tools=self._facts.tools(episode))
-        return found if isinstance(found, str) else [found]
-
-
-class _OpenAI:
-    def __init__(self, facts: RunFacts, result: Exported, scores: bool) -> None:
-        self._facts, self._result, self._scores = facts, result, scores
-
-    def __call__(self, selected: Selected) -> list[Any]:
-        episode = selected.episode
-        if not self._scores:
-            self._result.thoughts += has_thoughts(episode)
-        return list(openai_lines(episode, self._facts.tools(episode), scores=self._scores))
-
-
-class _Chats:
-    def __init__(self, facts: RunFacts) -> None:
-        self._facts = facts
-
-    def __call__(self, selected: Selected) -> list[Any]:
-        return list(sft_lines(selected.episode, self._facts.tools(selected.episode)))
-
-
-def _whole_episode(selected: Selected) -> list[Any]:
-    return [selected.episode.to_json()]

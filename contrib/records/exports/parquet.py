@@ -39,13 +39,7 @@ where each row of an episode with several comes from, are JSON as text.
 
 
 class ParquetWriter:
-    """Writes `data/train-NNNNN.parquet` and the card into a new folder.
-
-    Args:
-        folder: which it creates.
-        tokens: whether the rows have token ids, loss mask, logprobs and weight versions.
-        file_bytes: size of a file.
-    """
+    """Writes `data/train-NNNNN.parquet` and the card into a new folder, which it creates."""
 
     def __init__(self, folder: Path, *, tokens: bool, file_bytes: int = FILE_BYTES) -> None:
         try:

@@ -12,21 +12,19 @@ from forge_env.registry.agent_spec import model_at
 
 
 class RunFacts:
-    """The settings of a run, and the tools of its environments: an Episode does not hold them.
-
-    Args:
-        run: folder of an evaluation or of a training run, or a file of episodes.
-    """
+    """The settings of a run, and the tools of its environments: an Episode does not hold them."""
 
     def __init__(self, run: Path) -> None:
         try:
             self._settings = run_settings(run) or RunSettings()
         except UserError:  # another program's folder; its episodes can be read nevertheless
             self._settings = RunSettings()
-        kind, _, rest = self._settings.agent.partition(":")
-        self.agent = f"openai:{model_at(rest)}" if kind == "openai" else self._settings.agent or "forge_env"
+        self.agent = self._settings.agent or "forge_env"
         """What acted: the agent of an evaluation, or forge_env."""
-        self._model = _model(run.expanduser(), self._settings)
+        kind, _, rest = self.agent.partition(":")
+        rest = model_at(rest) if kind == "openai" else rest
+        self.agent = f"openai:{rest}" if kind == "openai" else self.agent
+        self._model = rest if kind in ("openai", "vllm", "checkpoint") else _trained_model(run.expanduser())
         self._tools: dict[str, list[Any]] = {}
         self.without_tools: dict[str, str] = {}
         """Environment -> why its tools are not to be had."""
@@ -54,10 +52,7 @@ class RunFacts:
             return []
 
 
-def _model(run: Path, settings: RunSettings) -> str | None:
-    kind, _, rest = settings.agent.partition(":")
-    if kind in ("openai", "vllm", "checkpoint"):
-        return model_at(rest) if kind == "openai" else rest
+def _trained_model(run: Path) -> str | None:
     folder = run if run.is_dir() else run.parent.parent  # RUN/episodes/train.jsonl
     if not (folder / CONFIG).is_file() or not (folder / "run.json").is_file():
         return None

@@ -21,8 +21,6 @@ _EVALUATION = re.compile(r"evaluation_(\d+)(?:\..*)?")
 
 
 class Selected(NamedTuple):
-    """An episode, and its place in its run."""
-
     episode: Episode
     phase: str
     """"train", "after" and so on in a training run, "faults" for the faults of an evaluation, else ""."""
@@ -45,10 +43,7 @@ FIELDS: Mapping[str, Callable[[Selected], Any]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """Which episodes are wanted; all conditions must hold.
-
-    Example: ``Wanted(where={"outcome": ("scored",)}, min_reward=1.0, steps=(0, 20))``
-    """
+    """Which episodes are wanted; all conditions must hold."""
 
     where: Mapping[str, tuple[str, ...]]
     """Field of `FIELDS` -> the values that it may have, as text."""
@@ -70,13 +65,7 @@ class Wanted:
 
 
 def parse_wanted(where: Sequence[str], min_reward: float | None, step: str) -> Wanted:
-    """Read the options of a command.
-
-    Args:
-        where: "FIELD=VALUE", several values with commas between them.
-        min_reward: least reward.
-        step: "N", "N..M", "N.." or "..M".
-    """
+    """Read the options of a command: `where` as FIELD=VALUE[,VALUE], `step` as N, N..M, N.. or ..M."""
     fields: dict[str, tuple[str, ...]] = {}
     for text in where:
         name, is_given, values = text.partition("=")
@@ -92,12 +81,7 @@ def parse_wanted(where: Sequence[str], min_reward: float | None, step: str) -> W
 
 
 class Selection:
-    """The episodes of a run that are wanted, as often as it is iterated over; one is in memory at a time.
-
-    Args:
-        run: folder of an evaluation or of a training run, or a file of episodes.
-        wanted: which of them.
-    """
+    """The episodes of a run that are wanted, as often as it is iterated over; one is in memory at a time."""
 
     def __init__(self, run: Path, wanted: Wanted) -> None:
         self.files = all_files(run)

@@ -25,13 +25,7 @@ REFUSED = "with an empty prompt, a negative token id or a logprob that is no num
 
 
 def training_trace(selected: Selected, *, model: str | None, tools: Sequence[Any]) -> dict[str, Any] | str:
-    """Return an episode as a TrainingTrace, or why it is left out. It grows with the square of the number of turns.
-
-    Args:
-        selected: the episode; it has a reward and a turn.
-        model: name of the model.
-        tools: of the environment, in OpenAI's shape.
-    """
+    """Return an episode as a TrainingTrace, or why it is left out. It grows with the square of the number of turns."""
     episode = selected.episode
     if not episode.is_trainable:
         return NO_TOKENS
@@ -110,7 +104,6 @@ def _header(selected: Selected) -> dict[str, Any]:
 
 
 def _is_taken(episode: Episode) -> bool:
-    """Whether OpenEnv's validation takes the tokens of an episode."""
     return all(
         (len(turn.prompt_ids) or not turn.starts_row)
         and not ((turn.prompt_ids < 0).any() or (turn.token_ids < 0).any())

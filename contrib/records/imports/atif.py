@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from contrib.records.exports.conversation import OURS
-from contrib.records.imports.build import BadRecord, Log
+from contrib.records.imports.build import BadRecord, Log, mapping
 from contrib.records.imports.openai import text_of
 from contrib.records.imports.tokens import Rows, check_ids, check_logprobs, kept_of, unversioned
 from forge_env.core.types import Message
@@ -43,7 +43,7 @@ def read_trajectory(record: Mapping[str, Any]) -> Log:
         log.missing.add("trajectories of sub-agents")
     if record.get("continued_trajectory_ref"):
         log.missing.add("the trajectory that continues it")
-    agent = _object(record.get("agent"))
+    agent = mapping(record.get("agent"))
     log.model = agent["model_name"] if isinstance(agent.get("model_name"), str) else ""
     tools = agent.get("tool_definitions")
     log.tools = [dict(tool) for tool in tools if isinstance(tool, Mapping)] if isinstance(tools, list) else []
@@ -66,7 +66,7 @@ def read_trajectory(record: Mapping[str, Any]) -> Log:
 def _about(record: Mapping[str, Any]) -> Mapping[str, Any]:
     if about := _ours(record):
         return about
-    extra, totals = _object(record.get("extra")), _object(_object(record.get("final_metrics")).get("extra"))
+    extra, totals = mapping(record.get("extra")), mapping(mapping(record.get("final_metrics")).get("extra"))
     rewards = [value for place in (extra, totals) if (value := place.get("reward")) is not None]
     name = record.get("trajectory_id") or record.get("session_id")
     return {**({"reward": rewards[0]} if rewards else {}), **({"id": name} if isinstance(name, str) else {})}
@@ -74,7 +74,7 @@ def _about(record: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _read_step(log: Log, step: Mapping[str, Any], rows: Rows) -> None:
     source, text, kept = step.get("source"), text_of(step.get("message")), _ours(step)
-    others = {key: value for key, value in _object(kept.get("message")).items() if key not in _OWN}
+    others = {key: value for key, value in mapping(kept.get("message")).items() if key not in _OWN}
     if source not in ("system", "user", "agent"):
         raise BadRecord(f"its source is {source!r}, one of system, user, agent")
     if source == "agent":
@@ -90,7 +90,7 @@ def _read_step(log: Log, step: Mapping[str, Any], rows: Rows) -> None:
         message.update(others)
         log.messages.append((message, is_written))  # type: ignore[arg-type]
         if is_written:
-            log.turns.append({**kept, **_facts(log, _object(step.get("metrics")), rows)})
+            log.turns.append({**kept, **_facts(log, mapping(step.get("metrics")), rows)})
     elif text or not step.get("observation"):
         shown: dict[str, Any] = {"role": source, "content": text, **others}
         log.messages.append((shown, False))  # type: ignore[arg-type]
@@ -101,7 +101,7 @@ def _results(log: Log, step: Mapping[str, Any]) -> Iterator[Message]:
     observation = step.get("observation")
     if observation is None:
         return
-    results = _object(observation).get("results")
+    results = mapping(observation).get("results")
     if not isinstance(results, list) or not all(isinstance(result, Mapping) for result in results):
         raise BadRecord("its observation has no list of results")
     for result in results:
@@ -153,8 +153,4 @@ def _facts(log: Log, metrics: Mapping[str, Any], rows: Rows) -> dict[str, Any]:
 
 
 def _ours(place: Mapping[str, Any]) -> Mapping[str, Any]:
-    return _object(_object(place.get("extra")).get(OURS))
-
-
-def _object(value: Any) -> Mapping[str, Any]:
-    return value if isinstance(value, Mapping) else {}
+    return mapping(mapping(place.get("extra")).get(OURS))

@@ -47,18 +47,10 @@ class Log:
 
 
 def build(log: Log, default_reward: float | None, default_id: str) -> Episode:
-    """Make an Episode, of kind text where the log holds no tokens.
-
-    Args:
-        log: the conversation.
-        default_reward: if the log says nothing of a reward; None makes this a mistake.
-        default_id: of the episode, if the log has none.
-    """
+    """Make an Episode, of kind text if the log holds no tokens; the defaults are for what it does not say."""
     if problem := messages_problem([message for message, _ in log.messages]):
         raise BadRecord(problem)
-    turns: list[Turn] = []
-    pending: list[Message] = []
-    facts = iter(log.turns)
+    turns, pending, facts = list[Turn](), list[Message](), iter(log.turns)
     for message, is_written in log.messages:
         if not is_written:
             pending.append(message)
@@ -77,7 +69,7 @@ def build(log: Log, default_reward: float | None, default_id: str) -> Episode:
         tail=tuple(pending),
         outcome=outcome,
         reward=reward,
-        rewards=_rewards(about.get("rewards")),
+        rewards={name: _number(part) for name, part in mapping(about.get("rewards")).items()},
         success=about.get("success") if isinstance(about.get("success"), bool) and reward is not None else None,
         id=_text(about.get("id")) or default_id,
         group_id=_text(about.get("group_id")),
@@ -87,7 +79,7 @@ def build(log: Log, default_reward: float | None, default_id: str) -> Episode:
         ended_by=_text(about.get("ended_by")),
         lineage=_lineage(about.get("lineage")),
         info={
-            **(about["info"] if isinstance(about.get("info"), Mapping) else {}),
+            **mapping(about.get("info")),
             IMPORTED: {
                 "from": log.source,
                 **({"tools": log.tools} if log.tools else {}),
@@ -144,11 +136,10 @@ def _parsed_call(call: Mapping[str, Any]) -> ToolCall:
     text = function["arguments"]
     try:
         arguments = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        reason = f"The arguments are no JSON: {error}."
-        return ToolCall(id=call["id"], name=function["name"], arguments=None, raw=text, error=reason)
-    if not isinstance(arguments, dict):
         reason = "The arguments are no JSON object."
+    except (ValueError, RecursionError) as error:
+        arguments, reason = None, f"The arguments are no JSON: {error}."
+    if not isinstance(arguments, dict):
         return ToolCall(id=call["id"], name=function["name"], arguments=None, raw=text, error=reason)
     return ToolCall(id=call["id"], name=function["name"], arguments=arguments)
 
@@ -156,13 +147,13 @@ def _parsed_call(call: Mapping[str, Any]) -> ToolCall:
 def _task(about: Any, shown: Sequence[Message]) -> Task:
     if not isinstance(about, Mapping):
         return Task(prompt=tuple(shown))
-    metadata, prompt = about.get("metadata"), about.get("prompt")
+    prompt = about.get("prompt")
     if prompt is not None and (problem := messages_problem(prompt)):
         raise BadRecord(f"in the prompt of its task, {problem}")
     return Task(
         prompt=tuple(shown if prompt is None else prompt),
         target=about.get("target"),
-        metadata=metadata if isinstance(metadata, Mapping) else {},
+        metadata=mapping(about.get("metadata")),
         id=_text(about.get("id")),
         kind=_text(about.get("kind")),
     )
@@ -175,8 +166,9 @@ def _lineage(rows: Any) -> tuple[Lineage, ...]:
         raise BadRecord(f"its lineage is none: {error}") from None
 
 
-def _rewards(value: Any) -> dict[str, float]:
-    return {name: _number(part) for name, part in value.items()} if isinstance(value, Mapping) else {}
+def mapping(value: Any) -> Mapping[str, Any]:
+    """Return an object of a log, {} in place of anything else."""
+    return value if isinstance(value, Mapping) else {}
 
 
 def _text(value: Any) -> str:

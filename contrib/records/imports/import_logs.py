@@ -122,8 +122,7 @@ def _records(log: Path, source: str, result: Imported) -> Iterator[tuple[Path, s
     if log.is_dir():
         if source not in OF_FOLDERS:
             raise UserError(f"{log} is a folder: --from {source} reads a .jsonl or .json file")
-        paths = sorted(path for path in log.rglob("*") if path.suffix in (*LINES, ".json") and path.is_file())
-        for path in paths:
+        for path in sorted(path for path in log.rglob("*") if path.suffix in (*LINES, ".json") and path.is_file()):
             for place, record in _of_file(path, result, is_certain=False):
                 if isinstance(record, Mapping) and OF_FOLDERS[source](record):
                     yield path, place, record
@@ -140,21 +139,21 @@ def _records(log: Path, source: str, result: Imported) -> Iterator[tuple[Path, s
 
 
 def _of_file(path: Path, result: Imported, *, is_certain: bool) -> Iterator[tuple[str, Any]]:
-    if path.suffix not in LINES:
-        try:
-            value = json.loads(path.read_bytes())
-        except (ValueError, RecursionError) as error:
-            if is_certain and path.suffix == ".json" and "Extra data" in str(error):
-                yield from _lines(path, result)  # JSON lines, as such files often are
-            elif is_certain:
-                raise UserError(f"{path}: {error}") from None
-            else:
-                yield str(path), None
-            return
-        values = value if isinstance(value, list) else [value]
-        yield from ((str(path) if len(values) == 1 else f"{path}[{n}]", item) for n, item in enumerate(values))
+    if path.suffix in LINES:
+        yield from _lines(path, result)
         return
-    yield from _lines(path, result)
+    try:
+        value = json.loads(path.read_bytes())
+    except (ValueError, RecursionError) as error:
+        if is_certain and path.suffix == ".json" and "Extra data" in str(error):
+            yield from _lines(path, result)  # JSON lines, as such files often are
+        elif is_certain:
+            raise UserError(f"{path}: {error}") from None
+        else:
+            yield str(path), None
+        return
+    values = value if isinstance(value, list) else [value]
+    yield from ((str(path) if len(values) == 1 else f"{path}[{n}]", item) for n, item in enumerate(values))
 
 
 def _lines(path: Path, result: Imported) -> Iterator[tuple[str, Any]]:

@@ -36,12 +36,9 @@ def read_chat(record: Mapping[str, Any]) -> Log:
     log.tools = read_tools(request.get("tools"))
     if not log.model and isinstance(model := request.get("model"), str):
         log.model = model
-    log.about = record["episode"] if isinstance(record.get("episode"), Mapping) else _about(record)
+    own = {key: record[key] for key in ("id", "reward", "success") if record.get(key) is not None}
+    log.about = record["episode"] if isinstance(record.get("episode"), Mapping) else own
     return log
-
-
-def _about(record: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: record[key] for key in ("id", "reward", "success") if record.get(key) is not None}
 
 
 def _pair(log: Log, request: Mapping[str, Any], response: Mapping[str, Any]) -> list[Any]:
@@ -107,7 +104,6 @@ def _call(item: Any) -> dict[str, Any]:
 
 
 def text_of(content: Any) -> str:
-    """Return the text of a message's content, which may be a list of parts."""
     if content is None:
         return ""
     if isinstance(content, str):

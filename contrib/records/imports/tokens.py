@@ -21,13 +21,7 @@ class Rows:
         self._row: list[int] = []
 
     def place(self, prompt: Sequence[int], tokens: Sequence[int], starts_row: Any = None) -> dict[str, Any]:
-        """Return the fields of a Turn that say where its tokens are.
-
-        Args:
-            prompt: the whole prompt of the call.
-            tokens: of the answer.
-            starts_row: what the record says of that; None if it says nothing.
-        """
+        """Return the fields of a Turn that say where its tokens are; the prompt is the whole one of the call."""
         known = len(self._row)
         is_same = bool(known) and list(prompt[:known]) == self._row
         starts = not is_same if starts_row is None else bool(starts_row)

@@ -13,7 +13,7 @@ from typing import Any
 
 from contrib.records.exports.conversation import OURS
 from contrib.records.exports.training_trace import VERSION
-from contrib.records.imports.build import BadRecord, Log
+from contrib.records.imports.build import BadRecord, Log, mapping
 from contrib.records.imports.openai import check_ending, read_message, read_tools
 from contrib.records.imports.tokens import Rows, check_ids, check_logprobs, kept_of
 from forge_env.core.turn import digest
@@ -80,8 +80,6 @@ def _check(call: Any) -> None:
 
 
 class _Reader:
-    """Reads the calls of one trace in order."""
-
     def __init__(self) -> None:
         self.log = Log(source=SOURCE)
         self._rows = Rows()
@@ -95,7 +93,7 @@ class _Reader:
     def read(self, call: Mapping[str, Any]) -> None:
         log = self.log
         request, response = call.get("request", {}), call.get("response", {})
-        kept = _object(_object(call.get("metadata")).get(OURS))
+        kept = mapping(mapping(call.get("metadata")).get(OURS))
         if isinstance(kept.get("episode"), Mapping):
             log.about = kept["episode"]
         log.tools = log.tools or read_tools(request.get("tools"))
@@ -116,13 +114,12 @@ class _Reader:
         facts = {name: kept[name] for name in _SAME if name in kept}
         fields = {**self._tokens(call, kept), **place}
         if place["starts_row"]:
-            self._note_row(_object(call.get("metadata")))
+            self._note_row(mapping(call.get("metadata")))
         self._turns[call["node_id"]] = len(log.turns)
         log.turns.append({**facts, "finish_reason": finish_reason, "tokens": fields})
         self._known = [*requested, answer]
 
     def _note_row(self, metadata: Mapping[str, Any]) -> None:
-        """Note what the node of a row's first turn says of it."""
         parent, agent = self._turns.get(str(metadata.get("parent_id"))), metadata.get("harness_session_id")
         if parent is None and not isinstance(agent, str):
             return
@@ -183,10 +180,7 @@ class _Reader:
     def _new(self, requested: Sequence[Message], kept: Mapping[str, Any], *, goes_on: bool) -> Sequence[Message]:
         """The messages of a request that the environment has added.
 
-        Args:
-            requested: all messages of the request.
-            kept: what forge_env has kept of the turn.
-            goes_on: whether its tokens go on from those before, so that the messages do, however they are written.
+        If its tokens go on from those before, so do the messages, however they are written.
         """
         shown = kept.get("shown")
         if type(shown) is int and 0 <= shown <= len(requested):
@@ -203,7 +197,3 @@ def _requests(spans: Sequence[tuple[int, int]]) -> Iterator[int]:
         end += count
         if version == NOT_SAMPLED:
             yield end
-
-
-def _object(value: Any) -> Mapping[str, Any]:
-    return value if isinstance(value, Mapping) else {}

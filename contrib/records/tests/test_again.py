@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from contrib.records.tests.conftest import Command
 from forge_env.cli.main import main
 from forge_env.core.episode import Episode, read_jsonl, write_jsonl
 from forge_env.core.types import Outcome, Task
@@ -49,7 +49,6 @@ class Looked(ToolEnv):
         call = {"type": "function", "function": {"name": "look", "arguments": {}}}
         return {"role": "assistant", "content": "", "tool_calls": [call]}
 """
-Again = Callable[..., dict[str, Any]]
 
 
 def write_tasks(folder: Path, **target_of: str) -> None:
@@ -58,7 +57,7 @@ def write_tasks(folder: Path, **target_of: str) -> None:
 
 
 @pytest.fixture
-def again(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> Again:
+def again(tmp_path: Path, command: Command) -> Command:
     """A run with the answer "red" to the tasks first and second; the fixture judges it again."""
     (tmp_path / "looked.py").write_text(ENV)
     (tmp_path / "shown").write_text("red")
@@ -66,24 +65,20 @@ def again(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> Again:
     name, data = f"{tmp_path}/looked.py:Looked", f"data={tmp_path}/tasks.json"
     evaluation = ["eval", "--env", name, "--option", data, "--agent", "scripted:expert", "--split", "all"]
     assert main([*evaluation, "--tasks", "2", "--out", str(tmp_path / "run")]) == 0
-    capfd.readouterr()
 
-    def command(*more: str, code: int = 0) -> dict[str, Any]:
-        result = main(["score", str(tmp_path / "run"), "--again", "--json", *more])
-        out, err = capfd.readouterr()
-        assert result == code, err
-        [phase] = json.loads(out)["phases"]
+    def judge(*more: str, code: int = 0) -> dict[str, Any]:
+        [phase] = command("score", str(tmp_path / "run"), "--again", *more, code=code)["phases"]
         return dict(phase)
 
-    return command
+    return judge
 
 
-def test_an_environment_that_has_not_changed_gives_the_same_rewards(again: Again) -> None:
+def test_an_environment_that_has_not_changed_gives_the_same_rewards(again: Command) -> None:
     phase = again()
     assert (phase["judged"], phase["changed"], phase["not_judged"]) == (2, [], [])
 
 
-def test_another_verdict_is_listed_and_written_under_the_recorded_ids(again: Again, tmp_path: Path) -> None:
+def test_another_verdict_is_listed_and_written_under_the_recorded_ids(again: Command, tmp_path: Path) -> None:
     write_tasks(tmp_path, first="red", second="blue")
     phase = again("--out", str(tmp_path / "again.jsonl"))
     [changed] = phase["changed"]
@@ -99,14 +94,14 @@ def test_another_verdict_is_listed_and_written_under_the_recorded_ids(again: Aga
     assert sum(turn.reward for turn in now.turns) == 0.0
 
 
-def test_a_verifier_that_breaks_leaves_no_reward(again: Again, tmp_path: Path) -> None:
+def test_a_verifier_that_breaks_leaves_no_reward(again: Command, tmp_path: Path) -> None:
     write_tasks(tmp_path, first="red", second="broken")
     [changed] = again()["changed"]
     assert changed["now"]["outcome"] == "env_fault" and changed["now"]["reward"] is None
     assert "the verifier is broken" in changed["now"]["error"]
 
 
-def test_an_episode_whose_turns_answer_something_else_today_is_refused(again: Again, tmp_path: Path) -> None:
+def test_an_episode_whose_turns_answer_something_else_today_is_refused(again: Command, tmp_path: Path) -> None:
     (tmp_path / "shown").write_text("green")
     phase = again(code=1)
     assert phase["judged"] == 0
@@ -116,7 +111,7 @@ def test_an_episode_whose_turns_answer_something_else_today_is_refused(again: Ag
     }
 
 
-def test_a_task_that_is_gone_or_ambiguous_is_refused(again: Again, tmp_path: Path) -> None:
+def test_a_task_that_is_gone_or_ambiguous_is_refused(again: Command, tmp_path: Path) -> None:
     rows = [{"ask": "second", "target": target} for target in ("blue", "green")]
     (tmp_path / "tasks.json").write_text(json.dumps(rows))
     reasons = {one["reason"] for one in again(code=1)["not_judged"]}
@@ -124,7 +119,7 @@ def test_a_task_that_is_gone_or_ambiguous_is_refused(again: Again, tmp_path: Pat
 
 
 def test_tasks_without_end_are_those_of_the_record(
-    again: Again, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    again: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Tasks that are listed are judged as they are today, and nothing waits for the others."""
     monkeypatch.setattr("contrib.records.again._SECONDS", 0.2)
@@ -146,7 +141,7 @@ def test_tasks_without_end_are_those_of_the_record(
     assert "has tasks without end" not in capfd.readouterr().err
 
 
-def test_an_episode_that_the_machinery_ended_has_nothing_to_judge(again: Again, tmp_path: Path) -> None:
+def test_an_episode_that_the_machinery_ended_has_nothing_to_judge(again: Command, tmp_path: Path) -> None:
     path = tmp_path / "run" / "episodes.jsonl"
     lost = Episode(task=Task(prompt=()), id="lost", env="x", outcome=Outcome.INFRA_FAULT, reward=None, error="no disk")
     write_jsonl(path, [lost])
@@ -156,7 +151,7 @@ def test_an_episode_that_the_machinery_ended_has_nothing_to_judge(again: Again, 
 
 
 def test_the_text_says_what_changed_and_what_was_not_judged(
-    again: Again, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    again: Command, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     write_tasks(tmp_path, first="blue")
     assert main(["score", str(tmp_path / "run"), "--again"]) == 0

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +9,7 @@ from typing import Any
 import pytest
 
 from contrib.records.rescore import has_answer
+from contrib.records.tests.conftest import Command
 from forge_env.cli.main import main
 from forge_env.core.episode import Episode, Turn, read_jsonl, write_jsonl
 from forge_env.core.types import Message, Outcome, Task
@@ -35,22 +34,17 @@ def unknown(respnse):
     return 0.0
 """
 
-Command = Callable[..., dict[str, Any]]
-
 
 @pytest.fixture
-def run(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> Command:
-    """Score the run of this test with a reward; returns the JSON object."""
+def run(tmp_path: Path, command: Command) -> Command:
+    """Score the run of this test with a reward."""
     (tmp_path / "rewards.py").write_text(REWARDS)
     write_jsonl(tmp_path / "episodes.jsonl", EPISODES)
 
-    def command(reward: str, *more: str, code: int = 0) -> dict[str, Any]:
-        result = main(["score", str(tmp_path), "--reward", f"{tmp_path}/rewards.py:{reward}", "--json", *more])
-        out, err = capfd.readouterr()
-        assert result == code, err
-        return json.loads(out)
+    def score(reward: str, *more: str, code: int = 0) -> dict[str, Any]:
+        return command("score", str(tmp_path), "--reward", f"{tmp_path}/rewards.py:{reward}", *more, code=code)
 
-    return command
+    return score
 
 
 def episode(number: int, *answers: str, outcome: Outcome = Outcome.SCORED, tail: tuple[Message, ...] = ()) -> Episode:

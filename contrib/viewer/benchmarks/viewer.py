@@ -70,20 +70,18 @@ def _turn(rng: random.Random, question: str, number: int, last: bool, context: l
     context += sampled
     code = f"values = [i * {rng.randrange(999)} for i in range({rng.randrange(99)})]\nprint(sum(values))"
     call = ToolCall(id=f"call_{number}", name=rng.choice(("python", "shell")), arguments={"code": code})
-    question_message: Message = {"role": "user", "content": question}
-    tool_output: Message = {
-        "role": "tool",
-        "content": f"{rng.getrandbits(200)}\n" * 3,
-        "tool_call_id": f"call_{number - 1}",
-    }
-    answer = " ".join(rng.choices(WORDS, k=30))
-    called: list[dict[str, Any]] = [{"type": "function", "function": {"name": call.name, "arguments": call.arguments}}]
+    shown: Message = {"role": "user", "content": question}
+    output = f"{rng.getrandbits(200)}\n" * 3
+    if number:
+        shown = {"role": "tool", "content": output, "tool_call_id": f"call_{number - 1}"}
+    message: Message = {"role": "assistant", "content": " ".join(rng.choices(WORDS, k=30))}
+    if not last:
+        function = {"name": call.name, "arguments": call.arguments}
+        message["tool_calls"] = [{"type": "function", "function": function}]
     return Turn(
         kind="sampled",
-        observation=(tool_output if number else question_message,),
-        message={"role": "assistant", "content": answer}
-        if last
-        else {"role": "assistant", "content": answer, "tool_calls": called},
+        observation=(shown,),
+        message=message,
         tool_calls=() if last else (call,),
         prompt_ids=tuple(prompt),
         token_ids=tuple(sampled),
@@ -107,15 +105,8 @@ def make_run(folder: Path, episodes: int) -> None:
     with (folder / "metrics.jsonl").open("w") as metrics, (folder / "trained.jsonl").open("w") as trained:
         for step in range(1, episodes // 64 + 1):
             reward = 0.9 - 0.7 / step**0.5 + rng.gauss(0, 0.03)
-            record = {
-                "phase": "train",
-                "step": step,
-                "time": step * 4.0,
-                "reward": reward,
-                "success": reward,
-                "loss": rng.gauss(0, 0.1),
-            }
-            metrics.write(json.dumps(record) + "\n")
+            record = {"phase": "train", "step": step, "time": step * 4.0, "reward": reward, "success": reward}
+            metrics.write(json.dumps({**record, "loss": rng.gauss(0, 0.1)}) + "\n")
             for number in range((step - 1) * 64, step * 64):
                 group, member = divmod(number, GROUP)
                 line = {"step": step, "episode": f"train/{group}/{member}", "advantages": [rng.gauss(0, 1)] * 2}
@@ -124,7 +115,6 @@ def make_run(folder: Path, episodes: int) -> None:
 
 @contextmanager
 def viewing(run: Path) -> Iterator[tuple[str, float]]:
-    """The command as a user starts it; gives its address, and the time it was started."""
     started = time.perf_counter()
     command = [sys.executable, "-m", "forge_env", "view", str(run)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
@@ -176,18 +166,11 @@ def main() -> None:
                 rounds[state].append(measure(browser, run, "large"))
         index = sum(path.stat().st_size for path in (run / ".view").iterdir())
         browser.close()
-    figures = {
-        state: {name: round(statistics.median(result[name] for result in results), 3) for name in results[0]}
-        for state, results in rounds.items()
-    }
     load = round(os.getloadavg()[1], 1)  # of the last five minutes: above the number of cores, others were at work too
-    result = {
-        "machine": describe(),
-        "load": load,
-        "mib": round(size / 2**20, 1),
-        "index_mib": round(index / 2**20, 1),
-        **figures,
-    }
+    result: dict[str, Any] = {"machine": describe(), "load": load}
+    result |= {"mib": round(size / 2**20, 1), "index_mib": round(index / 2**20, 1)}
+    for state, results in rounds.items():
+        result[state] = {name: round(statistics.median(one[name] for one in results), 3) for name in results[0]}
     print(json.dumps(result, indent=2))
     if options.json:
         options.json.write_text(json.dumps(result, indent=2) + "\n")

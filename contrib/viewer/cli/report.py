@@ -36,17 +36,13 @@ def report(
         for name, what in _OTHERS.items():
             if (run / name).is_file():
                 raise UserError(f"{run} holds {what}")
-
         state = run_text(run)
         emit({"text": state}) if as_json else say(state)
         return
     from contrib.viewer.export import write_page
 
     path = write_page(run)
-    if as_json:
-        emit({"report": str(path)})
-    else:
-        say(f"wrote {path}")
+    emit({"report": str(path)}) if as_json else say(f"wrote {path}")
 
 
 def _show_evaluation(folder: Path, *, as_json: bool) -> None:

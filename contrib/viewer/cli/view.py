@@ -35,18 +35,14 @@ def view(
     if not 0 <= port <= 65535:
         raise UserError(f"--port {port} is no port: give one from 1 to 65535, or 0 for any free port")
     with Library(run, model=folder) as library:
-        if export is not None:
-            return _export(library, export, episodes)
-        return _serve(library, host, port, open_browser)
+        if export is None:
+            return _serve(library, host, port, open_browser)
+        from contrib.viewer.export import export as write
 
-
-def _export(library: Library, path: Path, episodes: int) -> int:
-    from contrib.viewer.export import export
-
-    exported, total = export(library, path, episodes=episodes)
-    left_out = f", the most informative of {total:,}; --episodes sets how many" if exported < total else ""
-    say(f"{path}: {exported:,} episodes{left_out}")
-    return 0
+        exported, total = write(library, export, episodes=episodes)
+        left_out = f", the most informative of {total:,}; --episodes sets how many" if exported < total else ""
+        say(f"{export}: {exported:,} episodes{left_out}")
+        return 0
 
 
 def _serve(library: Library, host: str, port: int, open_browser: bool) -> int:

@@ -19,7 +19,8 @@ MAX_COLUMNS = 8
 def kind_table(run: RunData) -> Table | None:
     """The success of each kind, and which kinds training did not change; None where the tasks have no kinds."""
     changes = run.kinds.changes(run.evaluations.get("before"), run.evaluations.get("after"))
-    names = list(dict.fromkeys([*changes, *_trained_kinds(run)]))
+    trained = [n for n in (*run.kinds.names, OTHER_KINDS, NO_KIND) if run.series("train", f"success/{n}")]
+    names = list(dict.fromkeys([*changes, *trained]))
     if not names:
         return None
     empty = Evaluation(episodes=())
@@ -50,17 +51,11 @@ def _part_change(change: KindChange, part: str) -> str:
 
 
 def _lacking_parts(run: RunData) -> Iterator[str]:
-    """A sentence for each part that some episodes of the training lack."""
     episodes = dict(run.series("train", "episodes"))
     for part in run.reward_parts:
         counts = dict(run.series("train", f"reward/{part}/episodes"))
         if lacking := sum(counts.get(step, 0.0) < count for step, count in episodes.items()):
             yield f"In {lacking:,} of {len(episodes):,} steps of the training some episodes lack {part}."
-
-
-def _trained_kinds(run: RunData) -> list[str]:
-    names = (*run.kinds.names, OTHER_KINDS, NO_KIND)
-    return [name for name in names if run.series("train", f"success/{name}")]
 
 
 def _row(run: RunData, name: str, change: KindChange) -> Sequence[str]:

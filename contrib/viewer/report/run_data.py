@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from contrib.viewer.stored_runs import StoredRun
 from forge_env.core.episode import Episode
 from forge_env.core.errors import ForgeError, UserError
 from forge_env.core.reward_value import are_same
@@ -26,7 +27,6 @@ Values = Mapping[str, Any]
 
 @dataclass(frozen=True, kw_only=True)
 class RunData:
-    folder: Path
     facts: Values
     """run.json; {} if it is missing."""
     summary: Values | None
@@ -49,7 +49,6 @@ class RunData:
 
     @property
     def title(self) -> str:
-        """What was trained, and on what."""
         return f"{self.fact('algorithm') or 'training'} on {self.fact('env') or 'data'}"
 
     @property
@@ -103,7 +102,6 @@ class RunData:
 
     @property
     def evaluated(self) -> list[Episode]:
-        """Episodes of all evaluations."""
         return [episode for evaluation in self.evaluations.values() for episode in evaluation.episodes]
 
 
@@ -117,10 +115,10 @@ def read_run(folder: Path) -> RunData:
     files = {path.stem: path for path in (folder / "episodes").glob("*.jsonl")}
     evaluations = sorted(name for name in files if _EVALUATIONS.fullmatch(name))
     trained, has_all_trained = _read_episodes(files["train"]) if "train" in files else ([], True)
+    stored = StoredRun(path=folder, name=folder.name, kind="training")
     return RunData(
-        folder=folder,
-        facts=_read_json(folder / "run.json") or {},
-        summary=_read_json(folder / "summary.json"),
+        facts=stored.read_json("run.json"),
+        summary=stored.read_json("summary.json") or None,
         phases=_read_phases(folder / "metrics.jsonl"),
         console=[line for line in _read_json_lines(folder / "console.jsonl") if isinstance(line.get("text"), str)],
         evaluations={name: Evaluation(episodes=tuple(_read_episodes(files[name])[0])) for name in evaluations},
@@ -138,21 +136,10 @@ def _read_phases(path: Path) -> dict[str, list[Values]]:
     return {phase: [by_step[step] for step in sorted(by_step)] for phase, by_step in phases.items()}
 
 
-def _read_text(path: Path) -> str:
-    return path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
-
-
-def _read_json(path: Path) -> dict[str, Any] | None:
-    try:
-        data = json.loads(_read_text(path))
-    except ValueError:
-        return None
-    return data if isinstance(data, dict) else None
-
-
 def _read_json_lines(path: Path) -> list[dict[str, Any]]:
     records = []
-    for line in _read_text(path).splitlines():
+    text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
+    for line in text.splitlines():
         try:
             record = json.loads(line)
         except ValueError:

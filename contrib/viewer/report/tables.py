@@ -46,22 +46,17 @@ class Table:
 
 
 def shorten(text: str, length: int) -> str:
-    """The text, or its beginning and how many characters are left out."""
     return text if len(text) <= length else f"{text[:length]}… ({len(text) - length:,} characters more)"
 
 
 def headline(run: RunData) -> list[tuple[str, str, str]]:
     """Label, figure and remark of the most important figures that are known, as plain text."""
-    return [*_learning_figures(run), *_cost_figures(run)]
-
-
-def _learning_figures(run: RunData) -> list[tuple[str, str, str]]:
     figures: list[tuple[str, str, str]] = []
-    before, after = _measured(run, "before"), _measured(run, "after")
-    newest = after or next(reversed(run.phases.get("evaluation", ())), None)
-    if newest and isinstance(newest.get("success"), int | float):
-        remark = f"{short(before['success'])} before" if before and before is not newest else ""
-        figures.append(("Held-out success", short(newest["success"]), remark))
+    measured = {when: e.success_rate for when, e in run.evaluations.items() if e.attempts}
+    newest = measured.get("after", next(reversed(run.phases.get("evaluation", ())), {}).get("success"))
+    if isinstance(newest, int | float):
+        remark = f"{short(measured['before'])} before" if "before" in measured else ""
+        figures.append(("Held-out success", short(newest), remark))
     loss_before, loss = (run.fact(f"held_out_loss_{when}") for when in ("before", "after"))
     if isinstance(loss, int | float):
         figures.append(("Held-out loss", short(loss), f"{short(loss_before)} before" if loss_before else ""))
@@ -71,11 +66,6 @@ def _learning_figures(run: RunData) -> list[tuple[str, str, str]]:
     steps, planned = last.get("step", 0), run.fact("steps")
     if steps:
         figures.append(("Optimizer steps", f"{steps:,}", f"of {planned:,}" if planned and planned != steps else ""))
-    return figures
-
-
-def _cost_figures(run: RunData) -> list[tuple[str, str, str]]:
-    figures: list[tuple[str, str, str]] = []
     last_records = [records[-1] for records in run.phases.values() if records]
     last_time = max((float(record.get("time", 0.0)) for record in last_records), default=0.0)
     if seconds := run.fact("total_seconds") or last_time:
@@ -89,11 +79,6 @@ def _cost_figures(run: RunData) -> list[tuple[str, str, str]]:
     if gpu := [y for name in gpu_names for _, y in run.series("system", name)]:
         figures.append(("Memory of a GPU", short(max(gpu), "bytes"), "at its peak"))
     return figures
-
-
-def _measured(run: RunData, when: str) -> Values | None:
-    evaluation = run.evaluations.get(when)
-    return {"success": evaluation.success_rate} if evaluation is not None and evaluation.attempts else None
 
 
 def _median(values: Sequence[float]) -> float:
@@ -146,11 +131,8 @@ def startup(run: RunData) -> Table | None:
     total = phases.get("first_step") if isinstance(phases, dict) else None
     if not isinstance(total, int | float) or not total > 0:
         return None
-    rows = [
-        [name, "" if phase[0] is None else f"{phase[0]:.1f} s", f"{phase[1]:.1f} s"]
-        for name, phase in phases.items()
-        if name != "first_step"
-    ]
+    began = {name: phase for name, phase in phases.items() if name != "first_step"}
+    rows = [[name, "" if at is None else f"{at:.1f} s", f"{took:.1f} s"] for name, (at, took, *_) in began.items()]
     sentence = f"The first optimizer step was done {duration(total)} after the command."
     return Table(title="Startup", columns={"phase": "", "began at": "num", "took": "num"}, rows=rows, notes=[sentence])
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from statistics import fmean
 
@@ -18,11 +18,7 @@ METRICS = """reward success loss groups_with_signal signal/failed signal/solved 
 
 
 def run_text(folder: Path) -> str:
-    """The state of a run, from the present content of its folder; the run may be going on.
-
-    Raises:
-        UserError: the folder is not the folder of a training run.
-    """
+    """The state of a training run, from the present content of its folder; the run may be going on."""
     run = read_run(folder)
     state = "complete" if run.is_complete else f"not complete: {run.why_incomplete}"
     figures = (f"{label}: {figure}{f' ({remark})' * bool(remark)}" for label, figure, remark in tables.headline(run))
@@ -49,16 +45,13 @@ def _steps(run: RunData) -> Iterator[str]:
     rows = [["mean of the steps", *(f"{low} to {high}" if low < high else str(low) for low, high in ends)]]
     for name in [*METRICS.split(), *run.metric_names("train", r"reward/.+/mean|ended_by/[^/]+")]:
         series = run.series("train", name)
-        means = [_mean([value for step, value in series if low <= step <= high]) for low, high in ends]
+        parts = ([value for step, value in series if low <= step <= high] for low, high in ends)
+        means = [fmean(values) if values else math.nan for values in parts]
         if any(map(math.isfinite, means)):
             rows.append([name, *map(short, means)])
     width = max(len(row[0]) for row in rows)
     for name, first, last in rows:
         yield f"{name:{width}} {first:>12} {last:>12}"
-
-
-def _mean(values: Sequence[float]) -> float:
-    return fmean(values) if values else math.nan
 
 
 def _evaluations(run: RunData) -> Iterator[str]:

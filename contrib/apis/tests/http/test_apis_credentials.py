@@ -13,7 +13,7 @@ import pytest
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, RedirectResponse, Response
 
-from contrib.apis import ToolApi
+from contrib.apis.env import ToolApi
 from contrib.apis.http.client import ApiClient, ApiSettings
 from contrib.apis.http.credentials import headers_from_env
 from contrib.apis.mcp.tools import open_mcp

@@ -99,27 +99,25 @@ async def ask(server: McpServer, name: str, **arguments: Any) -> str:
 async def test_tools_of_a_process(script: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ASKED_FOR", "hush-hush-value")
     monkeypatch.setenv("NOT_ASKED_FOR", "anything")
-    async with open_mcp(script, env=["ASKED_FOR"], prefix="my_") as server:
-        add = tool_of(server, "my_add")
+    async with open_mcp(script, env=["ASKED_FOR"]) as server:
+        add = tool_of(server, "add")
         assert add.description == "Add two numbers."
         assert add.parameters == {
             "type": "object",
             "properties": {"a": {"type": "integer"}, "b": {"type": "integer", "default": 1}},
             "required": ["a"],
         }
-        assert await ask(server, "my_add", a=1, b=2) == "3"
-        assert await ask(server, "my_add", a="41") == "42"
-        assert await ask(server, "my_strange_name_") == "strange"
-        assert await ask(server, "my_picture") == "[image: image/png, 8 bytes]"
-        assert await ask(server, "my_fail") == "Error: Error executing tool fail: no such customer"
-        wrong = await ask(server, "my_add", b="two")
-        assert wrong.startswith("Error: bad arguments for my_add: b: 'two' is not of type 'integer'; 'a' is a required")
-        environment = await ask(server, "my_environment")
+        assert await ask(server, "add", a=1, b=2) == "3"
+        assert await ask(server, "add", a="41") == "42"
+        assert await ask(server, "strange_name_") == "strange"
+        assert await ask(server, "picture") == "[image: image/png, 8 bytes]"
+        assert await ask(server, "fail") == "Error: Error executing tool fail: no such customer"
+        wrong = await ask(server, "add", b="two")
+        assert wrong.startswith("Error: bad arguments for add: b: 'two' is not of type 'integer'; 'a' is a required")
+        environment = await ask(server, "environment")
         assert "'ASKED_FOR': '[redacted]'" in environment and "NOT_ASKED_FOR" not in environment
-        assert (await ask(server, "my_strange_name_", x="\ud800")).startswith(
-            "Error: the arguments are no JSON in UTF-8"
-        )
-        assert await asyncio.gather(*(ask(server, "my_add", a=i) for i in range(20))) == [str(i + 1) for i in range(20)]
+        assert (await ask(server, "strange_name_", x="\ud800")).startswith("Error: the arguments are no JSON in UTF-8")
+        assert await asyncio.gather(*(ask(server, "add", a=i) for i in range(20))) == [str(i + 1) for i in range(20)]
 
 
 async def test_a_server_that_hangs_or_dies_is_a_fault_and_what_follows_is_none(script: str) -> None:

@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ import pytest
 from contrib.records.exports import parquet
 from contrib.records.exports.parquet import ParquetWriter
 from contrib.records.exports.select import Selected
-from forge_env.cli.main import main
+from contrib.records.tests.conftest import Command
 from forge_env.core.episode import Episode, Turn, digest, read_jsonl, write_jsonl
 from forge_env.core.types import Outcome, Task, ToolCall
 from tests.helpers.packages import needs
@@ -25,7 +24,6 @@ from trainers.settings.tasks import EnvConfig
 from trainers.sft import Config
 from trainers.sft.data import SFTData
 
-Command = Callable[..., dict[str, Any]]
 CALL = {"type": "function", "function": {"name": "calculator", "arguments": {"expression": "1+1"}}}
 """As an expert writes it: without an id, with an object."""
 
@@ -67,16 +65,13 @@ def an_episode(number: int, reward: float | None = 1.0, *, kind: str = "sampled"
 
 
 @pytest.fixture
-def export(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> Command:
-    """Export `tmp_path/run`; returns the JSON object, with stderr as "said"."""
+def export(tmp_path: Path, command: Command) -> Command:
+    """Export `tmp_path/run`."""
 
-    def command(to: str, out: str, *more: str, code: int = 0) -> dict[str, Any]:
-        result = main(["export", str(tmp_path / "run"), "--to", to, "--out", str(tmp_path / out), "--json", *more])
-        output, said = capfd.readouterr()
-        assert result == code, said
-        return {**json.loads(output), "said": said}
+    def run(to: str, out: str, *more: str, code: int = 0) -> dict[str, Any]:
+        return command("export", str(tmp_path / "run"), "--to", to, "--out", str(tmp_path / out), *more, code=code)
 
-    return command
+    return run
 
 
 def write_run(folder: Path, *episodes: Episode) -> None:

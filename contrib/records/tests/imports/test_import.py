@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from contrib.records.exports.select import Selected
 from contrib.records.imports.atif import read_trajectory
 from contrib.records.imports.build import build
 from contrib.records.imports.openai import read_chat
+from contrib.records.tests.conftest import Command
 from contrib.records.tests.imports.test_training_trace import a_turn
 from contrib.records.tests.imports.test_training_trace import episodes as sampled_episodes
 from forge_env.cli.main import main
@@ -33,7 +33,6 @@ from trainers.settings.supervised import SFTConfig
 from trainers.sft import Config
 from trainers.sft.data import SFTData
 
-Command = Callable[..., dict[str, Any]]
 TOOL = {
     "type": "function",
     "function": {"name": "add", "description": "Add.", "parameters": {"type": "object", "properties": {}}},
@@ -48,19 +47,17 @@ CHAT = [
 
 
 @pytest.fixture
-def read(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> Command:
-    """Import a file; returns the JSON object, with stderr as "said" and the Episodes as "read"."""
+def read(tmp_path: Path, command: Command) -> Command:
+    """Import a file; the Episodes are under "read"."""
 
-    def command(source: str, log: Path, *more: str, code: int = 0) -> dict[str, Any]:
+    def run(source: str, log: Path, *more: str, code: int = 0) -> dict[str, Any]:
         out = tmp_path / "episodes.jsonl"
         out.unlink(missing_ok=True)
-        result = main(["import", str(log), "--from", source, "--out", str(out), "--json", *more])
-        output, said = capfd.readouterr()
-        assert result == code, said
+        result = command("import", str(log), "--from", source, "--out", str(out), *more, code=code)
         assert out.exists() == (code == 0)
-        return {**json.loads(output), "said": said, "read": list(read_jsonl(out)) if code == 0 else []}
+        return {**result, "read": list(read_jsonl(out)) if code == 0 else []}
 
-    return command
+    return run
 
 
 def write(path: Path, *records: Any) -> Path:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import subprocess
-from collections.abc import Callable
 from dataclasses import replace
 from itertools import accumulate
 from pathlib import Path
@@ -20,7 +19,7 @@ from contrib.records.exports.select import Selected
 from contrib.records.exports.training_trace import NO_TOKENS, REFUSED, training_trace
 from contrib.records.imports.build import BadRecord, build
 from contrib.records.imports.training_trace import read_trace
-from forge_env.cli.main import main
+from contrib.records.tests.conftest import Command
 from forge_env.core.episode import Episode, Turn, digest, read_jsonl, write_jsonl
 from forge_env.core.lineage import Lineage
 from forge_env.core.protocols import Conversation
@@ -33,7 +32,6 @@ from trainers.sft import Config
 from trainers.sft.data import SFTData
 from trainers.sft.source import Example, open_source
 
-Command = Callable[..., dict[str, Any]]
 TOOL = {"type": "function", "function": {"name": "add", "description": "", "parameters": {"type": "object"}}}
 ROUTES = Routes(0, 1, 1, 1, b"\x01\x02")
 
@@ -153,19 +151,6 @@ def a_call(prompt: list[int], tokens: list[int], mask: list[int], *said: str, **
 def read(*calls: dict[str, Any]) -> Episode:
     record = json.loads(json.dumps({"schema_version": 1, "turns": calls}))
     return Episode.from_json(build(read_trace(record), 1.0, "x").to_json())  # reading it checks the digests
-
-
-@pytest.fixture
-def command(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> Command:
-    """Run forge-env; returns the JSON object, with stderr as "said"."""
-
-    def run(*words: str, code: int = 0) -> dict[str, Any]:
-        result = main([*words, "--json"])
-        output, said = capfd.readouterr()
-        assert result == code, said
-        return {**json.loads(output), "said": said}
-
-    return run
 
 
 # ---- out and in ----
