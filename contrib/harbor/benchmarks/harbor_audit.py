@@ -23,17 +23,17 @@ from typing import Any
 
 import forge_env
 from benchmarks.machine import describe
-from contrib.check import AuditReport, run_audit
 from contrib.harbor.config import find_tasks
 from contrib.harbor.tests.hackable import HACKABLE
 from contrib.workspaces.bug_fix.tasks import LEVELS
 from contrib.workspaces.bug_fix.to_harbor import main as write_bug_fixes
+from forge_env.utils.targets import load
 
-EXAMPLES = Path(__file__).parents[3] / "contrib/harbor/examples"
+EXAMPLES = Path(__file__).parents[1] / "examples"
 
 
-async def audit(folder: Path) -> AuditReport:
-    report = await run_audit(
+async def audit(folder: Path) -> Any:
+    report = await load("contrib.check:run_audit")(
         forge_env.make(f"harbor:{folder}"),
         progress=lambda name, done: print(f"{folder.name} {done} {name}", flush=True),
     )
