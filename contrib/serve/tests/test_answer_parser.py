@@ -19,12 +19,12 @@ from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionReque
 from agents.chat.agent import ChatAgent, _action
 from agents.chat.reply import read_reply
 from agents.chat.stream import _Answer
-from agents.generator.answer_parser import AnswerParser, prepared
 from agents.renderer.dialects import DIALECTS, new_id, write
 from agents.renderer.dialects.table import dialect_of
 from agents.renderer.reading import AnswerForm
 from agents.renderer.rendering import Renderer
 from agents.renderer.served import texts_of_export
+from contrib.serve.answer_parser import AnswerParser, prepared
 from contrib.serve.openai_server import ModelServer, serve_model
 from envs.math import Math
 from forge_env.core.protocols import Conversation

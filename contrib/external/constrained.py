@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from agents.renderer.rendering import Renderer
-from agents.thought_budget import Ask
 from forge_env.core.errors import TurnRefused
 from forge_env.core.turn import Completion
 from forge_env.core.types import Sampling
+
+if TYPE_CHECKING:
+    from agents.renderer.rendering import Renderer
+    from agents.thought_budget import Ask
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
