@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from contrib.external.answer_grammar import grammar_of
-from contrib.external.constrained import ConstrainedTurn
-from forge_env.core.errors import PolicyError
+from forge_env.core.errors import PolicyError, TurnRefused
 from forge_env.core.turn import Completion
 from forge_env.core.types import Action, Sampling, ToolSpec
 
@@ -85,10 +84,27 @@ class Constraint:
         budget: int,
         thinks: bool,
     ) -> tuple[Completion, list[np.ndarray]]:
-        """Sample a turn under the grammar of the form, see `ConstrainedTurn`."""
+        """See `AnswerForm.sample`.
+
+        A model that thinks is asked twice: for its thought without the grammar, and then for the answer. So the tokens
+        of a thought have the logprobs of the model alone. If the first completion is no complete thought, it is
+        dropped, and the answer is sampled without one. This depends on its tokens alone. So the tokens of a thought
+        that is kept were sampled as if nothing else could have come.
+        """
         grammar = grammar_of(self, tools, renderer.format.answers.dialect, renderer.token_id)
-        turn = ConstrainedTurn(ask=ask, renderer=renderer, budget=budget)
-        return await turn.sample(prompt, replace(sampling, grammar=grammar), thinks=thinks)
+        sampling = replace(sampling, grammar=grammar)
+        first = await _thought(ask, prompt, sampling, renderer, budget) if thinks else None
+        if first is None:
+            answer = await _answer(ask, prompt, sampling, 1 if thinks else 0)
+            return answer, [answer.prompt_ids]
+        sampled = first.token_ids.tolist()
+        is_ended = sampled[-1] == renderer.end_thought
+        inserted = renderer.after_thought if is_ended else renderer.close_thought
+        room = sampling.max_tokens - len(sampled) - len(inserted)
+        if room < 1 or not (is_ended or budget):
+            return replace(first, finish_reason="length"), [first.prompt_ids]
+        rest = await _answer(ask, first.with_inserted(inserted), replace(sampling, max_tokens=room), 1)
+        return first.then(inserted, rest), [first.prompt_ids, rest.prompt_ids]
 
     def check(self, action: Action, writer: str) -> None:
         """Check an answer that was written without a grammar. One that a limit has cut off is not checked."""
@@ -114,6 +130,27 @@ class Constraint:
         except OverflowError:  # `multipleOf` divides by a fraction as a float, which holds no such number
             return "a number in its JSON is too large"
         return f"its JSON does not fit the schema: {error.message:.200}" if error is not None else ""
+
+
+async def _thought(
+    ask: Ask, prompt: np.ndarray, sampling: Sampling, renderer: Renderer, budget: int
+) -> Completion | None:
+    """Sample a thought with its end, or a thought that a limit has cut; None if the model has not thought."""
+    end = renderer.end_thought
+    room = min(sampling.max_tokens, budget or sampling.max_tokens)
+    stops = (*sampling.stop_token_ids, end)
+    first = await ask(prompt, replace(sampling, grammar="", stop=(), max_tokens=room, stop_token_ids=stops), 0)
+    ids = first.token_ids.tolist()
+    is_whole = ids[-1] == end and renderer.is_in_thought(ids[:-1])
+    is_cut = first.finish_reason == "length" and renderer.is_in_thought(ids)
+    return first if is_whole or is_cut else None
+
+
+async def _answer(ask: Ask, prompt: np.ndarray, sampling: Sampling, number: int) -> Completion:
+    answer = await ask(prompt, sampling, number)
+    if answer.constrained != len(answer.token_ids):
+        raise TurnRefused("the policy samples without grammars, so it cannot hold an answer to a form")
+    return answer
 
 
 def wrong_with(schema: Any) -> str:

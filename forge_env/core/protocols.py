@@ -60,10 +60,10 @@ class AnswerForm(Protocol):
         budget: int,
         thinks: bool,
     ) -> tuple[Completion, list[np.ndarray]]:
-        """Sample a turn, and set `Sampling.grammar`; returns also the prompt of each request as the engine reports it.
+        """Sample a turn with `ask`, and set `Sampling.grammar`; returns also the prompts as the engine reports them.
 
         Args:
-            ask: samples a completion of a prompt; the number is the request's place in its turn, 0 or 1.
+            ask: samples one request; the number is its place in the turn, 0 or 1.
             prompt: int32, of the turn.
             sampling: `max_tokens` is the limit of the full turn.
             renderer: of the model.

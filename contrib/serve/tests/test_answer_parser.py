@@ -29,6 +29,7 @@ from contrib.serve.openai_server import ModelServer, serve_model
 from envs.math import Math
 from forge_env.core.protocols import Conversation
 from forge_env.core.types import Action, Message, ToolCall
+from forge_env.utils.http_server import free_port
 
 TOOLS = Math().tools
 NAME = TOOLS[0]["function"]["name"]
@@ -223,7 +224,7 @@ async def test_a_served_model_is_read_and_prompted_as_in_the_run(
     announced: asyncio.Future[tuple[str, str]] = asyncio.get_running_loop().create_future()
     server = asyncio.create_task(
         serve_model(
-            ModelServer(run=str(tmp_path / "model"), port=0),
+            ModelServer(run=str(tmp_path / "model"), port=free_port("127.0.0.1", 0)),
             "secret",
             lambda name, url, options: announced.set_result((name, url)),
         )
