@@ -6,7 +6,6 @@ import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
-from agents.answer_form import check_answer
 from agents.renderer.dialects import from_openai
 from forge_env.core.errors import PolicyError, UserError
 from forge_env.core.own_copies import own_copy
@@ -132,7 +131,7 @@ class ScriptedAgent:
         label = ""
         if constraint is not None:
             label = constraint.label
-            check_answer(constraint, action, f"the script {self._name}")
+            constraint.check(action, f"the script {self._name}")
         if self._renderer is None:
             turn = Turn(
                 kind="text",

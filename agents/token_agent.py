@@ -9,7 +9,6 @@ from typing import Self
 
 import numpy as np
 
-from agents.constrained import ConstrainedTurn
 from agents.renderer.conversation_format import Thinking, ToolsForm
 from agents.renderer.rendering import Renderer
 from agents.stop_strings import truncate_at_stop
@@ -90,8 +89,7 @@ class TokenAgent:
             room = min(room, asked.max_tokens)
         if room < 1:
             raise ContextFull(f"the prompt has {len(prompt)} tokens, and the context {conversation.max_tokens}")
-        grammar = self.renderer.grammar(asked.constraint, tools) if asked.constraint is not None else ""
-        completion, seen = await self._sample(conversation, asked, prompt, room, grammar)
+        completion, seen = await self._sample(conversation, asked, prompt, room, tools)
         if stop := (*asked.stop, *self.renderer.stop):
             completion = truncate_at_stop(completion, stop, self.renderer.decode)
         sampled = completion.token_ids.tolist()
@@ -136,7 +134,7 @@ class TokenAgent:
         return tuple(sampled[:-1] if token_ids[-1] in self.renderer.stop_token_ids else sampled)
 
     async def _sample(
-        self, conversation: Conversation, asked: NextTurn, prompt: np.ndarray, room: int, grammar: str
+        self, conversation: Conversation, asked: NextTurn, prompt: np.ndarray, room: int, tools: Sequence[ToolSpec]
     ) -> tuple[Completion, list[np.ndarray]]:
         """Sample the tokens of one turn; returns them, and the prompt of each request as the engine reports it."""
         turn, seed, session = len(conversation.turns), conversation.seed, conversation.request_id
@@ -148,12 +146,11 @@ class TokenAgent:
             seed=None if seed is None else _turn_seed(seed, turn, 0),
             stop_token_ids=self.renderer.stop_token_ids,
             stop=(*asked.stop, *self.renderer.stop),
-            grammar=grammar,
         )
         budget = conversation.max_thinking_tokens
         # A plain prompt has no template, and so no thought.
         thinks = self.renderer.thinks and asked.prompt is None
-        if not grammar and not (budget and thinks):
+        if asked.constraint is None and not (budget and thinks):
             completion = await self._policy.generate(prompt, sampling, request_id=request_id, session=session)
             return completion, [completion.prompt_ids]
 
@@ -163,9 +160,10 @@ class TokenAgent:
             id_ = f"{request_id}+{number}" if number else request_id
             return await self._policy.generate(prompt_ids, sampling, request_id=id_, session=session)
 
-        if grammar:
-            constrained = ConstrainedTurn(ask=ask, renderer=self.renderer, budget=budget)
-            return await constrained.sample(prompt, sampling, thinks=thinks)
+        if asked.constraint is not None:
+            return await asked.constraint.sample(
+                ask, prompt, sampling, renderer=self.renderer, tools=tools, budget=budget, thinks=thinks
+            )
         return await sample_within(
             ask,
             prompt,

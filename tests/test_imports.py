@@ -31,8 +31,8 @@ ROOMS = {
     "forge_env": "core utils data registry rollout tool_env records evaluation runtime cli __main__",
     "forge_env.runtime": "calls process host_settings machines weights spawned launcher service actor",
     "forge_env.runtime.weights": "tensor_layout weight_stream store one_host choice",
-    "agents": """model_folder model_weights answer_form stop_strings thought_budget renderer served_tokenizer
-        folder_checks constrained token_agent chat scripted factories generator""",
+    "agents": """model_folder model_weights stop_strings thought_budget renderer served_tokenizer
+        folder_checks token_agent chat scripted factories generator""",
     "sandboxes": "settings guest host",
     "envs": "media messages drawn_solutions task_splits task_kinds data_tasks processes math code_exec actors",
     "trainers": """settings checkpoints model lora batching objective metrics titan config algorithm setup run
@@ -48,8 +48,8 @@ OWNERS = {
     "monarch": ["forge_env/runtime/*", "contrib/clusters/*"],
     "torchstore": ["contrib/clusters/*"],
     "torch": ["forge_env/runtime/*", "agents/*", "trainers/*", "contrib/clusters/*", "contrib/serve/openai_server.py"],
-    "transformers": ["agents/*", "trainers/*"],
-    "vllm": ["agents/generator/*", "contrib/serve/openai_server.py"],
+    "transformers": ["agents/*", "trainers/*", "contrib/external/grammar_trial_process.py"],
+    "vllm": ["agents/generator/*", "contrib/external/engine_grammars.py", "contrib/serve/answer_parser.py"],
     "torchtitan": ["trainers/titan/*"],
     "torchao": ["trainers/titan/*"],
     "docker": ["contrib/docker/*"],

@@ -84,7 +84,7 @@ def test_no_module_of_the_wheel_imports_by_a_short_name(wheel: Path) -> None:
         ("import trainers.titan.device, os", "import forge_env.trainers.titan.device, os"),
         ("x = 'ä', 'envs.math:Math'", "x = 'ä', 'forge_env.envs.math:Math'"),
         ('load("sandboxes:open_sandbox")', 'load("forge_env.sandboxes:open_sandbox")'),
-        ("m = 'agents.generator.grammar_trial_process'", "m = 'forge_env.agents.generator.grammar_trial_process'"),
+        ("m = 'agents.generator.policy'", "m = 'forge_env.agents.generator.policy'"),
     ],
 )
 def test_a_name_of_a_module_gets_its_name_of_the_wheel(source: str, in_the_wheel: str) -> None:

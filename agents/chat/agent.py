@@ -7,11 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Self
 
-from agents.answer_form import check_answer
 from agents.chat.client import ChatClient, Reply
 from agents.renderer.dialects import from_openai, to_openai
 from agents.renderer.model_json import decode_all
-from forge_env.core.constraint import Constraint
 from forge_env.core.episode import Turn
 from forge_env.core.protocols import ContextFull, Conversation
 from forge_env.core.types import Action, Message, ToolCall, ToolSpec
@@ -103,17 +101,17 @@ class ChatAgent:
             PolicyError: there was no answer.
         """
         constraint = conversation.constraint
-        offered = tools if constraint is None else _callable(constraint, tools)
+        offered, form = (tools, {}) if constraint is None else constraint.request(tools)
         reply = await self.client.complete(
             self.sent(conversation.messages),
             tools=offered,
             max_tokens=_room(conversation),
             temperature=self.temperature,
-            more=_form(constraint, offered) if constraint is not None else {},
+            more=form,
         )
         action = _action(reply)
         if constraint is not None and not reply.message.get("refusal"):
-            check_answer(constraint, action, repr(self))
+            constraint.check(action, repr(self))
         turn = Turn(
             kind="text",
             observation=conversation.observation,
@@ -149,23 +147,6 @@ def _room(conversation: Conversation) -> int:
     if room < 1:
         raise ContextFull(f"the conversation holds {held:g} tokens of {conversation.max_tokens}")
     return room
-
-
-def _callable(constraint: Constraint, tools: Sequence[ToolSpec]) -> Sequence[ToolSpec]:
-    """The tools that the answer may call. If it must call some of them, the endpoint gets only these: the field
-    `tool_choice` names either one tool or all."""
-    if constraint.schema and not constraint.tools:
-        return tools  # they stay in the prompt, and `tool_choice` is none
-    return [tool for tool in tools if tool["function"]["name"] in constraint.tools]
-
-
-def _form(constraint: Constraint, tools: Sequence[ToolSpec]) -> dict[str, Any]:
-    """The fields of a request that ask for a form of the answer."""
-    if constraint.schema:
-        form = {"name": "answer", "schema": json.loads(constraint.schema)}
-        choice = {"tool_choice": "auto" if constraint.tools else "none"} if tools else {}
-        return {"response_format": {"type": "json_schema", "json_schema": form}, **choice}
-    return {"tool_choice": "required"}
 
 
 def _action(reply: Reply) -> Action:

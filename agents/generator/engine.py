@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 from agents.generator.answers import Answers
 from agents.generator.engine_thread import STOP, EngineThread
-from agents.generator.grammar_trial import GrammarTrials
 from agents.generator.requests import Batch, Command, SampleRequest
 from agents.generator.settings import EngineSettings
 from agents.generator.stats import EngineStats
@@ -40,7 +39,6 @@ class VLLMEngine:
         self._settings = settings
         self._answers = Answers()
         self._thread = EngineThread(model, settings, self._answers)
-        self._grammars = GrammarTrials(model)
         self._watchdog: asyncio.Task[None] | None = None
         self._closed = False
 
@@ -203,7 +201,8 @@ class VLLMEngine:
             watchdog, self._watchdog = self._watchdog, None
             if watchdog is not None:
                 watchdog.cancel()
-            await self._grammars.close()
+            if self._thread.grammars is not None:
+                await self._thread.grammars.close()
             self._thread.inbox.put(STOP)
             await asyncio.to_thread(self._thread.join, 10.0)
             self._answers.fail_all("the engine was closed")
@@ -217,7 +216,8 @@ class VLLMEngine:
     async def _try_grammar(self, sampling: Sampling) -> None:
         """Try a grammar, if there is one. Check again afterwards, because the engine may have been closed meanwhile."""
         if sampling.grammar:
-            await self._grammars.check(sampling.grammar, self._thread.vocabulary)
+            grammars = self._thread.open_grammars()
+            await grammars.check(sampling.grammar, self._thread.vocabulary)
             self._check_running()
 
     async def _answer_of(self, request: SampleRequest) -> Any:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from agents.generator.answers import Answers
 from agents.generator.batch_delay import BatchDelay
-from agents.generator.grammars import check_features, prepare_grammars
+from agents.generator.grammars import Grammars, open_grammars
 from agents.generator.lora_slot import PUBLISHED, AdapterTable, drop_adapter, load_adapter
 from agents.generator.process_group import group
 from agents.generator.requests import (
@@ -71,7 +71,8 @@ class EngineThread(threading.Thread):
         self.is_commanded = False
         """Whether a command runs instead of steps."""
         self.is_asleep = False
-        self._has_grammars = False
+        self.grammars: Grammars | None = None
+        """Opened for the first request that needs them."""
         self._model = model
         self._settings = settings
         self._answers = answers
@@ -244,8 +245,7 @@ class EngineThread(threading.Thread):
                 self._load_tokenizer()
             check_tokens(request.prompt_ids, self.vocabulary)
             if request.sampling.grammar:
-                self._load_grammars()
-                check_features(request.sampling.grammar)
+                self.open_grammars().admit(self.engine, request.sampling.grammar)
             self.engine.add_request(request.request_id, prompt, params, lora_request=adapter)
         except TurnRefused as error:
             self._answers.resolve(request.future, error=error)
@@ -263,11 +263,11 @@ class EngineThread(threading.Thread):
         if self.engine.output_processor.tokenizer is None:
             self.engine.output_processor.tokenizer = get_tokenizer(self._model)
 
-    def _load_grammars(self) -> None:
-        """Prepare for requests with a grammar. The engine starts without this, since few requests have one."""
-        if not self._has_grammars:
-            prepare_grammars(self.engine, self._model)
-            self._has_grammars = True
+    def open_grammars(self) -> Grammars:
+        """Return the grammars of the engine, which starts without them, since few requests have one."""
+        if self.grammars is None:
+            self.grammars = open_grammars(self._model)
+        return self.grammars
 
     def _abort_older(self, request_id: str) -> None:
         """Abort a request with the same id: if its caller died, the same group runs again with the same ids."""

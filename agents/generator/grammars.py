@@ -1,58 +1,32 @@
-"""Grammars in the engine: XGrammar masks the tokens that may not come, before vLLM samples.
-
-vLLM computes the logprobs after the mask, over the allowed tokens. See `Completion.constrained`.
-"""
+"""Grammars of answers, which a part of contrib/ lets the engine take."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, Protocol
 
-from agents.generator.grammar_tokens import grammar_tokens
 from forge_env.core.errors import TurnRefused
+from forge_env.registry.contrib import rows
 
 
-def prepare_grammars(engine: Any, model: str) -> None:
-    """Let a running `LLMEngine` take requests with a grammar, although it has started without a tokenizer."""
-    import xgrammar
-    from vllm import envs
-    from vllm.tokenizers import get_tokenizer
-    from vllm.v1.structured_output.backend_xgrammar import XgrammarBackend
+class Grammars(Protocol):
+    """What the engine needs for requests with `Sampling.grammar`. It must not refer to the engine."""
 
-    config = engine.vllm_config
-    # vLLM has one backend for all requests, and by default chooses it with the first one.
-    config.structured_outputs_config.backend = "xgrammar"
-    tokenizer: Any = get_tokenizer(model)
-    size = config.model_config.get_vocab_size()
-    backend = XgrammarBackend(config, tokenizer=tokenizer, vocab_size=size)
-    info = grammar_tokens(tokenizer, size)
-    backend.compiler = xgrammar.GrammarCompiler(
-        info, max_threads=8, cache_enabled=True, cache_limit_bytes=envs.VLLM_XGRAMMAR_CACHE_MB * 2**20
-    )
-    manager = engine.engine_core.engine_core.structured_output_manager
-    manager.tokenizer = tokenizer
-    manager.executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="grammars")
-    manager.backend = backend
-    # vLLM refuses grammars if its own renderer of prompts has no tokenizer.
-    engine.renderer.tokenizer = tokenizer
+    async def check(self, grammar: str, vocabulary: int) -> None:
+        """Raise TurnRefused for a grammar that would hold up the engine."""
+
+    def admit(self, engine: Any, grammar: str) -> None:
+        """Prepare vLLM's `LLMEngine` for a request with a grammar, in the engine's thread."""
+
+    async def close(self) -> None: ...
 
 
-def check_features(grammar: str) -> None:
-    """Check that XGrammar ignores no part of the schemas of a structural tag, as JSON."""
-    from vllm.v1.structured_output.backend_xgrammar import has_xgrammar_unsupported_json_features
+def open_grammars(model: str) -> Grammars:
+    """Return the grammars for an engine of a model folder.
 
-    for schema in _schemas(json.loads(grammar)["format"]):
-        if isinstance(schema, dict) and has_xgrammar_unsupported_json_features(schema):
-            raise TurnRefused(
-                "the schema has a feature that the engine's grammar cannot enforce, such as multipleOf, uniqueItems, "
-                "several allOf, or a length beside a pattern: leave it out"
-            )
-
-
-def _schemas(format_: dict[str, Any]) -> Iterator[Any]:
-    if format_["type"] == "json_schema":
-        yield format_["json_schema"]
-    for element in format_.get("elements", ()):
-        yield from _schemas(element)
+    Raises:
+        TurnRefused: there is no such part of contrib/.
+    """
+    for row in rows("grammars").values():
+        grammars: Grammars = row.load()(model)
+        return grammars
+    raise TurnRefused("no part of contrib/ lets the engine hold an answer to a form: ask without one")

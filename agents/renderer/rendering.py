@@ -22,13 +22,11 @@ import numpy as np
 from agents.renderer.call_form import trial_calls
 from agents.renderer.conversation_format import AFTER_THOUGHT, CLOSE_THOUGHT, Thinking, ToolsForm, learn_format
 from agents.renderer.dialects import begin_of, to_openai
-from agents.renderer.grammar import grammar_of
 from agents.renderer.model_json import decode_all, dump
 from agents.renderer.reading import END_THINK, THINK
 from agents.renderer.template_parts import TemplateParts, learn_template_parts
 from agents.renderer.tokenizer import FastTokenizer
 from agents.renderer.trial import prompts, trial, trial_tools
-from forge_env.core.constraint import Constraint
 from forge_env.core.errors import TemplateError, UserError
 from forge_env.core.protocols import Conversation
 from forge_env.core.tokens import IDS, NO_IDS, Ids, as_list, join_arrays
@@ -199,17 +197,9 @@ class Renderer:
         """The bytes of a token, which may be a part of a character."""
         return self._tokenizer.token_bytes(token_id)
 
-    def grammar(self, constraint: Constraint, tools: Sequence[ToolSpec]) -> str:
-        """The grammar of an answer, for `Sampling.grammar`.
-
-        Args:
-            constraint: the form of the answer.
-            tools: the tools that it may name.
-
-        Raises:
-            TurnRefused: it names a tool that is not one of them, or the form of the calls has no grammar.
-        """
-        return grammar_of(constraint, tools, self.format.answers.dialect, self._tokenizer.token_id)
+    def token_id(self, text: str) -> int | None:
+        """The id of a text that is one token of the vocabulary, such as a mark; otherwise None."""
+        return self._tokenizer.token_id(text)
 
     def is_in_thought(self, token_ids: Sequence[int]) -> bool:
         """Whether the tokens of a turn are a thought, or begin one, and do not end it."""

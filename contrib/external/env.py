@@ -18,6 +18,7 @@ from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
+from contrib.external.concurrent_turns import ConcurrentEnv
 from contrib.external.conversations import ProgramConversation, ProgramConversations
 from contrib.external.inside import InsideProgram, score_inside, start_in_room, start_inside
 from contrib.external.player import Player
@@ -30,7 +31,7 @@ from contrib.external.session import PendingRequest, ProgramSession, was_cut_by_
 from contrib.external.setup import ProgramSetup, Setup
 from contrib.external.start_program import start_program
 from contrib.external.tasks import make_tasks
-from forge_env.core.env import ConcurrentEnv, StepResult, TimeSpentBy, after_reset
+from forge_env.core.env import StepResult, TimeSpentBy, after_reset
 from forge_env.core.errors import EnvError
 from forge_env.core.protocols import NextTurn
 from forge_env.core.types import Action, EpisodeLimits, Message, Outcome, Task

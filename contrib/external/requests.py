@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from contrib.external.constraint import Constraint
 from contrib.external.told import Told
-from forge_env.core.constraint import Constraint
 from forge_env.core.types import Message, ToolSpec
 
 

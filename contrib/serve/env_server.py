@@ -14,7 +14,7 @@ from typing import Any
 from contrib.serve.remote import wire
 from contrib.serve.remote.wire import About, Answer
 from contrib.serve.session import Session
-from forge_env.core.env import ConcurrentEnv, Env
+from forge_env.core.env import Env
 from forge_env.core.errors import ForgeError, UserError
 from forge_env.core.user_code import guard
 from forge_env.evaluation.digests import environment_digests
@@ -61,7 +61,7 @@ async def serve_env(
         settings: of the server.
         announce: called with the URL once the server listens.
     """
-    if issubclass(env_class(env), ConcurrentEnv):
+    if env_class(env)._episode_player is not None:
         raise UserError(
             f"the environment {env} has turns that run at once, which this protocol does not carry: run it where its "
             "agent runs, or serve the agent with --agent"

@@ -34,7 +34,7 @@ from forge_env.utils.exits import how_it_ended, stop
 from forge_env.utils.http_server import ANY_ADDRESS, base_url
 
 SERVER: Final = "vllm.entrypoints.openai.api_server"
-PARSER: Final = "agents.generator.answer_parser"
+PARSER: Final = "contrib.serve.answer_parser"
 """The module with our parsers, which only processes with vLLM import."""
 _NAME: Final = "forge_env"
 _START_SECONDS: Final = 1800.0

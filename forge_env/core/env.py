@@ -6,14 +6,14 @@ An observation is only the *new* messages, an action is an assistant message wit
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar, get_args
 
 from forge_env.core import members
 from forge_env.core.errors import EnvError, UserError
 from forge_env.core.own_copies import frozen
 from forge_env.core.reward_value import reaches
-from forge_env.core.types import Action, Message, Task, ToolSpec
+from forge_env.core.types import Action, Message, Outcome, Task, ToolSpec
 
 if TYPE_CHECKING:
     import numpy as np
@@ -65,6 +65,8 @@ class Env:
     """Whether a method may begin while another one of the instance still runs, because its caller was cancelled or its
     time was up. Such an instance guards its state itself, by a lock for example."""
 
+    _episode_player: ClassVar[Callable[..., Awaitable[tuple[Outcome, str]]] | None] = None
+    """Plays its episodes in place of `EpisodeRun.play`, with the same arguments."""
     _makes_copies: bool = False
     """Whether `reset` and `step` show the code of users only copies of their arguments and results."""
     _np_random: np.random.Generator | None = None
@@ -156,46 +158,6 @@ class Env:
 
             self._np_random, self._seed = seeding.np_random(self._seed)
         return self._np_random
-
-
-class ConcurrentEnv(Env):
-    """An environment with turns that run at once, each in a conversation of its own, see `NextTurn.context`.
-
-    The rollout calls `reset`, which gives the first turn, and then `listen` for each further one, while the agent
-    answers those before. It calls `answer`, `no_room`, `refused` or `counted` when the agent is done with a turn, also
-    while `listen` runs. It never calls `step`: that is for callers who play one turn at a time.
-
-    `max_turns` limits all turns together; a turn that exceeds it waits until the others are answered, and then ends the
-    episode. The end of the episode cancels the turns that run; so does an exception of any of these methods.
-    """
-
-    async def listen(self) -> StepResult:
-        """Wait for the next turn or for the end of the episode; returns what `step` returns.
-
-        A turn needs info["next"] with a conversation that is not being answered. A reward is given to the last turn of
-        the Episode. The clocks of the episode run, so an environment that only waits for the agent does so within
-        `forge_env.utils.deadlines.queued()`.
-        """
-        raise NotImplementedError(f"{type(self).__name__} has turns at once: define the coroutine method listen()")
-
-    async def answer(self, context: int, action: Action) -> None:
-        """Take the agent's answer to the turn that runs in a conversation."""
-        raise NotImplementedError(f"{type(self).__name__} has turns at once: define the coroutine method answer()")
-
-    async def no_room(self, context: int, reason: str) -> None:
-        """Take note that the prompt of the turn in a conversation leaves no room for an answer; it is no turn then."""
-        raise NotImplementedError(f"{type(self).__name__} has turns at once: define the coroutine method no_room()")
-
-    async def refused(self, context: int, reason: str) -> None:
-        """Take note that the agent cannot do what `NextTurn` asked of the turn in a conversation; it is no turn then.
-
-        By default the episode fails.
-        """
-        raise EnvError(reason)
-
-    async def counted(self, context: int, tokens: int) -> None:
-        """Take the number of tokens of a prompt, for `NextTurn.count`; it is no turn."""
-        raise NotImplementedError(f"{type(self).__name__} asks for counts: define the coroutine method counted()")
 
 
 def task_of(env: Env, options: Mapping[str, Any] | None) -> Task:

@@ -102,6 +102,7 @@ ENV: Mapping[str, Member] = {
     "cheats": ("a class method, with @classmethod above it", _is_of_class),
     **dict.fromkeys(("_np_random", "_seed"), ("a part of Env itself", _is())),
     **dict.fromkeys(("_makes_copies", "_gate"), ("a part of Env itself", _is(property))),
+    "_episode_player": ("a part of Env itself", _is(staticmethod)),
 }
 """The names that `Env` reserves."""
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from forge_env.core.constraint import Constraint
 from forge_env.core.episode import Turn
 from forge_env.core.own_copies import own_messages
 from forge_env.core.turn import Completion
@@ -36,6 +35,54 @@ class RowBegan(NamedTuple):
     """The client's own name for the agent, see `Lineage`."""
 
 
+class AnswerForm(Protocol):
+    """The form of an answer that an environment asks for. It knows how each kind of agent holds an answer to it."""
+
+    @property
+    def label(self) -> str:
+        """What a turn records of it: a word and a digest."""
+
+    @property
+    def record(self) -> Mapping[str, Any]:
+        """The whole of it, for the info of an Episode."""
+
+    def request(self, tools: Sequence[ToolSpec]) -> tuple[Sequence[ToolSpec], Mapping[str, Any]]:
+        """Return the tools that an endpoint gets, and the fields of a request that ask it for the form."""
+
+    async def sample(
+        self,
+        ask: Callable[[np.ndarray, Sampling, int], Awaitable[Completion]],
+        prompt: np.ndarray,
+        sampling: Sampling,
+        *,
+        renderer: Any,
+        tools: Sequence[ToolSpec],
+        budget: int,
+        thinks: bool,
+    ) -> tuple[Completion, list[np.ndarray]]:
+        """Sample a turn with `ask`, and set `Sampling.grammar`; returns also the prompts as the engine reports them.
+
+        Args:
+            ask: samples one request; the number is its place in the turn, 0 or 1.
+            prompt: int32, of the turn.
+            sampling: `max_tokens` is the limit of the full turn.
+            renderer: of the model.
+            tools: that the answer may name.
+            budget: tokens of a thought; 0 is no limit.
+            thinks: whether a thought may come first.
+
+        Raises:
+            TurnRefused: the model or the policy cannot give an answer of this form.
+        """
+
+    def check(self, action: Action, writer: str) -> None:
+        """Check the answer of an agent that has no grammars.
+
+        Raises:
+            PolicyError: the answer has another form; `writer` names who has given it.
+        """
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NextTurn:
     """Requirements of the next turn, which an environment returns as info["next"] of `reset` or `step`.
@@ -55,18 +102,18 @@ class NextTurn:
     prompt: str | tuple[int, ...] | None = None
     """The whole prompt, as text or token ids, for an agent that `completes`: it replaces the observation and is used
     without a chat template."""
-    constraint: Constraint | None = None
+    constraint: AnswerForm | None = None
     """The form that the answer must have, for an agent that `constrains`."""
     logprobs: bool = False
     """Whether the action needs the logprobs of its tokens, for an agent that `gives_logprobs`."""
     count: bool = False
     """Whether the tokens of the prompt are to be counted, by an agent that `counts`. It samples nothing, and there is
-    no turn. Only a `ConcurrentEnv` may ask for it."""
+    no turn. Only an environment with turns at once may ask for it."""
     began: RowBegan | None = None
     """Why a new conversation begins, for the record."""
     auxiliary: str = ""
     """Why the turn is no part of the work, see `Turn`; "" for a part of it. A conversation is auxiliary as a whole, or
-    not at all. The auxiliary turns of a `ConcurrentEnv` do not count for `max_turns`."""
+    not at all. In an environment with turns at once, auxiliary turns do not count for `max_turns`."""
 
 
 @dataclass(slots=True)
@@ -92,7 +139,7 @@ class Conversation:
     _copies: list[Message] = field(default_factory=list, init=False, repr=False, compare=False)
 
     @property
-    def constraint(self) -> Constraint | None:
+    def constraint(self) -> AnswerForm | None:
         """The form that the next answer must have, if any."""
         return None if self.asked is None else self.asked.constraint
 

@@ -31,6 +31,7 @@ TABLES = {
     "tool_sources": "sources of tools by a prefix, which are opened and not imported",
     "commands": 'of forge-env; "sandbox shell" is one of the group sandbox',
     "doctor": "async functions that return parts for forge-env doctor: of each its name, how ready it is, what to do",
+    "grammars": "lets an engine sample under grammars: a class, of a model folder",
     "gymnasium": "the classes that Gymnasium makes for an id, env and wrapper",
     "hosts": "machines beside this one",
     "reports": "functions that write a page of a training run when it ends",

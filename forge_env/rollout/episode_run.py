@@ -95,7 +95,9 @@ class EpisodeRun:
                     return end
                 continue
             except PromptCounted:
-                raise EnvError("NextTurn.count asks for no turn, so only a ConcurrentEnv may set it") from None
+                raise EnvError(
+                    "NextTurn.count asks for no turn, so only an environment with turns at once may set it"
+                ) from None
             turns += 1
             end = await self._step(env, turn, action, time.perf_counter() - started)
             if end is not None:

@@ -13,7 +13,7 @@ from contextvars import Token
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from forge_env.core.env import ConcurrentEnv, Env
+from forge_env.core.env import Env
 from forge_env.core.episode import Episode, Group, Turn
 from forge_env.core.errors import EnvError, ForgeError, InfraError, first_error
 from forge_env.core.faults import SHRINK, FaultPolicy
@@ -23,7 +23,6 @@ from forge_env.core.protocols import Agent
 from forge_env.core.types import EpisodeLimits, Outcome, Task
 from forge_env.core.usage import start_recording, stop_recording
 from forge_env.core.user_code import error_text
-from forge_env.rollout.concurrent_turns import play_concurrently
 from forge_env.rollout.conversations import Conversations
 from forge_env.rollout.env_calls import (
     call_env,
@@ -142,10 +141,8 @@ async def run_episode(
     try:
         env = await factory.construct(env_options or {}, seconds=limits.step_seconds)
         token = inside.set(gate_of(env))
-        if isinstance(env, ConcurrentEnv):
-            outcome, ended_by = await play_concurrently(run, env, task, seed)
-        else:
-            outcome, ended_by = await run.play(env, task, seed)
+        play = env._episode_player or EpisodeRun.play
+        outcome, ended_by = await play(run, env, task, seed)
     except LimitReached as end:
         assert env is not None
         outcome, ended_by, error = run.time_limit_outcome(env, factory.name, end)

@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from forge_env.core.constraint import Constraint, wrong_with
+from contrib.external.constraint import Constraint, wrong_with
 from forge_env.core.types import ToolSpec
 from forge_env.utils.http_server import RequestRefused
 

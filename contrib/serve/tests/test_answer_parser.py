@@ -19,16 +19,17 @@ from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionReque
 from agents.chat.agent import ChatAgent, _action
 from agents.chat.reply import read_reply
 from agents.chat.stream import _Answer
-from agents.generator.answer_parser import AnswerParser, prepared
 from agents.renderer.dialects import DIALECTS, new_id, write
 from agents.renderer.dialects.table import dialect_of
 from agents.renderer.reading import AnswerForm
 from agents.renderer.rendering import Renderer
 from agents.renderer.served import texts_of_export
+from contrib.serve.answer_parser import AnswerParser, prepared
 from contrib.serve.openai_server import ModelServer, serve_model
 from envs.math import Math
 from forge_env.core.protocols import Conversation
 from forge_env.core.types import Action, Message, ToolCall
+from forge_env.utils.http_server import free_port
 
 TOOLS = Math().tools
 NAME = TOOLS[0]["function"]["name"]
@@ -223,7 +224,7 @@ async def test_a_served_model_is_read_and_prompted_as_in_the_run(
     announced: asyncio.Future[tuple[str, str]] = asyncio.get_running_loop().create_future()
     server = asyncio.create_task(
         serve_model(
-            ModelServer(run=str(tmp_path / "model"), port=0),
+            ModelServer(run=str(tmp_path / "model"), port=free_port("127.0.0.1", 0)),
             "secret",
             lambda name, url, options: announced.set_result((name, url)),
         )

@@ -20,11 +20,10 @@ from hypothesis import strategies as st
 from agents.chat.agent import ChatAgent
 from agents.chat.client import Usage
 from envs.math import Math
-from forge_env.core.constraint import Constraint
 from forge_env.core.episode import Episode, Turn
 from forge_env.core.errors import PolicyError, UserError
-from forge_env.core.protocols import ContextFull, Conversation, NextTurn
-from forge_env.core.types import Action, EpisodeLimits, Message, Outcome, ToolSpec
+from forge_env.core.protocols import ContextFull, Conversation
+from forge_env.core.types import Action, EpisodeLimits, Message, Outcome
 from forge_env.rollout.factory import EnvFactory
 from forge_env.rollout.rollout import run_episode
 from forge_env.utils.deadlines import Deadline
@@ -93,35 +92,6 @@ async def test_a_question_is_sent_as_openai_expects_it(chat_server: Any) -> None
 async def test_none_in_extra_body_removes_a_field(chat_server: Any) -> None:
     await ask(chat_server, temperature=None, extra_body={"max_tokens": None, "max_completion_tokens": 9})
     assert chat_server.asked[0].body.keys() == {"model", "messages", "tools", "max_completion_tokens"}
-
-
-def tool(name: str) -> ToolSpec:
-    return {"type": "function", "function": {"name": name, "description": "", "parameters": {"type": "object"}}}
-
-
-@pytest.mark.parametrize(
-    ("constraint", "offered", "choice"),
-    [
-        (Constraint(tools=("b",)), ["b"], "required"),
-        (Constraint(tools=("c", "a")), ["a", "c"], "required"),
-        (Constraint(tools=("a", "b", "c")), ["a", "b", "c"], "required"),
-        (Constraint(schema="{}", tools=("a", "b")), ["a", "b"], "auto"),
-        (Constraint(schema="{}"), ["a", "b", "c"], "none"),
-    ],
-)
-async def test_the_tools_that_an_answer_may_call_are_offered_alone(
-    chat_server: Any, constraint: Constraint, offered: list[str], choice: str
-) -> None:
-    called = CALL | {"function": {"name": offered[0], "arguments": "{}"}}
-    chat_server.will(chat_server.says("{}") if constraint.schema else chat_server.says(None, tool_calls=[called]))
-    conversation = asks()
-    conversation.asked = NextTurn(constraint=constraint)
-    async with make(chat_server) as agent:
-        turn, _ = await agent.act(conversation, [tool(name) for name in "abc"])
-    body = chat_server.asked[0].body
-    assert ([item["function"]["name"] for item in body["tools"]], body["tool_choice"]) == (offered, choice)
-    assert ("response_format" in body) == bool(constraint.schema)
-    assert turn.constraint == constraint.label
 
 
 async def test_a_conversation_with_tools_goes_back_whole_and_reasoning_does_not(chat_server: Any) -> None:

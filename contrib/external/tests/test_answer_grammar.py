@@ -10,8 +10,8 @@ import xgrammar
 
 from agents.renderer.dialects import DIALECTS, new_id, parse, write
 from agents.renderer.dialects.table import dialect_of
-from agents.renderer.grammar import grammar_of
-from forge_env.core.constraint import Constraint
+from contrib.external.answer_grammar import grammar_of
+from contrib.external.constraint import Constraint
 from forge_env.core.errors import TurnRefused
 from forge_env.core.types import FunctionSpec, ToolCall, ToolSpec
 

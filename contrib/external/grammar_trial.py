@@ -72,7 +72,7 @@ class GrammarTrials:
     async def _started(self, vocabulary: int) -> asyncio.subprocess.Process:
         if self._process is not None and self._process.returncode is None:
             return self._process
-        command = [sys.executable, "-m", "agents.generator.grammar_trial_process", str(os.getpid()), self._model]
+        command = [sys.executable, "-m", "contrib.external.grammar_trial_process", str(os.getpid()), self._model]
         self._process = await asyncio.create_subprocess_exec(
             *command, str(vocabulary), str(self._cpu_seconds), stdin=subprocess.PIPE, stdout=subprocess.PIPE
         )

@@ -13,10 +13,11 @@ import pytest
 import pytest_asyncio
 
 from agents.generator.engine import VLLMEngine
-from agents.generator.grammar_trial import GrammarTrials
 from agents.generator.settings import EngineSettings
+from contrib.external.grammar_trial import GrammarTrials
 from forge_env.core.errors import PolicyError, TurnRefused
 from forge_env.core.types import Sampling
+from forge_env.registry import contrib
 from forge_env.rollout.lockstep import Request
 from tests.helpers.waiting import wait_until
 
@@ -88,7 +89,7 @@ async def test_an_engine_that_closes_meanwhile_answers(tiny_model: Path, monkeyp
     async def closes(grammar: str, vocabulary: int) -> None:
         engine._closed = True
 
-    monkeypatch.setattr(engine._grammars, "check", closes)
+    monkeypatch.setattr(engine._thread.open_grammars(), "check", closes)
     sampling = Sampling(grammar=tag(GOOD))
     async with asyncio.timeout(60):
         with pytest.raises(PolicyError, match="was closed"):
@@ -96,3 +97,12 @@ async def test_an_engine_that_closes_meanwhile_answers(tiny_model: Path, monkeyp
         engine._closed = False
         with pytest.raises(PolicyError, match="was closed"):
             await engine.generate_batch([Request((1,), sampling, "r"), Request((1,), Sampling(), "s")])
+
+
+async def test_an_engine_without_this_folder_refuses_a_grammar(
+    tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(contrib, "folders", dict)
+    engine = VLLMEngine(str(tiny_model), EngineSettings())
+    with pytest.raises(TurnRefused, match="no part of contrib/ lets the engine hold an answer to a form"):
+        await engine.generate([1], Sampling(grammar=tag(GOOD)), "r")

@@ -10,15 +10,16 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
-from forge_env.core.env import ConcurrentEnv
+from forge_env.core.env import Env, StepResult
 from forge_env.core.episode import Turn
 from forge_env.core.errors import EnvError, TurnRefused, first_error
 from forge_env.core.own_copies import own_action
 from forge_env.core.protocols import ContextFull, Conversation, PromptCounted
-from forge_env.core.types import Outcome, Task, ToolSpec
-from forge_env.rollout.env_results import StepResult, read_step
+from forge_env.core.types import Action, Outcome, Task, ToolSpec
+from forge_env.rollout.env_results import StepResult as ReadStep
+from forge_env.rollout.env_results import read_step
 from forge_env.rollout.episode_run import MAX_FULL_PROMPTS, End, EpisodeRun, LimitReached, cut_end
 from forge_env.utils.deadlines import Place
 
@@ -34,6 +35,48 @@ async def play_concurrently(run: EpisodeRun, env: ConcurrentEnv, task: Task, see
         if isinstance(error, _TooManyOthers):
             return Outcome.TRUNCATED, run.full_limit(run.conversations.current)
         raise error from None
+
+
+class ConcurrentEnv(Env):
+    """An environment with turns that run at once, each in a conversation of its own, see `NextTurn.context`.
+
+    The rollout calls `reset`, which gives the first turn, and then `listen` for each further one, while the agent
+    answers those before. It calls `answer`, `no_room`, `refused` or `counted` when the agent is done with a turn, also
+    while `listen` runs. It never calls `step`: that is for callers who play one turn at a time.
+
+    `max_turns` limits all turns together; a turn that exceeds it waits until the others are answered, and then ends the
+    episode. The end of the episode cancels the turns that run; so does an exception of any of these methods.
+    """
+
+    _episode_player: ClassVar = staticmethod(play_concurrently)
+
+    async def listen(self) -> StepResult:
+        """Wait for the next turn or for the end of the episode; returns what `step` returns.
+
+        A turn needs info["next"] with a conversation that is not being answered. A reward is given to the last turn of
+        the Episode. The clocks of the episode run, so an environment that only waits for the agent does so within
+        `forge_env.utils.deadlines.queued()`.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has turns at once: define the coroutine method listen()")
+
+    async def answer(self, context: int, action: Action) -> None:
+        """Take the agent's answer to the turn that runs in a conversation."""
+        raise NotImplementedError(f"{type(self).__name__} has turns at once: define the coroutine method answer()")
+
+    async def no_room(self, context: int, reason: str) -> None:
+        """Take note that the prompt of the turn in a conversation leaves no room for an answer; it is no turn then."""
+        raise NotImplementedError(f"{type(self).__name__} has turns at once: define the coroutine method no_room()")
+
+    async def refused(self, context: int, reason: str) -> None:
+        """Take note that the agent cannot do what `NextTurn` asked of the turn in a conversation; it is no turn then.
+
+        By default the episode fails.
+        """
+        raise EnvError(reason)
+
+    async def counted(self, context: int, tokens: int) -> None:
+        """Take the number of tokens of a prompt, for `NextTurn.count`; it is no turn."""
+        raise NotImplementedError(f"{type(self).__name__} asks for counts: define the coroutine method counted()")
 
 
 class _TooManyOthers(Exception):
@@ -156,7 +199,7 @@ class _ConcurrentTurns:
         if self._others > MAX_FULL_PROMPTS:
             raise _TooManyOthers from None
 
-    def _apply(self, step: StepResult, started: float) -> End | None:
+    def _apply(self, step: ReadStep, started: float) -> End | None:
         """Record what the environment says; returns the end of the episode, or None."""
         if self._answered is not None and self._answered[0] > started:
             # It has worked since that answer. Before, it may have waited for it.

@@ -27,7 +27,8 @@ from agents.renderer.dialects import to_openai
 from agents.renderer.model_json import decode_all
 from agents.renderer.reading import END_THINK, THINK, Answer
 from agents.renderer.rendering import Renderer
-from forge_env.core.constraint import Constraint
+from contrib.external.answer_grammar import grammar_of
+from contrib.external.constraint import Constraint
 from forge_env.core.errors import TurnRefused
 from forge_env.core.types import Message, ToolCall, ToolSpec
 
@@ -82,7 +83,8 @@ class AnswerParser(Parser):
         request.stop = [*dict.fromkeys([*_stops(request), *self.renderer.stop])]
         if constraint := _constraint(request):
             try:
-                grammar = self.renderer.grammar(constraint, _tools(request))
+                dialect, token_id = self.renderer.format.answers.dialect, self.renderer.token_id
+                grammar = grammar_of(constraint, _tools(request), dialect, token_id)
             except TurnRefused as error:
                 raise VLLMValidationError(str(error), parameter="tool_choice") from None
             request.structured_outputs = StructuredOutputsParams(structural_tag=grammar)

@@ -11,7 +11,8 @@ import pytest
 from agents.scripted import ScriptedAgent
 from benchmarks.simulated_time import World
 from benchmarks.simulated_time import run as simulated
-from forge_env.core.env import ConcurrentEnv, Env, StepResult
+from contrib.external.concurrent_turns import ConcurrentEnv
+from forge_env.core.env import Env, StepResult
 from forge_env.core.episode import Episode, Turn
 from forge_env.core.errors import PolicyError, UserError
 from forge_env.core.protocols import ContextFull, Conversation, NextTurn

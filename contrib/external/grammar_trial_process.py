@@ -1,4 +1,4 @@
-"""The process that tries grammars: `python -m agents.generator.grammar_trial_process PARENT MODEL VOCABULARY SECONDS`.
+"""The process that tries grammars: `python -m contrib.external.grammar_trial_process PARENT MODEL VOCABULARY SECONDS`.
 
 It reads grammars, one JSON string a line, and writes {"problem": "..."} for each. If a grammar takes more than its CPU
 time or memory, the process ends.
@@ -40,7 +40,7 @@ class _Trial:
         import xgrammar
         from transformers import AutoTokenizer
 
-        from agents.generator.grammar_tokens import grammar_tokens
+        from contrib.external.engine_grammars import grammar_tokens
 
         self._vocabulary = vocabulary
         info = grammar_tokens(AutoTokenizer.from_pretrained(model), vocabulary)

@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 
+from agents.chat.agent import ChatAgent
 from agents.renderer.rendering import Renderer
 from agents.scripted import ScriptedAgent
 from agents.token_agent import TokenAgent
-from forge_env.core.constraint import Constraint
+from contrib.external.constraint import Constraint
 from forge_env.core.episode import Episode, Turn
 from forge_env.core.errors import PolicyError, TurnRefused
 from forge_env.core.protocols import Conversation, NextTurn
@@ -23,7 +24,10 @@ from tests.agents.test_thought_budget import CLOSE, TASK, Writer
 
 FORM = Constraint(schema=json.dumps({"type": "object", "required": ["pens"]}))
 ANSWER = '{"pens": 1}<|im_end|>'
-ADD: ToolSpec = {"type": "function", "function": {"name": "add", "description": "", "parameters": {"type": "object"}}}
+
+
+def tool(name: str) -> ToolSpec:
+    return {"type": "function", "function": {"name": name, "description": "", "parameters": {"type": "object"}}}
 
 
 class FormWriter(Writer):
@@ -106,10 +110,34 @@ async def test_a_script_is_held_to_the_form(constraint: Constraint, message: dic
     calls = [{"function": {"name": name, "arguments": {}}} for name in message.get("tool_calls", ())]
     said: Any = {"role": "assistant", "content": message["content"], **({"tool_calls": calls} if calls else {})}
     asked = Conversation(request_id="c", observation=TASK.prompt, asked=NextTurn(constraint=constraint))
-    answer = ScriptedAgent(lambda messages: said).act(asked, [ADD])
+    answer = ScriptedAgent(lambda messages: said).act(asked, [tool("add")])
     if wrong:
         with pytest.raises(PolicyError, match=wrong):
             await answer
     else:
         turn, _ = await answer
         assert turn.constraint == constraint.label
+
+
+@pytest.mark.parametrize(
+    ("constraint", "offered", "choice"),
+    [
+        (Constraint(tools=("b",)), ["b"], "required"),
+        (Constraint(tools=("c", "a")), ["a", "c"], "required"),
+        (Constraint(tools=("a", "b", "c")), ["a", "b", "c"], "required"),
+        (Constraint(schema="{}", tools=("a", "b")), ["a", "b"], "auto"),
+        (Constraint(schema="{}"), ["a", "b", "c"], "none"),
+    ],
+)
+async def test_the_tools_that_an_answer_may_call_are_offered_alone(
+    chat_server: Any, constraint: Constraint, offered: list[str], choice: str
+) -> None:
+    called = {"id": "abc", "type": "function", "function": {"name": offered[0], "arguments": "{}"}}
+    chat_server.will(chat_server.says("{}") if constraint.schema else chat_server.says(None, tool_calls=[called]))
+    conversation = Conversation(request_id="c", observation=TASK.prompt, asked=NextTurn(constraint=constraint))
+    async with ChatAgent("m", chat_server.url, api_key_env="") as agent:
+        turn, _ = await agent.act(conversation, [tool(name) for name in "abc"])
+    body = chat_server.asked[0].body
+    assert ([item["function"]["name"] for item in body["tools"]], body["tool_choice"]) == (offered, choice)
+    assert ("response_format" in body) == bool(constraint.schema)
+    assert turn.constraint == constraint.label

@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from agents.renderer.dialects.bodies import Piece
 from agents.renderer.dialects.table import dialect_of
-from forge_env.core.constraint import Constraint
 from forge_env.core.errors import TurnRefused
 from forge_env.core.types import FunctionSpec, ToolSpec
+
+if TYPE_CHECKING:
+    from contrib.external.constraint import Constraint
 
 _MOST_WHITESPACE = 32
 """Characters between two parts of a JSON text; without a limit a model may write white space forever."""
@@ -21,13 +23,16 @@ _TokenId = Callable[[str], int | None]
 
 
 def grammar_of(constraint: Constraint, tools: Sequence[ToolSpec], dialect: str, token_id: _TokenId) -> str:
-    """A structural tag of XGrammar, as JSON. The JSON of an answer follows the order of its schema.
+    """A structural tag of XGrammar, as JSON, for `Sampling.grammar`. An answer's JSON follows the order of its schema.
 
     Args:
         constraint: the form of the answer.
         tools: the tools that it may name; the arguments of a call fit the parameters of its tool.
         dialect: of the model's calls.
         token_id: the id of a text that is one token of the vocabulary, such as a mark; otherwise None.
+
+    Raises:
+        TurnRefused: the form names a tool that is not one of them, or the dialect has no grammar.
     """
     functions = {tool["function"]["name"]: tool["function"] for tool in tools}
     if missing := [name for name in constraint.tools if name not in functions]:

@@ -1,0 +1,100 @@
+"""Grammars in the engine: XGrammar masks the tokens that may not come, before vLLM samples.
+
+vLLM computes the logprobs after the mask, over the allowed tokens. See `Completion.constrained`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from contrib.external.grammar_trial import GrammarTrials
+from forge_env.core.errors import TurnRefused
+
+_IN_NO_TEXT = b"\xff"  # no UTF-8 has it
+
+
+class EngineGrammars(GrammarTrials):
+    """Lets an engine take requests with a grammar. Its event loop calls `check` and `close`, its thread `admit`."""
+
+    _is_prepared = False
+
+    def admit(self, engine: Any, grammar: str) -> None:
+        """Prepare vLLM's engine for a request with a grammar that `check` has tried.
+
+        Raises:
+            TurnRefused: XGrammar would ignore a part of its schemas.
+        """
+        if not self._is_prepared:
+            _prepare(engine, self._model)
+            self._is_prepared = True
+        _check_features(grammar)
+
+
+def _prepare(engine: Any, model: str) -> None:
+    """Let a running `LLMEngine` take requests with a grammar, although it has started without a tokenizer."""
+    import xgrammar
+    from vllm import envs
+    from vllm.tokenizers import get_tokenizer
+    from vllm.v1.structured_output.backend_xgrammar import XgrammarBackend
+
+    config = engine.vllm_config
+    # vLLM has one backend for all requests, and by default chooses it with the first one.
+    config.structured_outputs_config.backend = "xgrammar"
+    tokenizer: Any = get_tokenizer(model)
+    size = config.model_config.get_vocab_size()
+    backend = XgrammarBackend(config, tokenizer=tokenizer, vocab_size=size)
+    info = grammar_tokens(tokenizer, size)
+    backend.compiler = xgrammar.GrammarCompiler(
+        info, max_threads=8, cache_enabled=True, cache_limit_bytes=envs.VLLM_XGRAMMAR_CACHE_MB * 2**20
+    )
+    manager = engine.engine_core.engine_core.structured_output_manager
+    manager.tokenizer = tokenizer
+    manager.executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="grammars")
+    manager.backend = backend
+    # vLLM refuses grammars if its own renderer of prompts has no tokenizer.
+    engine.renderer.tokenizer = tokenizer
+
+
+def grammar_tokens(tokenizer: Any, vocabulary: int) -> Any:
+    """XGrammar's `TokenizerInfo`.
+
+    Marks of the chat template, which are added tokens of the vocabulary, match no text: a grammar names them by their
+    ids. Otherwise a mark could stand in a JSON string, and end the answer before its JSON is complete.
+
+    Args:
+        tokenizer: of transformers.
+        vocabulary: tokens of the model, which may have more than the tokenizer.
+    """
+    import xgrammar
+
+    plain = xgrammar.TokenizerInfo.from_huggingface(tokenizer, vocab_size=vocabulary)
+    marks = set(tokenizer.added_tokens_decoder)
+    return xgrammar.TokenizerInfo(
+        [_IN_NO_TEXT + text if i in marks else text for i, text in enumerate(plain.decoded_vocab)],
+        vocab_type=xgrammar.VocabType.RAW,
+        vocab_size=vocabulary,
+        stop_token_ids=plain.stop_token_ids,
+        add_prefix_space=plain.add_prefix_space,
+    )
+
+
+def _check_features(grammar: str) -> None:
+    """Check that XGrammar ignores no part of the schemas of a structural tag, as JSON."""
+    from vllm.v1.structured_output.backend_xgrammar import has_xgrammar_unsupported_json_features
+
+    for schema in _schemas(json.loads(grammar)["format"]):
+        if isinstance(schema, dict) and has_xgrammar_unsupported_json_features(schema):
+            raise TurnRefused(
+                "the schema has a feature that the engine's grammar cannot enforce, such as multipleOf, uniqueItems, "
+                "several allOf, or a length beside a pattern: leave it out"
+            )
+
+
+def _schemas(format_: dict[str, Any]) -> Iterator[Any]:
+    if format_["type"] == "json_schema":
+        yield format_["json_schema"]
+    for element in format_.get("elements", ()):
+        yield from _schemas(element)
