@@ -33,6 +33,7 @@ TABLES = {
     "doctor": "async functions that return parts for forge-env doctor: of each its name, how ready it is, what to do",
     "gymnasium": "the classes that Gymnasium makes for an id, env and wrapper",
     "hosts": "machines beside this one",
+    "observers": "classes that see a training run from its start to its end, trainers/metrics/observer.py",
     "reports": "functions that write a page of a training run when it ends",
     "sandboxes": "backends of sandboxes",
     "sinks": "of metrics and episodes",
