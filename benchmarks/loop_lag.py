@@ -56,8 +56,6 @@ from trainers.controller.learner import Learner
 from trainers.controller.loop import Loop
 from trainers.controller.loop_state import LoopSettings
 from trainers.controller.sample_maker import SampleMaker
-from trainers.metrics.diagnosis import Diagnosis
-from trainers.metrics.diagnosis_rules import RunFacts
 from trainers.run.delivery import Delivery
 from trainers.run.evaluations import Evaluations
 from trainers.run.rollouts import Rollouts
@@ -225,7 +223,6 @@ async def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
                 run=run,
                 objective=plan.objective,
                 alarm=make_alarm(plan, record.say),
-                diagnosis=Diagnosis(RunFacts()),
                 started=time.perf_counter(),
                 probe=probe,
             )

@@ -34,6 +34,7 @@ TABLES = {
     "grammars": "lets an engine sample under grammars: a class, of a model folder",
     "gymnasium": "the classes that Gymnasium makes for an id, env and wrapper",
     "hosts": "machines beside this one",
+    "observers": "classes that see a training run from its start to its end, trainers/metrics/observer.py",
     "reports": "functions that write a page of a training run when it ends",
     "sandboxes": "backends of sandboxes",
     "sinks": "of metrics and episodes",

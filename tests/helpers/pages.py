@@ -1,4 +1,4 @@
-"""The page that a run leaves, where a folder of contrib writes one."""
+"""What a run leaves where a folder of contrib writes it: its page, and what is observed of it."""
 
 from __future__ import annotations
 
@@ -8,6 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from forge_env.registry.contrib import rows
+
+OBSERVED = bool(rows("observers"))
+"""Whether a run has a timeline, system metrics, findings and TensorBoard's files."""
+MEASURED = ("--metrics.system_seconds", "1") if OBSERVED else ()
 
 
 def page_of(run: Path) -> str | None:

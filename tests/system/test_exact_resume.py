@@ -14,6 +14,7 @@ import pytest
 
 from forge_env.core.episode import Episode, read_jsonl
 from forge_env.records.run_files import steps_of
+from tests.helpers.pages import OBSERVED
 from tests.system.test_resume import _wait
 from tests.system.test_runs import Started, _monarch_logs, start  # noqa: F401
 from trainers.checkpoints import read_manifest
@@ -70,6 +71,7 @@ WINDOWS = ("--training.sync_interval", "2", "--training.old_logprobs", "trainer"
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(not OBSERVED, reason="the timeline says when to kill it")
 @pytest.mark.timeout(900)  # three starts of the engine
 @pytest.mark.parametrize(("page", "pace"), [("trainers.grpo", ()), ("trainers.gspo", WINDOWS)], ids=["grpo", "windows"])
 def test_a_killed_run_is_bitwise_one_that_never_was(start, page: str, pace: tuple[str, ...]) -> None:  # type: ignore[no-untyped-def]  # noqa: F811

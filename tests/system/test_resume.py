@@ -15,7 +15,7 @@ from agents.model_folder import export_model, find_model, trained_model
 from forge_env.core.episode import read_jsonl
 from forge_env.records.run_files import steps_of
 from forge_env.records.run_weights import run_weights
-from tests.helpers.pages import page_of
+from tests.helpers.pages import MEASURED, page_of
 from tests.system.test_runs import DEADLINE, UNTRAINED, Started, _monarch_logs, start, write_chats  # noqa: F401
 
 # Each step trains, whatever its rewards.
@@ -43,7 +43,7 @@ def ended_by_sigterm(start, tmp_path: Path, *more: str) -> tuple[Started, str]: 
     ended = start(
         "trainers.sft", "--sft.data", str(write_chats(tmp_path / "chats.jsonl")), "--steps", "100000",
         "--sft.tokens_per_step", "1024", "--training.max_tokens_per_micro_batch", "512",
-        "--metrics.system_seconds", "1", *more,
+        *MEASURED, *more,
     )  # fmt: skip
     _wait(lambda: (ended.output / "metrics.jsonl").is_file() and len(_steps(ended.output)) >= 2, ended)
     os.killpg(ended.process.pid, signal.SIGTERM)  # of the whole group, as a terminal's Ctrl-C is

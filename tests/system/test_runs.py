@@ -25,7 +25,7 @@ from agents.renderer.tokenizer import FastTokenizer
 from forge_env.core.episode import read_jsonl
 from forge_env.records.run_files import steps_of
 from tests.helpers.model_folders import change_weights, make_model_folder
-from tests.helpers.pages import data_of, page_of
+from tests.helpers.pages import MEASURED, OBSERVED, data_of, page_of
 from tests.helpers.waiting import wait_until
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -146,7 +146,7 @@ def test_two_steps_of_grpo(start, tmp_path: Path) -> None:  # type: ignore[no-un
         "--warmup.steps", "32", "--warmup.learning_rate_warmup", "16", "--warmup.demonstrations", "64",
         "--warmup.probe_tasks", "4", "--warmup.probe_every", "16",
         "--training.entropy_coef", "0.01",  # so that each step trains, whatever its rewards
-        "--metrics.system_seconds", "1", "--verbose", "--reward", f"{tmp_path}/constant.py:half",
+        *MEASURED, "--verbose", "--reward", f"{tmp_path}/constant.py:half",
     )  # fmt: skip
     console = run.end()
     assert run.process.returncode == 0, console
@@ -174,20 +174,12 @@ def test_two_steps_of_grpo(start, tmp_path: Path) -> None:  # type: ignore[no-un
             assert step["engine/prompt_tokens"] > 0 and 0 <= step["engine/prefix_hit_rate"] < 1
             assert 0 < step["engine/cache_usage"] < 1
             assert step["engine/preemptions"] == 0, "the cache has room for all"
-    _check_findings(run.output, console, "rewards_constant")
-    trace = json.loads((run.output / "trace.json").read_text())
-    assert {event["name"] for event in trace} >= {"thread_name", "group 0", "optimizer step", "publish", "pull"}
-    changes = [event for event in trace if event["name"] in ("optimizer step", "publish")]
-    changes = [event["name"] for event in sorted(changes, key=lambda event: event["ts"])]
-    assert ("publish", "publish") not in itertools.pairwise(changes), "the same weights were published twice"
-    assert list((run.output / "tensorboard").iterdir())
+    if OBSERVED:
+        _check_findings(run.output, console, "rewards_constant")
+        _check_observed(run.output, steps, summary)
     evaluated = {step["step"]: step["success"] for step in steps if step["phase"] == "evaluation"}
     assert evaluated == {0: summary["success_before"], 2: summary["success_after"]}
     _check_kinds(run.output, steps, summary)
-    assert summary["peak_memory_bytes"] > 2**28
-    measured = [step for step in steps if step["phase"] == "system"]
-    wanted = {"memory_bytes/generator", "memory_bytes/trainer", "cpu_percent/envs"}
-    assert any(wanted <= sample.keys() for sample in measured), "of one at the end, a process may just have ended"
     learned = [json.loads(line) for line in (run.output / "trained.jsonl").read_text().splitlines()]
     trained = list(read_jsonl(run.output / "episodes" / "train.jsonl"))
     assert [line["episode"] for line in learned] == [episode.id for episode in trained]
@@ -196,6 +188,20 @@ def test_two_steps_of_grpo(start, tmp_path: Path) -> None:  # type: ignore[no-un
         _check_page(page, summary)
     assert [path.name for path in (run.output / "checkpoints").iterdir()] == ["step_000002"]
     _check_export(run.output / "model")
+
+
+def _check_observed(output: Path, records: list[dict[str, Any]], summary: dict[str, Any]) -> None:
+    """The timeline has the work of the run in its order, TensorBoard has the records, and the machine is measured."""
+    trace = json.loads((output / "trace.json").read_text())
+    assert {event["name"] for event in trace} >= {"thread_name", "group 0", "optimizer step", "publish", "pull"}
+    changes = [event for event in trace if event["name"] in ("optimizer step", "publish")]
+    changes = [event["name"] for event in sorted(changes, key=lambda event: event["ts"])]
+    assert ("publish", "publish") not in itertools.pairwise(changes), "the same weights were published twice"
+    assert list((output / "tensorboard").iterdir())
+    assert summary["peak_memory_bytes"] > 2**28
+    measured = [record for record in records if record["phase"] == "system"]
+    wanted = {"memory_bytes/generator", "memory_bytes/trainer", "cpu_percent/envs"}
+    assert any(wanted <= sample.keys() for sample in measured), "of one at the end, a process may just have ended"
 
 
 UNLEARNED = {
@@ -207,6 +213,7 @@ UNLEARNED = {
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(not OBSERVED, reason="nothing here says why a run does not learn")
 @pytest.mark.parametrize("kind", UNLEARNED)
 def test_a_run_that_is_made_to_fail_says_why(start, kind: str) -> None:  # type: ignore[no-untyped-def]
     run = start(
@@ -248,7 +255,8 @@ def test_a_reference_model_old_logprobs_and_credit_by_turn(start) -> None:  # ty
     console = run.end()
     assert run.process.returncode == 0, console
     run.assert_nothing_left()
-    _check_sleep(run.output)
+    if OBSERVED:
+        _check_sleep(run.output)
     for phrase in (
         "the engine sleeps while the trainer steps",
         "frozen, is the policy after the warm-up",
@@ -460,8 +468,9 @@ def _check_start(output: Path, console: str, names: set[str]) -> None:
         first_step, abs=0.1
     )
     assert json.loads((output / "run.json").read_text())["startup"] == summary["startup"]
-    trace = (output / "trace.json").read_text()
-    assert all(f'"name": "{name}"' in trace for name in names)
+    if OBSERVED:
+        trace = (output / "trace.json").read_text()
+        assert all(f'"name": "{name}"' in trace for name in names)
 
 
 def _check_episodes(output: Path) -> None:
@@ -487,7 +496,8 @@ def _check_kinds(output: Path, records: list[dict[str, Any]], summary: dict[str,
         assert of_step[f"episodes/{kind}"] == len(rewards)
         assert of_step[f"success/{kind}"] == sum(reward == 1.0 for reward in rewards) / len(rewards)
         assert of_step[f"reward/{kind}"] == pytest.approx(sum(filter(None, rewards)) / len(rewards))
-        assert _scalar(output, f"train/success/{kind}", step=1) == pytest.approx(of_step[f"success/{kind}"])
+        if OBSERVED:
+            assert _scalar(output, f"train/success/{kind}", step=1) == pytest.approx(of_step[f"success/{kind}"])
     for record, name in ((of_step, "episodes"), (before, "episodes")):
         assert sum(value for key, value in record.items() if key.startswith("episodes/")) == record[name]
     assert any(name.startswith("success/") for name in probe)
@@ -521,7 +531,7 @@ def _check_page(page: str, summary: dict[str, Any]) -> None:
     assert data["runs"][0]["complete"] and not view["report"]["why_incomplete"]
     tables = _tables(page)
     assert tables.keys() >= {"Startup", "Slowest tools", "Outcomes"} and tables["Slowest tools"][0][0] == "python"
-    assert {"train", "evaluation", "warmup", "system"} <= view["curves"].keys()
+    assert {"train", "evaluation", "warmup"} | ({"system"} if OBSERVED else set()) <= view["curves"].keys()
     assert {"reward", "success", "entropy", "seconds/publish"} <= view["curves"]["train"]["values"].keys()
     measured = {evaluation["title"]: evaluation["success"] for evaluation in view["overview"]["evaluations"]}
     assert measured["before training"] == pytest.approx(summary["success_before"])
@@ -549,7 +559,7 @@ def test_a_signal_while_training_ends_everything(start, number: signal.Signals, 
 
 def a_signal_ends_everything(start, number: signal.Signals, code: int, *more: str) -> Path:  # type: ignore[no-untyped-def]
     """Returns the run's folder."""
-    options = (*more, "--metrics.system_seconds", "1", "--training.signal_error", "0")
+    options = (*more, *MEASURED, "--training.signal_error", "0")
     run = start("trainers.grpo", "--env", "math", "--steps", "100000", *options, *UNTRAINED)
     run.read_until("grpo ")
     run.read_until("grpo ")

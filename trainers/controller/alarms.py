@@ -34,8 +34,7 @@ class MismatchAlarm:
     def __call__(self, metrics: Mapping[str, float], *, is_fresh: bool) -> float:
         """Check one step; returns 1.0 if trainer and engine differ by more than the bounds.
 
-        The first step that can be checked is reported if it is within them. One that is not is a finding of
-        `trainers.metrics.diagnosis`, which goes by the metric.
+        The first step that can be checked is reported if it is within them. The metric says one that is not.
 
         Args:
             metrics: of the trainer: mean_abs_logprob_difference, kl, ratio_min, ratio_max; a step that computed no

@@ -23,7 +23,6 @@ from trainers.controller.alarms import MismatchAlarm
 from trainers.controller.loop_state import LoopState
 from trainers.controller.sample_maker import SampleMaker
 from trainers.controller.task_order import TaskOrder
-from trainers.metrics.diagnosis import Diagnosis
 from trainers.metrics.engine_use import EngineUse
 from trainers.metrics.signal_counts import SignalCounts
 from trainers.objective.objective import Objective
@@ -40,7 +39,6 @@ class Learner:
     run: Run
     objective: Objective
     alarm: MismatchAlarm
-    diagnosis: Diagnosis
     started: float
     """`time.perf_counter()` at the beginning of training; of a resumed run, as if it had never stopped."""
 
@@ -68,7 +66,8 @@ class Learner:
     def dropped(self, group: Group, rewards: Sequence[float]) -> None:
         """Take note of a group that dynamic sampling drops, with the task rewards of its valid episodes."""
         self.signal.add(group, rewards)
-        self.diagnosis.waiting(self.signal.metrics)
+        for observer in self.run.record.observers:
+            observer.waiting(self.signal.metrics)
 
     def left_out(self, error: str) -> None:
         """Say that an episode is left out, the first one of a run."""

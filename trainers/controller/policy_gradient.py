@@ -14,13 +14,11 @@ from forge_env.evaluation.evaluate import Evaluation
 from forge_env.records.run_files import steps_of
 from forge_env.utils.threads import invoke
 from trainers.checkpoints import Checkpoint
-from trainers.controller.alarms import MismatchAlarm, make_alarm
+from trainers.controller.alarms import make_alarm
 from trainers.controller.learner import Learner
 from trainers.controller.loop import Loop
 from trainers.controller.loop_state import LoopSettings, LoopState
 from trainers.controller.policy_gradient_summary import summarise
-from trainers.metrics.diagnosis import Diagnosis, Finding
-from trainers.metrics.diagnosis_rules import RunFacts
 from trainers.objective.objective import Objective
 from trainers.run.checkpointing import last_checkpoint, restore, until_stopped
 from trainers.run.open_run import open_run
@@ -50,14 +48,11 @@ class _Start:
 
 async def _phases(run: Run, objective: Objective) -> None:
     alarm = make_alarm(run.plan, run.record.say)
-    diagnosis = _diagnosis(run, objective, alarm)
     run.record.add_fact("old_logprobs", run.plan.old_logprobs)
     start = await (_resume(run, run.checkpoint) if run.checkpoint else _begin(run))
-    if diagnosis.findings:  # of the steps before the checkpoint
-        run.record.add_fact("findings", diagnosis.summary())
     await run.trainer.load_reference(objective.kl_reference)
     started = time.perf_counter() - start.seconds
-    learner = Learner(run=run, objective=objective, alarm=alarm, diagnosis=diagnosis, started=started)
+    learner = Learner(run=run, objective=objective, alarm=alarm, started=started)
     state = await _train(run, learner, start.state)
     train_seconds = time.perf_counter() - learner.started
     is_new = run.checkpoint is None or run.checkpoint.step < run.plan.steps
@@ -68,9 +63,7 @@ async def _phases(run: Run, objective: Objective) -> None:
             await run.trainer.export()  # what was trained is kept
             raise
         await run.trainer.export()
-    diagnosis.finish()
-    run.record.add_fact("findings", diagnosis.summary())
-    await invoke(summarise, run, start.before, after, start.tool_off, diagnosis, train_seconds)
+    await invoke(summarise, run, start.before, after, start.tool_off, train_seconds)
     if state.drops.broken:
         run.record.warn(broken_note(state.drops.broken))
     state.drops.check_trained()
@@ -141,36 +134,6 @@ async def _train(run: Run, learner: Learner, state: LoopState) -> LoopState:
             await learner.save(loop.state)
         raise
     return loop.state
-
-
-def _diagnosis(run: Run, objective: Objective, alarm: MismatchAlarm) -> Diagnosis:
-    """Looks for reasons not to learn; says them, and keeps them in run.json."""
-    plan, training = run.plan, run.plan.training
-    facts = RunFacts(
-        algorithm=plan.algorithm,
-        env=plan.env.name,
-        reward=training.reward,
-        loss=training.loss,
-        learning_rate=training.learning_rate,
-        n_samples=objective.group_size,
-        max_turn_tokens=plan.env.max_turn_tokens,
-        max_tokens=plan.env.max_tokens,
-        sync_interval=training.sync_interval,
-        staleness=plan.staleness,
-        entropy_coef=training.entropy_coef,
-        needs_siblings=objective.needs_siblings,
-        resamples=objective.needs_signal,
-        mismatch_bounds=alarm.bounds,
-        approximations=alarm.approximations,
-    )
-
-    def tell(finding: Finding) -> None:
-        run.record.warn(f"warning: step {finding.step}: this may keep the run from learning: {finding}")
-        run.record.add_fact("findings", diagnosis.summary())
-
-    diagnosis = Diagnosis(facts, tell)
-    run.record.add(diagnosis)
-    return diagnosis
 
 
 def _settings(plan: RunPlan) -> LoopSettings:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from forge_env.evaluation.evaluate import Evaluation
 from forge_env.evaluation.kinds import verdict_note
-from trainers.metrics.diagnosis import Diagnosis
 from trainers.run.run import SAMPLES_SHOWN, Run
 
 
@@ -13,7 +12,6 @@ def summarise(
     before: Evaluation,
     after: Evaluation,
     tool_off: Evaluation | None,
-    diagnosis: Diagnosis,
     train_seconds: float,
 ) -> None:
     """Write the summary of a run that is done.
@@ -23,7 +21,6 @@ def summarise(
         before: the headline before the training.
         after: the headline after it.
         tool_off: the headline before it without tools; None for an environment that has none.
-        diagnosis: of the whole run.
         train_seconds: of the training alone.
     """
     record, algorithm = run.record, run.plan.algorithm
@@ -46,7 +43,6 @@ def summarise(
             "median_step_seconds": step_seconds[len(step_seconds) // 2] if step_seconds else None,
             "reward_curve": rewards,
             **({"training_reward_curve": trained_on} if trained_on != rewards else {}),
-            "findings": diagnosis.summary(),
             **({"by_kind": {name: change.summary() for name, change in by_kind.items()}} if by_kind else {}),
         }
     )
@@ -67,12 +63,7 @@ def summarise(
         record.say(f"held-out success of {name}: {change}")
     if level := verdict_note(by_kind):
         record.say(level)
-    for finding in diagnosis.findings:
-        when = (
-            f"steps {finding.step} to {finding.last_step}"
-            if finding.last_step > finding.step
-            else f"step {finding.step}"
-        )
-        more = " more" if diagnosis.has_learned else ""
-        record.say(f"may have kept this run from learning{more}, {when}: {finding}")
+    for observer in record.observers:
+        for sentence in observer.last_words():
+            record.say(sentence)
     record.say(f"checkpoints {record.folder / 'checkpoints'}, model {record.folder / 'model'}")

@@ -1,1 +1,1 @@
-"""The sinks of a run's metrics, one file each, and the measurements of the machine."""
+"""What a run writes down of itself, and who else hears of it."""

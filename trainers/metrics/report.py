@@ -1,11 +1,10 @@
-"""What a run writes into its folder: metrics, episodes, timeline, summary and report."""
+"""What a run writes into its folder: metrics, episodes, summary and report."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import os
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -16,14 +15,14 @@ import numpy as np
 from forge_env.core.episode import Episode, read_jsonl, write_jsonl
 from forge_env.core.errors import ForgeError, UserError, first_error
 from forge_env.evaluation.evaluate import Evaluation
+from forge_env.records.background import open_sinks
 from forge_env.records.sinks import Reversible, Sink, TakesEpisodes
 from forge_env.registry.contrib import rows
 from trainers.metrics.console import RunConsole
 from trainers.metrics.json_lines import JsonLines
-from trainers.metrics.open import open_sinks
+from trainers.metrics.observer import Observer, Spans
 from trainers.metrics.record_thread import RecordThread
-from trainers.metrics.system import Sampler, SystemMetrics
-from trainers.metrics.timeline import Timeline
+from trainers.metrics.settings import SINKS, TENSORBOARD
 from trainers.metrics.trained import Trained
 
 
@@ -31,7 +30,7 @@ class Report:
     """The files of one run's folder and its console.
 
     The files: metrics.jsonl and console.jsonl, the sinks of `config.metrics`, episodes/PHASE.jsonl, trained.jsonl,
-    trace.json, summary.json, and at the end report.html.
+    summary.json, and those of observers and reports, as folders of contrib add them.
 
     Args:
         folder: of the run.
@@ -47,16 +46,20 @@ class Report:
         self.say, self.warn = self.console.say, self.console.warn
         self.follow, self.progress, self.samples = self.console.follow, self.console.progress, self.console.samples
         self.curve: list[dict[str, float]] = []
-        self.timeline = Timeline(folder / "trace.json")
-        self.console.under_way = lambda: self.timeline.under_way
-        self._peaks: dict[str, float] = {}
         self._records_routes = bool((config or {}).get("moe", {}).get("record_routes"))
         self._trained = Trained(folder / "trained.jsonl")
         self._record = RecordThread()  # for episodes and trained.jsonl
         self.written = self._record.written
         self._metrics = JsonLines(folder / "metrics.jsonl", self.console.seconds)
-        self._others: list[Sink] = [*open_sinks(folder, config, self.warn)] if config else []
-        self._sampler: Sampler | None = None
+        self.observers: list[Observer] = [row.load()(folder) for row in rows("observers").values()]
+        self.spans = Spans(self.observers)
+        self.span = self.spans.span
+        self.console.under_way = lambda: self.spans.under_way
+        self._others: list[Sink] = [*self.observers]
+        if config:
+            metrics = config["metrics"]
+            names = [TENSORBOARD] * metrics["tensorboard"] + metrics["sinks"]
+            self._others += open_sinks(names, SINKS, folder, config, self.warn)
 
     def __enter__(self) -> Self:
         return self
@@ -128,8 +131,6 @@ class Report:
         for record in records:
             if record.phase == "train" and "reward" in record.values:
                 self.point(record.step, record.values)
-            if record.phase == "system":
-                self._keep_peaks(record.values)
 
     # ---- metrics ----
 
@@ -138,34 +139,22 @@ class Report:
         for sink in self.sinks:
             sink.log(phase, step, values)
 
-    def measure_system(self, metrics: SystemMetrics, interval: float) -> None:
-        """Log what the run uses of its machine, every `interval` seconds from now on."""
-
-        def take(values: Mapping[str, float]) -> None:
-            self._keep_peaks(values)
-            self.metrics("system", round(self.console.seconds()), values)
-
-        self._sampler = Sampler(metrics, interval, take, self.warn)
-
-    def stop_measuring(self) -> None:
-        """Stop `measure_system`, before the processes of the run end."""
-        if self._sampler is not None:
-            self._sampler.close()
-
-    def _keep_peaks(self, values: Mapping[str, float]) -> None:
-        for name, value in values.items():
-            self._peaks[name] = max(self._peaks.get(name, value), value)
-
-    def peaks(self) -> dict[str, float]:
-        """The largest measured values of the run's memory and of its GPUs, for summary.json."""
-        names = {"run/memory_bytes": "peak_memory_bytes"}
-        names |= {name: f"peak_{name}" for name in self._peaks if re.fullmatch(r"gpu/\d+/(?!memory_total).*", name)}
-        return {shown: self._peaks[name] for name, shown in names.items() if name in self._peaks}
-
     def point(self, step: int, values: Mapping[str, float]) -> None:
         """Add a step to `curve`, for the summary."""
         names = {"reward": "reward", "seconds": "s/step", "training_reward": "training_reward"}
         self.curve.append({"step": step} | {name: values[key] for name, key in names.items() if key in values})
+
+    # ---- what observers hear ----
+
+    def begin(self, run: Any) -> None:
+        """Tell the observers that the processes of a run are up; a resumed run has gone back before."""
+        for observer in self.observers:
+            observer.begin(run)
+
+    def stop_observing(self) -> None:
+        """Tell the observers that the processes of the run are about to end."""
+        for observer in self.observers:
+            observer.stop()
 
     # ---- episodes ----
 
@@ -208,13 +197,12 @@ class Report:
     def _close_files(self) -> None:
         """Close all but the console."""
         with ExitStack() as stack:  # if one fails, as on a full disk, the others are still closed
-            stack.callback(self.timeline.close)
             stack.callback(self._metrics.close)
             stack.callback(self._trained.close)
             stack.callback(self._record.close)
             for sink in self._others:
                 stack.callback(sink.close)
-            stack.callback(self.stop_measuring)
+            stack.callback(self.stop_observing)
 
 
 def _end_reason(error: BaseException) -> str:

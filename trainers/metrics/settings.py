@@ -9,7 +9,13 @@ from annotated_types import Ge, Interval
 
 from forge_env.core.errors import UserError
 from forge_env.core.types import HOTTEST
+from forge_env.records.sinks import load_sink
+from forge_env.registry.contrib import rows
 from forge_env.utils.settings import MAY_CHANGE
+
+SINKS = "--metrics.sinks"
+TENSORBOARD, SYSTEM = "tensorboard", "system"
+"""The sink and the observer that settings are about, where a folder of contrib has them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,12 +53,28 @@ class EvaluationConfig:
 class MetricsConfig:
     """Where metrics go, beside metrics.jsonl and the console; docs/metrics.md."""
 
-    tensorboard: bool = True
+    tensorboard: bool = field(default_factory=lambda: TENSORBOARD in rows("sinks"))
     """Whether TensorBoard's files are written."""
     sinks: list[str] = field(default_factory=list)
     """Further sinks, with commas between them: by name, such as NAME or NAME:MODE, or your own "module:Class"; see
     forge_env/records/sinks.py."""
     verbose: bool = False
     """Print the phases of the start, too, with the time that each took."""
-    system_seconds: Annotated[float, Ge(0)] = 10.0
+    system_seconds: Annotated[float, Ge(0)] = field(
+        default_factory=lambda: 10.0 if SYSTEM in rows("observers") else 0.0
+    )
     """Seconds between two measurements of CPU, memory, disk and GPUs; 0 is none."""
+
+    def check(self) -> None:
+        """Raise UserError for a sink that cannot work, and for a part that is not installed."""
+        if self.tensorboard and TENSORBOARD not in rows("sinks"):
+            raise UserError(
+                "--metrics.tensorboard is true, and no part for TensorBoard's files is installed: set it to false"
+            )
+        if self.system_seconds and SYSTEM not in rows("observers"):
+            raise UserError(
+                f"--metrics.system_seconds is {self.system_seconds:g}, and no part that measures the machine is "
+                "installed: set it to 0"
+            )
+        for entry in self.sinks:
+            load_sink(entry, SINKS)

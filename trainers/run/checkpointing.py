@@ -55,7 +55,7 @@ async def save_checkpoint(
         "place": place,
     }
     extra["report"] = await invoke(run.record.mark)  # it waits for the disk
-    with run.record.timeline.span("checkpoint", f"step {step}"):
+    with run.record.span("checkpoint", f"step {step}"):
         await run.trainer.ranks.deadline(run.plan.deadlines.checkpoint, "the checkpoint").call_one(
             TrainerActor.save,
             str(path_of(run.record.folder, step)),
@@ -87,7 +87,7 @@ async def last_checkpoint(run: Run, save: Callable[..., Awaitable[None]]) -> Asy
         yield
     finally:
         if is_copied:
-            with run.record.timeline.span("checkpoint", "writing the last one"):
+            with run.record.span("checkpoint", "writing the last one"):
                 trainer = run.trainer.ranks.deadline(plan.deadlines.checkpoint, "the checkpoint")
                 await trainer.call_one(TrainerActor.finish_saving)
 
@@ -170,7 +170,7 @@ async def restore(run: Run, checkpoint: Checkpoint) -> Mapping[str, Any]:
     await trainer.call_one(TrainerActor.load, str(checkpoint.path))
     clean(run.record.folder, checkpoint.step)
     run.record.go_back(saved["report"])
-    run.measure()
+    run.record.begin(run)
     run.record.results |= saved["results"]
     run.rollouts.tokens_generated, run.trainer.tokens_trained = saved["tokens_generated"], saved["tokens_trained"]
     run.weights.restore(saved["version"])

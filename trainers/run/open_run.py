@@ -128,7 +128,7 @@ async def open_run(
             parts = start_parts(plan, launcher, str(model), record, with_environments=prepare_warmup)
             trainer, rollouts = await parts
             stack.push_async_callback(rollouts.weights.stop_waiting)
-            stack.callback(record.stop_measuring)
+            stack.callback(record.stop_observing)
             record.results["setup_seconds"] = time.perf_counter() - record.started
             _say_what_is_up(plan, record)
             state.is_empty, state.is_up = False, True
@@ -146,7 +146,7 @@ async def open_run(
                 checkpoint=checkpoint,
             )
             if not checkpoint:  # a resumed run first cuts its record back, see `restore`
-                run.measure()
+                record.begin(run)
             stack.callback(shorten_collections())
             stack.callback(setattr, record.console, "otherwise", "ending the processes of the run")
             yield run

@@ -140,7 +140,7 @@ class Rollouts:
         first, last = (spec.group_id.rpartition("/")[2] for spec in (specs[0], specs[-1]))
         name = f"group {first}" if len(specs) == 1 else f"groups {first} to {last}"
         track = f"{_phase(specs[0]).partition('/')[0]} rollouts"
-        return self.record.timeline.span(track, name, version=self.weights.in_engines)
+        return self.record.span(track, name, version=self.weights.in_engines)
 
 
 def _phase(spec: GroupSpec) -> str:

@@ -20,7 +20,6 @@ from forge_env.runtime.launcher import Launcher
 from forge_env.runtime.service import Service
 from trainers.checkpoints import Checkpoint
 from trainers.metrics.startup import Span
-from trainers.metrics.system import SystemMetrics
 from trainers.run.evaluations import Evaluations, best_text
 from trainers.run.rollouts import Rollouts
 from trainers.run.run_record import RunRecord, versions
@@ -74,12 +73,6 @@ class Run:
         """Processes that died or hung, and were replaced."""
         return sum(len(service.deaths) for service in self.services.values())
 
-    def measure(self) -> None:
-        """Start to measure the load of this machine."""
-        if interval := self.plan.metrics.system_seconds:
-            gpus = self.plan.placement.gpus_of_this_machine
-            self.record.measure_system(SystemMetrics(self.record.folder, self.launcher.pids, gpus), interval)
-
     @asynccontextmanager
     async def first_step(self) -> AsyncIterator[None]:
         """Enter it around every optimizer step of the algorithm; the first one ends with a report of the start."""
@@ -92,7 +85,8 @@ class Run:
             record.results["startup"] = startup.summary()
             record.add_fact("startup", record.results["startup"])
             spans = [(name, began, seconds) for name, (began, seconds) in startup.phases.items() if began]
-            record.timeline.past("start", spans)
+            for observer in record.observers:
+                observer.past("start", spans)
             if self.plan.metrics.verbose:
                 record.say(startup.text())
 
@@ -109,6 +103,7 @@ class Run:
     def summarise(self, values: Mapping[str, Any]) -> None:
         """Write summary.json: the values that every run has, and `values`; say which weights are the best."""
         measured, record = self.evaluations.summary(), self.record
+        observed = {name: value for observer in record.observers for name, value in observer.summary().items()}
         if measured["best_step"] is not None and self.plan.evaluation.interval:
             record.say(best_text(measured, self.plan.steps))
         common = {
@@ -120,7 +115,7 @@ class Run:
             "total_seconds": time.perf_counter() - self.record.started,
             "tokens_generated": self.rollouts.tokens_generated,
             "tokens_trained": self.trainer.tokens_trained,
-            **self.record.peaks(),
+            **observed,
             "versions": versions(),
         }
         record.summary({**common, **record.results, **values})

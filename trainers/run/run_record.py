@@ -35,7 +35,7 @@ class RunRecord(Report):
         self.startup = startup or Startup()
         self.phase = self.startup.phase
         super().__init__(folder, None if config is None else masked(config), self.startup.command)
-        self.console.under_way = lambda: [*self.startup.under_way.items(), *self.timeline.under_way]
+        self.console.under_way = lambda: [*self.startup.under_way.items(), *self.spans.under_way]
         self.results: dict[str, Any] = {}
         """Values for the summary, such as the model."""
 

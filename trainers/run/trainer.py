@@ -67,7 +67,7 @@ class Trainer:
         """Take one optimizer step, see `TitanTrainer.train_step`; returns its metrics."""
         await self._weights.make_room()
         self._weights.changed()
-        with self._record.timeline.span("trainer", "optimizer step", samples=len(samples)):
+        with self._record.span("trainer", "optimizer step", samples=len(samples)):
             metrics = await self.ranks.deadline(self._plan.training.step_seconds, STEP).call_one(
                 TrainerActor.step,
                 samples,
@@ -90,7 +90,7 @@ class Trainer:
         assert self.reference is not None
         await self._weights.make_room()
         service = self.reference.deadline(self._plan.training.step_seconds)
-        with self._record.timeline.span("reference model", "logprobs", samples=len(samples)):
+        with self._record.span("reference model", "logprobs", samples=len(samples)):
             replicas, shape = self._plan.services.ref_model.num_replicas, self._plan.model.shape
             return await ask_reference(service, samples, self._plan.temperature, replicas=replicas, shape=shape)
 
@@ -99,7 +99,7 @@ class Trainer:
     ) -> list[np.ndarray]:
         await self._weights.make_room()
         ranks = self.ranks.deadline(self._plan.training.step_seconds, STEP)
-        with self._record.timeline.span("trainer", what, samples=len(samples)):
+        with self._record.span("trainer", what, samples=len(samples)):
             logprobs = await ranks.call_one(endpoint, samples, self._plan.temperature)
         return logprobs
 
@@ -116,7 +116,7 @@ class Trainer:
             )
         if plan.model.tokenizer:
             texts["tokenizer_config.json"] = plain_config(model)
-        with record.timeline.span("trainer", "export"):
+        with record.span("trainer", "export"):
             ranks = self.ranks.deadline(plan.deadlines.weights, "the export")
             await ranks.call_one(TrainerActor.export_hf, str(record.folder / "model"), texts=texts)
         if plan.lora:

@@ -117,7 +117,7 @@ class WeightSync:
             await self.engine_ready
         self.are_asleep = True  # an engine that is replaced from now on is put to sleep by `catch_up`
         started = time.perf_counter()
-        with self.record.timeline.span("weights", "sleep"):
+        with self.record.span("weights", "sleep"):
             await self.engines.deadline(self.seconds).fanout(PolicyActor.sleep)
         self._sleep_seconds = time.perf_counter() - started
 
@@ -129,7 +129,7 @@ class WeightSync:
         """
         await self.make_room()
         version = self.published + 1
-        span = self.record.timeline.span("weights", "publish", version=version)
+        span = self.record.span("weights", "publish", version=version)
         self._committed.clear()
         with self.record.phase("weights: publish"), span:
             seconds = await self.trainer.deadline(self.seconds, PUBLISH).call_one(TrainerActor.take, version)
@@ -145,7 +145,7 @@ class WeightSync:
             seconds/sleep, of falling asleep, seconds/release and seconds/wake.
         """
         version, steps = self.published, self._published_steps
-        span = self.record.timeline.span("weights", "commit", version=version)
+        span = self.record.span("weights", "commit", version=version)
         with self.record.phase("weights: commit"), span:
             commit = await self.trainer.deadline(self.seconds, PUBLISH).call_one(TrainerActor.commit)
         self.in_store = version
@@ -158,7 +158,7 @@ class WeightSync:
             self.are_asleep = False
         with self.record.phase("waiting for the engine"):
             await self.engine_ready
-        with self.record.phase("weights: pull"), self.record.timeline.span("weights", "pull", version=version):
+        with self.record.phase("weights: pull"), self.record.span("weights", "pull", version=version):
             pulls = await self.engines.deadline(self.seconds).fanout(PolicyActor.pull, version, self.seconds)
         self.in_engines, self.engine_steps = version, steps
         parts = ("fetch", "swap", "wake") if slept else ("fetch", "swap")
@@ -174,7 +174,7 @@ class WeightSync:
             delivery/difference, delivery/missing, and seconds/proof, until all have answered.
         """
         started, version, prompt = time.perf_counter(), self.in_engines, self.delivery.prompt
-        with self.record.timeline.span("weights", "proof", version=version):
+        with self.record.span("weights", "proof", version=version):
             await self._trainer_has_scored()
             scored = await self.engines.deadline(self.seconds).fanout(PolicyActor.score, prompt, SCORE_S)
         values = self.delivery.check(version, scored)

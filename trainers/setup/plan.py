@@ -33,7 +33,6 @@ ALMOST = 0.9
 OF_SETTINGS: tuple[Check, ...] = (
     lambda draft: check_sets(draft.config),
     run_checks.check_plugins,
-    run_checks.check_metrics,
     run_checks.check_pace,
     run_checks.check_schedule,
     run_checks.check_folder,

@@ -14,7 +14,6 @@ from forge_env.utils.settings import with_values
 from tests.helpers.packages import needs
 from trainers.grpo import GRPO, Config
 from trainers.metrics.report import Report
-from trainers.setup.checks.run_checks import check_metrics
 from trainers.setup.plan import make_plan
 
 pytestmark = needs("opentelemetry")
@@ -43,6 +42,6 @@ def test_a_run_sends_what_it_records(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 def test_a_wrong_protocol_is_refused_before_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc")
-    check_metrics(make_plan(settings(), GRPO))
+    make_plan(settings(), GRPO)
     with pytest.raises(UserError, match="--metrics.sinks otel: OTEL_EXPORTER_OTLP_PROTOCOL is grpc"):
-        check_metrics(make_plan(settings("otel"), GRPO))
+        make_plan(settings("otel"), GRPO)

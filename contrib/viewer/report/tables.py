@@ -189,7 +189,7 @@ def outcomes(run: RunData) -> Table | None:
 
 
 def finding_parts(run: RunData) -> Iterator[tuple[str, ...]]:
-    """The steps, what was measured, the likely cause and what to try, see trainers/metrics/diagnosis.py."""
+    """The steps, what was measured, the likely cause and what to try."""
     listed = run.fact("findings")
     for finding in listed if isinstance(listed, list) else ():
         if isinstance(finding, dict):

@@ -7,16 +7,16 @@ from pathlib import Path
 import pytest
 
 from contrib.viewer.trace_file import TraceFile
-from trainers.metrics.timeline import Timeline
 
 
 @pytest.mark.parametrize("torn", ["", ',{"pid": 1, "name": "half', ',{"pid": 1, "name": "' + "half" * 999])
 def test_each_span_is_seen_when_it_has_ended_also_behind_a_torn_one(tmp_path: Path, torn: str) -> None:
+    Timeline = pytest.importorskip("contrib.observe.timeline").Timeline
     path = tmp_path / "trace.json"
     followed = TraceFile(path)
     for name in ("before", "after"):
-        timeline = Timeline(path)
-        with timeline.span("training", name):
+        timeline = Timeline(tmp_path)
+        with timeline.span("training", name, {}):
             pass
         assert followed.update() and [span[3] for span in followed.read_spans(None, None)["spans"]][-1] == name
         timeline.close()

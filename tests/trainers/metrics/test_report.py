@@ -5,18 +5,22 @@ from __future__ import annotations
 import json
 import subprocess
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from forge_env.core.episode import Episode
 from forge_env.core.errors import UserError
 from forge_env.core.types import Outcome, Task
+from trainers.metrics import report as report_module
+from trainers.metrics.observer import Observer
 from trainers.metrics.report import Report
 from trainers.metrics.settings import MetricsConfig
-from trainers.metrics.system import SystemMetrics
 
 VALUES = {"reward": 0.5, "success": 0.25, "s/step": 2.0, "loss": float("nan")}
 
@@ -58,8 +62,6 @@ def trained_steps(folder: Path) -> list[int]:
 
 
 def test_going_back_cuts_later_records_only(open_report, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
     report = open_report()
     report.metrics("warmup", 5, {"loss": 3.0})
     report.episodes("before", [episode(1.0), episode(0.0)])
@@ -91,10 +93,6 @@ def test_going_back_cuts_later_records_only(open_report, tmp_path: Path) -> None
     assert train is not None and [e.reward for e in train.episodes] == [0.1, 0.2, 0.3]
     last = json.loads((tmp_path / "metrics.jsonl").read_text().splitlines()[-1])
     assert last["time"] >= mark["seconds"]  # the run's own time goes on
-    again.close()
-    events = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
-    assert [event.step for event in events.Scalars("train/reward")] == [1, 2, 3]
-    assert [event.step for event in events.Scalars("warmup/loss")] == [5]
 
 
 def test_a_mark_waits_for_what_is_still_to_be_written(open_report, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
@@ -122,7 +120,7 @@ def test_a_record_with_a_gap_is_refused_and_left_alone(open_report, tmp_path: Pa
 
 
 def test_all_sinks_are_told_and_all_go_back(tmp_path: Path) -> None:
-    """The run's own and a sink of the user's; TensorBoard is above, and W&B in tests/trainers/metrics."""
+    """The run's own and a sink of the user's."""
     (tmp_path / "mine.py").write_text(MINE)
     settings = {"metrics": asdict(MetricsConfig(tensorboard=False, sinks=[f"{tmp_path / 'mine.py'}:Mine"]))}
     folder = tmp_path / "run"
@@ -156,34 +154,49 @@ class Mine:
 """
 
 
-def test_peaks_cover_a_resumed_run_from_its_start(open_report, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
-    class Measured(SystemMetrics):
-        def __init__(self, *values: float) -> None:
-            self.values, self.is_done = list(values), threading.Event()
+class Seen(Observer):
+    """Writes down what it hears."""
 
-        def measure(self) -> dict[str, float]:
-            if len(self.values) == 1:
-                self.is_done.set()
-            value = self.values.pop(0) if len(self.values) > 1 else self.values[0]
-            return {"run/memory_bytes": value, "gpu/0/power_watts": 2 * value, "gpu/0/memory_total_bytes": 9.0}
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.heard: list[str] = []
 
-        def close(self) -> None:
-            pass
+    def begin(self, run: object) -> None:
+        self.heard.append(f"begin {run}")
 
-    def measured(report: Report, *values: float) -> None:
-        metrics = Measured(0.0, *values)  # the first is not recorded
-        report.measure_system(metrics, 0.001)
-        assert metrics.is_done.wait(60)
-        report.stop_measuring()
+    def stop(self) -> None:
+        self.heard.append("stop")
 
-    report = open_report()
-    measured(report, 3.0, 8.0, 5.0)
-    mark = report.mark()
-    again = open_report()
-    again.go_back(mark)
-    measured(again, 4.0)
-    assert again.peaks() == {"peak_memory_bytes": 8.0, "peak_gpu/0/power_watts": 16.0}
-    assert {phase for phase, _ in steps_in(tmp_path)} == {"system"}
+    def log(self, phase: str, step: int, values: Mapping[str, float]) -> None:
+        self.heard.append(f"{phase} {step}")
+
+    @contextmanager
+    def span(self, track: str, name: str, details: Mapping[str, Any]) -> Iterator[None]:
+        self.heard.append(f"{track}: {name} {details}")
+        yield
+        self.heard.append(f"{name} is over")
+
+    def close(self) -> None:
+        self.heard.append("close")
+
+
+def test_an_observer_sees_the_run_and_not_only_its_metrics(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    class Named:
+        def load(self) -> type[Seen]:
+            return Seen
+
+    monkeypatch.setattr(report_module, "rows", lambda table: {"seen": Named()} if table == "observers" else {})
+    with Report(tmp_path) as report:
+        report.begin("a run")
+        with report.span("weights", "pull", version=3), report.span("weights", "proof"):
+            report.metrics("train", 1, VALUES)
+            [(shown, since)] = report.spans.under_way
+            assert shown == "weights: 2" and since <= time.perf_counter()
+        assert report.spans.under_way == []
+    [seen] = report.observers
+    assert isinstance(seen, Seen)
+    begun = ["begin a run", "weights: pull {'version': 3}", "weights: proof {}", "train 1"]
+    assert seen.heard == [*begun, "proof is over", "pull is over", "stop", "close"]
 
 
 def test_on_a_full_disk_the_run_ends_and_its_plots_do_not_end_it(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ class Run:
         )
         ranks = SimpleNamespace(call_one=self.call)
         self.trainer = SimpleNamespace(ranks=SimpleNamespace(deadline=lambda seconds, what: ranks))
-        self.record = SimpleNamespace(timeline=SimpleNamespace(span=lambda track, name: nullcontext()))
+        self.record = SimpleNamespace(span=lambda track, name: nullcontext())
 
     async def call(self, endpoint: Any) -> None:
         self.done.append("written")

@@ -63,7 +63,7 @@ def test_a_fact_that_is_known_later(tmp_path: Path) -> None:
 
 def test_sinks_get_no_secrets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     given: list[Any] = []
-    monkeypatch.setattr(report, "open_sinks", lambda folder, config, say: given.append(config) or [])
+    monkeypatch.setattr(report, "open_sinks", lambda names, option, folder, config, say: given.append(config) or [])
     config = asdict(with_values(Config(), {"env.options": {"api_key": "sk-1", "level": 2}}))
     with RunRecord(tmp_path, config):
         assert given[0]["env"]["options"] == {"api_key": HIDDEN, "level": 2}

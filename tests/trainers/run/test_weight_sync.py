@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,8 +14,8 @@ from agents.generator.policy import Scored
 from forge_env.core.errors import ServiceError
 from tests.helpers.waiting import until
 from tests.trainers.episodes import episode, turn
+from trainers.metrics.observer import Spans
 from trainers.metrics.startup import Startup
-from trainers.metrics.timeline import Timeline
 from trainers.run.delivery import Delivery
 from trainers.run.weight_ages import WeightAges
 from trainers.run.weight_sync import WeightSync
@@ -95,7 +94,7 @@ class NewEngine:
             self._steps = 0 if self._deaf else argument + 1
 
 
-def made(folder: Path, *, sleeps: bool = False) -> tuple[WeightSync, Trainer, Engines]:
+def made(*, sleeps: bool = False) -> tuple[WeightSync, Trainer, Engines]:
     ready: asyncio.Task[None] = asyncio.create_task(asyncio.sleep(0))
     trainer, engines = Trainer(), Engines()
     weights = WeightSync(
@@ -103,7 +102,7 @@ def made(folder: Path, *, sleeps: bool = False) -> tuple[WeightSync, Trainer, En
         engines=engines,  # type: ignore[arg-type]
         engine_ready=ready,
         seconds=20.0,
-        record=SimpleNamespace(phase=Startup().phase, timeline=Timeline(folder / "trace.json")),  # type: ignore[arg-type]
+        record=SimpleNamespace(phase=Startup().phase, span=Spans().span),  # type: ignore[arg-type]
         ages=WeightAges(staleness=2),
         delivery=Delivery(),
         sleeps=sleeps,
@@ -111,8 +110,8 @@ def made(folder: Path, *, sleeps: bool = False) -> tuple[WeightSync, Trainer, En
     return weights, trainer, engines
 
 
-async def test_the_life_of_an_update(tmp_path: Path) -> None:
-    weights, trainer, engines = made(tmp_path)
+async def test_the_life_of_an_update() -> None:
+    weights, trainer, engines = made()
     assert (weights.published, weights.in_store, weights.in_engines, weights.of_trainer) == (-1, -1, -1, 0)
     assert await weights.publish(0) == {"seconds/publish": 0.5}
     assert (weights.published, weights.in_store, weights.in_engines, weights.of_trainer) == (0, -1, -1, 0)
@@ -126,8 +125,8 @@ async def test_the_life_of_an_update(tmp_path: Path) -> None:
     assert trainer.asked == [("take", 0), ("commit",), ("take", 1), ("commit",)] and engines.versions == [0, 1]
 
 
-async def test_weights_that_the_engines_have_are_not_published_again(tmp_path: Path) -> None:
-    weights, trainer, _ = made(tmp_path)
+async def test_weights_that_the_engines_have_are_not_published_again() -> None:
+    weights, trainer, _ = made()
     await weights.sync(steps=0)
     asked = len(trainer.asked)
     assert await weights.sync(steps=0) == {} and len(trainer.asked) == asked
@@ -135,16 +134,16 @@ async def test_weights_that_the_engines_have_are_not_published_again(tmp_path: P
     assert await weights.sync(steps=1) != {} and weights.engine_steps == 1
 
 
-async def test_a_run_that_goes_on_has_the_version_of_its_checkpoint(tmp_path: Path) -> None:
-    weights, _, engines = made(tmp_path)
+async def test_a_run_that_goes_on_has_the_version_of_its_checkpoint() -> None:
+    weights, _, engines = made()
     weights.restore(7)
     assert weights.of_trainer == 7 and not weights.is_synced
     await weights.sync(steps=12)
     assert (engines.versions, weights.engine_steps, weights.of_trainer) == ([7], 12, 7)
 
 
-async def test_a_new_engine_is_given_the_newest_version(tmp_path: Path) -> None:
-    weights, *_ = made(tmp_path)
+async def test_a_new_engine_is_given_the_newest_version() -> None:
+    weights, *_ = made()
     pulled: list[int] = []
 
     async def pull(version: int) -> None:
@@ -159,8 +158,8 @@ async def test_a_new_engine_is_given_the_newest_version(tmp_path: Path) -> None:
     assert pulled == [0, 1]
 
 
-async def test_a_new_engine_waits_if_the_store_has_dropped_its_version(tmp_path: Path) -> None:
-    weights, trainer, _ = made(tmp_path)
+async def test_a_new_engine_waits_if_the_store_has_dropped_its_version() -> None:
+    weights, trainer, _ = made()
     pulled: list[int] = []
 
     async def pull(version: int) -> None:
@@ -179,8 +178,8 @@ async def test_a_new_engine_waits_if_the_store_has_dropped_its_version(tmp_path:
     assert pulled == [0, 1]
 
 
-async def test_an_engine_that_cannot_take_the_newest_version_over_is_an_error(tmp_path: Path) -> None:
-    weights, *_ = made(tmp_path)
+async def test_an_engine_that_cannot_take_the_newest_version_over_is_an_error() -> None:
+    weights, *_ = made()
 
     async def pull(version: int) -> None:
         raise ServiceError("no room")
@@ -190,8 +189,8 @@ async def test_an_engine_that_cannot_take_the_newest_version_over_is_an_error(tm
         await weights.catch_up(NewEngine(pull))  # type: ignore[arg-type]
 
 
-async def test_staleness_is_counted_from_what_is_published(tmp_path: Path) -> None:
-    weights, *_ = made(tmp_path)
+async def test_staleness_is_counted_from_what_is_published() -> None:
+    weights, *_ = made()
     await weights.sync(steps=0)
     assert weights.ages_of([episode(turn(1, version=0))]) == [0]
     weights.changed()
@@ -200,8 +199,8 @@ async def test_staleness_is_counted_from_what_is_published(tmp_path: Path) -> No
     assert weights.ages_of([episode(turn(1, version=0)), episode(turn(1, version=1))]) == [1, 0]
 
 
-async def test_engines_sleep_before_the_trainer_works_and_wake_by_its_weights(tmp_path: Path) -> None:
-    weights, trainer, engines = made(tmp_path, sleeps=True)
+async def test_engines_sleep_before_the_trainer_works_and_wake_by_its_weights() -> None:
+    weights, trainer, engines = made(sleeps=True)
     await weights.sync(steps=0)
     for _ in range(2):  # two calls of the trainer in one step
         await weights.make_room()
@@ -215,8 +214,8 @@ async def test_engines_sleep_before_the_trainer_works_and_wake_by_its_weights(tm
     assert [name for name, *_ in trainer.asked] == ["take", *update, "take", *update]
 
 
-async def test_engines_that_sleep_without_new_weights_wake_by_those_they_had(tmp_path: Path) -> None:
-    weights, _, engines = made(tmp_path, sleeps=True)
+async def test_engines_that_sleep_without_new_weights_wake_by_those_they_had() -> None:
+    weights, _, engines = made(sleeps=True)
     await weights.sync(steps=0)
     await weights.make_room()
     assert await weights.sync(steps=0) != {}
@@ -224,15 +223,15 @@ async def test_engines_that_sleep_without_new_weights_wake_by_those_they_had(tmp
     assert await weights.sync(steps=0) == {}, "they are awake and have the newest"
 
 
-async def test_engines_that_do_not_sleep_are_left_alone(tmp_path: Path) -> None:
-    weights, trainer, engines = made(tmp_path)
+async def test_engines_that_do_not_sleep_are_left_alone() -> None:
+    weights, trainer, engines = made()
     await weights.make_room()
     await weights.sync(steps=0)
     assert engines.asked == ["pull"] and ("release_memory",) not in trainer.asked and not weights.are_asleep
 
 
-async def test_a_new_engine_goes_to_sleep_if_the_others_sleep(tmp_path: Path) -> None:
-    weights, *_ = made(tmp_path, sleeps=True)
+async def test_a_new_engine_goes_to_sleep_if_the_others_sleep() -> None:
+    weights, *_ = made(sleeps=True)
 
     async def pull(version: int) -> None:
         if version == 1:
@@ -251,9 +250,9 @@ async def test_a_new_engine_goes_to_sleep_if_the_others_sleep(tmp_path: Path) ->
     assert late.asked == [("pull", 0), ("sleep", -1), ("pull", 1)]
 
 
-async def begun(folder: Path, *, deaf: str = "") -> tuple[WeightSync, Trainer, Engines]:
+async def begun(*, deaf: str = "") -> tuple[WeightSync, Trainer, Engines]:
     """Two engines that have started, of which one may not take updates over."""
-    weights, trainer, engines = made(folder)
+    weights, trainer, engines = made()
     engines.deaf = {deaf} if deaf else set()
     for name in engines.steps:
         await weights.catch_up(NewEngine(silent, name))  # type: ignore[arg-type]
@@ -265,8 +264,8 @@ async def silent(version: int) -> None:
     """A pull that nothing comes of but the weights."""
 
 
-async def test_updates_that_arrive_are_proved_with_each_of_them(tmp_path: Path) -> None:
-    weights, *_ = await begun(tmp_path)
+async def test_updates_that_arrive_are_proved_with_each_of_them() -> None:
+    weights, *_ = await begun()
     for step in range(4):
         proof = await weights.sync(step)
         weights.changed()
@@ -274,8 +273,8 @@ async def test_updates_that_arrive_are_proved_with_each_of_them(tmp_path: Path) 
         assert proof["seconds/proof"] > 0
 
 
-async def test_one_engine_of_two_without_the_updates_ends_the_run_at_the_second(tmp_path: Path) -> None:
-    weights, *_ = await begun(tmp_path, deaf="generator_1")
+async def test_one_engine_of_two_without_the_updates_ends_the_run_at_the_second() -> None:
+    weights, *_ = await begun(deaf="generator_1")
     assert (await weights.sync(0))["delivery/missing"] == pytest.approx(1.0)
     weights.changed()
     with pytest.raises(
@@ -286,17 +285,17 @@ async def test_one_engine_of_two_without_the_updates_ends_the_run_at_the_second(
     assert "answers as the model of the start" in str(e.value) and "logs/generator_1.log" in str(e.value)
 
 
-async def test_an_update_that_an_engine_pulls_twice_counts_once(tmp_path: Path) -> None:
+async def test_an_update_that_an_engine_pulls_twice_counts_once() -> None:
     """When it starts and with the others, or when it wakes without new weights."""
-    weights, *_ = await begun(tmp_path, deaf="generator_0")
+    weights, *_ = await begun(deaf="generator_0")
     await weights.sync(0)
     await weights.prove()
     weights.are_asleep = True
     assert (await weights.sync(0))["delivery/missing"] == pytest.approx(1.0)
 
 
-async def test_an_engine_that_stops_taking_updates_over_is_found_at_the_second(tmp_path: Path) -> None:
-    weights, _, engines = await begun(tmp_path)
+async def test_an_engine_that_stops_taking_updates_over_is_found_at_the_second() -> None:
+    weights, _, engines = await begun()
     for step in range(3):
         await weights.sync(step)
         weights.changed()
@@ -307,8 +306,8 @@ async def test_an_engine_that_stops_taking_updates_over_is_found_at_the_second(t
         await weights.sync(4)
 
 
-async def test_an_engine_that_replaced_another_is_checked_from_its_own_start_on(tmp_path: Path) -> None:
-    weights, _, engines = await begun(tmp_path)
+async def test_an_engine_that_replaced_another_is_checked_from_its_own_start_on() -> None:
+    weights, _, engines = await begun()
     for step in range(3):
         await weights.sync(step)
         weights.changed()
@@ -321,8 +320,8 @@ async def test_an_engine_that_replaced_another_is_checked_from_its_own_start_on(
         await weights.sync(4)  # the second time after that of its replacement
 
 
-async def test_an_engine_that_is_too_busy_to_answer_is_judged_the_next_time(tmp_path: Path) -> None:
-    weights, _, engines = await begun(tmp_path)
+async def test_an_engine_that_is_too_busy_to_answer_is_judged_the_next_time() -> None:
+    weights, _, engines = await begun()
 
     async def busy(endpoint: Any, *arguments: Any) -> list[Any]:
         found = await Engines.fanout(engines, endpoint, *arguments)

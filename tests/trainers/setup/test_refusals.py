@@ -412,6 +412,18 @@ def test_hosts_need_a_part_of_contrib(monkeypatch: pytest.MonkeyPatch) -> None:
     assert refusal("--launcher.kind=processes") == sentence
 
 
+def test_what_observes_a_run_is_a_part_of_contrib(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(contrib, "folders", dict)
+    assert refusal("--metrics.tensorboard=true") == (
+        "--metrics.tensorboard is true, and no part for TensorBoard's files is installed: set it to false"
+    )
+    assert refusal("--metrics.system_seconds=5") == (
+        "--metrics.system_seconds is 5, and no part that measures the machine is installed: set it to 0"
+    )
+    metrics = make_plan(read_config(GRPO.config, ["--env=math", "--metrics.tensorboard=false"]), GRPO).metrics
+    assert (metrics.tensorboard, metrics.system_seconds) == (False, 0.0)
+
+
 def test_a_run_for_whose_weights_there_is_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(contrib, "folders", dict)
     monkeypatch.setattr(shared_memory, "room", lambda: 1000)

@@ -8,11 +8,9 @@ from contextlib import suppress
 from forge_env.core.env import Env
 from forge_env.core.errors import UserError
 from forge_env.core.types import Task
-from forge_env.records.sinks import load_sink
 from forge_env.registry.registry import env_class
 from forge_env.rollout.factory import EnvFactory, make
 from trainers.config import RunConfig
-from trainers.metrics.open import OPTION
 from trainers.objective.objective import Objective
 from trainers.objective.trials import try_reward
 from trainers.setup.checks.output_folder import check_output
@@ -162,8 +160,3 @@ def check_folder(draft: Draft) -> None:
     checkpoint_of(draft)
     if not draft.resume:
         check_output(draft.output or "outputs/new")
-
-
-def check_metrics(draft: Draft) -> None:
-    for entry in draft.metrics.sinks:
-        load_sink(entry, OPTION)

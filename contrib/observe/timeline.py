@@ -10,21 +10,25 @@ import json
 import os
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from trainers.metrics.observer import Observer
+
 _HEAD = "[\n"
 
 
-class Timeline:
-    """Writes spans to `path`; appends to an existing file after its last complete line.
+class Timeline(Observer):
+    """Writes the spans of a run to trace.json; appends to an existing file after its last complete line.
 
     A viewer draws one span at a time on a lane. So overlapping spans of one track get lanes below each other.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        path = folder / "trace.json"
         self._end = path.read_bytes().rfind(b"\n") + 1 if path.exists() else 0
         """Where the next event begins: at the closing bracket."""
         self._lock = threading.Lock()
@@ -34,31 +38,17 @@ class Timeline:
         self._origin = time.time() - time.perf_counter()  # spans of a resumed run come after the old ones
         self._lanes: dict[str, list[bool]] = {}
         self._ids: dict[tuple[str, int], int] = {}
-        self._open: dict[object, tuple[str, str, float]] = {}
 
     @contextmanager
-    def span(self, track: str, name: str, **details: Any) -> Iterator[None]:
+    def span(self, track: str, name: str, details: Mapping[str, Any]) -> Iterator[None]:
         """Record the duration of the block, also when it raises."""
         lane = self._enter(track)
-        started, key = time.perf_counter(), object()
-        self._open[key] = track, name, started
+        started = time.perf_counter()
         try:
             yield
         finally:
-            del self._open[key]
             self._write(track, lane, name, started, time.perf_counter(), details)
             self._lanes[track][lane] = False
-
-    @property
-    def under_way(self) -> list[tuple[str, float]]:
-        """The work under way, and `time.perf_counter()` of its start; spans of one track are counted together."""
-        tracks: dict[str, list[tuple[str, float]]] = {}
-        for track, name, started in list(self._open.values()):
-            tracks.setdefault(track, []).append((name, started))
-        return [
-            (f"{track}: {spans[0][0] if len(spans) == 1 else len(spans)}", min(started for _, started in spans))
-            for track, spans in tracks.items()
-        ]
 
     def past(self, track: str, spans: Iterable[tuple[str, float, float]]) -> None:
         """Record spans that are over: name, `time.time()` at the start, and seconds. The track has no other spans."""
@@ -78,7 +68,9 @@ class Timeline:
         lanes[free:] = [True, *lanes[free + 1 :]]
         return free
 
-    def _write(self, track: str, lane: int, name: str, started: float, ended: float, details: dict[str, Any]) -> None:
+    def _write(
+        self, track: str, lane: int, name: str, started: float, ended: float, details: Mapping[str, Any]
+    ) -> None:
         if self._file.closed:
             return
         number = self._ids.get((track, lane))
@@ -88,7 +80,9 @@ class Timeline:
             self._event(name="thread_name", ph="M", tid=number, args={"name": shown})
             self._event(name="thread_sort_index", ph="M", tid=number, args={"sort_index": number})
         microseconds = round((self._origin + started) * 1e6)
-        self._event(name=name, ph="X", tid=number, ts=microseconds, dur=round((ended - started) * 1e6), args=details)
+        self._event(
+            name=name, ph="X", tid=number, ts=microseconds, dur=round((ended - started) * 1e6), args={**details}
+        )
 
     def _event(self, **event: Any) -> None:
         self._put(json.dumps({"pid": os.getpid(), **event}) + "\n")

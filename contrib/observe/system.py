@@ -10,7 +10,7 @@
 | run/processes | the number of processes |
 | run/open_files | of the controller |
 | cpu_percent/SERVICE, memory_bytes/SERVICE | of a service with its children; its memory includes what it shares |
-| gpu/N/... | see trainers/metrics/gpus.py |
+| gpu/N/... | see gpus.py |
 | gpu/N/memory_bytes/SERVICE | of a service with its children on this GPU, as the driver counts |
 """
 
@@ -27,7 +27,9 @@ from pathlib import Path
 
 import psutil
 
-from trainers.metrics.gpus import Gpus
+from contrib.observe.gpus import MeasuredGpus
+from trainers.metrics.observer import Observer
+from trainers.run.run import Run
 
 
 class SystemMetrics:
@@ -42,7 +44,7 @@ class SystemMetrics:
     def __init__(self, folder: Path, services: Callable[[], Mapping[str, Sequence[int]]], gpus: Sequence[int]) -> None:
         self._folder = folder
         self._services = services
-        self._gpus = Gpus(gpus)
+        self._gpus = MeasuredGpus(gpus)
         self._seen: dict[int, psutil.Process] = {}  # for the CPU time since the last sample
 
     def measure(self) -> dict[str, float]:
@@ -145,6 +147,40 @@ class Sampler:
             self._say(f"warning: system metrics are switched off: {type(error).__name__}: {error}")
         finally:
             self._metrics.close()
+
+
+class SystemObserver(Observer):
+    """Logs what a run uses of its machine, every `metrics.system_seconds`; summary.json has the peaks."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self._peaks: dict[str, float] = {}
+        self._sampler: Sampler | None = None
+
+    def begin(self, run: Run) -> None:
+        record = run.record
+        if interval := run.plan.metrics.system_seconds:
+            metrics = SystemMetrics(self.folder, run.launcher.pids, run.plan.placement.gpus_of_this_machine)
+
+            def take(values: Mapping[str, float]) -> None:
+                record.metrics("system", round(record.console.seconds()), values)
+
+            self._sampler = Sampler(metrics, interval, take, record.warn)
+
+    def stop(self) -> None:
+        if self._sampler is not None:
+            self._sampler.close()
+
+    def log(self, phase: str, step: int, values: Mapping[str, float]) -> None:
+        if phase == "system":
+            for name, value in values.items():
+                self._peaks[name] = max(self._peaks.get(name, value), value)
+
+    def summary(self) -> dict[str, float]:
+        """The largest measured values of the run's memory and of its GPUs."""
+        names = {"run/memory_bytes": "peak_memory_bytes"}
+        names |= {name: f"peak_{name}" for name in self._peaks if re.fullmatch(r"gpu/\d+/(?!memory_total).*", name)}
+        return {shown: self._peaks[name] for name, shown in names.items() if name in self._peaks}
 
 
 def _by_service(on_gpus: Mapping[int, Mapping[int, float]], services: Mapping[int, str]) -> dict[str, float]:

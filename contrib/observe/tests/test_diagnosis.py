@@ -7,17 +7,20 @@ import random
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
-from forge_env.core.episode import Group
-from forge_env.core.types import Task
-from forge_env.evaluation.kinds import Kinds
+from contrib.observe.diagnosis import Diagnosis, Finding, RunDiagnosis
+from contrib.observe.diagnosis_rules import RunFacts
 from forge_env.records.sinks import Record
-from tests.trainers.episodes import episode, turn
-from trainers.metrics.diagnosis import Diagnosis, Finding
-from trainers.metrics.diagnosis_rules import RunFacts
-from trainers.metrics.signal_counts import SignalCounts
+from trainers.config import SHORT_OPTIONS
+from trainers.grpo import GRPO, Config
+from trainers.run.run import Run
+from trainers.run.run_record import RunRecord
+from trainers.setup.options.parser import parse
+from trainers.setup.plan import make_plan
 
 FACTS = RunFacts(
     algorithm="grpo",
@@ -288,32 +291,6 @@ def _recorded(path: Path) -> Iterator[list[float]]:
     return curves(json.loads(path.read_text()))
 
 
-def test_groups_are_counted_by_outcome_and_by_kind() -> None:
-    counts = SignalCounts(Kinds(names=("add",)))
-
-    def group(kind: str, *rewards: float) -> Group:
-        members = tuple(episode(turn(1), reward=reward, name=str(i)) for i, reward in enumerate(rewards))
-        return Group(task=Task(prompt=(), kind=kind), episodes=members, id=kind)
-
-    counts.add(group("add", 0.0, 1.0), [0.0, 1.0])
-    counts.add(group("add", 0.0, 0.0), [0.0, 0.0])
-    counts.add(group("add", 1.0, 1.0), [1.0, 1.0])
-    counts.add(group("", 0.0, 1.0), [0.5, 0.5])  # a reward of the user's that is the same for both
-    assert counts.metrics == {
-        "signal/groups": 4,
-        "signal/failed": 1,
-        "signal/solved": 1,
-        "signal/same": 1,
-        "signal/groups/add": 3,
-        "signal/failed/add": 1,
-        "signal/solved/add": 1,
-        "signal/groups/no_kind": 1,
-        "signal/same/no_kind": 1,
-    }
-    counts.clear()
-    assert set(counts.metrics.values()) == {0}
-
-
 def ended(*steps: Mapping[str, float], success: tuple[float, float]) -> Diagnosis:
     """The diagnosis of a whole run of these steps, with the success of its first and of its last evaluation."""
     diagnosis = Diagnosis(FACTS)
@@ -341,3 +318,33 @@ def test_what_is_true_until_the_end_or_of_a_run_that_has_not_learned_stands() ->
         *[FAILED] * 5, *[{}] * 30, *[{"success": 0.0, "training_reward": 0.0}] * 20, success=(0.03, 0.03)
     )
     assert not not_learned.has_learned and "too_hard" in kinds(not_learned.findings)
+
+
+def test_findings_of_a_run_are_said_and_kept_in_its_files(tmp_path: Path) -> None:
+    (tmp_path / "run.json").write_text("{}")
+    plan = make_plan(parse(Config, ["--env", "math", "--metrics.system_seconds", "0"], SHORT_OPTIONS), GRPO)
+    with RunRecord(tmp_path) as record:
+        diagnosis = RunDiagnosis(tmp_path)
+        diagnosis.go_back([Record("train", step, {**HEALTHY, **FAILED}) for step in range(1, 4)])
+        diagnosis.begin(cast(Run, SimpleNamespace(record=record, plan=plan)))
+        findings = json.loads((tmp_path / "run.json").read_text())["findings"]
+        assert [finding["kind"] for finding in findings] == ["too_hard"], "of the steps before the checkpoint"
+        diagnosis.log("train", 4, {**HEALTHY, **FAILED, "mismatch_alarm": 1.0, "kl": 0.25})
+        summary = diagnosis.summary()
+        (hard, mismatch) = diagnosis.last_words()
+    assert summary == {"findings": json.loads((tmp_path / "run.json").read_text())["findings"]}
+    assert hard.startswith("may have kept this run from learning, steps 3 to 4: 48 of the last 48 groups")
+    assert mismatch.startswith("may have kept this run from learning, step 4: ")
+    said = [json.loads(line)["text"] for line in (tmp_path / "console.jsonl").read_text().splitlines()]
+    warned = [text for text in said if "this may keep the run from learning" in text]
+    assert len(warned) == 1 and warned[0].startswith(
+        "warning: step 4: this may keep the run from learning: trainer and engine"
+    )
+
+
+def test_supervised_training_has_no_findings(tmp_path: Path) -> None:
+    diagnosis = RunDiagnosis(tmp_path)
+    diagnosis.begin(cast(Run, SimpleNamespace(plan=SimpleNamespace(training=None, objective=None))))
+    diagnosis.log("train", 1, {})
+    diagnosis.waiting({})
+    assert (diagnosis.summary(), diagnosis.last_words()) == ({}, [])

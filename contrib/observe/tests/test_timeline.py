@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from trainers.metrics.timeline import Timeline
+from contrib.observe.timeline import Timeline
 
 
 def events(path: Path) -> list[dict[str, Any]]:
@@ -21,12 +21,12 @@ def test_spans_nest_and_overlap_in_lanes(tmp_path: Path) -> None:
         first, second = asyncio.Event(), asyncio.Event()
 
         async def group(name: str, wait: asyncio.Event) -> None:
-            with timeline.span("rollouts", name, group=name):
+            with timeline.span("rollouts", name, {"group": name}):
                 await wait.wait()
 
         a, b = asyncio.create_task(group("a", first)), asyncio.create_task(group("b", second))
         await asyncio.sleep(0)
-        with timeline.span("training", "step 1"):
+        with timeline.span("training", "step 1", {}):
             first.set()
             await a
         await group("c", first)  # takes the lane that a left
@@ -34,7 +34,7 @@ def test_spans_nest_and_overlap_in_lanes(tmp_path: Path) -> None:
         await b
 
     path = tmp_path / "trace.json"
-    timeline = Timeline(path)
+    timeline = Timeline(tmp_path)
     asyncio.run(run(timeline))
     found = events(path)
     timeline.close()
@@ -55,21 +55,21 @@ def test_spans_nest_and_overlap_in_lanes(tmp_path: Path) -> None:
 def test_a_block_that_raises_is_recorded_and_a_resumed_run_appends(tmp_path: Path, torn: str) -> None:
     path = tmp_path / "trace.json"
     for name in ("before", "after"):
-        timeline = Timeline(path)
+        timeline = Timeline(tmp_path)
         assert isinstance(events(path), list)
-        with pytest.raises(ValueError), timeline.span("training", name):
+        with pytest.raises(ValueError), timeline.span("training", name, {}):
             raise ValueError
         assert events(path)[-1]["name"] == name, "JSON while the run goes on, and if it is killed"
         timeline.close()
         if torn:  # what a full disk leaves
             path.write_text(path.read_text().removesuffix("]") + torn)
-    Timeline(path).close()
+    Timeline(tmp_path).close()
     assert [event["name"] for event in events(path) if event["ph"] == "X"] == ["before", "after"]
 
 
 def test_spans_of_the_past_lie_side_by_side(tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
-    timeline = Timeline(path)
+    timeline = Timeline(tmp_path)
     timeline.past(
         "start", [("engine", 1002.0, 6.0), ("model", 1000.0, 2.0), ("trainer", 1003.0, 1.0), ("envs", 1004.0, 1.0)]
     )

@@ -8,12 +8,16 @@ import sys
 import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from contrib.observe.gpus import MeasuredGpus
+from contrib.observe.system import Sampler, SystemMetrics, SystemObserver, _by_service
+from forge_env.records.sinks import Record
 from tests.helpers.waiting import wait_until
-from trainers.metrics.gpus import Gpus
-from trainers.metrics.system import Sampler, SystemMetrics, _by_service
+from trainers.metrics.report import Report
+from trainers.metrics.settings import MetricsConfig
 
 MEGABYTES = 200
 CHILD = """
@@ -66,8 +70,8 @@ def test_the_sum_counts_what_is_shared_once(child: subprocess.Popen[str], tmp_pa
 
 
 def test_without_a_gpu_there_are_no_figures_of_one() -> None:
-    assert Gpus(()).measure() == {}
-    gpus = Gpus((97,))  # whether there is no NVML, no GPU, or no such one
+    assert MeasuredGpus(()).measure() == {}
+    gpus = MeasuredGpus((97,))  # whether there is no NVML, no GPU, or no such one
     assert gpus.measure() == gpus.sizes() == gpus.processes() == {}
     gpus.close()
 
@@ -114,3 +118,32 @@ def test_a_sample_that_raises_ends_the_sampling_and_nothing_else(tmp_path: Path,
     assert asked.wait(60)
     sampler.close()
     assert said == ["warning: system metrics are switched off: ValueError: broken"][:lines]
+
+
+def test_peaks_cover_a_resumed_run_from_its_start(tmp_path: Path) -> None:
+    observer = SystemObserver(tmp_path)
+    observer.go_back([Record("system", 10, sample(8.0)), Record("train", 1, {"run/memory_bytes": 99.0})])
+    observer.log("system", 20, sample(4.0))
+    assert observer.summary() == {"peak_memory_bytes": 8.0, "peak_gpu/0/power_watts": 16.0}
+
+
+def sample(value: float) -> dict[str, float]:
+    return {"run/memory_bytes": value, "gpu/0/power_watts": 2 * value, "gpu/0/memory_total_bytes": 9.0}
+
+
+def test_a_run_is_measured_while_its_processes_are_up(tmp_path: Path) -> None:
+    with Report(tmp_path) as report:
+        plan = SimpleNamespace(
+            metrics=MetricsConfig(system_seconds=0.001),
+            placement=SimpleNamespace(gpus_of_this_machine=[]),
+            objective=None,
+        )
+        report.begin(SimpleNamespace(record=report, plan=plan, launcher=SimpleNamespace(pids=dict)))
+        metrics = tmp_path / "metrics.jsonl"
+        wait_until(lambda: metrics.read_text().count('"system"') >= 3, "three samples")
+        report.stop_observing()
+        measured = metrics.read_text()
+        peaks = {name: value for observer in report.observers for name, value in observer.summary().items()}
+    assert metrics.read_text() == measured
+    records = [json.loads(line) for line in measured.splitlines()]
+    assert peaks == {"peak_memory_bytes": max(record["run/memory_bytes"] for record in records)}

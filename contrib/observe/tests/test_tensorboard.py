@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
+from contrib.observe.tensorboard import TensorBoard
 from forge_env.records.sinks import Record
-from trainers.metrics.tensorboard import TensorBoard
+from trainers.metrics.report import Report
+from trainers.metrics.settings import MetricsConfig
 
 
 def scalars(folder: Path, tag: str) -> list[tuple[int, float]]:
@@ -38,3 +41,9 @@ def test_going_back_forgets_later_records(tmp_path: Path) -> None:
     again.log("train", 2, {"loss": 20.0})
     again.close()
     assert scalars(tmp_path, "train/loss") == [(1, 1.0), (2, 20.0)]
+
+
+def test_a_run_writes_its_files_by_default(tmp_path: Path) -> None:
+    with Report(tmp_path, {"metrics": asdict(MetricsConfig(sinks=["tensorboard"]))}) as report:
+        report.metrics("train", 1, {"loss": 0.5})
+    assert scalars(tmp_path, "train/loss") == [(1, 0.5)], "named twice, it is there once"
